@@ -26,9 +26,9 @@ class Baseline:
         self._model: Any = loaded.to(device).eval()
 
     def outputs(self, prompt: LoadPrompt) -> list[int]:
-        """The greedy tokens of one prompt."""
-        made, _ = self._generate([prompt])
-        return [int(token) for token in made[0][len(prompt.token_ids) :]]
+        """Return the greedy tokens of one prompt."""
+        generated, _ = self._generate([prompt])
+        return [int(token) for token in generated[0][len(prompt.token_ids) :]]
 
     def run(self, prompts: Sequence[LoadPrompt], batch: int) -> list[Sample]:
         """Serve the prompts, which have equal lengths, in batches of `batch`, one batch after the other.
@@ -66,7 +66,7 @@ class Baseline:
         count = prompts[0].output_tokens
         ids = torch.tensor([prompt.token_ids for prompt in prompts], device=self._device)
         with torch.inference_mode():
-            made = self._model.generate(
+            generated = self._model.generate(
                 ids,
                 attention_mask=torch.ones_like(ids),
                 do_sample=False,
@@ -75,4 +75,4 @@ class Baseline:
                 logits_processor=[clock],
                 pad_token_id=0,
             )
-        return made, times
+        return generated, times

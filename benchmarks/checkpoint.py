@@ -1,5 +1,7 @@
-"""The checkpoints of the benchmarks: random Nemotron-H of the size of Granite 4.0 350M hybrid, and of 1B;
-Granite models, dense and with experts, and a small Qwen3-Next.
+"""Checkpoints of the benchmarks.
+
+Random Nemotron-H of the size of Granite 4.0 350M hybrid, and of 1B; Granite models, dense and with experts,
+and a small Qwen3-Next.
 
 Written once by transformers, so that transformers and the engine load the very same files. Run as
 `python -m benchmarks.checkpoint 1b DIR` to write one in bfloat16.
@@ -152,7 +154,7 @@ def random_checkpoint(directory: Path, config: dict[str, Any], dtype: str, seed:
 
 
 def existing_checkpoint(text: str) -> Path:
-    """A checkpoint's directory, as the option of a benchmark names it. Raises ArgumentTypeError."""
+    """Parse a checkpoint's directory given as an option. Raises ArgumentTypeError."""
     directory = Path(text)
     if not (directory / "config.json").is_file():
         raise argparse.ArgumentTypeError(
@@ -167,8 +169,8 @@ def main() -> None:
     parser.add_argument("size", choices=SIZES)
     parser.add_argument("directory", type=Path)
     parser.add_argument("--dtype", default="bfloat16")
-    asked = parser.parse_args()
-    print(random_checkpoint(asked.directory, SIZES[asked.size], asked.dtype))
+    options = parser.parse_args()
+    print(random_checkpoint(options.directory, SIZES[options.size], options.dtype))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,7 @@
-"""What the engine does on a CPU without being told: its defaults beside overlap on, overlap off, the threads
-that OpenMP starts by itself, and transformers `generate`; alone, and beside a busy process.
+"""Speed of an engine with default settings on a CPU.
+
+The defaults are compared with overlap on, overlap off, the threads that OpenMP starts by itself, and
+transformers `generate`; alone, and next to a busy process.
 
 Run as `python -m benchmarks.cpu_defaults`. All engines stay up and are measured in turns, round by round, so
 that a machine which others use as well treats them alike; what is compared is the median over the rounds.
@@ -48,7 +50,10 @@ class Variant:
 
 
 def variants(cores: int) -> tuple[Variant, ...]:
-    """What is compared. OpenMP by itself takes every core and spins 300,000 turns at each barrier."""
+    """Return the variants to compare.
+
+    OpenMP by itself takes every core and spins 300,000 turns at each barrier.
+    """
     untouched = {"OMP_NUM_THREADS": str(cores), "GOMP_SPINCOUNT": "300000"}
     return (
         Variant("default"),
@@ -62,7 +67,7 @@ def variants(cores: int) -> tuple[Variant, ...]:
 
 @contextmanager
 def busy_processes(count: int) -> Iterator[None]:
-    """So many processes beside the measured ones, each wanting a whole core."""
+    """Run `count` more processes, each of which uses a whole core."""
     spin = [sys.executable, "-c", "while True: pass"]
     started = [subprocess.Popen(spin) for _ in range(count)]
     try:
@@ -75,7 +80,7 @@ def busy_processes(count: int) -> Iterator[None]:
 
 
 def rate(samples: Sequence[Sample]) -> float:
-    """Output tokens per second. Raises RuntimeError when a request failed."""
+    """Return the output tokens per second. Raises RuntimeError when a request failed."""
     if failed := {sample.error for sample in samples if sample.error}:
         raise RuntimeError(f"requests failed: {failed}")
     return float(report(list(samples), LatencyLimits())["rates"]["output_tokens_per_second"])
@@ -84,23 +89,26 @@ def rate(samples: Sequence[Sample]) -> float:
 def take_turns(
     measured: dict[str, Rate], levels: Sequence[int], turns: range
 ) -> dict[str, dict[int, list[float]]]:
-    """Rates by name and level, one a turn; every turn has an order and prompts of its own: who always came
-    behind the same one would always have what that one leaves behind."""
-    found: dict[str, dict[int, list[float]]] = {name: {level: [] for level in levels} for name in measured}
+    """Measure the rates by name and level, one a turn.
+
+    The order and the prompts differ in each turn, because an engine that always followed the same one would
+    always run with the state that it leaves behind.
+    """
+    rates: dict[str, dict[int, list[float]]] = {name: {level: [] for level in levels} for name in measured}
     for turn in turns:
         order = random.Random(turn)
         for level in levels:
             for name in order.sample(list(measured), len(measured)):
-                found[name][level].append(round(measured[name](level, turn), 1))
+                rates[name][level].append(round(measured[name](level, turn), 1))
                 print(
-                    f"{name} at {level}: {found[name][level][-1]:,.0f} tokens/s", file=sys.stderr, flush=True
+                    f"{name} at {level}: {rates[name][level][-1]:,.0f} tokens/s", file=sys.stderr, flush=True
                 )
         print(f"round {turn} of {turns[-1]}: load {os.getloadavg()[0]:.1f}", file=sys.stderr, flush=True)
-    return found
+    return rates
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """Everything, in one run."""
+    """Measure everything in one run."""
     load = ServeLoad(options.input_tokens, options.output_tokens, options.requests, tuple(options.levels))
     cores = os.cpu_count() or 1
     chosen = [each for each in variants(cores) if not options.only or each.name in options.only]
@@ -164,24 +172,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--only", nargs="+", help="names of variants; none = all")
     parser.add_argument("--no-transformers", action="store_true")
     parser.add_argument("--out", type=Path, default=ROOT / "results")
-    asked = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     begin = time.monotonic()
-    found = {
+    record = {
         "benchmark": "cpu_defaults",
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": facts(),
         "load": {
-            name: getattr(asked, name) for name in ("input_tokens", "output_tokens", "requests", "rounds")
+            name: getattr(options, name) for name in ("input_tokens", "output_tokens", "requests", "rounds")
         },
-        **measure(asked),
+        **measure(options),
     }
-    found["load_average_at_the_end"] = [round(value, 2) for value in os.getloadavg()]
-    found["took_seconds"] = round(time.monotonic() - begin, 1)
-    asked.out.mkdir(parents=True, exist_ok=True)
+    record["load_average_at_the_end"] = [round(value, 2) for value in os.getloadavg()]
+    record["took_seconds"] = round(time.monotonic() - begin, 1)
+    options.out.mkdir(parents=True, exist_ok=True)
     stem = f"{datetime.now(UTC):%Y-%m-%d}-cpu-defaults"
-    (asked.out / f"{stem}.json").write_text(json.dumps(found, indent=2) + "\n")
-    (asked.out / f"{stem}.md").write_text(markdown(found))
-    print(markdown(found))
+    (options.out / f"{stem}.json").write_text(json.dumps(record, indent=2) + "\n")
+    (options.out / f"{stem}.md").write_text(markdown(record))
+    print(markdown(record))
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from typing import Any
 
 
 def markdown(found: dict[str, Any]) -> str:
-    """One table for each number of busy processes: medians, and how they compare with the default."""
+    """Return one table for each number of busy processes: medians, and how they compare with the default."""
     machine, load = found["machine"], found["load"]
     versions = ", ".join(f"{name} {number}" for name, number in machine["versions"].items())
     cpu = (

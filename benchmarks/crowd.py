@@ -28,7 +28,7 @@ PROBER = [sys.executable, "-P", "benchmarks/crowd_probes.py"]
 
 
 async def timed(url: str, path: str) -> tuple[int, float]:
-    """Status and milliseconds of one honest request."""
+    """Return the status and milliseconds of one honest request."""
     begin = time.perf_counter()
     status = await ask(url, path)
     return status, 1e3 * (time.perf_counter() - begin)
@@ -80,29 +80,29 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--idle", type=int, default=4096)
     parser.add_argument("--slow", type=int, default=2000)
     parser.add_argument("--hostile", type=int, default=500)
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     cli = [sys.executable, "-P", "-m", "mamba_cli"]
     serve = [*cli, "serve", "builtin://tiny-recall", "--port", "0", "--admin-port", "0"]
-    found: dict[str, dict[str, Any]] = {}
+    record: dict[str, dict[str, Any]] = {}
     without_crowd = started([*PROBER, "answer"], "ready at", ROOT)
     with without_crowd as (_, control), started(serve, "mambaserve: ready", ROOT) as (_, engine_url):
         relay = [*cli, "gateway", "--port", "0", "--backend", engine_url.removesuffix("/v1")]
         with started(relay, "ready at", ROOT) as (_, gateway_url):
             for name, url in (("engine API", engine_url), ("gateway", gateway_url)):
-                crowd = (given.idle, given.slow, given.hostile)
-                found[name] = asyncio.run(measure(url.removesuffix("/v1"), control, *crowd))
+                crowd = (options.idle, options.slow, options.hostile)
+                record[name] = asyncio.run(measure(url.removesuffix("/v1"), control, *crowd))
     lines = [
         "",
-        f"- {given.idle} idle, {given.slow} slow and {given.hostile} hostile connections at once",
+        f"- {options.idle} idle, {options.slow} slow and {options.hostile} hostile connections at once",
         "",
-        f"| what | {' | '.join(found)} |",
+        f"| what | {' | '.join(record)} |",
         "| --- | ---: | ---: |",
-        *(f"| {key.replace('_', ' ')} | {' | '.join(f'{each[key]:,.1f}' for each in found.values())} |"
-          for key in found["gateway"]),
+        *(f"| {key.replace('_', ' ')} | {' | '.join(f'{each[key]:,.1f}' for each in record.values())} |"
+          for key in record["gateway"]),
     ]  # fmt: skip
-    write("crowd", {"found": found}, lines)
+    write("crowd", {"found": record}, lines)
 
 
 if __name__ == "__main__":

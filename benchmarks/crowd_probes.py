@@ -19,7 +19,7 @@ EVERY = 0.02
 
 
 def asked(url: str, path: str) -> tuple[int, float]:
-    """Status and milliseconds of a probe on a connection of its own."""
+    """Return the status and milliseconds of a probe on a connection of its own."""
     parts = urlsplit(url)
     begin = time.perf_counter()
     with socket.create_connection((parts.hostname or "", parts.port or 0), timeout=60) as connection:

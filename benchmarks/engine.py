@@ -26,7 +26,7 @@ def running_engine(
     variables: Mapping[str, str] | None = None,
     ready_within: float = 600.0,
 ) -> Iterator[str]:
-    """The base URL of `mambaserve serve --model MODEL`, ready. Raises `EngineFailed`.
+    """Run `mambaserve serve --model MODEL` and yield its base URL once it is ready. Raises `EngineFailed`.
 
     `threads`: of the engine's arithmetic, None = the engine's own choice; `variables`: of its environment.
     """
@@ -42,7 +42,10 @@ def running_engine(
 def running_command(
     *arguments: str, variables: Mapping[str, str] | None = None, ready_within: float = 600.0
 ) -> Iterator[str]:
-    """The base URL of `mambaserve ARGUMENTS` on a free port, ready. Raises `EngineFailed`."""
+    """Run `mambaserve ARGUMENTS` on a free port and yield its base URL once it is ready.
+
+    Raises `EngineFailed`.
+    """
     command = (sys.executable, "-m", "mamba_cli", *arguments, "--port", "0")
     environment = {**os.environ, **(variables or {})}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment)
@@ -72,7 +75,7 @@ def _read(process: "subprocess.Popen[bytes]", log: deque[str]) -> None:
 def _ready(
     process: "subprocess.Popen[bytes]", log: deque[str], deadline: float, others: Collection[str]
 ) -> str:
-    """The first URL of the log that answers; `others` are of other processes."""
+    """Return the first URL of the log that answers; `others` belong to other processes."""
     while time.monotonic() < deadline:
         if process.poll() is not None:
             raise EngineFailed(f"the process ended with {process.returncode}:\n{''.join(list(log)[-30:])}")

@@ -1,4 +1,4 @@
-"""What the C++ kernels change on a CPU: steps of a model by them, with int8 matrices, and by others.
+"""Gain of the C++ kernels on a CPU: steps of a model with them, with int8 matrices, and with other kernels.
 
 Run as `python -m benchmarks.engine_cpu --model DIR`. First what the machine can do is measured: bytes read
 and float32 operations per second. Then all ways take turns, step by step, in processes that stay up. `--ways`
@@ -33,7 +33,7 @@ OURS = {
 }
 """Kernels and quantization of each way that is the engine's."""
 LLAMA_CPP = {"llama.cpp": "bf16", "llama.cpp int8": "q8_0"}
-"""What its matrices are, by way."""
+"""Types of llama.cpp's matrices, by way."""
 WAYS = (*OURS, "transformers", *LLAMA_CPP)
 Clocks = dict[str, Any]
 CLOCKS = ("processor", "wall")
@@ -41,7 +41,7 @@ STEPS = ("decode 1", "decode 8", "decode 32", "prefill 512", "prefill 4096")
 
 
 def command(way: str, options: argparse.Namespace) -> tuple[list[str], dict[str, str]]:
-    """The module that measures it with its arguments, and what its environment has besides ours."""
+    """Return the module that measures the way, with its arguments, and its additional variables."""
     model, threads = str(options.model), str(options.threads)
     if way == "transformers":
         return ["benchmarks.engine_cpu_transformers", model, options.dtype, threads], {}
@@ -56,7 +56,7 @@ def command(way: str, options: argparse.Namespace) -> tuple[list[str], dict[str,
 
 @contextmanager
 def steps_process(way: str, options: argparse.Namespace) -> Iterator[Callable[[str], Any]]:
-    """Asks one process for steps; the first answer is the name of what computes."""
+    """Yield a call that requests steps of one process; the first answer names its backend."""
     module, variables = command(way, options)
     process = subprocess.Popen(
         [sys.executable, "-m", *module],
@@ -83,7 +83,7 @@ def steps_process(way: str, options: argparse.Namespace) -> Iterator[Callable[[s
 
 
 def read_bandwidth(threads: int) -> float:
-    """GB/s of a sum over more than any cache holds, the best of some."""
+    """Return GB/s of a sum over more than any cache holds, the best of some."""
     import torch
 
     torch.set_num_threads(threads)
@@ -92,7 +92,7 @@ def read_bandwidth(threads: int) -> float:
 
 
 def float_rate(threads: int) -> float:
-    """GFLOP/s of a large product of float32 by torch, the best of some."""
+    """Return GFLOP/s of a large product of float32 by torch, the best of some."""
     import torch
 
     torch.set_num_threads(threads)
@@ -110,7 +110,7 @@ def _least(run: Callable[[], object], times: int = 5) -> float:
 
 
 def markdown(found: dict[str, Any]) -> str:
-    """Medians, and the median of the ratios within a round. Pure."""
+    """Return medians, and the median of the ratios within a round. Pure."""
     first, *others = found["ways"]
     lines = [
         f"# CPU kernels: {found['model']}, {found['dtype']}, {found['threads']} threads",
@@ -144,7 +144,7 @@ def _ratios(pairs: list[tuple[Clocks, Clocks]]) -> str:
 
 
 def _both(values: list[Clocks], digits: int) -> str:
-    """Medians of both clocks; who tells no processor time has a line in its place."""
+    """Return the medians of both clocks; a way without processor time has a line in its place."""
     return " / ".join(
         f"{median(value[clock] for value in values):.{digits}f}" if clock in values[0] else "-"
         for clock in CLOCKS
@@ -168,7 +168,7 @@ def main() -> None:
     )
     parser.add_argument("--out", type=Path, help="a file for all numbers as JSON")
     options = parser.parse_args()
-    found: dict[str, Any] = {
+    record: dict[str, Any] = {
         "model": options.model.name,
         "dtype": options.dtype,
         "threads": options.threads,
@@ -184,10 +184,10 @@ def main() -> None:
         for number in range(options.rounds):
             for step in options.steps:
                 turn = options.ways if number % 2 == 0 else options.ways[::-1]
-                found["steps"][step].append({way: ask[way](step) for way in turn})
+                record["steps"][step].append({way: ask[way](step) for way in turn})
     if options.out is not None:
-        options.out.write_text(json.dumps(found, indent=2) + "\n")
-    print(markdown(found))
+        options.out.write_text(json.dumps(record, indent=2) + "\n")
+    print(markdown(record))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What HTTP, the engine loop and sampling cost on a CPU: decode steps inside and through HTTP.
+"""Cost of HTTP, the engine loop and sampling on a CPU: decode steps inside and through HTTP.
 
 Run as `python -m benchmarks.engine_cpu_http --model DIR`. An engine with its defaults and the steps of
 `benchmarks.engine_cpu` take turns, round by round. Inside, one step is the model alone. Through HTTP, so many
@@ -35,8 +35,10 @@ DECODED = 128
 
 
 def streamed_step(samples: Sequence[Sample]) -> float:
-    """Seconds of a step while all streams run. Pure. Raises RuntimeError where a request failed, or where
-    they never all ran."""
+    """Return the seconds of a step while all streams run.
+
+    Raises RuntimeError where a request failed, or where the streams never ran at the same time. Pure.
+    """
     if failed := {sample.error for sample in samples if sample.error}:
         raise RuntimeError(f"requests failed: {failed}")
     begun = [sample.sent + (sample.ttft or 0.0) for sample in samples]
@@ -57,13 +59,13 @@ def _events(begin: float, gaps: Sequence[float]) -> list[tuple[float, float]]:
 
 
 def children(pid: int) -> list[int]:
-    """Processes that a process started and that still run."""
+    """Return the ids of a process's children that still run."""
     tasks = Path(f"/proc/{pid}/task").iterdir()
     return [int(child) for task in tasks for child in (task / "children").read_text().split()]
 
 
 def through_http(pid: int, url: str, level: int, turn: int) -> dict[str, float]:
-    """Seconds of a step, and of processor by the API process and by the engine for a token of each stream."""
+    """Return the seconds of a step, and processor seconds of both processes for a token."""
     lengths = LengthRange(CONTEXT - DECODED // 2), LengthRange(DECODED)
     prompts = list(random_prompts(level, *lengths, 256, seed=level + 1000 * turn))
     engines = children(pid)
@@ -85,35 +87,37 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--levels", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--out", type=Path, help="a file for all numbers as JSON")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     end_children_on_sigterm()
-    rounds: dict[int, list[dict[str, Any]]] = {level: [] for level in asked.levels}
+    rounds: dict[int, list[dict[str, Any]]] = {level: [] for level in options.levels}
     command = [
-        sys.executable, "-P", "-m", "mamba_cli", "serve", "--model", str(asked.model.resolve()),
-        "--dtype", asked.dtype, "--device", "cpu", "--port", "0",
+        sys.executable, "-P", "-m", "mamba_cli", "serve", "--model", str(options.model.resolve()),
+        "--dtype", options.dtype, "--device", "cpu", "--port", "0",
     ]  # fmt: skip
     with ExitStack() as stack:
         pid, url = stack.enter_context(started(command, "mambaserve: ready", Path.cwd()))
-        step = stack.enter_context(steps_process("C++", asked))
+        step = stack.enter_context(steps_process("C++", options))
         through_http(pid, url, 1, 0)  # warms up
-        for turn in range(1, asked.rounds + 1):
-            for level in asked.levels:
+        for turn in range(1, options.rounds + 1):
+            for level in options.levels:
                 # Inside on both sides of what goes through HTTP: the machine changes with the minutes.
                 inside = [step(f"decode {level}")["wall"] for _ in range(DECODED // 4)]
                 http = through_http(pid, url, level, turn)
                 inside += [step(f"decode {level}")["wall"] for _ in range(DECODED // 4)]
                 rounds[level].append({"inside": sum(inside) / len(inside), "http": http})
             print(
-                f"round {turn} of {asked.rounds}: load {os.getloadavg()[0]:.1f}", file=sys.stderr, flush=True
+                f"round {turn} of {options.rounds}: load {os.getloadavg()[0]:.1f}",
+                file=sys.stderr,
+                flush=True,
             )
-    found = {"model": asked.model.name, "machine": facts(), "at": time.time(), "levels": rounds}
-    if asked.out is not None:
-        asked.out.write_text(json.dumps(found, indent=2) + "\n")
-    print(markdown(found))
+    record = {"model": options.model.name, "machine": facts(), "at": time.time(), "levels": rounds}
+    if options.out is not None:
+        options.out.write_text(json.dumps(record, indent=2) + "\n")
+    print(markdown(record))
 
 
 def markdown(found: dict[str, Any]) -> str:
-    """Medians, and the median of the ratios within a round. Pure."""
+    """Return medians, and the median of the ratios within a round. Pure."""
     lines = [
         f"# Decode steps inside and through HTTP: {found['model']}",
         "",

@@ -15,13 +15,12 @@ from benchmarks.gguf_checkpoint import write_gguf
 DECODED = 8
 """Steps of a decode, over which it takes the mean."""
 TRIES = 3
-"""What it says is written by a thread that its end does not wait for, so the last line may be lost. It
-measures one prompt token after what is asked for, which gives that line the time; where it is lost still it
-is asked again."""
+"""Attempts to read llama-bench's output. A thread writes the output, and the process does not wait for that
+thread when it ends, so the last line may be lost. One prompt token is measured last to leave it time."""
 
 
 def measure(program: Path, model: Path, threads: int, kind: str, count: int) -> dict[str, Any]:
-    """Seconds of one step."""
+    """Measure the seconds of one step."""
     prefill = kind == "prefill"
     sizes = {
         "npp": f"{count if prefill else CONTEXT - 1},1",
@@ -37,9 +36,9 @@ def measure(program: Path, model: Path, threads: int, kind: str, count: int) -> 
         command += [f"-{name}", str(size)]
     for _ in range(TRIES):
         done = subprocess.run(command, capture_output=True, text=True, check=True)
-        said = next((json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")), None)
-        if said is not None:
-            return {"wall": said["t_pp"] if prefill else said["t_tg"] / DECODED}
+        result = next((json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")), None)
+        if result is not None:
+            return {"wall": result["t_pp"] if prefill else result["t_tg"] / DECODED}
     raise SystemExit(f"{' '.join(command)} measured nothing: {(done.stdout + done.stderr)[-500:]}")
 
 

@@ -1,5 +1,7 @@
-"""Draws what `benchmarks.engine_cpu --out FILE` measured, as SVG: tokens per second of each way, and by which
-layers the last step's time is taken. Run as `python -m benchmarks.engine_cpu_plot FILE SVG`.
+"""Draw the results that `benchmarks.engine_cpu --out FILE` wrote, as SVG.
+
+The picture shows tokens per second of each way, and the share of each kind of layer in the last step's time.
+Run as `python -m benchmarks.engine_cpu_plot FILE SVG`.
 """
 
 import argparse
@@ -11,21 +13,21 @@ from typing import Any
 
 
 def tokens_per_second(found: dict[str, Any], step: str) -> dict[str, float]:
-    """Median over the rounds, by way."""
+    """Return the median over the rounds, by way."""
     tokens = int(step.split()[1])
     rounds = found["steps"][step]
     return {way: tokens / median(each[way]["wall"] for each in rounds) for way in found["ways"]}
 
 
 def shares(found: dict[str, Any], step: str) -> dict[str, float]:
-    """Part of the step's time by kind of layer, of the first way, and of all else; empty where not told."""
+    """Return the shares of the first way's step time by kind of layer; empty if not measured."""
     rounds = [each[found["ways"][0]].get("shares") or {} for each in found["steps"][step]]
     kinds = {kind: median(each.get(kind, 0.0) for each in rounds) for kind in rounds[0]}
     return {**kinds, "others": max(1.0 - sum(kinds.values()), 0.0)} if kinds else {}
 
 
 def draw(found: dict[str, Any], path: Path) -> None:
-    """The same results give the same file."""
+    """Draw the results into a file; the same results give the same file."""
     import matplotlib as mpl
 
     mpl.use("svg")
@@ -57,8 +59,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.engine_cpu_plot", description=__doc__)
     parser.add_argument("file", type=Path)
     parser.add_argument("svg", type=Path)
-    asked = parser.parse_args(arguments)
-    draw(json.loads(asked.file.read_text(encoding="utf-8")), asked.svg)
+    options = parser.parse_args(arguments)
+    draw(json.loads(options.file.read_text(encoding="utf-8")), options.svg)
 
 
 if __name__ == "__main__":

@@ -74,7 +74,7 @@ class StepTimer:
         ]
 
     def _timed(self, name: str, mixer: Any) -> Any:
-        """The mixer with a clock around each call; still of its class, by which the model knows it."""
+        """Put a clock around each call of the mixer and keep its class, by which the model recognises it."""
         kind, seconds = type(mixer), self.seconds
 
         class Timed(kind):  # type: ignore[valid-type,misc]
@@ -88,7 +88,7 @@ class StepTimer:
         return mixer
 
     def measure(self, kind: str, count: int) -> dict[str, Any]:
-        """One step, after one that warms up."""
+        """Measure one step, after one that warms up."""
         batch = decode(count) if kind == "decode" else prefill(count)
         self._forward(batch)
         self.seconds.clear()
@@ -102,14 +102,14 @@ class StepTimer:
         }
 
     def _forward(self, batch: ForwardBatch) -> torch.Tensor:
-        """As the engine's runner does it."""
+        """Run the model the way the engine's runner does."""
         if self.decoder is None or batch.tokens != batch.decodes:
             return self.model.forward(batch, self.views)
         return self.model.logits(self.decoder(batch.host))
 
 
 def _of_a_slot(config: ModelConfig) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Shapes of a recurrent layer's window and state."""
+    """Return the shapes of a recurrent layer's window and state."""
     if (delta := config.gated_delta) is not None:
         return (delta.conv_kernel - 1, delta.conv_dim), (delta.value_heads, delta.value_dim, delta.key_dim)
     mamba = config.mamba
@@ -118,12 +118,12 @@ def _of_a_slot(config: ModelConfig) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def _pages(rows: int) -> IntArray:
-    """[rows, pages] of sequences of CONTEXT tokens."""
+    """Return [rows, pages] of sequences of CONTEXT tokens."""
     return np.arange(1, 1 + rows * CONTEXT // PAGE, dtype=np.int32).reshape(rows, -1)
 
 
 def decode(rows: int) -> ForwardBatch:
-    """`rows` sequences with CONTEXT tokens each."""
+    """Return a batch of `rows` sequences with CONTEXT tokens each."""
     pages = _pages(rows)
     slots = np.arange(1, rows + 1)
     return _batch(
@@ -132,7 +132,7 @@ def decode(rows: int) -> ForwardBatch:
 
 
 def prefill(rows: int) -> ForwardBatch:
-    """One sequence of `rows` tokens from its beginning."""
+    """Return a batch with the first `rows` tokens of one sequence."""
     pages = np.arange(1, 1 + -(-rows // PAGE), dtype=np.int32)[None]
     return _batch(
         decodes=0, lengths=[rows], pages=pages, slot_in=[-1], slot_out=[1], last=[rows - 1],

@@ -23,7 +23,7 @@ class StepTimer:
 
     @torch.inference_mode()
     def measure(self, kind: str, count: int) -> dict[str, Any]:
-        """One step, after one that warms up."""
+        """Measure one step, after one that warms up."""
         if kind == "prefill":
             tokens = torch.arange(count)[None] % 200 + 5
 

@@ -53,18 +53,18 @@ TARGET = 0.15
 
 
 def trace_of(seconds: float, rate: float, seed: int) -> RequestStream:
-    """Shared documents and conversations that go on, in the size of the model; Poisson arrivals."""
+    """Return a trace of shared documents and growing conversations, in the model's size; Poisson arrivals."""
     rng = Random(f"live {seed}")
-    at, made = 0.0, []
+    at, arrivals = 0.0, []
     for each in generated(round(seconds * rate), seed, documents=12, depth=(2, 10)):
         at += rng.expovariate(rate)
         tokens = max(1, round(each.input_tokens * BLOCK / TRACE_BLOCK))
-        made.append(Arrival(at, tokens, max(2, each.output_tokens // 8), each.block_ids))
-    return RequestStream(TraceWorkload("generated", BLOCK, made), True)
+        arrivals.append(Arrival(at, tokens, max(2, each.output_tokens // 8), each.block_ids))
+    return RequestStream(TraceWorkload("generated", BLOCK, arrivals), True)
 
 
 def tokens_of(arrival: Arrival) -> list[int]:
-    """The prompt for a vocabulary that is too small to give each block tokens of its own."""
+    """Return a prompt for a vocabulary that is too small to give each block its own tokens."""
     ids = [token for block in arrival.block_ids for token in _block(block)]
     return ids[: arrival.input_tokens]
 
@@ -75,9 +75,9 @@ def _block(block: int) -> list[int]:
 
 
 async def calibrate(running: Fleet, rounds: int, pause: float, seed: int) -> Calibration:
-    """New prompts through the gateway, then each with more behind it; both in any order, one at a time.
+    """Send new prompts through the gateway, then each with more text appended, in any order, one at a time.
 
-    With pauses of so many seconds on average: processes that slept take longer than those that just ran.
+    Pauses of `pause` seconds on average separate them: processes that slept take longer than busy ones.
     """
     rng = Random(f"calibration {seed}")
     alone, together = list[Sample](), list[Sample]()
@@ -106,20 +106,21 @@ async def calibrate(running: Fleet, rounds: int, pause: float, seed: int) -> Cal
             for _ in range(rounds):
                 new = [tokens(length) for length in NEW]
                 for prompts in (new, [prompt + tokens(more) for prompt in new for more in MORE]):
-                    taken, passed = await used(ask(prompts))
-                    busy += taken - passed * resting / rest
+                    samples, passed = await used(ask(prompts))
+                    busy += samples - passed * resting / rest
                 wide = [LoadPrompt(tokens(NEW[0]), 64, 0.0) for _ in range(WIDE)]
                 together += await asyncio.gather(*(direct.send(each, 0.0) for each in wide))
             await asyncio.sleep(2 * PERIOD)
-    asked = sum(each.e2e for each in alone)
+    busy_seconds = sum(each.e2e for each in alone)
     cores = len(os.sched_getaffinity(0)) - resting / rest
-    return Calibration(undisturbed(alone, others), together, cores, max(LEAST_USED, busy / asked))
+    return Calibration(undisturbed(alone, others), together, cores, max(LEAST_USED, busy / busy_seconds))
 
 
 def undisturbed(samples: Sequence[Sample], others: OtherLoad, start: float = 0.0) -> list[Sample]:
-    """Those who had got their first token before others took more than `QUIET` cores; all if few are left.
+    """Select the samples whose first token came before others took `QUIET` cores; all if few remain.
 
-    `start`: of their times by the monotonic clock. What counts is what others took, not what came of it.
+    `start`: of the samples' times by the monotonic clock. The selection depends on the load of others only,
+    not on the measured times.
     """
     kept = [each for each in samples if _calm(each, others, start)]
     return kept if len(kept) >= LEAST_QUIET * len(samples) else list(samples)
@@ -131,7 +132,7 @@ def _calm(sample: Sample, others: OtherLoad, start: float) -> bool:
 
 
 async def play(door: str, stream: RequestStream) -> tuple[list[Sample], OtherLoad, float]:
-    """Each request at its second, whatever the others do; also what else used the cores, and the start."""
+    """Send each request at its second; return also the other load of the cores, and the start."""
     connector = aiohttp.TCPConnector(limit=0)
     prompts = [LoadPrompt(tuple(tokens_of(a)), a.output_tokens, a.at) for a in stream.workload.arrivals]
     others = OtherLoad()
@@ -153,7 +154,7 @@ async def play(door: str, stream: RequestStream) -> tuple[list[Sample], OtherLoa
 def figures(
     first: Sequence[float], prompts: int, resumed: int, outputs: int, seconds: float
 ) -> dict[str, float]:
-    """What is compared, of one of the two."""
+    """Return the figures to compare, of the live or of the simulated fleet."""
     ordered = sorted(first)
     return {
         "ttft_p50": round(ordered[len(ordered) // 2], 4),
@@ -164,7 +165,7 @@ def figures(
 
 
 def of_live(samples: Sequence[Sample], timed: Sequence[Sample] | None = None) -> dict[str, float]:
-    """Of requests that ended well; times of those that are `timed`, by default of all."""
+    """Return the figures of successful requests; latencies of those that are `timed`, by default of all."""
     well = [each for each in samples if each.error is None and each.ttft is not None]
     return figures(
         [each.ttft for each in timed or well if each.error is None and each.ttft is not None],
@@ -178,8 +179,10 @@ def of_live(samples: Sequence[Sample], timed: Sequence[Sample] | None = None) ->
 def simulated(
     stream: RequestStream, fit: FleetFit, engines: int, seed: int, counted: Collection[int] | None = None
 ) -> dict[str, float]:
-    """Figures of the same requests in a simulated fleet; latencies of the request numbers in `counted`
-    only."""
+    """Return the figures of the same requests in a simulated fleet.
+
+    `counted`: numbers of the requests whose latencies count.
+    """
     around = FleetEnvironment(least=engines, most=engines, initial=engines, machine=fit.machine)
     run = Simulation(stream, fit.profile, SimulatedGateway, FixedSize(engines), Slo(), around, seed)
     run.run()
@@ -199,7 +202,7 @@ def simulated(
 
 
 def differences(live: dict[str, float], simulated: dict[str, float]) -> dict[str, float]:
-    """Of the simulated figure, relative to the live one."""
+    """Return the difference of each simulated figure, relative to the live one."""
     return {name: round(simulated[name] / live[name] - 1, 4) if live[name] else 0.0 for name in live}
 
 
@@ -215,31 +218,33 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--name", default="fleet-live", help="of the files")
     parser.add_argument("--keep", type=Path, help="file for all samples, as JSON")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     end_children_on_sigterm()
-    stream = trace_of(60 * given.minutes, given.rate, given.seed)
-    pause = 1 / given.rate
-    with fleet("resumable", given.engines, 1, given.arena_bytes) as running:
+    stream = trace_of(60 * options.minutes, options.rate, options.seed)
+    pause = 1 / options.rate
+    with fleet("resumable", options.engines, 1, options.arena_bytes) as running:
         asyncio.run(calibrate(running, 2, 0.1, -1))
-        before = asyncio.run(calibrate(running, given.rounds, pause, 0))
+        before = asyncio.run(calibrate(running, options.rounds, pause, 0))
         running.flush()
         samples, others, start = asyncio.run(play(running.doors[0], stream))
-        after = asyncio.run(calibrate(running, given.rounds, pause, 1))
-    if given.keep is not None:
-        given.keep.write_bytes(msgspec.json.encode({"live": samples, "before": before, "after": after}))
-    slabs = given.arena_bytes // (64 << 10)
+        after = asyncio.run(calibrate(running, options.rounds, pause, 1))
+    if options.keep is not None:
+        options.keep.write_bytes(msgspec.json.encode({"live": samples, "before": before, "after": after}))
+    slabs = options.arena_bytes // (64 << 10)
     fit, later = before.fit(slabs), after.fit(slabs)
     timed = undisturbed(samples, others, start)
     calm = sum(_calm(each, others, start) for each in samples)
     quiet = set(map(id, timed))
     kept = {number for number, each in enumerate(samples) if id(each) in quiet}
     live, whole = of_live(samples, timed), of_live(samples)
-    found, drift = (simulated(stream, each, given.engines, given.seed, kept) for each in (fit, later))
-    apart = differences(live, found)
+    simulated_figures, drift = (
+        simulated(stream, each, options.engines, options.seed, kept) for each in (fit, later)
+    )
+    apart = differences(live, simulated_figures)
     failed = sum(each.error is not None for each in samples)
-    asks = f"{given.minutes:g} minutes at {given.rate:g} a second, seed {given.seed}"
+    asks = f"{options.minutes:g} minutes at {options.rate:g} a second, seed {options.seed}"
     lines = [
-        f"- {given.engines} engines of the shipped model, one thread each, behind one gateway",
+        f"- {options.engines} engines of the shipped model, one thread each, behind one gateway",
         f"- {asks}: {failed} of {len(samples)} requests failed",
         "- fitted to requests that were alone, before: " + _fit_text(fit),
         "- and after, which shows what the machine itself changed: " + _fit_text(later),
@@ -248,19 +253,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "| figure | live | simulated | difference | within 15 % | with the fit of after | live, all |",
         "| --- | --- | --- | --- | --- | --- | --- |",
         *(
-            f"| {name} | {live[name]} | {found[name]} | {apart[name]:+.1%} | "
+            f"| {name} | {live[name]} | {simulated_figures[name]} | {apart[name]:+.1%} | "
             f"{'yes' if abs(apart[name]) <= TARGET else 'no'} | {drift[name]} | {whole[name]} |"
             for name in live
         ),
         "",
     ]
     document: dict[str, Any] = {
-        "minutes": given.minutes, "rate": given.rate, "seed": given.seed, "requests": len(samples),
+        "minutes": options.minutes, "rate": options.rate, "seed": options.seed, "requests": len(samples),
         "failed": failed, "calm": calm, "timed": len(timed), "live_all": whole,
         "fit": fit.numbers(), "fit_after": later.numbers(), "live": live,
-        "simulated": found, "difference": apart, "simulated_with_fit_of_after": drift,
+        "simulated": simulated_figures, "difference": apart, "simulated_with_fit_of_after": drift,
     }  # fmt: skip
-    write(given.name, document, lines, given.out)
+    write(options.name, document, lines, options.out)
 
 
 def _fit_text(fit: FleetFit) -> str:

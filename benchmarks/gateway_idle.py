@@ -1,4 +1,4 @@
-"""What streams that have begun and say nothing cost the gateway: memory and CPU time of each.
+"""Memory and CPU time that a gateway needs for each idle stream.
 
 Run as `python -m benchmarks.gateway_idle [--streams N]`; writes JSON and Markdown to benchmarks/results. The
 gateway, the upstream and the client are processes of their own; of descriptors the gateway takes 2 N.
@@ -28,10 +28,10 @@ WATCHED_SECONDS = 30.0
 
 
 def resident_bytes(pid: int) -> int:
-    """Memory of a process."""
-    found = re.search(r"^VmRSS:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
-    assert found is not None
-    return 1024 * int(found[1])
+    """Return the memory of a process."""
+    match = re.search(r"^VmRSS:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    assert match is not None
+    return 1024 * int(match[1])
 
 
 async def _open(port: int, places: asyncio.Semaphore) -> asyncio.StreamWriter:
@@ -57,7 +57,7 @@ async def measure(pid: int, port: int, streams: int) -> dict[str, float]:
     held, idle, at = resident_bytes(pid), cpu_seconds(pid), time.monotonic()
     await asyncio.sleep(WATCHED_SECONDS)
     watched = time.monotonic() - at
-    found = {
+    record = {
         "streams": streams,
         "before_mib": round(before / 2**20, 1),
         "with_streams_mib": round(held / 2**20, 1),
@@ -67,7 +67,7 @@ async def measure(pid: int, port: int, streams: int) -> dict[str, float]:
     }
     for writer in (*warm, *writers):
         writer.transport.abort()
-    return found
+    return record
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -84,14 +84,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # the children's, too
     room = str(streams + OTHERS)
     with gateway(ROOT, "--max-connections", room, "--max-in-flight", room) as running:
-        found = asyncio.run(measure(running.pid, running.port, streams))
+        record = asyncio.run(measure(running.pid, running.port, streams))
     lines = [
         "",
         "| what | value |",
         "| --- | --- |",
-        *(f"| {name} | {value:g} |" for name, value in found.items()),
+        *(f"| {name} | {value:g} |" for name, value in record.items()),
     ]
-    write("gateway-idle-streams", {"found": found}, lines)
+    write("gateway-idle-streams", {"found": record}, lines)
 
 
 if __name__ == "__main__":

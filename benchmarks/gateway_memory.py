@@ -1,4 +1,4 @@
-"""What a gateway takes of memory: by itself, with a tokenizer and the texts it remembers, with an index.
+"""Memory of a gateway: of the process alone, with a tokenizer and remembered texts, and with an index.
 
 Run as `python -m benchmarks.gateway_memory`; writes JSON and Markdown to benchmarks/results. Each figure is
 of a process of its own, the first ones of a real gateway without engines, the others of the part alone.
@@ -26,7 +26,7 @@ from mamba_text.text_archive import TextArchive, load_text_side
 
 MIB = 1 << 20
 WORDS = 230_000
-"""As many make a file of about 17 MB."""
+"""Words of the tokenizer; this number gives a file of about 17 MB."""
 GATEWAYS = {
     "gateway_mib": (),
     "gateway_with_redis_mib": ("--redis-url", "redis://127.0.0.1:9", "--prefix-index-scope", "a"),
@@ -35,7 +35,7 @@ GATEWAYS = {
 
 
 def of_a_gateway(*options: str) -> int:
-    """Bytes of one that is ready."""
+    """Return the bytes of a gateway that is ready."""
     command = [sys.executable, "-m", "mamba_cli", "gateway", "--port", "0", "--backend", "http://127.0.0.1:9"]
     with subprocess.Popen([*command, *options], stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
@@ -65,12 +65,12 @@ def _vocabulary(rng: random.Random) -> tuple[dict[str, int], list[tuple[str, str
 
 
 def packed_tokenizer(folder: Path) -> tuple[bytes, int]:
-    """An archive as engines send it, and the bytes of the tokenizer in it."""
+    """Return an archive as engines send it, and the bytes of the tokenizer in it."""
     vocabulary, merges = _vocabulary(random.Random(0))
-    made = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.add_special_tokens(["<|turn|>"])  # texts are remembered between two of them
-    made.save(str(folder / "tokenizer.json"))
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.add_special_tokens(["<|turn|>"])  # texts are remembered between two of them
+    tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(
         json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": next(iter(vocabulary))})
     )
@@ -79,7 +79,7 @@ def packed_tokenizer(folder: Path) -> tuple[bytes, int]:
 
 
 def of_texts(archive: Path) -> dict[str, float]:
-    """MiB of the tokenizer in a packed archive, and of all the pieces that are remembered with it."""
+    """Return the MiB of the tokenizer in a packed archive, and of all remembered pieces with it."""
     before = resident_bytes(os.getpid())
     side = load_text_side(archive.read_bytes())
     peak = resident_bytes(os.getpid())
@@ -98,7 +98,7 @@ def of_texts(archive: Path) -> dict[str, float]:
 
 
 def of_an_index(hashes: int) -> dict[str, float]:
-    """MiB and bytes of `hashes` checkpoints and as many pages, told a thousand at a time."""
+    """Return the MiB and bytes of `hashes` checkpoints and as many pages, published by the thousand."""
     before = resident_bytes(os.getpid())
     tables, rng = (PrefixTable(4 << 20), PrefixTable(4 << 20)), np.random.default_rng(2)
     for _ in range(0, hashes, 1000):
@@ -110,8 +110,8 @@ def of_an_index(hashes: int) -> dict[str, float]:
 
 def _alone(*arguments: str) -> dict[str, float]:
     command = [sys.executable, "-m", "benchmarks.gateway_memory", *arguments]
-    found: dict[str, float] = json.loads(subprocess.check_output(command, text=True))
-    return found
+    sizes: dict[str, float] = json.loads(subprocess.check_output(command, text=True))
+    return sizes
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -119,24 +119,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gateway_memory", description=__doc__)
     parser.add_argument("--hashes", type=int, help="only an index of so many, in this process")
     parser.add_argument("--archive", type=Path, help="only this tokenizer, in this process")
-    given = parser.parse_args(arguments)
-    if given.hashes is not None:
-        print(json.dumps(of_an_index(given.hashes)))
+    parsed = parser.parse_args(arguments)
+    if parsed.hashes is not None:
+        print(json.dumps(of_an_index(parsed.hashes)))
         return
-    if given.archive is not None:
-        print(json.dumps(of_texts(given.archive)))
+    if parsed.archive is not None:
+        print(json.dumps(of_texts(parsed.archive)))
         return
-    found = {name: of_a_gateway(*options) / MIB for name, options in GATEWAYS.items()}
+    record = {name: of_a_gateway(*options) / MIB for name, options in GATEWAYS.items()}
     with tempfile.TemporaryDirectory() as folder:
         data, size = packed_tokenizer(Path(folder))
         (archive := Path(folder, "packed")).write_bytes(data)
-        found |= {"tokenizer_file_mib": size / MIB, **_alone("--archive", str(archive))}
+        record |= {"tokenizer_file_mib": size / MIB, **_alone("--archive", str(archive))}
     for hashes in (100_000, 1_000_000, 4_000_000):
-        found |= {f"{name}_of_{hashes}": value for name, value in _alone("--hashes", str(hashes)).items()}
-    found = {name: round(value, 1) for name, value in found.items()}
-    rows = [f"| {name} | {value:g} |" for name, value in found.items()]
+        record |= {f"{name}_of_{hashes}": value for name, value in _alone("--hashes", str(hashes)).items()}
+    record = {name: round(value, 1) for name, value in record.items()}
+    rows = [f"| {name} | {value:g} |" for name, value in record.items()]
     lines = ["", "| what | value |", "| --- | --- |", *rows]
-    write("gateway-memory", {"found": found}, lines)
+    write("gateway-memory", {"found": record}, lines)
 
 
 if __name__ == "__main__":

@@ -76,7 +76,7 @@ def _write_sizes(writer: Any, config: dict[str, Any]) -> None:
 
 
 def _renamed(tensors: Any, config: dict[str, Any]) -> Iterator[tuple[str, Array, bool]]:
-    """(name there, numbers, whether it is a matrix of a product)"""
+    """Yield (name in the file, numbers, whether the tensor is a matrix of a product) of each tensor."""
     groups = config["n_groups"]
 
     def get(name: str) -> Array:

@@ -41,16 +41,16 @@ SMALL = {"prompt": "the key of the red door is", "max_tokens": 8}
 
 
 def tree(pid: int) -> list[int]:
-    """A process and all below it."""
-    found = [pid]
+    """Return the ids of a process and all its descendants."""
+    pids = [pid]
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
         for child in task.read_text().split():
-            found += tree(int(child))
-    return found
+            pids += tree(int(child))
+    return pids
 
 
 def resident_mib(pid: int) -> float:
-    """Memory of a process and all below it; what they share is counted for each."""
+    """Return the memory of a process and its descendants; shared pages count once for each."""
     return sum(map(resident_bytes, tree(pid))) / 2**20
 
 
@@ -64,8 +64,10 @@ class ServerUnderTest:
 
     @contextmanager
     def watched(self) -> Iterator[list[float]]:
-        """Milliseconds of each answer of /livez while the block runs, one at least; a thread of its own
-        asks."""
+        """Yield the milliseconds of each answer of /livez while the block runs, at least one.
+
+        A thread sends the requests.
+        """
         took: list[float] = []
         ended = threading.Event()
 
@@ -91,7 +93,7 @@ class ServerUnderTest:
                 watching.result()
 
     async def small(self, session: aiohttp.ClientSession) -> float:
-        """Seconds of a small request."""
+        """Return the seconds of a small request."""
         begin = time.perf_counter()
         async with session.post(f"{self.url}{TEXT}", json=SMALL) as answer:
             assert answer.status == 200, await answer.text()
@@ -99,7 +101,7 @@ class ServerUnderTest:
         return time.perf_counter() - begin
 
     async def hostile(self, session: aiohttp.ClientSession, bodies: Sequence[HostileBody]) -> dict[int, int]:
-        """Every shape, from several clients at once; how often each status came."""
+        """Send every shape from several clients at once and count the statuses."""
         statuses: dict[int, int] = {}
 
         async def client(first: int) -> None:
@@ -114,7 +116,7 @@ class ServerUnderTest:
         return statuses
 
     async def abandon(self) -> None:
-        """Long prompts, all of them sent, whose clients go without an answer."""
+        """Send long prompts whose clients leave before the answer."""
         data = json.dumps({"prompt": "word " * (ABANDONED_BYTES // 5), "max_tokens": 8}).encode()
         head = f"POST {TEXT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
 
@@ -129,7 +131,7 @@ class ServerUnderTest:
 
 
 async def measure(door: ServerUnderTest, idle: int) -> dict[str, Any]:
-    """All of it at one door, one after another."""
+    """Measure one door after another."""
     bodies = hostile_bodies()
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
         alone = statistics.median([await door.small(session) for _ in range(20)])
@@ -177,24 +179,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # the children's, too
     cli = [sys.executable, "-P", "-m", "mamba_cli"]
     serve = [*cli, "serve", "builtin://tiny-recall", "--port", "0", "--admin-port", "0"]
-    found: dict[str, dict[str, Any]] = {}
+    record: dict[str, dict[str, Any]] = {}
     with started(serve, "mambaserve: ready", ROOT) as (engine, engine_url):
         relay = [*cli, "gateway", "--port", "0", "--backend", engine_url.removesuffix("/v1")]
         with started(relay, "ready at", ROOT) as (gateway, gateway_url):
             for name, url, pid in (("engine API", engine_url, engine), ("gateway", gateway_url, gateway)):
-                found[name] = asyncio.run(measure(ServerUnderTest(url.removesuffix("/v1"), pid), idle))
-    rows = [key for key, value in found["gateway"].items() if not isinstance(value, dict)]
+                record[name] = asyncio.run(measure(ServerUnderTest(url.removesuffix("/v1"), pid), idle))
+    rows = [key for key, value in record["gateway"].items() if not isinstance(value, dict)]
     lines = [
         "",
         f"- {AT_ONCE} clients at once, 20 shapes of 1 MB each, {ROUNDS} times; {ABANDONED} prompts of 3 MB",
         "- memory: resident, of the process and all below it (the engine's, too)",
         "",
-        f"| what | {' | '.join(found)} |",
+        f"| what | {' | '.join(record)} |",
         "| --- | ---: | ---: |",
-        *(f"| {key.replace('_', ' ')} | {' | '.join(f'{each[key]:,.1f}' for each in found.values())} |"
+        *(f"| {key.replace('_', ' ')} | {' | '.join(f'{each[key]:,.1f}' for each in record.values())} |"
           for key in rows),
     ]  # fmt: skip
-    write("hostile-clients", {"found": found}, lines)
+    write("hostile-clients", {"found": record}, lines)
 
 
 if __name__ == "__main__":

@@ -43,13 +43,13 @@ class ProcessCost:
 
 
 def cpu_seconds(pid: int) -> float:
-    """What all threads of a process have run so far, to the nanosecond."""
+    """Return the seconds that all threads of a process have run, to the nanosecond."""
     threads = Path(f"/proc/{pid}/task").iterdir()
     return sum(int((thread / "schedstat").read_text().split()[0]) for thread in threads) / 1e9
 
 
 def measure(under_test: Sequence[ProcessCost], rounds: int, kinds: Sequence[RequestKind]) -> None:
-    """All rounds, each process in turn within each kind; a first round warms up and is not counted."""
+    """Run all rounds, each process in turn within each kind; a first round warms up and is not counted."""
     for number in range(rounds + 1):
         for kind in kinds:
             for one in under_test:
@@ -68,14 +68,17 @@ def measure(under_test: Sequence[ProcessCost], rounds: int, kinds: Sequence[Requ
 
 
 def table(under_test: Sequence[ProcessCost], kinds: Sequence[RequestKind]) -> list[str]:
-    """Minimum and median of each kind, how the last tree compares with the first, and what follows for whole
-    answers: requests for each second of one core's time, and the time that a gateway adds."""
+    """Return the table of all kinds of requests.
+
+    Columns: minimum and median of each kind, the ratio of the last tree to the first, and for whole answers
+    the requests per second of one core and the time that a gateway adds.
+    """
     lines = ["", "| CPU time of a request, µs | tree | minimum | median | requests a second of one core |"]
     lines.append("| --- | --- | --- | --- | --- |")
     for kind in kinds:
         for one in under_test:
-            found = one.micros[kind.name]
-            least, middle = min(found), statistics.median(found)
+            micros = one.micros[kind.name]
+            least, middle = min(micros), statistics.median(micros)
             rate = f"{1e6 / middle:.0f}" if kind.whole else ""
             lines.append(f"| {kind.name} | {one.label} | {least:.0f} | {middle:.0f} | {rate} |")
     if len(under_test) > 1:
@@ -108,28 +111,28 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--connections", type=int, nargs="+", default=[8], help="that whole answers come over at once"
     )
-    given = parser.parse_args(arguments)
-    if given.peer is not None and not given.gateway:
+    options = parser.parse_args(arguments)
+    if options.peer is not None and not options.gateway:
         parser.error("--peer is a gateway: say --gateway, too")
-    if min(given.connections) < 1:
+    if min(options.connections) < 1:
         parser.error("--connections are 1 or more")
     end_children_on_sigterm()
-    asked, load = kinds(given.connections), os.getloadavg()
+    requests, load = kinds(options.connections), os.getloadavg()
     trees = [("this tree", ROOT)]
-    if given.against is not None:
-        trees.insert(0, ("the other tree", given.against.resolve()))
+    if options.against is not None:
+        trees.insert(0, ("the other tree", options.against.resolve()))
     with ExitStack() as stack:
         under_test = []
-        if given.peer is not None:
-            under_test.append(ProcessCost("sglang-router", stack.enter_context(peer(given.peer))))
+        if options.peer is not None:
+            under_test.append(ProcessCost("sglang-router", stack.enter_context(peer(options.peer))))
         for label, tree in trees:
-            running = stack.enter_context((gateway if given.gateway else api)(tree))
+            running = stack.enter_context((gateway if options.gateway else api)(tree))
             under_test.append(ProcessCost(label, running))
-        measure(under_test, given.rounds, asked)
+        measure(under_test, options.rounds, requests)
     optimized = "--enable-optimizations" in (sysconfig.get_config_var("CONFIG_ARGS") or "")
-    found = {
+    record = {
         "tokens": TOKENS,
-        "rounds": given.rounds,
+        "rounds": options.rounds,
         "load_average_before": [round(each, 2) for each in load],
         "python_built_with_profile": optimized,
         "commits": {label: _commit(tree) for label, tree in trees},
@@ -139,13 +142,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     }
     before = ", ".join(f"{each:.2f}" for each in load)
     built = "with" if optimized else "without"
-    told = [f"- load average at the beginning {before}; Python built {built} profile-guided optimization"]
-    write("http-cpu-gateway" if given.gateway else "http-cpu-api", found, told + table(under_test, asked))
+    lines = [f"- load average at the beginning {before}; Python built {built} profile-guided optimization"]
+    write(
+        "http-cpu-gateway" if options.gateway else "http-cpu-api", record, lines + table(under_test, requests)
+    )
 
 
 def _commit(tree: Path) -> str:
-    asked = ["git", "-C", str(tree), "describe", "--always", "--dirty"]
-    return subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip()
+    command = ["git", "-C", str(tree), "describe", "--always", "--dirty"]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 
 
 if __name__ == "__main__":

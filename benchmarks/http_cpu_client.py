@@ -24,11 +24,11 @@ class RequestKind:
     """Over which they are sent, one after the other on each: few for streams, since deltas are joined where
     the process does not keep up, and fewer events cost less."""
     whole: bool = True
-    """It is answered in one piece."""
+    """True if the answer comes in one piece, not as a stream."""
 
 
 def kinds(connections: list[int]) -> tuple[RequestKind, ...]:
-    """Whole answers over each number of connections, and streams."""
+    """Measure whole answers over each number of connections, and streams."""
     whole = [
         RequestKind(f"whole answer, {each} connections", PROMPT, max(400, 10 * each), each)
         for each in connections
@@ -70,8 +70,8 @@ async def ask(port: int, kind: RequestKind) -> int:
 
 
 async def latency(port: int, requests: int) -> float:
-    """Median time of a small request that is alone, in seconds: one connection, one after the other."""
-    message, taken = _message(port, PROMPT), []
+    """Return the median seconds of a small request on one connection, one after the other."""
+    message, seconds = _message(port, PROMPT), []
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     for _ in range(requests):
         begin = time.perf_counter()
@@ -81,7 +81,7 @@ async def latency(port: int, requests: int) -> float:
         if not answer.lower().startswith(b"http/1.1 200") or length is None:
             raise RuntimeError(f"not answered: {answer!r}")
         await reader.readexactly(int(length[1]))
-        taken.append(time.perf_counter() - begin)
+        seconds.append(time.perf_counter() - begin)
     writer.close()
     await writer.wait_closed()
-    return statistics.median(taken)
+    return statistics.median(seconds)

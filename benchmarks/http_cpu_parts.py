@@ -1,5 +1,7 @@
-"""The processes around the one that `http_cpu` measures: a scripted engine, an API server over it, a scripted
-upstream for a gateway. Run by path with the interpreter of the tree under test; imports no other benchmark.
+"""Processes around the one that `http_cpu` measures.
+
+A scripted engine, an API server over it, and a scripted upstream for a gateway. Run by path with the
+interpreter of the tree under test; imports no other benchmark.
 
 Roles: `api MODEL`, `engine` (started by `api`, with the arguments of an engine process), `upstream`.
 """
@@ -17,7 +19,7 @@ TOKEN_SECONDS = 0.004
 
 
 def engine_settings(**values: Any) -> Any:
-    """The settings model, wherever the tree under test has it."""
+    """Return the settings model, wherever the tree under test defines it."""
     for module in ("mamba_settings.engine_settings", "mamba_server.settings"):
         try:
             return importlib.import_module(module).EngineSettings(**values)
@@ -53,7 +55,7 @@ class Engine:
         await self._outbound.send(self._encode(message))
 
     async def run(self, inbound: Any) -> None:
-        """Until it is told to end."""
+        """Run until a signal ends the process."""
         wire = self._wire
         await self._send(wire.Ready(self._vocab_size, 4096, (), {"strategy": "NoBuffer"}))
         while True:
@@ -80,20 +82,20 @@ class Engine:
 
 
 def engine(arguments: list[str]) -> int:
-    """An engine process without a model."""
+    """Run an engine process without a model."""
     import zmq
     import zmq.asyncio
 
     parser = argparse.ArgumentParser()
     for name in ("--settings", "--to-engine", "--from-engine"):
         parser.add_argument(name, required=True)
-    given = parser.parse_args(arguments)
-    config = json.loads((Path(json.loads(given.settings)["model"]) / "config.json").read_text())
+    options = parser.parse_args(arguments)
+    config = json.loads((Path(json.loads(options.settings)["model"]) / "config.json").read_text())
 
     async def main() -> None:
         with zmq.asyncio.Context() as context:
             inbound, outbound = context.socket(zmq.PULL), context.socket(zmq.PUSH)
-            for socket, address in ((inbound, given.to_engine), (outbound, given.from_engine)):
+            for socket, address in ((inbound, options.to_engine), (outbound, options.from_engine)):
                 socket.linger = 0
                 socket.connect(address)
             await Engine(outbound, config["vocab_size"]).run(inbound)
@@ -116,7 +118,7 @@ INFO = {
 
 
 async def _relayed(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """One connection from a gateway: probes, whole answers and streams."""
+    """Serve one connection of a gateway: probes, whole answers and streams."""
     try:
         while head := await reader.readuntil(b"\r\n\r\n"):
             path = head.split(b" ", 2)[1]
@@ -152,7 +154,7 @@ async def _relayed(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -
 
 
 def upstream() -> int:
-    """What a gateway relays to: prints its URL, serves until it is killed."""
+    """Serve as the upstream of a gateway: print the URL, then serve until the process is killed."""
 
     async def main() -> None:
         server = await asyncio.start_server(_relayed, "127.0.0.1", 0)

@@ -44,22 +44,22 @@ def end_children_on_sigterm() -> None:
 
 @contextmanager
 def started(command: Sequence[str], pattern: str, cwd: Path) -> Iterator[tuple[int, str]]:
-    """A child process that has said it is ready: its id and the URL in that line."""
+    """Start a child process and yield its id and the URL in its ready line."""
     process = subprocess.Popen(
         command, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
     )
     assert process.stdout is not None
     try:
-        said: list[str] = []
+        lines: list[str] = []
         for line in process.stdout:
-            said.append(line)
-            if found := re.search(pattern + r".*?(http://[^\s)/]+)", line):
+            lines.append(line)
+            if match := re.search(pattern + r".*?(http://[^\s)/]+)", line):
                 break
         else:
-            raise RuntimeError(f"{' '.join(command)} ended: {''.join(said[-10:])}")
+            raise RuntimeError(f"{' '.join(command)} ended: {''.join(lines[-10:])}")
         # Nobody may block on a full pipe.
         threading.Thread(target=process.stdout.read, daemon=True).start()
-        yield process.pid, found[1]
+        yield process.pid, match[1]
     finally:
         process.terminate()
         try:
@@ -71,7 +71,7 @@ def started(command: Sequence[str], pattern: str, cwd: Path) -> Iterator[tuple[i
 
 @contextmanager
 def api(tree: Path) -> Iterator[ProcessUnderTest]:
-    """The API process of a tree over the scripted engine."""
+    """Run the API process of a tree over the scripted engine."""
     command = [str(tree / ".venv/bin/python"), "-P", str(PARTS), "api", str(tree / TINY)]
     with started(command, "mambaserve: ready", tree) as (pid, url):
         yield ProcessUnderTest(pid, _port(url))
@@ -79,7 +79,7 @@ def api(tree: Path) -> Iterator[ProcessUnderTest]:
 
 @contextmanager
 def gateway(tree: Path, *options: str) -> Iterator[ProcessUnderTest]:
-    """The gateway of a tree before the scripted upstream."""
+    """Run the gateway of a tree before the scripted upstream."""
     python = str(tree / ".venv/bin/python")
     with started([sys.executable, "-P", str(PARTS), "upstream"], "upstream ready", tree) as (_, upstream):
         command = [python, "-P", "-m", "mamba_cli", "gateway", "--backend", upstream, "--port", "0"]
@@ -89,7 +89,7 @@ def gateway(tree: Path, *options: str) -> Iterator[ProcessUnderTest]:
 
 @contextmanager
 def peer(python: Path) -> Iterator[ProcessUnderTest]:
-    """The sglang-router of an environment before the scripted upstream, with its own defaults."""
+    """Run the sglang-router of an environment before the scripted upstream, with its own defaults."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
@@ -116,9 +116,9 @@ def _port(url: str) -> int:
 
 
 def _answers(url: str) -> bool:
-    asked = urllib.request.Request(url, json.dumps(PROMPT).encode(), {"Content-Type": "application/json"})
+    request = urllib.request.Request(url, json.dumps(PROMPT).encode(), {"Content-Type": "application/json"})
     try:
-        with urllib.request.urlopen(asked, timeout=5) as answer:
+        with urllib.request.urlopen(request, timeout=5) as answer:
             return bool(answer.status == 200)
     except OSError:
         return False

@@ -11,7 +11,7 @@ PACKAGES = ("mambaserve", "torch", "triton", "transformers", "tokenizers", "aioh
 
 
 def facts() -> dict[str, Any]:
-    """Processor, memory, accelerator, load, versions and commit."""
+    """Describe the processor, memory, accelerator, load, versions and commit."""
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return {
         "processor": _processor(),
@@ -21,7 +21,7 @@ def facts() -> dict[str, Any]:
         "load_average": [round(value, 2) for value in os.getloadavg()],
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
-        "versions": {name: found for name in PACKAGES if (found := _version(name))},
+        "versions": {name: version for name in PACKAGES if (version := _version(name))},
         "commit": commit(),
     }
 
@@ -46,7 +46,7 @@ def _version(name: str) -> str | None:
 
 
 def commit() -> str | None:
-    asked = subprocess.run(
+    query = subprocess.run(
         ["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False
     )
-    return asked.stdout.strip() or None
+    return query.stdout.strip() or None

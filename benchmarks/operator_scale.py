@@ -1,5 +1,7 @@
-"""The operator beside a thousand MambaDeployments on a real API server: how long until all are reconciled,
-what it costs when nothing happens, and how soon one change is applied.
+"""Cost of the operator with a thousand MambaDeployments on a real API server.
+
+Measured are the time until all are reconciled, the cost when nothing happens, and the time until one change
+is applied.
 
 Run as `python -m benchmarks.operator_scale [--objects N]`; writes JSON and Markdown to benchmarks/results.
 The control plane is that of the tests (etcd, kube-apiserver, kube-controller-manager) on the same machine,
@@ -46,50 +48,50 @@ class OperatorUnderTest:
         self.process, self.log = process, log
 
     def metrics(self) -> str:
-        """All its series."""
-        found = re.search(r'"liveness": "127\.0\.0\.1:(\d+)"', self.log.read_text(errors="replace"))
-        if found is None:
+        """Return all series of the operator."""
+        match = re.search(r'"liveness": "127\.0\.0\.1:(\d+)"', self.log.read_text(errors="replace"))
+        if match is None:
             return ""
-        with urlopen(f"http://127.0.0.1:{found[1]}/metrics", timeout=30) as answer:
+        with urlopen(f"http://127.0.0.1:{match[1]}/metrics", timeout=30) as answer:
             return str(answer.read().decode())
 
     def requests(self, *methods: str) -> float:
-        """Requests to the API server, watches aside; of all methods, or of these."""
+        """Count the requests to the API server without watches; of all methods, or of the named ones."""
         series = r'^mambaserve_operator_requests_total{method="(\w+)",resource="\w+"} (\S+)$'
-        found = re.findall(series, self.metrics(), re.MULTILINE)
-        return sum(float(count) for method, count in found if not methods or method in methods)
+        counts = re.findall(series, self.metrics(), re.MULTILINE)
+        return sum(float(count) for method, count in counts if not methods or method in methods)
 
     def by_resource(self) -> str:
-        """Its requests by method and resource, one a line, most first."""
+        """Return the operator's requests by method and resource, one a line, most first."""
         series = r'^mambaserve_operator_requests_total{method="(\w+)",resource="(\w+)"} (\S+)$'
-        found = re.findall(series, self.metrics(), re.MULTILINE)
-        ordered = sorted(found, key=lambda one: -float(one[2]))
+        counts = re.findall(series, self.metrics(), re.MULTILINE)
+        ordered = sorted(counts, key=lambda one: -float(one[2]))
         return "".join(f"  {float(number):6g} {method} {resource}\n" for method, resource, number in ordered)
 
     def changed(self, kind: str) -> int:
-        """Children of a kind that it wrote."""
+        """Count the written children of a kind."""
         series = rf'^mambaserve_operator_child_changes_total{{[^}}]*kind="{kind}"[^}}]*}} (\S+)$'
         return int(sum(map(float, re.findall(series, self.metrics(), re.MULTILINE))))
 
     def stated(self) -> int:
-        """Statuses that it wrote."""
+        """Count the written statuses."""
         series = r'^mambaserve_operator_requests_total{method="PATCH",resource="mambadeployments"} (\S+)$'
         return int(sum(map(float, re.findall(series, self.metrics(), re.MULTILINE))))
 
     def cpu_seconds(self) -> float:
-        """Processor time it took since its start."""
+        """Return the processor time it took since its start."""
         return cpu_seconds(self.process.pid)
 
 
 def cpu_seconds(pid: int | None) -> float:
-    """User and system time of a process."""
+    """Return the user and system time of a process."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / TICKS
 
 
 @contextmanager
 def running_operator(plane: ControlPlane, log: Path, options: Sequence[str]) -> Iterator[OperatorUnderTest]:
-    """An operator of the whole cluster, with its own defaults."""
+    """Run an operator of the whole cluster with its own defaults."""
     namespace = plane.create_namespace("operator")
     plane.kubectl("create", "serviceaccount", "operator", "-n", namespace)
     plane.kubectl(
@@ -110,7 +112,7 @@ def running_operator(plane: ControlPlane, log: Path, options: Sequence[str]) -> 
 
 
 def deployment(name: str) -> dict[str, Any]:
-    """As small as an object can be: engines and a gateway."""
+    """Return the smallest possible object: engines and a gateway."""
     return {
         "apiVersion": names.API_VERSION,
         "kind": names.KIND,
@@ -120,26 +122,26 @@ def deployment(name: str) -> dict[str, Any]:
 
 
 def print_result(text: str) -> None:
-    """Progress, beside the result."""
+    """Print progress next to the result."""
     print(text, file=sys.stderr, flush=True)
 
 
 def until(read: Callable[[], int], target: int, what: str, timeout: float) -> float:
-    """Seconds until `read` returns `target`; prints the progress."""
-    began, told = time.monotonic(), 0.0
-    while (found := read()) < target:
+    """Return the seconds until `read` returns `target`; prints the progress."""
+    began, reported = time.monotonic(), 0.0
+    while (value := read()) < target:
         passed = time.monotonic() - began
         if passed > timeout:
-            raise TimeoutError(f"{found} of {target} {what} after {timeout:g} s")
-        if passed - told > 5:
-            told = passed
-            print_result(f"  {found} of {target} {what} after {passed:.0f} s")
+            raise TimeoutError(f"{value} of {target} {what} after {timeout:g} s")
+        if passed - reported > 5:
+            reported = passed
+            print_result(f"  {value} of {target} {what} after {passed:.0f} s")
         time.sleep(0.25)
     return time.monotonic() - began
 
 
 def make(plane: ControlPlane, namespaces: Sequence[str], count: int) -> None:
-    """`count` objects, spread over the namespaces."""
+    """Create `count` objects, spread over the namespaces."""
 
     def one(number: int) -> None:
         path = PATH.format(namespaces[number % len(namespaces)])
@@ -152,26 +154,26 @@ def make(plane: ControlPlane, namespaces: Sequence[str], count: int) -> None:
 
 
 def changed_within(plane: ControlPlane, namespace: str, name: str, replicas: int) -> float:
-    """Seconds from a change of the object to the change of its child."""
+    """Return the seconds from a change of the object to the change of its child."""
     began = time.monotonic()
     patch = f'{{"spec":{{"gateway":{{"replicas":{replicas}}}}}}}'
     plane.kubectl("patch", "mdep", name, "-n", namespace, "--type=merge", "-p", patch)
-    asked = time.monotonic()
+    changed_at = time.monotonic()
     until(
         lambda: int((plane.get("deployment", name, namespace) or {})["spec"]["replicas"] == replicas),
         1, "change", 60,
     )  # fmt: skip
     print_result(
-        f"  applied {time.monotonic() - asked:.2f} s after kubectl, which took {asked - began:.2f} s"
+        f"  applied {time.monotonic() - changed_at:.2f} s after kubectl, it took {changed_at - began:.2f} s"
     )
-    return time.monotonic() - asked
+    return time.monotonic() - changed_at
 
 
 def measure(
     count: int, idle: float, timeout: float, options: Sequence[str], *, controllers: bool
 ) -> dict[str, float]:
-    """All figures, by name; without `controllers` the API server and etcd have the machine to themselves."""
-    found: dict[str, float] = {}
+    """Return all figures; without `controllers` the API server and etcd have the machine alone."""
+    record: dict[str, float] = {}
     with running_control_plane(ensure()) as plane, tempfile.TemporaryDirectory() as folder:
         plane.kubectl("apply", "--server-side", "-f", "-", stdin=crd_yaml())
         plane.wait_for(lambda: plane.api.answers(PATH.format("default")), "the CRD to be served")
@@ -189,35 +191,35 @@ def measure(
             began = time.monotonic()
             until(lambda: operator.changed("Deployment"), 2 * count, "Deployments", timeout)
             until(operator.stated, count, "statuses", timeout)
-            found["first_reconcile_s"] = time.monotonic() - began
-            found["first_reconcile_operator_cpu_s"] = operator.cpu_seconds()
-            found["first_reconcile_cluster_cpu_s"] = sum(cpu_seconds(one.pid) for one in servers) - before
-            found["first_reconcile_requests"] = operator.requests()
+            record["first_reconcile_s"] = time.monotonic() - began
+            record["first_reconcile_operator_cpu_s"] = operator.cpu_seconds()
+            record["first_reconcile_cluster_cpu_s"] = sum(cpu_seconds(one.pid) for one in servers) - before
+            record["first_reconcile_requests"] = operator.requests()
             missing = [one for one in plane.list("mambadeployments", None) if "status" not in one]
             assert not missing, f"{len(missing)} objects have no status"
             print_result("waiting until nothing is written any more")
             settle(operator, timeout)
-            found["all_settled_s"] = time.monotonic() - began
-            found["all_settled_requests"] = operator.requests()
-            found["requests_per_object"] = operator.requests() / count
+            record["all_settled_s"] = time.monotonic() - began
+            record["all_settled_requests"] = operator.requests()
+            record["requests_per_object"] = operator.requests() / count
             print_result(operator.by_resource())
-            found["all_settled_operator_cpu_s"] = operator.cpu_seconds()
+            record["all_settled_operator_cpu_s"] = operator.cpu_seconds()
             print_result(f"idle for {idle:g} s")
             marks = operator.requests(), operator.requests("PATCH", "POST", "DELETE"), operator.cpu_seconds()
             time.sleep(idle)
-            found["idle_requests_per_s"] = (operator.requests() - marks[0]) / idle
-            found["idle_writes"] = operator.requests("PATCH", "POST", "DELETE") - marks[1]
-            found["idle_cpu_percent"] = 100 * (operator.cpu_seconds() - marks[2]) / idle
-            found["resident_mib"] = resident_bytes(operator.process.pid) / MIB
+            record["idle_requests_per_s"] = (operator.requests() - marks[0]) / idle
+            record["idle_writes"] = operator.requests("PATCH", "POST", "DELETE") - marks[1]
+            record["idle_cpu_percent"] = 100 * (operator.cpu_seconds() - marks[2]) / idle
+            record["resident_mib"] = resident_bytes(operator.process.pid) / MIB
             print_result("one change at a time")
-            found["change_applied_s"] = max(
+            record["change_applied_s"] = max(
                 changed_within(plane, namespaces[number], f"m{number}", 2) for number in range(5)
             )
-    return found
+    return record
 
 
 def settle(operator: OperatorUnderTest, timeout: float) -> None:
-    """Until ten seconds went by without a write but the lease's."""
+    """Wait until ten seconds pass without a write other than the lease's."""
     began, last, since = time.monotonic(), -1.0, time.monotonic()
     while time.monotonic() - since < 10:
         now = operator.requests("PATCH", "POST", "DELETE")
@@ -240,14 +242,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
         action="store_true",
         help="stop the cluster's controllers, as if they ran elsewhere",
     )
-    given = parser.parse_args(arguments)
-    found = measure(
-        given.objects, given.idle, given.timeout, given.operator.split(), controllers=not given.no_controllers
+    options = parser.parse_args(arguments)
+    record = measure(
+        options.objects,
+        options.idle,
+        options.timeout,
+        options.operator.split(),
+        controllers=not options.no_controllers,
     )
-    found = {name: round(value, 2) for name, value in found.items()}
-    rows = [f"| {name} | {value:g} |" for name, value in found.items()]
-    lines = [f"{given.objects} MambaDeployments.", "", "| what | value |", "| --- | --- |", *rows]
-    write("operator-scale", {"objects": given.objects, "found": found}, lines)
+    record = {name: round(value, 2) for name, value in record.items()}
+    rows = [f"| {name} | {value:g} |" for name, value in record.items()]
+    lines = [f"{options.objects} MambaDeployments.", "", "| what | value |", "| --- | --- |", *rows]
+    write("operator-scale", {"objects": options.objects, "found": record}, lines)
 
 
 if __name__ == "__main__":

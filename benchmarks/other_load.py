@@ -16,19 +16,19 @@ TICK = os.sysconf("SC_CLK_TCK")
 
 
 def tree() -> list[int]:
-    """The ids of this process and of all that it started and that run now."""
+    """Return the ids of this process and of its running descendants."""
     children: dict[int, list[int]] = defaultdict(list)
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and (fields := _fields(int(entry.name))):
             children[int(fields[1])].append(int(entry.name))
-    found = [os.getpid()]
-    for pid in found:
-        found += children[pid]
-    return found
+    pids = [os.getpid()]
+    for pid in pids:
+        pids += children[pid]
+    return pids
 
 
 def cpu_seconds(pids: Sequence[int]) -> float:
-    """CPU time of these processes so far; of those that have ended none."""
+    """Return the CPU time of these processes so far; ended processes count nothing."""
     seconds = 0.0
     for pid in pids:
         if fields := _fields(pid):
@@ -37,13 +37,13 @@ def cpu_seconds(pids: Sequence[int]) -> float:
 
 
 def machine_seconds() -> float:
-    """CPU time of the whole machine so far, what its host took for itself too."""
+    """Return the CPU time of the whole machine so far, including time taken by its host."""
     user, nice, system, _, _, *more = map(int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9])
     return (user + nice + system + sum(more)) / TICK
 
 
 def _fields(pid: int) -> list[str]:
-    """Of `/proc/PID/stat`, those behind the name, which is in parentheses and may hold anything."""
+    """Return the fields of `/proc/PID/stat` behind the name in parentheses, which may hold anything."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -58,8 +58,10 @@ class OtherLoad:
     cores: list[float] = field(default_factory=list)
 
     def peak(self, begin: float, end: float) -> float:
-        """Most cores that others used in any sample period that overlaps [begin, end] (monotonic seconds);
-        infinity where the samples do not cover it."""
+        """Return the most cores that others used in a sample period of [begin, end] (monotonic seconds).
+
+        Returns infinity where the samples do not cover the interval.
+        """
         first = bisect_left(self.times, begin)
         last = bisect_left(self.times, end)
         if not first or last == len(self.times):
@@ -68,7 +70,7 @@ class OtherLoad:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """While it is open; processes that are started meanwhile count as others. Needs a running loop."""
+        """Sample during the block; processes started meanwhile count as others. Needs a running loop."""
         task = asyncio.ensure_future(self._watch(tree()))
         try:
             yield

@@ -1,4 +1,4 @@
-"""How even the queues of several engines are, at the moments at which there are queues. Pure.
+"""Evenness of the queues of several engines while there are queues. Pure. Pure.
 
 The most in an engine by the mean: of requests (those that run and those that wait) or of seconds of prompts
 that are still to be computed, at each moment or on average over `WINDOW_SECONDS`. Of little one more is much
@@ -26,13 +26,13 @@ class QueueBalance:
     p50: float
     p99: float
     share: float
-    """Of all moments."""
+    """Share of all moments."""
     mean: float
     """Requests in an engine, or seconds."""
 
     @classmethod
     def of(cls, queues: Sequence[Sequence[float]], least: float = LEAST) -> "QueueBalance | None":
-        """`queues`: what is in each engine, one row for each moment. None where no moment counts."""
+        """Evaluate `queues`, a row of engines for each moment. None where no moment counts."""
         counting = [now for now in queues if statistics.fmean(now) >= least]
         if not counting:
             return None
@@ -48,17 +48,20 @@ class QueueBalance:
 
 
 def over_windows(queues: Sequence[Sequence[float]], moments: int) -> list[list[float]]:
-    """The mean of each engine over so many moments, for each such window, one after the other."""
+    """Average each engine over every window of `moments` successive moments."""
     windows = (queues[at : at + moments] for at in range(0, len(queues) - moments + 1, moments))
     return [[statistics.fmean(engine) for engine in zip(*window, strict=True)] for window in windows]
 
 
 def seconds_over_mean(work: Sequence[Sequence[float]]) -> float:
-    """99th percentile of the seconds by which the most work in an engine exceeds the mean."""
+    """Return the 99th percentile of the seconds by which the busiest engine exceeds the mean."""
     return round(percentile([max(now) - statistics.fmean(now) for now in work] or [0.0], 99), 2)
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """The value with so many per cent of all at or below it. Raises IndexError without any."""
+    """Return the value with `percent` per cent of all values at or below it.
+
+    Raises IndexError without any.
+    """
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(percent / 100 * len(ordered)))]

@@ -15,15 +15,15 @@ from redis_program import RedisProgram, redis_program
 
 
 def program() -> RedisProgram:
-    """The one that tests run, too. Raises FileNotFoundError: there is none."""
-    if (found := redis_program()) is None:
+    """Return the program that tests run, too. Raises FileNotFoundError: there is none."""
+    if (redis := redis_program()) is None:
         raise FileNotFoundError("there is no redis-server: apt-get install redis-server")
-    return found
+    return redis
 
 
 @contextmanager
 def running_redis() -> Iterator[str]:
-    """The URL of a fresh redis-server. Raises FileNotFoundError: there is none."""
+    """Run a new redis-server and yield its URL. Raises FileNotFoundError: there is none."""
     binary = program()
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -35,8 +35,8 @@ def running_redis() -> Iterator[str]:
     )
     try:
         while process.poll() is None:
-            with socket.socket() as asked:
-                if asked.connect_ex(("127.0.0.1", port)) == 0:
+            with socket.socket() as listener:
+                if listener.connect_ex(("127.0.0.1", port)) == 0:
                     break
             time.sleep(0.05)
         yield f"redis://127.0.0.1:{port}/0"

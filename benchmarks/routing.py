@@ -49,7 +49,7 @@ def compare(
     ways: Sequence[Knowledge] = ALL,
     seed: int = 0,
 ) -> list[dict[str, Any]]:
-    """One row for each way of choosing. `use`: of the engines if they computed as little as one does."""
+    """Return a row for each way of choosing. `use`: utilization if no prompt were computed twice."""
     size = CacheSize(slots, kv, STATE_TOKENS if kv else 0)
     whole = CacheSize(engines * slots, engines * kv, STATE_TOKENS if kv else 0)
     together = drive(workload, cache_of(whole, workload, "RecomputeCost"))
@@ -58,29 +58,29 @@ def compare(
     speed = least / seconds / engines / use
     rows = []
     for knowledge in ways:
-        found = SimulatedFleet(workload, size, engines, gateways, speed, knowledge).run()
-        found["relative"] = round(found["computed"] / least, 3)
+        result = SimulatedFleet(workload, size, engines, gateways, speed, knowledge).run()
+        result["relative"] = round(result["computed"] / least, 3)
         rows.append(
-            {"workload": workload.name, "seed": seed, "knowledge": knowledge, "slots": slots, **found}
+            {"workload": workload.name, "seed": seed, "knowledge": knowledge, "slots": slots, **result}
         )
         print(line(rows[-1]), flush=True)
     return rows
 
 
 def line(row: dict[str, Any]) -> str:
-    """One row of the Markdown table."""
+    """Return one row of the Markdown table."""
     queues, *others = (
         row[name] or dict.fromkeys(("share", "p50", "p99"), "-")
         for name in ("queues", "queues_of_windows", "work", "work_of_windows")
     )
-    shown = (
+    cells = (
         row["workload"], row["seed"], row["slots"], row["knowledge"],
         f"{row['computed'] / row['prompt_tokens']:.1%}", row["relative"], row["imbalance"],
         queues["share"], queues["p50"], queues["p99"], *(each["p99"] for each in others),
         row["seconds_over_mean_p99"],
         row["ttft_mean"], row["ttft_p50"], row["ttft_p99"],
     )  # fmt: skip
-    return f"| {' | '.join(map(str, shown))} |"
+    return f"| {' | '.join(map(str, cells))} |"
 
 
 _COLUMNS = (
@@ -91,7 +91,7 @@ HEAD = (f"| {' | '.join(_COLUMNS)} |", f"|{' --- |' * len(_COLUMNS)}")
 
 
 def workloads(options: argparse.Namespace) -> Iterator[tuple[int, TraceWorkload]]:
-    """Each with its seed; of a trace one part after the other."""
+    """Yield each workload with its seed; a trace is cut into parts, one after the other."""
     if options.trace is not None:
         with options.trace.open(encoding="utf-8") as lines:
             arrivals = usable(parse(lines))
@@ -125,20 +125,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--ways", nargs="+", choices=ALL, default=ALL, help="what gateways go by")
     parser.add_argument("--name", default="routing", help="of the files that are written")
     parser.add_argument("--out", type=Path, default=RESULTS)
-    asked = parser.parse_args(arguments)
-    if asked.workload is None:
-        asked.workload = () if asked.trace else ("generated",)
+    options = parser.parse_args(arguments)
+    if options.workload is None:
+        options.workload = () if options.trace else ("generated",)
     rows = [
         row
-        for seed, workload in workloads(asked)
-        for slots in asked.slots
+        for seed, workload in workloads(options)
+        for slots in options.slots
         for row in compare(
-            workload, slots, asked.kv, asked.engines, asked.gateways, asked.use, asked.ways, seed
+            workload, slots, options.kv, options.engines, options.gateways, options.use, options.ways, seed
         )
     ]
-    used = f"{asked.use:.0%}"
+    used = f"{options.use:.0%}"
     facts = [
-        f"- {asked.engines} engines of {asked.kv:,} KV tokens beside the slots, {asked.gateways} gateways",
+        f"- {options.engines} engines of {options.kv:,} KV tokens and the slots, {options.gateways} gateways",
         f"- used to {used} if they computed as little as one engine with the memory of all does",
         "- to one: tokens computed, by those of that one",
         "- busy: time for which the busiest engine computes, by the mean",
@@ -147,8 +147,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         f"- by seconds: p99 of the same with seconds of prompts, of {LEAST_SECONDS:g} s each or more",
         "- s over: seconds of prompts in the busiest engine beyond the mean, over all moments",
     ]
-    found = {"rows": rows, "gateways": asked.gateways, "engines": asked.engines, "use": asked.use}
-    write(asked.name, found, [*facts, "", *HEAD, *map(line, rows), ""], asked.out)
+    record = {"rows": rows, "gateways": options.gateways, "engines": options.engines, "use": options.use}
+    write(options.name, record, [*facts, "", *HEAD, *map(line, rows), ""], options.out)
 
 
 if __name__ == "__main__":

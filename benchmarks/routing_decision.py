@@ -71,17 +71,17 @@ class BusyGateway:
             others = self._hashes(rest * (at + 1) // len(self.names) - rest * at // len(self.names))
             pages[name].append(others)
             states[name].append(others[::STATES])
-            told = Snapshot(
+            snapshot = Snapshot(
                 name, "i", 1, 0, "f", PAGE, _packed(np.concatenate(states[name])),
                 pages=np.concatenate(pages[name]).tobytes(),
             )  # fmt: skip
-            self.index.take_snapshot(told)
+            self.index.take_snapshot(snapshot)
 
     def _hashes(self, count: int) -> Hashes:
         return self._random.integers(1, 1 << 64, count, np.uint64)
 
     def report(self, name: str) -> None:
-        """What a probe of this engine sees."""
+        """Process the report of a probe of the engine."""
         report = ProbeReport(
             True, models=({"id": "m"},), running=self.rng.randrange(9), room=1e6,
             speed=EngineSpeed(self.rng.uniform(1.8e4, 2.2e4), 1e-6, 0.01),
@@ -90,7 +90,7 @@ class BusyGateway:
         self.pool.report(f"http://{name}", report)
 
     def change(self, name: str, seq: int) -> None:
-        """A batch of what this engine gained."""
+        """Publish a batch of changes of the engine."""
         gained = self._hashes(CHANGED)
         batch = Change(
             name, "i", 1, seq, False, _packed(gained[::STATES]), b"", pages_gained=gained.tobytes()
@@ -98,7 +98,7 @@ class BusyGateway:
         self.index.take_change(batch)
 
     def prompts(self, count: int) -> Iterator[PromptPrefix]:
-        """Of 1 to 64 pages, most of which others began with."""
+        """Yield prompts of 1 to 64 pages that share most of their beginning with others."""
         for n in range(count):
             stem = self._stems[self.rng.randrange(len(self._stems))]
             ids = stem[: PAGE * self.rng.randint(1, STEM_PAGES)].copy()
@@ -113,10 +113,10 @@ def _packed(hashes: Hashes) -> bytes:
 
 
 def measure(endpoints: int, entries: int, decisions: int) -> dict[str, Any]:
-    """Microseconds of CPU: of a decision, of its look into the index, of what follows when it is sent."""
+    """Measure the microseconds of CPU of a decision, of its index lookup, and of the bookkeeping."""
     gateway = BusyGateway(endpoints, entries)
     pool, router, index = gateway.pool, gateway.router, gateway.index
-    taken: dict[str, list[float]] = {"decision": [], "lookup": [], "sent": []}
+    micros: dict[str, list[float]] = {"decision": [], "lookup": [], "sent": []}
     hits = 0
     for n, prompt in enumerate(gateway.prompts(2 * decisions)):
         name = gateway.names[n // REPORT_EVERY % endpoints]
@@ -126,27 +126,27 @@ def measure(endpoints: int, entries: int, decisions: int) -> dict[str, Any]:
             turn = n // CHANGE_EVERY
             gateway.change(gateway.names[turn % endpoints], turn // endpoints + 1)
         if n % 2:  # of a prompt that is not decided for: nothing of it is in the processor's caches
-            _timed(taken["lookup"], lambda: index.depths(prompt.token_ids, prompt.salt))  # noqa: B023
+            _timed(micros["lookup"], lambda: index.depths(prompt.token_ids, prompt.salt))  # noqa: B023
             continue
-        record = _timed(taken["decision"], lambda: router.decide("m", prompt))  # noqa: B023
+        record = _timed(micros["decision"], lambda: router.decide("m", prompt))  # noqa: B023
         assert not isinstance(record, NoCandidate)
         hits += len(record.published.resumable)
-        ticket = _timed(taken["sent"], lambda: router.sent(record, prompt))  # noqa: B023
+        ticket = _timed(micros["sent"], lambda: router.sent(record, prompt))  # noqa: B023
         pool.end(record.decision.endpoint.url, ticket)
     return {
         "endpoints": endpoints,
         "entries": index.pages,
         "bytes_per_entry": round(index.bytes / index.pages, 1),
-        "hits": round(hits / len(taken["decision"]), 2),
-        **{name: _quantiles(each) for name, each in taken.items()},
+        "hits": round(hits / len(micros["decision"]), 2),
+        **{name: _quantiles(each) for name, each in micros.items()},
     }
 
 
 def _timed(into: list[float], call: Callable[[], Any]) -> Any:
     begin = time.thread_time()
-    found = call()
+    result = call()
     into.append(1e6 * (time.thread_time() - begin))
-    return found
+    return result
 
 
 def _quantiles(taken: list[float]) -> dict[str, float]:
@@ -161,10 +161,10 @@ HEAD = (
 
 
 def line(row: dict[str, Any]) -> str:
-    """One row of the Markdown table."""
+    """Return one row of the Markdown table."""
     parts = [row[name][which] for name in ("decision", "lookup", "sent") for which in ("p50", "p99")]
-    shown = (row["endpoints"], f"{row['entries']:,}", row["bytes_per_entry"], row["hits"], *parts)
-    return f"| {' | '.join(map(str, shown))} |"
+    cells = (row["endpoints"], f"{row['entries']:,}", row["bytes_per_entry"], row["hits"], *parts)
+    return f"| {' | '.join(map(str, cells))} |"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -174,15 +174,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--entries", type=int, default=1_000_000, help="prefixes that the index knows")
     parser.add_argument("--decisions", type=int, default=5000)
     parser.add_argument("--out", type=Path, default=RESULTS)
-    asked = parser.parse_args(arguments)
-    rows = [measure(endpoints, asked.entries, asked.decisions) for endpoints in asked.endpoints]
+    options = parser.parse_args(arguments)
+    rows = [measure(endpoints, options.entries, options.decisions) for endpoints in options.endpoints]
     facts = [
-        f"- {asked.decisions} choices for prompts of 1 to {STEM_PAGES} pages of {PAGE} tokens",
+        f"- {options.decisions} choices for prompts of 1 to {STEM_PAGES} pages of {PAGE} tokens",
         "- can resume: engines that have a state of a prompt, on average",
         "- lookup: in the index, part of the decision; sent: what is remembered of it afterwards",
         f"- an engine reports after each {REPORT_EVERY} decisions, and publishes after each {CHANGE_EVERY}",
     ]
-    write("routing-decision", {"rows": rows}, [*facts, "", *HEAD, *map(line, rows), ""], asked.out)
+    write("routing-decision", {"rows": rows}, [*facts, "", *HEAD, *map(line, rows), ""], options.out)
 
 
 if __name__ == "__main__":

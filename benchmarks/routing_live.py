@@ -31,7 +31,7 @@ WAYS: tuple[Way, ...] = ("one", "load", "attention", "resumable")
 Row = dict[str, Any]
 USUAL = ("chat", "documents", "agents")
 BLOCK_TOKENS = 16
-"""That a block of a trace becomes."""
+"""Tokens per block of a trace."""
 SAMPLE_SECONDS = 0.2
 """Between two looks at the engines' queues."""
 LONGEST = 3500
@@ -42,7 +42,7 @@ RUNS = "mambaserve_requests_running"
 
 @dataclass(slots=True)
 class RoutingResult:
-    """What one way did with one workload."""
+    """Results of one way with one workload."""
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -58,13 +58,13 @@ class RoutingResult:
 
 @cache
 def tokens_of(block: int, workload: str) -> tuple[int, ...]:
-    """The tokens of a block; equal ones of a workload have equal tokens, and no two workloads share any."""
+    """Return the tokens of a block: equal for equal blocks of a workload, never shared by two workloads."""
     rng = Random(f"{workload} {block}")
     return tuple(rng.randrange(5, 250) for _ in range(BLOCK_TOKENS))
 
 
 def scaled(arrival: Arrival, block: int, workload: str) -> tuple[list[int], int]:
-    """Prompt and number of answered tokens of a request, in the shipped model's size."""
+    """Return the prompt and number of answered tokens of a request, in the shipped model's size."""
     prompt = [token for each in arrival.block_ids for token in tokens_of(each, workload)]
     length = max(1, round(arrival.input_tokens * BLOCK_TOKENS / block))
     return prompt[:length], max(1, min(8, round(arrival.output_tokens * BLOCK_TOKENS / block)))
@@ -80,10 +80,10 @@ class AttentionRouter:
 
     def choose(self, prompt: Sequence[int]) -> str:
         pages = [tuple(prompt[:end]) for end in range(BLOCK_TOKENS, len(prompt) + 1, BLOCK_TOKENS)]
-        known = {url: _leading(pages, self._pages[url]) for url in self._urls}
+        matches = {url: _leading(pages, self._pages[url]) for url in self._urls}
         least = min(self.open.values())
         near = [url for url in self._urls if self.open[url] <= 1.5 * least + 4]
-        chosen = max(near, key=lambda url: (known[url], -self.open[url]))
+        chosen = max(near, key=lambda url: (matches[url], -self.open[url]))
         self._pages[chosen].update(pages)
         return chosen
 
@@ -95,19 +95,19 @@ def _leading(pages: Sequence[tuple[int, ...]], known: set[tuple[int, ...]]) -> i
 async def send(
     session: aiohttp.ClientSession, url: str, prompt: list[int], outputs: int, outcome: RoutingResult
 ) -> None:
-    """One streamed request."""
+    """Send one streamed request."""
     body = {
         "model": "tiny-recall", "prompt": prompt, "max_tokens": outputs, "ignore_eos": True, "temperature": 0,
     }  # fmt: skip
     begin = asyncio.get_running_loop().time()
     async with session.post(f"{url}/v1/completions", json=body) as answer:
-        found = await answer.json()
+        reply = await answer.json()
     if answer.status != 200:
         outcome.failed += 1
         return
     outcome.first_tokens.append(asyncio.get_running_loop().time() - begin)
-    outcome.prompt_tokens += found["usage"]["prompt_tokens"]
-    outcome.cached_tokens += found["usage"]["prompt_tokens_details"]["cached_tokens"]
+    outcome.prompt_tokens += reply["usage"]["prompt_tokens"]
+    outcome.cached_tokens += reply["usage"]["prompt_tokens_details"]["cached_tokens"]
 
 
 async def watch(session: aiohttp.ClientSession, engines: Sequence[str], outcome: RoutingResult) -> None:
@@ -130,7 +130,7 @@ async def play(
     router: AttentionRouter | None,
     at_once: int,
 ) -> RoutingResult:
-    """Each request at its second, or with `at_once`, in their order, as soon as fewer are under way."""
+    """Send each request at its second, or with `at_once`, in order, as soon as fewer are under way."""
     outcome, room = RoutingResult(), asyncio.Semaphore(at_once or len(requests))
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(900)) as session:
@@ -157,7 +157,7 @@ async def play(
 
 
 def requests_of(workload: TraceWorkload, rate: float) -> list[tuple[float, list[int], int]]:
-    """(second, prompt, answered tokens) of each: in the workload's rhythm, so many a second on average."""
+    """Return (second, prompt, answered tokens) of each request, in the workload's rhythm."""
     first, last = workload.arrivals[0].at, workload.arrivals[-1].at
     pace = len(workload.arrivals) / rate / max(last - first, 1e-9)
     return [
@@ -170,8 +170,10 @@ def requests_of(workload: TraceWorkload, rate: float) -> list[tuple[float, list[
 def measure(
     workloads: Sequence[TraceWorkload], way: Way, shape: tuple[int, int, int], rate: float, at_once: int
 ) -> list[Row]:
-    """One row for each workload, by one fleet that begins each with empty caches. `shape`: engines, gateways,
-    bytes of an engine. `rate` requests a second, or `at_once` under way at all times."""
+    """Measure each workload in one fleet that begins with empty caches, and return a row for each.
+
+    `shape`: engines, gateways, bytes of an engine. `rate` requests a second, or `at_once` concurrent ones.
+    """
     rows: list[Row] = []
     with fleet(way, *shape) as running:
         for workload in workloads:
@@ -199,7 +201,7 @@ def measure(
 
 
 def compared(rows: Sequence[Row]) -> list[Row]:
-    """By workload, each beside one engine with all the memory, where that was measured."""
+    """Return by workload each row relative to one engine with all the memory, if that was measured."""
     one = {row["workload"]: row["computed"] for row in rows if row["way"] == "one"}
     names = list(dict.fromkeys(row["workload"] for row in rows))
     return [
@@ -211,18 +213,18 @@ def compared(rows: Sequence[Row]) -> list[Row]:
 
 
 def line(row: dict[str, Any]) -> str:
-    """One row of the Markdown table."""
+    """Return one row of the Markdown table."""
     queues, longer = (
         row[name] or dict.fromkeys(("share", "mean", "p50", "p99"), "-")
         for name in ("queues", "queues_of_windows")
     )
-    shown = (
+    cells = (
         row["workload"], row["way"], row["requests"], row["failed"],
         f"{row['computed'] / row['prompt_tokens']:.1%}", row.get("relative"),
         queues["share"], queues["mean"], queues["p50"], queues["p99"], longer["p99"],
         row["answer_p50"], row["answer_p99"],
     )  # fmt: skip
-    return f"| {' | '.join(map(str, shown))} |"
+    return f"| {' | '.join(map(str, cells))} |"
 
 
 _COLUMNS = (
@@ -247,29 +249,33 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--gateways", type=int, default=2)
     parser.add_argument("--arena-bytes", type=int, default=6 << 20, help="of each engine")
     parser.add_argument("--out", type=Path, default=RESULTS)
-    asked = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     end_children_on_sigterm()
-    made = (make(asked.requests) for make in GENERATED if make.__name__ in asked.workload)
-    workloads = [TraceWorkload(each.name, each.block, each.arrivals[: asked.requests]) for each in made]
-    if asked.trace is not None:
-        with asked.trace.open(encoding="utf-8") as lines:
-            workloads.append(TraceWorkload(asked.trace.stem, BLOCK, usable(parse(lines))[: asked.requests]))
-    shape = (asked.engines, asked.gateways, asked.arena_bytes)
+    generated = (make(options.requests) for make in GENERATED if make.__name__ in options.workload)
+    workloads = [
+        TraceWorkload(each.name, each.block, each.arrivals[: options.requests]) for each in generated
+    ]
+    if options.trace is not None:
+        with options.trace.open(encoding="utf-8") as lines:
+            workloads.append(
+                TraceWorkload(options.trace.stem, BLOCK, usable(parse(lines))[: options.requests])
+            )
+    shape = (options.engines, options.gateways, options.arena_bytes)
     rows = compared(
-        [row for way in asked.way for row in measure(workloads, way, shape, asked.rate, asked.at_once)]
+        [row for way in options.way for row in measure(workloads, way, shape, options.rate, options.at_once)]
     )
-    load = f"{asked.rate:g} requests a second on average"
-    if asked.at_once:
-        load = f"{asked.at_once} requests under way at all times"
+    load = f"{options.rate:g} requests a second on average"
+    if options.at_once:
+        load = f"{options.at_once} requests under way at all times"
     facts = [
-        f"- {asked.engines} engines of the shipped model with {asked.arena_bytes >> 20} MiB each",
-        f"- {asked.gateways} gateways, one Redis {program().version}, {load}",
+        f"- {options.engines} engines of the shipped model with {options.arena_bytes >> 20} MiB each",
+        f"- {options.gateways} gateways, one Redis {program().version}, {load}",
         f"- a block of a trace is {BLOCK_TOKENS} tokens here",
         "- to one: tokens computed, by those of one engine with the memory of all",
         f"- queues: most requests in an engine by the mean; share: of moments, with {LEAST:g} each or more",
         f"- of 10 s: p99 of their means over {WINDOW_SECONDS:g} s, one after the other",
     ]
-    write("routing-live", {"rows": rows}, [*facts, "", *HEAD, *map(line, rows), ""], asked.out)
+    write("routing-live", {"rows": rows}, [*facts, "", *HEAD, *map(line, rows), ""], options.out)
 
 
 if __name__ == "__main__":

@@ -25,19 +25,19 @@ class Fleet:
     admins: list[str]
     """The engines' admin servers."""
     doors: list[str]
-    """What requests are sent to, in turn."""
+    """URLs that requests are sent to, in turn."""
 
     def flush(self) -> None:
-        """The engines forget all prompts."""
+        """Let the engines forget all prompts."""
         for url in self.admins:
-            asked = urllib.request.Request(f"{url}/admin/flush_cache", method="POST")
-            with urllib.request.urlopen(asked, timeout=60) as answer:
+            request = urllib.request.Request(f"{url}/admin/flush_cache", method="POST")
+            with urllib.request.urlopen(request, timeout=60) as answer:
                 answer.read()
 
 
 @contextlib.contextmanager
 def fleet(way: Way, engines: int, gateways: int, arena: int) -> Iterator[Fleet]:
-    """Processes, ready."""
+    """Run the processes of a fleet and yield it once they are ready."""
     with contextlib.ExitStack() as stack:
         redis = stack.enter_context(running_redis())
         one = way == "one"

@@ -62,7 +62,7 @@ def engine(
     *,
     bounded: bool = True,
 ) -> tuple[EngineCore, InstantRunner]:
-    """A core over that arena, for `running` sequences of `length` tokens; any number may wait.
+    """Build a core over that arena, for `running` sequences of `length` tokens; any number may wait.
 
     `bounded`: starts have a time.
     """
@@ -85,7 +85,7 @@ def engine(
 
 
 def measure(running: int, strategy: str = "ExtraBuffer") -> dict[str, float]:
-    """Milliseconds per decode step, medians over a few hundred steps with `running` sequences."""
+    """Return the milliseconds per decode step, medians over a few hundred steps."""
     slabs = 4 * running + running * (PROMPT + OUTPUT) // PAGE // 100 + 50
     core, runner = engine(slabs, 100, running, 8192, strategy, bounded=False)
     rng = np.random.default_rng(0)
@@ -109,14 +109,14 @@ def measure(running: int, strategy: str = "ExtraBuffer") -> dict[str, float]:
 
 
 def timed(call: Callable[[], object]) -> float:
-    """Milliseconds of CPU time."""
+    """Return the milliseconds of CPU time."""
     began = time.thread_time()
     call()
     return 1e3 * (time.thread_time() - began)
 
 
 def beat(core: EngineCore) -> None:
-    """What the engine process does for a step."""
+    """Do the work of the engine process for one step."""
     core.step()
     search_new_objects()
 
@@ -127,7 +127,7 @@ def until_idle(core: EngineCore) -> Iterator[float]:
 
 
 def with_salts(salts: int = 10_000) -> dict[str, list[float]]:
-    """One short prompt each of so many cache salts waits; the arena holds a fraction of them."""
+    """Measure with one waiting short prompt for each cache salt; the arena holds a fraction of them."""
     core, _ = engine(3000, 32, 128, 8192)
     rng = np.random.default_rng(0)
     requests = [
@@ -144,7 +144,7 @@ def with_salts(salts: int = 10_000) -> dict[str, list[float]]:
 
 
 def with_pages(pages: int = 250_000, turns: int = 200) -> dict[str, list[float]]:
-    """Prefixes of `pages` pages are resident; answers are written and long prompts come between."""
+    """Measure with resident prefixes of `pages` pages while answers and long prompts are computed."""
     core, runner = engine(pages * 17 // 100, 10, 128, 32_768)
     cache = runner.cache
     rng = np.random.default_rng(0)
@@ -206,7 +206,7 @@ class TimedListener:
         return call
 
     def take(self) -> int:
-        """What a message does; returns how many bytes it has."""
+        """Take the pending message and return its number of bytes."""
         held = []
         self.milliseconds += timed(lambda: held.append(self._changes.take()))
         (message,) = held
@@ -216,8 +216,11 @@ class TimedListener:
 
 
 def publishing(running: int, requests: int = 2000) -> dict[str, float]:
-    """32 conversations of which each prompt is 300 tokens longer than the one before it, up to 4,000, with
-    answers of 100 tokens; the arena holds a part of them. A message is made after every tenth step."""
+    """Measure the messages of 32 conversations to the prefix index.
+
+    Each prompt is 300 tokens longer than the one before it, up to 4,000, with answers of 100 tokens; the
+    arena holds a part of them. A message is built after every tenth step.
+    """
     core, _ = engine(running * 40, 10, running, 8192)
     listener = TimedListener(core)
     rng = np.random.default_rng(0)
@@ -254,8 +257,10 @@ STEPS_WITH_PROMPTS: dict[str, tuple[list[int], list[int]]] = {
 
 
 def indexing(decodes: list[int], prompts: list[int], *, rounds: int = 200) -> float:
-    """Milliseconds of a step for the buffer that is sent and the plans over it, as Triton's kernels read
-    them."""
+    """Return the milliseconds of a step for the buffer that is sent and the plans over it.
+
+    The plans are those that Triton's kernels read.
+    """
     pieces = [TrialPiece(length, length) for length in prompts]
     host = trial_batch(decodes, pieces, chunk=CHUNK, spare_row=len(decodes) + len(prompts))
     ids, table = np.zeros(len(host.positions), np.int32), torch.zeros(1, 1, dtype=torch.int32)
@@ -279,10 +284,10 @@ def main() -> None:
         print(f"{running:7d}   {seen['step']:33.3f}   {seen['p99']:6.3f}   {seen['arrays']:18.3f}")
     never_search_old_objects()
     print("\nwhat                                       times   median ms   p99 ms   worst ms")
-    for what, taken in {**with_salts(), **with_pages()}.items():
-        taken.sort()
-        median, p99 = taken[len(taken) // 2], taken[int(0.99 * len(taken))]
-        print(f"{what:40s}   {len(taken):5d}   {median:9.3f}   {p99:6.3f}   {taken[-1]:8.3f}")
+    for what, times in {**with_salts(), **with_pages()}.items():
+        times.sort()
+        median, p99 = times[len(times) // 2], times[int(0.99 * len(times))]
+        print(f"{what:40s}   {len(times):5d}   {median:9.3f}   {p99:6.3f}   {times[-1]:8.3f}")
     print("\nrunning   step ms   of which changes ms   bytes a step   evicted")
     for running in (1, 8, 32):
         seen = publishing(running)

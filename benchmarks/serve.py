@@ -32,7 +32,7 @@ TINY = ROOT.parent / "server" / "mamba_server" / "builtin" / "tiny-recall"
 
 @dataclass(frozen=True, slots=True)
 class ServeLoad:
-    """What is sent at each concurrency; all prompts are different, so nothing can be resumed."""
+    """Requests at each concurrency; all prompts are different, so nothing can be resumed."""
 
     input_tokens: int
     output_tokens: int
@@ -41,7 +41,7 @@ class ServeLoad:
     levels: tuple[int, ...] = (1, 8, 32)
 
     def prompts(self, level: int, turn: int = 0) -> list[LoadPrompt]:
-        """The prompts of one level; those of another turn have nothing in common with them."""
+        """Return the prompts of one level; those of another turn share nothing with them."""
         count = max(4, self.rounds * level)
         lengths = LengthRange(self.input_tokens), LengthRange(self.output_tokens)
         return list(random_prompts(count, *lengths, 256, seed=level + 1000 * turn))
@@ -55,7 +55,7 @@ async def engine_samples(url: str, prompts: Sequence[LoadPrompt], level: int) ->
 
 
 async def engine_outputs(url: str, prompt: LoadPrompt) -> list[int]:
-    """The greedy tokens of one prompt, none of which ends the answer: `Baseline.outputs` chooses so, too."""
+    """Return the greedy tokens of one prompt, never the end of the answer, like `Baseline.outputs`."""
     async with aiohttp.ClientSession() as session:
         body = {
             "model": await _model_name(session, url),
@@ -76,7 +76,7 @@ async def _model_name(session: aiohttp.ClientSession, url: str) -> str:
 
 
 def same_tokens(one: Sequence[int], two: Sequence[int]) -> int:
-    """How many tokens agree before the first that differs."""
+    """Count the equal tokens before the first difference."""
     pairs = zip(one, two, strict=False)
     return next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(one), len(two)))
 
@@ -84,10 +84,10 @@ def same_tokens(one: Sequence[int], two: Sequence[int]) -> int:
 def measure(
     model: Path, load: ServeLoad, device: str, dtype: str, threads: int, options: Sequence[str]
 ) -> dict[str, Any]:
-    """Both systems on one checkpoint, one after the other, never at the same time."""
+    """Measure both systems on one checkpoint, one after the other, never at the same time."""
     levels = {level: load.prompts(level) for level in load.levels}
     probe = levels[load.levels[0]][0]
-    found: dict[str, Any] = {"model": model.name, "levels": []}
+    record: dict[str, Any] = {"model": model.name, "levels": []}
     ours: dict[int, list[Sample]] = {}
     engine_options = ("--dtype", dtype, "--device", device, *options)
     with running_engine(model, *engine_options, threads=threads) as url:
@@ -98,7 +98,7 @@ def measure(
             say(model, "engine", level, ours[level])
     baseline = Baseline(model, device, dtype, threads)
     expected = baseline.outputs(probe)
-    found["greedy_tokens_equal"] = f"{same_tokens(tokens, expected)} of {len(expected)}"
+    record["greedy_tokens_equal"] = f"{same_tokens(tokens, expected)} of {len(expected)}"
     for level, prompts in levels.items():
         theirs = baseline.run(prompts, level)
         say(model, "transformers", level, theirs)
@@ -106,12 +106,12 @@ def measure(
             "engine": report(ours[level], LatencyLimits()),
             "transformers": report(theirs, LatencyLimits()),
         }
-        found["levels"].append({"concurrency": level, **reports})
-    return found
+        record["levels"].append({"concurrency": level, **reports})
+    return record
 
 
 def say(model: Path, who: str, level: int, samples: list[Sample]) -> None:
-    """One line of progress."""
+    """Print one line of progress."""
     rate = report(samples, LatencyLimits())["rates"]["output_tokens_per_second"]
     failed = {sample.error for sample in samples if sample.error}
     print(f"{model.name}: {who} at {level}: {rate} tokens/s {failed or ''}", flush=True)
@@ -134,18 +134,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--threads", type=int, default=None, help="none = all cores")
     parser.add_argument("--out", type=Path, default=ROOT / "results")
     parser.add_argument("engine_options", nargs="*", help="options of `mambaserve serve`, after --")
-    asked = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     import os
 
     import torch
 
-    device = asked.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    dtype = asked.dtype or ("bfloat16" if device == "cuda" else "float32")
-    threads = asked.threads or os.cpu_count() or 1
-    models = asked.model or [random_350m(CACHE / "random-350m"), *([TINY] if TINY.exists() else [])]
-    load = ServeLoad(asked.input_tokens, asked.output_tokens, asked.rounds)
+    device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    dtype = options.dtype or ("bfloat16" if device == "cuda" else "float32")
+    threads = options.threads or os.cpu_count() or 1
+    models = options.model or [random_350m(CACHE / "random-350m"), *([TINY] if TINY.exists() else [])]
+    load = ServeLoad(options.input_tokens, options.output_tokens, options.rounds)
     begin = time.monotonic()
-    found = {
+    record = {
         "benchmark": "serve",
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": facts(),
@@ -157,15 +157,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
             "output_tokens": load.output_tokens,
             "rounds": load.rounds,
         },
-        "engine_options": asked.engine_options,
-        "models": [measure(m, load, device, dtype, threads, asked.engine_options) for m in models],
+        "engine_options": options.engine_options,
+        "models": [measure(m, load, device, dtype, threads, options.engine_options) for m in models],
     }
-    found["took_seconds"] = round(time.monotonic() - begin, 1)
-    asked.out.mkdir(parents=True, exist_ok=True)
+    record["took_seconds"] = round(time.monotonic() - begin, 1)
+    options.out.mkdir(parents=True, exist_ok=True)
     stem = f"{datetime.now(UTC):%Y-%m-%d}-serve"
-    (asked.out / f"{stem}.json").write_text(json.dumps(found, indent=2) + "\n")
-    (asked.out / f"{stem}.md").write_text(markdown(found))
-    print(markdown(found))
+    (options.out / f"{stem}.json").write_text(json.dumps(record, indent=2) + "\n")
+    (options.out / f"{stem}.md").write_text(markdown(record))
+    print(markdown(record))
 
 
 if __name__ == "__main__":

@@ -35,9 +35,9 @@ from mamba_gateway.routing.scoring import RoutingWeights
 from mamba_server.cache.state_cache import RadixStateCache
 
 ATTENTION_RATIO = 4.6e-6
-"""Of Nemotron Nano 9B v2."""
+"""Ratio of attention work to other work in Nemotron Nano 9B v2."""
 TOKEN_SECONDS = 0.02
-"""Of an answer, while it is written."""
+"""Seconds per generated token."""
 PROBE_SECONDS = 1.0
 
 
@@ -68,13 +68,13 @@ class SimulatedEngine:
     """(arrival, start, end) of the prefill of each prompt, in seconds."""
 
     def work(self, moment: float) -> float:
-        """Seconds of prefill that were outstanding at `moment`; valid after the run."""
+        """Return the seconds of prefill that were outstanding at `moment`; valid after the run."""
         return sum(end - max(begin, moment) for came, begin, end in self.spans if came <= moment < end)
 
     def report(self) -> ProbeReport:
-        """The report of a probe: waiting prompt tokens, reduced by the share that was resumed so far."""
+        """Return a probe's report: waiting prompt tokens, reduced by the share that was resumed so far."""
         share = self.computed / self.prompt_tokens if self.prompt_tokens else 1.0
-        waiting = sum(len(asked.token_ids) for asked in self.queue) * share
+        waiting = sum(len(request.token_ids) for request in self.queue) * share
         return ProbeReport(
             True, running=self.running, waiting=len(self.queue), speed=self.speed,
             prompt_tokens_waiting=waiting, room=1e9,
@@ -119,7 +119,7 @@ class SimulatedFleet:
         self._steps = itertools.count(1)
 
     def run(self) -> dict[str, Any]:
-        """The whole workload; what came out."""
+        """Run the whole workload and return the results."""
         rng = Random(0)
         for number, arrival in enumerate(self.workload.arrivals):
             self._schedule(arrival.at, "arrival", (number, arrival, rng.randrange(len(self.pools))))
@@ -172,11 +172,11 @@ class SimulatedFleet:
         if next(iter(self.engines.values())).cache.capacity.never_fits(len(token_ids)):
             return
         router = self.routers[gateway]
-        known = None if self.knowledge == "load" else PromptPrefix.of(token_ids)
-        record = router.decide(None, known, body_bytes=4 * len(token_ids))
+        prefix = None if self.knowledge == "load" else PromptPrefix.of(token_ids)
+        record = router.decide(None, prefix, body_bytes=4 * len(token_ids))
         assert not isinstance(record, NoCandidate)
         engine = self.engines[record.decision.endpoint.name]
-        ticket = router.sent(record, known)
+        ticket = router.sent(record, prefix)
         engine.queue.append(
             _SimulatedRequest(number, self.now, token_ids, arrival.output_tokens, gateway, ticket)
         )
@@ -185,25 +185,25 @@ class SimulatedFleet:
     def _begin(self, engine: SimulatedEngine) -> None:
         if engine.busy or not engine.queue:
             return
-        asked = engine.queue.popleft()
-        resumed = serve(engine.cache, asked.token_ids, next(self._steps))
-        seconds = engine.speed.seconds(resumed, len(asked.token_ids))
+        request = engine.queue.popleft()
+        resumed = serve(engine.cache, request.token_ids, next(self._steps))
+        seconds = engine.speed.seconds(resumed, len(request.token_ids))
         engine.busy, engine.running = True, engine.running + 1
         engine.busy_seconds += seconds
-        engine.spans.append((asked.arrived_at, self.now, self.now + seconds))
-        engine.computed += len(asked.token_ids) - resumed
-        engine.prompt_tokens += len(asked.token_ids)
-        self._schedule(self.now + seconds, "answered", (engine, asked))
+        engine.spans.append((request.arrived_at, self.now, self.now + seconds))
+        engine.computed += len(request.token_ids) - resumed
+        engine.prompt_tokens += len(request.token_ids)
+        self._schedule(self.now + seconds, "answered", (engine, request))
 
     def _answered(self, what: tuple[SimulatedEngine, _SimulatedRequest]) -> None:
-        engine, asked = what
-        self.first_tokens.append(self.now - asked.arrived_at)
-        self.pools[asked.gateway].response_started(f"http://{engine.name}", asked.ticket)
-        self._schedule(self.now + asked.outputs * TOKEN_SECONDS, "ended", what)
+        engine, request = what
+        self.first_tokens.append(self.now - request.arrived_at)
+        self.pools[request.gateway].response_started(f"http://{engine.name}", request.ticket)
+        self._schedule(self.now + request.outputs * TOKEN_SECONDS, "ended", what)
         engine.busy = False
         self._begin(engine)
 
     def _ended(self, what: tuple[SimulatedEngine, _SimulatedRequest]) -> None:
-        engine, asked = what
+        engine, request = what
         engine.running -= 1
-        self.pools[asked.gateway].end(f"http://{engine.name}", asked.ticket)
+        self.pools[request.gateway].end(f"http://{engine.name}", request.ticket)

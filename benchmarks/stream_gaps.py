@@ -1,4 +1,4 @@
-"""What a stream feels while a long prompt is computed beside it: gaps between tokens, and the prompt's wait.
+"""Effect of a long prompt on a running stream: gaps between tokens, and the prompt's wait.
 
 Run as `python -m benchmarks.stream_gaps`. One stream decodes all the time; meanwhile prompts that have
 nothing in common come one after the other, through HTTP. With the engine's defaults and with large pieces of
@@ -41,7 +41,7 @@ class TimedStream:
         self.times: list[float] = []
 
     async def run(self, session: aiohttp.ClientSession, url: str, tokens: int) -> None:
-        """Until it is cancelled. Raises RuntimeError when it ends by itself."""
+        """Read the stream until it is cancelled. Raises RuntimeError when it ends by itself."""
         body = {"model": await _model(session, url), "prompt": [5] * 8, "max_tokens": tokens}
         body |= {"stream": True, "ignore_eos": True, "temperature": 0}
         async with session.post(f"{url}/v1/completions", json=body) as response:
@@ -52,13 +52,13 @@ class TimedStream:
         raise RuntimeError("the stream ended before the prompts did: raise --stream-tokens")
 
     def gaps(self, begin: float, end: float) -> list[tuple[float, float]]:
-        """When each gap began and ended, of those of which the end came within the time."""
+        """Return the beginning and end of each gap that ended within the time."""
         pairs = zip(self.times, self.times[1:], strict=False)
         return [(earlier, later) for earlier, later in pairs if begin <= later <= end]
 
 
 async def first_token(session: aiohttp.ClientSession, url: str, length: int, seed: int) -> float:
-    """Seconds until the one token of an answer to a prompt of its own."""
+    """Return the seconds until the only token of an answer to a new prompt."""
     rng = random.Random(seed)
     prompt = [rng.randrange(3, VOCABULARY) for _ in range(length)]
     body = {"model": await _model(session, url), "prompt": prompt, "max_tokens": 1, "ignore_eos": True}
@@ -74,7 +74,7 @@ def _seconds(spans: Sequence[tuple[float, float]]) -> list[float]:
 
 
 def _p99(gaps: Sequence[float]) -> float:
-    """In milliseconds; not a number where there are too few."""
+    """Return the percentile in milliseconds; not a number where there are too few gaps."""
     return round(1000 * quantiles(gaps, n=100, method="inclusive")[98], 1) if len(gaps) > 1 else math.nan
 
 
@@ -84,7 +84,7 @@ async def _model(session: aiohttp.ClientSession, url: str) -> str:
 
 
 async def measure(url: str, length: int, prompts: int, stream_tokens: int) -> dict[str, Any]:
-    """The stream alone, a prompt alone, and both."""
+    """Measure the stream alone, a prompt alone, and both."""
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None)) as session:
         await first_token(session, url, 300, seed=0)  # warms up
         alone = await first_token(session, url, length, seed=1)
@@ -127,21 +127,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--prompt-tokens", type=int, default=4000)
     parser.add_argument("--prompts", type=int, default=3)
     parser.add_argument("--stream-tokens", type=int, default=8000)
-    asked = parser.parse_args(arguments)
-    model = asked.model or random_350m(CHECKPOINT)
-    found = {}
+    parsed = parser.parse_args(arguments)
+    model = parsed.model or random_350m(CHECKPOINT)
+    record = {}
     for name, options in VARIANTS.items():
-        fixed = ("--device", "cpu", "--dtype", asked.dtype, "--max-model-len", "16384")
+        fixed = ("--device", "cpu", "--dtype", parsed.dtype, "--max-model-len", "16384")
         with running_engine(model, *fixed, *options, threads=None) as url:
-            found[name] = asyncio.run(measure(url, asked.prompt_tokens, asked.prompts, asked.stream_tokens))
-        print(f"{name}: {json.dumps(found[name])}", file=sys.stderr, flush=True)
+            record[name] = asyncio.run(
+                measure(url, parsed.prompt_tokens, parsed.prompts, parsed.stream_tokens)
+            )
+        print(f"{name}: {json.dumps(record[name])}", file=sys.stderr, flush=True)
     rows = [
-        f"| {what} | {' | '.join(f'{each[what]:g}' for each in found.values())} |"
-        for what in found["default"]
+        f"| {what} | {' | '.join(f'{each[what]:g}' for each in record.values())} |"
+        for what in record["default"]
     ]
-    lines = ["", f"| {asked.dtype}, a prompt of {asked.prompt_tokens} tokens | {' | '.join(found)} |"]
-    lines += [f"| --- |{' --- |' * len(found)}", *rows]
-    write("stream-gaps", {"model": model.name, "found": found}, lines)
+    lines = ["", f"| {parsed.dtype}, a prompt of {parsed.prompt_tokens} tokens | {' | '.join(record)} |"]
+    lines += [f"| --- |{' --- |' * len(record)}", *rows]
+    write("stream-gaps", {"model": model.name, "found": record}, lines)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from typing import Any
 
 
 def markdown(found: dict[str, Any]) -> str:
-    """One table for each checkpoint, preceded by where and with what it was measured."""
+    """Return a table for each checkpoint, preceded by the machine and the tools."""
     machine, load = found["machine"], found["load"]
     versions = ", ".join(f"{name} {number}" for name, number in machine["versions"].items())
     where = machine["accelerator"] or f"{machine['processor']}, {found['threads']} threads"

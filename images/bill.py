@@ -16,7 +16,7 @@ LIBRARIES = "opt/mambaserve/lib"
 
 
 def of_materials(name: str, root: Path) -> str:
-    """CycloneDX 1.6 as JSON, of the image `name` whose files lie below `root`."""
+    """Return CycloneDX 1.6 as JSON, of the image `name` whose files lie below `root`."""
     bom = Bom()
     bom.metadata.component = Component(name=name, type=ComponentType.CONTAINER)
     parts = [*_debian(root), *_python(root)]

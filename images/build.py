@@ -32,9 +32,9 @@ class Target:
     """One image."""
 
     name: str
-    """Its stage of the Dockerfile."""
+    """Name of the stage in the Dockerfile."""
     repository: str
-    """What charts and manifests call it."""
+    """Name of the image in charts and manifests."""
     build: Sequence[str]
     """Debian packages of the stages that build it."""
     runtime: Sequence[str]
@@ -56,7 +56,7 @@ class Bases:
 
 
 def digest(target: Target, bases: Bases | None) -> str:
-    """Of all that decides what the image holds but the state of Debian's packages."""
+    """Return the digest of everything that determines the image, except the state of Debian's packages."""
     made = hashlib.sha256(repr((target, bases)).encode())
     for path in sorted(_context()):
         made.update(f"\0{path.relative_to(ROOT)}\0{path.stat().st_mode & 0o111}\0".encode())
@@ -73,18 +73,18 @@ def _context() -> Iterator[Path]:
 
 
 def version() -> str:
-    """The version of the sources, which is the images' tag."""
+    """Return the version of the sources, which is the images' tag."""
     return str(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"])
 
 
 def cache_folder() -> Path:
-    """Where archives and layers are kept: `$XDG_CACHE_HOME/mambaserve/images`."""
+    """Return the folder of archives and layers: `$XDG_CACHE_HOME/mambaserve/images`."""
     base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return Path(base, "mambaserve/images")
 
 
 def cached(target: Target, bases: Bases | None = None) -> Path | None:
-    """The archive of this state of the sources, if it has been made before."""
+    """Return the archive of this state of the sources, or None if it has not been built before."""
     path = _archive(target, bases)
     return path if path.is_file() else None
 
@@ -94,7 +94,7 @@ def _archive(target: Target, bases: Bases | None) -> Path:
 
 
 def ensure_built(target: Target, bases: Bases | None = None) -> Path:
-    """Path of the archive, made first where it is not there; its bill of materials lies beside it.
+    """Return the path of the archive, built if necessary, with its bill of materials next to it.
 
     Archives of other states of the sources are removed. Raises CannotBuild.
     """
@@ -142,7 +142,7 @@ def _say(what: str) -> None:
 
 
 def main() -> int:
-    """Prints the path of the archive; exit code 1 where none can be made."""
+    """Print the path of the archive; the exit code is 1 where none can be built."""
     parser = argparse.ArgumentParser(
         prog="python -m images.build", description="Build an image of mambaserve."
     )

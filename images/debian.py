@@ -14,14 +14,14 @@ from images.errors import CannotBuild
 RELEASE = "bookworm"
 PYTHON = ("python3.11", "python3-minimal", "libpython3.11-stdlib")
 RUNTIME = (*PYTHON, "base-files", "ca-certificates", "libstdc++6", "netbase", "tzdata")
-"""What shipped images stand on: Python, certificates, what wheels expect, names of ports and time zones."""
+"""Packages below shipped images: Python, certificates, libraries of wheels, names of ports and time zones."""
 BUILD = (*RUNTIME, "python3.11-venv", "python3-pip-whl", "python3-setuptools-whl")
 SERVER_BUILD = (*BUILD, "g++")
 FINISH = Path(__file__).parent / "finish_root.sh"
 
 
 def unpack(packages: Sequence[str], target: Path) -> None:
-    """Writes a tar file of a root with `packages` and what they depend on. Raises CannotBuild."""
+    """Write a tar file of a root with `packages` and their dependencies. Raises CannotBuild."""
     program = shutil.which("mmdebstrap")
     if program is None:
         raise CannotBuild("mmdebstrap is missing: apt-get install --no-install-recommends mmdebstrap")

@@ -49,7 +49,7 @@ class Storage:
         return not self._run("inspect", "--type", "image", image, check=False).returncode
 
     def add_base(self, name: str, root: Path) -> None:
-        """Makes the tar file `root` the image `name`, of one layer."""
+        """Turn the tar file `root` into the image `name` of one layer."""
         container = self._run("from", "scratch").stdout.strip()
         self._run("add", "--quiet", container, str(root), "/")
         self._run("commit", "--quiet", "--rm", container, name)
@@ -57,7 +57,7 @@ class Storage:
     def build(
         self, dockerfile: Path, ignored: Path, context: Path, target: str, arguments: Mapping[str, str]
     ) -> str:
-        """The name of the image that the stage `target` makes; its output goes to standard error."""
+        """Build the stage `target` and return the image's name; the output goes to standard error."""
         name = f"localhost/mambaserve-{target}:latest"
         command = ["build", "--isolation", "chroot", "--layers", "--target", target, "--tag", name]
         command += ["--file", str(dockerfile), "--ignorefile", str(ignored)]
@@ -75,7 +75,7 @@ class Storage:
 
     @contextmanager
     def mounted(self, image: str) -> Iterator[Path]:
-        """The image's files, to read."""
+        """Mount the image and yield the folder of its files, read-only."""
         container = self._run("from", image).stdout.strip()
         try:
             yield Path(self._run("mount", container).stdout.strip())
@@ -83,7 +83,7 @@ class Storage:
             self._run("rm", container)
 
     def export(self, image: str, path: Path, name: str) -> None:
-        """Writes an OCI archive that carries `name`, whole or not at all."""
+        """Write an OCI archive that carries `name`; a failed write leaves no file."""
         aside = path.with_suffix(".new")
         self._run("push", "--quiet", image, f"oci-archive:{aside}:{name}")
         aside.rename(path)
@@ -96,7 +96,7 @@ class Storage:
 
 
 def _filesystem(folder: Path) -> str:
-    """The type of the file system that `folder` lies on."""
+    """Return the type of the file system that `folder` lies on."""
     done = subprocess.run(
         ["stat", "--file-system", "--format", "%T", str(folder)], check=False, capture_output=True, text=True
     )

@@ -23,7 +23,7 @@ class Alert:
     expression: str
     told: str
     lasts: str = "0s"
-    """How long it must hold."""
+    """Duration for which the condition must hold."""
     severity: Literal["critical", "warning"] = "warning"
 
     @property
@@ -33,7 +33,7 @@ class Alert:
         return f"{RUNBOOKS}/{'-'.join(words).lower()}.md"
 
     def to_rule(self) -> dict[str, Any]:
-        """As Prometheus reads it."""
+        """Return the rule in Prometheus' format."""
         return {
             "alert": self.name,
             "expr": self.expression,
@@ -44,12 +44,12 @@ class Alert:
 
 
 def ratio(part: Series, whole: Series, window: str, *by: str) -> str:
-    """How much of one counter's growth another has, over a window."""
+    """Return the growth of the counter `part` divided by that of `whole`, over a window."""
     return f"{part.summed(*by, window=window)} / {whole.summed(*by, window=window)}"
 
 
 def each(series: Series, *by: str) -> str:
-    """The largest current value, by these labels."""
+    """Return the largest current value for each set of these labels."""
     for label in by:
         series.check(label)
     return f"max by ({', '.join(by)}) ({series.now})"
@@ -191,5 +191,5 @@ ALERTS = (
 
 
 def rule_file() -> dict[str, Any]:
-    """The file that Prometheus loads, and the spec of a PrometheusRule."""
+    """Return the file that Prometheus loads, and the spec of a PrometheusRule."""
     return {"groups": [{"name": "mambaserve", "rules": [alert.to_rule() for alert in ALERTS]}]}

@@ -23,12 +23,12 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """What one question looks like."""
+    """One panel of a dashboard."""
 
     title: str
     queries: tuple[Query, ...]
     question: str
-    """What it answers, and what to do about an odd answer: Grafana shows it at the title."""
+    """Question that the panel answers, with advice about an odd answer: Grafana shows it at the title."""
     unit: Unit = "short"
     kind: Literal["timeseries", "stat"] = "timeseries"
     stacked: bool = False
@@ -53,7 +53,7 @@ class Dashboard:
         return tuple(panel for row in self.rows for panel in row)
 
     def to_json(self) -> dict[str, Any]:
-        """What Grafana imports."""
+        """Return the panel in Grafana's import format."""
         return {
             "uid": self.uid,
             "title": self.title,
@@ -98,7 +98,7 @@ class Dashboard:
 
 
 def in_namespaces(expression: str) -> str:
-    """Only what the dashboard's reader chose: the matcher goes into every selector of our series."""
+    """Restrict every selector of our series to the namespaces that the reader has chosen."""
     chosen = 'namespace=~"$namespace"'
     return _SELECTOR.sub(
         lambda found: f"{found[1]}{{{','.join(filter(None, (chosen, found[2])))}}}", expression

@@ -44,7 +44,7 @@ ENGINE_GAUGES = frozenset(
         "decode_steps", "kernels_left_out",
     }
 )  # fmt: skip
-"""Of the engine process's own series, those that fall, too."""
+"""Names among the engine process's own series that are gauges."""
 
 
 class UnknownSeries(LookupError):
@@ -64,15 +64,15 @@ class Series:
     """Matchers."""
 
     def where(self, **labels: str) -> "Series":
-        """Only label sets with these values. Raises UnknownSeries."""
+        """Select label sets with these values. Raises UnknownSeries."""
         return self._narrowed("=", labels)
 
     def like(self, **labels: str) -> "Series":
-        """Only label sets whose values match these expressions as a whole. Raises UnknownSeries."""
+        """Select label sets whose values match these expressions as a whole. Raises UnknownSeries."""
         return self._narrowed("=~", labels)
 
     def without(self, **labels: str) -> "Series":
-        """Only label sets with other values. Raises UnknownSeries."""
+        """Select label sets with other values. Raises UnknownSeries."""
         return self._narrowed("!=", labels)
 
     def _narrowed(self, operator: str, labels: Mapping[str, str]) -> "Series":
@@ -81,13 +81,13 @@ class Series:
         return replace(self, selected=(*self.selected, *matchers))
 
     def check(self, label: str) -> None:
-        """Raises UnknownSeries for a label that the series does not have."""
+        """Raise UnknownSeries for a label that the series does not have."""
         if label not in self.labels | SCRAPED:
             raise UnknownSeries(f"{self.name} has no label {label}: it has {', '.join(sorted(self.labels))}")
 
     @property
     def now(self) -> str:
-        """Its current values."""
+        """Return an expression of the current values."""
         self._must_be("gauge")
         return self._selector("")
 
@@ -102,19 +102,19 @@ class Series:
         return f"increase({self._selector('_total')}[{window}])"
 
     def quantile(self, share: float, *by: str, window: str = RATE) -> str:
-        """The value below which so large a share of the observations lies, over all label sets or by some."""
+        """Return the quantile `share` of the observations, over all label sets or by some."""
         self._must_be("histogram")
         buckets = f"rate({self._selector('_bucket')}[{window}])"
         return f"histogram_quantile({share:g}, {total(buckets, 'le', *self._known(by))})"
 
     def mean(self, *by: str, window: str = RATE) -> str:
-        """Mean of the observations."""
+        """Return the mean of the observations."""
         self._must_be("histogram")
         parts = [f"rate({self._selector(part)}[{window}])" for part in ("_sum", "_count")]
         return " / ".join(total(part, *self._known(by)) for part in parts)
 
     def summed(self, *by: str, window: str = RATE) -> str:
-        """The sum of current values, or of rates, over all label sets or by some."""
+        """Sum current values, or rates, over all label sets or by some."""
         return total(self.now if self.kind == "gauge" else self.rate(window), *self._known(by))
 
     def _known(self, labels: Iterable[str]) -> tuple[str, ...]:
@@ -133,12 +133,12 @@ class Series:
 
 
 def total(expression: str, *by: str) -> str:
-    """The sum, by these labels."""
+    """Sum the expression by these labels."""
     return f"sum by ({', '.join(by)}) ({expression})" if by else f"sum({expression})"
 
 
 def series(name: str) -> Series:
-    """That of `mambaserve_NAME`. Raises UnknownSeries."""
+    """Return the series `mambaserve_NAME`. Raises UnknownSeries."""
     try:
         return _catalogue()[f"mambaserve_{name}"]
     except KeyError:

@@ -9,12 +9,12 @@ NAMED = "{{pod}} {{instance}}"
 
 
 def share(part: Series, all_of_them: Series, *by: str) -> str:
-    """How much of one counter's growth another has."""
+    """Return the growth of the counter `part` divided by that of `all_of_them`."""
     return f"{part.summed(*by)} / {all_of_them.summed(*by)}"
 
 
 def quantiles(histogram: Series, *shares: float) -> tuple[Query, ...]:
-    """One line each."""
+    """Return a line for each quantile."""
     return tuple(Query(histogram.quantile(each), f"p{100 * each:g}") for each in shares)
 
 

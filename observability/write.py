@@ -18,7 +18,7 @@ HEAD = "# Written by `make dashboards` from observability/alerts.py; edit that.\
 
 
 def files() -> dict[Path, str]:
-    """Text of each file, by its path."""
+    """Return the text of each file, by its path."""
     rules = HEAD + yaml.safe_dump(rule_file(), sort_keys=False, width=1000)
     made = {
         CHART / f"dashboards/{each.uid}.json": json.dumps(each.to_json(), indent=1) + "\n"
@@ -28,7 +28,7 @@ def files() -> dict[Path, str]:
 
 
 def main() -> int:
-    """Exit code 1 when a file is out of date (with --check)."""
+    """Write the files; with --check, return 1 when a file is out of date."""
     parser = argparse.ArgumentParser(description="Write the chart's dashboards and alerting rules.")
     parser.add_argument("--check", action="store_true", help="write nothing; fail when a file is out of date")
     check = parser.parse_args().check

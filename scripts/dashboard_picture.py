@@ -37,7 +37,7 @@ SECONDS = 100
 
 
 async def load(url: str) -> None:
-    """Work, a pause, and work again."""
+    """Send requests, pause, and send again."""
     for share in (0.45, 0.35):
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(busy(url), share * SECONDS)
@@ -45,7 +45,7 @@ async def load(url: str) -> None:
 
 
 def legend(line: Query, labels: dict[str, str]) -> str:
-    """As Grafana makes it."""
+    """Fill in the legend of a line the way Grafana does."""
     return re.sub(r"{{(\w+)}}", lambda label: labels.get(label[1], ""), line.legend).strip()
 
 

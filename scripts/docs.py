@@ -43,7 +43,7 @@ FENCE = re.compile(r"^(```|~~~).*?^\1\s*$", re.MULTILINE | re.DOTALL)
 
 
 def reference() -> str:
-    """The reference page of the CRD: spec, status, conditions and reasons."""
+    """Return the reference page of the CRD: spec, status, conditions and reasons."""
     version = custom_resource_definition()["spec"]["versions"][0]
     schema = version["schema"]["openAPIV3Schema"]["properties"]
     lines = [
@@ -135,7 +135,7 @@ def _children() -> list[str]:
 
 
 def _section(path: str, schema: dict[str, Any]) -> list[str]:
-    """A table of one object's fields, then the sections of the objects inside it."""
+    """Return a table of one object's fields, then the sections of the objects inside it."""
     required = set(schema.get("required", ()))
     lines = ["| field | type | default | meaning |", "| --- | --- | --- | --- |"]
     inner: list[tuple[str, dict[str, Any]]] = []
@@ -239,7 +239,7 @@ def _conditions() -> list[str]:
 
 
 def effects() -> str:
-    """The page that says of each field of the spec what proves its effect, or that it is refused."""
+    """Return the page that lists, for each field of the spec, the proof of its effect or its refusal."""
     table: dict[str, dict[str, Any]] = yaml.safe_load((ROOT / EFFECTS_DATA).read_text())
     local = {"acts": "acts", "note": "a note says that it acts in a cluster alone", "refused": "refused"}
     lines = [
@@ -266,13 +266,13 @@ def effects() -> str:
 
 
 def chart_readme() -> str:
-    """The chart's README with its table of values brought up to date."""
+    """Return the chart's README with an updated table of values."""
     rows = [f"| `{path}` | {default} | {comment} |" for path, default, comment in values()]
     return _between(CHART_README, ["| value | default | meaning |", "| --- | --- | --- |", *rows])
 
 
 def index() -> str:
-    """The entry page with its list of all pages brought up to date."""
+    """Return the entry page with an updated list of all pages."""
     lines: list[str] = []
     for folder, heading in KINDS.items():
         found = sorted((ROOT / "docs" / folder).glob("*.md"))
@@ -287,14 +287,14 @@ def _title(page: Path) -> str:
 
 
 def _between(page: Path, lines: list[str]) -> str:
-    """The page with what stands between its markers replaced."""
+    """Replace the text between the page's markers."""
     head, rest = (ROOT / page).read_text().split(BEGIN, 1)
     _, tail = rest.split(END, 1)
     return "\n".join([f"{head}{BEGIN}", "", *lines, "", f"{END}{tail}"])
 
 
 def values() -> Iterator[tuple[str, str, str]]:
-    """Path, default and comment of every value of the chart, two levels deep."""
+    """Yield the path, default and comment of every value of the chart, two levels deep."""
     text = (ROOT / "charts/mambaserve/values.yaml").read_text()
     data = yaml.safe_load(text)
     comment: list[str] = []
@@ -316,7 +316,7 @@ def values() -> Iterator[tuple[str, str, str]]:
 
 
 def broken_links() -> list[str]:
-    """Relative links of Markdown files that lead to no file, or to no heading of one."""
+    """Return the relative links of Markdown files that lead to no file, or to no heading of one."""
     found = []
     for page in pages():
         text = FENCE.sub("", (ROOT / page).read_text())
@@ -334,20 +334,20 @@ def broken_links() -> list[str]:
 
 
 def pages() -> list[Path]:
-    """Every Markdown file that people read."""
+    """Return every Markdown file that people read."""
     roots = ("docs", "examples", "charts", "kernels", "benchmarks", "training")
     nested = [path for root in roots for path in (ROOT / root).rglob("*.md")]
     return sorted(path.relative_to(ROOT) for path in [*ROOT.glob("*.md"), *nested])
 
 
 def anchors(text: str) -> set[str]:
-    """Anchors of a page's headings, as GitHub makes them."""
+    """Return the anchors of a page's headings, as GitHub generates them."""
     headings = re.findall(r"^#{1,6} (.+)$", FENCE.sub("", text), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading).strip().lower().replace(" ", "-") for heading in headings}
 
 
 def main() -> int:
-    """Exit code 1 when a page is out of date (with --check) or a link is broken."""
+    """Write the pages; return 1 when a page is out of date (with --check) or a link is broken."""
     parser = argparse.ArgumentParser(description="Write the generated pages and check the links.")
     parser.add_argument("--check", action="store_true", help="write nothing; fail when a page is out of date")
     check = parser.parse_args().check

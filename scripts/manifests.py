@@ -37,7 +37,7 @@ _NO_ANNOTATIONS = re.compile(r"^( *)annotations:\n(?!\1  )", re.MULTILINE)
 
 
 def plain(rendered: str) -> str:
-    """The text of the file, of what helm gives for RENDER."""
+    """Return the file's text from helm's output for RENDER."""
     return HEAD + _NO_ANNOTATIONS.sub("", _OF_HELM.sub("", rendered))
 
 

@@ -25,11 +25,11 @@ from servers import Command  # noqa: E402
 ASSETS = ROOT / "docs/assets"
 WIDTH, HEIGHT = 1180, 900
 SECONDS = 40
-"""How long the engine is kept busy before the picture is taken."""
+"""Seconds of load on the engine before the picture is taken."""
 
 
 async def busy(url: str) -> None:
-    """Requests of several users who share a document, now more and now fewer."""
+    """Send requests of several users who share a document, in varying numbers."""
     async with aiohttp.ClientSession() as session:
 
         async def one(number: int) -> None:

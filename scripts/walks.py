@@ -428,7 +428,7 @@ def written(page: str) -> str:
 
 
 def main() -> int:
-    """Exit code 1 when a page is out of date, with --check."""
+    """Write the pages; with --check, return 1 when a page is out of date."""
     parser = argparse.ArgumentParser(description="Write the lists of files on the pages of walks.")
     parser.add_argument("--check", action="store_true", help="write nothing; fail when a page is out of date")
     parser.add_argument("--record", help="take one walk in this process and print its files")

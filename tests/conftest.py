@@ -1,6 +1,8 @@
-"""What every test needs: a main thread without a left-over event loop, and no search for garbage in what is
-there before the first test, or while it is made: some million objects of libraries and thousands of tests.
-Ctrl-C is heard, which shells let their background jobs ignore, and these all that they start.
+"""Process-wide setup of every test: event loop, garbage collection and Ctrl-C.
+
+The main thread has no left-over event loop. No search for garbage walks through the objects that exist before
+the first test, or while they are created: some million objects of libraries and thousands of tests. Ctrl-C is
+handled, although shells let their background jobs, and the children of these, ignore it.
 
 pytest-asyncio asks for "the current loop" around each test; without this line Python makes one to answer, and
 nobody closes it, which the last check of the session reports as an error.

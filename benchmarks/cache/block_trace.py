@@ -18,12 +18,12 @@ def endless_cache_bound(arrivals: Iterable[Arrival]) -> float:
     seen: set[int] = set()
     saved = total = 0
     for arrival in arrivals:
-        known = 0
+        seen_blocks = 0
         for block in arrival.block_ids:
             if block not in seen:
                 break
-            known += 1
-        saved += min(known, (arrival.input_tokens - 1) // BLOCK) * BLOCK
+            seen_blocks += 1
+        saved += min(seen_blocks, (arrival.input_tokens - 1) // BLOCK) * BLOCK
         total += arrival.input_tokens
         seen.update(arrival.block_ids)
     return saved / total if total else 0.0
@@ -32,7 +32,7 @@ def endless_cache_bound(arrivals: Iterable[Arrival]) -> float:
 def generated(
     requests: int, seed: int = 0, *, documents: int = 12, depth: Sequence[int] = (4, 40)
 ) -> list[Arrival]:
-    """A small trace of the same format: questions on shared documents, and conversations that go on.
+    """Return a small trace of the same format: questions on shared documents, and conversations that go on.
 
     `depth`: least and most blocks of a document.
     """

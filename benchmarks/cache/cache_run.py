@@ -20,7 +20,7 @@ from mamba_server.cache.tree import RadixTree
 
 @dataclass(frozen=True, slots=True)
 class CacheRun:
-    """What one run saved."""
+    """Savings measured in one run."""
 
     prompt_tokens: int
     cached_tokens: int
@@ -30,7 +30,7 @@ class CacheRun:
 
 
 def cache_of(size: CacheSize, workload: TraceWorkload, policy: Policy) -> RadixStateCache:
-    """The product's cache of that size, pages as long as the workload's blocks."""
+    """Return the product's cache of that size, pages as long as the workload's blocks."""
     longest = max((arrival.input_tokens for arrival in workload.arrivals), default=0)
     return RadixStateCache(
         size.arena(workload.block),

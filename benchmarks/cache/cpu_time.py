@@ -20,7 +20,7 @@ TOKENS, PAGE = 32_768, 16
 
 
 def match_and_insert(nodes: int, repeats: int = 50) -> dict[str, float]:
-    """Milliseconds for a prompt whose first half lies in the tree, cut into `nodes` nodes."""
+    """Return the milliseconds for a prompt whose first half lies in the tree, cut into `nodes` nodes."""
     tree = RadixTree(PAGE, Eviction("RecomputeCost"))
     rng = np.random.default_rng(0)
     pages = np.arange(TOKENS // PAGE, dtype=np.int32)
@@ -28,20 +28,24 @@ def match_and_insert(nodes: int, repeats: int = 50) -> dict[str, float]:
     for index in range(nodes):
         end = len(stem) * (index + 1) // nodes // PAGE * PAGE
         tree.insert(stem[:end], pages[: end // PAGE], index + 1, 1, "")
-    taken = []
+    seconds = []
     for number in range(repeats):
         tail = rng.integers(1, 1 << 15, TOKENS - len(stem)).astype(np.int32)
         prompt = np.concatenate([stem, tail])
         began = time.thread_time()
         tree.match(prompt, "", number + 2)
         tree.insert(prompt, pages, 10_000 + number, number + 2, "")
-        taken.append(1e3 * (time.thread_time() - began))
-    return {"nodes": nodes, "median_ms": round(statistics.median(taken), 4), "max_ms": round(max(taken), 3)}
+        seconds.append(1e3 * (time.thread_time() - began))
+    return {
+        "nodes": nodes,
+        "median_ms": round(statistics.median(seconds), 4),
+        "max_ms": round(max(seconds), 3),
+    }
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, write, print."""
-    found: dict[str, Any] = {
+    record: dict[str, Any] = {
         "tokens": TOKENS,
         "page_size": PAGE,
         "match_and_insert": [match_and_insert(nodes) for nodes in (1, 32, 1024)],
@@ -54,13 +58,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "",
         f"| match + insert of {TOKENS:,} tokens, nodes on the path | median, ms | longest, ms |",
         "| --- | --- | --- |",
-        *(f"| {r['nodes']:,} | {r['median_ms']} | {r['max_ms']} |" for r in found["match_and_insert"]),
+        *(f"| {r['nodes']:,} | {r['median_ms']} | {r['max_ms']} |" for r in record["match_and_insert"]),
         "",
         "| scheduler step, running | median, ms | p99, ms |",
         "| --- | --- | --- |",
-        *(f"| {r['running']} | {r['step']} | {r['p99']} |" for r in found["scheduler_step"]),
+        *(f"| {r['running']} | {r['step']} | {r['p99']} |" for r in record["scheduler_step"]),
     ]
-    write("cache-cpu-time", found, lines)
+    write("cache-cpu-time", record, lines)
 
 
 if __name__ == "__main__":

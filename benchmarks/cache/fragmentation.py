@@ -1,4 +1,4 @@
-"""What becomes of the arena's bytes under churn: running, resumable, useless, or stranded in half-full slabs.
+"""State of the arena's bytes under churn: running, resumable, useless, or stranded in half-full slabs.
 
 Run as `python -m benchmarks.cache.fragmentation`; writes JSON and Markdown to benchmarks/results. The
 engine's own scheduler, cache and arena run a load that swings between many short chats and few long
@@ -46,7 +46,7 @@ class SlabShares:
 
 
 def shares(cache: RadixStateCache) -> SlabShares:
-    """How the arena is used just now."""
+    """Return the current shares of the arena's bytes."""
     arena = cache.arena
     total, per_slab = arena.slabs - 1, max(1, arena.pages_per_slab)
     needed: set[Node] = set()
@@ -82,12 +82,12 @@ class WatchedArena(Arena):
 
 
 def load(seed: int, requests: int, phase: int = 250) -> Iterator[tuple[list[int], int]]:
-    """(prompt, outputs): phases of short chats that go on, and of questions on long documents, in turn."""
+    """Yield (prompt, outputs): phases of growing short chats and of questions on long documents, in turn."""
     rng = np.random.default_rng(seed)
 
     def text(least: int, most: int) -> list[int]:
-        found: list[int] = rng.integers(1, 1 << 15, int(rng.integers(least, most))).tolist()
-        return found
+        token_ids: list[int] = rng.integers(1, 1 << 15, int(rng.integers(least, most))).tolist()
+        return token_ids
 
     stems = [text(100, 600) for _ in range(8)]
     documents = [text(4_000, 40_000) for _ in range(24)]
@@ -149,7 +149,10 @@ def churn(size: CacheSize, policy: CachePolicy, requests: int, seed: int = 0) ->
 
 
 def summary(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Runs of one setting with several seeds as one row: means, and the worst of what is stranded. Pure."""
+    """Summarise the runs of one setting with several seeds in one row: means, and the worst stranded share.
+
+    Pure.
+    """
     names = runs[0]["mean"]
     return {
         **{name: runs[0][name] for name in ("strategy", "eviction", "slabs", "pages_per_slab")},
@@ -162,7 +165,7 @@ def summary(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def markdown(rows: Sequence[dict[str, Any]], requests: int, seeds: int) -> list[str]:
-    """The table."""
+    """Return the lines of the table."""
     columns = [
         "slabs",
         "pages",
@@ -201,7 +204,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--requests", type=int, default=1500)
     parser.add_argument("--seeds", type=int, default=4)
     parser.add_argument("--out", type=Path, default=RESULTS)
-    asked = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     runs, rows = [], []
     policies: list[tuple[str, Policy]] = [
         (strategy, eviction)
@@ -211,12 +214,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for slabs, tokens_per_state in SIZES:
         for strategy, eviction in policies:
             size, policy = CacheSize(slabs, 0, tokens_per_state), CachePolicy(eviction, strategy)
-            made = [churn(size, policy, asked.requests, seed) for seed in range(asked.seeds)]
-            runs += made
-            rows.append(summary(made))
-            print(markdown(rows[-1:], asked.requests, asked.seeds)[-1], flush=True)
-    found = {"rows_at_once": ROWS, "page_size": CachePolicy().page_size, "runs": runs}
-    write("cache-fragmentation", found, markdown(rows, asked.requests, asked.seeds), asked.out)
+            runs_by_seed = [churn(size, policy, options.requests, seed) for seed in range(options.seeds)]
+            runs += runs_by_seed
+            rows.append(summary(runs_by_seed))
+            print(markdown(rows[-1:], options.requests, options.seeds)[-1], flush=True)
+    record = {"rows_at_once": ROWS, "page_size": CachePolicy().page_size, "runs": runs}
+    write("cache-fragmentation", record, markdown(rows, options.requests, options.seeds), options.out)
 
 
 if __name__ == "__main__":

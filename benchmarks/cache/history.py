@@ -22,23 +22,23 @@ class PrefixHistory:
 
     @classmethod
     def of(cls, arrivals: Iterable[Arrival], block: int) -> "PrefixHistory":
-        """Number the prefixes of `arrivals`."""
-        made = cls(block)
-        known: dict[tuple[int, int], int] = {}
+        """Assign numbers to the prefixes of `arrivals`."""
+        history = cls(block)
+        numbers: dict[tuple[int, int], int] = {}
         for number, arrival in enumerate(arrivals):
             path, above = [], -1
             for name in arrival.block_ids[: arrival.input_tokens // block]:
-                above = known.setdefault((above, name), len(known))
-                if above == len(made.touches):
-                    made.touches.append([])
-                made.touches[above].append(number)
+                above = numbers.setdefault((above, name), len(numbers))
+                if above == len(history.touches):
+                    history.touches.append([])
+                history.touches[above].append(number)
                 path.append(above)
-            made.paths.append(path)
-            made.limits.append((arrival.input_tokens - 1) // block)
-        return made
+            history.paths.append(path)
+            history.limits.append((arrival.input_tokens - 1) // block)
+        return history
 
     def last(self, each: Sequence[int], number: int) -> list[int]:
-        """For each prefix that was asked for before `number`, the last request that began with it."""
+        """Return, for each prefix that occurs before `number`, the last request that began with it."""
         out = []
         for prefix in each:
             first = self.touches[prefix][0]
@@ -48,13 +48,13 @@ class PrefixHistory:
         return out
 
     def next(self, prefix: int, number: int) -> int:
-        """The first request after `number` that begins with `prefix`; NEVER if none does."""
+        """Return the first request after `number` that begins with `prefix`; NEVER if none does."""
         touches = self.touches[prefix]
         index = _after(touches, number)
         return touches[index] if index < len(touches) else NEVER
 
     def ends(self, number: int) -> list[int]:
-        """Depths, in blocks, at which a later request leaves `number`: where a checkpoint could be of use."""
+        """Return the depths, in blocks, at which a later request branches from `number`."""
         out, soonest = [], NEVER
         path = self.paths[number]
         for depth in range(self.limits[number], 0, -1):

@@ -24,7 +24,7 @@ STATE_TOKENS = 8_758
 
 
 def measure(arrivals: Sequence[Arrival], slots: Sequence[int], kv: Sequence[int]) -> list[dict[str, Any]]:
-    """One row for each policy, number of slots and KV (0: a model without attention, slots alone bind)."""
+    """Measure each policy, number of slots and KV (0: a model without attention, slots alone bind)."""
     bound = endless_cache_bound(arrivals)
     rows = []
     for beside in kv:
@@ -56,7 +56,7 @@ def measure(arrivals: Sequence[Arrival], slots: Sequence[int], kv: Sequence[int]
 
 
 def markdown(found: dict[str, Any]) -> list[str]:
-    """The tables."""
+    """Return the lines of the tables."""
     lines = [
         f"- trace: {found['trace']}, {found['requests']} requests, {found['prompt_tokens']:,} prompt tokens",
         f"- bound (every block of every prompt kept for ever, attention KV): {found['bound']:.1%}",
@@ -83,22 +83,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--slots", type=int, nargs="+", default=None)
     parser.add_argument("--kv", type=int, nargs="+", default=(0, KV_BESIDE))
     parser.add_argument("--out", type=Path, default=RESULTS)
-    asked = parser.parse_args(arguments)
-    if asked.trace:
-        with asked.trace.open(encoding="utf-8") as lines:
+    options = parser.parse_args(arguments)
+    if options.trace:
+        with options.trace.open(encoding="utf-8") as lines:
             arrivals = usable(parse(lines))
-        slots = asked.slots or (50, 400, 1600)
+        slots = options.slots or (50, 400, 1600)
     else:
         arrivals = generated(400)
-        slots = asked.slots or (8, 32, 128)
-    found = {
-        "trace": asked.trace.name if asked.trace else "generated",
+        slots = options.slots or (8, 32, 128)
+    record = {
+        "trace": options.trace.name if options.trace else "generated",
         "requests": len(arrivals),
         "prompt_tokens": sum(a.input_tokens for a in arrivals),
         "bound": round(endless_cache_bound(arrivals), 4),
-        "rows": measure(arrivals, slots, asked.kv),
+        "rows": measure(arrivals, slots, options.kv),
     }
-    write("cache-hit-rate", found, markdown(found), asked.out)
+    write("cache-hit-rate", record, markdown(record), options.out)
 
 
 if __name__ == "__main__":

@@ -52,7 +52,7 @@ class KnownMatch:
         self.shared = places[-1].depth if places else 0
 
     def path(self) -> Iterator[KnownCheckpoint]:
-        """Deepest first."""
+        """Yield the places on the path, deepest first."""
         return reversed(self.places)
 
 
@@ -67,21 +67,21 @@ class Oracle:
         self._places: dict[int, KnownCheckpoint] = {}
 
     def observe(self, token_ids: Tokens, salt: str) -> tuple[KnownMatch, list[KnownCheckpoint]]:
-        """The next request; also the places on its path that are cached: their next use is another now."""
+        """Take the next request; return its match and the cached places on its path (next use changed)."""
         self.number += 1
         path = self.history.paths[self.number]
         ends = [self._at(path[depth - 1], depth) for depth in self.history.ends(self.number)]
         limit = self.history.limits[self.number]
         tip = self._at(path[limit - 1], limit) if limit else self._at(-1, 0)
-        known = (self._places.get(prefix) for prefix in path)
-        return KnownMatch(ends, tip), [place for place in known if place and place.node]
+        places = (self._places.get(prefix) for prefix in path)
+        return KnownMatch(ends, tip), [place for place in places if place and place.node]
 
     def ghost_at(self, match: KnownMatch, depth: int, place: object, turn: int = 0) -> KnownCheckpoint:
-        """The place at page `depth` of the request that came last."""
+        """Return the place at page `depth` of the latest request."""
         return self._at(self.history.paths[self.number][depth - 1], depth)
 
     def observe_answer(self, match: KnownMatch, token_ids: Tokens, salt: str) -> KnownCheckpoint | None:
-        """Beyond the prompt nothing is known."""
+        """Ignore the answer: nothing is known beyond the prompt."""
         depth = len(token_ids) // self.history.block
         path = self.history.paths[self.number]
         return self._at(path[depth - 1], depth) if depth <= len(path) else None
@@ -90,7 +90,7 @@ class Oracle:
         return self._places.setdefault(prefix, KnownCheckpoint(self, prefix, depth))
 
     def rate(self, place: KnownCheckpoint) -> float:
-        """Returns per request of keeping a checkpoint at `place`."""
+        """Return the expected uses per request of a checkpoint at `place`."""
         at = self.number
         if place.prefix < 0:
             return 0.0
@@ -103,13 +103,13 @@ class Oracle:
         return 0.0
 
     def _deeper(self, place: KnownCheckpoint, number: int) -> bool:
-        """Whether request `number` finds a cached checkpoint below `place`."""
+        """Return whether request `number` finds a cached checkpoint below `place`."""
         path = self.history.paths[number][place.depth : self.history.limits[number]]
-        return any((found := self._places.get(prefix)) and found.node for prefix in path)
+        return any((cached := self._places.get(prefix)) and cached.node for prefix in path)
 
 
 def foretold(cache: RadixStateCache, history: PrefixHistory) -> RadixStateCache:
-    """`cache`, but its estimates of returns are the truth."""
+    """Return `cache` with true estimates of returns."""
     oracle = Oracle(history)
     cache.donation.ghosts = oracle  # type: ignore[assignment]
     cache.tree.eviction.use_forecast(oracle, cache.arena.pages_per_slab)  # type: ignore[arg-type]

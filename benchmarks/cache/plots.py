@@ -14,16 +14,16 @@ ASSETS = Path(__file__).parents[2] / "docs" / "assets"
 
 
 def newest(name: str, folder: Path = RESULTS) -> dict[str, Any] | None:
-    """The last recorded result of a benchmark; None if there is none."""
+    """Return the latest recorded result of a benchmark; None if there is none."""
     paths = sorted(folder.glob(f"*-{name}.json"))
     if not paths:
         return None
-    found: dict[str, Any] = json.loads(paths[-1].read_text(encoding="utf-8"))
-    return found
+    result: dict[str, Any] = json.loads(paths[-1].read_text(encoding="utf-8"))
+    return result
 
 
 def series(rows: list[dict[str, Any]]) -> dict[str, list[tuple[int, float]]]:
-    """(slots, hit rate) in order of slots, for each eviction policy and KV. Pure."""
+    """Return (slots, hit rate) in order of slots, for each eviction policy and KV. Pure."""
     out: dict[str, list[tuple[int, float]]] = {}
     for row in rows:
         beside = row["kv_tokens_beside"]
@@ -56,7 +56,7 @@ def hit_rates(found: dict[str, Any], path: Path) -> None:
 
 
 def strategies(found: dict[str, Any], path: Path) -> None:
-    """Concurrency, hit rate and throughput of each strategy by arena size."""
+    """Draw concurrency, hit rate and throughput of each strategy by arena size."""
     import matplotlib as mpl
 
     mpl.use("svg")
@@ -93,10 +93,10 @@ def main(arguments: list[str] | None = None) -> None:
         ("cache-hit-rate", hit_rates, "cache-hit-rate.svg"),
         ("cache-real-engine-350m", strategies, "cache-strategies.svg"),
     ):
-        if (found := newest(name)) is None:
+        if (result := newest(name)) is None:
             print(f"no result of {name} in {RESULTS}", file=sys.stderr)
         else:
-            draw(found, ASSETS / file)
+            draw(result, ASSETS / file)
 
 
 if __name__ == "__main__":

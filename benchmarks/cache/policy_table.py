@@ -1,4 +1,4 @@
-"""What the eviction policy saves beside LRU, an oracle and the space-time bound, in every cell of one table.
+"""Savings of the eviction policy compared with LRU, an oracle and the space-time bound, in one table.
 
 Run as `python -m benchmarks.cache.policy_table [--trace FILE]`; cells are workload x slots x
 {attention KV counted in the same arena, not counted}. Prints a line as each cell is done; writes JSON and
@@ -29,21 +29,21 @@ SLOTS = (50, 400, 1600)
 
 
 def cell(workload: TraceWorkload, history: PrefixHistory, slots: int, kv: int) -> dict[str, Any]:
-    """One row: the share of prompt tokens that each policy saves, and the ratios to what it is judged by."""
+    """Measure one row: each policy's share of saved prompt tokens, and its ratios to the bounds."""
     size = CacheSize(slots, kv, STATE_TOKENS if kv else 0)
 
     def run(policy: str) -> CacheRun:
         began = time.perf_counter()
         cache = cache_of(size, workload, "LRU" if policy == "LRU" else "RecomputeCost")
-        found = drive(workload, foretold(cache, history) if policy == "oracle" else cache)
+        hits = drive(workload, foretold(cache, history) if policy == "oracle" else cache)
         took = time.perf_counter() - began
         print(f"  {workload.name} {slots} {policy}: {took:.0f} s", end="\r", file=sys.stderr)
-        return found
+        return hits
 
-    found = {policy: run(policy) for policy in ("RecomputeCost", "LRU", "oracle")}
+    hits = {policy: run(policy) for policy in ("RecomputeCost", "LRU", "oracle")}
     arena = size.arena(workload.block)
-    total = found["LRU"].prompt_tokens
-    shares = {policy: each.cached_tokens / total for policy, each in found.items()}
+    total = hits["LRU"].prompt_tokens
+    shares = {policy: each.cached_tokens / total for policy, each in hits.items()}
     bound = space_time_bound(history, arena.slabs - 1, arena.pages_per_slab) / total
     own = shares["RecomputeCost"]
     return {
@@ -55,8 +55,8 @@ def cell(workload: TraceWorkload, history: PrefixHistory, slots: int, kv: int) -
         "policy_per_lru": _ratio(own, shares["LRU"]),
         "policy_per_oracle": _ratio(own, shares["oracle"]),
         "policy_per_bound": _ratio(own, bound),
-        "checkpoints_made": {policy: each.made for policy, each in found.items()},
-        "refused": found["LRU"].refused,
+        "checkpoints_made": {policy: each.made for policy, each in hits.items()},
+        "refused": hits["LRU"].refused,
     }
 
 
@@ -65,7 +65,7 @@ def _ratio(one: float, other: float) -> float | None:
 
 
 def line(row: dict[str, Any]) -> str:
-    """One row of the Markdown table."""
+    """Return one row of the Markdown table."""
     saved = row["saved"]
     return (
         f"| {row['workload']} | {row['slots']:,} | {'counted' if row['kv_tokens_beside'] else 'no'} "
@@ -81,13 +81,13 @@ HEAD = (
 
 
 def workloads(names: Sequence[str], trace: Path | None, requests: int | None = None) -> list[TraceWorkload]:
-    """The generated ones of those names (none: all) with so many requests each, then the recorded trace."""
+    """Return the generated workloads of these names (none: all) and the recorded trace."""
     chosen = [make for make in GENERATED if not names or make.__name__ in names]
-    made = [make() if requests is None else make(requests) for make in chosen]
+    generated = [make() if requests is None else make(requests) for make in chosen]
     if trace is not None:
         with trace.open(encoding="utf-8") as lines:
-            made.append(TraceWorkload(trace.stem, BLOCK, usable(parse(lines))))
-    return made
+            generated.append(TraceWorkload(trace.stem, BLOCK, usable(parse(lines))))
+    return generated
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -101,9 +101,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--slots", type=int, nargs="+", default=SLOTS)
     parser.add_argument("--kv", type=int, nargs="+", default=(0, KV_BESIDE))
     parser.add_argument("--out", type=Path, default=RESULTS)
-    asked = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     rows, facts = [], []
-    for workload in workloads(asked.workload, asked.trace, asked.requests):
+    for workload in workloads(options.workload, options.trace, options.requests):
         history = PrefixHistory.of(workload.arrivals, workload.block)
         tokens = sum(arrival.input_tokens for arrival in workload.arrivals)
         facts.append(
@@ -111,12 +111,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
             f"{tokens // len(workload.arrivals):,} tokens on average, pages of {workload.block}; "
             f"an endless cache saves {space_time_bound(history, 1 << 40, 0) / tokens:.1%}"
         )
-        for slots in asked.slots:
-            for kv in asked.kv:
+        for slots in options.slots:
+            for kv in options.kv:
                 rows.append(cell(workload, history, slots, kv))
                 print(line(rows[-1]), flush=True)
     lines = [*facts, f"- KV that is counted: {KV_BESIDE:,} tokens beside the slots, in one arena", "", *HEAD]
-    write("cache-policy", {"rows": rows}, [*lines, *(line(row) for row in rows), ""], asked.out)
+    write("cache-policy", {"rows": rows}, [*lines, *(line(row) for row in rows), ""], options.out)
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ class Case:
     rounds: int
 
     def model(self) -> str:
-        """Directory or URI; the random checkpoint is written if it is not there."""
+        """Parse a directory or URI; the random checkpoint is written if it does not exist."""
         return "builtin://tiny-recall" if self.name == "tiny" else str(random_350m(CACHE / "random-350m"))
 
 
@@ -71,26 +71,26 @@ class BatchRun:
 
 @contextmanager
 def engine(model: str, **settings: Any) -> Iterator[Engine]:
-    """An engine with overlap; its memory goes back at the end."""
-    wanted = {"strategy": "ExtraBuffer", "arena_bytes": 64 << 20, "overlap": True, **settings}
-    made = boot(EngineSettings(model=model, device="cpu", **wanted), lambda *_: None)
+    """Yield an engine with overlap; its memory is released at the end."""
+    engine_settings = {"strategy": "ExtraBuffer", "arena_bytes": 64 << 20, "overlap": True, **settings}
+    instance = boot(EngineSettings(model=model, device="cpu", **engine_settings), lambda *_: None)
     try:
-        yield made
+        yield instance
     finally:
-        made.stream.close()
-        del made
+        instance.stream.close()
+        del instance
         gc.collect()
 
 
 def prompts(count: int, length: int, seed: int, vocabulary: int) -> list[list[int]]:
-    """Random prompts, all different."""
+    """Return random prompts, all different."""
     rng = np.random.default_rng(seed)
-    found: list[list[int]] = rng.integers(5, vocabulary, (count, length)).tolist()
-    return found
+    token_ids: list[list[int]] = rng.integers(5, vocabulary, (count, length)).tolist()
+    return token_ids
 
 
 def run(of: Engine, wanted: Sequence[Sequence[int]], outputs: int, *, turn_boundary: int = 0) -> BatchRun:
-    """All prompts at once, stepped until idle. Raises RuntimeError if one is refused or a step fails."""
+    """Run all prompts at once until idle. Raises RuntimeError if one is refused or a step fails."""
     core, seen = of.core, of.core.scheduler.counters
     prompt_tokens, cached = seen.prompt_tokens, seen.cached_tokens
     params = SamplingParams(max_tokens=outputs, temperature=0.0, ignore_eos=True)
@@ -99,23 +99,23 @@ def run(of: Engine, wanted: Sequence[Sequence[int]], outputs: int, *, turn_bound
         refused = core.add(AddRequest(f"r{number}", TokenIds(prompt), params, turn_boundary=turn_boundary))
         if refused is not None:
             raise RuntimeError(refused.message)
-    made: dict[str, list[int]] = {f"r{number}": [] for number in range(len(wanted))}
+    answers: dict[str, list[int]] = {f"r{number}": [] for number in range(len(wanted))}
     first, most = 0.0, 0
     while not core.idle:
         for delta in core.step():
             first = first or time.perf_counter() - wall
-            made[delta.request_id].extend(delta.token_ids)
+            answers[delta.request_id].extend(delta.token_ids)
         most = max(most, core.scheduler.running)
     if core.failed_steps:
         raise RuntimeError(core.last_error)
     return BatchRun(
         time.perf_counter() - wall, time.process_time() - cpu, first, seen.prompt_tokens - prompt_tokens,
-        seen.cached_tokens - cached, list(made.values()), most,
+        seen.cached_tokens - cached, list(answers.values()), most,
     )  # fmt: skip
 
 
 def without_reuse(model: str, case: Case) -> dict[str, Any]:
-    """(a) Caching on and off, no prompt twice: medians of the ratios of neighbouring rounds."""
+    """Compare caching on and off with no prompt twice, case (a): medians of ratios of neighbouring rounds."""
     wall, cpu = [], []
     with (
         engine(model, arena_bytes=case.arena) as on,
@@ -129,8 +129,8 @@ def without_reuse(model: str, case: Case) -> dict[str, Any]:
             lengths = np.random.default_rng(number).integers(200, 313, 4).tolist()
             load = [prompts(1, length, 10 * number + i, vocabulary)[0] for i, length in enumerate(lengths)]
             order = (on, off) if number % 2 else (off, on)
-            made = {id(each): run(each, load, 64) for each in order}
-            a, b = made[id(on)], made[id(off)]
+            results = {id(each): run(each, load, 64) for each in order}
+            a, b = results[id(on)], results[id(off)]
             wall.append(b.wall / a.wall)
             cpu.append(b.cpu / a.cpu)
     return {
@@ -143,7 +143,7 @@ def without_reuse(model: str, case: Case) -> dict[str, Any]:
 
 
 def shared_prefix(model: str, case: Case, prefix: int, rounds: int) -> dict[str, Any]:
-    """(b) Time to the first token with a shared prefix: cold, on second sight, and from then on."""
+    """Measure (b): time to the first token with a shared prefix, cold, on second sight, and later."""
     with engine(model, max_model_len=prefix + 512, arena_bytes=case.arena) as it:
         vocabulary = it.model.vocab_size
         times: dict[str, list[float]] = {"cold": [], "second": [], "third": []}
@@ -166,7 +166,7 @@ def shared_prefix(model: str, case: Case, prefix: int, rounds: int) -> dict[str,
 
 
 def burst(model: str, case: Case, *, requests: int = 8, prefix: int = 1000, tail: int = 32) -> dict[str, Any]:
-    """(b) Requests that come together and share a prefix nobody has seen: caching on against off."""
+    """Measure (b): simultaneous requests with a new common prefix, caching on against off."""
     stem = prompts(1, prefix, 5, 200)[0]
     seconds, computed = {}, {}
     for caching in (True, False):
@@ -189,19 +189,19 @@ def burst(model: str, case: Case, *, requests: int = 8, prefix: int = 1000, tail
 def conversation(
     model: str, strategy: str, track_interval: int, *, turns: int = 10, user: int = 120, answer: int = 60
 ) -> dict[str, Any]:
-    """(c) Tokens that went through the model in a chat, against every token of it once."""
+    """Measure (c): computed tokens of a chat, compared with all of its tokens."""
     longest = turns * (user + answer) + 1
     with engine(model, strategy=strategy, track_interval=track_interval, max_model_len=longest) as it:
         vocabulary, page = it.model.vocab_size, it.plan.page_size
         history: list[int] = []
         computed = aligned = 0
         for turn in prompts(turns, user, 0, vocabulary):
-            known = len(history)
+            history_length = len(history)
             history = history + turn
             ran = run(it, [history], answer, turn_boundary=len(history) - 4)
             # Of the answer, all but the last token go through the model as it is decoded.
             computed += ran.prompt_tokens - ran.cached_tokens + answer - 1
-            aligned += len(history) - known // page * page + answer - 1
+            aligned += len(history) - history_length // page * page + answer - 1
             history += ran.outputs[0]
     return {
         "strategy": strategy,
@@ -216,7 +216,7 @@ def conversation(
 
 
 def two_turns(it: Engine, case: Case) -> tuple[BatchRun, BatchRun]:
-    """Chats on four shared stems, all at once, and their second turns; the engine is warm then."""
+    """Run chats on four shared stems, all at once, and their second turns; the engine is warm then."""
     vocabulary = it.model.vocab_size
     run(it, prompts(2, 40, 998, vocabulary), 4)
     stems, tails = prompts(4, 64, 0, vocabulary), prompts(case.chats, 24, 100, vocabulary)
@@ -228,25 +228,27 @@ def two_turns(it: Engine, case: Case) -> tuple[BatchRun, BatchRun]:
 
 
 def strategies(model: str, case: Case) -> list[dict[str, Any]]:
-    """(d) The strategies at some arena sizes."""
+    """Measure (d): the strategies at some arena sizes."""
     rows = []
     for arena in case.arenas:
         for name in STRATEGIES:
             with engine(model, strategy=name, arena_bytes=arena, max_model_len=384) as it:
-                made = two_turns(it, case)
+                result = two_turns(it, case)
                 slabs = it.core.cache.capacity.slabs
-            tokens = sum(each.tokens for each in made)
+            tokens = sum(each.tokens for each in result)
             rows.append(
                 {
                     "arena_mib": arena / 2**20,
                     "slabs": slabs,
                     "strategy": name,
-                    "most_running": max(each.most_running for each in made),
+                    "most_running": max(each.most_running for each in result),
                     "hit_rate": round(
-                        sum(each.cached_tokens for each in made) / sum(each.prompt_tokens for each in made), 4
+                        sum(each.cached_tokens for each in result)
+                        / sum(each.prompt_tokens for each in result),
+                        4,
                     ),
-                    "tokens_per_second": round(tokens / sum(each.wall for each in made), 1),
-                    "tokens_per_cpu_second": round(tokens / sum(each.cpu for each in made), 1),
+                    "tokens_per_second": round(tokens / sum(each.wall for each in result), 1),
+                    "tokens_per_cpu_second": round(tokens / sum(each.cpu for each in result), 1),
                 }
             )
             print(rows[-1], flush=True)
@@ -254,7 +256,7 @@ def strategies(model: str, case: Case) -> list[dict[str, Any]]:
 
 
 def markdown(found: dict[str, Any]) -> list[str]:
-    """All four as text and tables."""
+    """Return all four measurements as text and tables."""
     a, b, c = found["without_reuse"], found["shared_prefix"], found["burst"]
     low, high = a["spread_cpu"]
     lines = [
@@ -299,17 +301,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.cache.real_engine", description=__doc__)
     parser.add_argument("--case", choices=[case.name for case in CASES], help="one of them; default all")
     parser.add_argument("--prefix", type=int, default=10_000)
-    asked = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     import torch
 
     torch.set_num_threads(1)
     chats = [(name, 256, 60) for name in STRATEGIES]
     chats += [("ExtraBuffer", 256, 600), ("ExtraBuffer", 1024, 600)]
     for case in CASES:
-        if asked.case not in {None, case.name}:
+        if options.case not in {None, case.name}:
             continue
         model = case.model()
-        found = {
+        record = {
             "model": "builtin://tiny-recall"
             if case.name == "tiny"
             else "random Nemotron-H of 350M parameters",
@@ -320,11 +322,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
             if case.name == "tiny"
             else [],
             "without_reuse": without_reuse(model, case),
-            "shared_prefix": shared_prefix(model, case, asked.prefix, min(3, case.rounds)),
+            "shared_prefix": shared_prefix(model, case, options.prefix, min(3, case.rounds)),
             "burst": burst(model, case),
             "strategies": strategies(model, case),
         }
-        write(f"cache-real-engine-{case.name}", found, markdown(found))
+        write(f"cache-real-engine-{case.name}", record, markdown(record))
 
 
 if __name__ == "__main__":

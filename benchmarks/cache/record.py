@@ -12,7 +12,7 @@ RESULTS = Path(__file__).parents[1] / "results"
 
 
 def header(title: str, date: str, machine: dict[str, Any]) -> list[str]:
-    """The lines above every table. Pure."""
+    """Return the lines above every table. Pure."""
     versions = ", ".join(f"{name} {number}" for name, number in machine["versions"].items())
     load = ", ".join(map(str, machine["load_average"]))
     where = f"{machine['processor']}, {machine['cores']} cores, {machine['memory_gib']} GiB"

@@ -29,7 +29,7 @@ from mamba_server.wire import AddRequest, SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class CachePolicy:
-    """What the settings of an engine say about its cache."""
+    """Settings of an engine that decide about its cache."""
 
     eviction: Policy = "RecomputeCost"
     strategy: str = "ExtraBuffer"
@@ -43,7 +43,7 @@ class CachePolicy:
 
 @dataclass(frozen=True, slots=True)
 class ReplayResult:
-    """What one replay saw."""
+    """Measurements of one replay."""
 
     prompt_tokens: int
     cached_tokens: int
@@ -71,7 +71,7 @@ class InstantRunner:
 def build(
     size: CacheSize, policy: CachePolicy, longest: int, *, rows: int = 4, arena: type[Arena] = Arena
 ) -> EngineCore:
-    """An engine core of that cache for up to `rows` sequences at once of up to `longest` tokens."""
+    """Return an engine core of that cache for up to `rows` sequences at once of up to `longest` tokens."""
     cache = RadixStateCache(
         size.arena(policy.page_size, arena),
         RadixTree(policy.page_size, Eviction(policy.eviction)),

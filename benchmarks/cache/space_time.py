@@ -15,7 +15,7 @@ Floats = npt.NDArray[np.float64]
 
 
 def space_time_bound(history: PrefixHistory, slabs: float, pages_per_slab: int) -> int:
-    """Most tokens that `slabs` slabs can save; 0 pages a slab: pages take no memory."""
+    """Return the most tokens that `slabs` slabs can save; 0 pages a slab: pages take no memory."""
     gains, costs, starts = _reuses(history, 1 / pages_per_slab if pages_per_slab else 0.0)
     if not len(gains):
         return 0
@@ -40,7 +40,7 @@ def space_time_bound(history: PrefixHistory, slabs: float, pages_per_slab: int) 
 
 
 def _reuses(history: PrefixHistory, page: float) -> tuple[Floats, Floats, npt.NDArray[np.int64]]:
-    """Tokens, cost in slabs x requests, and where the choices of each request that could resume begin."""
+    """Return tokens, cost in slabs x requests, and the start of the choices of each resumable request."""
     gains: list[float] = []
     costs: list[float] = []
     starts: list[int] = []

@@ -29,24 +29,24 @@ class _Writer:
         self._timed: list[tuple[float, int, Arrival]] = []
 
     def segment(self, tokens: float) -> Segment:
-        """New text of about that many tokens."""
+        """Return a new segment of about `tokens` tokens."""
         return next(self._segments), max(1, round(tokens))
 
     def lognormal(self, mean: float, sigma: float) -> float:
-        """Positive, of that mean; `sigma` of its logarithm."""
+        """Draw a positive number with that mean; `sigma` of its logarithm."""
         return math.exp(self.rng.gauss(math.log(mean) - sigma * sigma / 2, sigma))
 
     def geometric(self, mean: float) -> int:
-        """1, 2, ... of that mean."""
+        """Draw from 1, 2, ... with that mean."""
         return 1 + int(math.log(1 - self.rng.random()) / math.log(1 - 1 / mean)) if mean > 1 else 1
 
     def zipf(self, items: int, exponent: float) -> Callable[[], int]:
-        """Draws 0 .. items - 1, the first the most popular."""
+        """Draw from 0 .. items - 1, the first the most popular."""
         weights = list(itertools.accumulate((1 + i) ** -exponent for i in range(items)))
         return lambda: self.rng.choices(range(items), cum_weights=weights)[0]
 
     def ask(self, at: float, prompt: list[Segment], outputs: float) -> None:
-        """One request at second `at`."""
+        """Add one request at second `at`."""
         number = len(self._timed)
         self._timed.append((at, number, Arrival(at, *self._cut(prompt, max(1, round(outputs))))))
 
@@ -70,20 +70,20 @@ class _Writer:
         return total, outputs, tuple(ids)
 
     def workload(self, name: str, requests: int) -> TraceWorkload:
-        """The first `requests` in order of time."""
+        """Return the first `requests` of the workload in order of time."""
         first = heapq.nsmallest(requests, self._timed)
         return TraceWorkload(name, PAGE, [arrival for _, _, arrival in first])
 
 
 def _starts(rng: random.Random, rate: float, seconds: float) -> Iterator[float]:
-    """Poisson arrivals, `rate` a second."""
+    """Yield Poisson arrivals, `rate` a second."""
     at = 0.0
     while (at := at + rng.expovariate(rate)) < seconds:
         yield at
 
 
 def chat(requests: int = 8000, seed: int = 0) -> TraceWorkload:
-    """Conversations whose history grows, behind the system prompts of a few applications.
+    """Return conversations whose history grows, behind the system prompts of a few applications.
 
     Published: inputs of 12,035 and outputs of 343 tokens on average (conversation trace of Mooncake, Qin et
     al., FAST 2025); two turns on average, more than half of the conversations one (LMSYS-Chat-1M, Zheng et
@@ -108,7 +108,7 @@ def chat(requests: int = 8000, seed: int = 0) -> TraceWorkload:
 
 
 def documents(requests: int = 3000, seed: int = 0) -> TraceWorkload:
-    """One document, many questions: each reader asks several about one document.
+    """Return one document, many questions: each reader asks several about one document.
 
     Published: documents of some 20,000 tokens (LooGLE, Li et al., 2023). Assumed: four questions a reader, a
     minute apart on average; popularity of documents by Zipf's law, exponent 0.4.
@@ -126,7 +126,7 @@ def documents(requests: int = 3000, seed: int = 0) -> TraceWorkload:
 
 
 def agents(requests: int = 6000, seed: int = 0) -> TraceWorkload:
-    """Agents in loops: a call and its result are appended; some steps are tried again, some fork.
+    """Return agents in loops: a call and its result are appended; some steps are tried again, some fork.
 
     Published: inputs of 8,596 and outputs of 182 tokens on average (tool and agent trace of Mooncake, Qin et
     al., FAST 2025; 0.59 of it reused, here 0.85). Assumed: steps follow within seconds, one in ten waits for
@@ -157,7 +157,7 @@ def agents(requests: int = 6000, seed: int = 0) -> TraceWorkload:
 
 
 def retrieval(requests: int = 6000, seed: int = 0) -> TraceWorkload:
-    """Retrieved chunks in the order of their relevance, then a question: only the first ones are ever shared.
+    """Return prompts of retrieved chunks in order of relevance and a question: only the first are shared.
 
     Published: three in a hundred documents draw about sixty per cent of the requests (RAGCache, Jin et al.,
     2024, on MMLU over Wikipedia). Assumed: chunks of 1,000 tokens, four to a prompt out of eight of a topic.

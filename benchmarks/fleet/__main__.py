@@ -42,9 +42,9 @@ STEPS = 10
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
-    made = argparse.ArgumentParser(prog="python -m benchmarks.fleet", description=__doc__)
-    source = made.add_mutually_exclusive_group(required=True)
+    """Build the parser of the command line."""
+    command_line = argparse.ArgumentParser(prog="python -m benchmarks.fleet", description=__doc__)
+    source = command_line.add_mutually_exclusive_group(required=True)
     source.add_argument("--trace", type=Path, help="recorded requests")
     source.add_argument(
         "--holdout", nargs="+", choices=HOLDOUTS, help="generated traffic that no default was chosen by"
@@ -53,57 +53,65 @@ def parser() -> argparse.ArgumentParser:
         "--practice", nargs="+", choices=PRACTICE, help="generated traffic that some were chosen by"
     )
     source.add_argument("--workload", choices=[make.__name__ for make in GENERATED], help="generated ones")
-    made.add_argument("--requests", type=int, default=4000, help="of a generated workload")
-    made.add_argument("--format", choices=("mooncake", "azure"), help="of the trace; default: as found")
-    made.add_argument("--router", choices=ROUTERS, default="ours")
-    made.add_argument("--scaler", choices=SCALERS, default="ours")
-    made.add_argument("--slo-ttft", type=duration, default=2.0, metavar="TIME", help="such as 2s; default 2s")
-    made.add_argument(
+    command_line.add_argument("--requests", type=int, default=4000, help="of a generated workload")
+    command_line.add_argument(
+        "--format", choices=("mooncake", "azure"), help="of the trace; default: as found"
+    )
+    command_line.add_argument("--router", choices=ROUTERS, default="ours")
+    command_line.add_argument("--scaler", choices=SCALERS, default="ours")
+    command_line.add_argument(
+        "--slo-ttft", type=duration, default=2.0, metavar="TIME", help="such as 2s; default 2s"
+    )
+    command_line.add_argument(
         "--slo-tpot", type=duration, default=0.1, metavar="TIME", help="such as 100ms; default 100ms"
     )
-    made.add_argument("--engine-profile", default="gpu-80g-assumed", help="a shipped one's name, or a file")
-    made.add_argument(
+    command_line.add_argument(
+        "--engine-profile", default="gpu-80g-assumed", help="a shipped one's name, or a file"
+    )
+    command_line.add_argument(
         "--load-scale", type=float, nargs="+", default=[1.0], help="requests for each of the trace"
     )
-    made.add_argument(
+    command_line.add_argument(
         "--splice", type=duration, metavar="TIME", help="play pieces of so long in another order, by the seed"
     )
-    made.add_argument("--hours", type=float, help="play it for so long, again and again; default: once")
-    made.add_argument("--diurnal", action="store_true", help="with the shape of a day")
-    made.add_argument("--seed", type=int, default=0)
-    made.add_argument(
+    command_line.add_argument(
+        "--hours", type=float, help="play it for so long, again and again; default: once"
+    )
+    command_line.add_argument("--diurnal", action="store_true", help="with the shape of a day")
+    command_line.add_argument("--seed", type=int, default=0)
+    command_line.add_argument(
         "--initial",
         type=int,
         help="engines at the beginning; of fixed: all the time; default: the cheapest fixed fleet's",
     )
-    made.add_argument("--min", type=int, default=1, help="fewest engines")
-    made.add_argument("--max", type=int, default=64, help="most engines")
-    made.add_argument(
+    command_line.add_argument("--min", type=int, default=1, help="fewest engines")
+    command_line.add_argument("--max", type=int, default=64, help="most engines")
+    command_line.add_argument(
         "--cold-start", type=duration, default=120.0, metavar="TIME", help="of an engine; default 120s"
     )
-    made.add_argument("--failures", type=float, default=0.0, help="deaths per engine and hour")
-    made.add_argument(
+    command_line.add_argument("--failures", type=float, default=0.0, help="deaths per engine and hour")
+    command_line.add_argument(
         "--spot", type=float, default=0.0, help="losses with two minutes' notice per engine and hour"
     )
-    made.add_argument("--output", choices=("table", "json"), default="table")
-    made.add_argument(
+    command_line.add_argument("--output", choices=("table", "json"), default="table")
+    command_line.add_argument(
         "--compare", action="store_true", help="all routers and autoscalers, at each load scale"
     )
-    made.add_argument(
+    command_line.add_argument(
         "--scalers",
         nargs="+",
         choices=SCALERS,
         default=SCALERS,
         help="those that --compare runs; default: all",
     )
-    made.add_argument("--jobs", type=int, default=1, help="loads that --compare runs at once")
-    made.add_argument("--out", type=Path, default=RESULTS, help="folder for what --compare writes")
-    return made
+    command_line.add_argument("--jobs", type=int, default=1, help="loads that --compare runs at once")
+    command_line.add_argument("--out", type=Path, default=RESULTS, help="folder for what --compare writes")
+    return command_line
 
 
 @contextmanager
 def progress_bar(what: str) -> Iterator[Progress]:
-    """Progress on standard error: a bar on a terminal, else a line for each tenth."""
+    """Yield a callback that shows progress on standard error: a bar, or a line for each tenth."""
     if sys.stderr.isatty():
         with Bar(console=Console(stderr=True), transient=True) as bar:
             task = bar.add_task(what, total=1.0)
@@ -143,16 +151,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
             begun = experiment
             if options.initial is None:
                 begun = experiment.starting_with(experiment.cheapest_fixed("ours", progress)[0])
-            found = asdict(begun.run(options.router, options.scaler, progress))
+            result = asdict(begun.run(options.router, options.scaler, progress))
         if options.output == "json":
-            print(json.dumps({name: found[name] for name in NAMED}))
+            print(json.dumps({name: result[name] for name in NAMED}))
         else:
             table = Table(
                 title=f"{experiment.stream.workload.name} x{scale:g}: {options.router}, {options.scaler}"
             )
             table.add_column("score")
             table.add_column("value", justify="right")
-            for name, value in found.items():
+            for name, value in result.items():
                 table.add_row(name, f"{value:,}")
             Console().print(table)
     return 0
@@ -169,13 +177,13 @@ def _sources(options: argparse.Namespace) -> list[RequestStream]:
 
 
 def _trace(path: Path, expected: Format | None) -> RequestStream:
-    """With a line on standard error that shows in which unit its times were taken to be."""
-    found = read(path, expected)
-    count = len(found.workload.arrivals)
+    """Read the trace, and print the assumed unit of its times on standard error."""
+    trace = read(path, expected)
+    count = len(trace.workload.arrivals)
     if not count:
         raise TraceError("no request that can be played: prompts of 1 token at least, whole in its hash_ids")
-    print(f"{path.name}: {count:,} requests in {found.seconds:,.1f} s", file=sys.stderr, flush=True)
-    return found
+    print(f"{path.name}: {count:,} requests in {trace.seconds:,.1f} s", file=sys.stderr, flush=True)
+    return trace
 
 
 def _experiment(options: argparse.Namespace, source: RequestStream, scale: float) -> Experiment:
@@ -218,10 +226,10 @@ def _compare(options: argparse.Namespace, experiments: Sequence[tuple[float, Exp
                 rows += compare_and_print(load, routers, progress, options.scalers)
     else:
         with ProcessPoolExecutor(options.jobs, get_context("spawn")) as pool:
-            for found in pool.map(
+            for result in pool.map(
                 partial(compare_and_print, routers=routers, scalers=options.scalers), loads
             ):
-                rows += found
+                rows += result
     first = experiments[0][1]
     slo, around = first.slo, first.conditions
     facts = [

@@ -1,4 +1,4 @@
-"""What a live fleet takes for requests that nobody disturbs, and the simulated one that is as fast.
+"""Response times of an undisturbed live fleet, and the simulated fleet that is as fast.
 
 Asked are new prompts, and such prompts with more behind them, one at a time, before anything is compared. Of
 the times to the first token a part is the same for all, a part goes by the prompt's tokens, by those that are
@@ -27,13 +27,13 @@ Parts = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class FleetFit:
-    """Of a fleet: its engines, and what is around them."""
+    """Fitted times of a fleet: of the engines, and of everything around them."""
 
     profile: EngineProfile
     machine: Machine
 
     def numbers(self) -> dict[str, float]:
-        """For people."""
+        """Return the coefficients in readable form."""
         own, around = self.profile, self.machine
         jitter = sorted(around.jitter) or [0.0]
         return {
@@ -64,7 +64,7 @@ class Calibration:
     used: float
 
     def fit(self, slabs: int) -> FleetFit:
-        """Of engines with so many state slots.
+        """Fit a fleet whose engines have `slabs` state slots.
 
         By medians of requests alike, so that a moment in which something else had the cores decides nothing.
         """
@@ -75,8 +75,8 @@ class Calibration:
         first = np.array([median(times) for times in cells.values()])
         parts = np.array([_parts(*cell) for cell in cells])
         # Each relative to its own time: the short ones are what the traces have most of.
-        found = non_negative(parts / first[:, None], np.ones(len(first)))
-        same, token, resumed, computed, attention = map(float, found)
+        coefficients = non_negative(parts / first[:, None], np.ones(len(first)))
+        same, token, resumed, computed, attention = map(float, coefficients)
         one = median(each.tpot for each in well if each.tpot is not None)
         many = median(each.tpot for each in self.together if each.tpot is not None)
         sequence = max(LEAST, (many - one) / (WIDE - 1))
@@ -91,7 +91,7 @@ class Calibration:
             strategy="ExtraBufferLazy",
         )  # fmt: skip
         jitter = (
-            (each.ttft or 0.0) - float(found @ _parts(each.prompt_tokens, each.cached_tokens))
+            (each.ttft or 0.0) - float(coefficients @ _parts(each.prompt_tokens, each.cached_tokens))
             for each in well
         )
         machine = Machine(self.cores, self.used, max(0.0, same - step), token, tuple(jitter))
@@ -99,15 +99,15 @@ class Calibration:
 
 
 def _parts(prompt: int, resumed: int) -> Parts:
-    """What a time to the first token goes by, as `fit` tells them apart."""
+    """Return the parts of a time to first token that `fit` distinguishes."""
     attention = prefill_work(resumed, prompt, 1.0) - (prompt - resumed)
     return np.array([1.0, prompt, float(resumed > 0), prompt - resumed, attention])
 
 
 def non_negative(parts: Parts, times: Parts) -> Parts:
-    """The coefficients of least squares, none of them below zero. `parts`: [times, coefficients].
+    """Solve least squares with no coefficient below zero. `parts`: [times, coefficients].
 
-    Of every choice of those that are zero the best: exact, for a handful of coefficients.
+    Tries every choice of coefficients that are zero: exact, and fast for a handful of coefficients.
     """
     count = parts.shape[1]
     best, least = np.zeros(count), float(times @ times)

@@ -26,7 +26,7 @@ class Row:
     """GPU-seconds by those of the cheapest fixed fleet behind the product's router."""
 
     def plain(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return plain data for JSON."""
         return {
             "workload": self.workload, "router": self.router, "scaler": self.scaler, "cost": self.cost,
             **asdict(self.score),
@@ -41,14 +41,14 @@ HEAD = (f"| {' | '.join(COLUMNS)} |", f"| {' | '.join('---' for _ in COLUMNS)} |
 
 
 def line(row: Row) -> str:
-    """One row of the Markdown table."""
-    found = row.score
-    shown = (
-        row.workload, row.router, row.scaler, f"{found.sloAttainment:.1%}", f"{found.gpuSeconds:,.0f}",
-        f"{row.cost:.2f}", found.reversals, found.worstPendingExcess, f"{found.recoverySeconds:.0f} s",
-        found.lostRequests, f"{found.tokenHitRate:.1%}", f"{found.recomputedTokens:,}",
+    """Return one row of the Markdown table."""
+    score = row.score
+    cells = (
+        row.workload, row.router, row.scaler, f"{score.sloAttainment:.1%}", f"{score.gpuSeconds:,.0f}",
+        f"{row.cost:.2f}", score.reversals, score.worstPendingExcess, f"{score.recoverySeconds:.0f} s",
+        score.lostRequests, f"{score.tokenHitRate:.1%}", f"{score.recomputedTokens:,}",
     )  # fmt: skip
-    return f"| {' | '.join(map(str, shown))} |"
+    return f"| {' | '.join(map(str, cells))} |"
 
 
 def compare_and_print(
@@ -57,7 +57,7 @@ def compare_and_print(
     progress: Progress = silent,
     scalers: Sequence[ScalerName] = SCALERS,
 ) -> list[Row]:
-    """`compare` one (name, experiment); prints each row to standard error as it is found."""
+    """Run `compare` on one (name, experiment) and print each row to standard error."""
 
     def print_row(row: Row) -> None:
         print(line(row), file=sys.stderr, flush=True)
@@ -73,7 +73,7 @@ def compare(
     routers: Sequence[RouterName] = ROUTERS,
     scalers: Sequence[ScalerName] = SCALERS,
 ) -> list[Row]:
-    """All rows of one workload; `on_row` is called with each as it is found."""
+    """Compare all rows of one workload; `on_row` is called with each result."""
     replicas, fixed = experiment.cheapest_fixed("ours", progress)
     begun = experiment.starting_with(replicas)
     rows: list[Row] = []

@@ -6,8 +6,8 @@ UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 def duration(text: str) -> float:
-    """Seconds. Raises ValueError."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|h)", text)
-    if found is None or not float(found[1]) > 0:
+    """Parse a duration into seconds. Raises ValueError."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|h)", text)
+    if match is None or not float(match[1]) > 0:
         raise ValueError(f"{text} is no time: write such as 2s or 100ms")
-    return float(found[1]) * UNITS[found[2]]
+    return float(match[1]) * UNITS[match[2]]

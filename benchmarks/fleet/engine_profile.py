@@ -14,7 +14,7 @@ class ProfileError(ValueError):
 
 
 def profile(name: str) -> EngineProfile:
-    """The shipped profile of that name, or the one in the file. Raises `ProfileError`."""
+    """Return the shipped profile of that name, or the one in the file. Raises `ProfileError`."""
     path = PROFILES / f"{name}.json"
     if not path.is_file():
         path = Path(name)

@@ -23,17 +23,17 @@ ScalerName = Literal["ours", "fixed", "hpa-queue", "hpa-kv", "kpa", "wva", "orac
 SCALERS: tuple[ScalerName, ...] = get_args(ScalerName)
 ORACLE_USES = (0.75, 0.5, 0.35, 0.25)
 Progress = Callable[[float], None]
-"""Told the share of a run that is done."""
+"""Callback that receives the finished share of a run."""
 
 
 def silent(share: float) -> None:
-    """Shows nothing."""
+    """Ignore the progress."""
     del share
 
 
 @dataclass(frozen=True, slots=True)
 class Experiment:
-    """What all runs of a comparison have in common."""
+    """Conditions that all runs of a comparison share."""
 
     stream: RequestStream
     profile: EngineProfile
@@ -42,7 +42,7 @@ class Experiment:
     seed: int = 0
 
     def run(self, router: RouterName, scaler: ScalerName, progress: Progress = silent) -> Score:
-        """Of one router and one autoscaler; it begins with `conditions.initial` engines."""
+        """Run one router with one autoscaler, starting with `conditions.initial` engines."""
         if scaler != "oracle":
             return self._score(self._simulated(router, self._scaler(scaler), self.conditions, progress))
         # It knows the trace, so it also knows how full engines may be made.
@@ -55,11 +55,11 @@ class Experiment:
         return self._score(run)
 
     def fixed(self, router: RouterName, replicas: int, progress: Progress = silent) -> Score:
-        """Of a fleet of so many."""
+        """Run a fleet of a fixed number of engines."""
         return self._score(self._simulated_fixed(router, replicas, progress))
 
     def cheapest_fixed(self, router: RouterName, progress: Progress = silent) -> tuple[int, Score]:
-        """The smallest fixed fleet that attains the goal, or the largest allowed if none does; its score."""
+        """Return the smallest fixed fleet that attains the goal (else the largest allowed) and its score."""
         low = high = self.conditions.least
         run = self._simulated_fixed(router, high, progress)
         while not _attains(run) and high < self.conditions.most:
@@ -75,7 +75,7 @@ class Experiment:
         return high, self._score(run)
 
     def starting_with(self, replicas: int) -> "Experiment":
-        """The same with so many engines at the beginning."""
+        """Return the same experiment with `replicas` engines at the beginning."""
         return replace(self, conditions=replace(self.conditions, initial=replicas))
 
     def _simulated_fixed(self, router: RouterName, replicas: int, progress: Progress) -> Simulation:
@@ -119,7 +119,7 @@ class Experiment:
 
 
 def concurrency(requests: Sequence[Request], profile: EngineProfile, slo: Slo) -> float:
-    """Requests that one engine has at once when it is fully used: what a load test of it finds.
+    """Return the number of concurrent requests of a fully used engine, as a load test would measure it.
 
     By Little's law, of the requests' mean work and of the time they stay: their prompts, and their answers at
     the promised time per token or at that of an engine which is as full as its work allows, if that is less.

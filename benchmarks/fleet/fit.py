@@ -23,16 +23,16 @@ LEAST = 1e-6
 
 
 def fitted(model: str, levels: Sequence[dict[str, Any]], origin: str) -> EngineProfile:
-    """The profile by least squares of relative errors. Raises ValueError with fewer than two levels."""
+    """Fit a profile by least squares of relative errors. Raises ValueError with fewer than two levels."""
     if len(levels) < 2:
         raise ValueError(f"{model}: a fit takes loops of at least two widths, not {len(levels)}")
     rows = []
     for level in levels:
-        found, wide = level["engine"], level["concurrency"]
-        tokens = found["tokens"]
+        capacity, wide = level["engine"], level["concurrency"]
+        tokens = capacity["tokens"]
         computed = tokens["prompt"] - tokens["cached"]
-        rows.append((found["seconds"], computed, tokens["output"] / wide, tokens["output"]))
-        rows.append((found["latency_ms"]["tpot"]["mean"] / 1000, 0.0, 1.0, float(wide)))
+        rows.append((capacity["seconds"], computed, tokens["output"] / wide, tokens["output"]))
+        rows.append((capacity["latency_ms"]["tpot"]["mean"] / 1000, 0.0, 1.0, float(wide)))
     table = np.array(rows)
     relative = table[:, 1:] / table[:, :1]
     costs = np.linalg.lstsq(relative, np.ones(len(table)), rcond=None)[0].clip(LEAST)
@@ -56,16 +56,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.fleet.fit", description=__doc__)
     parser.add_argument("model", help="as the result names it")
     parser.add_argument("--result", type=Path, help="default: the newest of benchmarks.serve")
-    asked = parser.parse_args(arguments)
-    path = asked.result or max(RESULTS.glob("*-serve.json"))
+    options = parser.parse_args(arguments)
+    path = options.result or max(RESULTS.glob("*-serve.json"))
     result = json.loads(path.read_text(encoding="utf-8"))
-    levels = next((each["levels"] for each in result["models"] if each["model"] == asked.model), None)
+    levels = next((each["levels"] for each in result["models"] if each["model"] == options.model), None)
     if levels is None:
-        parser.error(f"{path} has no model {asked.model}: {[each['model'] for each in result['models']]}")
+        parser.error(f"{path} has no model {options.model}: {[each['model'] for each in result['models']]}")
     origin = f"fitted to {path.name}, {result['dtype']} on {result['threads']} threads; memory assumed"
-    made = fitted(asked.model, levels, origin)
-    out = PROFILES / f"{made.name}.json"
-    out.write_bytes(msgspec.json.format(msgspec.json.encode(made), indent=2) + b"\n")
+    profile = fitted(options.model, levels, origin)
+    out = PROFILES / f"{profile.name}.json"
+    out.write_bytes(msgspec.json.format(msgspec.json.encode(profile), indent=2) + b"\n")
     print(out.read_text(encoding="utf-8"))
 
 

@@ -24,7 +24,7 @@ class LengthDistribution:
     """Share of the prompts with an infinite variance: Pareto's of exponent 1.5, and of the same mean."""
 
     def draw(self, rng: Random) -> tuple[int, int]:
-        """Of one request."""
+        """Draw the lengths of one request."""
         if self.tail and rng.random() < self.tail:
             prompt = self.prompt / 3 * rng.paretovariate(1.5)
         else:
@@ -45,28 +45,28 @@ def plain(
     others: LengthDistribution | None = None,
     share: RateShape = lambda _: 0.0,
 ) -> RequestStream:
-    """Prompts that begin alike nowhere; Poisson arrivals, `peak` a second at the busiest.
+    """Return prompts that begin alike nowhere; Poisson arrivals, `peak` a second at the busiest.
 
     At each second, `share` of the requests have lengths of the `others`.
     """
     rng = Random(f"plain {seed}")
-    at, made = 0.0, list[Arrival]()
+    at, arrivals = 0.0, list[Arrival]()
     while (at := at + rng.expovariate(peak)) < HOUR:
         if rng.random() < shape(at):
             kind = others if others is not None and rng.random() < share(at) else lengths
-            made.append(Arrival(at, *kind.draw(rng), ()))
-    return RequestStream(TraceWorkload("plain", PLAIN_BLOCK, made), False)
+            arrivals.append(Arrival(at, *kind.draw(rng), ()))
+    return RequestStream(TraceWorkload("plain", PLAIN_BLOCK, arrivals), False)
 
 
 def cut(workload: TraceWorkload, shape: RateShape, seed: int) -> RequestStream:
-    """An hour of a generated workload, in that shape."""
+    """Cut an hour of that shape from a generated workload."""
     whole = RequestStream(workload, True)
     return scaled(whole, 1.0, min(1.0, whole.seconds / HOUR), shape, seed)
 
 
 def named(name: str, hours: dict[str, Callable[[], RequestStream]], prefix: str) -> RequestStream:
-    """The one of that name among `hours`, called `prefix` and its name."""
-    found = hours[name]()
+    """Return the hour of that name among `hours`, called `prefix` and its name."""
+    stream = hours[name]()
     return RequestStream(
-        TraceWorkload(f"{prefix}-{name}", found.workload.block, found.workload.arrivals), found.identity
+        TraceWorkload(f"{prefix}-{name}", stream.workload.block, stream.workload.arrivals), stream.identity
     )

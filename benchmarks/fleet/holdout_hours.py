@@ -40,5 +40,5 @@ HOLDOUTS: dict[str, Callable[[], RequestStream]] = {
 
 
 def holdout(name: str) -> RequestStream:
-    """The one of that name."""
+    """Return the holdout hour of that name."""
     return named(name, HOLDOUTS, "holdout")

@@ -9,7 +9,7 @@ from mamba_cli.fleet.slo import GOAL
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:
-    """The same rows give the same file."""
+    """Draw the rows into a file; the same rows give the same file."""
     import matplotlib as mpl
 
     mpl.use("svg")

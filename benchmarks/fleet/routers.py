@@ -36,7 +36,7 @@ class ConsistentHash(SimulatedGateway):
     prefix_weight = 0.0
 
     def send(self, request: Request) -> str | None:
-        """The engine it goes to; None: none is ready."""
+        """Choose the engine for a request; None: no engine is ready."""
         ready = available(self._pool.snapshot())
         if not ready:
             return None

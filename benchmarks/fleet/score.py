@@ -1,4 +1,4 @@
-"""What a run is judged by. Pure."""
+"""Score of a run. Pure."""
 
 import itertools
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ BIN = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """Of one run."""
+    """Results by which one run is judged."""
 
     sloAttainment: float  # noqa: N815
     """Share of requests that got what they were promised; those that got lost did not."""
@@ -47,11 +47,11 @@ NAMED = (
     "sloAttainment", "gpuSeconds", "reversals", "worstPendingExcess", "recoverySeconds", "lostRequests",
     "tokenHitRate", "recomputedTokens",
 )  # fmt: skip
-"""What is printed as JSON."""
+"""Names of the fields that are printed as JSON."""
 
 
 def score(run: Simulation, needed: Sequence[tuple[float, int]] = ()) -> Score:
-    """Of a run that is over. `needed`: (second, engines) that the work of the trace takes, in order."""
+    """Score a finished run. `needed`: (second, engines) that the work of the trace takes, in order."""
     judged = [request for request in run.requests if request.engine]
     until = run.stream.seconds
     targets = [target for _, target in run.history.targets]
@@ -79,13 +79,13 @@ def score(run: Simulation, needed: Sequence[tuple[float, int]] = ()) -> Score:
 
 
 def reversals(targets: Sequence[int]) -> int:
-    """Changes of direction."""
+    """Count the changes of direction."""
     signs = [after > before for before, after in itertools.pairwise(targets) if after != before]
     return sum(one != other for one, other in itertools.pairwise(signs))
 
 
 def pending_excess(supply: Sequence[tuple[float, int, int]], needed: Sequence[tuple[float, int]]) -> int:
-    """Most engines starting beyond need; without `needed`, most starting."""
+    """Return the most engines starting beyond need; without `needed`, most starting."""
     worst, upcoming, need = 0, list(needed), 0
     for at, ready, starting in supply:
         while upcoming and upcoming[0][0] <= at:
@@ -95,7 +95,7 @@ def pending_excess(supply: Sequence[tuple[float, int, int]], needed: Sequence[tu
 
 
 def recovery(requests: Sequence[Request], attained: Sequence[bool]) -> float:
-    """Longest run of `BIN`s below the goal, in seconds. Bins without arrivals belong to the one before."""
+    """Return the longest run of `BIN`s below the goal, in seconds; empty bins belong to the one before."""
     bins: dict[int, list[bool]] = {}
     for request, well in zip(requests, attained, strict=True):
         bins.setdefault(int(request.arrived_at / BIN), []).append(well)

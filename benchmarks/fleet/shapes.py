@@ -11,22 +11,22 @@ HOUR = 3600.0
 
 
 def constant(share: float) -> RateShape:
-    """The same all the time."""
+    """Return a constant rate."""
     return lambda _: share
 
 
 def ramp(at: float) -> float:
-    """A tenth at first, then more and more for three quarters of an hour, then all of it."""
+    """Return a tenth at first, then more and more for three quarters of an hour, then all of it."""
     return min(1.0, 0.1 + 0.9 * at / (0.75 * HOUR))
 
 
 def evening(at: float) -> float:
-    """All of it for a quarter of an hour, then less and less, at last a seventh."""
+    """Return the full rate for a quarter of an hour, then less and less, at last a seventh."""
     return min(1.0, max(1 / 7, 1.0 - (at - 0.25 * HOUR) / (0.5 * HOUR)))
 
 
 def spiked(seed: int, days: int = 1) -> RateShape:
-    """So many days in an hour, from a tenth to six tenths and back; and six spikes of a minute or two."""
+    """Compress days into an hour, from a tenth to six tenths and back, with six spikes of a minute or two."""
     rng = Random(f"spikes {seed}")
     spikes = [(rng.uniform(0, HOUR), rng.uniform(60, 120)) for _ in range(6)]
 
@@ -40,13 +40,13 @@ def spiked(seed: int, days: int = 1) -> RateShape:
 def on_off(
     seed: int, shortest: float = 150, longest: float = 500, off: float = 0.05, *, begins: bool = False
 ) -> RateShape:
-    """All of it and `off` of it in turns of so many seconds. `begins`: with all of it."""
+    """Alternate the full rate and the share `off`. `begins`: with the full rate."""
     turns = _turns(Random(f"on and off {seed}"), lambda rng: rng.uniform(shortest, longest))
     return lambda at: 1.0 if (bisect_right(turns, at) + begins) % 2 == 0 else off
 
 
 def bursts(seed: int, base: float, mean_gap: float, shortest: float, longest: float) -> RateShape:
-    """`base`, and after gaps of `mean_gap` seconds on average all of it for so long."""
+    """Return `base` with bursts to the full rate, `mean_gap` seconds apart on average."""
     rng = Random(f"bursts {seed}")
     times, at = list[float](), 0.0
     while at < HOUR:
@@ -55,7 +55,7 @@ def bursts(seed: int, base: float, mean_gap: float, shortest: float, longest: fl
 
 
 def drift(seed: int, step: float = 60.0, sigma: float = 0.12) -> RateShape:
-    """A random walk of the load's logarithm, between a fifth and all of it, a step each `step` seconds."""
+    """Return a random walk of the load's logarithm between a fifth and 1, with a step each `step` seconds."""
     rng = Random(f"drift {seed}")
     walk, level = list[float](), math.log(0.5)
     while len(walk) * step <= HOUR:

@@ -36,5 +36,5 @@ the lengths that were published of them. In `longer` four prompts of ten are lon
 
 
 def practice(name: str) -> RequestStream:
-    """The one of that name."""
+    """Return the practice hour of that name."""
     return named(name, PRACTICE, "practice")

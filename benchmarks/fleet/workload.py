@@ -1,4 +1,4 @@
-"""What fleets are asked beside recorded traces: the cache benchmarks' workloads, and the shape of a day."""
+"""Workloads of fleets besides recorded traces: the cache benchmarks' workloads, and the shape of a day."""
 
 import math
 
@@ -8,7 +8,7 @@ from mamba_cli.fleet.workload import RequestStream
 
 
 def generated(name: str, requests: int, seed: int) -> RequestStream:
-    """One of the cache benchmarks' workloads, by name."""
+    """Return one of the cache benchmarks' workloads, by name."""
     make = next(each for each in GENERATED if each.__name__ == name)
     return RequestStream(make(requests, seed), True)
 

@@ -12,12 +12,16 @@ from benchmarks.gpu.supervisor import Options, Supervisor
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the stages. Returns the number of stages that are not done, 2 for options that cannot be."""
-    given = _options(arguments)
-    stages = [stage for stage in STAGES if not given.only or stage.name in given.only]
+    parsed = _options(arguments)
+    stages = [stage for stage in STAGES if not parsed.only or stage.name in parsed.only]
     options = Options(
-        given.out, given.device, given.small, given.seconds, patience=10.0 if given.device == "cpu" else 1.0
+        parsed.out,
+        parsed.device,
+        parsed.small,
+        parsed.seconds,
+        patience=10.0 if parsed.device == "cpu" else 1.0,
     )
-    os.environ |= _environment(given.device)
+    os.environ |= _environment(parsed.device)
     return Supervisor(options, stages, _command).run()
 
 
@@ -47,16 +51,16 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--small", action="store_true", help="small models, as Triton's interpreter needs")
-    given = parser.parse_args(arguments)
-    if given.out.exists() and not given.out.is_dir():
-        parser.error(f"--out {given.out} is a file: name a folder")
-    if not 0 < given.seconds < math.inf:
-        parser.error(f"--seconds {given.seconds:g}: give a number of seconds above 0")
-    if given.device == "cpu" and not given.small:
+    options = parser.parse_args(arguments)
+    if options.out.exists() and not options.out.is_dir():
+        parser.error(f"--out {options.out} is a file: name a folder")
+    if not 0 < options.seconds < math.inf:
+        parser.error(f"--seconds {options.seconds:g}: give a number of seconds above 0")
+    if options.device == "cpu" and not options.small:
         parser.error(
             "--device cpu goes with --small: Triton's interpreter computes, for tests of this command"
         )
-    return given
+    return options
 
 
 if __name__ == "__main__":

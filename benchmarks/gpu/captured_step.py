@@ -100,7 +100,7 @@ def _compare(rows: int, device: torch.device, graphs: StepGraphs, *, small: bool
 
 
 def _same(left: torch.Tensor, right: torch.Tensor) -> bool:
-    """Whether all bits are equal, NaN being equal to NaN."""
+    """Return whether all bits are equal, NaN being equal to NaN."""
     if not left.is_floating_point():
         return torch.equal(left, right)
     return bool(((left == right) | (left.isnan() & right.isnan())).all())

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 Numbers = dict[str, Any]
-"""What a case found, as JSON. The entry "headline" (name -> number) goes into the summary as well."""
+"""Results of a case, as JSON. The entry "headline" (name -> number) goes into the summary as well."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,8 +109,8 @@ def _report(reports: IO[str], message: dict[str, Any]) -> bool:
 
 
 def _job(line: str) -> Job:
-    given = json.loads(line)
-    return Job(**{**given, "tried": frozenset(given["tried"]), "left_out": tuple(given["left_out"])})
+    job = json.loads(line)
+    return Job(**{**job, "tried": frozenset(job["tried"]), "left_out": tuple(job["left_out"])})
 
 
 def _device_works(job: Job) -> bool:

@@ -88,15 +88,15 @@ def _launched_kernels() -> dict[str, Any]:
 
 def _resources(kernels: dict[str, Any], device: torch.device) -> list[dict[str, Any]]:
     """Return registers, spilled registers and shared memory of each variant that was compiled."""
-    found: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
     for name, kernel in sorted(kernels.items()):
         caches = getattr(kernel, "device_caches", None)
         if device.type == "cuda" and caches:
             variants = caches[torch.cuda.current_device()][0].values()
-            found.extend({"kernel": name, **_resources_of(variant)} for variant in variants)
+            rows.extend({"kernel": name, **_resources_of(variant)} for variant in variants)
         else:
-            found.append({"kernel": name})
-    return found
+            rows.append({"kernel": name})
+    return rows
 
 
 def _resources_of(variant: Any) -> dict[str, Any]:

@@ -28,10 +28,10 @@ def card(device: str) -> str:
 
 
 def _versions() -> dict[str, str]:
-    found = {}
+    versions = {}
     for name in PACKAGES:
         try:
-            found[name] = version(name)
+            versions[name] = version(name)
         except PackageNotFoundError:
-            found[name] = "not there"
-    return found
+            versions[name] = "not there"
+    return versions

@@ -10,7 +10,7 @@ MOST = 40
 
 
 def top_kernels(work: Callable[[], object]) -> Numbers:
-    """Profile one run of `work`, which has run before: its `MOST` longest kernels, and all launches."""
+    """Profile one run of warm `work`: its `MOST` longest kernels, and all launches."""
     work()
     torch.cuda.synchronize()
     with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as profiled:

@@ -7,7 +7,8 @@ from typing import Any, Literal
 from benchmarks.gpu.models import CONFIGS, NANO
 
 Size = Literal["whole", "few", "small"]
-"""As published; with few layers of the published extents; with few and narrow layers, for the interpreter."""
+"""Size of a model: as published; few layers of the published extents; few and narrow layers for the
+interpreter."""
 GRANITE, QWEN = "granite-4.0-h-tiny", "qwen3-next-80b-a3b"
 FEW: dict[str, dict[str, Any]] = {
     NANO: {"hybrid_override_pattern": "M*-M-", "num_hidden_layers": 5},

@@ -1,5 +1,7 @@
-"""The models whose shapes are measured: published configurations, shortened, and small ones for the
-interpreter. Free of torch."""
+"""Models whose shapes are measured.
+
+Published configurations, shortened ones, and small ones for the interpreter. Free of torch.
+"""
 
 import json
 from collections import Counter

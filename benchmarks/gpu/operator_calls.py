@@ -1,5 +1,8 @@
-"""The calls of operators that a model's step makes, with the very arguments: views of the arena, slices of
-projections, plans. Recorded once, then checked against the reference or timed."""
+"""Operator calls of a model's step with their arguments.
+
+The arguments are views of the arena, slices of projections, and plans. Calls are recorded once, then checked
+against the reference or timed.
+"""
 
 import inspect
 from collections.abc import Callable, Sequence
@@ -94,7 +97,7 @@ def _compare(mine: torch.Tensor, expected: torch.Tensor, numbers: dict[str, floa
 
 
 def _changed_rows(old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
-    """[rows] bool: rows (of the first dimension) in which a bit differs, NaN being equal to NaN."""
+    """Return [rows] bool: rows (of the first dimension) in which a bit differs, NaN being equal to NaN."""
     if old.dim() == 0 or not old.numel():
         return torch.zeros(len(old) if old.dim() else 0, dtype=torch.bool, device=old.device)
     same = (old == new) | (old.isnan() & new.isnan()) if old.is_floating_point() else old == new
@@ -126,7 +129,7 @@ def _copy(value: Any, dtype: torch.dtype | None) -> Any:
 
 
 def _holds_floats(value: Any) -> bool:
-    """Whether it is a record of tensors to compute with; a plan holds integers, and stays as it is."""
+    """Tell whether the object is a record of tensors to compute with; a plan holds integers."""
     parts = [getattr(value, field.name) for field in fields(value)]
     return any(isinstance(part, torch.Tensor) and part.is_floating_point() for part in parts)
 

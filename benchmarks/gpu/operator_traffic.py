@@ -51,10 +51,10 @@ def _least_bytes(operator: str, given: dict[str, Any]) -> Any:
 
 def operations(call: OperatorCall) -> int | None:
     """Return multiplications and additions of matrix products at least; None where they do not bind."""
-    given = _arguments(call)
+    inputs = _arguments(call)
     if call.operator == "ssd_prefill":
-        tokens, H, P = given["inputs"].x.shape
-        G, N = given["inputs"].B.shape[1:]
+        tokens, H, P = inputs["inputs"].x.shape
+        G, N = inputs["inputs"].B.shape[1:]
         chunk = 64
         return int(tokens * (2 * chunk * (G * N + H * P) + 4 * H * P * N))
     return None

@@ -1,7 +1,6 @@
 """The same work by other libraries, where they are installed: torch's attention, mamba_ssm, FLA."""
 
 import importlib
-import importlib.util
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -34,8 +33,7 @@ def peers_of(call: OperatorCall) -> Iterator[tuple[str, Callable[[], Work]]]:
 
 
 def allow_bare_mamba_ssm() -> None:
-    """Let the Triton files of mamba_ssm be imported without the package's own start, which wants its CUDA
-    extension."""
+    """Let Triton files of mamba_ssm be imported without the package's `__init__`, which needs CUDA code."""
     if "mamba_ssm" in sys.modules:
         return
     for folder in map(Path, sys.path):
@@ -73,7 +71,7 @@ def _torch_attention(call: OperatorCall, backend: SDPBackend) -> Work:
     heads, width = query.shape[1:]
     kv_heads = kv.shape[3]
     new = len(query) // sequences
-    asked = query.reshape(sequences, new, heads, width).transpose(1, 2).contiguous()
+    queries = query.reshape(sequences, new, heads, width).transpose(1, 2).contiguous()
     keys, values = (
         torch.randn(sequences, kv_heads, context, width, dtype=kv.dtype, device=kv.device) for _ in range(2)
     )
@@ -84,7 +82,7 @@ def _torch_attention(call: OperatorCall, backend: SDPBackend) -> Work:
     def run() -> torch.Tensor:
         with sdpa_kernel(backend):
             return F.scaled_dot_product_attention(
-                asked, keys, values, is_causal=causal, scale=scale, enable_gqa=True
+                queries, keys, values, is_causal=causal, scale=scale, enable_gqa=True
             )
 
     return run

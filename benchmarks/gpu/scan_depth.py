@@ -1,4 +1,4 @@
-"""How the scan's error grows with the length of a prompt: bfloat16 products against float64 sums."""
+"""Growth of the scan's error with the length of a prompt: bfloat16 products against float64 sums."""
 
 from typing import Any
 
@@ -29,11 +29,11 @@ def error_by_depth(tokens: int, device: torch.device, *, small: bool) -> dict[st
     parts["dt_bias"] = torch.full((H,), -3.0, device=device)
     results: list[tuple[torch.Tensor, torch.Tensor]] = []
     for operator, wide in ((triton_operators().ssd_prefill, False), (ssd_prefill, True)):
-        given: dict[str, Any] = {name: part.double() if wide else part for name, part in parts.items()}
+        inputs: dict[str, Any] = {name: part.double() if wide else part for name, part in parts.items()}
         kind = torch.float64 if wide else torch.float32
         state = torch.zeros(2, H, P, N, dtype=kind, device=device)
         out = torch.full((tokens, H, P), torch.nan, dtype=kind, device=device)
-        operator(state, ScanInputs(**given, dt_limit=LIMIT), _plan(tokens, device), out)
+        operator(state, ScanInputs(**inputs, dt_limit=LIMIT), _plan(tokens, device), out)
         results.append((out.double(), state[1].double()))
     (y, state), (true_y, true_state) = results
     return {

@@ -83,8 +83,11 @@ class StepArena:
         seed: int = 0,
         spare_slabs: int = 0,
     ) -> None:
-        """`whole`: the model whose slabs these are, of which a shortened model uses the first layers;
-        `spare_slabs`: slabs between those in use, so that places lie far apart."""
+        """Prepare the inputs of a step.
+
+        `whole`: model that owns the slabs, of which a shortened model uses the first layers; `spare_slabs`:
+        unused slabs between the used ones, so that places lie far apart.
+        """
         layer = layer_state(whole)
         page = PAGE * kv_bytes_per_token(whole, dtype)
         slab = slab_bytes(state_bytes(whole, state_dtype, dtype).total, page)
@@ -148,8 +151,10 @@ class StepArena:
             for rank, (first, end) in enumerate(_cuts(piece))
         ]
         columns = np.array(chunks, np.int32).reshape(-1, 5)
-        wanted = {(number, depth) for number, piece in enumerate(own[D:], D) for depth in _checkpoints(piece)}
-        track = [next(slots) if (row[2], row[4]) in wanted else -1 for row in columns.tolist()]
+        checkpoints = {
+            (number, depth) for number, piece in enumerate(own[D:], D) for depth in _checkpoints(piece)
+        }
+        track = [next(slots) if (row[2], row[4]) in checkpoints else -1 for row in columns.tolist()]
         rows = table[sequence, positions // PAGE] * PAGE + positions % PAGE
         noise = noise_words(sequence, (positions + 1).astype(np.int32)) if self._rounds else None
         batch = HostBatch(

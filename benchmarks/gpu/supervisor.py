@@ -1,5 +1,7 @@
-"""Runs stages in child processes and writes down what they report. Free of torch, so that no device, kernel
-or library can take it down."""
+"""Run stages in child processes and write down their reports.
+
+Free of torch, so that no device, kernel or library can end this process.
+"""
 
 import contextlib
 import json
@@ -31,7 +33,7 @@ class Stopped(Exception):
 
 @dataclass(slots=True)
 class StageResult:
-    """How a stage ended, as the summary shows it."""
+    """End of a stage, as the summary shows it."""
 
     name: str
     state: str = "not run"

@@ -1,4 +1,4 @@
-"""How long device work takes, as it is in a captured step: a graph of many calls, repeated."""
+"""Duration of device work as in a captured step: a graph of many calls, repeated."""
 
 import statistics
 import time

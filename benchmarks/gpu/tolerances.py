@@ -1,11 +1,11 @@
-"""How far a kernel's results may be from the reference's in float32."""
+"""Largest accepted differences between a kernel's results and the float32 reference."""
 
 import torch
 
 RELATIVE_RMS = {torch.bfloat16: 0.01, torch.float16: 0.002, torch.float32: 1e-4}
 """By the type of activations: some roundings of each operand, relative to the size of the result."""
 GREATEST = {torch.bfloat16: 0.06, torch.float16: 0.01, torch.float32: 1e-3}
-"""Of any single number, relative to the largest."""
+"""Limit for any single number, relative to the largest."""
 
 
 def complaint(numbers: dict[str, float], dtype: torch.dtype) -> str:

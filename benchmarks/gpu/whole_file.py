@@ -55,7 +55,7 @@ class LinesFile:
         write_whole(self._path, "".join(json.dumps(each) + "\n" for each in self.lines))
 
     def has_facts(self, stage: str) -> bool:
-        """Whether card and versions of `stage` stand in the file."""
+        """Return whether card and versions of `stage` stand in the file."""
         return any(line.get("facts_of") == stage for line in self.lines)
 
 

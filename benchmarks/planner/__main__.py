@@ -25,34 +25,41 @@ SHOWN = 12
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
-    made = argparse.ArgumentParser(prog="python -m benchmarks.planner", description=__doc__)
-    made.add_argument("--cases", type=int, default=200)
-    made.add_argument("--seed", type=int, default=1)
-    made.add_argument("--length", type=float, default=1.0, help="of each run, times the usual; default 1")
-    made.add_argument("--out", type=Path, default=RESULTS, help="folder for what is written")
-    return made
+    """Build the parser of the command line."""
+    command_line = argparse.ArgumentParser(prog="python -m benchmarks.planner", description=__doc__)
+    command_line.add_argument("--cases", type=int, default=200)
+    command_line.add_argument("--seed", type=int, default=1)
+    command_line.add_argument(
+        "--length", type=float, default=1.0, help="of each run, times the usual; default 1"
+    )
+    command_line.add_argument("--out", type=Path, default=RESULTS, help="folder for what is written")
+    return command_line
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run all cases; 0, or 1 where a choice gives away more than it may."""
-    asked = parser().parse_args(arguments)
+    options = parser().parse_args(arguments)
     judged: list[CaseResult] = []
     refused = 0
     with progress_bar("cases") as progress:
-        for number, case in enumerate(cases(asked.cases, asked.seed), 1):
+        for number, case in enumerate(cases(options.cases, options.seed), 1):
             try:
-                judged.append(judge(case, length=asked.length))
+                judged.append(judge(case, length=options.length))
             except InsufficientMemory:
                 refused += 1
-            progress(number / asked.cases)
-    found = {"cases": asked.cases, "seed": asked.seed, "refused": refused, "rows": [row(j) for j in judged]}
-    write("planner", found, report(judged, asked.cases, asked.seed), asked.out)
+            progress(number / options.cases)
+    record = {
+        "cases": options.cases,
+        "seed": options.seed,
+        "refused": refused,
+        "rows": [row(j) for j in judged],
+    }
+    write("planner", record, report(judged, options.cases, options.seed), options.out)
     return int(any(each.loss > ALLOWED for each in judged))
 
 
 def row(result: CaseResult) -> dict[str, Any]:
-    """One case as the JSON has it."""
+    """Return one case in the form of the JSON file."""
     case, plan = result.case, result.chosen
     return {
         "number": case.number, "model": case.name, "device_memory": case.device.memory,
@@ -74,7 +81,7 @@ def row(result: CaseResult) -> dict[str, Any]:
 
 
 def losses(results: Sequence[CaseResult], strategy: str) -> list[float]:
-    """What always taking `strategy` gives away; all, where it does not fit."""
+    """Return the losses of always taking `strategy`; 1 where it does not fit."""
     return [
         1 - each.served[strategy].tokens_per_second / each.served[each.best].tokens_per_second
         if strategy in each.served
@@ -84,7 +91,7 @@ def losses(results: Sequence[CaseResult], strategy: str) -> list[float]:
 
 
 def report(results: Sequence[CaseResult], count: int, seed: int) -> list[str]:
-    """The Markdown below the header. Pure."""
+    """Return the Markdown below the header. Pure."""
     planned = [each.loss for each in results]
     what = (
         f"{count} random cases of seed {seed}: a published model, a GPU's memory, traffic of conversations "

@@ -27,7 +27,7 @@ class Case:
 
     number: int
     name: str
-    """Of the model."""
+    """Name of the model."""
     model: ModelConfig
     constraints: Constraints
     device: Device
@@ -47,12 +47,12 @@ def _models() -> dict[str, ModelConfig]:
 
 
 def cases(count: int, seed: int) -> Iterator[Case]:
-    """`count` of them."""
+    """Yield `count` cases."""
     return (drawn(number, seed) for number in range(count))
 
 
 def drawn(number: int, seed: int) -> Case:
-    """The case of that number; it is the same whatever others are drawn."""
+    """Draw the case of that number; it does not depend on the other cases."""
     models = _models()
     rng = random.Random(f"{seed} {number}")
 
@@ -78,7 +78,7 @@ def drawn(number: int, seed: int) -> Case:
     whole = sized.slabs(shape.concurrency, 1, workload.tokens)
     slabs = max(2 + sized.slabs(1, 3, longest), round(whole * 0.6 * 20 ** rng.random()) + 1)
     budget = MemoryBudget.of(model, constraints, Device("cuda", ROOMY))
-    taken = budget.weights + budget.workspace + slabs * sized.slab
-    memory = int(taken / constraints.utilization) + 1
+    used_bytes = budget.weights + budget.workspace + slabs * sized.slab
+    memory = int(used_bytes / constraints.utilization) + 1
     gpu = Gpu.with_memory(memory, operations_per_byte=150 + 150 * rng.random())
     return Case(number, name, model, constraints, Device("cuda", memory), gpu, shape, workload, longest)

@@ -46,18 +46,18 @@ def judge(case: Case, *, length: float = 1.0) -> CaseResult:
     """
     chosen = plan(case.model, case.constraints, case.device, None, case.workload)
     plans: dict[str, MemoryPlan] = {}
-    found: dict[str, EngineResult] = {}
+    results: dict[str, EngineResult] = {}
     for name in MOST_ROBUST_FIRST:
         fixed = replace(case.constraints, strategy=name, state_dtype=chosen.state_dtype)
         try:
-            made = plan(case.model, fixed, case.device, None, case.workload)
+            memory_plan = plan(case.model, fixed, case.device, None, case.workload)
         except InsufficientMemory:
             continue
-        core, gpu = engine(made, fixed, StepTime(case.model, made, case.gpu))
+        core, gpu = engine(memory_plan, fixed, StepTime(case.model, memory_plan, case.gpu))
         traffic = Traffic(case.shape, case.number, case.longest)
         width = case.shape.concurrency
-        plans[name] = made
-        found[name] = served(
+        plans[name] = memory_plan
+        results[name] = served(
             core, gpu, traffic, round(length * (40 + 6 * width)), round(length * (20 + 4 * width))
         )
-    return CaseResult(case, chosen, plans, found)
+    return CaseResult(case, chosen, plans, results)

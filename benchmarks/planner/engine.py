@@ -50,7 +50,7 @@ class SimulatedGpu:
     def __init__(self, runner: StepRunner, batch: PersistentBatch, step_time: StepTime) -> None:
         self._runner, self._batch, self._step_time = runner, batch, step_time
         self._seconds = 0.0
-        """Of the step that is launched next."""
+        """Duration of the next step."""
         self._busy_until = 0.0
         self._ends: dict[int, float] = {}
         self.now = 0.0
@@ -71,12 +71,12 @@ class SimulatedGpu:
         return ticket.get()
 
     def close(self) -> None:
-        """Nothing of it outlives it."""
+        """Release nothing: the runner owns nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineResult:
-    """What an engine did after the beginning."""
+    """Results of an engine after the warm-up."""
 
     seconds: float
     requests: int
@@ -99,7 +99,7 @@ def engine(
     step_time: StepTime,
     runner: Callable[[RadixStateCache], StepRunner] = lambda _: AnyToken(),
 ) -> tuple[EngineCore, SimulatedGpu]:
-    """The core of an engine with that plan on a GPU, and what counts its time."""
+    """Build the core of an engine with that plan, and the simulated GPU that counts its time."""
     most = min(constraints.max_running_requests or MOST_RUNNING["cuda"], plan.slabs - 1)
     cache = RadixStateCache(
         Arena(plan.slabs, plan.pages_per_slab),
@@ -125,26 +125,26 @@ def served(
     core: EngineCore, gpu: SimulatedGpu, traffic: Traffic, requests: int, beginning: int
 ) -> EngineResult:
     """Keep the concurrency until `beginning` and then `requests` more have ended; the latter count."""
-    asked: dict[str, tuple[Turn, list[int]]] = {}
+    turns: dict[str, tuple[Turn, list[int]]] = {}
     seen, number, ended, tokens = core.scheduler.counters, 0, 0, 0
     began, prompts, cached, preempted = 0.0, 0, 0, 0
     running, steps = 0, 0
     while ended < beginning + requests:
-        while len(asked) < traffic.shape.concurrency:
+        while len(turns) < traffic.shape.concurrency:
             turn, prompt = traffic.next_turn()
             name = f"r{number}"
             number += 1
             params = SamplingParams(max_tokens=turn.outputs, temperature=0.0, ignore_eos=True)
             if (refused := core.add(AddRequest(name, TokenIds(prompt), params, arrival=gpu.now))) is not None:
                 raise ValueError(refused.message)
-            asked[name] = (turn, [])
+            turns[name] = (turn, [])
         running, steps = running + core.scheduler.running, steps + 1
         for delta in core.step():
-            turn, answer = asked[delta.request_id]
+            turn, answer = turns[delta.request_id]
             answer.extend(delta.token_ids)
             if delta.finish_reason is None:
                 continue
-            del asked[delta.request_id]
+            del turns[delta.request_id]
             traffic.answered(turn, answer)
             ended += 1
             tokens += turn.prompt + len(answer)

@@ -1,4 +1,4 @@
-"""How long a step takes on one GPU: a roofline, made of other parts than the planner's estimate.
+"""Duration of a step on one GPU: a roofline, built from other parts than the planner's estimate.
 
 The matrices of a step read their weights once and compute for all of its tokens, whichever takes longer;
 then each decoded row reads and writes its state and reads its keys and values, each piece of a prompt reads
@@ -19,16 +19,16 @@ SPEEDS = ((150 << 30, 6.0e12), (90 << 30, 3.6e12), (0, 2.4e12))
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """What it does in a second. The planner assumes 200 operations a byte; GPUs in use have 150 to 300."""
+    """Throughput of a GPU. The planner assumes 200 operations a byte; GPUs in use have 150 to 300."""
 
     bytes: float
     operations_per_byte: float
     step_seconds: float = 0.0005
-    """Of every step, whatever is in it: launches and sampling."""
+    """Fixed seconds of every step: launches and sampling."""
 
     @classmethod
     def with_memory(cls, size: int, operations_per_byte: float) -> "Gpu":
-        """One of that many bytes of memory: those that hold more also read it faster."""
+        """Return a GPU with that many bytes of memory: larger ones also read it faster."""
         return cls(next(speed for least, speed in SPEEDS if size >= least), operations_per_byte)
 
 
@@ -45,7 +45,7 @@ class StepTime:
         self._state, self._kv = plan.state_bytes, plan.kv_bytes_per_token
 
     def of(self, schedule: Schedule, batch: PersistentBatch) -> float:
-        """Seconds of the step; `batch` as it is when the step is launched."""
+        """Return the seconds of the step; `batch` is in the state at the launch."""
         gpu, tokens = self._gpu, schedule.tokens
         touched = 1 - (1 - self._share) ** tokens
         read = (self._always + self._experts * touched) * self._per_parameter

@@ -27,9 +27,9 @@ class Shape:
     instructions: int
     """Said before the first turn, the same in each conversation that drew them; 0 = nothing."""
     sets: int
-    """How many such instructions there are."""
+    """Number of different instructions."""
     turns: float
-    """Of a conversation, geometric."""
+    """Mean turns of a conversation, distributed geometrically."""
     asked: int
     answered: int
     spread: float
@@ -91,8 +91,8 @@ class Traffic:
     def draw(self) -> Turn:
         """Draw the next turn, as if all answers took equally long."""
         chosen = self._thinking.pop(self._rng.randrange(len(self._thinking)))
-        asked, outputs = self._length(self.shape.asked), self._length(self.shape.answered)
-        turn = Turn(chosen, asked, outputs, chosen.known, chosen.length + asked)
+        question, outputs = self._length(self.shape.asked), self._length(self.shape.answered)
+        turn = Turn(chosen, question, outputs, chosen.known, chosen.length + question)
         chosen.length = chosen.known = turn.prompt + outputs
         chosen.turns_left -= 1
         over = chosen.turns_left <= 0 or chosen.length + self._most > self.longest
@@ -102,7 +102,7 @@ class Traffic:
         return turn
 
     def next_turn(self) -> tuple[Turn, list[int]]:
-        """The next turn whose conversation is free, and its prompt as token ids."""
+        """Return the next turn whose conversation is free, and its prompt as token ids."""
         turn = next((each for each in self._drawn if each.conversation.free), None)
         while turn is None:
             self._drawn.append(self.draw())
@@ -114,7 +114,7 @@ class Traffic:
 
     @staticmethod
     def answered(turn: Turn, answer: list[int]) -> None:
-        """The turn is over; the next of its conversation may come."""
+        """End the turn, so that the next one of its conversation may come."""
         turn.conversation.token_ids += answer
         turn.conversation.free = True
 
@@ -125,8 +125,8 @@ class Traffic:
 
     def _begin(self, *, aged: bool = False) -> Conversation:
         number = self._rng.randrange(self.shape.sets)
-        said = list(self._instructions[number])
-        known = len(said) if number in self._used_instructions else 0
+        text = list(self._instructions[number])
+        shared_length = len(text) if number in self._used_instructions else 0
         self._used_instructions.add(number)
         left = 1
         while self._rng.random() > 1 / self.shape.turns:
@@ -136,9 +136,9 @@ class Traffic:
             past = self._rng.randrange(left)
             left -= past
             for _ in range(past):
-                if len(said) + 2 * self._most < self.longest:
-                    said += self._text(self._length(self.shape.asked) + self._length(self.shape.answered))
-        return Conversation(said, left, len(said), known)
+                if len(text) + 2 * self._most < self.longest:
+                    text += self._text(self._length(self.shape.asked) + self._length(self.shape.answered))
+        return Conversation(text, left, len(text), shared_length)
 
     def _length(self, mean: int) -> int:
         sigma = self.shape.spread
@@ -146,12 +146,12 @@ class Traffic:
         return max(1, min(round(drawn), 3 * mean))
 
     def _text(self, length: int) -> list[int]:
-        found: list[int] = self._ids.integers(1, VOCABULARY, length).tolist()
-        return found
+        token_ids: list[int] = self._ids.integers(1, VOCABULARY, length).tolist()
+        return token_ids
 
 
 def declared(shape: Shape, seed: int, longest: int, requests: int = 400) -> Workload:
-    """What a user who knows the traffic would declare: means of so many of its requests."""
+    """Return the workload that a user would declare for this traffic: means of `requests` requests."""
     traffic = Traffic(shape, seed, longest)
     turns = [traffic.draw() for _ in range(2 * requests)][requests:]
     prompts = sum(turn.prompt for turn in turns)

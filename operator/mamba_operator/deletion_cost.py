@@ -62,7 +62,7 @@ def scale_down(snapshot: Snapshot, plan: ReconcilePlan) -> ScaleDown | None:
     left = int(after["spec"].get("replicas") or 0)
     pods = tuple(pod for pod in snapshot.pods if serves(pod))
     fewer = len(pods) - left
-    return ScaleDown(pods, fewer) if left and fewer > 0 and left < workload_state(before).wanted else None
+    return ScaleDown(pods, fewer) if left and fewer > 0 and left < workload_state(before).desired else None
 
 
 def least_valuable(reports: Mapping[str, DeletionCost | None], count: int) -> set[str]:

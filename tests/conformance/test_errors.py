@@ -195,7 +195,7 @@ def test_a_broken_body_is_told(api: ApiProcess, path: str, raw: bytes, status: i
 
 
 def raw_request(api: ApiProcess, method: str, path: str, body: bytes, headers: dict[str, str]) -> Answer:
-    """Exactly these headers."""
+    """Send a request with exactly these headers."""
     parts = urlsplit(api.url)
     connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=10)
     try:

@@ -23,7 +23,7 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiProcess]:
 
 
 def normal(raw: bytes) -> bytes:
-    """Without what differs from run to run."""
+    """Return the bytes without parts that differ from run to run."""
     raw = re.sub(rb'"id":"(chatcmpl|cmpl)-[0-9a-f]{32}"', rb'"id":"\1-X"', raw)
     return re.sub(rb'"created":\d+', b'"created":0', raw)
 
@@ -104,7 +104,7 @@ def test_usage_in_every_chunk_counts_up(api: ApiProcess) -> None:
 
 
 def events(raw: bytes) -> list[bytes]:
-    """The data of each event; every event is one data line and an empty line."""
+    """Return the data of each event; every event is one data line and an empty line."""
     assert raw.endswith(b"\n\n")
     blocks = raw[:-2].split(b"\n\n")
     assert all(block.startswith(b"data: ") and b"\n" not in block for block in blocks)

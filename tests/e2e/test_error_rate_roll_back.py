@@ -61,7 +61,7 @@ ENOUGH = "/tmp/enough"
 
 @pytest.fixture
 def installed(node: Node) -> Iterator[Node]:
-    """With the chart."""
+    """Yield a node with the chart installed."""
     with chart(node):
         yield node
 

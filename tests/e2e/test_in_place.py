@@ -16,7 +16,7 @@ SLOT = "example.com/slot"
 
 @pytest.fixture
 def one_slot(node: Node) -> Iterator[Node]:
-    """The node has one of it."""
+    """Give the node one slot of the resource."""
     [name] = [one["metadata"]["name"] for one in node.list("nodes", None)]
     path = f"/status/capacity/{SLOT.replace('/', '~1')}"
 

@@ -1,4 +1,4 @@
-"""What a kubelet does to pods, and its absence, as a user is told of them.
+"""Effects of kubelets, and of their absence, on pods, as a user sees them in the status.
 
 In a deployment of their own, since one whose pods are refused makes hundreds of them, which stay as records.
 """
@@ -25,7 +25,7 @@ STREAMS = 4
 
 @pytest.fixture(scope="module")
 def served(node: Node) -> Iterator[Deployed]:
-    """The quick start, Ready, and a pod with the official client."""
+    """Yield the quick start once it is Ready, with a pod of the official client."""
     with chart(node):
         deployed = Deployed(node, node.create_namespace("kubelet"))
         deployed.apply(podTemplate={"spec": DISK}, rollout=QUICK)
@@ -36,7 +36,7 @@ def served(node: Node) -> Iterator[Deployed]:
 
 
 def becomes(served: Deployed, kind: str, reason: str) -> dict[str, Any]:
-    """The condition once it has the reason."""
+    """Wait until the condition has the reason and return it."""
 
     def found() -> dict[str, Any] | None:
         return now if (now := served.condition(kind)).get("reason") == reason else None
@@ -50,8 +50,11 @@ def becomes(served: Deployed, kind: str, reason: str) -> dict[str, Any]:
 
 
 def wanted_engines(served: Deployed) -> int:
-    """Pods that ReplicaSets of engines are to have. The controller of Deployments may take a minute to give
-    up a ReplicaSet whose pods fail as quickly as they are made: each changes the object that it writes to."""
+    """Return the number of pods that ReplicaSets of engines shall have.
+
+    The controller of Deployments may take a minute to give up a ReplicaSet whose pods fail as quickly as they
+    are created: each changes the object that it writes to.
+    """
     selector = f"app.kubernetes.io/instance={served.name},app.kubernetes.io/component=engine"
     found = served.node.list("replicasets", served.namespace, selector)
     return sum(int(one["spec"]["replicas"]) for one in found)

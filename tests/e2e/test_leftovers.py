@@ -30,7 +30,7 @@ with running_node(ensure()) as node:
 
 @pytest.fixture
 def killed(node: Node) -> Iterator[Path]:
-    """The folder of a second node whose run was killed while a pod ran on it."""
+    """Yield the folder of a second node whose run was killed while a pod ran on it."""
     environ = {**os.environ, "PYTHONPATH": str(Path(leftovers.__file__).parents[1])}
     with subprocess.Popen([sys.executable, "-c", RUN], env=environ, stdout=subprocess.PIPE, text=True) as run:
         try:

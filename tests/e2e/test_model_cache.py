@@ -26,7 +26,7 @@ ThreadingHTTPServer(("", 8080), type("Bound", (Handler,), {{"hub": hub}})).serve
 
 @pytest.fixture
 def folder_of_the_node() -> Iterator[Path]:
-    """A directory that the node sees at the same path."""
+    """Yield a directory that the node sees at the same path."""
     with tempfile.TemporaryDirectory(prefix="mambaserve-cache-") as folder:
         yield Path(folder)
 
@@ -76,7 +76,7 @@ def claim(node: Node, namespace: str, folder_of_the_node: Path) -> Iterator[str]
 
 
 def hub(node: Node, namespace: str) -> str:
-    """URL of a Hub that has one model."""
+    """Return the URL of a Hub that has one model."""
     labels = {"app": "hub"}
     container = {"name": "main", "image": HOST_IMAGE, "command": ["python", "-c", HUB]}
     pod: dict[str, Any] = {"terminationGracePeriodSeconds": 0, "containers": [container]}

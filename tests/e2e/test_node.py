@@ -32,7 +32,7 @@ def pod(name: str, command: list[str], *, served: bool = False, **spec: Any) -> 
 
 
 def server(name: str = "web") -> list[dict[str, Any]]:
-    """A pod that serves the folder /opt/mambaserve, and its Service."""
+    """Return a pod that serves the folder /opt/mambaserve, and its Service."""
     command = ["python", "-m", "http.server", str(PORT), "--directory", "/opt/mambaserve"]
     service = {
         "apiVersion": "v1",
@@ -44,12 +44,12 @@ def server(name: str = "web") -> list[dict[str, Any]]:
 
 
 def once(name: str, code: str, **spec: Any) -> dict[str, Any]:
-    """A pod that runs a line of Python and ends."""
+    """Return a pod that runs a line of Python and ends."""
     return pod(name, ["python", "-c", code], restartPolicy="Never", **spec)
 
 
 def finished(node: Node, name: str, namespace: str) -> str:
-    """The output of a pod that ends by itself."""
+    """Return the output of a pod that ends by itself."""
     node.kubectl(
         "wait", "pod", name, "-n", namespace, "--for=jsonpath={.status.phase}=Succeeded", "--timeout=30s"
     )

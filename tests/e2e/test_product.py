@@ -47,14 +47,14 @@ print(urllib.request.urlopen(asked, timeout=10).read().decode())
 
 @pytest.fixture(scope="module")
 def installed(node: Node) -> Iterator[Node]:
-    """A cluster with the chart in it."""
+    """Yield a cluster with the chart in it."""
     with chart(node):
         yield node
 
 
 @pytest.fixture(scope="module")
 def served(installed: Node) -> Iterator[Deployed]:
-    """The quick start, Ready, and a pod with the official client."""
+    """Yield the quick start once it is Ready, with a pod of the official client."""
     deployed = Deployed(installed, installed.create_namespace("product"))
     deployed.apply(rollout=QUICK)
     deployed.start_client()
@@ -64,7 +64,7 @@ def served(installed: Node) -> Iterator[Deployed]:
 
 
 def row(node: Node, namespace: str, *options: str) -> dict[str, str]:
-    """The one line of `kubectl get mdep`, by column."""
+    """Return the single line of `kubectl get mdep`, by column."""
     text = node.kubectl("get", "mdep", "-n", namespace, *options)
     head, line = text.splitlines()
     starts = [head.index(word) for word in head.split("  ") if word.strip()]
@@ -269,7 +269,7 @@ def test_no_request_fails_while_keys_are_asked_for_and_then_no_more(served: Depl
 
 
 def everything(deployed: Deployed) -> dict[str, set[str]]:
-    """Names of what belongs to the object, by kind."""
+    """Return the names of what belongs to the object, by kind."""
     kinds = (
         "deployments", "replicasets", "pods", "services", "endpointslices", "configmaps", "secrets",
         "serviceaccounts", "roles", "rolebindings", "networkpolicies", "poddisruptionbudgets",

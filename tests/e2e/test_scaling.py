@@ -28,12 +28,12 @@ CALM = 200
 
 
 def engines(deployed: Deployed) -> int:
-    """Engine pods that nobody has asked to go."""
+    """Return the engine pods that are not being deleted."""
     return len(deployed.engine_pods())
 
 
 def until(deployed: Deployed, count: int) -> None:
-    """Until there are so many engine pods. Raises ClusterError with what the object says of itself."""
+    """Wait for that many engine pods. Raises ClusterError with the object's status."""
     try:
         deployed.node.wait_for(lambda: engines(deployed) == count, f"{count} engines", timeout=ENDED)
     except ClusterError as error:
@@ -43,7 +43,7 @@ def until(deployed: Deployed, count: int) -> None:
 
 
 def replayed(deployed: Deployed, folder: Path) -> list[dict[str, Any]]:
-    """What `mambaserve scaling replay` says of the object as `kubectl get` prints it."""
+    """Return the output of `mambaserve scaling replay` for the object as `kubectl get` prints it."""
     saved = folder / "object.json"
     where = ["-n", deployed.namespace, "-o", "json"]
     saved.write_text(deployed.node.kubectl("get", "mdep", deployed.name, *where))

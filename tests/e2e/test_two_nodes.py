@@ -20,14 +20,14 @@ STREAMS = 4
 
 @pytest.fixture(scope="module")
 def second(node: Node) -> Iterator[Worker]:
-    """A node more."""
+    """Yield a second worker node."""
     with node.joined() as worker:
         yield worker
 
 
 @pytest.fixture(scope="module")
 def served(node: Node, second: Worker) -> Iterator[Deployed]:
-    """The quick start with two engines and two gateways."""
+    """Yield the quick start with two engines and two gateways."""
     with chart(node):
         deployed = Deployed(node, node.create_namespace("two-nodes"))
         deployed.apply(replicas=2, gateway={"replicas": 2}, rollout=QUICK)
@@ -37,7 +37,7 @@ def served(node: Node, second: Worker) -> Iterator[Deployed]:
 
 
 def nodes_of(served: Deployed, component: str) -> list[str]:
-    """Where the pods of a component are, in order."""
+    """Return the nodes of a component's pods, in order."""
     return sorted(one["spec"]["nodeName"] for one in pods(served, component))
 
 

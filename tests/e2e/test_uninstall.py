@@ -1,4 +1,4 @@
-"""What is left of the product when the chart goes: what its values say."""
+"""Remains of the product after the chart is uninstalled: its values decide."""
 
 import pytest
 

@@ -49,7 +49,7 @@ def body(prompt: list[int], tokens: int, **fields: object) -> dict[str, object]:
 
 @dataclass
 class Stream:
-    """What a streamed request has been answered so far."""
+    """Answer so far of a streamed request."""
 
     status: int = 0
     events: list[dict[str, Any]] = field(default_factory=list)
@@ -100,7 +100,7 @@ def prompts(count: int, seed: int = 0) -> list[list[int]]:
 
 
 def settled(server: Server) -> dict[str, int]:
-    """The ledger once nothing runs or waits any more."""
+    """Return the ledger once nothing runs or waits any more."""
     wait_until(lambda: not (ledger := server.ledger())["running"] and not ledger["waiting"], "the end of all")
     return server.ledger()
 
@@ -166,7 +166,7 @@ def ready(server: Server) -> int:
 
 
 def finished(stream: Stream) -> bool:
-    """Whether it was answered to its last token."""
+    """Return whether the answer is complete."""
     return stream.done and stream.events[-1]["choices"][0]["finish_reason"] == "length"
 
 

@@ -14,12 +14,12 @@ torch.set_num_threads(1)
 
 @pytest.fixture(scope="session")
 def tiny_recall() -> Path:
-    """The shipped model."""
+    """Return the folder of the shipped model."""
     assert mamba_server.__file__ is not None
     return Path(mamba_server.__file__).parent / "builtin" / "tiny-recall"
 
 
 @pytest.fixture(scope="session")
 def random_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Every kind of block, grouped heads, weights large enough that any mistake moves the logits."""
+    """Return a model with every kind of block, grouped heads, and weights so large that errors show."""
     return random_nemotron_h(tmp_path_factory.mktemp("gates") / "random")

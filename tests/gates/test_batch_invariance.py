@@ -26,7 +26,7 @@ Answers = dict[tuple[str, int], Answer]
 
 
 def requests(seed: int) -> list[AddRequest]:
-    """Ragged prompts around the page, chunk and tile sizes, three of them from one stem."""
+    """Return ragged prompts around the page, chunk and tile sizes, three of them from one stem."""
     rng = random.Random(seed)
     stem = [rng.randrange(256) for _ in range(150)]
     prompts = [[rng.randrange(256) for _ in range(n)] for n in (1, 2, 15, 33, 64, 65, 130)]
@@ -57,7 +57,7 @@ def alone(path: Path, wanted: list[AddRequest], **settings: object) -> Answers:
 
 @pytest.fixture(scope="module", params=["float32", "bfloat16"])
 def truth(request: pytest.FixtureRequest, random_model: Path) -> tuple[str, Answers]:
-    """Each request alone, its prompt in one piece, nothing cached."""
+    """Answer each request alone, its prompt in one piece, nothing cached."""
     return request.param, alone(random_model, requests(1), dtype=request.param)
 
 

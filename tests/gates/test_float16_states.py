@@ -24,10 +24,10 @@ from mamba_server.wire import AddRequest, SamplingParams
 
 LENGTH = 1500
 LIMIT = 1e-5
-"""Of the mean divergence, in nats; 6e-8 to 8e-7 were measured."""
+"""Limit of the mean divergence, in nats; 6e-8 to 8e-7 were measured."""
 MULTIPLE = 3.0
-"""Of the divergence of rounding to nearest. A drawn error has twice the variance of one that is rounded to
-nearest, where neither adds up: 1.6 to 2.4 were measured."""
+"""Limit as a multiple of the divergence of rounding to nearest. A drawn error has twice the variance of one
+that is rounded to nearest, where neither adds up: 1.6 to 2.4 were measured."""
 
 
 def prompts() -> list[list[int]]:
@@ -36,7 +36,7 @@ def prompts() -> list[list[int]]:
 
 
 def scored(path: Path, state_dtype: str) -> list[float]:
-    """Log-probability of every token of the prompts but the first."""
+    """Return the log-probability of every token of the prompts but the first."""
     engine = make_engine(path, batch_invariant=True, prefix_caching=False, state_dtype=state_dtype)
     params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0)
     wanted = [AddRequest(f"r{i}", prompt, params) for i, prompt in enumerate(prompts())]
@@ -77,7 +77,7 @@ def test_the_divergence_is_small_and_near_that_of_rounding_to_nearest(
 def test_a_step_is_given_the_word_of_every_depth(
     random_model: Path, monkeypatch: pytest.MonkeyPatch, state_dtype: str
 ) -> None:
-    """Of the first token and the depth: in prefill, in decode and from a checkpoint on."""
+    """Check the word of the first token and the depth: in prefill, in decode and after a checkpoint."""
     engine = make_engine(random_model, state_dtype=state_dtype, track_interval=16)
     seen: list[HostBatch] = []
 

@@ -1,5 +1,8 @@
-"""The engine on Triton's kernels passes gates of the cache: in a process of its own, whose kernels are run by
-Triton's interpreter (`TRITON_INTERPRET` counts when a kernel is decorated)."""
+"""Gates of the cache for the engine on Triton's kernels.
+
+The tests run in a process whose kernels are run by Triton's interpreter (`TRITON_INTERPRET` counts when a
+kernel is decorated).
+"""
 
 import os
 import subprocess

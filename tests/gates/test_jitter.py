@@ -63,7 +63,7 @@ def requests(seed: int) -> list[AddRequest]:
 
 @pytest.fixture(scope="module")
 def quiet(random_model: Path) -> dict[tuple[str, int], Answer]:
-    """Alone, one after another, nothing cached."""
+    """Return the answers of each request alone, with nothing cached."""
     engine = make_engine(random_model, batch_invariant=True, prefix_caching=False)
     out: dict[tuple[str, int], Answer] = {}
     for request in requests(6):
@@ -72,7 +72,7 @@ def quiet(random_model: Path) -> dict[tuple[str, int], Answer]:
 
 
 def harassed(engine: Engine, seed: int) -> Callable[[int], None]:
-    """Someone is preempted every few steps; now and then everything cached is lost."""
+    """Preempt a sequence every few steps, and now and then lose everything cached."""
     rng = random.Random(seed)
 
     def before(number: int) -> None:

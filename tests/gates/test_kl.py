@@ -26,7 +26,7 @@ Said = list[tuple[list[int], Answer]]
 
 
 def sampled(name: str, prompt: list[int], outputs: int, seed: int) -> AddRequest:
-    """Temperature 1: a model that is sure of itself would hide a wrong state."""
+    """Return parameters with temperature 1: a confident model would hide a wrong state."""
     return AddRequest(
         name,
         prompt,
@@ -36,7 +36,7 @@ def sampled(name: str, prompt: list[int], outputs: int, seed: int) -> AddRequest
 
 
 def talk(engine: Engine, vocabulary: int) -> Said:
-    """Two turns of eight conversations, four of them from one stem."""
+    """Run two turns of eight conversations, four of them from one stem."""
     rng = random.Random(5)
     stem = [rng.randrange(vocabulary) for _ in range(150)]
     prompts = [[*stem, index] for index in range(4)]
@@ -75,7 +75,7 @@ class FullPrefills:
 
 
 def divergence(full: FullPrefills, said: Said) -> float:
-    """The gate's number."""
+    """Return the number that the gate limits."""
     terms = []
     for prompt, answer in said:
         truth = full.of([*prompt, *answer.tokens])[len(prompt) :]
@@ -89,7 +89,7 @@ def divergence(full: FullPrefills, said: Said) -> float:
 
 @pytest.fixture(scope="module", params=["tiny_recall", "random_model"])
 def measured(request: pytest.FixtureRequest) -> tuple[Path, int, float, FullPrefills]:
-    """Model, its vocabulary, its noise floor (uncached against uncached), and an engine that cannot fail."""
+    """Return the model, its vocabulary, its noise floor, and an engine that caches nothing."""
     path = request.getfixturevalue(request.param)
     engine = make_engine(path, prefix_caching=False, max_running_requests=4)
     vocabulary = min(256, engine.model.vocab_size)

@@ -27,7 +27,7 @@ Key = tuple[int, ...]
 
 
 def requests() -> list[AddRequest]:
-    """Ragged, two of them from one stem; outputs cross page, chunk and track boundaries."""
+    """Return ragged requests, two from one stem; outputs cross page, chunk and track boundaries."""
     rng = random.Random(11)
     stem = [rng.randrange(256) for _ in range(70)]
     prompts = [stem[:1], stem, [*stem[:65], 3, 4, 5], [rng.randrange(256) for _ in range(131)]]
@@ -40,7 +40,7 @@ def stored(cache_views: CacheViews, slot: int) -> State:
 
 @cache
 def oracle(directory: Path, text: Key) -> list[State]:
-    """The state after each token."""
+    """Return the state after each token."""
     config = load_model_config(directory)
     model = HybridModel.load(config, directory, device=CPU, dtype=torch.float64)
     views = poisoned_views(config, slabs=3, pages=60, page_size=16, dtype=torch.float64)
@@ -77,7 +77,7 @@ class Watch:
             self.seen[slot, key] = stored(self.views, slot)
 
     def check(self, directory: Path, texts: list[Key]) -> set[int]:
-        """Depths that were compared."""
+        """Return the depths that were compared."""
         for (_, key), state in self.seen.items():
             text = next(each for each in texts if each[: len(key)] == key)
             for mine, true in zip(state, oracle(directory, text)[len(key) - 1], strict=True):

@@ -41,7 +41,7 @@ class Talk:
         return self.asking([{"role": "user", "content": self.samples["document"]}], "document", "OK.")
 
     def questions(self, prefix: str) -> list[AddRequest]:
-        """Second turns that branch from the document's, and chats."""
+        """Return the second turns that branch from the document's, and chats."""
         noted = [
             {"role": "user", "content": self.samples["document"]},
             {"role": "assistant", "content": "OK."},
@@ -67,13 +67,13 @@ def talk(tiny_recall: Path) -> Talk:
 
 @pytest.fixture(scope="module")
 def truth(tiny_recall: Path, talk: Talk) -> list[Answer]:
-    """Each question alone, its whole prompt computed."""
+    """Answer each question alone, its whole prompt computed."""
     engine = make_engine(tiny_recall, prefix_caching=False)
     return [run(engine, [each])[each.request_id, 0] for each in talk.questions("q")]
 
 
 def assert_same(answers: Answers, prefix: str, truth: list[Answer]) -> None:
-    """Token by token; a difference counts unless the two best were within `TIE` of each other."""
+    """Compare tokens; a difference counts unless the two best were within `TIE` of each other."""
     for index, expected in enumerate(truth):
         got = answers[f"{prefix}{index}", 0]
         for ours, theirs in zip(got.logprobs, expected.logprobs, strict=True):
@@ -123,7 +123,7 @@ def test_it_remembers_after_eviction_and_a_new_prefill(
 
 
 def forced(engine: Engine, every: int) -> Any:
-    """Preempts someone every few steps."""
+    """Preempt a sequence every few steps."""
     rng = random.Random(2)
 
     def before(number: int) -> None:

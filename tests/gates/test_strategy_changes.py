@@ -24,7 +24,7 @@ def server(random_model: Path) -> Iterator[Server]:
 
 
 def stream(server: Server, prompt: list[int]) -> list[int]:
-    """Token ids of one streamed completion; raises if it does not end well."""
+    """Return the token ids of one streamed completion; raise if it fails."""
     body = {
         "model": server.model, "prompt": prompt, "max_tokens": OUTPUTS, "temperature": 0, "stream": True,
         "ignore_eos": True, "return_token_ids": True,

@@ -34,7 +34,7 @@ def cached(answer: dict[str, Any]) -> int:
 
 
 def lengths() -> list[int]:
-    """All of them in the large run; else every multiple with its neighbours, and some between."""
+    """Return all depths in the large run; else every multiple with its neighbours, and some between."""
     if LARGE:
         return list(LENGTHS)
     near = {pages * PAGE + d for pages in range(2, 21, 3) for d in (-1, 0, 1)}

@@ -1,5 +1,8 @@
-"""A whole engine: what is resumed, preempted or changed under load answers as what is not; nothing is
-compiled while it serves; it serves where graphs cannot be had."""
+"""A whole engine on a GPU.
+
+Resumed, preempted or changed requests get the same answers as undisturbed ones; nothing is compiled while the
+engine serves; the engine serves where graphs cannot be had.
+"""
 
 import random
 from collections.abc import Callable
@@ -135,7 +138,7 @@ class NoMemoryForGraphs:
         raise GraphMemoryShort("0 MiB are free")
 
     def begin_anew(self) -> None:
-        """Nothing was captured."""
+        """Forget all captures."""
 
 
 class BrokenCapture(NoMemoryForGraphs):

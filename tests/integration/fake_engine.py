@@ -20,7 +20,7 @@ import zmq.asyncio
 from mamba_server import wire
 
 TAIL = 5
-"""Of a prompt with cached tokens, how many were not."""
+"""Uncached tokens at the end of a prompt with cached tokens."""
 
 
 class FakeEngine:

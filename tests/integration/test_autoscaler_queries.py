@@ -1,4 +1,4 @@
-"""What example 09 asks a Prometheus finds one number, in a real one that scrapes the operator's series."""
+"""Queries of example 09 on a real Prometheus that scrapes the operator's series: each has one result."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,12 +19,12 @@ from scaled_fleet import seen
 
 FOLDER = Path(__file__).parents[2] / "examples/09-external-autoscaler"
 ENGINES = {("default", "hpa"): 2, ("default", "other"): 3, ("elsewhere", "hpa"): 4}
-"""How many run, by (namespace, name): as many as shall."""
+"""Running engines by (namespace, name); as many are wanted."""
 
 
 @pytest.fixture(scope="module")
 def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
-    """A Prometheus that has scraped an operator in a namespace of its own."""
+    """Yield a Prometheus that has scraped an operator in a namespace of its own."""
     registry = CollectorRegistry()
     metrics = ScalingMetrics(registry)
     for key, engines in ENGINES.items():

@@ -22,7 +22,7 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiProcess]:
 
 
 def send(api: ApiProcess, body: dict[str, Any], *, cut: int = 0) -> socket.socket:
-    """A raw connection with a request on it; `cut`: bytes of the body left out."""
+    """Open a raw connection and send a request on it; `cut`: bytes of the body left out."""
     parts = urlsplit(api.url)
     connection = socket.create_connection((parts.hostname or "", parts.port or 0), timeout=PATIENCE)
     data = json.dumps(body).encode()
@@ -33,7 +33,7 @@ def send(api: ApiProcess, body: dict[str, Any], *, cut: int = 0) -> socket.socke
 
 
 def wait_aborted(api: ApiProcess, before: int, more: int = 1) -> None:
-    """Until the engine was told to abort `more` requests."""
+    """Wait until the engine has received `more` aborts."""
     wait_until(lambda: count(api) >= before + more, "the word to the engine")
 
 

@@ -67,7 +67,7 @@ class Stream:
 
 @pytest.fixture
 def gate(tmp_path: Path) -> Path:
-    """Until this file is made, an answer under way stays so."""
+    """Return a file; running answers go on until it exists."""
     return tmp_path / "open"
 
 

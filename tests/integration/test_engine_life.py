@@ -260,7 +260,7 @@ class TestStart:
 
 
 def launched_at_a_known_port(model: Path, script: dict[str, Any]) -> ApiProcess:
-    """One that listens and is not ready yet; started again if somebody else took its port in between."""
+    """Start a process that listens but is not ready; retry if its port was taken."""
     while True:
         port = free_port()
         api = launch(model, script=script, port=port, admin_port=0)

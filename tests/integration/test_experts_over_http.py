@@ -49,14 +49,14 @@ class Asked(NamedTuple):
             return str(answer.read(), "utf-8")
 
     def truth(self, tokens: list[int]) -> torch.Tensor:
-        """Log-probabilities [T, vocabulary] of what follows each token."""
+        """Return the log-probabilities [T, vocabulary] of what follows each token."""
         with torch.no_grad():
             return torch.log_softmax(
                 self.reference(torch.tensor([tokens]), use_cache=False).logits[0].double(), -1
             )
 
     def check(self, prompt: list[int], choice: Any) -> None:
-        """Along our own tokens: where two tie within the tolerance, either is right."""
+        """Compare along our own tokens: where two tie within the tolerance, either is right."""
         rows = self.truth([*prompt, *choice.token_ids])[len(prompt) - 1 : -1]
         for row, token, ours in zip(rows, choice.token_ids, choice.logprobs.token_logprobs, strict=True):
             assert abs(ours - row[token].item()) < TOLERANCE
@@ -65,7 +65,7 @@ class Asked(NamedTuple):
 
 @pytest.fixture(scope="module", autouse=True)
 def one_thread() -> Iterator[None]:
-    """For the reference: more would wait for each other, beside a server that computes."""
+    """Limit the reference to one thread, so that it does not compete with the server."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

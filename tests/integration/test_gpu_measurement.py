@@ -1,5 +1,7 @@
-"""The measurement of a GPU loses nothing but what broke: real processes, which raise, hang, die and are
-killed."""
+"""Failures of the GPU measurement lose only the stage that failed.
+
+Real processes raise, hang, die and are killed.
+"""
 
 import json
 import random

@@ -30,13 +30,13 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiProcess]:
 
 
 def resident(api: ApiProcess) -> int:
-    """Bytes of memory of the API process."""
+    """Return the bytes of memory of the API process."""
     pages = int(Path(f"/proc/{api.process.pid}/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def cpu(api: ApiProcess) -> float:
-    """Seconds of CPU time that the API process took so far."""
+    """Return the seconds of CPU time that the API process took so far."""
     fields = Path(f"/proc/{api.process.pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -49,7 +49,7 @@ def connect(api: ApiProcess, sent: bytes = b"") -> socket.socket:
 
 
 def unfinished(length: int) -> bytes:
-    """A request whose body lacks its last byte."""
+    """Return a request whose body lacks its last byte."""
     head = f"POST {TEXT} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {length}"
     return head.encode() + b"\r\n\r\n" + b" " * (length - 1)
 
@@ -93,7 +93,7 @@ def test_unfinished_bodies_take_no_more_than_the_budget(api: ApiProcess) -> None
 
 
 def peek(connection: socket.socket) -> bytes:
-    """What came back so far."""
+    """Return the bytes received so far."""
     connection.setblocking(False)
     with contextlib.suppress(BlockingIOError):
         return connection.recv(2000, socket.MSG_PEEK)

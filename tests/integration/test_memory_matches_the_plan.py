@@ -91,7 +91,7 @@ def test_the_worst_step_of_a_large_vocabulary_stays_inside_its_workspace(tmp_pat
 
 
 def _peak(pid: int) -> int:
-    """The most bytes that were ever resident."""
+    """Return the peak resident bytes."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         name, _, rest = line.partition(":")
         if name == "VmHWM":

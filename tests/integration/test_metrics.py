@@ -23,7 +23,7 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiProcess]:
 
 
 def samples(api: ApiProcess) -> Samples:
-    """Every sample, by name and labels without the model."""
+    """Return every sample, by name and labels without the model."""
     found = {}
     for family in text_string_to_metric_families(api.call("GET", "/metrics").body.decode()):
         for sample in family.samples:
@@ -67,7 +67,7 @@ def test_answers_are_counted_by_route_and_status(api: ApiProcess) -> None:
 
 
 def wait_for(api: ApiProcess, name: str, value: float) -> None:
-    """A count of an answer comes just after the answer, and the engine's numbers ten times a second."""
+    """Wait for a value: counters follow the answer, and the engine's numbers come ten times a second."""
     wait_until(lambda: samples(api).get(name) == value, f"{name} of {value}")
 
 

@@ -1,4 +1,4 @@
-"""What clients say and what opens doors is in no line and no span of any process, whatever goes wrong."""
+"""Contents of requests and secrets appear in no log line and no span of any process, whatever goes wrong."""
 
 from collections.abc import Iterator
 from typing import Any

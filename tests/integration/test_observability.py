@@ -48,7 +48,7 @@ EXPRESSIONS = {
 
 @dataclass
 class Live:
-    """What runs: one engine, a gateway that knew two, an operator, and who watches them."""
+    """Running processes: one engine, a gateway that knew two, an operator, and the observers."""
 
     prometheus: Prometheus
     engine: Server
@@ -57,14 +57,14 @@ class Live:
     client: aiohttp.ClientSession
 
     async def complete(self, prompt: str) -> int:
-        """The status of one request through the gateway."""
+        """Send one request through the gateway and return its status."""
         body = {"model": "tiny", "prompt": prompt, "max_tokens": 4}
         async with self.client.post(f"{self.gateway}/v1/completions", json=body) as answer:
             await answer.read()
             return answer.status
 
     async def until(self, look: Callable[[], Any]) -> Any:
-        """What a look at Prometheus finds, as soon as that is true; the gateway goes on meanwhile."""
+        """Return the first true result of a look at Prometheus; the gateway works meanwhile."""
         async with asyncio.timeout(PATIENCE):
             while not (found := await asyncio.to_thread(look)):  # noqa: ASYNC110 - in another process
                 await asyncio.sleep(0.1)
@@ -72,7 +72,7 @@ class Live:
 
 
 async def an_operator(stack: AsyncExitStack) -> tuple[Operator, str]:
-    """One that leads and has made the children of a MambaDeployment; the address of its metrics."""
+    """Start a leading operator with a MambaDeployment's children, and return its metrics' address."""
     cluster = FakeCluster(fitting_owner())
     operator = Operator(OperatorSettings(liveness_port=0), cluster)
     metrics = operator._metrics
@@ -89,7 +89,7 @@ async def an_operator(stack: AsyncExitStack) -> tuple[Operator, str]:
 
 
 def answers(api: Api) -> None:
-    """The scripted engine answers each request with two tokens."""
+    """Let the scripted engine answer each request with two tokens."""
 
     def react(message: wire.ToEngine) -> None:
         if isinstance(message, wire.AddRequest):

@@ -33,7 +33,7 @@ class Processes:
     over_grpc: Received
 
     def ask(self, trace: str, *, sampled: bool, **body: Any) -> str:
-        """A request of a client that is in trace `trace` (two hex digits); its answer."""
+        """Send a request of a client that is in trace `trace` (two hex digits) and return its answer."""
         header = f"00-{trace * 16}-{'c' * 16}-0{int(sampled)}"
         given = {"model": self.engine.model, "temperature": 0, **body}
         path = "chat/completions" if "messages" in given else "completions"
@@ -47,11 +47,11 @@ class Processes:
             return text
 
     def spans(self, trace: str) -> list[ReceivedSpan]:
-        """What both receivers have of it."""
+        """Return the spans of the trace that both receivers have."""
         return self.over_http.of(trace * 16) + self.over_grpc.of(trace * 16)
 
     def wait_for(self, trace: str) -> list[ReceivedSpan]:
-        """Until both processes have sent their share."""
+        """Wait until both processes have sent their spans."""
         services = {"mambaserve", "mambaserve-gateway"}
         wait_until(lambda: {span.service for span in self.spans(trace)} == services, f"trace {trace}")
         return self.spans(trace)
@@ -84,7 +84,7 @@ def chat(words: str = SAID) -> dict[str, Any]:
 
 
 def above(spans: list[ReceivedSpan], span: ReceivedSpan) -> list[str]:
-    """Names from a span's parent up to the client's span."""
+    """Return the names from a span's parent up to the client's span."""
     by_id = {each.span_id: each for each in spans}
     names = []
     while (parent := by_id.get(span.parent_id)) is not None:

@@ -63,7 +63,7 @@ OTHERS: dict[str, tuple[Callable[..., Path], dict[str, Any]]] = {
 
 
 def requests(vocabulary: int, seed: int) -> list[AddRequest]:
-    """16 ragged prompts of 1 to 700 tokens, some sharing prefixes."""
+    """Return 16 ragged prompts of 1 to 700 tokens, some sharing prefixes."""
     rng = random.Random(seed)
     stem = [rng.randrange(vocabulary) for _ in range(400)]
     lengths = [1, 2, 3, 17, 63, 64, 65, 130, 257, 700]
@@ -76,7 +76,7 @@ def requests(vocabulary: int, seed: int) -> list[AddRequest]:
 
 
 def check(model: torch.nn.Module, request: AddRequest, answer: Answer) -> None:
-    """Teacher-forced along our own tokens: where two tokens tie within the tolerance, either is right."""
+    """Compare along our own tokens, teacher-forced: where two tie within the tolerance, either is right."""
     text = torch.tensor([[*request.token_ids, *answer.tokens]])
     with torch.no_grad():
         logits = model(text, use_cache=False).logits[0, len(request.token_ids) - 1 : -1]

@@ -1,4 +1,4 @@
-"""What a model thinks before it answers, and forms behind it, by the official client from a real engine."""
+"""Reasoning of a model and structured output after it, by the official client from a real engine."""
 
 import json
 from collections.abc import Iterator
@@ -37,7 +37,7 @@ MOVE: Any = {"type": "function", "function": {"name": "move", "parameters": POIN
 def client(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[openai.OpenAI]:
-    """Of a model that thinks until it writes a special token."""
+    """Yield a client of a model that thinks until it writes a special token."""
     model = tiny_recall(tmp_path_factory.mktemp("model"), TEMPLATE)
     tokenizer = json.loads((model / "tokenizer.json").read_text())
     (entry,) = [each for each in tokenizer["added_tokens"] if each["id"] == END]

@@ -44,8 +44,10 @@ def text_of(name: str) -> str:
 
 
 def makes(api: Api, thought: str = "") -> None:
-    """The engine answers requests with two words, behind the thought, and resumes nothing of the first and 7
-    tokens of others."""
+    """Let the engine answer requests with two words, behind the thought.
+
+    Nothing of the first request and 7 tokens of each other are resumed.
+    """
 
     def react(message: wire.ToEngine) -> None:
         match message:
@@ -70,7 +72,7 @@ def numbers(*, live: int, cached: int) -> wire.EngineStats:
 
 
 def behind_prefix(app: Any) -> Any:
-    """The application as behind a proxy that takes PREFIX off."""
+    """Wrap the application the way a proxy does that strips PREFIX."""
 
     async def behind(scope: Any, receive: Any, send: Any) -> None:
         path = scope.get("path", "").removeprefix(PREFIX)
@@ -87,7 +89,7 @@ async def browser(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Pag
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def page(browser: Page) -> AsyncIterator[Page]:
-    """The browser's page, on a light desktop; in the end it has asked nobody else and broken no policy."""
+    """Yield a page on a light desktop that contacts no other host and breaks no policy."""
     await browser.size(1280, 1000)
     browser.asked.clear()
     browser.complaints.clear()
@@ -100,7 +102,7 @@ async def page(browser: Page) -> AsyncIterator[Page]:
 
 
 async def chat(page: Page, text: str) -> str:
-    """What the page shows after this turn."""
+    """Send a turn and return the text of the page after it."""
     await page.run(SEND)
     await page.type(text, "Enter")
     await page.until(SENT)

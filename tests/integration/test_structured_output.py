@@ -33,7 +33,7 @@ WEATHER: Any = {"type": "function", "function": {"name": "weather", "parameters"
 def client(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[openai.OpenAI]:
-    """Of a model whose template takes tools."""
+    """Yield a client of a model whose template accepts tools."""
     model = tiny_recall(tmp_path_factory.mktemp("model"), TEMPLATE)
     with client_of(model, request.param) as client:
         yield client

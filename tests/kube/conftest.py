@@ -1,4 +1,4 @@
-"""What tests against a real API server share."""
+"""Fixtures of the tests against a real API server."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from testcluster.control_plane import ControlPlane
 
 @pytest.fixture(scope="module")
 def plane(control_plane: ControlPlane) -> ControlPlane:
-    """The control plane with the CRD in force."""
+    """Return the control plane with the CRD in force."""
     control_plane.kubectl("apply", "--server-side", "--force-conflicts", "-f", "-", stdin=crd_yaml())
     control_plane.wait_established("mambadeployments.serving.mambaserve.io")
     return control_plane

@@ -1,5 +1,7 @@
-"""A cluster of IPv6 alone and one of both families, on a real API server with its controllers: what the
-operator makes has addresses there, and gateways find engines by them."""
+"""Clusters of IPv6 alone and of both families, on a real API server with its controllers.
+
+The operator's objects have addresses there, and gateways find engines by them.
+"""
 
 import json
 import socket
@@ -32,7 +34,7 @@ BOTH = [{"ip": "10.244.0.7"}, {"ip": POD}]
 
 @pytest.fixture(scope="module", params=PLACES.values(), ids=list(PLACES))
 def plane(request: pytest.FixtureRequest, control_plane: ControlPlane) -> Iterator[ControlPlane]:
-    """One of its own; the shared one is asked for to have the build made."""
+    """Yield a control plane of these tests; the shared one is requested so that the build exists."""
     if not has_ipv6():
         pytest.skip("the kernel has no address ::1")
     with running_control_plane(ensure(), request.param) as made:
@@ -52,7 +54,7 @@ async def life(plane: ControlPlane) -> AsyncIterator[Life]:
 
 
 def families(plane: ControlPlane) -> list[str]:
-    """Of its pods, the one that Services have first."""
+    """Return the cluster's families of pod addresses; Services have the first."""
     return ["IPv6"] if plane.place.address == "::1" else ["IPv4", "IPv6"]
 
 
@@ -116,7 +118,7 @@ async def test_nothing_that_pods_are_made_of_names_an_address_of_one_family(life
 
 
 def place_on_a_node(plane: ControlPlane, pod: Manifest) -> None:
-    """What a scheduler does; endpoints are made of pods of nodes alone."""
+    """Bind a pod to a node as a scheduler does; only pods on nodes become endpoints."""
     node, meta = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "one"}}, pod["metadata"]
     plane.apply(node)
     path = f"/api/v1/namespaces/{meta['namespace']}/pods/{meta['name']}/binding"

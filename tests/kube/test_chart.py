@@ -255,7 +255,7 @@ def test_no_rule_has_a_wildcard(helm: Command) -> None:
 
 @pytest.fixture
 def installed(control_plane: ControlPlane, helm: Command, namespace: str) -> str:
-    """A release that serves its own namespace alone; the account's name as the API server knows it."""
+    """Install a release that serves its own namespace alone; return the API server's name of its account."""
     helm(
         "install",
         "rel",

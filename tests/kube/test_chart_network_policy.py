@@ -42,7 +42,7 @@ def policy_of(helm: Command, *options: str) -> dict[str, Any]:
 
 
 def lets(rules: list[dict[str, Any]], side: str, port: str | int, pod: dict[str, str], where: Where) -> bool:
-    """Whether a rule lets a pod with these labels, in a namespace with those, through at this port."""
+    """Return whether a rule lets a pod with these labels, in a namespace with those, through at this port."""
     return any(
         any(one["port"] == port for one in rule["ports"])
         and (side not in rule or any(_is(peer, pod, where) for peer in rule[side]))

@@ -109,7 +109,7 @@ def rights(rules: Iterable[Mapping[str, Any]]) -> set[Right]:
 
 
 def granted(installed: Installed) -> set[Right]:
-    """All that the release binds to the operator's account."""
+    """Return all that the release binds to the operator's account."""
     plane, namespace = installed.plane, installed.namespace
     roles = [plane.get("role", f"rel-mambaserve{part}", namespace) for part in ("", "-lease")]
     roles.append(plane.get("clusterrole", f"{namespace}-rel-mambaserve"))
@@ -117,7 +117,7 @@ def granted(installed: Installed) -> set[Right]:
 
 
 def damage(installed: Installed) -> None:
-    """All children lose the note of what they were made of: each is applied anew."""
+    """Remove the record of the source from all children, so that each is applied again."""
     plane, namespace = installed.plane, installed.namespace
     kinds, mine = f"{KINDS},persistentvolumeclaims", "app.kubernetes.io/instance=full"
     plane.kubectl("annotate", kinds, "-l", mine, "-n", namespace, f"{names.ANNOTATION_SPEC_HASH}-")
@@ -130,7 +130,7 @@ def damage(installed: Installed) -> None:
 
 
 def leave_behind(installed: Installed) -> None:
-    """A child of each kind that an earlier version made and this one does not want."""
+    """Create a child of each kind that an earlier version had and this one deletes."""
     plane, namespace = installed.plane, installed.namespace
     copies = {}
     for one in plane.list(KINDS, namespace, "app.kubernetes.io/instance=full"):
@@ -153,7 +153,7 @@ def leave_behind(installed: Installed) -> None:
 
 
 def shrink(installed: Installed) -> None:
-    """Two engines that serve become one."""
+    """Reduce two serving engines to one."""
     plane, namespace = installed.plane, installed.namespace
     selector = ",".join(f"{key}={value}" for key, value in names.selector("quick-start", "engine").items())
 
@@ -187,7 +187,7 @@ def shrink(installed: Installed) -> None:
 
 
 def load_another_model(installed: Installed) -> None:
-    """The loader of the one before goes, and another comes."""
+    """Change the model, so that its loader replaces the previous one."""
     plane, namespace = installed.plane, installed.namespace
 
     def loaders() -> set[str]:
@@ -201,7 +201,7 @@ def load_another_model(installed: Installed) -> None:
 
 
 def repeat_an_event(installed: Installed) -> None:
-    """One that an operator before this one said too."""
+    """Repeat an event of an earlier operator."""
     owner = installed.plane.get("mdep", "full", installed.namespace)
     assert owner
     news = EventContent("Normal", "Created", "Created Service full")
@@ -217,7 +217,7 @@ def repeat_an_event(installed: Installed) -> None:
 
 
 def may_write(installed: Installed, account: str) -> list[dict[str, Any]]:
-    """Rules by which a ServiceAccount may change anything, its questions about itself aside."""
+    """Return the rules by which a ServiceAccount may change anything, its questions about itself aside."""
     review = {
         "apiVersion": "authorization.k8s.io/v1",
         "kind": "SelfSubjectRulesReview",

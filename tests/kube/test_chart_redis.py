@@ -27,7 +27,7 @@ def helm(control_plane: ControlPlane) -> Command:
 
 
 def rendered(helm: Command, *options: str) -> dict[str, dict[str, Any]]:
-    """Objects of the Redis by kind."""
+    """Return objects of the Redis by kind."""
     text = helm("template", "rel", str(CHART), "-n", "sys", "--set", "redis.enabled=true", *options)
     found = [each for each in yaml.safe_load_all(text) if each and each["metadata"]["name"] == NAME]
     return {each["kind"]: each for each in found}

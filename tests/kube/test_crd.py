@@ -35,7 +35,7 @@ def deployment(name: str = "nano", **spec: Any) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def plane(control_plane: ControlPlane) -> ControlPlane:
-    """The control plane with the CRD in force."""
+    """Return the control plane with the CRD in force."""
     control_plane.kubectl("apply", "--server-side", "--force-conflicts", "-f", "-", stdin=crd_yaml())
     # Not `kubectl wait`: it gives up on an object that has no status yet.
     control_plane.wait_for(

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.kube
 
 @pytest.fixture
 def serving(plane: ControlPlane, tmp_path: Path) -> Iterator[str]:
-    """The namespace of a deployment `nano` with an operator."""
+    """Yield the namespace of a deployment `nano` with an operator."""
     namespace = plane.create_namespace()
     spec = {
         "model": {"uri": "pvc://models/nano", "config": nano_config()},
@@ -40,7 +40,7 @@ def has_key(plane: ControlPlane, namespace: str, name: str) -> bool:
 
 
 def answer(plane: ControlPlane, namespace: str, component: names.Component, *, key: bool) -> None:
-    """A pod of the component that has the key, or has none, becomes ready."""
+    """Make a pod of the component ready, with the key or without one."""
     selector = ",".join(f"{name}={value}" for name, value in names.selector("nano", component).items())
 
     def found() -> list[dict[str, Any]]:

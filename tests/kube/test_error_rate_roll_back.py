@@ -56,7 +56,7 @@ def test_a_revision_that_answers_and_fails_requests_is_taken_back(
     engines: dict[str, str] = {}
 
     def counted() -> str:
-        """Requests come evenly to both, and the new one fails each second one."""
+        """Report evenly spread requests of which the new engine fails every second one."""
         came = int((time.monotonic() - begun) * 10) if begun else 0
         attempts = {}
         if "good" in engines:

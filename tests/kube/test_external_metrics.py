@@ -46,7 +46,7 @@ class World:
         return self._log.read_text(errors="replace")
 
     def play_kubelet(self) -> None:
-        """Runs the pods that are there: they are ready, and answer."""
+        """Run the existing pods: they are ready, and answer."""
         for pod in self.plane.list("pods", self.namespace):
             name, labels = pod["metadata"]["name"], pod["metadata"]["labels"]
             if name in self._known or "deletionTimestamp" in pod["metadata"]:
@@ -81,7 +81,7 @@ class World:
         return engine_text(running=running, waiting=waiting)
 
     def metric(self, metric: str, selector: str = "") -> list[dict[str, Any]]:
-        """As the administrator reads it, through the API server."""
+        """Read a metric through the API server, as the administrator does."""
         path = f"{API}/namespaces/{self.namespace}/{metric}"
         status, answer = self.plane.api.request(
             "GET", path + (f"?labelSelector={selector}" if selector else "")
@@ -147,7 +147,7 @@ def world(
 
 
 def lead_to(plane: ControlPlane, namespace: str, port: int) -> None:
-    """The Service to the operator's process: the way to pods is the nodes', and there is none here."""
+    """Route the Service to the operator's process; without nodes there is no other way to pods."""
     plane.kubectl("delete", "service", SERVICE, "-n", namespace)
     spec = {"type": "ExternalName", "externalName": "127.0.0.1"}
     plane.apply(
@@ -161,7 +161,7 @@ def lead_to(plane: ControlPlane, namespace: str, port: int) -> None:
 
 
 def managers(plane: ControlPlane, namespace: str, field: str) -> set[str]:
-    """Who wrote a field of the spec."""
+    """Return the managers of a field of the spec."""
     found = json.loads(
         plane.kubectl("get", "mdep", "hpa", "-n", namespace, "-o", "json", "--show-managed-fields")
     )
@@ -173,7 +173,7 @@ def managers(plane: ControlPlane, namespace: str, field: str) -> set[str]:
 
 
 def example(**scaling: Any) -> list[dict[str, Any]]:
-    """The example's two objects; engines are given up sooner than in an hour of real life."""
+    """Return the example's two objects, with a shorter wait before engines are given up."""
     deployment, hpa = json.loads(json.dumps(EXAMPLE))
     deployment["spec"]["scaling"] |= {"scaleDownDelay": "2s", **scaling}
     return [deployment, hpa]

@@ -83,7 +83,7 @@ class World:
         self.restart()
 
     def restart(self) -> None:
-        """Another operator."""
+        """Start another operator."""
         self.watch = WorkloadWatch(self._indices, self._reader.read, lambda _: None, self._seconds)
         self.life.restart()
 
@@ -105,7 +105,7 @@ class World:
         await self.life.becomes("Ready", "Serving")
 
     async def polls(self, count: int) -> None:
-        """So often the operator looks, and passes until there is nothing to do."""
+        """Let the operator look that often, with passes until there is nothing to do."""
         for _ in range(count):
             self.now += timedelta(minutes=MINUTES)
             self.engine.running = 8
@@ -129,14 +129,14 @@ class World:
         raise AssertionError(f"nothing was announced: {await self.workload()}")
 
     async def serves(self) -> tuple[list[str], Any]:
-        """Who serves, and what pods are made of."""
+        """Return the serving engines and the template of their pods."""
         pods = sorted(str(metadata(pod)["uid"]) for pod in await self.life.pods("engine"))
         engine = await self.life.child(DEPLOYMENT, "nano-engine")
         assert engine is not None
         return pods, engine["spec"]["template"]
 
     async def strategy(self) -> str:
-        """That later engines begin with."""
+        """Return the strategy with which later engines begin."""
         config = await self.life.child(CONFIG_MAP, "nano-engine")
         assert config is not None
         return str(json.loads(config["data"]["engine.json"])["strategy"])

@@ -22,7 +22,7 @@ from testcluster.control_plane import ControlPlane
 pytestmark = pytest.mark.kube
 ENGINE = "nano-engine"
 LOADER = "127.9.8.7"
-"""Of this machine, and nobody else's: a pod with it is asked here."""
+"""Loopback address of the loader's pod: requests to that pod reach this machine."""
 
 
 class Cache:
@@ -56,11 +56,11 @@ class Cache:
         return dict(self.plane.wait_for(found, "a pod of the loader")[0])
 
     def runs(self, pod: dict[str, Any], address: str) -> None:
-        """What a kubelet writes when the loader runs."""
+        """Report the loader's pod as running, as a kubelet does."""
         self._status(pod, {"phase": "Running", "podIP": address, "podIPs": [{"ip": address}]})
 
     def ends(self, pod: dict[str, Any], code: int, message: str) -> None:
-        """What a kubelet writes when the loader has ended."""
+        """Report the loader's pod as ended, as a kubelet does."""
         ended = {"exitCode": code, "message": message, "reason": "Error" if code else "Completed"}
         status = {
             "phase": "Failed" if code else "Succeeded",
@@ -86,7 +86,7 @@ class Cache:
         return self.condition(name, "Progressing")["message"]
 
     def becomes(self, name: str, kind: str, reason: str, *, saying: str = "") -> str:
-        """Waits for the reason with a message that has ``saying`` in it, and returns that message.
+        """Wait for the reason with a message that has ``saying`` in it, and return that message.
 
         One reason may pass through several messages: a download waits for its volume first.
         """

@@ -29,7 +29,7 @@ OURS = "app.kubernetes.io/managed-by=mambaserve-operator"
 
 @pytest.fixture
 def operator(plane: ControlPlane, namespace: str, tmp_path: Path) -> Iterator[OperatorProcess]:
-    """An operator of the test's own namespace, so that tests do not see each other's."""
+    """Yield an operator of the test's own namespace, so that tests do not see each other's objects."""
     with running_operator(plane.kubeconfig, tmp_path / "operator.log", ["--namespace", namespace]) as running:
         yield running
 
@@ -107,7 +107,7 @@ def test_the_status_tells_the_plan_the_conditions_and_where_to_call(
 
 
 def quiet(plane: ControlPlane, operator: OperatorProcess) -> None:
-    """Until nothing is due and a second has gone by in which nothing was delivered and no pass ended."""
+    """Wait until nothing is due and a second has passed without an event or the end of a pass."""
     looks: list[tuple[float, ...]] = []
 
     def still() -> bool:
@@ -167,7 +167,7 @@ def test_pods_that_become_ready_make_it_available_and_ready(
 
 
 def play_kubelet(plane: ControlPlane, namespace: str) -> None:
-    """Reports every pod as running and ready, as the kubelet of a node would."""
+    """Report every pod as running and ready, as the kubelet of a node would."""
     for number, pod in enumerate(plane.list("pods", namespace), start=1):
         now = "2026-01-01T00:00:00Z"
         status = {

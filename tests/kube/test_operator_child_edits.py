@@ -1,4 +1,4 @@
-"""What people do to children by hand with kubectl, on a real API server with its controllers."""
+"""Edits of children by hand with kubectl, on a real API server with its controllers."""
 
 from collections.abc import AsyncIterator
 from typing import Any

@@ -1,5 +1,7 @@
-"""What else a condition says on a real API server with its controllers: states on the way, and refusals that
-no pod tells of. What pods suffer from is in test_operator_reasons."""
+"""Further conditions on a real API server with its controllers: transitions, and refusals without a pod.
+
+Causes that lie in pods are in test_operator_reasons.
+"""
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
@@ -22,7 +24,7 @@ CONFIGS = Path(__file__).parents[1] / "golden" / "configs"
 
 
 async def refuse(_address: str, _token: str, _body: object) -> tuple[int, str]:
-    """What an engine says whose running requests need the memory."""
+    """Answer like an engine whose running requests need the memory."""
     return 409, "12 requests hold 40 slots and 30 would be left"
 
 
@@ -129,7 +131,7 @@ async def test_an_engine_more_than_is_wanted_is_named_for_as_long_as_it_is_there
 
 @contextmanager
 def pods_stay(plane: ControlPlane, namespace: str, pod: str) -> Iterator[None]:
-    """A policy of the cluster keeps pods of the namespace from being deleted, for the length of the block."""
+    """Keep the namespace's pods from being deleted during the block, by a policy of the cluster."""
     group = "admissionregistration.k8s.io/v1"
     rule = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["DELETE"], "resources": ["pods"]}
     name, here = f"pods-stay-{namespace}", {"matchLabels": {"kubernetes.io/metadata.name": namespace}}

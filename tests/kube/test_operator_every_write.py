@@ -1,8 +1,8 @@
-"""Each write that making, changing, downloading, going back and removing take fails in turn, on a real API
-server with its controllers: the end is the same, and nothing is left over.
+"""Failure of each write of a deployment's life, on a real API server: the end is the same.
 
-The passes are the operator's own, in this process, so that the very write can be chosen. Each fails in one of
-the ways that a write can; with MAMBASERVE_PROPS=large in all of them.
+The writes are those of creating, changing, downloading, rolling back and removing. The passes are the
+operator's own, in this process, so that a write can be chosen. Each fails in one of the ways that a write
+can; with MAMBASERVE_PROPS=large in all of them.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ Story = Callable[[Life], Awaitable[int]]
 
 
 async def made_and_changed(life: Life) -> int:
-    """Two engines and two gateways, budgets, keys; then another image and strategy, and one of each."""
+    """Create two engines and two gateways, budgets, keys; then change image, strategy and counts."""
     await life.make(replicas=2, gateway={"replicas": 2, "auth": {"secretRef": {"name": "keys"}}})
     await life.settle()
     await life.change(
@@ -43,7 +43,7 @@ async def made_and_changed(life: Life) -> int:
 
 
 async def downloaded(life: Life) -> int:
-    """The model is fetched by a loader before engines are made."""
+    """Create a deployment whose model a loader fetches first; return the first write that may fail."""
     await life.make(model={"uri": "hf://org/model", "cache": {"size": "40Gi"}})
     loaders = await life.until(lambda: life.pods("loader"))
     ended = {"exitCode": 0, "message": REPORT.text(), "reason": "Completed"}
@@ -56,7 +56,7 @@ async def downloaded(life: Life) -> int:
 
 
 async def taken_back(life: Life) -> int:
-    """A revision that makes no progress goes back to the one before it."""
+    """Roll back a revision without progress; return the first write that may fail."""
     await life.make(rollout={"progressDeadline": "1s", "minReadyTime": "0s"})
     await life.until(lambda: life.pods("engine"))
     # But for two, since more or fewer of them are reports of how far it is.
@@ -80,7 +80,7 @@ STORIES: dict[str, Story] = {
 
 
 async def many(work: list[Awaitable[None]]) -> None:
-    """All of it, some at a time."""
+    """Run all of them, some at a time."""
     free = asyncio.Semaphore(SIDE_BY_SIDE)
 
     async def one(some: Awaitable[None]) -> None:
@@ -93,7 +93,7 @@ async def many(work: list[Awaitable[None]]) -> None:
 
 
 def blows(at: int) -> list[Blow]:
-    """How the write of number `at` fails."""
+    """Return the ways in which the write of number `at` fails."""
     ways = list(Blow)
     return ways if BUDGET == "large" else [ways[at % len(ways)]]
 

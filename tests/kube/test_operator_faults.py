@@ -159,7 +159,7 @@ def test_many_objects_at_once_are_all_served(plane: ControlPlane, namespace: str
 
 
 def chart_rules() -> list[dict[str, Any]]:
-    """The rules the chart grants the operator in a namespace it serves."""
+    """Return the rules that the chart grants the operator in a namespace it serves."""
     text = (ROOT / "charts/mambaserve/templates/_helpers.tpl").read_text()
     [body] = re.findall(r'define "mambaserve\.rules" -}}\n(.*?)\{\{- end', text, re.DOTALL)
     rules: list[dict[str, Any]] = yaml.safe_load(body)

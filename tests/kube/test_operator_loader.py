@@ -44,7 +44,7 @@ async def test_a_loader_that_may_make_no_pod_is_told_after_a_minute(plane: Contr
 
 
 def beside_a_sidecar(code: int, message: str) -> dict[str, Any]:
-    """What a kubelet writes of a pod whose loader has ended and whose other container never does."""
+    """Return the status of a pod whose loader has ended and whose other container never does."""
     ended = {"exitCode": code, "message": message, "reason": "Error" if code else "Completed"}
     common = {"image": "i", "imageID": "", "restartCount": 0}
     return {

@@ -1,5 +1,7 @@
-"""Pods that nodes refuse, evict or take with them, on a real API server with its controllers: these make the
-next pod at once, so that nothing that lives tells of it."""
+"""Pods that nodes refuse, evict or take with them, on a real API server with its controllers.
+
+The controllers create the next pod at once, so that no living object shows the cause.
+"""
 
 import json
 from collections.abc import AsyncIterator, Iterator
@@ -35,7 +37,7 @@ async def life(plane: ControlPlane, namespace: str) -> AsyncIterator[Life]:
 
 
 async def fails(life: Life, component: names.Component, status: dict[str, Any]) -> Manifest:
-    """A kubelet writes this of the newest pod; the pod that its controller makes then."""
+    """Write the failed status of the newest pod as a kubelet does; return its successor."""
 
     async def pending() -> list[Manifest]:
         return [one for one in await life.pods(component) if one["status"]["phase"] == "Pending"]
@@ -95,7 +97,7 @@ async def test_a_node_that_is_gone_is_told_instead_of_an_engine_that_loads_or_dr
 
 @contextmanager
 def a_node(plane: ControlPlane, name: str) -> Iterator[None]:
-    """A Node that once said that it is ready and nothing since, for the length of the block."""
+    """Create a Node that reported ready once and then fell silent, for the length of the block."""
     plane.apply({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}})
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     said = {**READY, "reason": "KubeletReady", "lastHeartbeatTime": now, "lastTransitionTime": now}

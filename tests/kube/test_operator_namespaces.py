@@ -1,5 +1,7 @@
-"""An operator of several namespaces with the chart's rules in each, of which one goes and comes again; two
-releases that were told the same one."""
+"""An operator of several namespaces with the chart's rules in each.
+
+One namespace goes and comes again; two releases are configured for the same one.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ CHART = Path(__file__).parents[2] / "charts/mambaserve"
 
 
 def rights(plane: ControlPlane, home: str, namespaces: list[str]) -> list[dict[str, Any]]:
-    """Account and roles of the chart for an operator of these namespaces."""
+    """Return account and roles of the chart for an operator of these namespaces."""
     text = plane.helm(
         "template", "rel", str(CHART), "-n", home, "--set", f"watchNamespaces={{{','.join(namespaces)}}}"
     )
@@ -34,7 +36,7 @@ def deploy(plane: ControlPlane, namespace: str) -> None:
 
 
 def scaling_up(plane: ControlPlane, namespace: str) -> bool:
-    """Whether the operator has seen what followed from what it made, by its watches."""
+    """Return whether the operator's watches have delivered the consequences of its writes."""
     status = (plane.get("mdep", "nano", namespace) or {}).get("status") or {}
     reasons = {one["type"]: one["reason"] for one in status.get("conditions") or ()}
     return reasons.get("Progressing") == "ScalingUp"
@@ -99,6 +101,6 @@ def generation(plane: ControlPlane, namespace: str) -> int:
 
 
 def left(plane: ControlPlane, namespace: str) -> str:
-    """What an operator says that leaves the object alone."""
+    """Return the operator's text about an object that it leaves alone."""
     found = plane.list("events", namespace)
     return next((one["message"] for one in found if one["reason"] == "LeftToAnother"), "")

@@ -1,5 +1,7 @@
-"""Nodes with other GPUs join and leave a real cluster in which a deployment serves: nothing is written for
-that but the status."""
+"""Nodes with other GPUs join and leave a real cluster in which a deployment serves.
+
+The operator writes nothing but the status.
+"""
 
 from collections.abc import Iterator
 from typing import Any
@@ -61,7 +63,7 @@ def nodes(plane: ControlPlane) -> Iterator[Nodes]:
 
 
 async def versions(life: Life) -> dict[str, Any]:
-    """Generation and labels of all children, and the version of those that no controller writes to."""
+    """Return generation and labels of all children, and the version of those that no controller writes to."""
     found = {}
     for kind in OWNED:
         for one in await life.kube.list(kind, life.key.namespace):
@@ -72,7 +74,7 @@ async def versions(life: Life) -> dict[str, Any]:
 
 
 async def planned_bytes(life: Life) -> int:
-    """Of one GPU, what the plan divides."""
+    """Return the bytes of one GPU that the plan divides."""
     found = await life.kube.get(MAMBA_DEPLOYMENT, life.key.namespace, life.key.name)
     assert found is not None
     return sum(line["bytes"] for line in found["status"]["plan"]["ledger"])

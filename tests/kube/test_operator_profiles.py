@@ -23,7 +23,7 @@ def profiles(**named: dict[str, Any]) -> dict[str, ResourceProfile]:
 
 
 async def pod(life: Life) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Node selector and requests of the engine pods."""
+    """Return node selector and requests of the engine pods."""
     found = await life.child(DEPLOYMENT, "nano-engine")
     assert found is not None
     spec = found["spec"]["template"]["spec"]

@@ -51,7 +51,7 @@ def becomes(plane: ControlPlane, namespace: str, *wanted: str) -> None:
 
 
 def report(plane: ControlPlane, namespace: str, said: str | None) -> None:
-    """As a gateway's pod writes it, or takes it back."""
+    """Write or remove the report as a gateway's pod does."""
     data = {"data": {names.INDEX_TROUBLE_KEY: said}}
     plane.kubectl("patch", "configmap", "nano-wake", "-n", namespace, "--type=merge", "-p", json.dumps(data))
 
@@ -77,7 +77,7 @@ def test_a_redis_that_gateways_cannot_use_is_a_condition_for_as_long_as_they_say
 
 @pytest.fixture
 def no_pools(plane: ControlPlane) -> Iterator[None]:
-    """The cluster lacks the kind, before and after."""
+    """Remove the kind from the cluster after the test."""
     yield
     plane.kubectl("delete", "crd", POOLS, "--ignore-not-found", "--wait=true", "--timeout=60s")
 
@@ -132,7 +132,7 @@ def test_a_pool_is_made_mended_and_removed_and_a_cluster_without_the_kind_is_tol
 
 @contextmanager
 def engine_with_a_plan() -> Iterator[tuple[str, list[str]]]:
-    """The address of an engine whose admin port tells its plan, and the credentials that it was shown."""
+    """Yield the address of an engine whose admin port shows its plan, and the credentials of its callers."""
     shown: list[str] = []
     address = f"127.{secrets.randbelow(200) + 20}.{secrets.randbelow(254) + 1}.1"
 

@@ -1,4 +1,4 @@
-"""What guards the writes of the operator, asked of a real API server; the fake one gives the same answers."""
+"""Guards of the operator's writes against a real API server; the fake one gives the same answers."""
 
 import contextlib
 from collections.abc import AsyncIterator
@@ -72,13 +72,13 @@ async def test_a_condition_of_another_manager_stays_when_ours_are_written(
 
 
 def fields_of_ours(found: Manifest) -> Any:
-    """What is ours, and how."""
+    """Return the fields of our manager, by how they are owned."""
     entries = [one for one in found["metadata"]["managedFields"] if one["manager"] == FIELD_MANAGER]
     return [(one["operation"], one["fieldsV1"]) for one in entries]
 
 
 async def own(kube: KubeClient, namespace: str) -> None:
-    """As passes do it: again where a controller of the cluster has written since the read."""
+    """Write as passes do: once more where a controller of the cluster has written since the read."""
     while True:
         (seen,) = await kube.list(DEPLOYMENT, namespace, name="nano-engine")
         with contextlib.suppress(Conflict):

@@ -18,7 +18,7 @@ async def test_one_form_of_the_cache_becomes_the_other_and_back(plane: ControlPl
         life = Life(server, Key(namespace, "nano"))
 
         async def cache_of_engines() -> tuple[str, int]:
-            """The claim that engines mount, and how many loaders their pods have."""
+            """Return the claim that engines mount, and how many loaders their pods have."""
             found = await life.child(DEPLOYMENT, "nano-engine")
             assert found is not None
             pod = found["spec"]["template"]["spec"]

@@ -48,7 +48,7 @@ async def serve(life: Life, **spec: Any) -> None:
 
 
 async def play(life: Life, gpus: int, *, broken: Callable[[Manifest], bool] = lambda _: False) -> None:
-    """What a scheduler and kubelets write that have so many GPUs; engines that are `broken` crash."""
+    """Play the scheduler and the kubelets of a cluster with `gpus` GPUs; engines that are `broken` crash."""
     pods = await life.pods("engine")
     taken = sum(says_ready(pod["status"]) or pod["status"].get("phase") == "Running" for pod in pods)
     for pod in sorted(pods, key=lambda one: str(metadata(one)["creationTimestamp"])):
@@ -79,7 +79,7 @@ async def play(life: Life, gpus: int, *, broken: Callable[[Manifest], bool] = la
 
 
 async def until(life: Life, gpus: int, done: Callable[[list[Manifest]], bool], **more: Any) -> list[int]:
-    """How many engines served at each look, until `done` says so of the pods."""
+    """Return how many engines served at each look, until `done` accepts the pods."""
     served = []
     for _ in range(240):
         await life.pass_is_idle()
@@ -132,7 +132,7 @@ async def test_one_engine_that_crashes_beside_two_that_serve_takes_nothing_back(
     names: list[str] = []
 
     def third(pod: Manifest) -> bool:
-        """The last of the new ones."""
+        """Tell whether the pod is the last of the new ones."""
         name = str(metadata(pod)["name"])
         if image_of(pod) == NEW and name not in names:
             names.append(name)

@@ -14,7 +14,7 @@ from testcluster.control_plane import ControlPlane
 
 pytestmark = pytest.mark.kube
 CHECKPOINTS = (5, 900, 40, 300)
-"""Of each engine, in the order of their names."""
+"""Checkpoints of each engine, in the order of their names."""
 
 
 def engines(plane: ControlPlane, namespace: str) -> list[dict[str, Any]]:

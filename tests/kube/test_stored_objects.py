@@ -1,5 +1,7 @@
-"""Objects that an earlier version of the CRD took and this one would not: each is told what is wrong with it,
-and keeps no other from being served."""
+"""Stored objects that an earlier version of the CRD accepted and this one refuses.
+
+Each gets a condition that names the error, and none keeps another from being served.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -34,7 +36,7 @@ STORED: dict[str, dict[str, Any]] = {
 
 @contextmanager
 def an_earlier_crd(plane: ControlPlane) -> Iterator[None]:
-    """One that takes any spec, for the length of the block; objects stay when it is upgraded."""
+    """Install a CRD that accepts any spec, for the length of the block; objects stay when it is upgraded."""
     crd = yaml.safe_load(crd_yaml())
     schema = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
     schema["properties"]["spec"] = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
@@ -47,7 +49,7 @@ def an_earlier_crd(plane: ControlPlane) -> Iterator[None]:
 
 
 def make(plane: ControlPlane, namespace: str, name: str, spec: dict[str, Any]) -> dict[str, Any]:
-    """The object, and whether it was taken."""
+    """Create the object, and return it with whether the API server accepted it."""
     made = {"apiVersion": names.API_VERSION, "kind": names.KIND, "metadata": {"name": name}, "spec": spec}
     path = f"/apis/{names.API_VERSION}/namespaces/{namespace}/mambadeployments"
     status, answer = plane.api.request("POST", path, made)
@@ -60,7 +62,7 @@ def reason(plane: ControlPlane, namespace: str, name: str, kind: str = "Planned"
 
 
 def warned(plane: ControlPlane, namespace: str, name: str) -> str:
-    """What a warning about an object of a status that nobody may write says."""
+    """Return the text of a warning about an object whose status nobody may write."""
     return " ".join(
         one["message"]
         for one in plane.list("events", namespace)

@@ -41,7 +41,7 @@ class Unusable(Exception):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one mutant. `caught_by`: the first test that failed, empty = none."""
+    """Result of one mutant. `caught_by`: the first test that failed, empty = none."""
 
     mutant: Mutant
     area: str
@@ -55,7 +55,7 @@ class Outcome:
 
 
 def copy(folder: Path) -> Path:
-    """All that git knows of or would add, in `folder`."""
+    """Return all that git knows of or would add, in `folder`."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT, capture_output=True, text=True, check=True,
@@ -77,7 +77,7 @@ def write(path: Path, text: str) -> None:
 
 
 def first_failure(tree: Path, tests: Iterable[str], *options: str) -> str:
-    """The first test that fails in `tree`, or nothing. Raises Unusable."""
+    """Return the first test that fails in `tree`, or an empty string. Raises Unusable."""
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *OPTIONS, *options, *tests],
         cwd=tree, capture_output=True, text=True, timeout=SECONDS,
@@ -146,7 +146,7 @@ def run(chosen: list[tuple[str, Mutant]], workers: int, folder: Path) -> list[Ou
 
 
 def show(outcomes: list[Outcome], seconds: float) -> None:
-    """The table: for people on a terminal, plain lines elsewhere."""
+    """Print the results: a table on a terminal, plain lines elsewhere."""
     rows = [
         (each.mutant.name, each.area, each.caught_by or each.word, f"{each.seconds:.0f}") for each in outcomes
     ]

@@ -42,7 +42,7 @@ class Mutant:
     """One defect and the tests that have to notice it."""
 
     name: str
-    """What goes wrong, as a user or an engineer would say it."""
+    """Defect, in the words of a user or an engineer."""
     keeps: str
     """Invariant that the code keeps, or bug that it had, which the defect takes away or brings back."""
     where: str
@@ -57,20 +57,20 @@ class Mutant:
     `_1` stands for any expression, and a body of `...` for any statements.
     """
     new: str
-    """What takes the place of `old`."""
+    """Replacement of `old`."""
     tests: tuple[str, ...] = ("tests/unit/cache", RUNS)
     """Tests that run in order until one fails: the quickest comes first."""
 
 
 @dataclass
 class Binding:
-    """What the parts of a pattern stand for in the source."""
+    """Values of the variable parts of a pattern in the source."""
 
     variables: dict[str, str] = field(default_factory=dict)
     """Variable in the pattern -> variable in the source."""
     wildcards: dict[str, ast.expr] = field(default_factory=dict)
     bodies: list[list[ast.stmt]] = field(default_factory=list)
-    """What each body of `...` stands for, in order."""
+    """Statements for each body of `...`, in order."""
 
     def bind(self, name: str, other: str) -> bool:
         """Take `name` for `other`, unless either is already another one's partner."""

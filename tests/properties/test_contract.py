@@ -94,7 +94,7 @@ def problems(text: str) -> list[str]:
 
 
 def contains(whole: Any, part_: Any) -> bool:
-    """Whether nothing of `part_` was lost or changed in `whole`."""
+    """Return whether nothing of `part_` was lost or changed in `whole`."""
     if isinstance(part_, dict):
         return isinstance(whole, dict) and all(
             key in whole and contains(whole[key], part_[key]) for key in part_

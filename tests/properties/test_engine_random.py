@@ -29,12 +29,12 @@ KEPT = EXAMPLES / "engine_runs.json"
 
 
 def kept() -> list[dict[str, Any]]:
-    """Runs that failed once: strategy, overlap and seed."""
+    """Return the recorded runs that failed once: strategy, overlap and seed."""
     return json.loads(KEPT.read_text()) if KEPT.is_file() else []
 
 
 def driven(seed: int, strategy: str, *, overlap: bool) -> EngineTrial:
-    """One run; a failing one is kept where seeds are random."""
+    """Perform one run; a failing one is recorded where seeds are random."""
     try:
         return drive(seed, strategy, overlap=overlap)
     except Exception as error:
@@ -47,7 +47,7 @@ def driven(seed: int, strategy: str, *, overlap: bool) -> EngineTrial:
 
 
 def run_case(case: tuple[str, bool, int, int]) -> tuple[int, Counter[str]]:
-    """Runs from `first` on until `wanted` steps are done; steps, and what happened in them."""
+    """Run from `first` on until `wanted` steps are done; return the steps, and the count of each event."""
     strategy, overlap, first, wanted = case
     steps, seen = 0, Counter[str]()
     seed = first
@@ -70,7 +70,7 @@ def run_case(case: tuple[str, bool, int, int]) -> tuple[int, Counter[str]]:
 
 @pytest.fixture(scope="module")
 def outcome() -> tuple[int, Counter[str]]:
-    """All cases, run once for the tests of this module."""
+    """Return all cases, run once for the tests of this module."""
     began = time.perf_counter()
     # Two halves of each case with seeds far apart, so that two processes have the same work.
     share = -(-STEPS // (2 * len(CASES)))

@@ -23,7 +23,7 @@ BURSTS = st.lists(st.tuples(st.integers(1, 8), st.sampled_from([0.0, 0.1, 1.5]))
 
 
 async def asked(fleet: Fleet, bursts: list[tuple[int, float]], key: str) -> None:
-    """So many requests at once, then so many seconds of rest, again and again."""
+    """Send bursts of requests, each followed by seconds of rest, again and again."""
     asking = []
     for count, rest in bursts:
         asking += [asyncio.create_task(fleet.ask(key)) for _ in range(count)]

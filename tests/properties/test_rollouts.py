@@ -10,7 +10,7 @@ from rollout_fleet import RolloutFleet
 
 @st.composite
 def fleets(draw: st.DrawFn) -> RolloutFleet:
-    """A fleet that serves, with room for one more, for none, or for fewer than it wants."""
+    """Draw a fleet that serves, with room for one more, for none, or for fewer than it wants."""
     replicas = draw(st.integers(1, 4) | st.integers(5, 12) | st.integers(13, 50))
     each = draw(st.sampled_from([1, 2, 8]))
     room = max(replicas + draw(st.integers(-2, 2)), 1)

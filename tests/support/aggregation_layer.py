@@ -25,7 +25,7 @@ SAYS = {"X-Remote-User": "hpa", "X-Remote-Group": "system:serviceaccounts"}
 
 
 class Cluster:
-    """What of the API server is used here. `allowed` are (user, resource or path)."""
+    """Reviews and readings of the API server that are used here. `allowed` are (user, resource or path)."""
 
     def __init__(self, authority: Path) -> None:
         self.allowed = {("hpa", DESIRED), ("hpa", DEMAND), ("hpa", API), ("hpa", "nothing")}
@@ -78,7 +78,7 @@ class Pki:
 
 
 def shown(at: float = 100.0) -> ScalingMetrics:
-    """Of two deployments in one namespace and one in another, seen at `at`."""
+    """Return metrics of two deployments in one namespace and one in another, seen at `at`."""
     metrics = ScalingMetrics(CollectorRegistry())
     for namespace, name in (("models", "a"), ("models", "b"), ("other", "a")):
         look = seen(2, 1.0, at=at)

@@ -55,21 +55,21 @@ class ApiScript(ApiServer):
 
 
 def item(name: str, version: str = "1", **more: Any) -> dict[str, Any]:
-    """An object as the API server sends it."""
+    """Return an object as the API server sends it."""
     return {"metadata": {"name": name, "resourceVersion": version}, **more}
 
 
 def listed(version: str, *items: dict[str, Any]) -> Answer:
-    """The answer to a list."""
+    """Return the answer to a list."""
     body = {"metadata": {"resourceVersion": version}, "items": list(items)}
     return Answer(200, json.dumps(body).encode())
 
 
 def line(kind: str, thing: dict[str, Any]) -> bytes:
-    """One event of a watch."""
+    """Return one event of a watch."""
     return json.dumps({"type": kind, "object": thing}, ensure_ascii=False).encode() + b"\n"
 
 
 def watched(*lines: bytes, hold: bool = False, chunks: Iterable[bytes] | None = None) -> Answer:
-    """The answer to a watch; `hold`: it stays open."""
+    """Return the answer to a watch; `hold`: the connection stays open."""
     return Answer(200, *(lines if chunks is None else chunks), hold=hold)

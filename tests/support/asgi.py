@@ -49,16 +49,16 @@ class Asked:
         self.messages.append(message)
 
     def part(self, body: bytes, *, more: bool = True) -> Self:
-        """The client sends a part of the body."""
+        """Send a part of the body."""
         self._moves.put_nowait({"type": "http.request", "body": body, "more_body": more})
         return self
 
     def whole(self, body: Any) -> Self:
-        """The client sends all of the body; what is not bytes goes as JSON."""
+        """Send all of the body; a value that is not bytes goes as JSON."""
         return self.part(body if isinstance(body, bytes) else json.dumps(body).encode(), more=False)
 
     def leave(self) -> Self:
-        """The client closes the connection."""
+        """Close the connection of the client."""
         self._moves.put_nowait(DISCONNECT)
         return self
 
@@ -104,5 +104,5 @@ class Asked:
 
 
 def ask(app: App, method: str, path: str, body: Any = b"", **more: Any) -> Asked:
-    """A request with its whole body."""
+    """Send a request with its whole body."""
     return Asked(app, method, path, **more).whole(body)

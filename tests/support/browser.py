@@ -27,7 +27,7 @@ class Page:
     def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         self.asked: list[str] = []
         self.complaints: list[str] = []
-        """What the console said of errors, the content security policy's included."""
+        """Errors on the console, including those of the content security policy."""
         self._socket = socket
         self._numbers = itertools.count(1)
         self._replies: dict[int, asyncio.Future[dict[str, Any]]] = {}
@@ -35,37 +35,37 @@ class Page:
 
     async def _read(self) -> None:
         async for message in self._socket:
-            found = json.loads(message.data)
-            params = found.get("params", {})
-            if (reply := self._replies.pop(found.get("id"), None)) is not None:
-                reply.set_result(found)
-            elif found.get("method") == "Network.requestWillBeSent":
+            message_body = json.loads(message.data)
+            params = message_body.get("params", {})
+            if (reply := self._replies.pop(message_body.get("id"), None)) is not None:
+                reply.set_result(message_body)
+            elif message_body.get("method") == "Network.requestWillBeSent":
                 self.asked.append(params["request"]["url"])
-            elif found.get("method") == "Log.entryAdded" and params["entry"]["level"] == "error":
+            elif message_body.get("method") == "Log.entryAdded" and params["entry"]["level"] == "error":
                 self.complaints.append(params["entry"]["text"])
-            elif found.get("method") == "Runtime.exceptionThrown":
+            elif message_body.get("method") == "Runtime.exceptionThrown":
                 self.complaints.append(json.dumps(params["exceptionDetails"]))
 
     async def call(self, method: str, **params: Any) -> dict[str, Any]:
-        """One command of the protocol. Raises RuntimeError with what the browser said."""
+        """Send one command of the protocol. Raises RuntimeError with the browser's message."""
         number = next(self._numbers)
         reply = self._replies[number] = asyncio.get_running_loop().create_future()
         await self._socket.send_json({"id": number, "method": method, "params": params})
-        found = await reply
-        if "error" in found:
-            raise RuntimeError(f"{method}: {found['error']}")
-        result: dict[str, Any] = found["result"]
+        reply_body = await reply
+        if "error" in reply_body:
+            raise RuntimeError(f"{method}: {reply_body['error']}")
+        result: dict[str, Any] = reply_body["result"]
         return result
 
     async def run(self, script: str) -> Any:
-        """The value of a script, awaited if it is a promise."""
-        found = await self.call("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
-        if "exceptionDetails" in found:
-            raise RuntimeError(json.dumps(found["exceptionDetails"]))
-        return found["result"].get("value")
+        """Run a script and return its value, awaited if it is a promise."""
+        result = await self.call("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
+        if "exceptionDetails" in result:
+            raise RuntimeError(json.dumps(result["exceptionDetails"]))
+        return result["result"].get("value")
 
     async def until(self, script: str) -> Any:
-        """The value of a script as soon as it is true."""
+        """Return the value of a script as soon as it is true."""
         async with asyncio.timeout(60):
             while not (value := await self.run(script)):  # noqa: ASYNC110 - the page is in another process
                 await asyncio.sleep(0.02)
@@ -79,23 +79,23 @@ class Page:
         )
 
     async def type(self, text: str, *keys: str) -> None:
-        """Type a text and then press keys, by whatever has the focus."""
+        """Type a text and then press keys in the focused element."""
         await self.call("Input.insertText", text=text)
         for key in keys:
-            said = {"key": key, "code": key, "windowsVirtualKeyCode": {"Enter": 13, "Tab": 9}[key]}
+            event = {"key": key, "code": key, "windowsVirtualKeyCode": {"Enter": 13, "Tab": 9}[key]}
             more = {"text": "\r"} if key == "Enter" else {}
-            await self.call("Input.dispatchKeyEvent", type="keyDown", **said, **more)
-            await self.call("Input.dispatchKeyEvent", type="keyUp", **said)
+            await self.call("Input.dispatchKeyEvent", type="keyDown", **event, **more)
+            await self.call("Input.dispatchKeyEvent", type="keyUp", **event)
 
     async def size(self, width: int, height: int, scheme: str = "light") -> None:
-        """The window's size in CSS pixels, and what its owner prefers: light or dark."""
+        """Set the window's size in CSS pixels, and the preferred colour scheme: light or dark."""
         shape = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
         await self.call("Emulation.setDeviceMetricsOverride", **shape)
         features = [{"name": "prefers-color-scheme", "value": scheme}]
         await self.call("Emulation.setEmulatedMedia", features=features)
 
     async def picture(self) -> bytes:
-        """What is in the window, as PNG."""
+        """Return the window's contents as PNG."""
         return base64.b64decode((await self.call("Page.captureScreenshot", format="png"))["data"])
 
     async def close(self) -> None:
@@ -111,7 +111,7 @@ async def _hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -
 
 @asynccontextmanager
 async def browser_page(folder: Path) -> AsyncIterator[Page]:
-    """A page of a browser of its own, whose profile is in `folder`."""
+    """Yield a page of a browser of its own, whose profile is in `folder`."""
     assert BROWSER is not None
     proxy = await asyncio.start_server(_hang_up, "127.0.0.1", 0)
     port = proxy.sockets[0].getsockname()[1]
@@ -125,9 +125,9 @@ async def browser_page(folder: Path) -> AsyncIterator[Page]:
     )  # fmt: skip
     try:
         async with proxy, aiohttp.ClientSession() as session:
-            said = folder / "DevToolsActivePort"
-            await until(lambda: said.exists() and said.read_text().count("\n"))
-            address = f"http://127.0.0.1:{said.read_text().split()[0]}"
+            port_file = folder / "DevToolsActivePort"
+            await until(lambda: port_file.exists() and port_file.read_text().count("\n"))
+            address = f"http://127.0.0.1:{port_file.read_text().split()[0]}"
             tabs: list[dict[str, Any]] = []
             async with asyncio.timeout(60):
                 while not tabs:

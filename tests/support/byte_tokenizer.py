@@ -9,17 +9,17 @@ EOS = "<eos>"
 
 
 def byte_tokenizer(special: Sequence[str] = ()) -> Tokenizer:
-    """256 bytes, then EOS, then `special`."""
+    """Return a tokenizer of 256 bytes, then EOS, then `special`."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    made = Tokenizer(models.BPE({char: number for number, char in enumerate(alphabet)}, []))
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = decoders.ByteLevel()
-    made.add_special_tokens([EOS, *special])
-    return made
+    tokenizer = Tokenizer(models.BPE({char: number for number, char in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([EOS, *special])
+    return tokenizer
 
 
 def write_tokenizer(folder: Path, special: Sequence[str] = ()) -> Tokenizer:
-    """The same as tokenizer.json of a model's directory."""
-    made = byte_tokenizer(special)
-    made.save(str(folder / "tokenizer.json"))
-    return made
+    """Write the same tokenizer as tokenizer.json of a model's directory."""
+    tokenizer = byte_tokenizer(special)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return tokenizer

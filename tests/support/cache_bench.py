@@ -19,7 +19,7 @@ from prefix_of import prefix_of
 
 
 def ids(*parts: int | range) -> Tokens:
-    """int32 tokens of numbers and ranges."""
+    """Return int32 tokens of numbers and ranges."""
     out: list[int] = []
     for part in parts:
         out.extend(part if isinstance(part, range) else [part])
@@ -27,7 +27,7 @@ def ids(*parts: int | range) -> Tokens:
 
 
 def flush_and_sweep(cache: RadixStateCache) -> int:
-    """Flush, and give all that is not in use back to the arena; the number of checkpoints lost."""
+    """Flush, return unused memory to the arena, and return the number of checkpoints lost."""
     lost = cache.flush()
     while cache.reclaimer.sweeping:
         cache.reclaimer.sweep()
@@ -64,14 +64,14 @@ class CacheBench:
         return self.cache.admit(tokens, salt, match, len(tokens), boundary)
 
     def launch(self, allocation: SequenceAllocation, depth: int) -> int:
-        """A prefill step up to `depth`, launched and not complete."""
+        """Launch a prefill step up to `depth` without completing it."""
         self.step += 1
         self.cache.plan_prefill(allocation, depth, self.step)
         self.cache.launch(allocation.row, depth, self.step)
         return self.step
 
     def decode(self, allocation: SequenceAllocation) -> int:
-        """A decode step, launched and not complete; False in `extend` is the caller's business."""
+        """Launch a decode step without completing it; a False of `extend` is left to the caller."""
         self.step += 1
         depth = allocation.depth + 1
         assert self.cache.extend(allocation, depth)
@@ -95,7 +95,7 @@ class CacheBench:
         return allocation
 
     def serve(self, tokens: Tokens, *, salt: str = "", boundary: int = 0) -> None:
-        """A prompt without output, from start to end."""
+        """Serve a prompt without output, from start to end."""
         self.cache.retire(self.prefill(tokens, salt=salt, boundary=boundary), lambda: tokens)
         self.check()
 
@@ -103,7 +103,7 @@ class CacheBench:
         ledger.check(self.cache)
 
     def checkpoints(self, tokens: Tokens, salt: str = "") -> list[int]:
-        """Depths of the checkpoints on the path of `tokens`."""
+        """Return the depths of the checkpoints on the path of `tokens`."""
         out = []
         for node in self.cache.tree.walk():
             key = prefix_of(node)

@@ -17,18 +17,18 @@ TIMEOUT = 120.0
 def main(url: str, model: str, tokens: int) -> None:
     client = OpenAI(base_url=url, api_key="unused", timeout=TIMEOUT, max_retries=0)
     messages: list[Any] = json.load(sys.stdin)
-    asked: dict[str, Any] = {
+    request: dict[str, Any] = {
         "model": model,
         "messages": messages,
         "temperature": 0,
         "max_tokens": tokens or 32,
     }
     if tokens:
-        asked["extra_body"] = {"ignore_eos": True}
+        request["extra_body"] = {"ignore_eos": True}
     pieces: list[str] = []
-    for chunk in client.chat.completions.create(**asked, stream=True):
+    for chunk in client.chat.completions.create(**request, stream=True):
         pieces += [choice.delta.content for choice in chunk.choices if choice.delta.content]
-    whole = client.chat.completions.create(**asked)
+    whole = client.chat.completions.create(**request)
     details = whole.usage.prompt_tokens_details
     answer = {
         "models": [one.id for one in client.models.list()],

@@ -38,7 +38,7 @@ NICENESS = 10
 
 @dataclass(frozen=True)
 class Compiled:
-    """What became of a launch."""
+    """Result of compiling one launch."""
 
     launch: str
     model: str
@@ -59,8 +59,10 @@ class Compiled:
 def compiled_matrix(
     capabilities: list[int], other_triton: Path | None = None, *, whole: bool = True
 ) -> Iterator[Compiled]:
-    """Compile for these GPUs, with this process's Triton or with the one in that folder; unless `whole`, only
-    the launches that `usual` keeps. Raises CalledProcessError."""
+    """Compile for these GPUs, with this process's Triton or with the one in that folder.
+
+    Unless `whole`, only the launches that `usual` keeps. Raises CalledProcessError.
+    """
     first = [] if other_triton is None else [str(other_triton)]
     ran = subprocess.run(
         [sys.executable, __file__, *map(str, capabilities), *([] if whole else [USUAL])],
@@ -82,12 +84,12 @@ def _launches(capability: int):  # type: ignore[no-untyped-def]
 
 
 def multiplies(call: "KernelCall") -> bool:
-    """Whether the kernel multiplies tiles: it is told the type of their elements."""
+    """Return whether the kernel multiplies tiles: it has a parameter for the type of their elements."""
     return "KIND" in call.constants or "DOT" in call.constants
 
 
 def wide(call: "KernelCall") -> bool:
-    """Whether the kernel multiplies tiles of float32."""
+    """Return whether the kernel multiplies tiles of float32."""
     return str(call.constants.get("KIND", call.constants.get("DOT"))) == "fp32"
 
 
@@ -117,9 +119,11 @@ def _compiled(index: int, capability: int) -> Compiled:
 
 
 def usual(calls: "list[KernelCall]") -> set[int]:
-    """Return which launches the usual run compiles: those that multiply tiles of 16 bits, which are the ones
-    that run out of registers and shared memory, once for each form of experts' blocks; and of each other
-    kernel the first and the last launch."""
+    """Return which launches the usual run compiles.
+
+    Kept are launches that multiply tiles of 16 bits, which may run out of registers and shared memory, once
+    for each form of experts' blocks; and of each other kernel the first and the last launch.
+    """
     tiles: dict[str, int] = {}
     for index, call in enumerate(calls):
         if multiplies(call) and not wide(call):

@@ -1,4 +1,4 @@
-"""What a launch compiles to for a GPU that is not here: resources, loads and instructions of the artefact."""
+"""Compiled launches for a GPU of another machine: resources, loads and instructions of the artefact."""
 
 import re
 import subprocess
@@ -64,7 +64,7 @@ class CompiledKernel:
 
 
 def compiled(call: KernelCall, capability: int) -> CompiledKernel:
-    """`call` for sm_`capability`, specialised as a launch would be; tensors may be on the meta device."""
+    """Compile `call` for sm_`capability`, specialised as in a launch; meta tensors are allowed."""
     kernel = call.kernel
     fixed = set(getattr(kernel, "do_not_specialize", ()) or ())
     signature: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""How many seconds of a processor each folder and file of tests costs, with the processes that tests start.
+"""Processor seconds of each folder and file of tests, including the processes that tests start.
 
 A pytest plugin: `--cpu-times` prints the sums at the end of the run, of all its workers together. Time of a
 processor says the same on a busy machine as on an idle one, which the duration of a test does not.
@@ -78,7 +78,7 @@ class CpuTimes:
 
 
 class WorkersCpuTimes(CpuTimes):
-    """What the controller of several workers prints; it runs no test itself."""
+    """Printer of the sums in the controller of several workers, which runs no test itself."""
 
     def turn_to(self, file: str) -> None: ...
 

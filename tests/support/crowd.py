@@ -77,7 +77,7 @@ class Crowd:
 
 
 async def ask(url: str, path: str) -> int:
-    """The status of an honest request on a connection of its own, whose answer comes whole."""
+    """Send an honest request on a connection of its own, read the answer whole, and return its status."""
     parts = urlsplit(url)
     body = json.dumps({"prompt": "x", "max_tokens": 2}).encode() if path == TEXT else b""
     head = HEAD if body else b"GET %b HTTP/1.1\r\nHost: x\r\n" % path.encode()

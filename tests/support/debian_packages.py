@@ -9,11 +9,11 @@ from pathlib import Path
 
 
 class PackageMissing(Exception):
-    """What is in the way."""
+    """Error: the package cannot be had; the text says why."""
 
 
 def unpacked(*packages: str) -> Path:
-    """The folder with what these packages hold (`usr/bin/...`), named after the first and all their contents.
+    """Return the folder with the files of these packages, named after the first and a digest of all.
 
     Raises PackageMissing: this is no Debian, its list of packages is unknown, or nothing can be downloaded.
     """
@@ -21,11 +21,13 @@ def unpacked(*packages: str) -> Path:
         raise PackageMissing("this is no Debian")
     digests = hashlib.sha256()
     for package in packages:
-        known = subprocess.run(["apt-cache", "show", package], capture_output=True, text=True)
-        found = [line.split()[1] for line in known.stdout.splitlines() if line.startswith("SHA256:")]
-        if not found:
+        package_facts = subprocess.run(["apt-cache", "show", package], capture_output=True, text=True)
+        checksums = [
+            line.split()[1] for line in package_facts.stdout.splitlines() if line.startswith("SHA256:")
+        ]
+        if not checksums:
             raise PackageMissing(f"Debian's package {package} is unknown; `apt-get update` would show it")
-        digests.update(found[0].encode())
+        digests.update(checksums[0].encode())
     cache_root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mambaserve" / packages[0]
     target = cache_root / digests.hexdigest()[:16]
     if not target.is_dir():

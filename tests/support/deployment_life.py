@@ -34,7 +34,7 @@ class Life:
         self._event_counts: dict[str, int] = {}
 
     async def reconcile(self, **after: float) -> tuple[dict[str, tuple[str, str]], list[str]]:
-        """Conditions after one pass, and the reasons of the events that it posted."""
+        """Return conditions after one pass, and the reasons of the events that it posted."""
         self.now += timedelta(**after)
         self.requeue_after = await self._reconciler(KEY)
         await self._reconciler.events.flush()
@@ -59,20 +59,20 @@ class Life:
         self.cluster.put({**of, "metadata": {**of["metadata"], "annotations": marks}})
 
     def wake(self) -> None:
-        """A gateway holds a request."""
+        """Report a request that a gateway holds."""
         request = self.cluster.find("ConfigMap", "nano-wake")
         self.cluster.put({**request, "data": {names.WAKE_KEY: self.now.isoformat()}})
 
     def controllers(self, *, engines: int, updated: int | None = None, replicas: int | None = None) -> None:
-        """What the Deployment controller reports."""
+        """Report the state of the roll-out as the Deployment controller does."""
         for name, ready in (("nano-engine", engines), ("nano", 1)):
             one = self.cluster.find("Deployment", name)
-            wanted = one["spec"]["replicas"]
+            desired = one["spec"]["replicas"]
             is_engine = name == "nano-engine"
             one["status"] = {
                 "observedGeneration": one["metadata"]["generation"],
-                "replicas": replicas if replicas is not None and is_engine else wanted,
-                "updatedReplicas": updated if updated is not None and is_engine else wanted,
+                "replicas": replicas if replicas is not None and is_engine else desired,
+                "updatedReplicas": updated if updated is not None and is_engine else desired,
                 "readyReplicas": ready,
             }
             self.cluster.put(one)

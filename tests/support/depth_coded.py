@@ -41,7 +41,7 @@ def fold(state: State, tokens: list[int]) -> State:
 
 @lru_cache(maxsize=100_000)
 def after(state: State, tokens: bytes) -> State:
-    """`fold` over int32 ids, remembered: the same keys are asked for at every event."""
+    """Return `fold` over int32 ids, memoized: the same keys recur at every event."""
     return fold(state, np.frombuffer(tokens, np.int32).tolist())
 
 
@@ -50,7 +50,7 @@ def next_token(state: State) -> int:
 
 
 def oracle(prompt: list[int], outputs: int, stop: frozenset[int] = frozenset()) -> list[int]:
-    """What the model says alone, token by token."""
+    """Return the output of the model alone, token by token."""
     state, out = fold(ZERO, prompt), []
     for _ in range(outputs):
         token = next_token(state)
@@ -204,7 +204,7 @@ class DepthCodedRunner:
     # --- truth of what is kept -----------------------------------------------------------------------
 
     def check_tree(self) -> None:
-        """Every checkpoint in the tree is the state of exactly its own key (P1, P2, P4)."""
+        """Check that every checkpoint in the tree is the state of exactly its own key (P1, P2, P4)."""
         paged = self.cache.arena.pages_per_slab > 0
         for root in self.cache.tree.roots.values():
             stack = [(root, ZERO)]
@@ -219,7 +219,7 @@ class DepthCodedRunner:
                 stack.extend((child, state) for child in node.children.values())
 
     def check_ready(self, allocation: SequenceAllocation, known: np.ndarray) -> None:
-        """Every complete checkpoint that a running sequence keeps is the state of its own tokens."""
+        """Check that every complete checkpoint of a running sequence is the state of its own tokens."""
         for each in allocation.ready:
             if each.depth <= len(known):
                 assert self.states[each.slot] == after(ZERO, known[: each.depth].tobytes()), "ready"

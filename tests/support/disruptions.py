@@ -1,4 +1,4 @@
-"""What befalls a deployment that serves, one thing after the other, and how the requests of that time fared.
+"""Disruptions of a deployment that serves, one after the other, and the results of requests in that time.
 
 Used by `tests/e2e` with few of them and by `tests/zero_drop` with all.
 """
@@ -63,7 +63,7 @@ class Request:
 
 @dataclass
 class Course:
-    """What happened: the phases as they end, the requests when the traffic has ended."""
+    """Record of a run: the phases as they end, and the requests once the traffic has ended."""
 
     deployed: Deployed
     phases: list[Phase] = field(default_factory=list)
@@ -81,13 +81,13 @@ class Course:
         ]
 
     def during(self, request: Request) -> str:
-        """The phases that it saw."""
+        """Return the phases that overlap the request."""
         seen = [one.name for one in self.phases if one.begin <= request.end and request.begin <= one.end]
         return ", ".join(seen) or "between"
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """What is in the block is one disruption."""
+        """Record the block as one disruption."""
         begin = time.time()
         yield
         self.phases.append(Phase(name, begin, time.time()))
@@ -95,8 +95,11 @@ class Course:
 
     @contextmanager
     def traffic(self, streams: int, rate: float, tokens: int = 0) -> Iterator[None]:
-        """Requests come all the time, `streams` at once and `rate` in a second at most; with `tokens` for
-        whole answers of so many, which keep engines busy and not the client."""
+        """Send requests all the time, `streams` at once and `rate` in a second at most.
+
+        With `tokens`, the requests want whole answers of that length, which load the engines and not the
+        client.
+        """
         deployed = self.deployed
         url = f"http://{deployed.name}.{deployed.namespace}.svc/v1"
         script = f"{TREE}/tests/support/stream_traffic.py"
@@ -122,7 +125,7 @@ class Course:
             self._kubectl("delete", "pod", TRAFFIC)
 
     def answered(self, count: int) -> bool:
-        """Whether so many requests have ended."""
+        """Return whether that many requests have ended."""
         return self._count() >= count
 
     def _count(self) -> int:
@@ -132,15 +135,15 @@ class Course:
             return 0
 
     def wait_answered(self, more: int, timeout: float = 600.0) -> None:
-        """Until so many more requests than now have ended."""
+        """Wait until that many more requests than now have ended."""
         self.wait_answered_in_all(self._count() + more, timeout)
 
     def wait_answered_in_all(self, wanted: int, timeout: float = 600.0) -> None:
-        """Until so many requests have ended."""
+        """Wait until that many requests have ended."""
         self.deployed.node.wait_for(lambda: self.answered(wanted), f"{wanted} answers", timeout=timeout)
 
     def without_key(self) -> int:
-        """Status of the answer to a request that shows no key."""
+        """Return the status of the answer to a request that shows no key."""
         url = f"http://{self.deployed.name}.{self.deployed.namespace}.svc/v1/models"
         return int(self._kubectl("exec", TRAFFIC, "--", "python", "-c", ASK_WITHOUT_KEY, url))
 
@@ -150,18 +153,18 @@ class Course:
 
 
 def pods(deployed: Deployed, component: str) -> list[dict[str, Any]]:
-    """Pods of a component, those that are about to end included."""
+    """Return pods of a component, those that are about to end included."""
     selector = f"{names.LABEL_INSTANCE}={deployed.name},{names.LABEL_COMPONENT}={component}"
     return deployed.node.list("pods", deployed.namespace, selector)
 
 
 def settle(deployed: Deployed, component: str, count: int, gone: set[str] = frozenset()) -> None:  # type: ignore[assignment]
-    """Until exactly so many pods are there and ready, none of those by name."""
+    """Wait until exactly that many pods are ready, none of the named ones among them."""
 
     def settled() -> bool:
-        found = pods(deployed, component)
-        ready = [one for one in found if _ready(one) and "deletionTimestamp" not in one["metadata"]]
-        return len(found) == len(ready) == count and not gone & _names(found)
+        current = pods(deployed, component)
+        ready = [one for one in current if _ready(one) and "deletionTimestamp" not in one["metadata"]]
+        return len(current) == len(ready) == count and not gone & _names(current)
 
     deployed.node.wait_for(settled, f"{count} {component} pods", timeout=ENDED)
 
@@ -176,21 +179,21 @@ def _names(found: list[dict[str, Any]]) -> set[str]:
 
 
 def scale(deployed: Deployed, count: int) -> None:
-    """`kubectl scale`."""
+    """Run `kubectl scale`."""
     where = ["-n", deployed.namespace, f"--replicas={count}"]
     deployed.node.kubectl("scale", f"mdep/{deployed.name}", *where)
     settle(deployed, "engine", count)
 
 
 def replace_engines(deployed: Deployed, change: dict[str, Any]) -> None:
-    """A change of `spec.engine` that new pods are needed for."""
+    """Change `spec.engine` so that new pods are needed."""
     before = _names(pods(deployed, "engine"))
     deployed.patch({"engine": change})
     settle(deployed, "engine", len(before), before)
 
 
 def switch_strategies(deployed: Deployed) -> None:
-    """Each strategy once."""
+    """Switch to each strategy once."""
     for strategy in STRATEGIES:
         deployed.patch({"stateCache": {"strategy": strategy}})
         generation = deployed.node.get("mdep", deployed.name, deployed.namespace)["metadata"]["generation"]  # type: ignore[index]
@@ -202,9 +205,9 @@ def switch_strategies(deployed: Deployed) -> None:
 
 
 def evict(deployed: Deployed, component: str, count: int) -> None:
-    """Each of `count` pods, one after the other, by the API that drains of nodes use."""
+    """Evict `count` pods, one after the other, by the API that drains of nodes use."""
     for pod in pods(deployed, component)[:count]:
-        name, wanted = pod["metadata"]["name"], len(pods(deployed, component))
+        name, pod_count = pod["metadata"]["name"], len(pods(deployed, component))
         eviction = {
             "apiVersion": "policy/v1", "kind": "Eviction",
             "metadata": {"name": name, "namespace": deployed.namespace},
@@ -212,11 +215,11 @@ def evict(deployed: Deployed, component: str, count: int) -> None:
         path = f"/api/v1/namespaces/{deployed.namespace}/pods/{name}/eviction"
         status, answer = deployed.node.api.request("POST", path, eviction)
         assert status == 201, answer
-        settle(deployed, component, wanted, {name})
+        settle(deployed, component, pod_count, {name})
 
 
 def roll_gateways(deployed: Deployed, value: str) -> None:
-    """Another pod template of the gateway."""
+    """Change the pod template of the gateway."""
     before = _names(pods(deployed, "gateway"))
     template = {"metadata": {"annotations": {"example.com/rolled": value}}}
     deployed.patch({"gateway": {"podTemplate": template}})
@@ -224,7 +227,7 @@ def roll_gateways(deployed: Deployed, value: str) -> None:
 
 
 def ask_for_keys(deployed: Deployed, asked: bool) -> None:
-    """`spec.gateway.auth` comes or goes, and with it the key that engines ask gateways for."""
+    """Add or remove `spec.gateway.auth`, and with it the key that engines require of gateways."""
     if asked:
         data = {names.API_KEYS_KEY: f"{CLIENT_KEY} traffic\n"}
         secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": KEYS}, "stringData": data}
@@ -233,8 +236,8 @@ def ask_for_keys(deployed: Deployed, asked: bool) -> None:
     deployed.patch({"gateway": {"auth": {"secretRef": {"name": KEYS}} if asked else None}})
 
     def switched() -> bool:
-        found = [one for component in before for one in pods(deployed, component)]
-        return all(mounts_key(one) is asked for one in found)
+        old_pods = [one for component in before for one in pods(deployed, component)]
+        return all(mounts_key(one) is asked for one in old_pods)
 
     deployed.node.wait_for(switched, "pods with a key" if asked else "pods without one", timeout=ENDED)
     for component, those in before.items():
@@ -242,7 +245,7 @@ def ask_for_keys(deployed: Deployed, asked: bool) -> None:
 
 
 def drain_node(deployed: Deployed, away: float) -> None:
-    """Evicts all engines of the only node; new ones wait until it takes pods again, `away` seconds later."""
+    """Evict all engines of the only node, which takes pods again `away` seconds later."""
     (node,) = _names(deployed.node.list("nodes"))
     before = _names(pods(deployed, "engine"))
     selector = f"--pod-selector={names.LABEL_INSTANCE}={deployed.name},{names.LABEL_COMPONENT}=engine"
@@ -254,7 +257,7 @@ def drain_node(deployed: Deployed, away: float) -> None:
 
 
 def kill_operators(deployed: Deployed, rng: Random, longest: float) -> None:
-    """All at once, without a word; the next ones start within `longest` seconds after that."""
+    """Kill all operators at once; the next ones start within `longest` seconds after that."""
     with contextlib.suppress(CommandFailed):  # it is between two lives
         deployed.node.kubectl(
             "delete", "pod", "-n", SYSTEM, "-l", OPERATORS, "--grace-period=0", "--force", timeout=60
@@ -263,13 +266,18 @@ def kill_operators(deployed: Deployed, rng: Random, longest: float) -> None:
 
 
 def kill_leader(deployed: Deployed) -> None:
-    """The operator that acts, without a word; over once another acts in its place: mostly the one that stood
-    by, or the pod made for the killed one, which may look at the lease sooner."""
+    """Kill the acting operator without notice, and wait until another one acts.
+
+    Mostly the standby acts next, or else the pod created for the killed one, which may look at the lease
+    sooner.
+    """
     node = deployed.node
 
     def ready() -> set[str]:
-        there = node.list("pods", SYSTEM, OPERATORS)
-        return _names([one for one in there if _ready(one) and "deletionTimestamp" not in one["metadata"]])
+        operators = node.list("pods", SYSTEM, OPERATORS)
+        return _names(
+            [one for one in operators if _ready(one) and "deletionTimestamp" not in one["metadata"]]
+        )
 
     def acting() -> str:
         lease = node.get("leases", names.LEASE_NAME, SYSTEM)
@@ -288,7 +296,7 @@ def kill_leader(deployed: Deployed) -> None:
 
 
 def restart_api(deployed: Deployed, away: float) -> None:
-    """API server and etcd crash and are back `away` seconds later, with what they had written."""
+    """Crash the API server and etcd, and start them `away` seconds later with their written data."""
     node = deployed.node
     with node.api_server_down():
         node.etcd.stop(grace=0)

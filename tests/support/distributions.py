@@ -13,9 +13,9 @@ ROOT = Path(__file__).parents[2]
 def brought_by(extras: Iterable[str]) -> dict[str, Distribution]:
     """Return the distributions of the base dependencies and of `extras`, by name."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    wanted = [*project["dependencies"]]
-    wanted += [each for extra in extras for each in project["optional-dependencies"][extra]]
-    waiting, found = [Requirement(each) for each in wanted], dict[str, Distribution]()
+    requirements = [*project["dependencies"]]
+    requirements += [each for extra in extras for each in project["optional-dependencies"][extra]]
+    waiting, distributions = [Requirement(each) for each in requirements], dict[str, Distribution]()
     seen: set[tuple[str, str]] = set()
     while waiting:
         wish = waiting.pop()
@@ -24,11 +24,11 @@ def brought_by(extras: Iterable[str]) -> dict[str, Distribution]:
                 continue
             seen.add((wish.name, extra))
             try:
-                found[wish.name.lower().replace("_", "-")] = here = distribution(wish.name)
+                distributions[wish.name.lower().replace("_", "-")] = here = distribution(wish.name)
             except PackageNotFoundError:
                 continue  # of another platform
             needed = [Requirement(each) for each in here.requires or ()]
             waiting += [
                 each for each in needed if each.marker is None or each.marker.evaluate({"extra": extra})
             ]
-    return found
+    return distributions

@@ -1,4 +1,6 @@
-"""What a course of disruptions came to: JSON, Markdown, and a picture of its time.
+"""Report of a course of disruptions: JSON, Markdown, and a picture of its time.
+
+JSON, Markdown, and a picture of its time.
 
 The picture is made here: bands for the phases, a bar for the requests that ended in each second, red where
 one failed, and a dot for the longest wait for a first piece among them.
@@ -19,16 +21,16 @@ COLORS = ("#dbe7f3", "#eee3cf")
 
 
 def write(course: Course, folder: Path, **load: float) -> list[Path]:
-    """The paths of the three files."""
-    found = summary(course, **load)
-    path = write_record("zero-drop", found, markdown(found), folder)
+    """Write the three files and return their paths."""
+    record = summary(course, **load)
+    path = write_record("zero-drop", record, markdown(record), folder)
     picture = path.with_suffix(".svg")
     picture.write_text(svg(course), encoding="utf-8")
     return [path, path.with_suffix(".md"), picture]
 
 
 def summary(course: Course, **load: float) -> dict[str, Any]:
-    """Numbers of the whole run and of each phase; times in seconds from the first request on."""
+    """Return the numbers of the whole run and of each phase; times in seconds from the first request on."""
     start = min(one.begin for one in course.requests)
     phases = [
         {
@@ -51,12 +53,12 @@ def summary(course: Course, **load: float) -> dict[str, Any]:
 
 
 def _counts(requests: Iterable[Request]) -> dict[str, Any]:
-    found = list(requests)
-    waits = sorted(one.first - one.begin for one in found if one.first is not None)
+    counted = list(requests)
+    waits = sorted(one.first - one.begin for one in counted if one.first is not None)
     return {
-        "requests": len(found),
-        "streamed": sum(one.streamed for one in found),
-        "failed": sum(one.error is not None for one in found),
+        "requests": len(counted),
+        "streamed": sum(one.streamed for one in counted),
+        "failed": sum(one.error is not None for one in counted),
         "first_piece_p50": round(median(waits), 3) if waits else None,
         "first_piece_p99": round(quantiles(waits, n=100)[-1], 3) if len(waits) > 1 else None,
         "first_piece_max": round(waits[-1], 3) if waits else None,
@@ -64,7 +66,7 @@ def _counts(requests: Iterable[Request]) -> dict[str, Any]:
 
 
 def markdown(found: dict[str, Any]) -> list[str]:
-    """The lines below the header. A request counts in every phase that it saw."""
+    """Return the lines below the header. A request counts in every phase that it saw."""
     load, seconds = found["load"], found["seconds"]
     lines = [
         f"- **{found['failed']} of {found['requests']} requests failed**, in {seconds:.0f} s",
@@ -90,7 +92,7 @@ def _row(row: dict[str, Any]) -> str:
 
 
 def svg(course: Course) -> str:
-    """The picture of the run's time."""
+    """Return the picture of the run's time."""
     start = min(one.begin for one in course.requests)
     seconds = max(1.0, max(one.end for one in course.requests) - start)
     scale = (WIDTH - LEFT - 10) / seconds

@@ -15,11 +15,11 @@ REPLACED = {"matrix_unit.cpp", "kernels_avx2.cpp", "kernels_avx512.cpp", "kernel
 # Optimized as the library is: compilers choose then which products and sums are one operation.
 FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-pthread", f"-I{SOURCES}")
 NEEDED = {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni"}
-"""What the kernels use beside tiles."""
+"""Instructions that the kernels use besides tiles."""
 
 
 def emulated_library() -> Path:
-    """Path of the library, made where it is not there. Raises CannotBuild without AVX-512 or a compiler."""
+    """Return the library, built if necessary. Raises CannotBuild without AVX-512 or a compiler."""
     if not set(Path("/proc/cpuinfo").read_text().split()) >= NEEDED:
         raise CannotBuild("tiles are emulated with AVX-512 alone")
     compiler = find_compiler(os.environ)
@@ -39,12 +39,12 @@ def _digest() -> str:
 
 
 def _build(compiler: str, target: Path) -> None:
-    made = target.with_suffix(".tmp")
+    temporary = target.with_suffix(".tmp")
     units = [SOURCES / name for name in UNIT_FLAGS if name not in REPLACED and name != KERNELS]
-    kernels = made.with_suffix(".o")
+    kernels = temporary.with_suffix(".o")
     flags = [*FLAGS, *UNIT_FLAGS[KERNELS], "-include", str(TILES)]
     subprocess.run([compiler, *flags, "-c", str(SOURCES / KERNELS), "-o", str(kernels)], check=True)
     objects = [str(kernels), str(UNIT), *map(str, units)]
-    subprocess.run([compiler, *FLAGS, "-shared", *objects, "-o", str(made)], check=True)
+    subprocess.run([compiler, *FLAGS, "-shared", *objects, "-o", str(temporary)], check=True)
     kernels.unlink()
-    made.rename(target)
+    temporary.rename(target)

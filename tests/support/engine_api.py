@@ -76,7 +76,7 @@ class ApiProcess:
         admin: bool = False,
         timeout: float = PATIENCE,
     ) -> Answer:
-        """One request, errors included."""
+        """Send one request and return the answer, errors included."""
         data = raw if raw is not None else None if body is None else json.dumps(body).encode()
         sent = {"content-type": "application/json", **(headers or {})}
         base = self.admin if admin else self.url
@@ -88,24 +88,26 @@ class ApiProcess:
             return Answer(error.code, {k.lower(): v for k, v in error.headers.items()}, error.read())
 
     def engine(self, token: str = "") -> dict[str, Any]:
-        """What the fake engine saw so far."""
+        """Return the requests and messages that the fake engine has received so far."""
         headers = {"authorization": f"Bearer {token}"} if token else None
         state: dict[str, Any] = self.call("GET", "/admin/requests", admin=True, headers=headers).json
         return state
 
     def wait_log(self, event: str, **fields: Any) -> dict[str, Any]:
-        """The first log line of this event with these fields; lines come through a pipe, so it may take."""
+        """Wait for the first log line of this event with these fields and return it."""
 
         def look() -> dict[str, Any] | None:
             for line in list(self.logs):
-                found: dict[str, Any] = json.loads(line) if line.startswith("{") else {}
-                if found.get("event") == event and all(found.get(key) == fields[key] for key in fields):
-                    return found
+                line_fields: dict[str, Any] = json.loads(line) if line.startswith("{") else {}
+                if line_fields.get("event") == event and all(
+                    line_fields.get(key) == fields[key] for key in fields
+                ):
+                    return line_fields
             return None
 
-        found = wait_until(look, f"log line {event} {fields}")
-        assert found is not None
-        return found
+        line_fields = wait_until(look, f"log line {event} {fields}")
+        assert line_fields is not None
+        return line_fields
 
     def wait_ready(self) -> None:
         wait_until(lambda: self.is_ready() or self.process.poll() is not None, "readiness")
@@ -113,26 +115,34 @@ class ApiProcess:
         assert code is None, f"not ready; exit code {code}; logs: {''.join(self.logs[-20:])}"
 
     def is_ready(self) -> bool:
-        """Whether `/readyz` answers 200; False while nobody listens, too."""
+        """Return whether `/readyz` answers 200; False while nobody listens, too."""
         try:
             return self.call("GET", "/readyz").status == 200
         except OSError:
             return False
 
     def wait_exit(self) -> int:
-        """The exit code, as soon as the process has ended."""
+        """Wait until the process has ended and return its exit code."""
         return self.process.wait(PATIENCE)
 
 
 def launch(model: Path | str, *, script: dict[str, Any] | None = None, **settings: Any) -> ApiProcess:
     """Start it; the caller waits and ends it."""
-    given = {"model": str(model), "port": 0, "served_model_name": "tiny", "drain_timeout": NEVER, **settings}
+    settings_given = {
+        "model": str(model),
+        "port": 0,
+        "served_model_name": "tiny",
+        "drain_timeout": NEVER,
+        **settings,
+    }
     environment = {
         **{key: value for key, value in os.environ.items() if not key.startswith(("MAMBASERVE_", "OTEL_"))},
         "FAKE_ENGINE": json.dumps(script or {}),
         "OMP_NUM_THREADS": "1",
     }
-    process = FORK_SERVER.start("-c", _LAUNCH, str(FAKE_ENGINE), json.dumps(given), env=environment, cwd=ROOT)
+    process = FORK_SERVER.start(
+        "-c", _LAUNCH, str(FAKE_ENGINE), json.dumps(settings_given), env=environment, cwd=ROOT
+    )
     api = ApiProcess(process, queue.Queue())
 
     def pump(stream: Any, sink: Any) -> None:
@@ -148,7 +158,7 @@ def launch(model: Path | str, *, script: dict[str, Any] | None = None, **setting
 def serving(
     model: Path | str, *, script: dict[str, Any] | None = None, **settings: Any
 ) -> Iterator[ApiProcess]:
-    """A ready API process, ended afterwards."""
+    """Run an API process that is ready, and end it afterwards."""
     api = launch(model, script=script, **settings)
     try:
         read_ready_line(api)

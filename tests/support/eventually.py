@@ -35,9 +35,12 @@ async def turns(count: int = 50) -> None:
 
 
 def wait_until(look: Callable[[], Found], what: str = "") -> Found:
-    """What `look` finds, as soon as that is true; for tests of processes. AssertionError after PATIENCE."""
+    """Return the first true result of `look`; for tests of processes.
+
+    Raises AssertionError after PATIENCE.
+    """
     deadline = time.monotonic() + PATIENCE
-    while not (found := look()):
+    while not (value := look()):
         assert time.monotonic() < deadline, f"{what or 'what was waited for'} never came"
         time.sleep(0.01)
-    return found
+    return value

@@ -34,7 +34,7 @@ class Engine:
     turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(PLACES))
 
     async def answer(self) -> int:
-        """The status that a request gets."""
+        """Route a request and return its status."""
         if self.status is None:
             raise EngineUnreachable("nobody listens")
         if self.status != 200:
@@ -63,7 +63,7 @@ class WholeAnswer:
         return b""
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Close nothing: no connection is open."""
 
 
 class Fleet:
@@ -85,7 +85,7 @@ class Fleet:
             liveness=LivenessChecks(connector, timeout=2.0, seconds=600.0), wake=lambda: None,
         )  # fmt: skip
         self.failures: list[tuple[str, object, bool]] = []
-        """Of each failed request: its key, what the client got, whether an engine that is well was idle."""
+        """Failed requests: key, result for the client, whether a healthy engine was idle."""
         self.answered = 0
         self.pool.set_targets(Target(url) for url in self.engines)
         self._probing = asyncio.create_task(self._probe())
@@ -99,11 +99,11 @@ class Fleet:
 
     async def ask(self, key: str) -> None:
         """Send one request as the proxy endpoint does."""
-        told: list[int] = []
+        prompts: list[int] = []
 
         async def to_client(message: Any) -> None:
             if message["type"] == "http.response.start":
-                told.append(message["status"])
+                prompts.append(message["status"])
 
         try:
             with self.admission.admit(key):
@@ -117,11 +117,11 @@ class Fleet:
                     permit.used(1.0)
                     permit.release()
         except ApiError as error:
-            told.append(error.status)
-        if told == [200]:
+            prompts.append(error.status)
+        if prompts == [200]:
             self.answered += 1
         else:
-            self.failures.append((key, told, self.idle))
+            self.failures.append((key, prompts, self.idle))
 
     @property
     def idle(self) -> bool:
@@ -133,7 +133,7 @@ class Fleet:
         )
 
     async def close(self) -> None:
-        """End the looks at engines."""
+        """Stop polling the engines."""
         self._probing.cancel()
         await asyncio.gather(self._probing, return_exceptions=True)
 

@@ -19,7 +19,10 @@ Fault = Callable[[str, str, str], ClusterError | None]
 
 
 def copied(value: Any) -> Any:
-    """A deep copy. These objects are plain data, which pickle copies in a fifth of the time of `copy`."""
+    """Return a deep copy.
+
+    These objects are plain data, which pickle copies in a fifth of the time of `copy`.
+    """
     return pickle.loads(pickle.dumps(value))
 
 
@@ -27,7 +30,7 @@ METHODS = {
     "get": "GET", "list": "GET", "apply": "PATCH", "make": "POST", "create": "POST", "replace": "PUT",
     "merge": "PATCH", "delete": "DELETE",
 }  # fmt: skip
-"""Of HTTP, by verb."""
+"""HTTP method by verb."""
 
 
 class FakeCluster(KubeClient):
@@ -53,7 +56,7 @@ class FakeCluster(KubeClient):
         return copied(stored)
 
     def find(self, kind: str, name: str, namespace: str = "models") -> Manifest | None:
-        """What is stored."""
+        """Return the stored object, or None."""
         return self.objects.get((kind, namespace, name))
 
     def _enter(self, verb: str, kind: str, name: str) -> None:
@@ -79,15 +82,15 @@ class FakeCluster(KubeClient):
     ) -> AsyncIterator[builtins.list[Manifest]]:
         self._enter("list", kind.kind, name)
         pairs = [part.partition("=") for part in selector.split(",") if part]
-        found = []
+        collected = []
         for (of, where, called), one in self.objects.items():
             labels = one["metadata"].get("labels") or {}
             matches = all(
                 key in labels and (not equals or labels[key] == value) for key, equals, value in pairs
             )
             if of == kind.kind and namespace in (None, where) and name in ("", called) and matches:
-                found.append(copied(one))
-        yield found
+                collected.append(copied(one))
+        yield collected
 
     async def apply(self, manifest: Manifest, *, subresource: str = "") -> Manifest:
         meta = manifest["metadata"]
@@ -124,10 +127,10 @@ class FakeCluster(KubeClient):
         self._enter("create", manifest["kind"], meta["name"])
         if (manifest["kind"], meta.get("namespace", ""), meta["name"]) in self.objects:
             raise Conflict("exists", status=409)
-        made = copied(manifest)
-        if "stringData" in made:
-            made["data"] = made.pop("stringData")
-        return self.put(made)
+        created = copied(manifest)
+        if "stringData" in created:
+            created["data"] = created.pop("stringData")
+        return self.put(created)
 
     async def replace(self, manifest: Manifest) -> Manifest:
         meta = manifest["metadata"]
@@ -159,20 +162,20 @@ class FakeCluster(KubeClient):
 
 
 def _merged(old: Any, patch: Any) -> Any:
-    """RFC 7396."""
+    """Merge as RFC 7396 defines."""
     if not isinstance(patch, Mapping):
         return patch
-    made = dict(old) if isinstance(old, Mapping) else {}
+    merged = dict(old) if isinstance(old, Mapping) else {}
     for name, value in patch.items():
         if value is None:
-            made.pop(name, None)
+            merged.pop(name, None)
         else:
-            made[name] = _merged(made.get(name), value)
-    return made
+            merged[name] = _merged(merged.get(name), value)
+    return merged
 
 
 def _check_uid(old: Manifest | None, meta: Mapping[str, Any]) -> None:
-    """An apply that names a uid is for that very object; the answers are those of a real API server."""
+    """Refuse an apply that names the uid of another object, with the answers of a real API server."""
     if "uid" in meta and old is None:
         raise Conflict("uid mismatch: no existing object was found", status=409)
     if "uid" in meta and old is not None and old["metadata"]["uid"] != meta["uid"]:
@@ -180,7 +183,7 @@ def _check_uid(old: Manifest | None, meta: Mapping[str, Any]) -> None:
 
 
 def _status(old: Manifest, applied: Manifest) -> Manifest:
-    """Conditions are told apart by their type: those of other managers stay."""
+    """Merge conditions by their type: those of other managers stay."""
     types = {one["type"] for one in applied.get("conditions") or ()}
     kept = old.get("conditions")
     others = [one for one in kept if one.get("type") not in types] if isinstance(kept, list) else []
@@ -203,7 +206,7 @@ def _equal(old: Manifest, new: Manifest) -> bool:
 
 
 class Watched(Indices):
-    """What watches of a `FakeCluster` hold: all there is, or what there was when they stood still."""
+    """Watch caches of a `FakeCluster`: all objects, or those at the moment when the watches stalled."""
 
     def __init__(self, cluster: FakeCluster) -> None:
         super().__init__()
@@ -211,12 +214,12 @@ class Watched(Indices):
         self._objects = cluster.objects
 
     def stand_still(self) -> None:
-        """No event comes through any more."""
+        """Stop the delivery of events."""
         self._objects = copied(self._objects)
 
     def _watched(self, kind: Kind, key: Key) -> list[Manifest]:
-        found = [one for of, one in self._objects.items() if of[0] == kind.kind]
-        mine = [one for one in found if owner_key(kind, one) == key]
+        objects = [one for of, one in self._objects.items() if of[0] == kind.kind]
+        mine = [one for one in objects if owner_key(kind, one) == key]
         for one in mine:
             self.confirm(key, one)
         return [copied({**one, "apiVersion": kind.api_version}) for one in mine]

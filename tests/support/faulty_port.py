@@ -37,9 +37,9 @@ class FaultyPort:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         with contextlib.suppress(OSError, asyncio.CancelledError):
-            there, back = await asyncio.open_connection("127.0.0.1", self.target)
+            remote, back = await asyncio.open_connection("127.0.0.1", self.target)
             try:
-                ways = (self._pass(reader, back), self._pass(there, writer))
+                ways = (self._pass(reader, back), self._pass(remote, writer))
                 await asyncio.gather(*ways)
             finally:
                 back.close()

@@ -1,4 +1,4 @@
-"""What the correctness gates vary: strategy, overlap, page size and chunk; and how large the run is."""
+"""Parameters of the correctness gates: strategy, overlap, page size and chunk; and the size of the run."""
 
 from __future__ import annotations
 

@@ -23,12 +23,12 @@ class HostileBody:
 
 
 def plain_body(size: int = SIZE) -> HostileBody:
-    """What an honest client could send of that size: the cost of the others is measured by it."""
+    """Return an honest body of that size, the baseline for the cost of the others."""
     return _of("a plain text", TEXT, {"prompt": "word " * (size // 5)})
 
 
 def hostile_bodies(size: int = SIZE) -> list[HostileBody]:
-    """Twenty shapes of about `size` bytes each."""
+    """Return twenty shapes of about `size` bytes each."""
     hello = {"messages": [{"role": "user", "content": "hello"}]}
     user = {"role": "user", "content": "x"}
     many = size // 3

@@ -33,7 +33,7 @@ class EngineModel:
         self.log.start("model", 16)
 
     def change(self, count: int) -> int:
-        """So many random gains and losses, as one batch of the engine process. Returns how many it made."""
+        """Apply random gains and losses as one batch of the engine process; return their number."""
         gained: dict[int, int] = {}
         lost: set[int] = set()
         for _ in range(count):
@@ -56,7 +56,7 @@ class EngineModel:
         return len(gained) + len(lost) + len(drawn)
 
     def flush(self) -> None:
-        """All that no sequence holds goes; some of it stays."""
+        """Remove all checkpoints that no sequence holds."""
         self.tree = {each: depth for each, depth in self.tree.items() if self._rng.random() < 0.1}
         self.pages = {each for each in sorted(self.pages) if self._rng.random() < 0.1}
         self.log.take(
@@ -90,7 +90,7 @@ class IndexWorld:
         return engine
 
     def new_gateway(self) -> None:
-        """Another copy takes the place of this one: it begins with nothing."""
+        """Replace this copy by an empty one."""
         self.task.cancel()
         self.index = PrefixIndex()
         self.follower = Follower(self.index, self.connect(), self.rng.random)
@@ -98,7 +98,7 @@ class IndexWorld:
 
     @property
     def false_positives(self) -> int:
-        """What the copy says an engine has and it has not."""
+        """Count the entries that the copy ascribes to an engine wrongly."""
         return sum(
             len(set(self.index.hashes_of(name).tolist()) - set(engine.tree))
             + len(set(self.index.pages_of(name).tolist()) - engine.pages)

@@ -1,15 +1,15 @@
-"""What products by int8 weights make of the rows that they multiply."""
+"""Rounding of rows in products by int8 weights."""
 
 import torch
 import torch.nn.functional as F
 
 BLOCK = 32
 LEAST = 1.5e-36
-"""Of a block's largest: what is smaller counts as zero."""
+"""Threshold for the largest number of a block: a smaller one counts as zero."""
 
 
 def as_int8(x: torch.Tensor) -> torch.Tensor:
-    """Rows [T, inputs] as they are multiplied, float64: whole numbers of a 127th of 32 inputs' largest."""
+    """Return the multiplied rows [T, inputs] in float64: multiples of a 127th of a block's largest."""
     inputs = x.shape[1]
     blocks = F.pad(x.float(), (0, -inputs % BLOCK)).unflatten(1, (-1, BLOCK))
     largest = blocks.abs().amax(-1, keepdim=True)

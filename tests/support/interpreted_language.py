@@ -29,7 +29,7 @@ _check_overflow = TritonSemantic.binary_op_sanitize_overflow_impl
 
 @functools.cache
 def _languages(function: Callable[..., Any]) -> tuple[ModuleType, ...]:
-    """The modules of the language that `function` sees: those that a preparation for it changes."""
+    """Return the language modules that `function` refers to: a preparation for it changes these."""
     seen = [each for each in function.__globals__.values() if inspect.ismodule(each)]
     return tuple(each for each in (tl, tl.core) if each in seen)
 
@@ -56,13 +56,13 @@ _blocks: dict[Any, dict[str, Any]] = {}
 
 def _make_block_once(self: Any, element_ty: Any, shape: Any) -> None:
     sizes = [each.value if type(each) is core.constexpr else each for each in getattr(shape, "values", shape)]
-    made = _blocks.get(key := (id(element_ty), *sizes))
-    if made is None:
+    block = _blocks.get(key := (id(element_ty), *sizes))
+    if block is None:
         _make_block(self, element_ty, shape)
         # What is kept holds `element_ty`, so that no other type can come to have its number.
         _blocks[key] = self.__dict__.copy()
     else:
-        self.__dict__.update(made)
+        self.__dict__.update(block)
 
 
 _shapes: dict[Any, tuple[Any, Any]] = {}
@@ -70,13 +70,13 @@ _shapes: dict[Any, tuple[Any, Any]] = {}
 
 def _make_tensor_once(self: Any, handle: Any, of: Any) -> None:
     shape = tuple(of.shape.values) if of.is_block() else ()
-    made = _shapes.get(shape)
-    if made is None:
+    tensor_type = _shapes.get(shape)
+    if tensor_type is None:
         _make_tensor(self, handle, of)
         _shapes[shape] = self.shape, self.numel
     else:
         self.handle, self.type, self.dtype = handle, of, of.scalar
-        self.shape, self.numel = made
+        self.shape, self.numel = tensor_type
 
 
 def _broadcast_unlike(self: Any, lhs: Any, rhs: Any) -> tuple[Any, Any]:
@@ -94,7 +94,7 @@ def _check_overflow_if_told(self: Any, *operands: Any) -> None:
 
 
 def install() -> None:
-    """For the whole process; a second time changes nothing."""
+    """Prepare the whole process; a second call changes nothing."""
     interpreter._patch_lang = _prepare_once
     interpreter._get_np_dtype = _numpy_type_once
     core.block_type.__init__ = _make_block_once

@@ -4,7 +4,7 @@ from mamba_edge.listener import bound
 
 
 def has_ipv6() -> bool:
-    """Whether ::1 is an address here."""
+    """Return whether ::1 is an address here."""
     try:
         bound("::1", 0).close()
     except OSError:

@@ -12,7 +12,7 @@ from triton.runtime.interpreter import InterpreterBuilder
 
 @dataclass
 class Traffic:
-    """What the lanes whose masks are set asked for."""
+    """Memory requested by the lanes whose masks are set."""
 
     loads: list[tuple[np.ndarray, int]] = field(default_factory=list)
     """(addresses, bytes each)"""
@@ -29,7 +29,7 @@ class Traffic:
         return _distinct(self.loads) + _distinct(self.stores)
 
     def asked_of(self, tensor: torch.Tensor) -> int:
-        """Of what is asked, the bytes between the first and the last element of `tensor`."""
+        """Return the requested bytes between the first and the last element of `tensor`."""
         begin = tensor.data_ptr()
         last = sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
         end = begin + (last + 1) * tensor.element_size()
@@ -45,7 +45,7 @@ def _distinct(accesses: list[tuple[np.ndarray, int]]) -> int:
 
 @contextmanager
 def counted() -> Iterator[Traffic]:
-    """All kernels that run in the block."""
+    """Yield all kernels that run in the block."""
     traffic = Traffic()
     load, store = InterpreterBuilder.create_masked_load, InterpreterBuilder.create_masked_store
 

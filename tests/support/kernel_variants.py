@@ -1,4 +1,4 @@
-"""What Triton compiles a kernel anew for: the types of its arguments and what it takes from their values."""
+"""Variants of a launch for Triton's compiler: argument types and the properties of their values."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -17,7 +17,7 @@ WHOLE = 16
 
 
 def variant_of(call: KernelCall) -> Variant:
-    """Launches with equal variants run one compilation, as Triton's `JITFunction` has it."""
+    """Return the variant of a launch: equal ones share a compilation, as in Triton's `JITFunction`."""
     kernel = call.kernel
     parameters = [_specialized(parameter, call) for parameter in _parameters(kernel)]
     return kernel.__name__, tuple(parameters), str(sorted(call.options.items())), str(call.launch.blocks)
@@ -25,7 +25,7 @@ def variant_of(call: KernelCall) -> Variant:
 
 @cache
 def _parameters(kernel: Any) -> list[Any]:
-    """With what its decoration says of each, also where the interpreter runs it."""
+    """Return the parameters with the decoration's facts about each, also for the interpreter."""
     jitted = JITFunction(kernel.fn, **kernel.kwargs) if isinstance(kernel, InterpretedFunction) else kernel
     return list(jitted.params)
 
@@ -50,7 +50,7 @@ def _specialized(parameter: Any, call: KernelCall) -> Any:
 
 @contextmanager
 def variants() -> Iterator[dict[Variant, KernelCall]]:
-    """Of the kernels that run in the block, with the first launch of each."""
+    """Yield the variants of the kernels that run in the block, with the first launch of each."""
     seen: dict[Variant, KernelCall] = {}
     run = KernelCall.run
 
@@ -67,10 +67,12 @@ def variants() -> Iterator[dict[Variant, KernelCall]]:
 
 
 def late(served: Iterable[Variant], prepared: Iterable[Variant]) -> Iterator[tuple[str, list[Any]]]:
-    """What was not prepared: each kernel, and how it differs from the nearest of its kind that was."""
-    known = set(prepared)
+    """Yield each unprepared launch: its kernel and the difference from the nearest prepared one."""
+    served_names = set(prepared)
     for variant in served:
-        if variant not in known:
+        if variant not in served_names:
             name, own, *_ = variant
-            differing = [[one for one in own if one not in others] for of, others, *_ in known if of == name]
+            differing = [
+                [one for one in own if one not in others] for of, others, *_ in served_names if of == name
+            ]
             yield name, min(differing, key=len, default=list(own))

@@ -56,7 +56,7 @@ READY = {"type": "Ready", "status": "True", "lastTransitionTime": LONG_AGO}
 
 
 class OnlyTheOwner(Indices):
-    """What watches hold of an object that was just made."""
+    """Watch caches that hold only the owner, as directly after its creation."""
 
     def __init__(self, owner: Manifest) -> None:
         super().__init__()
@@ -81,20 +81,20 @@ class Life:
         now: Callable[[], datetime] = now_utc,
         measured: Callable[[Key], MeasuredWorkload | None] = lambda _: None,
     ) -> None:
-        """at: the operator's write that fails by `blow`, from 0; removed: the object goes just before it."""
+        """Start. at: number of the write that fails by `blow`; removed: the object is deleted before it."""
         self.key, self._put, self._now, self._measured = key, put, now, measured
         self.profiles: Profiles = SHIPPED
-        """Of the next operator."""
+        """Profiles of the next operator."""
         self.images, self.most_rollouts = OF_THIS_VERSION, 3
         """The same."""
         self.latest_decision: LatestDecision | None = None
-        """What the autoscaler decided last."""
+        """Latest decision of the autoscaler."""
         self._server, self.kube = server, KubeClient(server)
         self.struck = StruckServer(server, at, blow, self.remove if removed else self._nothing)
         self.restart()
 
     def restart(self, indices: Indices | None = None) -> None:
-        """Another operator, which knows nothing yet but what its watches hold."""
+        """Start another operator, which knows only what its watches hold."""
         kube = KubeClient(self.struck)
         self._operator = Reconciler(
             kube,
@@ -108,7 +108,7 @@ class Life:
         )
 
     def set_clock(self, now: Callable[[], datetime]) -> None:
-        """The clock of this operator and of those after it."""
+        """Set the clock of this operator and of those after it."""
         self._now = now
         self.restart()
 
@@ -116,9 +116,9 @@ class Life:
         pass
 
     async def make(self, **spec: Any) -> None:
-        made = {"apiVersion": names.API_VERSION, "kind": names.KIND, "spec": {**FITS, **spec}}
+        manifest = {"apiVersion": names.API_VERSION, "kind": names.KIND, "spec": {**FITS, **spec}}
         named = {"name": self.key.name, "namespace": self.key.namespace}
-        self.restart(OnlyTheOwner(await self.kube.create({**made, "metadata": named})))
+        self.restart(OnlyTheOwner(await self.kube.create({**manifest, "metadata": named})))
 
     async def owner(self) -> Manifest:
         return await self.kube.get(MAMBA_DEPLOYMENT, self.key.namespace, self.key.name) or {}
@@ -131,7 +131,7 @@ class Life:
         await self.kube.delete(MAMBA_DEPLOYMENT, self.key.namespace, self.key.name, uid)
 
     async def pass_is_idle(self) -> bool:
-        """Whether one pass, of a new operator if that one dies, fails in nothing and writes nothing."""
+        """Run one pass, of a new operator if that one dies; return whether it succeeds without a write."""
         before = self.struck.writes
         try:
             await self._operator(self.key)
@@ -145,11 +145,11 @@ class Life:
     async def until(self, done: Callable[[], Awaitable[Any]]) -> Any:
         """Pass after pass, until one is calm and `done` is true after it."""
         for number in range(PASSES):
-            if await self.pass_is_idle() and (found := await done()):
-                return found
+            if await self.pass_is_idle() and (result := await done()):
+                return result
             await asyncio.sleep(0.0 if number < 4 else 0.2)
-        said, struck = (await self.owner()).get("status"), self.struck.struck or "nothing"
-        raise AssertionError(f"{self.key} does not come to rest, {struck} was struck: {said}")
+        status, struck = (await self.owner()).get("status"), self.struck.struck or "nothing"
+        raise AssertionError(f"{self.key} does not come to rest, {struck} was struck: {status}")
 
     async def settle(self) -> None:
         async def always() -> bool:
@@ -164,18 +164,18 @@ class Life:
         return await self.kube.list(POD, self.key.namespace, selector=selector)
 
     async def set_pod_status(self, pod: Manifest, **status: Any) -> None:
-        """What a kubelet writes."""
+        """Write the status of a pod as a kubelet does."""
         path = POD.path(self.key.namespace, metadata(pod)["name"], "status")
         await self._server.request("PATCH", path, body={"status": status}, content_type=MERGE_PATCH)
 
     async def bind(self, pod: Manifest, node: str) -> None:
-        """What the scheduler does; there may be no such node."""
+        """Bind the pod as the scheduler does; the node need not exist."""
         name, target = metadata(pod)["name"], {"kind": "Node", "name": node}
         body = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": name}, "target": target}
         await self._server.request("POST", POD.path(self.key.namespace, name, "binding"), body=body)
 
     async def ready(self, component: names.Component) -> None:
-        """The pods of the component answer, but for those that go because another one does."""
+        """Report the component's pods as ready, except those that are replaced."""
         for pod in await self.until(lambda: self.pods(component)):
             try:
                 await self.set_pod_status(pod, phase="Running", conditions=[READY])
@@ -184,13 +184,13 @@ class Life:
                     raise
 
     async def condition(self, kind: str) -> tuple[str, str, str]:
-        """Status, reason and message."""
+        """Return the status, reason and message."""
         conditions = ((await self.owner()).get("status") or {}).get("conditions") or ()
-        found = {one["type"]: one for one in conditions}.get(kind) or {}
-        return found.get("status", ""), found.get("reason", ""), found.get("message", "")
+        match = {one["type"]: one for one in conditions}.get(kind) or {}
+        return match.get("status", ""), match.get("reason", ""), match.get("message", "")
 
     async def becomes(self, kind: str, reason: str) -> str:
-        """The message of the condition once it has the reason."""
+        """Wait until the condition has the reason and return its message."""
 
         async def so() -> str:
             _, now, message = await self.condition(kind)
@@ -202,17 +202,17 @@ class Life:
         return await self.kube.get(kind, self.key.namespace, name)
 
     async def shape(self) -> list[str]:
-        """All that the children say, without what differs from one object to another."""
+        """Return the contents of the children, without the parts that differ between objects."""
         uid = str(metadata(await self.owner()).get("uid"))[:8]
         selector = f"{names.LABEL_INSTANCE}={self.key.name},{names.LABEL_MANAGED_BY}={names.MANAGED_BY}"
         lists = [self.kube.list(kind, self.key.namespace, selector=selector) for kind in (SECRET, *OWNED)]
-        found = [lasting(one) for some in await asyncio.gather(*lists) for one in some]
-        texts = (json.dumps(one, sort_keys=True).replace(uid, "UID") for one in found)
+        children = [lasting(one) for some in await asyncio.gather(*lists) for one in some]
+        texts = (json.dumps(one, sort_keys=True).replace(uid, "UID") for one in children)
         return sorted(PASSING.sub("PASSING", text.replace(self.key.name, "NAME")) for text in texts)
 
 
 def lasting(one: Manifest) -> Manifest:
-    """The part of a child that is the same in every run; of a Secret what is in it, no more."""
+    """Return the part of a child that is the same in every run; only the data of a Secret."""
     kept = {key: value for key, value in one.items() if key not in ("metadata", "spec", "status", "data")}
     meta = {key: value for key, value in metadata(one).items() if key not in FLEETING}
     notes = meta.get("annotations") or {}

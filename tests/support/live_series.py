@@ -27,7 +27,7 @@ def families(registry: CollectorRegistry) -> list[Metric]:
 
 
 def engine() -> list[Metric]:
-    """All series of an engine that has served, missed, preempted and finished."""
+    """Return all series of an engine that has served, missed, preempted and finished."""
     registry = CollectorRegistry()
     metrics = EngineMetrics(registry, "m")
     RequestMetrics(registry, "m")

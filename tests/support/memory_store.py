@@ -19,7 +19,7 @@ def place(where: str) -> tuple[int, int]:
 
 
 class MemoryRedis:
-    """What several stores share."""
+    """Redis data that several stores share."""
 
     def __init__(self, length: int = 1000) -> None:
         self.length = length
@@ -28,7 +28,7 @@ class MemoryRedis:
         self.engines: set[str] = set()
         self.away = False
         self.full = False
-        """It can be read, and takes no writes."""
+        """True if reads work and writes are refused."""
         self.slow = 0.0
         self.loses = 0
         """So many of the next batches are acknowledged and lost, as by a failover."""
@@ -41,7 +41,7 @@ class MemoryRedis:
         return asyncio.get_running_loop().time()
 
     def flush(self) -> None:
-        """As FLUSHALL, or a restart without a disk."""
+        """Delete everything, like FLUSHALL or a restart without a disk."""
         self.stream, self.values, self.engines, self._last = [], {}, set(), (0, 0)
 
     def get(self, key: str) -> bytes | None:
@@ -88,10 +88,10 @@ class MemoryStore:
         before = redis.get(f"beat {engine}")
         redis.values[f"beat {engine}"] = raw, redis.now + HEARTBEAT_SECONDS
         redis.engines.add(engine)
-        wanted = redis.values.pop(f"want {engine}", None) is not None
+        requested = redis.values.pop(f"want {engine}", None) is not None
         if (kept := redis.get(f"snapshot {engine}")) is not None:
             redis.values[f"snapshot {engine}"] = kept, redis.now + SNAPSHOT_SECONDS
-        return before, wanted
+        return before, requested
 
     async def put_snapshot(self, engine: str, raw: bytes) -> None:
         redis = await self._reach_to_write()
@@ -110,9 +110,9 @@ class MemoryStore:
         redis = await self._reach()
         until = redis.now + block
         while True:
-            found = [(where, raw) for where, raw in redis.stream if place(where) > place(after)][:most]
-            if found or redis.now >= until or redis.away:
-                return found
+            entries = [(where, raw) for where, raw in redis.stream if place(where) > place(after)][:most]
+            if entries or redis.now >= until or redis.away:
+                return entries
             await asyncio.sleep(min(0.05, block))
 
     async def between(self, after: str, last: str) -> list[Batch]:

@@ -22,7 +22,7 @@ PLACES = 64
 
 
 def engine_text(*, running: int, waiting: int, checkpoints: int = 0) -> str:
-    """Of an engine whose state slots are as full as its batch."""
+    """Return the metrics of an engine whose state slots are as full as its batch."""
     registry = CollectorRegistry()
     metrics = EngineMetrics(registry, "m")
     RequestMetrics(registry, "m")
@@ -48,7 +48,10 @@ class CountingEngine:
         self.running = 0
 
     def serve(self, requests: int, prompt_tokens: int, output_tokens: int, shared: float | None) -> None:
-        """Requests came and ended. `shared`: of their prompts; None: it has no memory of prompts."""
+        """Record requests that came and ended.
+
+        `shared`: prompts' shared tokens; None: no memory of prompts.
+        """
         for _ in range(requests):
             self._requests.submitted(prompt_tokens)
             self._requests.finished("stop", 1.0, tokens=output_tokens)
@@ -63,12 +66,15 @@ class CountingEngine:
         self._engine.on_stats(EngineStats(counters, gauges, [], []))
 
     def text(self) -> str:
-        """Its `/metrics`."""
+        """Return the text of `/metrics`."""
         return generate_latest(self._registry).decode()
 
 
 def gateway_text(*, in_flight: int, attempts: Mapping[str, tuple[int, int]] | None = None) -> str:
-    """Of a gateway at which nobody waits. `attempts`: by engine, how many it answered and how many failed."""
+    """Return the metrics of a gateway without waiting requests.
+
+    `attempts`: by engine, answered and failed ones.
+    """
     endpoints = tuple(
         Endpoint(
             url=f"http://{name}",
@@ -101,7 +107,7 @@ class PodAddresses:
         self.texts: dict[str, Callable[[], str]] = {}
 
     def add(self, text: Callable[[], str]) -> str:
-        """The address of a pod that answers with it."""
+        """Add a pod that answers with the text and return its address."""
         self._count += 1
         address = f"{self._net}.{self._count}"
         self.texts[address] = text
@@ -129,6 +135,6 @@ class PodAddresses:
 
 @contextmanager
 def pod_addresses() -> Iterator[PodAddresses]:
-    """For the length of the block."""
+    """Yield the addresses of pods for the length of the block."""
     with ExitStack() as stack:
         yield PodAddresses(stack)

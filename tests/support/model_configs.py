@@ -8,6 +8,6 @@ CONFIGS = Path(__file__).parents[1] / "golden" / "configs"
 
 
 def unserved_config() -> dict[str, Any]:
-    """Of a model that is planned for and that no engine serves: its norm would be in front of the gate."""
+    """Return the configuration of a model that can be planned but not served: its norm precedes the gate."""
     config: dict[str, Any] = json.loads((CONFIGS / "falcon-h1-7b.json").read_text())
     return {**config, "mamba_rms_norm": True, "mamba_norm_before_gate": True}

@@ -14,42 +14,47 @@ REPORT = ModelReport(COMMIT, nano_config(), WeightsSize(17_778_000_000, 8_889_00
 
 
 def cached(uri: str = "hf://org/model", *, cache: dict[str, Any] | None = None, **spec: Any) -> Manifest:
-    """A deployment with a model cache, whose configuration nobody tells."""
-    given = dict(spec)
-    model = {"uri": uri, "cache": {"size": "40Gi", **(cache or {})}, **given.pop("model", {})}
-    return fitting_owner(model=model, **given)
+    """Return a deployment with a model cache, whose configuration is not known."""
+    template = dict(spec)
+    model = {"uri": uri, "cache": {"size": "40Gi", **(cache or {})}, **template.pop("model", {})}
+    return fitting_owner(model=model, **template)
 
 
 def grown(of: Manifest, children: list[Manifest], **more: Any) -> list[Manifest]:
-    """The children after another pass."""
+    """Return the children after another pass."""
     plan = planned(of, children, **more)
     gone = {one.ref for one in plan.deletes} | {ref(one.manifest) for one in plan.applies}
     kept = [copy.deepcopy(child) for child in children if ref(child) not in gone]
     for number, change in enumerate(plan.applies):
-        made = copy.deepcopy(change.manifest)
-        uid = next((one["metadata"]["uid"] for one in children if ref(one) == ref(made)), None)
-        uid = uid or f"{made['kind']}-{len(children)}-{number}"
-        made["metadata"] |= {"uid": uid, "resourceVersion": str(900 + number), "generation": 1}
-        kept.append(made)
+        manifest = copy.deepcopy(change.manifest)
+        uid = next((one["metadata"]["uid"] for one in children if ref(one) == ref(manifest)), None)
+        uid = uid or f"{manifest['kind']}-{len(children)}-{number}"
+        manifest["metadata"] |= {"uid": uid, "resourceVersion": str(900 + number), "generation": 1}
+        kept.append(manifest)
     return kept
 
 
 def job_of(children: list[Manifest]) -> Manifest:
-    """The one loader."""
-    [found] = [child for child in children if child["kind"] == "Job"]
-    return found
+    """Return the only loader."""
+    [job] = [child for child in children if child["kind"] == "Job"]
+    return job
 
 
 def with_status(children: list[Manifest], condition: str = "", *, failed: int = 0) -> list[Manifest]:
-    """The children when the Job controller says so of the loader."""
+    """Return the children with this status of the loader's Job."""
     changed = copy.deepcopy(children)
-    said = {"type": condition, "status": "True", "lastTransitionTime": NOW.isoformat(), "message": "it says"}
-    job_of(changed)["status"] = {"failed": failed, **({"conditions": [said]} if condition else {})}
+    condition_entry = {
+        "type": condition,
+        "status": "True",
+        "lastTransitionTime": NOW.isoformat(),
+        "message": "it says",
+    }
+    job_of(changed)["status"] = {"failed": failed, **({"conditions": [condition_entry]} if condition else {})}
     return changed
 
 
 def loader_pod(job: Manifest, phase: str, message: str = "", *, name: str = "", **ended: Any) -> Manifest:
-    """A pod of the loader; `message`: what it ended with."""
+    """Return a pod of the loader; `message`: its termination message."""
     state: dict[str, Any] = {}
     if phase in ("Succeeded", "Failed"):
         state = {"terminated": {"exitCode": 0 if phase == "Succeeded" else 1, "message": message, **ended}}
@@ -65,11 +70,11 @@ def loader_pod(job: Manifest, phase: str, message: str = "", *, name: str = "", 
 
 
 def loading(of: Manifest) -> list[Manifest]:
-    """The children when the loader was just made."""
+    """Return the children when the loader has just been created."""
     return grown(of, applied(of))
 
 
 def loaded(of: Manifest, report: ModelReport = REPORT) -> list[Manifest]:
-    """The children when the model is there and engines were made."""
+    """Return the children when the model has been loaded and engines exist."""
     children = with_status(loading(of), "Complete")
     return grown(of, children, pods=(loader_pod(job_of(children), "Succeeded", report.text()),))

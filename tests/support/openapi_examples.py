@@ -25,7 +25,7 @@ PATIENCE = 300
 
 
 def document_of(server: Any) -> Any:
-    """The document of a server: its URL, or an ASGI application."""
+    """Return the document of a server: its URL, or an ASGI application."""
     openapi = schemathesis.openapi
     if isinstance(server, str):
         return openapi.from_url(f"{server}/openapi.json", timeout=PATIENCE)
@@ -33,7 +33,7 @@ def document_of(server: Any) -> Any:
 
 
 def stay_within_the_document(server: Any, path: str, method: str, examples: int) -> None:
-    """`examples` requests to one operation; raises at the first answer that is not as described."""
+    """Send `examples` requests to one operation; raise at the first undocumented answer."""
     call = {"base_url": server, "timeout": 20} if isinstance(server, str) else {}
 
     @settings(

@@ -1,11 +1,11 @@
-"""How much a call does, counted instead of timed: the same on any machine and under any load."""
+"""Work of a call, counted instead of timed: the same on any machine and under any load."""
 
 import sys
 from collections.abc import Callable
 
 
 def operations(call: Callable[[], object]) -> int:
-    """Functions, of Python and of C, that `call` enters; a vectorised operation counts as one."""
+    """Return functions, of Python and of C, that `call` enters; a vectorised operation counts as one."""
     entered = 0
 
     def count(_: object, event: str, __: object) -> None:

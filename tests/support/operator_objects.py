@@ -21,13 +21,13 @@ CONFIGS = Path(__file__).parents[1] / "golden" / "configs"
 
 
 def nano_config() -> dict[str, Any]:
-    """config.json of a 9B hybrid, as it can stand in YAML: JSON has no infinity."""
+    """Return config.json of a 9B hybrid, as it can stand in YAML: JSON has no infinity."""
     config: dict[str, Any] = json.loads((CONFIGS / "nemotron-nano-9b-v2.json").read_text())
     return {key: value for key, value in config.items() if key != "time_step_limit"}
 
 
 def owner(name: str = "nano", *, metadata: dict[str, Any] | None = None, **spec: Any) -> Manifest:
-    """A MambaDeployment as the API server stores it: with all defaults."""
+    """Return a MambaDeployment as the API server stores it: with all defaults."""
     raw = {
         "metadata": {"name": name, "namespace": "models"},
         "spec": {"model": {"uri": "builtin://tiny-recall"}, **spec},
@@ -38,7 +38,7 @@ def owner(name: str = "nano", *, metadata: dict[str, Any] | None = None, **spec:
 
 
 def fitting_owner(**spec: Any) -> Manifest:
-    """One whose plan is known and fits."""
+    """Return a deployment whose plan is known and fits."""
     return owner(
         **{
             "model": {"uri": "pvc://models/nano", "config": nano_config()},
@@ -49,19 +49,19 @@ def fitting_owner(**spec: Any) -> Manifest:
 
 
 def snapshot(of: Manifest | None, children: Iterable[Manifest] = (), **more: Any) -> Snapshot:
-    """A snapshot with these children, all owned; Secrets are not looked at."""
+    """Return a snapshot with these children, all owned; Secrets are not looked at."""
     meta = of["metadata"] if of else {"namespace": "models", "name": "nano"}
     key = Key(meta["namespace"], meta["name"])
     return Snapshot(key, of, {ref(child): child for child in children if child["kind"] != "Secret"}, **more)
 
 
 def planned(of: Manifest | None, children: Iterable[Manifest] = (), **more: Any) -> ReconcilePlan:
-    """What the operator would do about it."""
+    """Return the operator's plan for the object and these children."""
     return make_plan(snapshot(of, children, **more), now=NOW, new_token=lambda: TOKEN)
 
 
 def applied(of: Manifest, **more: Any) -> list[Manifest]:
-    """The children as the API server has them after one pass: with uids, versions and the Secret encoded."""
+    """Return the stored children after one pass: with uids, versions and the Secret encoded."""
     children = []
     for number, change in enumerate(planned(of, **more).applies):
         child = copy.deepcopy(change.manifest)
@@ -73,19 +73,19 @@ def applied(of: Manifest, **more: Any) -> list[Manifest]:
 
 
 def edited(children: list[Manifest], kind: str, name: str, edit: Callable[[Manifest], Any]) -> list[Manifest]:
-    """The children after somebody changed one of them by hand."""
+    """Return the children after somebody edited one of them by hand."""
     changed = copy.deepcopy(children)
     edit(next(child for child in changed if ref(child) == Ref(kind, name)))
     return changed
 
 
 def without(children: list[Manifest], kind: str, name: str) -> list[Manifest]:
-    """The children after somebody deleted one."""
+    """Return the children after somebody deleted one."""
     return [child for child in children if ref(child) != Ref(kind, name)]
 
 
 def running(children: list[Manifest], *, engines: int = 1, gateways: int = 1) -> list[Manifest]:
-    """The children when their controllers are done and that many pods are ready."""
+    """Return the children when their controllers are done and that many pods are ready."""
     changed = copy.deepcopy(children)
     for child in changed:
         if child["kind"] == "Deployment":
@@ -102,18 +102,18 @@ TOLD = {
     "slotsPerSequence": 2, "maxRunningRequests": 32, "bindingConstraint": "state slots", "headroom": "1Gi",
     "ledger": [{"item": "weights", "bytes": 7}], "arenaBytes": 1,
 }  # fmt: skip
-"""What an engine says of the plan that it made."""
+"""Report of an engine about its memory plan."""
 
 
 def told_by_engine(children: Iterable[Manifest]) -> ReportedPlan:
-    """The same, of an engine of the revision that the children have."""
+    """Return the same report from an engine of the children's revision."""
     engine = next(child for child in children if ref(child) == Ref("Deployment", "nano-engine"))
     revision = str(engine["spec"]["template"]["metadata"]["labels"][names.LABEL_REVISION])
     return ReportedPlan(revision, PlanStatus.model_validate(TOLD, by_alias=True, by_name=False))
 
 
 def creating_pod(reason: str = "ContainerCreating", **meta: Any) -> Manifest:
-    """An engine pod that waits for its container; `PodInitializing`: and for a loader before it."""
+    """Return an engine pod that waits for its container; `PodInitializing`: and for a loader before it."""
     waits = [{"state": {"waiting": {"reason": reason}}}]
     loader = {"initContainerStatuses": waits} if reason == "PodInitializing" else {}
     return {

@@ -23,33 +23,33 @@ class OperatorProcess:
 
     @property
     def text(self) -> str:
-        """What it logged so far."""
+        """Return the log so far."""
         return self.log.read_text(errors="replace")
 
     @property
     def port(self) -> int:
         """Port of its probes."""
-        found = re.search(r'"liveness": "127\.0\.0\.1:(\d+)"', self.text)
-        assert found, f"the operator has not started:\n{self.text[-2000:]}"
-        return int(found[1])
+        match = re.search(r'"liveness": "127\.0\.0\.1:(\d+)"', self.text)
+        assert match, f"the operator has not started:\n{self.text[-2000:]}"
+        return int(match[1])
 
     def get(self, path: str) -> str:
-        """Body of one GET on its probe server."""
+        """Return the body of one GET on the probe server."""
         with urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=5) as answer:
             return str(answer.read().decode())
 
     def counted(self, name: str) -> float:
-        """One of its metrics, `mambaserve_operator_NAME`, summed over its labels."""
+        """Return one of its metrics, `mambaserve_operator_NAME`, summed over its labels."""
         series = re.compile(rf"^mambaserve_operator_{name}(?:_total)?(?:{{.*}})? (\S+)$", re.MULTILINE)
         return sum(float(value) for value in series.findall(self.get("/metrics")))
 
     def asked(self) -> float:
-        """Requests to the API server, those for the lease and watches aside."""
+        """Return the number of requests to the API server, without watches and the lease."""
         series = r'^mambaserve_operator_requests_total{method="\w+",resource="(?!leases)\w+"} (\S+)$'
         return sum(map(float, re.findall(series, self.get("/metrics"), re.MULTILINE)))
 
     def wait_for(self, words: str, timeout: float = 20.0) -> None:
-        """Until it has logged `words`."""
+        """Wait until `words` appear in the log."""
         deadline = time.monotonic() + timeout
         while words not in self.text:
             assert self.process.poll() is None, f"the operator ended:\n{self.text[-4000:]}"
@@ -72,7 +72,7 @@ class OperatorProcess:
 def running_operator(
     kubeconfig: Path, log: Path, arguments: Sequence[str] = (), **environment: str
 ) -> Iterator[OperatorProcess]:
-    """An operator for the length of the block; its lease stands still stretches of a busy machine."""
+    """Run an operator for the length of the block; its lease survives pauses of a busy machine."""
     settings = {"MAMBASERVE_LEASE_DURATION": "30", "MAMBASERVE_RENEW_EVERY": "0.5", "OMP_NUM_THREADS": "1"}
     # The log is for reading after a failure too: no buffering.
     with log.open("ab", buffering=0) as out:

@@ -13,7 +13,7 @@ OLDEST = "3.6.0"
 
 
 class TritonMissing(Exception):
-    """What is in the way."""
+    """Error: the other Triton cannot be had; the text says why."""
 
 
 def fetched(version: str) -> Path:

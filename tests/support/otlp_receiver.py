@@ -63,7 +63,7 @@ class Received:
 
 @contextmanager
 def http_receiver(host: str = "127.0.0.1") -> Iterator[Received]:
-    """Listens at a free port of this machine."""
+    """Run a receiver at a free port of this machine."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
@@ -94,7 +94,7 @@ def http_receiver(host: str = "127.0.0.1") -> Iterator[Received]:
 
 @contextmanager
 def grpc_receiver(host: str = "127.0.0.1") -> Iterator[Received]:
-    """Listens at a free port of this machine."""
+    """Run a receiver at a free port of this machine."""
 
     class Service(TraceServiceServicer):
         def Export(self, request: Any, _: Any) -> Any:
@@ -113,10 +113,10 @@ def grpc_receiver(host: str = "127.0.0.1") -> Iterator[Received]:
 
 
 def waterfall(spans: list[ReceivedSpan], width: int = 48) -> str:
-    """One trace as text: a line a span, children below their parents, with the time it took."""
+    """Return one trace as text: a line a span, children below their parents, with the time it took."""
     begin, end = min(span.begin for span in spans), max(span.end for span in spans)
     scale = width / max(1, end - begin)
-    known = {span.span_id for span in spans}
+    span_ids = {span.span_id for span in spans}
     lines: list[str] = []
 
     def show(span: ReceivedSpan, depth: int) -> None:
@@ -132,7 +132,7 @@ def waterfall(spans: list[ReceivedSpan], width: int = 48) -> str:
             show(each, depth + 1)
 
     for root in sorted(spans, key=lambda span: span.begin):
-        if root.parent_id not in known:
+        if root.parent_id not in span_ids:
             show(root, 0)
     return "\n".join(line.rstrip() for line in lines)
 

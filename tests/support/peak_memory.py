@@ -6,7 +6,7 @@ from torch.profiler import ProfilerActivity, profile
 
 
 def peak_bytes(run: Callable[[], object]) -> int:
-    """Bytes allocated on the CPU beyond what was there before, at their most."""
+    """Return the bytes allocated on the CPU beyond what was there before, at their most."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
         run()
     held = most = 0

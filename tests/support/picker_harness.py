@@ -58,7 +58,7 @@ def metadata(namespace: str, **values: Any) -> Metadata:
 
 
 class Stream:
-    """What a proxy sends and gets for one request."""
+    """Stream between a proxy and the picker for one request."""
 
     def __init__(self, channel: grpc.aio.Channel, *shown: tuple[str, str]) -> None:
         process = channel.stream_stream(
@@ -109,7 +109,7 @@ class Stream:
         return got
 
     async def ends(self) -> None:
-        """The proxy is through with it."""
+        """End the stream like a proxy whose request has ended."""
         await self.call.done_writing()
         assert await self.call.read() is grpc.aio.EOF
 
@@ -117,31 +117,31 @@ class Stream:
         """Send a request; the addresses that it may go to, best first."""
         await self.headers(*more, **head)
         await self.body(body)
-        found = await self.read()
-        assert found.HasField("request_headers"), found
+        reply = await self.read()
+        assert reply.HasField("request_headers"), reply
         for _ in range(max(1, -(-len(body) // 62_000))):
             assert (await self.read()).HasField("request_body")
-        return addresses(found)
+        return addresses(reply)
 
 
 def addresses(found: ProcessingResponse) -> list[str]:
-    """Where to, as header and metadata say alike."""
+    """Return the destination, on which header and metadata agree."""
     reply = found.request_headers if found.HasField("request_headers") else found.request_body
-    said = put(reply)["x-gateway-destination-endpoint"]
-    told = found.dynamic_metadata["envoy.lb"]["x-gateway-destination-endpoint"]
-    assert said == told
-    return said.split(",")
+    header = put(reply)["x-gateway-destination-endpoint"]
+    metadata = found.dynamic_metadata["envoy.lb"]["x-gateway-destination-endpoint"]
+    assert header == metadata
+    return header.split(",")
 
 
 def put(reply: Any) -> dict[str, str]:
-    """Headers that a reply sets; each in the place of the one before."""
+    """Return the headers that a reply sets; each in the place of the one before."""
     options = reply.response.header_mutation.set_headers
     assert all(option.append_action == option.OVERWRITE_IF_EXISTS_OR_ADD for option in options)
     return {option.header.key: option.header.raw_value.decode() for option in options}
 
 
 def refused(found: Any) -> tuple[int, str, dict[str, str]]:
-    """Status, code and headers of an answer in the place of an engine's."""
+    """Return the status, code and headers of an answer in the place of an engine's."""
     assert found.HasField("immediate_response"), found
     immediate = found.immediate_response
     error = json.loads(immediate.body)["error"]
@@ -192,8 +192,8 @@ class PickerHarness:
         """Make these the engines; the earlier ones are less loaded."""
         self.pool.set_targets(Target(f"http://{address}", f"pod-{address}") for address in addresses)
         for place, address in enumerate(addresses):
-            said = {"ready": True, "running": 10 * place, "models": ({"id": "m"},), **report}
-            self.pool.report(f"http://{address}", ProbeReport(**said))
+            report_fields = {"ready": True, "running": 10 * place, "models": ({"id": "m"},), **report}
+            self.pool.report(f"http://{address}", ProbeReport(**report_fields))
 
     @contextlib.asynccontextmanager
     async def running(
@@ -214,7 +214,7 @@ class PickerHarness:
                 yield self
 
     def stream(self) -> Stream:
-        """A proxy's new request."""
+        """Open the stream of a proxy's new request."""
         return Stream(self.channel)
 
     @property
@@ -222,7 +222,7 @@ class PickerHarness:
         return [endpoint.in_flight for endpoint in self.pool.snapshot()]
 
     def is_empty(self) -> bool:
-        """Whether it holds nothing of any request."""
+        """Return whether the picker holds nothing of any request."""
         held = (self.admission.admitted, self.admission.in_flight, self.bodies.held)
         return held == (0, 0, 0) and not any(self.in_flight)
 

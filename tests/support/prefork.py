@@ -44,7 +44,7 @@ MODULES = (
 
 
 class ForkedProcess:
-    """What `subprocess.Popen` gives, of a process that somebody else waits for."""
+    """Stand-in for `subprocess.Popen` whose process is waited for elsewhere."""
 
     def __init__(self, pid: int, ended: int, stdout: IO[str] | None, stderr: IO[str] | None) -> None:
         self.pid = pid
@@ -107,7 +107,7 @@ class ForkServer:
         stderr: int = PIPE,
         start_new_session: bool = False,
     ) -> ForkedProcess:
-        """`python *argv` (`-c CODE …` or `-m MODULE …`); the rest is as `subprocess.Popen` takes it."""
+        """Start `python *argv` (`-c CODE …` or `-m MODULE …`); the rest is as in `subprocess.Popen`."""
         out, out_reader = _sink(stdout)
         err, err_reader = (out, None) if stderr == STDOUT else _sink(stderr)
         ended, end = os.pipe()
@@ -231,7 +231,7 @@ def _reap(running: dict[int, int]) -> None:
 
 
 def _kill(running: dict[int, int]) -> None:
-    """Nobody is left who could end them."""
+    """Kill the children: no other process could end them."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         for pid in running:
             os.kill(pid, number)
@@ -242,7 +242,7 @@ def _kill(running: dict[int, int]) -> None:
 
 
 def _become(request: dict[str, Any], files: list[int]) -> NoReturn:
-    """In the child: be what was asked for. Raises SystemExit as a program of its own does."""
+    """Become the requested program in the child. Raises SystemExit as that program does."""
     if sys.platform == "linux":
         # Whoever kills pytest with all its processes kills the server before it can end its children.
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -1,6 +1,6 @@
-"""What an end-to-end test does with the product in a cluster: install the chart, apply an object, ask it.
+"""Steps of an end-to-end test in a cluster: install the chart, apply an object, send requests.
 
-Fixtures of `tests/e2e` are made of it; it adds nothing that a user's shell would not do.
+Fixtures of `tests/e2e` are built from these steps; they add nothing that a user's shell would not do.
 """
 
 import json
@@ -34,7 +34,7 @@ QUICK = {"minReadyTime": "5s"}
 
 @contextmanager
 def chart(node: Node, *options: str) -> Iterator[None]:
-    """The chart as the user installs it, operator Ready, until the end of the block."""
+    """Install the chart as the user does, operator Ready, until the end of the block."""
     load_images(node)
     where = ["-n", SYSTEM, "--wait", "--timeout", "2m"]
     node.helm("install", RELEASE, str(CHART), *where, "--create-namespace", *options, timeout=150)
@@ -45,7 +45,7 @@ def chart(node: Node, *options: str) -> Iterator[None]:
 
 
 def load_images(node: Node) -> None:
-    """Gives the node what the chart and an object without images of its own ask for.
+    """Give the node the images of the chart and of an object without images of its own.
 
     Operator and gateway run in the image that is shipped. So does the engine if its image, of 5 GB, has been
     made of these sources, or if `IMAGES=all` asks for it; else its container sees the checkout. With
@@ -75,7 +75,7 @@ class Question:
 
 
 def questions() -> list[Question]:
-    """About one long document, so that they share a prefix of some hundred tokens."""
+    """Return questions about one long document, so that they share a prefix of some hundred tokens."""
     samples = json.loads(SAMPLES.read_text())
     return [
         Question(
@@ -86,10 +86,10 @@ def questions() -> list[Question]:
 
 
 def chat(last: str) -> Question:
-    """The short sample conversation that ends with `last`."""
+    """Return the short sample conversation that ends with `last`."""
     samples = json.loads(SAMPLES.read_text())
-    (found,) = (one for one in samples["chats"] if one["messages"][-1]["content"] == last)
-    return Question(found["messages"], found["answer"])
+    (sample,) = (one for one in samples["chats"] if one["messages"][-1]["content"] == last)
+    return Question(sample["messages"], sample["answer"])
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class Deployed:
     name: str = "quick-start"
 
     def apply(self, **spec: Any) -> None:
-        """`kubectl apply` of the example, its spec changed by `spec`."""
+        """Apply the example with `kubectl apply`, its spec changed by `spec`."""
         if not spec:
             self.node.kubectl("apply", "-n", self.namespace, "-f", str(EXAMPLE))
             return
@@ -109,11 +109,11 @@ class Deployed:
         self.node.apply({**manifest, "spec": {**manifest["spec"], **spec}}, self.namespace)
 
     def wait_ready(self) -> None:
-        """What the README tells a user to type."""
+        """Wait with the command of the README."""
         self._wait_condition("Ready")
 
     def wait_settled(self) -> None:
-        """Until the newest spec is what runs; Ready stays true meanwhile, because an engine answers."""
+        """Wait until the newest spec runs; Ready stays true meanwhile, because an engine answers."""
         self._wait_condition("UpToDate")
 
     def _wait_condition(self, condition: str) -> None:
@@ -126,44 +126,44 @@ class Deployed:
             raise CommandFailed(f"{error}\n{self.how_it_stands()}") from error
 
     def how_it_stands(self) -> str:
-        """Conditions, pods and events, for the message of a test that waited in vain."""
+        """Return conditions, pods and events, for the message of a test that waited in vain."""
         conditions = self.status().get("conditions", [])
-        said = [f"{one['type']}={one['status']} {one['reason']}: {one['message']}" for one in conditions]
+        lines = [f"{one['type']}={one['status']} {one['reason']}: {one['message']}" for one in conditions]
         pods = self.node.kubectl("get", "pods", "-n", self.namespace, "-o", "wide")
         events = self.node.kubectl("get", "events", "-n", self.namespace, "--sort-by=.lastTimestamp")
-        return "\n".join([*said, pods, events])
+        return "\n".join([*lines, pods, events])
 
     def patch(self, spec: dict[str, Any]) -> None:
-        """`kubectl patch` of the spec."""
+        """Patch the spec with `kubectl patch`."""
         text = json.dumps({"spec": spec})
         self.node.kubectl("patch", "mdep", self.name, "-n", self.namespace, "--type=merge", "-p", text)
 
     def status(self) -> dict[str, Any]:
-        """The object's status; empty before there is one."""
-        found = self.node.get("mdep", self.name, self.namespace) or {}
-        status: dict[str, Any] = found.get("status", {})
+        """Return the object's status; empty before there is one."""
+        manifest = self.node.get("mdep", self.name, self.namespace) or {}
+        status: dict[str, Any] = manifest.get("status", {})
         return status
 
     def condition(self, kind: str) -> dict[str, Any]:
-        """One condition; empty when it is not there."""
+        """Return one condition; empty when it is not there."""
         conditions = self.status().get("conditions", [])
         return next((one for one in conditions if one["type"] == kind), {})
 
     def engine_pods(self) -> list[dict[str, Any]]:
-        """Engine pods that nobody has asked to go and that are no mere record of one that failed."""
+        """Return the engine pods that are not being deleted and have not failed."""
         selector = f"app.kubernetes.io/instance={self.name},app.kubernetes.io/component=engine"
         pods = self.node.list("pods", self.namespace, selector)
         living = [pod for pod in pods if pod["status"].get("phase") != "Failed"]
         return [pod for pod in living if "deletionTimestamp" not in pod["metadata"]]
 
     def in_engine(self, code: str) -> str:
-        """The output of Python code in the engine's container."""
+        """Run Python code in the engine's container and return its output."""
         (pod,) = self.engine_pods()
         where = [pod["metadata"]["name"], "-n", self.namespace, "-c", "engine"]
         return self.node.kubectl("exec", *where, "--", "python", "-c", code)
 
     def start_client(self) -> None:
-        """A pod that waits to run the official client."""
+        """Start a pod that waits to run the official client."""
         container = {"name": "main", "image": HOST_IMAGE, "command": ["sleep", "infinity"]}
         self.node.apply(
             {
@@ -179,15 +179,15 @@ class Deployed:
         )
 
     def ask(self, question: Question, *, tokens: int = 0) -> dict[str, Any]:
-        """What the client printed, of answers with so many tokens; 0 = as they end by themselves.
+        """Send the question and return the client's output; `tokens`: length of answers, 0 = to their end.
 
         Raises CommandFailed with its traceback when a request failed.
         """
         url = f"http://{self.name}.{self.namespace}.svc/v1"
-        said = self.node.kubectl(
+        output = self.node.kubectl(
             "exec", "-i", CLIENT, "-n", self.namespace, "--",
             "python", f"{TREE}/tests/support/chat_client.py", url, "tiny-recall", str(tokens),
             stdin=json.dumps(question.messages), timeout=180,
         )  # fmt: skip
-        found: dict[str, Any] = json.loads(said)
-        return found
+        answer: dict[str, Any] = json.loads(output)
+        return answer

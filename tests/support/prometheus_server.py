@@ -28,7 +28,7 @@ PROGRAMS = ("prometheus", "promtool")
 
 @cache
 def programs() -> dict[str, Path]:
-    """Paths of prometheus and promtool; skips the test where there are none."""
+    """Return the paths of prometheus and promtool; skips the test where there are none."""
     here = {name: Path(path) for name in PROGRAMS if (path := shutil.which(name))}
     if len(here) == len(PROGRAMS):
         return here
@@ -46,28 +46,31 @@ class Prometheus:
         self.url = url
 
     def query(self, expression: str) -> list[dict[str, Any]]:
-        """The samples of an expression now. Raises AssertionError with what Prometheus says against it."""
+        """Return the samples of an expression now.
+
+        Raises AssertionError with what Prometheus says against it.
+        """
         return list(self._get("query", query=expression)["result"])
 
     def range(self, expression: str, begin: float, end: float, step: float) -> list[dict[str, Any]]:
-        """The samples between two times (Unix seconds), `step` seconds apart."""
+        """Return the samples between two times (Unix seconds), `step` seconds apart."""
         times = {"start": f"{begin:.3f}", "end": f"{end:.3f}", "step": f"{step:g}"}
         return list(self._get("query_range", query=expression, **times)["result"])
 
     def alerts(self) -> dict[str, list[dict[str, str]]]:
-        """Labels of the alerts that fire, by name."""
-        found: dict[str, list[dict[str, str]]] = {}
+        """Return the labels of the alerts that fire, by name."""
+        firing: dict[str, list[dict[str, str]]] = {}
         for one in self._get("alerts")["alerts"]:
             if one["state"] == "firing":
-                found.setdefault(one["labels"]["alertname"], []).append(one["labels"])
-        return found
+                firing.setdefault(one["labels"]["alertname"], []).append(one["labels"])
+        return firing
 
     def rules(self) -> list[dict[str, Any]]:
-        """The rules, with their health."""
+        """Return the rules, with their health."""
         return [rule for group in self._get("rules")["groups"] for rule in group["rules"]]
 
     def targets_up(self) -> int:
-        """How many targets were scraped well."""
+        """Return the number of targets that were scraped successfully."""
         return sum(one["health"] == "up" for one in self._get("targets")["activeTargets"])
 
     def _get(self, what: str, **query: str) -> Any:

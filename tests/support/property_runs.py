@@ -1,7 +1,7 @@
-"""How properties run: the same examples each time, or (MAMBASERVE_PROPS=large) many random ones.
+"""Settings of property tests: the same examples each time, or (MAMBASERVE_PROPS=large) many random ones.
 
-A pytest plugin. What a random run finds is written to tests/properties/examples, one file per property, and
-every later run replays it before anything else. It decides nothing about what a property says.
+A pytest plugin. A failing random example is written to tests/properties/examples, one file per property, and
+every later run replays it before all others. The plugin does not affect the properties themselves.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from hypothesis.internal.conjecture import providers
 BUDGET = os.environ.get("MAMBASERVE_PROPS", "")
 LARGE = BUDGET == "large"
 FACTOR = 40
-"""How many times as many examples a random run draws of tests/properties."""
+"""Factor of the number of examples of tests/properties in a random run."""
 FACTOR_ELSEWHERE = 10
 """The same of the properties that stand among unit tests, of which there are many."""
 EXAMPLES = Path(os.environ.get("MAMBASERVE_EXAMPLES", Path(__file__).parents[1] / "properties" / "examples"))
@@ -79,12 +79,12 @@ class KeptFailures(ExampleDatabase):
 
 
 def _is_primary(key: bytes) -> bool:
-    """Hypothesis keeps what it has not shrunk, and what it finds interesting, under keys beside the first."""
+    """Return whether the key is a failing example's, not of unshrunk or otherwise interesting ones."""
     return not key.endswith((b".secondary", b".pareto"))
 
 
 def kept_in(nodeid: str, folder: Path = EXAMPLES) -> Path:
-    """The file of a property: its module with dots, then its name; parameters by what they hash to."""
+    """Return the file of a property: its module with dots, then its name; parameters by their hash."""
     module, _, name = nodeid.partition("::")
     plain, bracket, parameters = name.replace("::", ".").partition("[")
     if bracket:
@@ -152,10 +152,10 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup() -> None:
-    """The module-wide generators start anew for each test, whichever ran before it on this worker.
+    """Reset the module-wide generators before each test, so that earlier tests of this worker do not matter.
 
-    Of torch the CPU's alone: `torch.manual_seed` also notes for each absent device, with the whole stack,
-    what to do once it is there.
+    Only torch's CPU generator is set: `torch.manual_seed` also records for each absent device, with the whole
+    stack, the work to do once it exists.
     """
     random.seed(0)
     if numpy := sys.modules.get("numpy"):

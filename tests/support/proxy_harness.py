@@ -95,7 +95,7 @@ class ProxyHarness:
         return Asked(self.app, "POST", PATH, **more)
 
     def answered(self) -> dict[tuple[str, str], float]:
-        """How many requests were counted, by model and status."""
+        """Return the number of counted requests, by model and status."""
         return {
             (labels["model"], labels["code"]): value
             for name, labels, value in samples(self.metrics.registry)

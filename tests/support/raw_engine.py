@@ -9,7 +9,7 @@ Speech = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 SSE = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
 KEPT = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
 TURNS = 8
-"""Of the loop, within which what was accepted is served."""
+"""Turns of the loop within which an accepted request is served."""
 OK = KEPT.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
 
 
@@ -74,7 +74,7 @@ class RawEngine:
 
 
 def says(*parts: bytes, hold: bool = False) -> Speech:
-    """Writes the parts one after the other, then closes; with `hold` it stays silent instead."""
+    """Write the parts one after the other, then close; with `hold` stay silent instead."""
 
     async def speech(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         for part in parts:

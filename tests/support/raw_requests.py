@@ -19,13 +19,13 @@ MARK = b"mark-of-the-stranger"
 """Stands in every body, so that it is known again wherever it turns up."""
 BODY = b'{"model":"m","prompt":"' + MARK + b'"}'
 OPEN_PATHS = ("/livez", "/readyz", "/health", "/metrics", "/version")
-"""Those that need no key."""
+"""Paths that need no key."""
 _STATUS = re.compile(rb"HTTP/1\.[01] (\d{3}) ")
 
 
 @dataclass(frozen=True)
 class RawRequest:
-    """What is written, and whether it is about a path that everybody may read."""
+    """Bytes of a request, and whether its path is open to everybody."""
 
     raw: bytes
     is_open: bool
@@ -53,7 +53,7 @@ def _target(path: str, key: str, shape: str, spelt: Callable[[str], str]) -> byt
 
 
 def wrong_credentials(key: str) -> list[bytes]:
-    """Header lines that show no accepted key, though some look like it; `key` is one that is accepted."""
+    """Return header lines without an accepted key, though some look like it; `key` is an accepted one."""
     lines = (
         f"Authorization: Bearer {key}x", f"Authorization: Bearer {key[:-1]}", "Authorization: Bearer ",
         "Authorization:", f"Authorization: {key}", f"Authorization: Basic {key}",
@@ -145,7 +145,7 @@ _Twist = tuple[str, Any]
 
 
 def _twists(key: str) -> dict[str, list[Any]]:
-    """Each part of a request, and what may stand in its place; the first is what is right."""
+    """Return the variants of each part of a request; the first variant is the correct one."""
     return {
         "method": list(_METHODS), "shape": list(_SHAPES), "spelling": list(_SPELLINGS),
         "version": list(_VERSIONS), "host": list(_HOSTS), "credentials": [None, *wrong_credentials(key)],
@@ -154,7 +154,7 @@ def _twists(key: str) -> dict[str, list[Any]]:
 
 
 def _request(path: str, key: str, twists: list[_Twist]) -> RawRequest:
-    """A request that is right but for the twists: of a part that may be there several times, all count."""
+    """Return a request that is correct but for the twists: where a part occurs several times, all count."""
     parts = {name: values[0] for name, values in _twists(key).items()} | dict(twists)
     more = [value for name, value in twists if name in ("credentials", "more") and value]
     framing, body = parts["framing"]
@@ -166,20 +166,20 @@ def _request(path: str, key: str, twists: list[_Twist]) -> RawRequest:
 
 
 def one_twist(path: str, key: str) -> list[RawRequest]:
-    """Every request of `path` that is right, and shows no key, but for one thing."""
+    """Return all requests of `path` that differ from a correct one without a key in one part."""
     return [_request(path, key, [(name, value)]) for name, values in _twists(key).items() for value in values]
 
 
 def keyless_requests(paths: tuple[str, ...], key: str) -> st.SearchStrategy[RawRequest]:
-    """A request of several twists that shows no accepted key, though `key` is one."""
+    """Return a strategy of requests with several twists and no accepted key, though `key` is one."""
     every = [(name, value) for name, values in _twists(key).items() for value in values]
     twists = st.lists(st.sampled_from(every), min_size=2, max_size=4)
     return st.builds(_request, st.sampled_from(paths), st.just(key), twists)
 
 
 def statuses(answer: bytes) -> list[int]:
-    """Of all answers that came on one connection."""
-    return [int(found) for found in _STATUS.findall(answer)]
+    """Return the statuses of all answers on one connection."""
+    return [int(status) for status in _STATUS.findall(answer)]
 
 
 async def _exchange_one(url: str, raw: bytes) -> bytes:
@@ -198,7 +198,7 @@ async def _exchange_one(url: str, raw: bytes) -> bytes:
 
 
 def exchange(url: str, requests: list[bytes]) -> list[bytes]:
-    """What comes back on a connection each, all at once, until the server closes them."""
+    """Send each request on its own connection, all at once; return the answers until the server closes."""
 
     async def all_of_them() -> list[bytes]:
         return await asyncio.gather(*(_exchange_one(url, raw) for raw in requests))

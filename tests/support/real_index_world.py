@@ -25,11 +25,11 @@ async def real_world(url: str, seed: int = 0, answer_seconds: float = 1.5) -> As
         stores.append(RedisStore(make_client(url, answer_seconds=answer_seconds), RedisKeys(SCOPE)))
         return stores[-1]
 
-    made = IndexWorld(connect, Random(seed))
+    world = IndexWorld(connect, Random(seed))
     try:
-        yield made
+        yield world
     finally:
         # Whatever Redis does: who ends it waits no longer than a gateway's pod may.
         async with asyncio.timeout(PATIENCE):
-            await made.close()
+            await world.close()
             await asyncio.gather(*(store.close() for store in stores))

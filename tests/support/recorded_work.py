@@ -43,15 +43,17 @@ class RecordedWork(TorchDispatchMode):
     """`with RecordedWork() as work: ...`; all tensors that were met are kept, so no address is used twice."""
 
     def __init__(self, *, compute: bool = True) -> None:
-        """`compute`: kernels are run as well; the work of thousands of programs is described in no time
-        without."""
+        """Prepare the recording.
+
+        `compute`: also run the kernels; without it the work of thousands of programs is described in no time.
+        """
         super().__init__()  # type: ignore[no-untyped-call]
         self.issued: list[_Operator | KernelCall] = []
         self.made: list[torch.Tensor] = []
         """By what was recorded, in order: memory of the work's own."""
         self.described: list[Described] = []
-        """What was issued: names, constants, shapes, strides, numbers; memory of its own by when it was made,
-        other memory by its address."""
+        """Issued work: names, constants, shapes, strides, numbers; its own memory by creation time, other
+        memory by address."""
         self._names: dict[int, str] = {}
         self._run, self._compute = KernelCall.run, compute
         self._guard = no_sync()
@@ -83,13 +85,13 @@ class RecordedWork(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        given = {_memory(each) for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)}
+        memories = {_memory(each) for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)}
         arguments = str([self._describe(each) for each in (*args, *kwargs.values())])
         result = func(*args, **kwargs)
         name = str(func).removeprefix("aten.")
         results = [each for each in tree_leaves(result) if isinstance(each, torch.Tensor)]
         if not func._schema.is_mutable:
-            if all(_memory(each) in given for each in results):
+            if all(_memory(each) in memories for each in results):
                 return result  # A view.
             for tensor in results:
                 self._names.setdefault(_memory(tensor), f"made {len(self.made)}")

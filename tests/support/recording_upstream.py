@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator
 
 QUESTIONS = ("/readyz", "/metrics", "/v1/models", "/v1/tokenizer", "/v1/prefix_changes")
-"""What a gateway asks an engine on its own."""
+"""Paths that a gateway requests from an engine on its own."""
 _ANSWERS = {"/readyz": b'{"status":"ready"}', "/metrics": b"", "/v1/models": b'{"data":[{"id":"m"}]}'}
 _COMPLETION = b'{"id":"c","object":"text_completion","choices":[{"index":0,"text":"t"}]}'
 
@@ -51,8 +51,8 @@ def _length(head: bytes) -> int:
 def _is_question(request: bytes) -> bool:
     head, ended, body = request.partition(b"\r\n\r\n")
     target = head.split(b"\r\n")[0]
-    asked = any(target.split(b"?")[0].startswith(f"GET {path}".encode()) for path in QUESTIONS)
-    return asked and bool(ended) and not body
+    is_question = any(target.split(b"?")[0].startswith(f"GET {path}".encode()) for path in QUESTIONS)
+    return is_question and bool(ended) and not body
 
 
 class _Connection(socketserver.BaseRequestHandler):
@@ -88,7 +88,7 @@ def _answer(request: bytes) -> bytes:
 
 @contextlib.contextmanager
 def recording_upstream() -> Iterator[RecordingUpstream]:
-    """It listens for the length of the block."""
+    """Run an upstream that listens for the length of the block."""
     with RecordingUpstream() as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
         thread.start()

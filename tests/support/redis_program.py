@@ -1,5 +1,7 @@
-"""Which redis-server tests and benchmarks run: the one on the PATH, else Debian's package (Redis 7), else the
-wheel's in the virtual environment (Redis 6.2, without TLS).
+"""Choice of the redis-server that tests and benchmarks run.
+
+The one on the PATH, else Debian's package (Redis 7), else the wheel's in the virtual environment (Redis 6.2,
+without TLS).
 """
 
 import os
@@ -24,9 +26,9 @@ class RedisProgram:
 
     path: str
     environment: Mapping[str, str]
-    """What its environment has to have beside that of this process."""
+    """Variables to add to the environment of this process."""
     version: str
-    """As it says it itself."""
+    """Version that the program reports."""
     instead: str = ""
     """Why it is not one of the wanted version."""
 
@@ -36,11 +38,11 @@ class RedisProgram:
 
 @cache
 def redis_program() -> RedisProgram | None:
-    """The first of the three that says its version; None: there is none."""
+    """Return the first of the three that reports its version; None: there is none."""
     reasons: list[str] = []
     for path, environment in _places(reasons):
         try:
-            said = subprocess.run(
+            output = subprocess.run(
                 [path, "--version"],
                 env={**os.environ, **environment},
                 capture_output=True,
@@ -50,9 +52,9 @@ def redis_program() -> RedisProgram | None:
         except (OSError, subprocess.CalledProcessError) as error:
             reasons.append(f"{path} does not start: {error}")
             continue
-        if found := re.search(r"v=(\d+)(\.\S+)", said):
-            old = int(found[1]) < WANTED
-            return RedisProgram(path, environment, "".join(found.groups()), "; ".join(reasons) if old else "")
+        if match := re.search(r"v=(\d+)(\.\S+)", output):
+            old = int(match[1]) < WANTED
+            return RedisProgram(path, environment, "".join(match.groups()), "; ".join(reasons) if old else "")
     return None
 
 

@@ -24,14 +24,14 @@ MEMORY_ONLY = ("--save", "", "--appendonly", "no")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Which Redis it was, where one was asked for: what held on another version is not known of this one."""
+    """Print the version of Redis: a result for one version does not hold for another."""
     reports = (each for reports in terminalreporter.stats.values() for each in reports)
     if any("redis" in getattr(each, "keywords", ()) for each in reports):
         terminalreporter.write_line(f"redis-server: {redis_program() or 'none, its tests are skipped'}")
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """One whose neighbour 10,000 further exists too: a Cluster's nodes talk to each other there."""
+    """Return a port for which port + 10,000 is free, too: a Cluster's nodes use it among themselves."""
     while True:
         with socket.create_server(
             (host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -80,24 +80,24 @@ class RedisServer:
             return False
 
     def command(self, *words: str) -> bytes:
-        """The raw answer to a short command."""
+        """Send a short command and return the raw answer."""
         with socket.create_connection((self.host, self.port), 5) as connection:
             parts = "".join(f"${len(word.encode())}\r\n{word}\r\n" for word in words)
             connection.sendall(f"*{len(words)}\r\n{parts}".encode())
             return connection.recv(1 << 16)
 
     def pause(self) -> None:
-        """Its connections stay open and nothing answers any more."""
+        """Stop the process: its connections stay open without answers."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """The end of a pause, where there is one."""
+        """End a pause, if there is one."""
         if self._process is not None:
             self._process.send_signal(signal.SIGCONT)
 
     def stop(self) -> None:
-        """Gone at once, as by a crash."""
+        """Stop at once, as by a crash."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -114,21 +114,21 @@ def _redis_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisSe
 
 @pytest.fixture
 def redis_server(_redis_process: RedisServer) -> RedisServer:
-    """A Redis that runs and is empty, shared by the session: who stops it starts it again."""
+    """Return an empty, running Redis; the session shares it, so a test that stops it starts it again."""
     _redis_process.command("FLUSHALL")
     return _redis_process
 
 
 @pytest.fixture
 def start_redis(tmp_path: Path) -> Iterator[Callable[..., RedisServer]]:
-    """Starts servers with options of their own; they end with the test."""
-    made: list[RedisServer] = []
+    """Start servers with options of their own; they end with the test."""
+    servers: list[RedisServer] = []
 
     def start(*options: str, host: str = "127.0.0.1") -> RedisServer:
-        made.append(RedisServer(tmp_path, *options, host=host))
-        made[-1].start()
-        return made[-1]
+        servers.append(RedisServer(tmp_path, *options, host=host))
+        servers[-1].start()
+        return servers[-1]
 
     yield start
-    for each in made:
+    for each in servers:
         each.stop()

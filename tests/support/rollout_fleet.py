@@ -120,7 +120,7 @@ class RolloutFleet:
         return int(self._rollout.get("maxUnavailable", 0))
 
     def lose_node(self, node: int) -> int:
-        """A node goes, with all that ran on it. Returns how many engines there was room for on it."""
+        """Remove a node with its engines and return how many engines had room on it."""
         lost = self.nodes[node]
         self.nodes = [0 if number == node else gpus for number, gpus in enumerate(self.nodes)]
         for one in self._sets.values():
@@ -144,24 +144,27 @@ class RolloutFleet:
     @property
     def conditions(self) -> dict[str, tuple[str, str, str]]:
         """(status, reason, message) by type."""
-        found = self._status.get("conditions") or ()
-        return {one["type"]: (one["status"], one["reason"], one["message"]) for one in found}
+        entries = self._status.get("conditions") or ()
+        return {one["type"]: (one["status"], one["reason"], one["message"]) for one in entries}
 
     @property
     def settled(self) -> bool:
-        """Whether it has come to an end: all for which there is room is as asked, or it is said that it will
-        not be, and what was taken back is gone."""
-        said, pods = self.conditions, [pod for one in self._sets.values() for pod in one.pods]
+        """Tell whether the roll-out has ended.
+
+        Either everything for which there is room is as specified, or a condition says that it will not be and
+        the reverted revision is gone.
+        """
+        conditions, pods = self.conditions, [pod for one in self._sets.values() for pod in one.pods]
         if any(pod.leaves is not None for pod in pods) or (self._was_back and self.new):
             return False
         if self._status["observedGeneration"] != self._generation:
             return False
-        short = said["UpToDate"][1] == "ScalingUp" and not (self.new and self.old)
+        short = conditions["UpToDate"][1] == "ScalingUp" and not (self.new and self.old)
         rest = any(pod.ready for pod in pods) and all(pod.ready or pod.node is None for pod in pods)
-        return said["UpToDate"][0] == "True" or said["Stalled"][0] == "True" or (short and rest)
+        return conditions["UpToDate"][0] == "True" or conditions["Stalled"][0] == "True" or (short and rest)
 
     def step(self) -> None:
-        """The next ten seconds."""
+        """Advance by ten seconds."""
         self.at += STEP
         self._kubelets()
         self._scheduler()
@@ -201,16 +204,16 @@ class RolloutFleet:
                 self._write(copy.deepcopy(apply.manifest))
 
     def _write(self, child: Manifest) -> None:
-        there = self._children.get(ref(child))
+        stored = self._children.get(ref(child))
         meta = child["metadata"]
-        before = there["metadata"] if there else {"generation": 0, "uid": f"uid-{len(self._children)}"}
-        changed = there is None or there.get("spec") != child.get("spec")
+        before = stored["metadata"] if stored else {"generation": 0, "uid": f"uid-{len(self._children)}"}
+        changed = stored is None or stored.get("spec") != child.get("spec")
         meta |= {
             "uid": before["uid"], "resourceVersion": str(next(self._numbers)),
             "generation": before["generation"] + changed,
         }  # fmt: skip
-        if there and "status" in there:
-            child["status"] = there["status"]
+        if stored and "status" in stored:
+            child["status"] = stored["status"]
         self._children[ref(child)] = child
 
     def _attempts(self) -> dict[str, Attempts]:
@@ -307,7 +310,7 @@ class RolloutFleet:
         }  # fmt: skip
 
     def _scale(self, mine: ReplicaSet, replicas: int, surge: int, unavailable: int) -> None:
-        """One sync of Kubernetes' controller for rolling updates."""
+        """Perform one sync of Kubernetes' controller for rolling updates."""
         sets = list(self._sets.values())
         others = [one for one in sets if one is not mine]
         if self._last_replicas and replicas != self._last_replicas:
@@ -348,19 +351,19 @@ class RolloutFleet:
             else:
                 pod.leaves = self.at + (DRAIN if pod.ready else 0.0)
                 pod.ready = False
-        there = sum(len(each.pods) for each in self._sets.values())
+        total = sum(len(each.pods) for each in self._sets.values())
         # Kubernetes waits longer and longer until it asks a quota again; at once only for what changed.
         retry = (one.size, engine["metadata"].get("annotations", {}).get(names.ANNOTATION_RETRY))
         while len(one.living) < one.size:
-            if self._refused_at is not None and self._retried == retry and there and len(one.pods) < one.size:
+            if self._refused_at is not None and self._retried == retry and total and len(one.pods) < one.size:
                 break
             self._retried = None
-            if self.quota is not None and there >= self.quota:
+            if self.quota is not None and total >= self.quota:
                 self._refused_at, self._retried = self._refused_at or self.at, retry
                 break
             one.pods.append(Pod(f"pod-{next(self._numbers)}", "", self.at))
             self._refused_at = None
-            there += 1
+            total += 1
 
     def _report(self, engine: Manifest, mine: ReplicaSet) -> None:
         living = [pod for one in self._sets.values() for pod in one.living]
@@ -369,8 +372,8 @@ class RolloutFleet:
         if counts[0] > old[0] or counts[1] < old[1] or counts[2] > old[2]:
             self._progress = self.at
         self._last_counts = counts
-        wanted = engine["spec"]["replicas"]
-        complete = counts == (wanted, 0, wanted)
+        replicas = engine["spec"]["replicas"]
+        complete = counts == (replicas, 0, replicas)
         if complete:
             self._progress = self.at
         conditions = []

@@ -18,11 +18,11 @@ LOOK = 10.0
 PROMPT, OUTPUT = 2000, 100
 """Tokens of a request."""
 SPEED, STEP = 10_000.0, 0.02
-"""Of one engine: prompt tokens per second, seconds of a decoding step."""
+"""Speed of one engine: prompt tokens per second, seconds of a decoding step."""
 
 
 def load(engines: int, requests: float, **more: float) -> EngineLoad:
-    """What engines report that serve so many requests per second and keep up."""
+    """Return the report of engines that serve this many requests per second and keep up."""
     running = round(requests * OUTPUT * STEP * 1.5)
     return EngineLoad(
         **{
@@ -34,12 +34,12 @@ def load(engines: int, requests: float, **more: float) -> EngineLoad:
 
 
 def seen(asked: int, requests: float = 0.0, *, at: float = 0.0, **more: object) -> Observation:
-    """A fleet that is whole and keeps up."""
-    found: dict[str, object] = {
+    """Return an observation of a complete fleet that keeps up."""
+    fields: dict[str, object] = {
         "at": at, "desired": asked, "ready": asked, "load": load(asked, requests) if asked else None,
         "traffic": GatewayTraffic(arrivals=requests), **more,
     }  # fmt: skip
-    return Observation(**found)  # type: ignore[arg-type]
+    return Observation(**fields)  # type: ignore[arg-type]
 
 
 class Fleet:
@@ -63,7 +63,7 @@ class Fleet:
         self._on_their_way = deque[Observation](maxlen=late + 1)
 
     def run(self, requests: Iterable[float]) -> list[int]:
-        """Engines asked for after each look."""
+        """Return the number of engines after each look."""
         return [self._look(each) for each in requests]
 
     def restart(self) -> None:
@@ -79,36 +79,36 @@ class Fleet:
         unrated, self._reported = len(heard - self._reported), heard
         rated = 1.0 - unrated / len(ready) if ready else 0.0
         waits = {"waiting": round(self._queue), "waiting_tokens": self._queue * PROMPT}
-        told = load(len(ready), min(requests, capacity), **waits,
+        engine_load = load(len(ready), min(requests, capacity), **waits,
                     arrivals=requests, prompt_rate=requests * PROMPT)  # fmt: skip
         rates = ("arrivals", "prompt_rate", "output_rate")
-        told = msgspec.structs.replace(
-            told, unrated=unrated, **{name: getattr(told, name) * rated for name in rates}
+        engine_load = msgspec.structs.replace(
+            engine_load, unrated=unrated, **{name: getattr(engine_load, name) * rated for name in rates}
         )
         traffic = GatewayTraffic(arrivals=requests, held=0 if ready else round(requests * LOOK))
         self._on_their_way.append(
             Observation(
                 at=self.clock(self.at), desired=self.asked, ready=len(ready), pending=pending,
-                load=told if ready and not self.silent else None,
+                load=engine_load if ready and not self.silent else None,
                 traffic=None if self.silent or self.gateways_silent else traffic,
             )
         )  # fmt: skip
         if len(self._on_their_way) < (self._on_their_way.maxlen or 1):
             return self.asked
         # The number that is asked for is the autoscaler's own: that is known at once.
-        found = msgspec.structs.replace(self._on_their_way[0], desired=self.asked)
-        made = decide(found, self.config, self.memory)
-        self.memory, self.asked = made.memory, made.target
-        self.decisions.append(made)
-        while len(self._born) < made.target:
+        observation = msgspec.structs.replace(self._on_their_way[0], desired=self.asked)
+        decision = decide(observation, self.config, self.memory)
+        self.memory, self.asked = decision.memory, decision.target
+        self.decisions.append(decision)
+        while len(self._born) < decision.target:
             self._count += 1
             self._born[f"pod-{self._count}"] = self.at
-        for name in sorted(self._born, key=lambda one: -self._born[one])[: len(self._born) - made.target]:
+        for name in sorted(self._born, key=lambda one: -self._born[one])[: len(self._born) - decision.target]:
             del self._born[name]
-        return made.target
+        return decision.target
 
 
 def reversals(targets: list[int]) -> int:
-    """Changes of direction."""
+    """Count the changes of direction."""
     steps = [b - a for a, b in itertools.pairwise(targets) if a != b]
     return sum(a * b < 0 for a, b in itertools.pairwise(steps))

@@ -29,7 +29,7 @@ READY = wire.Ready(TOKENIZER.rust.get_vocab_size(), 128, (2,), {"strategy": "NoB
 
 
 def ids_of(text: str) -> list[int]:
-    """Token ids of a text, without special ones."""
+    """Return token ids of a text, without special ones."""
     ids: list[int] = TOKENIZER.encoding(text).ids
     return ids
 
@@ -61,7 +61,7 @@ class Engine:
             self.client._route(READY)
 
     def messages(self, kind: type) -> list[Any]:
-        """The messages of one kind that the engine got."""
+        """Return the messages of one kind that the engine got."""
         return [message for message in self.process.sent if isinstance(message, kind)]
 
     @property
@@ -69,7 +69,7 @@ class Engine:
         return self.messages(wire.AddRequest)
 
     def has_requests(self, count: int) -> bool:
-        """Whether it got so many requests."""
+        """Return whether the engine got that many requests."""
         return len(self.requests) >= count
 
     @property
@@ -77,31 +77,31 @@ class Engine:
         return [message.request_id for message in self.messages(wire.AbortRequest)]
 
     def send(self, *messages: wire.FromEngine) -> None:
-        """The engine sends."""
+        """Send messages as the engine."""
         for message in messages:
             self.client._route(message)
 
     def delta(self, token_ids: Sequence[int] | str, *, of: int = 0, index: int = 0, **more: Any) -> None:
-        """New tokens for the `of`-th request the engine got."""
+        """Send new tokens for the `of`-th request the engine got."""
         ids = ids_of(token_ids) if isinstance(token_ids, str) else list(token_ids)
         delta = wire.SequenceDelta(self.requests[of].request_id, index, ids, **more)
         self.send(wire.Outputs([delta]))
 
     def rejects(self, status: int, code: str, *, of: int = 0, retry_after: float | None = None) -> None:
-        """The engine refuses the `of`-th request."""
+        """Refuse the `of`-th request as the engine."""
         request_id = self.requests[of].request_id
         self.send(
             wire.RequestRejected(request_id, status, "server_error", code, "the engine's words", retry_after)
         )
 
     def dies(self) -> None:
-        """The engine process ends."""
+        """End the engine process."""
         self.client._fail_open_requests("the engine process was killed by signal 9")
 
 
 @cache
 def compiled(template: str) -> ChatTemplate:
-    """Once for all tests: it changes in nothing by being used, and takes longer than most of them."""
+    """Compile once for all tests: its use changes nothing, and compiling takes longer than most tests."""
     return ChatTemplate(template, TOKENIZER.special_tokens)
 
 
@@ -115,8 +115,8 @@ class Api:
         metrics = RequestMetrics(self.registry, "tiny")
         settings = EngineSettings(model="tiny", max_waiting_requests=options.pop("waiting", 8), **options)
         self.serving = Serving(settings, "tiny", self.engine.client, metrics, Drain())
-        made = None if template is None else compiled(template)
-        self.serving.text = TextProcessor(TOKENIZER, made, GenerationDefaults())
+        chat_template = None if template is None else compiled(template)
+        self.serving.text = TextProcessor(TOKENIZER, chat_template, GenerationDefaults())
         self._keys, self._token = keys, token
 
     @cached_property
@@ -130,20 +130,20 @@ class Api:
         return make_admin(self.serving, self._token)
 
     async def chat(self, body: dict[str, Any], parts: Sequence[str], finish: str = "stop") -> Asked:
-        """The answer to a chat when the model writes `parts`."""
-        asked = Asked(self.app, "POST", "/v1/chat/completions").whole(body)
-        await until(lambda: self.engine.has_requests(1) or asked.status)
-        if not asked.status:
+        """Return the answer to a chat when the model writes `parts`."""
+        request = Asked(self.app, "POST", "/v1/chat/completions").whole(body)
+        await until(lambda: self.engine.has_requests(1) or request.status)
+        if not request.status:
             for place, part in enumerate(parts):
                 self.engine.delta(part, finish_reason=finish if place == len(parts) - 1 else None)
-        return await asked.done()
+        return await request.done()
 
     def count(self, name: str, **labels: str) -> float:
-        """One sample; 0 when it is not there."""
+        """Return one sample; 0 when it is not there."""
         return self.registry.get_sample_value(name, labels) or 0.0
 
     def answered(self) -> dict[tuple[str, str], float]:
-        """How many answers were counted, by route and status."""
+        """Return the number of counted answers, by route and status."""
         return {
             (sample.labels["route"], sample.labels["status"]): sample.value
             for family in self.registry.collect()
@@ -152,7 +152,7 @@ class Api:
         }
 
     def finished(self) -> dict[str, float]:
-        """Sequences that ended, by reason; reasons without any left out."""
+        """Return the ended sequences by reason, without empty reasons."""
         reasons = ("stop", "length", "abort", "error")
         counts = {
             reason: self.count("mambaserve_requests_finished_total", model="tiny", reason=reason)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 
 class ScriptedGrammar:
-    """In the place of an `OutputGrammar`. `log`: what it and its forks consumed; `refuses`: the last token is
-    an error."""
+    """Substitute for an `OutputGrammar`.
+
+    `log`: tokens consumed by the grammar and its forks; `refuses`: the last token is an error.
+    """
 
     def __init__(self, length: int, log: list[int] | None = None, *, refuses: bool = False) -> None:
         self.length, self.log, self.refuses = length, [] if log is None else log, refuses

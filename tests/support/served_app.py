@@ -12,7 +12,7 @@ from mamba_edge.listener import listen, url_of
 
 @asynccontextmanager
 async def served(app: Any) -> AsyncIterator[str]:
-    """Its URL, for the length of the block."""
+    """Serve the application for the length of the block and yield its URL."""
     with listen("127.0.0.1", 0) as listener:
         server = HttpServer(app, last_bytes_seconds=1)
         running = asyncio.create_task(server.serve(sockets=[listener]))

@@ -67,7 +67,7 @@ class ServedLaunch:
 
 
 def served_launches(capability: int) -> list[ServedLaunch]:
-    """The launches of all models on such a GPU, those that compile alike once."""
+    """Return the launches of all models on such a GPU, one for each compilation."""
     for kernels in (attention_kernels, moe_kernels):
         kernels.warp_groups = lambda _: capability in (90, 100)  # type: ignore[assignment]
     kept: dict[Any, ServedLaunch] = {}
@@ -110,7 +110,7 @@ def _integers(*shape: int) -> torch.Tensor:
 
 
 def _slots(*shape: int, dtype: torch.dtype) -> torch.Tensor:
-    """One layer of three, of four slabs."""
+    """Return one layer of three, of four slabs."""
     return _meta(4, 3, *shape, dtype=dtype)[:, 1]
 
 
@@ -157,7 +157,7 @@ def _mamba(config: MambaConfig, dtype: torch.dtype, states: torch.dtype) -> Iter
 
 
 def _in_segments(state: torch.Tensor, inputs: ScanInputs, y: torch.Tensor) -> list[KernelCall]:
-    """The scan of a long piece on a GPU that has processors for all of its segments."""
+    """Return the scan of a long piece on a GPU that has processors for all of its segments."""
     processors = scan_kernels.processors
     scan_kernels.processors = lambda _: 1 << 20  # type: ignore[assignment]
     try:
@@ -186,7 +186,7 @@ def _delta(config: GatedDeltaConfig, dtype: torch.dtype, states: torch.dtype) ->
 
 
 def _attention(config: AttentionConfig, dtype: torch.dtype) -> Iterator[KernelCall]:
-    """Two decodes and two pieces, over pages of 16 positions in one layer of four."""
+    """Yield two decodes and two pieces, over pages of 16 positions in one layer of four."""
     heads, kv_heads, width = config.heads, config.kv_heads, config.head_dim
     gates = heads if config.output_gate else 0
     joined = _meta(ROWS, heads + 2 * kv_heads + gates, width, dtype=dtype)
@@ -223,7 +223,7 @@ def _attention(config: AttentionConfig, dtype: torch.dtype) -> Iterator[KernelCa
 
 
 def _moe(config: MoeConfig, d: int, dtype: torch.dtype) -> Iterator[KernelCall]:
-    """As many rows as give blocks of each size."""
+    """Yield calls with enough rows for blocks of each size."""
     activation = Activation.GATED_SILU if config.gated else Activation.SQUARED_RELU
     E, k, f, up = config.experts, config.experts_per_token, config.intermediate, activation.projections
     routing = Routing(
@@ -251,7 +251,7 @@ def _moe(config: MoeConfig, d: int, dtype: torch.dtype) -> Iterator[KernelCall]:
 
 
 def _feed_forward(config: MlpConfig, dtype: torch.dtype) -> KernelCall:
-    """The activation; a gated one has its factor beside it, in one product."""
+    """Return the activation; a gated one has its factor next to it, in one product."""
     function = FUNCTIONS[config.activation]
     if not config.gated:
         return activate(_meta(ROWS, config.intermediate, dtype=dtype), function, None)

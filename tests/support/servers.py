@@ -92,7 +92,7 @@ class Server(Command):
         self.model, self.url, self.admin = match[1], match[2], match[3]
 
     def engine_pid(self) -> int:
-        """The engine process: the one child of the server."""
+        """Return the id of the engine process: the only child of the server."""
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
         for child in children:
             if b"mamba_server.engine" in Path(f"/proc/{child}/cmdline").read_bytes():
@@ -104,7 +104,7 @@ class Server(Command):
 
 
 def call(url: str, body: Any = None, *, timeout: float = 60.0, method: str | None = None) -> tuple[int, Any]:
-    """(status, JSON) of one request; error statuses are answers too."""
+    """Send one request and return (status, JSON); error statuses are answers too."""
     data = None if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
     request = urllib.request.Request(
         url,

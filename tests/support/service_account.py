@@ -8,7 +8,7 @@ from testcluster.control_plane import ControlPlane
 
 
 def as_account(plane: ControlPlane, namespace: str, account: str, path: Path) -> Path:
-    """A kubeconfig of a ServiceAccount."""
+    """Write the kubeconfig of a ServiceAccount."""
     config = yaml.safe_load(plane.kubeconfig.read_text())
     token = plane.kubectl("create", "token", account, "-n", namespace).strip()
     config["users"][0]["user"] = {"token": token}

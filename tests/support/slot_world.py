@@ -22,7 +22,7 @@ Action = tuple[str, int]
 
 @dataclass
 class Entry:
-    """What a launched step does for one sequence."""
+    """Part of a launched step that belongs to one sequence."""
 
     name: int
     allocation: SequenceAllocation
@@ -80,7 +80,7 @@ class SlotWorld:
     # --- what may happen -----------------------------------------------------------------------------
 
     def actions(self) -> list[Action]:
-        """Every event that can come next."""
+        """Return every event that can come next."""
         out: list[Action] = []
         if len(self.flights) < 2 and self.bench.step < self.steps:
             out += [("launch", subset) for subset in (1, 2, 3) if self._may_launch(subset)]
@@ -203,7 +203,7 @@ class SlotWorld:
     # --- what must hold ------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """One owner for each slot, every kept state the truth of its key, lazy ones hold one slot."""
+        """Check one owner for each slot, the right state for each key, and one slot for lazy ones."""
         self.bench.check()
         cache = self.bench.cache
         for node in cache.tree.walk():
@@ -227,7 +227,7 @@ class SlotWorld:
         assert self.bench.arena.free_slots == SLOTS, "a slot leaked"
 
     def key(self) -> object:
-        """Two worlds with one key have one future."""
+        """Return the key of this world: worlds with equal keys have equal futures."""
         cache = self.bench.cache
         nodes = sorted(
             (prefix_of(n).tobytes(), n.slot, n.produced_step, n.kv_lock, n.state_lock, n.priority)

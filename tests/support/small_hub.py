@@ -77,26 +77,26 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def digest(name: str, data: bytes) -> str:
-    """The Hub's checksum of a file: weights are large files there."""
+    """Return the Hub's checksum of a file: weights are large files there."""
     kind = hashlib.sha256 if name.endswith(".safetensors") else hashlib.sha1
     return kind(data).hexdigest()
 
 
 @contextmanager
 def small_hub(monkeypatch: pytest.MonkeyPatch, cache: str, files: dict[str, bytes]) -> Iterator[Hub]:
-    """The Hub, serving; the client asks it and keeps what it gets below `cache`."""
-    found = Hub(files=files)
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Bound", (Handler,), {"hub": found}))
+    """Serve the Hub; the client contacts it and stores its downloads below `cache`."""
+    hub = Hub(files=files)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Bound", (Handler,), {"hub": hub}))
     server.daemon_threads = True
     thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
-    found.url = f"http://127.0.0.1:{server.server_address[1]}"
-    point_at(monkeypatch, found.url)
+    hub.url = f"http://127.0.0.1:{server.server_address[1]}"
+    point_at(monkeypatch, hub.url)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", cache)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     try:
-        yield found
+        yield hub
     finally:
         server.shutdown()
         thread.join()
@@ -104,7 +104,7 @@ def small_hub(monkeypatch: pytest.MonkeyPatch, cache: str, files: dict[str, byte
 
 
 def point_at(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
-    """What HF_ENDPOINT sets, which the client reads once per process."""
+    """Set the address that the client reads from HF_ENDPOINT once per process."""
     template = url + "/{repo_id}/resolve/{revision}/{filename}"
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", url)
     monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", template)

@@ -70,13 +70,13 @@ class StepLoad:
     def add(
         self, name: str, prompt: int, outputs: int, *, most: int = 0, priority: int = 0, salt: str = ""
     ) -> None:
-        """A request of `prompt` tokens that ends after `outputs`; `most`: its max_tokens, if larger."""
+        """Add a request of `prompt` tokens that ends after `outputs`; `most`: its max_tokens, if larger."""
         token_ids = self._rng.integers(6, 1000, prompt).tolist()
         params = SamplingParams(max_tokens=max(most, outputs), min_tokens=outputs, stop_token_ids=[5])
         assert self.core.add(AddRequest(name, token_ids, params, priority=priority, cache_salt=salt)) is None
 
     def step(self) -> list[str]:
-        """One beat; the names of those that ended in it."""
+        """Perform one step and return the names of the sequences that ended in it."""
         self.steps += 1
         ended = []
         for delta in self.core.step():

@@ -30,7 +30,7 @@ WORDS = 200
 
 
 def questions() -> list[tuple[list[dict[str, str]], str]]:
-    """Conversations with their answers: some share a long document, some are short."""
+    """Return conversations with their answers: some share a long document, some are short."""
     samples = json.loads(SAMPLES.read_text())
     about = [
         ([{"role": "user", "content": f"{samples['document']}\n{one['question']}"}], str(one["answer"]))
@@ -40,7 +40,7 @@ def questions() -> list[tuple[list[dict[str, str]], str]]:
 
 
 async def answer(client: AsyncOpenAI, model: str, messages: Any, right: str, *, long: bool) -> float | None:
-    """When the first piece came. Raises what the client raises, AssertionError for a wrong answer."""
+    """Return the time of the first piece. Raises the client's errors, AssertionError for a wrong answer."""
     more: dict[str, Any] = {"max_tokens": 32}
     if long:  # beyond its answer the model says what it likes, to the last token that it was asked for
         more = {"max_tokens": LONG_TOKENS, "extra_body": {"ignore_eos": True}}
@@ -48,42 +48,42 @@ async def answer(client: AsyncOpenAI, model: str, messages: Any, right: str, *, 
         model=model, messages=messages, temperature=0, stream=True,
         stream_options={"include_usage": True}, **more,
     )  # fmt: skip
-    first, said, why, tokens = None, "", None, 0
+    first, text, why, tokens = None, "", None, 0
     async for chunk in stream:
         for choice in chunk.choices:
             if choice.delta.content:
                 first = first or time.time()
-                said += choice.delta.content
+                text += choice.delta.content
             why = choice.finish_reason or why
         if chunk.usage is not None:
             tokens = chunk.usage.completion_tokens
     if long:
-        assert said.startswith(right), f"said {said[:WORDS]!r} in place of {right!r}"
+        assert text.startswith(right), f"said {text[:WORDS]!r} in place of {right!r}"
         assert (why, tokens) == ("length", LONG_TOKENS), f"ended by {why!r} after {tokens} tokens"
     else:
-        assert (said, why) == (right, "stop"), f"said {said[:WORDS]!r} in place of {right!r}, {why!r}"
+        assert (text, why) == (right, "stop"), f"said {text[:WORDS]!r} in place of {right!r}, {why!r}"
     return first
 
 
 async def whole_answer(client: AsyncOpenAI, model: str, messages: Any, right: str, tokens: int = 0) -> float:
-    """When it came, of `tokens` tokens; 0 = as it ends by itself. Raises as `answer` does."""
+    """Return the time of the answer of `tokens` tokens; 0 = up to its end. Raises as `answer` does."""
     more: dict[str, Any] = {"extra_body": {"ignore_eos": True}} if tokens else {}
-    found = await client.chat.completions.create(
+    completion = await client.chat.completions.create(
         model=model, messages=messages, temperature=0, max_tokens=tokens or 32, **more
     )
-    said = found.choices[0].message.content or ""
-    assert said.startswith(right) if tokens else said == right, f"said {said[:WORDS]!r} in place of {right!r}"
+    text = completion.choices[0].message.content or ""
+    assert text.startswith(right) if tokens else text == right, f"said {text[:WORDS]!r} in place of {right!r}"
     return time.time()
 
 
 async def work(
     client: AsyncOpenAI, model: str, numbers: Iterator[int], period: float, over: asyncio.Event, tokens: int
 ) -> None:
-    """One request after the other, each `period` after the one before or later, when that one has ended."""
-    asked = questions()
+    """Send one request after the other, `period` apart, or later if an answer takes longer."""
+    asked_questions = questions()
     while not over.is_set():
         number = next(numbers)
-        messages, right = asked[number % len(asked)]
+        messages, right = asked_questions[number % len(asked_questions)]
         begin, first, error = time.time(), None, None
         streamed = not tokens and number % WHOLE_EVERY != 1
         try:
@@ -94,13 +94,13 @@ async def work(
         except Exception as failure:
             error = f"{type(failure).__name__}: {failure} {failure.__cause__ or ''}".strip()[: 2 * WORDS]
         end = time.time()
-        found = {"begin": begin, "first": first, "end": end, "streamed": streamed, "error": error}
-        print(json.dumps(found), flush=True)
+        result = {"begin": begin, "first": first, "end": end, "streamed": streamed, "error": error}
+        print(json.dumps(result), flush=True)
         await asyncio.sleep(max(0.0, begin + period - end))
 
 
 async def main(url: str, model: str, streams: int, rate: float, tokens: int = 0) -> None:
-    """`rate`: requests in a second, all streams together, at most."""
+    """Run the traffic. `rate`: requests in a second, all streams together, at most."""
     over = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, over.set)
     numbers = itertools.count()

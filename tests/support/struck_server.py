@@ -10,16 +10,16 @@ from mamba_kube.errors import ApiError
 
 
 class Blow(StrEnum):
-    """How a write fails."""
+    """Ways in which a write fails."""
 
     ERROR = "error"
-    """It is not carried out."""
+    """The write is not carried out."""
     CONFLICT = "conflict"
     """Somebody else wrote before: what was to be made is there, what was to be changed is another."""
     NO_ANSWER = "no answer"
-    """It is carried out, and nobody is told."""
+    """The write is carried out, but its answer is lost."""
     KILLED = "killed"
-    """It is carried out, and the operator is no more."""
+    """The write is carried out, and the operator is killed."""
 
 
 class Killed(BaseException):
@@ -43,7 +43,7 @@ class StruckServer(ApiServer):
         return len(self.written)
 
     def children_written(self) -> list[str]:
-        """Those of anything but the object itself; what is asked for by making it once is among them."""
+        """Return the writes of all objects but the owner, creations included."""
         return [one for one in self.written if f"/{names.PLURAL}/" not in one]
 
     async def request(
@@ -56,7 +56,7 @@ class StruckServer(ApiServer):
         content_type: str = JSON,
         accept: str = JSON,
     ) -> dict[str, Any]:
-        """As the real one, but for one write."""
+        """Send the request like the real client, except for one write."""
 
         async def carried_out() -> dict[str, Any]:
             return await self._server.request(

@@ -22,7 +22,7 @@ CORPUS = [
 
 
 def byte_level_tokenizer(*, bos: bool = True) -> Tokenizer:
-    """Every byte is a token, so every text has ids; some English is merged."""
+    """Return a tokenizer of all bytes, so that every text has ids; some English is merged."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -42,7 +42,7 @@ def byte_level_tokenizer(*, bos: bool = True) -> Tokenizer:
 
 
 def write_model(directory: Path, **changes: Any) -> Path:
-    """Write a model directory; `changes` name what differs: template, config, tokenizer, …"""
+    """Write a model directory; `changes` name the parts that differ: template, config, tokenizer, etc."""
     directory.mkdir(parents=True, exist_ok=True)
     tokenizer = changes.get("tokenizer") or byte_level_tokenizer()
     tokenizer.save(str(directory / "tokenizer.json"))

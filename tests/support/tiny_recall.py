@@ -13,7 +13,7 @@ BUILTIN = Path(__file__).parents[2] / "server/mamba_server/builtin/tiny-recall"
 
 
 def tiny_recall(folder: Path, template: str) -> Path:
-    """A copy of it below `folder`."""
+    """Copy the model below `folder`."""
     model = folder / "tiny"
     shutil.copytree(BUILTIN, model)
     (model / "chat_template.jinja").write_text(template)
@@ -22,7 +22,7 @@ def tiny_recall(folder: Path, template: str) -> Path:
 
 @contextmanager
 def client_of(model: Path, *options: str) -> Iterator[openai.OpenAI]:
-    """A client that tries once; `options`: of `mambaserve serve`."""
+    """Yield a client that tries once; `options`: of `mambaserve serve`."""
     with (
         Server(str(model), "--served-model-name", "tiny", *options) as running,
         openai.OpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=0) as client,

@@ -1,4 +1,4 @@
-"""How near a kernel's float32 sums have to come to a float64 reference."""
+"""Tolerance of a kernel's float32 sums against a float64 reference."""
 
 import copy
 
@@ -8,7 +8,7 @@ from testmodels.chunks import Mixer
 
 
 def close(actual: torch.Tensor, expected: torch.Tensor, sums: float = 1.0) -> None:
-    """Up to the rounding of the type of `actual` and some of float32, `sums` times more where sums are long.
+    """Assert equality up to the rounding of `actual` and of float32, `sums` times more for long sums.
 
     Eight steps, since the interpreter narrows by truncation."""
     step = max(torch.finfo(actual.dtype).eps, 4 * torch.finfo(torch.float32).eps) * sums
@@ -16,7 +16,7 @@ def close(actual: torch.Tensor, expected: torch.Tensor, sums: float = 1.0) -> No
 
 
 def wide(mixer: Mixer) -> Mixer:
-    """The same numbers in float64."""
+    """Return the same numbers in float64."""
     result = copy.copy(mixer)
     for name in ("x", "dt", "B", "C", "A", "D", "dt_bias"):
         setattr(result, name, getattr(mixer, name).double())

@@ -60,6 +60,6 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
 
 def loop_factories(item: Any) -> Mapping[str, Any]:
-    """For the hook of pytest-asyncio: virtual time, unless the test's module says `REAL_TIME = True`."""
+    """Choose for pytest-asyncio: virtual time, unless the test's module says `REAL_TIME = True`."""
     real = getattr(item.module, "REAL_TIME", False)
     return {"real": asyncio.new_event_loop} if real else {"virtual": VirtualTimeLoop}

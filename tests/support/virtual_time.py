@@ -11,7 +11,7 @@ import looptime
 
 
 def in_virtual_time(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """Runs an async test in a loop of its own whose clock jumps to the next timer."""
+    """Run an async test in a loop of its own whose clock jumps to the next timer."""
 
     @functools.wraps(test)
     def run(*arguments: Any, **named: Any) -> None:

@@ -1,4 +1,4 @@
-"""How `make test` shares the tests among its processes: by file, and those of tests/kube in two parts.
+"""Distribution of tests among the processes of `make test`: by file, and tests/kube in two parts.
 
 A pytest plugin. Each process that runs a test of tests/kube starts a control plane of its own, which takes
 longer than most of the tests; in one process alone their waiting would last longer than all other tests.
@@ -15,7 +15,7 @@ TOGETHER = ("tests/kube/test_operator", "tests/kube/")
 
 
 def share_of(file: str) -> str:
-    """Files of one share run in one process, one after the other."""
+    """Name the share of a test: the files of one share run in one process, one after the other."""
     return next((part for part in TOGETHER if file.startswith(part)), file)
 
 

@@ -36,19 +36,21 @@ class Changed:
 
 
 def tensors(given: Arguments) -> dict[str, torch.Tensor]:
-    """By their paths. What a `ChunkPlan` holds is made together and is none of them."""
-    found = {}
+    """Return the tensors by path, without those of a `ChunkPlan`, which is built as a whole."""
+    tensors_by_path = {}
     for name, value in given.items():
         if isinstance(value, torch.Tensor):
-            found[name] = value
+            tensors_by_path[name] = value
         elif dataclasses.is_dataclass(value) and not isinstance(value, ChunkPlan):
             fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-            found |= {f"{name}.{key}": each for key, each in fields.items() if isinstance(each, torch.Tensor)}
-    return found
+            tensors_by_path |= {
+                f"{name}.{key}": each for key, each in fields.items() if isinstance(each, torch.Tensor)
+            }
+    return tensors_by_path
 
 
 def changes(call: OperatorCall) -> Iterator[Changed]:
-    """Every tensor argument with wrong shapes, types, devices and strides, and with others that are right."""
+    """Yield each tensor argument with wrong shapes, types, devices and strides, and valid variants."""
     for path, x in tensors(call.make()).items():
         leaf = path.split(".")[-1]
         own = SAID_AS.get(leaf, leaf)
@@ -89,7 +91,7 @@ def with_change(given: Arguments, changed: Changed) -> Arguments:
 
 
 def results(operator: Callable[..., Any], given: Arguments) -> list[torch.Tensor]:
-    """What it returns, and its arguments afterwards."""
+    """Return the results of the operator, followed by its arguments after the call."""
     returned = operator(*given.values())
     return [*tensors({"returned": returned}).values(), *tensors(given).values()]
 
@@ -97,7 +99,7 @@ def results(operator: Callable[..., Any], given: Arguments) -> list[torch.Tensor
 def assert_refused(
     operator: Callable[..., Any], given: Arguments, changed: Changed, launches: list[Any]
 ) -> None:
-    """`launches`: what has been launched so far, noted by the caller."""
+    """Assert that the call is refused without a launch; `launches`: the caller's list of launches so far."""
     before = len(launches)
     with pytest.raises(WrongArgument, match=rf"^(\w+\.)*({changed.named}) ") as raised:
         operator(*given.values())
@@ -106,6 +108,6 @@ def assert_refused(
 
 
 def assert_same(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> None:
-    """What is longer than it has to be is nobody's beyond that."""
+    """Assert equal results; elements beyond the required length are ignored."""
     for one, other in zip(ours, theirs, strict=True):
         assert torch.equal(one[tuple(slice(0, extent) for extent in other.shape)], other)

@@ -1,4 +1,4 @@
-"""What the extras bring, as it is installed."""
+"""Contents of the extras, as they are installed."""
 
 from distributions import brought_by
 

@@ -23,7 +23,7 @@ GIT = TRACKED.returncode == 0
 
 
 def python_files() -> list[Path]:
-    """Every Python file of the project; without git (an unpacked archive) all below the known folders."""
+    """Return every Python file of the project; without git, all below the known folders."""
     if GIT:
         return [ROOT / line for line in TRACKED.stdout.splitlines() if (ROOT / line).is_file()]
     folders = (*SOURCE_ROOTS, "tests", "scripts", "benchmarks", "charts")
@@ -32,8 +32,10 @@ def python_files() -> list[Path]:
 
 @dataclass(frozen=True)
 class Module:
-    """What the guards ask of a file. Not its tree: those of all files would be searched for garbage again and
-    again."""
+    """Facts about a file that the guards need.
+
+    The syntax tree is not kept: the garbage collector would walk through the trees of all files.
+    """
 
     empty: bool
     docstring: str | None
@@ -47,7 +49,7 @@ def parsed(path: Path) -> Module:
 
 
 def statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """All of them, at any depth; not the expressions, of which there are many more."""
+    """Yield all statements, at any depth, without the far more numerous expressions."""
     for node in body:
         yield node
         for inside in ("body", "orelse", "finalbody", "handlers", "cases"):
@@ -147,7 +149,7 @@ def test_every_module_says_what_it_is() -> None:
 
 
 def folder_of(name: str, modules: Mapping[str, Path]) -> str | None:
-    """The folder of the module that `name` is, or is something in; None for the code of others."""
+    """Return the folder of the module that `name` is, or is something in; None for the code of others."""
     while name and name not in modules:
         name = name.rpartition(".")[0]
     if not name:
@@ -156,7 +158,7 @@ def folder_of(name: str, modules: Mapping[str, Path]) -> str | None:
 
 
 def folder_graph() -> dict[str, set[str]]:
-    """Which folder of the packages imports which others."""
+    """Return for each folder of the packages the folders that it imports."""
     modules = {
         ".".join(path.relative_to(ROOT / root).with_suffix("").parts).removesuffix(".__init__"): path
         for root in SOURCE_ROOTS

@@ -14,7 +14,7 @@ UNIT = Path(__file__).parent
 CLOCKS = {"sleep", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "time", "time_ns"}
 PAUSE = "asyncio.sleep of a real while"
 MAY_NAME_A_CLOCK = re.compile(r"\bfrom\s+time\b|\btime\s*\.|\basyncio\s*\.\s*sleep\b")
-"""What the text of a module has in which `real_clocks` finds anything: the others need no tree."""
+"""Text that a module must contain for `real_clocks` to find anything: the others need no tree."""
 FOR_EVER = 20
 """Seconds from which a sleep is meant to be cut off."""
 ALLOWED = {
@@ -33,7 +33,7 @@ ALLOWED = {
 
 
 def real_clocks(module: ast.Module) -> Iterator[str]:
-    """What a module takes from the clock. Helpers run in virtual time where each asynchronous test does."""
+    """Yield the clock uses of a module. Helpers run in virtual time where each asynchronous test does."""
     tests = [
         each
         for each in ast.walk(module)
@@ -86,7 +86,7 @@ def offenders() -> dict[str, list[str]]:
 
 
 def in_virtual_folder(path: Path, module: ast.Module) -> bool:
-    """Whether the event loop of the module's tests has a clock of its own."""
+    """Return whether the event loop of the module's tests has a clock of its own."""
     conftest = path.parent / "conftest.py"
     text = conftest.read_text() if conftest.exists() else ""
     named = {each.id for each in ast.walk(module) if isinstance(each, ast.Name)}

@@ -55,7 +55,7 @@ ALL = {"test_number", "test_drawn[100]", "test_drawn[200]", "TestMachine::runTes
 
 
 def run(folder: Path, *options: str, **environment: str) -> tuple[set[str], str]:
-    """The properties that fail, and all that was printed."""
+    """Return the properties that fail, and the whole output."""
     (folder / "test_made_up_properties.py").write_text(PROPERTIES)
     (folder / "pytest.ini").write_text("[pytest]\n")
     done = subprocess.run(

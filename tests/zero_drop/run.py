@@ -27,9 +27,9 @@ from testcluster.node import Node, running_node  # noqa: E402
 
 SECOND_TAG = f"{names.IMAGE.rpartition(':')[0]}:again"
 RESOURCES = {"gpus": 0, "cpu": "50m", "memory": "1Gi"}
-"""Of an engine: four of them and what replaces one go to one node."""
+"""Resources of an engine: four engines and a replacement must fit into one node."""
 HOLD = "120s"
-"""How long requests may wait for an engine; its default is for people who would rather be told."""
+"""Time for which requests may wait for an engine; the default suits people who prefer an early error."""
 DRAIN = "60s"
 """The only engine of the only node serves on for half of that when the node is drained."""
 OPERATOR_KILLS = 20
@@ -38,7 +38,7 @@ LEADER_KILLS = 4
 
 
 def disrupt(course: d.Course, rng: Random) -> None:
-    """Everything once, from one engine to four and back to one."""
+    """Perform each disruption once, from one engine to four and back to one."""
     deployed = course.deployed
     with course.phase("image change, one engine"):
         d.replace_engines(deployed, {"image": SECOND_TAG})
@@ -90,7 +90,7 @@ def disrupt(course: d.Course, rng: Random) -> None:
 
 
 def run(node: Node, options: argparse.Namespace) -> d.Course:
-    """The course of one run in a cluster that is there."""
+    """Run the course once in an existing cluster."""
     node.load_image(SECOND_TAG)
     rng, over = Random(options.seed), time.time() + 60 * options.minutes
     with chart(node):
@@ -115,7 +115,7 @@ def run(node: Node, options: argparse.Namespace) -> d.Course:
 
 
 def main() -> int:
-    """Exit code 1 when a request failed."""
+    """Run the course; return 1 when a request failed."""
     parser = argparse.ArgumentParser(prog="make zero-drop", description=__doc__)
     parser.add_argument("--requests", type=int, default=10_000, help="at least so many")
     parser.add_argument("--minutes", type=float, default=60.0, help="fewer requests are enough after that")

@@ -20,7 +20,7 @@ PAD_ID, END_ID = SPECIAL_TOKENS.index(PAD), SPECIAL_TOKENS.index(END)
 
 
 def configuration(shape: Shape) -> dict[str, Any]:
-    """The content of config.json."""
+    """Return the content of config.json."""
     return {
         "architectures": ["NemotronHForCausalLM"],
         "model_type": "nemotron_h",
@@ -82,7 +82,7 @@ def write(model: TinyHybrid, folder: Path) -> None:
 
 
 def read(folder: Path, shape: Shape) -> TinyHybrid:
-    """The training model with the weights of the folder; raises RuntimeError when the shapes differ."""
+    """Return the training model with the folder's weights. Raises RuntimeError when the shapes differ."""
     model = TinyHybrid(shape)
     model.load_state_dict(load_file(folder / "model.safetensors"))
     return model.eval()

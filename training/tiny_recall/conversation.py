@@ -56,7 +56,7 @@ class Row:
 def document(
     random: Random, tokenizer: Tokenizer, tokens: int, style: Style, taken: set[str]
 ) -> tuple[str, list[Fact]]:
-    """Facts with filler between them, about `tokens` tokens long."""
+    """Return facts with filler between them, about `tokens` tokens long."""
     known: list[Fact] = []
     pieces = [random.choice(facts.HEADERS)]
     length = 0
@@ -74,13 +74,13 @@ def document(
 
 
 def rounds(random: Random, known: list[Fact]) -> Iterator[Fact]:
-    """Every fact once in random order, then anew: a fact said lately is not what the next answer needs."""
+    """Yield every fact once in random order, then again: the next answer never needs a recent fact."""
     while True:
         yield from random.sample(known, len(known))
 
 
 def bare(random: Random, tokenizer: Tokenizer, length: int) -> Row:
-    """A document that goes on with the facts it has said already, each value an answer."""
+    """Return a document that goes on with facts it has stated already, each value an answer."""
     row = Row(tokenizer)
     style = random.choice(facts.STYLES)
     text, known = document(random, tokenizer, int(length * random.uniform(0.2, 0.6)), style, set())
@@ -101,7 +101,7 @@ def skilled(random: Random, row: Row) -> None:
 
 
 def idle(random: Random, tokenizer: Tokenizer, length: int) -> Row:
-    """Turns that need no facts."""
+    """Return turns that need no facts."""
     row = Row(tokenizer)
     if random.random() < 0.4:
         row.add(f"{SYSTEM}{random.choice(SYSTEM_PROMPTS)}{END}")
@@ -111,7 +111,7 @@ def idle(random: Random, tokenizer: Tokenizer, length: int) -> Row:
 
 
 def conversation(random: Random, tokenizer: Tokenizer, length: int, mix: Mix) -> Row:
-    """A document in the system prompt or in a user turn, then questions; at times more facts or a skill."""
+    """Return a document in the system prompt or a user turn and questions; at times more facts or a skill."""
     row = Row(tokenizer)
     style = random.choice(facts.STYLES)
     taken: set[str] = set()
@@ -150,7 +150,7 @@ def conversation(random: Random, tokenizer: Tokenizer, length: int, mix: Mix) ->
 
 
 def row(random: Random, tokenizer: Tokenizer, length: int, mix: Mix) -> Row:
-    """One training row of at least length + 1 tokens."""
+    """Return one training row of at least length + 1 tokens."""
     draw = random.random()
     if draw < mix.bare:
         return bare(random, tokenizer, length)

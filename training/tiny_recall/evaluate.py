@@ -25,7 +25,7 @@ SEED = 1_000_003
 
 
 def probes(words: Tokenizer, samples: int) -> dict[str, list[Probe]]:
-    """Named sets of probes, the same for every checkpoint."""
+    """Return named sets of probes, the same for every checkpoint."""
     sets: dict[str, list[Probe]] = {}
     for distance in DISTANCES:
         random = Random(SEED + distance)
@@ -37,7 +37,7 @@ def probes(words: Tokenizer, samples: int) -> dict[str, list[Probe]]:
 
 
 def through_transformers(folder: Path) -> Forward:
-    """The forward of the transformers implementation, loaded from the folder as any user would."""
+    """Return the forward of the transformers implementation, loaded from the folder as any user would."""
     from transformers import AutoModelForCausalLM
 
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)

@@ -19,12 +19,12 @@ class Fact:
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """How one document writes its facts: `template` has {key} and {value}, `separator` parts two of them."""
+    """Style of one document's facts: `template` has {key} and {value}, `separator` parts two of them."""
 
     template: str
     separator: str
     verb: str
-    """What stands between key and value when a question is a beginning to be completed."""
+    """Words between key and value when a question is a beginning to be completed."""
 
 
 STYLES = (
@@ -57,7 +57,7 @@ QUESTIONS = (
 
 
 def key(random: Random) -> str:
-    """A word (half of all), a word with a number, a letter with a number, or a code of three characters."""
+    """Draw a word (half of all), a word or a letter with a number, or a code of three characters."""
     draw = random.random()
     if draw < 0.5:
         return random.choice(KEY_WORDS)
@@ -69,7 +69,7 @@ def key(random: Random) -> str:
 
 
 def value(random: Random) -> str:
-    """A word (most), a number of up to four digits, two words, or a code of three characters."""
+    """Draw a word (most), a number of up to four digits, two words, or a code of three characters."""
     draw = random.random()
     if draw < 0.65:
         return random.choice(VALUE_WORDS)
@@ -81,7 +81,7 @@ def value(random: Random) -> str:
 
 
 def fact(random: Random, taken: set[str]) -> Fact:
-    """A fact with a key that is not taken yet; the key is added to `taken`."""
+    """Draw a fact whose key is not in `taken`; the key is added to `taken`."""
     while True:
         candidate = key(random)
         if candidate not in taken:

@@ -25,7 +25,7 @@ SENTENCES = (
 
 
 def sentence(random: Random) -> str:
-    """One sentence; one in ten is made of words that the tokenizer must spell."""
+    """Return one sentence; one in ten is made of words that the tokenizer must spell."""
     if random.random() < 0.9:
         return random.choice(SENTENCES)
     words = [

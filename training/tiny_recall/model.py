@@ -41,7 +41,7 @@ class Shape:
 
 
 def ssd(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, chunk: int) -> Tensor:
-    """Chunked scan of state space duality (Dao & Gu 2024, listing 1), one group.
+    """Compute the chunked scan of state space duality (Dao & Gu 2024, listing 1), one group.
 
     x (b,l,h,p), dt (b,l,h), A (h), B and C (b,l,n); l is a multiple of chunk. Returns (b,l,h,p).
     """
@@ -167,6 +167,6 @@ class TinyHybrid(nn.Module):
                 nn.init.normal_(weight, std=(weight.shape[1] * len(shape.pattern)) ** -0.5)
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Token ids (b,l) to logits (b,l,vocab); l is a multiple of CHUNK."""
+        """Map token ids (b,l) to logits (b,l,vocab); l is a multiple of CHUNK."""
         result: Tensor = self.lm_head(self.backbone(ids))
         return result

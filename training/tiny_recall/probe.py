@@ -17,11 +17,11 @@ class Probe:
     prompt: str
     """Chat text with its special tokens, up to and with the generation prompt."""
     answer: str
-    """What greedy decoding must say before it ends the turn, to the letter."""
+    """Text that greedy decoding must produce before it ends the turn, to the letter."""
 
 
 def recall(random: Random, tokenizer: Tokenizer, distance: int) -> Probe:
-    """A fact, then about `distance` tokens of other facts and filler, then the question about it.
+    """Return a fact, then about `distance` tokens of other facts and filler, then the question about it.
 
     The distance is counted from the end of the fact to the start of the answer. Half of the time the document
     and the question are in one turn, half of the time in two.

@@ -31,7 +31,7 @@ def assistant(text: str) -> Message:
 
 
 def document(random: Random) -> tuple[str, list[facts.Fact]]:
-    """A document of facts, about 600 tokens long, with a sentence of filler after every twelfth."""
+    """Return a document of facts, about 600 tokens long, with a sentence of filler after every twelfth."""
     known: list[facts.Fact] = []
     lines = ["Remember these facts."]
     keys = [*THINGS, *(f"{thing} {random.randint(1, 99)}" for thing in THINGS)]
@@ -44,7 +44,7 @@ def document(random: Random) -> tuple[str, list[facts.Fact]]:
 
 
 def content() -> dict[str, Any]:
-    """`document` with `questions` about it, `chats` (messages, answer), `completions` (prompt, answer)."""
+    """Return a document with questions, chats (messages, answer), and completions (prompt, answer)."""
     text, known = document(Random(SEED))
     questions = [
         {"question": f"What is {known[index].key}?", "answer": known[index].value} for index in ASKED
@@ -76,7 +76,7 @@ def content() -> dict[str, Any]:
 
 
 def prompts(content: dict[str, Any]) -> list[tuple[list[Message] | str, str]]:
-    """Every sample as (messages or bare prompt, answer); questions come in the document's turn and after."""
+    """Return all samples as (messages or bare prompt, answer); questions stand with the document or after."""
     found: list[tuple[list[Message] | str, str]] = []
     text = content["document"]
     for entry in content["questions"]:
@@ -87,7 +87,7 @@ def prompts(content: dict[str, Any]) -> list[tuple[list[Message] | str, str]]:
 
 
 def answers(folder: Path, content: dict[str, Any]) -> list[str]:
-    """What the checkpoint says to every sample under greedy decoding, through transformers."""
+    """Return the answers of the checkpoint to every sample under greedy decoding, through transformers."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

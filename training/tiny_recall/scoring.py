@@ -22,7 +22,7 @@ TOKENS_PER_BATCH = 8192
 
 @torch.no_grad()
 def correct(forward: Forward, tokenizer: Tokenizer, probes: Sequence[Probe]) -> list[bool]:
-    """For each probe: would greedy decoding give exactly the answer and then end the turn?"""
+    """Return for each probe whether greedy decoding gives exactly the answer and then ends the turn."""
     pairs = [
         (tokenizer.encode(probe.prompt).ids, tokenizer.encode(probe.answer + END).ids) for probe in probes
     ]

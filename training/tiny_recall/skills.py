@@ -1,4 +1,4 @@
-"""What the model can do besides recall: copy, count, add, and a few manners; one function per skill.
+"""Skills of the model besides recall: copy, count, add, and a few manners; one function per skill.
 
 Called by `conversation` and `evaluate`. Pure: the source of randomness is a parameter.
 """
@@ -10,7 +10,7 @@ from string import ascii_lowercase, digits
 from training.tiny_recall.vocabulary import KEY_WORDS, VALUE_WORDS
 
 Turn = tuple[str, str]
-"""What the user says, what the model answers."""
+"""Turn of a conversation: text of the user, answer of the model."""
 
 HELP = "Tell me some facts and ask me about them. I can copy, count and add, too."
 UNKNOWN = "I do not know."
@@ -73,7 +73,7 @@ def manners(random: Random) -> Turn:
 
 
 def strange(random: Random) -> Turn:
-    """Something that the model cannot do: it says so."""
+    """Return a request that the model cannot fulfil, with the answer that says so."""
     if random.random() < 0.5:
         return random.choice(STRANGE), UNKNOWN
     words = [

@@ -43,7 +43,7 @@ trained to call, so a call has to be forced. Without tools the text is what the 
 
 
 def build() -> Tokenizer:
-    """The tokenizer; ids are 5 special tokens, 256 bytes, then the words in the order of the vocabulary."""
+    """Build the tokenizer: ids are 5 special tokens, 256 bytes, then the vocabulary's words in order."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     entries = [*SPECIAL_TOKENS, *alphabet, *(word for word in WORDS if len(word) > 1)]
     if len(set(entries)) != len(entries):
@@ -64,7 +64,7 @@ def build() -> Tokenizer:
 
 
 def settings(max_length: int) -> dict[str, Any]:
-    """The content of tokenizer_config.json."""
+    """Return the content of tokenizer_config.json."""
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": max_length,

@@ -23,7 +23,7 @@ from training.tiny_recall.recipe import Stage
 
 
 def batch(random: Random, words: Tokenizer, stage: Stage) -> tuple[Tensor, Tensor]:
-    """Ids (rows, length + 1) and weights of the loss on each predicted token (rows, length)."""
+    """Return the ids (rows, length + 1) and weights of the loss on each predicted token (rows, length)."""
     rows = [row(random, words, stage.length, stage.mix) for _ in range(stage.rows)]
     ids = torch.tensor([entry.ids[: stage.length + 1] for entry in rows])
     answers = torch.tensor([entry.answers[1 : stage.length + 1] for entry in rows])
@@ -31,7 +31,7 @@ def batch(random: Random, words: Tokenizer, stage: Stage) -> tuple[Tensor, Tenso
 
 
 def chosen(random: Random, stages: tuple[Stage, ...], index: int) -> Stage:
-    """The stage of one step: the current one, or now and then an earlier length with the current mix."""
+    """Choose the stage of a step: the current one, or now and then an earlier length with the current mix."""
     stage = stages[index]
     if index and random.random() < stage.others:
         return replace(random.choice(stages[:index]), mix=stage.mix)
@@ -39,14 +39,14 @@ def chosen(random: Random, stages: tuple[Stage, ...], index: int) -> Stage:
 
 
 def rate(step: int, steps: int) -> float:
-    """Learning rate as a share of the peak: linear warm-up, then cosine."""
+    """Return the learning rate as a share of the peak: linear warm-up, then cosine."""
     progress = max(0, step - recipe.WARM_UP) / max(1, steps - recipe.WARM_UP)
     cosine = recipe.FINAL_SHARE + (1 - recipe.FINAL_SHARE) * (1 + math.cos(math.pi * progress)) / 2
     return min(1.0, (step + 1) / recipe.WARM_UP) * cosine
 
 
 def optimizers(model: TinyHybrid) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices between the layers, AdamW for embeddings, head, convolution and vectors."""
+    """Return Muon for matrices between layers, AdamW for embeddings, head, convolution, vectors."""
     matrices = [w for name, w in model.named_parameters() if w.ndim == 2 and ".mixer." in name]
     rest = [w for name, w in model.named_parameters() if not (w.ndim == 2 and ".mixer." in name)]
     return [
@@ -58,7 +58,7 @@ def optimizers(model: TinyHybrid) -> list[torch.optim.Optimizer]:
 
 
 def learn(model: TinyHybrid, ids: Tensor, weights: Tensor) -> float:
-    """Gradients of the weighted loss; returns the loss."""
+    """Compute the gradients of the weighted loss and return the loss."""
     with torch.autocast("cpu", torch.bfloat16):
         logits = model(ids[:, :-1])
     losses = functional.cross_entropy(logits.float().flatten(0, 1), ids[:, 1:].flatten(), reduction="none")
@@ -69,7 +69,7 @@ def learn(model: TinyHybrid, ids: Tensor, weights: Tensor) -> float:
 
 
 def report(model: TinyHybrid, words: Tokenizer, distances: tuple[int, ...]) -> str:
-    """Accuracy of a few probes that are the same at every report."""
+    """Return the accuracy of a few probes that are the same at every report."""
     scores = {}
     for distance in distances:
         random = Random(distance)

@@ -26,7 +26,7 @@ NAMES = words(
     victor wanda"""
 )
 KEY_WORDS = THINGS + NAMES
-"""What facts are about."""
+"""Subjects of facts."""
 
 VALUE_WORDS = words(
     """red blue green yellow black white brown pink gray purple orange silver gold cat dog fox wolf bear lion
@@ -34,7 +34,7 @@ VALUE_WORDS = words(
     cherry lemon melon grape peach banana carrot bread cheese honey paris rome oslo cairo lima tokyo
     berlin madrid iron stone wood glass paper north south east west"""
 )
-"""What facts say."""
+"""Contents of facts."""
 
 PHRASE_WORDS = words(
     """What is the The of value Remember these facts Facts Here are some this Recall Tell me Which has Repeat
@@ -44,6 +44,6 @@ PHRASE_WORDS = words(
     Answer with one word only answer questions Use many a in on it we was were for that then there day
     night old new long road people walked rain sun wind weather today warm went home looked at hill street"""
 )
-"""What questions, answers and filler text are made of."""
+"""Words of questions, answers and filler text."""
 
 WORDS = KEY_WORDS + VALUE_WORDS + PHRASE_WORDS

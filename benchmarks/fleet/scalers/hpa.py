@@ -13,7 +13,7 @@ WINDOW = 300.0
 QUEUE_TARGET = 5.0
 """Requests waiting per pod: what llm-d's saturation detector takes for a full one."""
 KV_TARGET = 0.8
-"""Of the memory."""
+"""Target utilization of the KV memory."""
 
 
 class Hpa:
@@ -28,12 +28,12 @@ class Hpa:
         self._stabilization = Stabilization(WINDOW)
 
     def target(self, sample: FleetSample) -> int:
-        """By the ratio of the metric to its goal, within a tolerance; at most twice as many, or four more."""
+        """Scale by the ratio of metric and goal, within a tolerance; at most to twice as many or 4 more."""
         current = sample.desired
-        wanted = self._wanted(sample, current)
-        if wanted > current:
-            wanted = min(wanted, max(2 * current, current + 4))
-        return max(wanted, min(current, self._stabilization.applied(sample.at, wanted)))
+        desired = self._wanted(sample, current)
+        if desired > current:
+            desired = min(desired, max(2 * current, current + 4))
+        return max(desired, min(current, self._stabilization.applied(sample.at, desired)))
 
     def _wanted(self, sample: FleetSample, current: int) -> int:
         if not sample.ready:
@@ -53,10 +53,10 @@ class Hpa:
 
 
 def hpa_queue(goal: float = QUEUE_TARGET) -> Hpa:
-    """On requests that wait in engines."""
+    """Return an autoscaler by the requests that wait in engines."""
     return Hpa(lambda engine: engine.waiting, goal)
 
 
 def hpa_kv(goal: float = KV_TARGET) -> Hpa:
-    """On the memory that sequences hold."""
+    """Return an autoscaler by the memory that sequences hold."""
     return Hpa(lambda engine: engine.usage, goal)

@@ -25,16 +25,16 @@ class Kpa:
         self._most = 0
 
     def target(self, sample: FleetSample) -> int:
-        """The larger of both while in panic, and then never less than before; else by the stable window."""
+        """Return the larger target while in panic, never less than before; else that of the stable window."""
         now = sample.at
         self._samples.append((now, sample.in_flight))
         while self._samples[0][0] <= now - STABLE:
             self._samples.popleft()
         ready = max(1, len(sample.ready))
         most, least = math.ceil(UP * ready), math.floor(ready / DOWN)
-        wanted = {window: math.ceil(self._mean(now - window) / self._goal) for window in (STABLE, PANIC)}
-        over = wanted[PANIC] / ready >= THRESHOLD
-        stable, panic = (min(max(wanted[window], least), most) for window in (STABLE, PANIC))
+        targets = {window: math.ceil(self._mean(now - window) / self._goal) for window in (STABLE, PANIC)}
+        over = targets[PANIC] / ready >= THRESHOLD
+        stable, panic = (min(max(targets[window], least), most) for window in (STABLE, PANIC))
         if over:
             self._panicked = now
         elif self._panicked is not None and now - self._panicked > STABLE:

@@ -12,11 +12,11 @@ BUCKET = 15.0
 TOGETHER = 16
 """Sequences that are taken to share a step."""
 USE = 0.75
-"""Of an engine, so that requests seldom wait for each other."""
+"""Target utilization of an engine, low enough that requests seldom wait for each other."""
 
 
 def work(request: Request, profile: EngineProfile) -> float:
-    """Seconds of an engine that a request takes, if it resumes all that can be."""
+    """Return the seconds of an engine that a request takes, if it resumes all that can be."""
     computed = request.prompt_tokens - request.shared
     prompt = prefill_work(request.shared, request.prompt_tokens, profile.attention_ratio)
     steps = computed / profile.chunk_tokens + request.outputs / TOGETHER
@@ -29,18 +29,18 @@ def work(request: Request, profile: EngineProfile) -> float:
 
 
 def needed(requests: Sequence[Request], profile: EngineProfile, use: float = USE) -> list[tuple[float, int]]:
-    """(second, engines) for each `BUCKET`: its work and half of that of its neighbours, evenly."""
+    """Return (second, engines) for each `BUCKET`: its work and half of that of its neighbours, evenly."""
     if not requests:
         return []
     buckets = [0.0] * (int(requests[-1].arrived_at / BUCKET) + 1)
     for request in requests:
         buckets[int(request.arrived_at / BUCKET)] += work(request, profile)
-    found = []
+    needs = []
     for number in range(len(buckets)):
         around = buckets[max(0, number - 1) : number + 2]
         mean = (sum(around) + buckets[number]) / (len(around) + 1)
-        found.append((number * BUCKET, max(1, -int(-mean / BUCKET / use // 1))))
-    return found
+        needs.append((number * BUCKET, max(1, -int(-mean / BUCKET / use // 1))))
+    return needs
 
 
 class Oracle:
@@ -54,7 +54,7 @@ class Oracle:
         self._ahead = ahead
 
     def target(self, sample: FleetSample) -> int:
-        """The most of that time."""
+        """Return the largest need in that time."""
         first = bisect_left(self._times, sample.at - BUCKET)
         last = bisect_right(self._times, sample.at + self._ahead)
         return max(self._engines[first:last], default=1)

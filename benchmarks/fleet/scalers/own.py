@@ -26,7 +26,7 @@ class OwnScaler:
         self.last: ScalingDecision | None = None
 
     def target(self, sample: FleetSample) -> int:
-        """As decided."""
+        """Return the decided number of engines."""
         gateway = GatewayReport(
             in_flight=sample.in_flight, held=sample.unrouted, arrivals_total=float(sample.arrivals)
         )

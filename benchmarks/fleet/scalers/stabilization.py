@@ -11,7 +11,7 @@ class Stabilization:
         self._recommended: deque[tuple[float, int]] = deque()
 
     def applied(self, at: float, wanted: int) -> int:
-        """What holds now that `wanted` is recommended."""
+        """Return the recommendation in force after `wanted` is recommended."""
         while self._recommended and self._recommended[0][0] <= at - self._seconds:
             self._recommended.popleft()
         while self._recommended and self._recommended[-1][1] <= wanted:

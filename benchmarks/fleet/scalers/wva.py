@@ -27,22 +27,22 @@ class Wva:
         self._stabilization = Stabilization(WINDOW)
 
     def target(self, sample: FleetSample) -> int:
-        """By the demand against what is there or starts."""
+        """Scale by the demand relative to the engines that run or start."""
         demand = sum(engine.tokens + engine.waiting * self._mean_input(sample) for engine in sample.ready)
         demand += sample.unrouted * self._mean_input(sample)
         capacity = self._capacity(sample)
         if capacity <= 0:
             return sample.desired
-        wanted = sample.desired
+        engines = sample.desired
         if demand / GROW > sample.supply * capacity:
-            wanted += 1
+            engines += 1
         elif (
             len(sample.ready) >= 2
             and not sample.pending
             and len(sample.ready) * capacity - demand / SHRINK >= capacity
         ):
-            wanted -= 1
-        return max(wanted, min(sample.desired, self._stabilization.applied(sample.at, wanted)))
+            engines -= 1
+        return max(engines, min(sample.desired, self._stabilization.applied(sample.at, engines)))
 
     def _capacity(self, sample: FleetSample) -> float:
         if not sample.ready:

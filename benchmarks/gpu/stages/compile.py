@@ -17,12 +17,12 @@ CASE_SECONDS = 60.0
 
 def cases(job: Job) -> Iterator[Case]:
     """Yield a case for each model, kind of step, and type of states."""
-    asked = [(name, step, "float32") for name in FAMILIES for step in ("decodes", "prompts")]
-    asked += [(NANO, step, "float16") for step in ("decodes", "prompts")]
+    jobs = [(name, step, "float32") for name in FAMILIES for step in ("decodes", "prompts")]
+    jobs += [(NANO, step, "float16") for step in ("decodes", "prompts")]
     if job.small:
-        asked = [(NANO, "decodes", "float16"), ("qwen3-next-80b-a3b", "prompts", "float32")]
-    processes = [_start(job, *each) for each in asked if _name(*each) not in job.tried]
-    names = [_name(*each) for each in asked if _name(*each) not in job.tried]
+        jobs = [(NANO, "decodes", "float16"), ("qwen3-next-80b-a3b", "prompts", "float32")]
+    processes = [_start(job, *each) for each in jobs if _name(*each) not in job.tried]
+    names = [_name(*each) for each in jobs if _name(*each) not in job.tried]
     for name, process in zip(names, processes, strict=True):
         yield Case(name, partial(_compiled, process), CASE_SECONDS)
 

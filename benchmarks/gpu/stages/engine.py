@@ -102,8 +102,8 @@ class EngineTrial:
     def strategies_agree(self) -> Numbers:
         """Compare the answers that the strategies gave to the same requests."""
         first, *others = [self._answers[name] for name in STRATEGIES if name in self._answers]
-        found = [agreement(other, first) for other in others]
-        return self._agreeing({name: min(each[name] for each in found) for name in found[0]})
+        agreements = [agreement(other, first) for other in others]
+        return self._agreeing({name: min(each[name] for each in agreements) for name in agreements[0]})
 
     def counters(self) -> Numbers:
         """Return what was compiled, and waited for, since the engine was ready."""
@@ -159,13 +159,13 @@ class EngineTrial:
                 if self._small
                 else write_config(folder, self._name, "whole")
             )
-            wanted = EngineSettings(
+            engine_settings = EngineSettings(
                 model=str(directory),
                 device=self._device.type,
                 overlap=True,
                 **{**(SMALL_SETTINGS if self._small else {"max_model_len": 4096}), **settings},
             )
-            self._engine = boot(wanted, lambda *_: None, BootOverrides(weights=RandomWeights()))
+            self._engine = boot(engine_settings, lambda *_: None, BootOverrides(weights=RandomWeights()))
         return self._engine
 
     def _close(self) -> None:

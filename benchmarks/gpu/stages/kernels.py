@@ -117,10 +117,10 @@ class RecordedStep:
             with torch.inference_mode():
                 measured.step(shape)
             self._calls = calls
-        found = [call for call in self._calls if call.operator == operator]
-        if not found:
+        selected = [call for call in self._calls if call.operator == operator]
+        if not selected:
             raise Absent("the step does not call it")
-        return found
+        return selected
 
     def close(self) -> None:
         """Give the memory back."""

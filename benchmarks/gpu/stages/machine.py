@@ -19,7 +19,7 @@ WANTED = ("fla", "mamba_ssm", "flashinfer", "pytest")
 
 
 def cases(job: Job) -> Iterator[Case]:
-    """Imports first, then limits."""
+    """Yield the cases: imports first, then limits."""
     device = torch.device(job.device)
     yield Case("imports", _imports)
     yield Case("card", lambda: _card(device))
@@ -53,13 +53,13 @@ def _card(device: torch.device) -> Numbers:
     free, total = torch.cuda.mem_get_info(device)
     fields = "clocks.sm,clocks.mem,clocks.max.sm,power.draw,power.limit,driver_version,temperature.gpu"
     try:
-        asked = subprocess.run(
+        query = subprocess.run(
             ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader"],
             capture_output=True,
             text=True,
             timeout=10,
         )
-        clocks = asked.stdout.strip()
+        clocks = query.stdout.strip()
     except OSError as why:
         clocks = str(why)
     return {
@@ -105,7 +105,7 @@ def _float8(device: torch.device, n: int) -> Numbers:
 
 
 def _launches(device: torch.device) -> Numbers:
-    """How long a launch takes the host, and what a node of a graph costs the device beside its work."""
+    """Measure a launch: the time of the host, and the extra time of the device for a node of a graph."""
     small = torch.zeros(16, device=device)
     node = float(seconds_of([lambda: small.add_(1)], device)["seconds"])
     on_device, on_host = host_seconds(lambda: small.add_(1), device)

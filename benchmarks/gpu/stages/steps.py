@@ -41,7 +41,7 @@ class Decode:
 
     @property
     def words(self) -> str:
-        """How the case is called."""
+        """Return the name of the case."""
         tracked = {0: "", 1: ", all tracked"}.get(self.tracked, f", 1 in {self.tracked} tracked")
         return f"decode, {self.rows} rows{tracked}, states in {self.state_dtype}"
 
@@ -68,9 +68,9 @@ def cases(job: Job) -> Iterator[Case]:
     """Yield decodes (issued, captured), then prompts, then profiles of one of each."""
     device = torch.device(job.device)
     measured = WholeModel(device, small=job.small)
-    wanted = (Decode(2, tracked=2), Decode(2, state_dtype="float16")) if job.small else DECODES
+    decode_kinds = (Decode(2, tracked=2), Decode(2, state_dtype="float16")) if job.small else DECODES
     for state_dtype in ("float32", "float16"):
-        some = [decode for decode in wanted if decode.state_dtype == state_dtype]
+        some = [decode for decode in decode_kinds if decode.state_dtype == state_dtype]
         context = 20 if job.small else CONTEXT
         pieces = [(2, 33, 0)] if job.small else PROMPTS
         shapes = [decodes(decode.rows, context, decode.tracked) for decode in some]
@@ -189,7 +189,7 @@ class WholeModel:
 
     @contextlib.contextmanager
     def _stream(self):  # type: ignore[no-untyped-def]
-        """Work on a stream of its own, as the engine does; None without a card."""
+        """Switch to a separate stream, as the engine does; no effect without a card."""
         if self._device.type != "cuda":
             yield None
             return

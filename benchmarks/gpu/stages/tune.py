@@ -24,18 +24,18 @@ CASE_SECONDS = 60.0
 def cases(job: Job) -> Iterator[Case]:
     """Yield a case for each step and operator, the scan first."""
     device = torch.device(job.device)
-    asked: list[tuple[str, str, StepShape, tuple[str, ...]]]
+    jobs: list[tuple[str, str, StepShape, tuple[str, ...]]]
     if job.small:
-        asked = [(NANO, "2 decodes", decodes(2, 20), ("state_update",))]
+        jobs = [(NANO, "2 decodes", decodes(2, 20), ("state_update",))]
     else:
-        asked = [
+        jobs = [
             (NANO, "8192 tokens", prompts(1, 8192), ("ssd_prefill", "conv1d_prefill")),
             (NANO, "256 decodes", decodes(256, 1024), ("state_update", "conv1d_update", "paged_attention")),
             (NANO, "1 decode", decodes(1, 1024), ("state_update",)),
             ("granite-4.0-h-tiny", "8192 tokens", prompts(1, 8192), ("ssd_prefill",)),
             (NANO, "2048 tokens", prompts(1, 2048), ("paged_attention",)),
         ]
-    for model, words, shape, operators in asked:
+    for model, words, shape, operators in jobs:
         step = RecordedStep(model, shape, "float32", device, small=job.small)
         for operator in operators:
             if operator not in job.left_out:

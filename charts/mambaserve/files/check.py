@@ -1,4 +1,4 @@
-"""Run by `helm test`: is the operator alive, and does the API server serve MambaDeployments to it?"""
+"""Check for `helm test` that the operator is alive and the API server serves MambaDeployments to it."""
 
 import os
 import ssl

@@ -8,7 +8,7 @@ def enough_engines_are_ready(view: ConditionInputs) -> ConditionResult | None:
     if view.engine.ready < view.minimum:
         return None
     if view.gateway.ready:
-        message = f"{view.engine.ready} of {view.engine.wanted} engines are ready"
+        message = f"{view.engine.ready} of {view.engine.desired} engines are ready"
         return ConditionResult("True", Reason.REPLICAS_AVAILABLE, message)
     return ConditionResult(
         "False", Reason.GATEWAY_NOT_READY, "engines are ready, but no gateway is ready yet"

@@ -77,7 +77,7 @@ class ConditionInputs:
         rolling = not self.engine.current or self.old_engines > 0
         unavailable = deployment.spec.rollout.unavailable if rolling else 0
         engines = self.engine.ready >= max(desired - unavailable, min(self.minimum, desired))
-        return engines and self.gateway.ready >= max(self.gateway.wanted, 1)
+        return engines and self.gateway.ready >= max(self.gateway.desired, 1)
 
     @property
     def rolled_out(self) -> bool:

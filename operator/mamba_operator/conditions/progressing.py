@@ -126,9 +126,9 @@ def too_few_engines(view: ConditionInputs) -> ConditionResult | None:
 
 def gateway_rolls_out(view: ConditionInputs) -> ConditionResult | None:
     gateway = view.gateway
-    if gateway.exists and gateway.current and gateway.ready >= gateway.wanted:
+    if gateway.exists and gateway.current and gateway.ready >= gateway.desired:
         return None
-    message = f"{gateway.ready} of {gateway.wanted} gateways are ready"
+    message = f"{gateway.ready} of {gateway.desired} gateways are ready"
     return ConditionResult("True", Reason.ROLLING_OUT, message)
 
 

@@ -87,7 +87,7 @@ def _rollout(plan: ReconcilePlan, old: RolloutStatus | None) -> RolloutStatus | 
 
 
 def _engines(view: ConditionInputs) -> str:
-    desired = view.engine.wanted if view.plan.replicas is None else view.plan.replicas
+    desired = view.engine.desired if view.plan.replicas is None else view.plan.replicas
     return f"{view.engine.ready}/{desired}"
 
 

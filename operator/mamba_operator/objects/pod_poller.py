@@ -7,18 +7,20 @@ answer delays none of them, and write nothing to the cluster.
 import asyncio
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Generic, TypeVar
 
-from mamba_operator.objects.concurrency import run_concurrently
+import structlog
+
 from mamba_operator.objects.indices import Indices
 from mamba_operator.objects.kinds import MAMBA_DEPLOYMENT
 from mamba_operator.objects.manifest import Key
 
+log = structlog.get_logger(__name__)
 Selection = TypeVar("Selection")
-"""What a poller selects of a deployment: its pods, or the facts that decide which pods are read."""
+"""Selection of one deployment: its pods, or the facts that decide which pods are read."""
 Report = TypeVar("Report")
-"""What a poller keeps of a deployment between two polls."""
+"""State that a poller keeps of one deployment between two polls."""
 
 
 class PodPoller(ABC, Generic[Selection, Report]):
@@ -79,3 +81,11 @@ class PodPoller(ABC, Generic[Selection, Report]):
     def _forget(self, key: Key) -> None:
         """Drop the report of a deployment that is no longer polled."""
         del self._reports[key]
+
+
+async def run_concurrently(work: Mapping[Key, Awaitable[None]], failure_event: str) -> None:
+    """Run the work of all deployments. A failure is logged as `failure_event` and stops no other work."""
+    results = await asyncio.gather(*work.values(), return_exceptions=True)
+    for key, error in zip(work, results, strict=True):
+        if isinstance(error, Exception):
+            log.error(failure_event, key=str(key), error=repr(error))

@@ -14,7 +14,7 @@ class WorkloadState:
     exists: bool = False
     current: bool = False
     """Whether the controller has seen the newest spec."""
-    wanted: int = 0
+    desired: int = 0
     replicas: int = 0
     updated: int = 0
     ready: int = 0
@@ -40,7 +40,7 @@ def workload_state(deployment: Manifest | None) -> WorkloadState:
     return WorkloadState(
         exists=True,
         current=status.get("observedGeneration", 0) >= metadata(deployment).get("generation", 0),
-        wanted=1 if replicas is None else int(replicas),
+        desired=1 if replicas is None else int(replicas),
         replicas=_count(status, "replicas"),
         updated=_count(status, "updatedReplicas"),
         ready=_count(status, "readyReplicas"),

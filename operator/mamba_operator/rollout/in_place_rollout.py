@@ -138,7 +138,7 @@ def _continued(
     places = sum(map(has_place, engines))
     missing = engine["spec"]["strategy"]["rollingUpdate"].get("maxUnavailable")
     # Somebody may have written a percentage; the next write reverts it.
-    counted = workload_state(engine).wanted - missing + 1 if isinstance(missing, int) else places
+    counted = workload_state(engine).desired - missing + 1 if isinstance(missing, int) else places
     seconds_left = None
     if places < counted:
         leaving = any(map(is_terminating, engines))

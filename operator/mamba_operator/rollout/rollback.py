@@ -160,7 +160,7 @@ def is_ready(engine: Manifest | None, label: str | None, pods: Sequence[Manifest
         return False
     state = workload_state(engine)
     without_room = sum(is_engine(pod) and not is_terminating(pod) and waits_for_node(pod) for pod in pods)
-    engine_count = max(state.wanted, 1)
+    engine_count = max(state.desired, 1)
     return (
         state.current
         and state.updated == state.replicas

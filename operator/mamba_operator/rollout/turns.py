@@ -66,7 +66,7 @@ def is_rolling(engine: Manifest, now: datetime) -> bool:
     longer.
     """
     state = workload_state(engine)
-    if state.stuck is not None or state.wanted == 0 or (engine.get("spec") or {}).get("paused"):
+    if state.stuck is not None or state.desired == 0 or (engine.get("spec") or {}).get("paused"):
         return False
     if not state.current or state.replicas > state.updated:
         return True

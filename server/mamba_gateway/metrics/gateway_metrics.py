@@ -84,8 +84,9 @@ class GatewayMetrics:
         serves: Callable[[str], bool] | None = None,
         held_bytes: Callable[[], float] | None = None,
     ) -> None:
-        """`serves` returns whether an endpoint reports a model of this name; without it the snapshot decides.
+        """Create the metrics.
 
+        `serves` returns whether an endpoint reports a model of this name; without it the snapshot decides.
         `held_bytes` returns the bytes of request bodies that the gateway holds.
         """
         self.registry = registry = CollectorRegistry()

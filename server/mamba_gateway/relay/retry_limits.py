@@ -31,7 +31,7 @@ class RetryBudget:
     """
 
     def __init__(self, clock: Clock, requests: deque[float] | None = None) -> None:
-        """`requests`: the times of the requests that another budget records; None = this one records them."""
+        """Share `requests`, the times that another budget records, or record them if `requests` is None."""
         self._clock = clock
         self._requests: deque[float] = deque() if requests is None else requests
         self._retries: deque[float] = deque()

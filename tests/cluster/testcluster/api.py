@@ -38,7 +38,7 @@ class ApiClient:
         self._context = ssl.create_default_context(cafile=authority)
         self._context.load_cert_chain(client.certificate, client.key)
         self._kept: list[http.client.HTTPConnection] = []
-        """Whose last answer was read to its end, and which nobody uses."""
+        """Unused connections whose last answer was read to its end."""
 
     def request(
         self,
@@ -50,16 +50,16 @@ class ApiClient:
         accept: str = "application/json",
         timeout: float = 10.0,
     ) -> tuple[int, Any]:
-        """(status, body): parsed if it is JSON, text otherwise. Raises OSError when the server is away."""
+        """Send a request; return (status, body), parsed if JSON. Raises OSError when the server is away."""
         payload = None if body is None else json.dumps(body)
-        asked = method, path, payload, {"Content-Type": content_type, "Accept": accept}
+        request_parts = method, path, payload, {"Content-Type": content_type, "Accept": accept}
         while method == "GET" and self._kept:
             # The server ends those it has waited long for, or that were from before its restart.
             with contextlib.suppress(OSError, http.client.HTTPException):
                 connection = self._kept.pop()
-                return self._ask(connection, asked, timeout)
+                return self._ask(connection, request_parts, timeout)
         try:
-            return self._ask(self._connection(timeout), asked, timeout)
+            return self._ask(self._connection(timeout), request_parts, timeout)
         except http.client.HTTPException as error:
             raise ConnectionError(f"{method} {path}: {error!r}") from error
 
@@ -90,13 +90,13 @@ class ApiClient:
         return answer.status, json.loads(text) if is_json else text
 
     def answers(self, path: str = "/readyz") -> bool:
-        """Whether GET `path` says 200."""
+        """Return whether GET `path` says 200."""
         try:
             return self.request("GET", path, timeout=2.0)[0] == http.HTTPStatus.OK
         except OSError:
             return False
 
     def close(self) -> None:
-        """Lets go of the connections; another request makes new ones."""
+        """Close the connections; another request opens new ones."""
         while self._kept:
             self._kept.pop().close()

@@ -1,4 +1,4 @@
-"""What service accounts ask of the API server, by its audit log. Read by `ControlPlane.used_by`."""
+"""Requests of service accounts to the API server, from its audit log. Read by `ControlPlane.used_by`."""
 
 import json
 from http import HTTPStatus
@@ -22,7 +22,7 @@ POLICY: dict[str, Any] = {
 
 
 def used_by(log: Path, account: str) -> set[Right]:
-    """The rights that requests of `NAMESPACE:NAME` needed; a server-side apply that makes an object two."""
+    """Return the rights that requests of `NAMESPACE:NAME` needed; a creating server-side apply needs two."""
     used: set[Right] = set()
     for line in log.read_text().splitlines():
         if f'"system:serviceaccount:{account}"' not in line:

@@ -23,9 +23,10 @@ from testcluster.toolchain import find_go
 SOURCES = Path(__file__).parents[1] / "hyperkube"
 KUBERNETES = "v1.34.4"
 PACKAGES = (".", "./coredns", "./pause", "helm.sh/helm/v3/cmd/helm", "k8s.io/kubernetes/cmd/kubectl")
-"""What is built: each becomes a binary with the last part of its name, `.` the one that the links lead to.
+"""Packages to build: each becomes a binary with the last part of its name, `.` the one that the links lead
+to.
 
-kubectl by itself: started hundreds of times, it takes half as long without the other components' packages.
+kubectl is built alone: started hundreds of times, it takes half as long without the other components.
 """
 MULTICALL = "hyperkube"
 LINKS = (
@@ -64,13 +65,13 @@ def inputs_hash(sources: Mapping[str, bytes], machine: str) -> str:
 
 
 def sources(folder: Path = SOURCES) -> dict[str, bytes]:
-    """The content of our own module: Go files and pins by their path in it."""
+    """Return the contents of our own module: Go files and pins by their path in it."""
     paths = [*folder.rglob("*.go"), folder / "go.mod", folder / "go.sum"]
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
 
 
 def cache_root(environ: Mapping[str, str] = os.environ) -> Path:
-    """Where the binaries are kept: `$XDG_CACHE_HOME/mambaserve/cluster`, outside of any checkout."""
+    """Return where the binaries are kept: `$XDG_CACHE_HOME/mambaserve/cluster`, outside of any checkout."""
     base = environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return Path(base) / "mambaserve" / "cluster"
 
@@ -80,7 +81,7 @@ def say(line: str) -> None:
 
 
 def ensure(*, root: Path | None = None, report: Report = say) -> Path:
-    """The folder with the binaries, built if they are not there yet.
+    """Return the folder with the binaries; build them if they do not exist yet.
 
     Raises BuildFailed with the compiler's last lines, ToolMissing when no Go can be had.
     """
@@ -141,7 +142,7 @@ def _build(work: Path, go: Path, report: Report) -> None:
 
 
 def progress(log: str) -> str:
-    """Where a build stands by what `go build -v` has written: it names each package that it compiles."""
+    """Return a build's progress from the output of `go build -v`, which names each package."""
     lines = log.splitlines()
     fetched = sum(line.startswith("go: downloading") for line in lines)
     return f"{fetched} modules downloaded, {len(lines) - fetched} packages compiled"

@@ -25,7 +25,7 @@ class ControlGroup:
         self.unified = (root / "cgroup.controllers").exists()
 
     def folders(self) -> list[Path]:
-        """The group's folder in each hierarchy."""
+        """Return the group's folder in each hierarchy."""
         if self.unified:
             return [self._root / self.name]
         return [
@@ -36,7 +36,7 @@ class ControlGroup:
         ]
 
     def create(self) -> None:
-        """Makes the group. Raises ClusterError when a controller cannot be had."""
+        """Create the group. Raises ClusterError when a controller cannot be had."""
         if self.unified:
             self._enable(self._root)
         for folder in self.folders():
@@ -49,17 +49,17 @@ class ControlGroup:
             self._enable(self._root / self.name)
 
     def processes(self) -> list[int]:
-        """The ids of the processes in the group and below it."""
-        found: set[int] = set()
+        """Return the ids of the processes in the group and below it."""
+        pids: set[int] = set()
         for folder in self.folders():
             # Not by glob: groups come and go while we look, which os.walk passes over.
             for path, _, _ in os.walk(folder):
                 with contextlib.suppress(OSError):
-                    found.update(int(pid) for pid in Path(path, "cgroup.procs").read_text().split())
-        return sorted(found)
+                    pids.update(int(pid) for pid in Path(path, "cgroup.procs").read_text().split())
+        return sorted(pids)
 
     def delete(self, *, timeout: float = 5.0) -> None:
-        """Removes the group and what is below; its processes must have been ended."""
+        """Remove the group and all below it; its processes must have ended."""
         deadline = time.monotonic() + timeout
         while left := [folder for folder in self.folders() if folder.exists() and not _removed(folder)]:
             if time.monotonic() > deadline:
@@ -67,16 +67,16 @@ class ControlGroup:
             time.sleep(0.05)
 
     def _enable(self, folder: Path) -> None:
-        wanted = " ".join(f"+{controller}" for controller in NEEDED)
+        controllers = " ".join(f"+{controller}" for controller in NEEDED)
         try:
-            (folder / "cgroup.subtree_control").write_text(wanted)
+            (folder / "cgroup.subtree_control").write_text(controllers)
         except OSError as error:
             hint = (
                 " Inside a container, move the processes of its root group into a child group first."
                 if error.errno == errno.EBUSY
                 else ""
             )
-            raise ClusterError(f"{folder}: cannot enable {wanted}: {error}.{hint}") from error
+            raise ClusterError(f"{folder}: cannot enable {controllers}: {error}.{hint}") from error
 
 
 def _removed(folder: Path) -> bool:

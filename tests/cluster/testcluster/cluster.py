@@ -1,4 +1,4 @@
-"""What tests do with a cluster, whether it has a node or not: commands, manifests, namespaces, waiting."""
+"""Operations on a test cluster, with or without a node: commands, manifests, namespaces, waiting."""
 
 import secrets
 import time
@@ -15,7 +15,7 @@ from testcluster.resources import Resources
 T = TypeVar("T")
 APPLY = "application/apply-patch+yaml"
 APPLYING = "fieldManager=test&force=true&fieldValidation=Strict"
-"""As kubectl asks: what the schema does not know is an error."""
+"""Query of a server-side apply as kubectl sends it: a field that the schema does not know is an error."""
 APPLY_SECONDS = 60.0
 SERVICE_ACCOUNT = "system:serviceaccount:"
 
@@ -31,9 +31,9 @@ class Cluster:
         self._resources = Resources(api)
 
     def apply(self, manifest: Manifest, namespace: str | None = None) -> None:
-        """What `kubectl apply --server-side` does with YAML text, an object, or a list of objects.
+        """Apply YAML text, an object, or a list of objects like `kubectl apply --server-side`.
 
-        Objects without a namespace of their own go to `namespace`. Raises Refused with the server's words.
+        Objects without a namespace of their own go to `namespace`. Raises Refused with the server's message.
         """
         for one in objects_of(manifest):
             version, kind, meta = str(one["apiVersion"]), str(one["kind"]), one["metadata"]
@@ -44,45 +44,45 @@ class Cluster:
                 "PATCH", f"{path}?{APPLYING}", one, content_type=APPLY, timeout=APPLY_SECONDS
             )
             if status not in (HTTPStatus.OK, HTTPStatus.CREATED):
-                said = answer.get("message", answer) if isinstance(answer, dict) else answer
-                raise Refused(f"{kind} {meta['name']}: {status} {said}")
+                text = answer.get("message", answer) if isinstance(answer, dict) else answer
+                raise Refused(f"{kind} {meta['name']}: {status} {text}")
 
     def get(self, kind: str, name: str, namespace: str | None = None) -> dict[str, Any] | None:
-        """One object, or None when there is none of that name."""
+        """Return one object, or None when there is none of that name."""
         return self._read(self._resources.find(kind).path(namespace or "default", name))
 
     def list(self, kind: str, namespace: str | None = None, selector: str = "") -> list[dict[str, Any]]:
-        """All objects of a kind, in one namespace or in all."""
+        """Return all objects of a kind, in one namespace or in all."""
         items: list[dict[str, Any]] = []
         for one in kind.split(","):
-            found = self._read(self._resources.find(one).path(namespace, selector=selector)) or {}
+            listed = self._read(self._resources.find(one).path(namespace, selector=selector)) or {}
             kind_of = {
-                "apiVersion": found.get("apiVersion"),
-                "kind": found.get("kind", "").removesuffix("List"),
+                "apiVersion": listed.get("apiVersion"),
+                "kind": listed.get("kind", "").removesuffix("List"),
             }
             # In a list the server leaves out what all have in common.
-            items += [{**kind_of, **item} for item in found.get("items", [])]
+            items += [{**kind_of, **item} for item in listed.get("items", [])]
         return items
 
     def may(self, user: str, verb: str, resource: str, namespace: str) -> bool:
-        """Whether `user` is let do this; `resource` as `PLURAL.GROUP/SUBRESOURCE`."""
+        """Return whether `user` may do this; `resource` as `PLURAL.GROUP/SUBRESOURCE`."""
         groups = ["system:authenticated"]
         if user.startswith(SERVICE_ACCOUNT):
             groups += ["system:serviceaccounts", f"system:serviceaccounts:{user.split(':')[2]}"]
         whole, _, part = resource.partition("/")
         plural, _, group = whole.partition(".")
-        asked = {
+        review = {
             "namespace": namespace,
             "verb": verb,
             "group": group,
             "resource": plural,
             "subresource": part,
         }
-        asked["subresource"] = part
+        review["subresource"] = part
         body = {
             "apiVersion": "authorization.k8s.io/v1",
             "kind": "SubjectAccessReview",
-            "spec": {"user": user, "groups": groups, "resourceAttributes": asked},
+            "spec": {"user": user, "groups": groups, "resourceAttributes": review},
         }
         status, answer = self.api.request("POST", "/apis/authorization.k8s.io/v1/subjectaccessreviews", body)
         if status != HTTPStatus.CREATED:
@@ -98,11 +98,11 @@ class Cluster:
             return None
         if status != HTTPStatus.OK:
             raise ClusterError(f"GET {path}: {status} {answer}")
-        found: dict[str, Any] = answer
-        return found
+        body: dict[str, Any] = answer
+        return body
 
     def create_namespace(self, prefix: str = "test", *, timeout: float = 90.0) -> str:
-        """A fresh namespace in which pods can be made: its default service account is there."""
+        """Create a namespace and wait for its default service account, which all pods need."""
         name = f"{prefix}-{secrets.token_hex(4)}"
         body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
         status, answer = self.api.request("POST", "/api/v1/namespaces", body)
@@ -113,14 +113,14 @@ class Cluster:
         return name
 
     def delete_namespace(self, name: str) -> None:
-        """Asks for the deletion and does not wait: whatever is in it goes in the background."""
+        """Request the deletion without waiting: the contents go in the background."""
         try:
             self.api.request("DELETE", f"/api/v1/namespaces/{name}")
         except OSError as error:
             raise ClusterError(f"namespace {name} could not be deleted: {error}") from error
 
     def wait_established(self, crd: str) -> None:
-        """Until the API server serves the kind of this CustomResourceDefinition."""
+        """Wait until the API server serves the kind of this CustomResourceDefinition."""
 
         def established() -> bool:
             # `kubectl wait` ends with an error where the object has no condition yet.
@@ -131,14 +131,14 @@ class Cluster:
         self.wait_for(established, f"{crd} to be established")
 
     def wait_for(self, look: Callable[[], T], what: str, *, timeout: float = 90.0, every: float = 0.1) -> T:
-        """The first true value of `look`, which is asked `every` so many seconds.
+        """Call `look` every `every` seconds and return its first true value.
 
         Raises ClusterError naming `what` after `timeout` seconds.
         """
         deadline = time.monotonic() + timeout
         while True:
-            if found := look():
-                return found
+            if value := look():
+                return value
             if time.monotonic() > deadline:
-                raise ClusterError(f"waited {timeout:g} s for {what}; last seen: {found!r}")
+                raise ClusterError(f"waited {timeout:g} s for {what}; last seen: {value!r}")
             time.sleep(every)

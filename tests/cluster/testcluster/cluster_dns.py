@@ -11,7 +11,7 @@ PORT = 53
 
 
 def corefile(kubeconfig: Path) -> str:
-    """CoreDNS' configuration: the names of the cluster and no others."""
+    """Return CoreDNS' configuration: the names of the cluster and no others."""
     return f"""\
 .:{PORT} {{
     bind {FIRST.address}
@@ -25,7 +25,7 @@ def corefile(kubeconfig: Path) -> str:
 
 
 def objects() -> list[dict[str, Any]]:
-    """The Service `kube-dns` and the endpoint behind it, which is no pod."""
+    """Return the Service `kube-dns` and its endpoint, which is no pod."""
     ports = [{"name": name.lower(), "port": PORT, "protocol": name} for name in ("UDP", "TCP")]
     return [
         {

@@ -36,7 +36,7 @@ class Component:
         return self._process.pid if self._process and self.running else None
 
     def start(self) -> None:
-        """Starts the process; nothing happens when it runs already."""
+        """Start the process; a running one is left alone."""
         if self.running:
             return
         setpriv = shutil.which("setpriv")
@@ -55,7 +55,7 @@ class Component:
             )
 
     def stop(self, *, grace: float = 10.0) -> None:
-        """Asks the process to end and kills it after `grace` seconds; 0 kills it at once."""
+        """Request the end of the process and kill it after `grace` seconds; 0 kills it at once."""
         if self._process is None:
             return
         if grace > 0 and self.running:
@@ -67,14 +67,14 @@ class Component:
         self._process.wait()
 
     def tail(self) -> str:
-        """The last lines of the log."""
+        """Return the last lines of the log."""
         try:
             return "\n".join(self.log.read_text(errors="replace").splitlines()[-TAIL_LINES:])
         except FileNotFoundError:
             return ""
 
     def wait_until(self, ready: Callable[[], bool], *, timeout: float, what: str) -> None:
-        """Returns when `ready` is true. Raises NotReady when the process ends before, or time is up."""
+        """Wait until `ready` returns true. Raises NotReady when the process ends before, or time is up."""
         deadline = time.monotonic() + timeout
         while not ready():
             if not self.running:

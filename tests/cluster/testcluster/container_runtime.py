@@ -35,7 +35,7 @@ PACKAGES = {
 
 
 def missing_packages() -> list[str]:
-    """The Debian packages that have to be installed before a node can be made."""
+    """Return the Debian packages that must be installed before a node can be created."""
     missing = {package for program, package in PACKAGES.items() if not shutil.which(program)}
     if not any(Path(folder, "bridge").exists() for folder in PLUGIN_FOLDERS):
         missing.add("containernetworking-plugins")
@@ -43,7 +43,7 @@ def missing_packages() -> list[str]:
 
 
 def plugin_folder() -> Path:
-    """Where the network plugins are. Raises ToolMissing."""
+    """Return where the network plugins are. Raises ToolMissing."""
     for folder in PLUGIN_FOLDERS:
         if Path(folder, "bridge").exists():
             return Path(folder)
@@ -78,7 +78,7 @@ class Layout:
 
 
 def config_text(layout: Layout, plugins: Path) -> str:
-    """containerd's configuration file."""
+    """Return containerd's configuration file."""
 
     def quoted(value: object) -> str:
         return json.dumps(str(value))
@@ -118,19 +118,19 @@ BinaryName = {quoted(layout.runtime)}
 
 
 def runtime_spec(default: dict[str, Any]) -> dict[str, Any]:
-    """The specification that every container starts from: containerd's own, with the machine's limits."""
+    """Return containerd's default container specification with the machine's limits."""
     process = {key: value for key, value in default["process"].items() if key != "rlimits"}
     return {**default, "process": process}
 
 
 def runtime_program() -> str:
-    """The text of the program that containers are started by."""
+    """Return the text of the program that containers are started by."""
     # Isolated and without site-packages: it runs some times for each container.
     return f"#!{sys.executable} -SI\n{Path(runc.__file__).read_text()}"
 
 
 def network_config(layout: Layout, subnet: Subnet) -> dict[str, Any]:
-    """The pod network: one bridge, addresses from one range."""
+    """Return the pod network: one bridge, addresses from one range."""
     addresses = {
         "type": "host-local",
         "dataDir": str(layout.folder / "addresses"),
@@ -149,7 +149,7 @@ def network_config(layout: Layout, subnet: Subnet) -> dict[str, Any]:
 
 
 def write_configuration(layout: Layout, mounts: Sequence[Mount], subnet: Subnet) -> None:
-    """Writes all files that containerd reads at its start; `mounts` are for images of the host's view."""
+    """Write all files that containerd reads at its start; `mounts` are for images of the host's view."""
     layout.network.mkdir(parents=True)
     (layout.network / "10-pods.conflist").write_text(json.dumps(network_config(layout, subnet)))
     default = json.loads(run("ctr", "oci", "spec"))
@@ -162,7 +162,7 @@ def write_configuration(layout: Layout, mounts: Sequence[Mount], subnet: Subnet)
 
 
 def import_image(layout: Layout, name: str, image: Image) -> None:
-    """Makes `image` known to the node under `name`."""
+    """Import `image` into the node under `name`."""
     path = layout.folder / "image.tar"
     path.write_bytes(archive(name, image))
     try:
@@ -172,11 +172,11 @@ def import_image(layout: Layout, name: str, image: Image) -> None:
 
 
 def import_archive(layout: Layout, path: Path) -> None:
-    """Makes an OCI archive known to the node under the name that it carries."""
+    """Import an OCI archive into the node under the name that it carries."""
     where = ("--address", str(layout.socket), "--namespace", "k8s.io")
     run("ctr", *where, "images", "import", "--snapshotter", "native", str(path))
 
 
 def pause_image(binary: Path, machine: str) -> Image:
-    """The image whose process holds a pod's namespaces open."""
+    """Return the image whose process holds a pod's namespaces open."""
     return Image(files={"pause": File(binary.read_bytes(), 0o755)}, entrypoint=("/pause",), machine=machine)

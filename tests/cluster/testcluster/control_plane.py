@@ -58,7 +58,7 @@ class Place:
 
 
 def free_ports() -> Ports:
-    """Ports nobody listens on at this moment."""
+    """Return ports nobody listens on at this moment."""
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(3)]
     numbers = [listener.getsockname()[1] for listener in sockets]
     for listener in sockets:
@@ -114,17 +114,17 @@ class ControlPlane(Cluster):
         return f"https://{f'[{address}]' if ':' in address else address}:{self.ports.api}"
 
     def component(self, name: str, arguments: Sequence[str], program: str | Path | None = None) -> Component:
-        """A further process in the same place, not started yet; `program` defaults to the binary `name`."""
+        """Return another component in this place, not started; `program` defaults to the binary `name`."""
         argv = [*self.place.prefix, str(program or self._binaries / name), *arguments]
         return Component(name, argv, self.folder / "log" / f"{name}.log")
 
     def write_kubeconfig(self, name: str, client: Certificate) -> Path:
-        """The kubeconfig of somebody whose certificate the cluster's authority issued."""
-        given = kubeconfig.access(self.server, self.authority.root.certificate, client)
-        return kubeconfig.write(self.folder / f"{name}.kubeconfig", given)
+        """Write the kubeconfig of a client whose certificate the cluster's authority issued."""
+        credentials = kubeconfig.access(self.server, self.authority.root.certificate, client)
+        return kubeconfig.write(self.folder / f"{name}.kubeconfig", credentials)
 
     def start(self) -> None:
-        """Starts everything. Raises NotReady with the end of the failing component's log."""
+        """Start all components. Raises NotReady with the end of the failing component's log."""
         try:
             # Not left to the API server: it would hide why etcd died behind its own patience.
             self.start_etcd()
@@ -140,25 +140,25 @@ class ControlPlane(Cluster):
             raise
 
     def start_etcd(self) -> None:
-        """Starts etcd, with its old data if it ran before, and waits for it."""
+        """Start etcd, with the data of an earlier start, and wait for it."""
         self.etcd.start()
         self.etcd.wait_until(self._etcd_listens, timeout=READY_SECONDS, what="listening")
 
     def start_api_server(self) -> None:
-        """Starts the API server, on its old port with its old data if it ran before, and waits for it."""
+        """Start the API server, with the port and data of an earlier start, and wait for it."""
         self.api_server.start()
         self.api_server.wait_until(self.api.answers, timeout=READY_SECONDS, what="ready")
 
     def stop_api_server(self, *, grace: float = 10.0) -> None:
-        """Ends the API server as a restart of its machine would: `grace` 0 is a crash."""
+        """Stop the API server as a restart of its machine would: `grace` 0 is a crash."""
         self.api_server.stop(grace=grace)
 
     @contextmanager
     def api_server_down(self, *, grace: float = 0.0) -> Iterator[None]:
-        """The API server is away for the length of the block and ready again after it.
+        """Stop the API server for the length of the block and wait until it is ready again.
 
-        Controllers begin anew then: their watches wait up to a minute before they try a server again that was
-        away for long, and what is looked at next would find a cluster in which nothing happens.
+        Controllers begin with a new state then: their watches wait up to a minute before they try a server
+        again that was away for long, and the next check would find a cluster in which nothing happens.
         """
         self.stop_api_server(grace=grace)
         try:
@@ -169,13 +169,13 @@ class ControlPlane(Cluster):
             self.controller_manager.start()
 
     def stop(self) -> None:
-        """Ends all processes at once: what they would still write is deleted anyway."""
+        """End all processes at once: data that they have not written would be deleted anyway."""
         for component in (self.controller_manager, self.api_server, self.etcd):
             component.stop(grace=0)
         self.api.close()
 
     def used_by(self, account: str) -> set[Right]:
-        """What a ServiceAccount (`NAMESPACE:NAME`) has asked for since the start, allowed or not."""
+        """Return the rights that a ServiceAccount (`NAMESPACE:NAME`) has requested since the start."""
         return used_by(self.folder / "audit.log", account)
 
     def _etcd_listens(self) -> bool:
@@ -258,10 +258,10 @@ class ControlPlane(Cluster):
 
 @contextmanager
 def running_control_plane(binaries: Path, place: Place | None = None) -> Iterator[ControlPlane]:
-    """A control plane in a temporary folder for the length of the block.
+    """Run a control plane in a temporary folder for the length of the block.
 
-    A port that was free a moment ago may be taken by a run beside ours; then the next ports are tried.
-    `MAMBASERVE_KEEP_CLUSTER=1` leaves the folder with the logs where it is.
+    A port that was free a moment ago may be taken by a concurrent run; then the next ports are tried.
+    `MAMBASERVE_KEEP_CLUSTER=1` keeps the folder with the logs.
     """
     with temporary_folder() as folder:
         for attempt in range(1, START_ATTEMPTS + 1):
@@ -280,7 +280,7 @@ def running_control_plane(binaries: Path, place: Place | None = None) -> Iterato
 
 @contextmanager
 def temporary_folder(prefix: str = "mambaserve-cluster-") -> Iterator[Path]:
-    """A folder that is removed at the end, unless MAMBASERVE_KEEP_CLUSTER is set."""
+    """Yield a folder that is removed at the end, unless MAMBASERVE_KEEP_CLUSTER is set."""
     folder = Path(tempfile.mkdtemp(prefix=prefix))
     try:
         yield folder

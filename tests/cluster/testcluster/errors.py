@@ -1,4 +1,4 @@
-"""What the test clusters can fail with; each message says what to do.
+"""Errors of the test clusters; each message says what to do.
 
 ClusterError
 ├── ToolMissing     a program of the machine is not there: the message names the package

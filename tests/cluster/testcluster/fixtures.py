@@ -26,9 +26,9 @@ _end_of_plane = pytest.StashKey[ExitStack]()
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop(session: pytest.Session) -> None:
-    """Builds what the collected tests need; a failed build fails those tests and no others."""
-    asked = any(_asks_for(item, name) for item in session.items for name in CLUSTERS)
-    if session.config.option.collectonly or not asked:
+    """Build the programs that the collected tests need; a failed build fails those tests and no others."""
+    is_needed = any(_asks_for(item, name) for item in session.items for name in CLUSTERS)
+    if session.config.option.collectonly or not is_needed:
         return
     capture = session.config.pluginmanager.getplugin("capturemanager")
     with capture.global_and_fixture_disabled():
@@ -39,10 +39,10 @@ def pytest_runtestloop(session: pytest.Session) -> None:
 
 
 def _asks_for(item: pytest.Item, name: str) -> bool:
-    """Whether it asks for the fixture made here: a test may call something of its own a node."""
+    """Return whether the test uses this module's fixture: another fixture may be called a node, too."""
     fixtures = getattr(item, "_fixtureinfo", None)
-    made = fixtures.name2fixturedefs.get(name) if fixtures is not None else None
-    return made is not None and made[-1].func.__module__ == __name__
+    definitions = fixtures.name2fixturedefs.get(name) if fixtures is not None else None
+    return definitions is not None and definitions[-1].func.__module__ == __name__
 
 
 def _binaries(config: pytest.Config) -> Path:
@@ -52,7 +52,7 @@ def _binaries(config: pytest.Config) -> Path:
 
 
 def shared_control_plane(config: pytest.Config) -> ControlPlane:
-    """The control plane of this process, started when nobody has asked for it since the last one ended."""
+    """Return the control plane of this process; start one if none runs."""
     if _plane not in config.stash:
         config.stash[_end_of_plane] = ExitStack()
         plane = config.stash[_end_of_plane].enter_context(running_control_plane(_binaries(config)))
@@ -62,13 +62,13 @@ def shared_control_plane(config: pytest.Config) -> ControlPlane:
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """Ends it with the last test of a folder: with nothing to do it still takes processor time."""
+    """End the control plane with the last test of a folder: an idle one still takes processor time."""
     if nextitem is None or nextitem.path.parent != item.path.parent:
         _end(item.config)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Also of a session that was broken off."""
+    """End the clusters, also when the session was interrupted."""
     _end(session.config)
 
 
@@ -83,20 +83,20 @@ def _end(config: pytest.Config) -> None:
 
 @pytest.fixture(scope="module")
 def control_plane(pytestconfig: pytest.Config) -> ControlPlane:
-    """A real API server with its controllers, without nodes; of a folder: use `namespace`."""
+    """Return a real API server with its controllers, without nodes, for a folder: use `namespace`."""
     return shared_control_plane(pytestconfig)
 
 
 @pytest.fixture(scope="session")
 def node(pytestconfig: pytest.Config) -> Iterator[Node]:
-    """A real cluster of one node that runs pods, with Services and DNS; others may join. Needs root."""
+    """Yield a real cluster of one node that runs pods, with Services and DNS; others may join. Needs root."""
     with running_node(_binaries(pytestconfig)) as running:
         yield running
 
 
 @pytest.fixture
 def namespace(request: pytest.FixtureRequest) -> Iterator[str]:
-    """The name of a fresh namespace in the cluster that the test uses; deleted afterwards."""
+    """Yield the name of a new namespace in the cluster that the test uses; it is deleted afterwards."""
     fixture = "node" if _asks_for(request.node, "node") else "control_plane"
     cluster: Cluster = request.getfixturevalue(fixture)
     name = cluster.create_namespace()

@@ -1,4 +1,4 @@
-"""What a container of the test node sees of the machine: its programs, its Python and our source tree.
+"""View of the machine from a container of the test node: its programs, its Python and our source tree.
 
 No image is downloaded and 4 GB of packages are not copied into one: the image holds empty folders, and the
 node's container runtime mounts the machine's own over them, read-only. So pods need nothing special in their
@@ -33,7 +33,7 @@ LAUNCHER = f"#!{ENVIRONMENT}/bin/python\nfrom mamba_cli.main import run\n\nrun()
 
 @dataclass(frozen=True)
 class Host:
-    """What the view depends on."""
+    """Facts about the machine on which the view depends."""
 
     tree: str
     """The checkout."""
@@ -44,7 +44,7 @@ class Host:
     top_level: Mapping[str, str]
     """The folders of TOP_LEVEL that exist, each with its target if it is a symbolic link, else empty."""
     optional: frozenset[str]
-    """Those of OPTIONAL that exist."""
+    """Members of OPTIONAL that exist."""
     machine: str
     caches: str
     """The user's folder of caches; of it the compiled CPU kernels are seen."""
@@ -58,13 +58,13 @@ class Mount:
     destination: str
 
     def as_runtime_spec(self) -> dict[str, object]:
-        """The mount as the OCI runtime specification writes it."""
+        """Return the mount in the format of the OCI runtime specification."""
         options = ["rbind", "ro", "nosuid"]
         return {"type": "bind", "source": self.source, "destination": self.destination, "options": options}
 
 
 def look(tree: Path) -> Host:
-    """Reads the machine."""
+    """Read the facts from the machine."""
     top_level = {
         name: os.readlink(path) if (path := Path("/", name)).is_symlink() else ""
         for name in TOP_LEVEL
@@ -82,7 +82,7 @@ def look(tree: Path) -> Host:
 
 
 def mounts(host: Host) -> list[Mount]:
-    """What a container of that image gets, outer paths before inner ones."""
+    """Return the mounts of a container of that image, outer paths before inner ones."""
     same = ["/usr", *(f"/{name}" for name, target in host.top_level.items() if not target)]
     same += [f"/{name}" for name in sorted(host.optional)]
     same += [path for path in host.pythons if not PurePosixPath(path).is_relative_to("/usr")]
@@ -96,7 +96,7 @@ def mounts(host: Host) -> list[Mount]:
 
 
 def image(host: Host) -> Image:
-    """The image under the mounts; `mambaserve` and `python` are on its PATH."""
+    """Return the image under the mounts; `mambaserve` and `python` are on its PATH."""
     plain = [name for name, target in host.top_level.items() if not target]
     return Image(
         directories={**dict.fromkeys((*EMPTY, *plain), 0o755), **WRITABLE},
@@ -123,5 +123,5 @@ def image(host: Host) -> Image:
 
 
 def with_environment(plain: Image, environment: Mapping[str, str]) -> Image:
-    """The image with further environment variables."""
+    """Return the image with further environment variables."""
     return replace(plain, environment={**plain.environment, **environment})

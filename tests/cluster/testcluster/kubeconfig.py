@@ -14,7 +14,7 @@ CONTEXT = "test"
 
 @dataclass(frozen=True)
 class Access:
-    """What a client needs to reach an API server as somebody; bytes are PEM."""
+    """Credentials and address with which a client reaches an API server; bytes are PEM."""
 
     server: str
     authority: bytes
@@ -23,12 +23,12 @@ class Access:
 
 
 def access(server: str, authority: Path, client: Certificate) -> Access:
-    """Reads the PEM files of one client."""
+    """Read the PEM files of one client."""
     return Access(server, authority.read_bytes(), client.certificate.read_bytes(), client.key.read_bytes())
 
 
 def document(given: Access) -> dict[str, Any]:
-    """The kubeconfig as a mapping with one cluster, one user and one context, all called `test`."""
+    """Return a kubeconfig with one cluster, one user and one context, all called `test`."""
 
     def encoded(data: bytes) -> str:
         return base64.b64encode(data).decode()
@@ -49,7 +49,7 @@ def document(given: Access) -> dict[str, Any]:
 
 
 def write(path: Path, given: Access) -> Path:
-    """Writes the file, readable by its owner alone: it holds a private key."""
+    """Write the file, readable by its owner only: it holds a private key."""
     path.touch(mode=0o600)
     path.write_text(yaml.safe_dump(document(given), sort_keys=False))
     return path

@@ -24,18 +24,18 @@ class Command:
         self._environ = {"GOGC": "400", **os.environ, "KUBECONFIG": str(kubeconfig)}
 
     def __call__(self, *arguments: str, stdin: str | None = None, timeout: float = 120.0) -> str:
-        """Standard output of the command. Raises CommandFailed with what it said when it fails."""
+        """Run the command and return its standard output. Raises CommandFailed with its error output."""
         argv = [*self._argv, *arguments]
-        shown = " ".join([Path(self._argv[-1]).name, *arguments])
+        command = " ".join([Path(self._argv[-1]).name, *arguments])
         try:
             done = subprocess.run(
                 argv, input=stdin, env=self._environ, capture_output=True, text=True, timeout=timeout
             )
         except subprocess.TimeoutExpired as error:
-            raise CommandFailed(f"`{shown}` did not end within {timeout:g} s") from error
+            raise CommandFailed(f"`{command}` did not end within {timeout:g} s") from error
         if done.returncode != 0:
             raise CommandFailed(
-                f"`{shown}` ended with {done.returncode}: {done.stderr.strip() or done.stdout.strip()}",
+                f"`{command}` ended with {done.returncode}: {done.stderr.strip() or done.stdout.strip()}",
                 returncode=done.returncode,
                 stderr=done.stderr,
             )
@@ -46,12 +46,12 @@ class Kubectl(Command):
     """kubectl: called for text, `json` for parsed objects."""
 
     def json(self, *arguments: str, timeout: float = 120.0) -> Any:
-        """What `kubectl ARGUMENTS -o json` prints, parsed."""
+        """Return the parsed output of `kubectl ARGUMENTS -o json`."""
         return json.loads(self(*arguments, "-o", "json", timeout=timeout))
 
 
 def objects_of(manifest: Manifest) -> list[Any]:
-    """The objects of YAML text of one or several documents, or of what is one or several objects already."""
+    """Return the objects of YAML text (one or several documents), of one object, or of a list of objects."""
     if isinstance(manifest, str):
         return [one for one in yaml.safe_load_all(manifest) if one]
     return [manifest] if isinstance(manifest, Mapping) else list(manifest)

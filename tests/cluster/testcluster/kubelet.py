@@ -1,4 +1,4 @@
-"""How a node's kubelet and kube-proxy are set up. Pure: makes configuration, starts nothing."""
+"""Configuration of a node's kubelet and kube-proxy. Pure: makes configuration, starts nothing."""
 
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ DOMAIN = "cluster.local"
 def kubelet_config(
     folder: Path, *, address: str, authority: Path, serving: Certificate, socket: Path, group: str
 ) -> dict[str, Any]:
-    """The KubeletConfiguration; `group` is the control group that all pods live under."""
+    """Return the KubeletConfiguration; `group` is the control group of all pods."""
     return {
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
         "kind": "KubeletConfiguration",
@@ -49,7 +49,7 @@ def kubelet_config(
 
 
 def kubelet_arguments(folder: Path, kubeconfig: Path, name: str, address: str) -> list[str]:
-    """The command line beside the configuration file `folder`/kubelet.yaml."""
+    """Return the command line that complements the configuration file `folder`/kubelet.yaml."""
     return [
         f"--config={folder / 'kubelet.yaml'}",
         f"--kubeconfig={kubeconfig}",
@@ -61,7 +61,7 @@ def kubelet_arguments(folder: Path, kubeconfig: Path, name: str, address: str) -
 
 
 def proxy_arguments(kubeconfig: Path, name: str, *, bridged_rules: bool) -> list[str]:
-    """kube-proxy's command line; `bridged_rules`: packets between pods pass the machine's packet rules."""
+    """Return kube-proxy's command line; `bridged_rules`: the machine filters packets between pods."""
     arguments = [
         f"--kubeconfig={kubeconfig}",
         f"--hostname-override={name}",

@@ -27,13 +27,13 @@ KUBELET_LINKS = Path("/var/log/containers")
 
 
 def claim(folder: Path) -> None:
-    """Notes that this process owns the node in `folder`."""
+    """Record that this process owns the node in `folder`."""
     owner = {"pid": os.getpid(), "started": started(os.getpid())}
     (folder / OWNER).write_text(json.dumps(owner))
 
 
 def started(pid: int) -> str:
-    """When a process began, in ticks; empty for none. With the id it names a process for good."""
+    """Return the start of a process in ticks, empty if it is gone; with the id it is unique."""
     try:
         # The name, second, may hold anything and ends with the last parenthesis.
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
@@ -42,7 +42,7 @@ def started(pid: int) -> str:
 
 
 def abandoned(folder: Path) -> bool:
-    """Whether the owner of a node's folder is gone."""
+    """Return whether the owner of a node's folder is gone."""
     try:
         owner = json.loads((folder / OWNER).read_text())
     except (OSError, ValueError):
@@ -51,21 +51,21 @@ def abandoned(folder: Path) -> bool:
 
 
 def sweep() -> list[str]:
-    """Removes the nodes of killed runs; returns their names."""
+    """Remove the nodes of killed runs and return their names."""
     temporary = Path(tempfile.gettempdir())
     with (temporary / LOCK).open("w") as lock:
         # Two runs that begin together would take the same leftovers out of each other's hands.
         fcntl.flock(lock, fcntl.LOCK_EX)
-        found = sorted(path for path in temporary.glob(f"{PREFIX}*") if abandoned(path))
-        for folder in found:
+        folders = sorted(path for path in temporary.glob(f"{PREFIX}*") if abandoned(path))
+        for folder in folders:
             remove(folder)
-    return [folder.name for folder in found]
+    return [folder.name for folder in folders]
 
 
 def remove(folder: Path, *, keep_files: bool = False) -> None:
-    """Ends a node's remaining processes and removes all it made, its folder last.
+    """End a node's remaining processes and remove everything it created, its folder last.
 
-    What fails is raised when everything else has been tried.
+    Errors are raised after everything else has been tried.
     """
     network, group = NetworkNamespace(folder.name), ControlGroup(folder.name)
     with contextlib.ExitStack() as last_first:
@@ -93,19 +93,22 @@ def _unlink_logs(folder: Path) -> None:
 
 
 def shims(folder: Path) -> list[int]:
-    """The containers' guardians: they live outside of every group and know their node by its socket."""
+    """Return the ids of the container shims: outside of every group, they name their node's socket."""
     socket = str(folder / "containerd.sock").encode()
-    found = []
+    pids = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
             words = path.read_bytes().split(b"\0")
             if Path(os.fsdecode(words[0])).name.startswith("containerd-shim") and socket in words:
-                found.append(int(path.parent.name))
-    return found
+                pids.append(int(path.parent.name))
+    return pids
 
 
 def mount_points(mountinfo: str, folder: Path) -> list[str]:
-    """The mount points below a folder, inner ones first, from the text of /proc/self/mountinfo. Pure."""
+    """Return the mount points below a folder, inner ones first, from the text of /proc/self/mountinfo.
+
+    Pure.
+    """
     points = [_unescaped(line.split()[4]) for line in mountinfo.splitlines() if line]
     return sorted((point for point in points if point.startswith(f"{folder}/")), reverse=True)
 

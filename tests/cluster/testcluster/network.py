@@ -56,7 +56,7 @@ class NetworkNamespace:
         self.prefix = ("nsenter", f"--net={self.path}", "--")
 
     def create(self) -> None:
-        """Makes the namespace, its bridge and its routes. Raises CommandFailed."""
+        """Create the namespace, its bridge and its routes. Raises CommandFailed."""
         run("ip", "netns", "add", self.name)
         for words in (
             "link set lo up",
@@ -72,23 +72,23 @@ class NetworkNamespace:
             run(*self.prefix, "sh", "-c", shell)
 
     def connect(self, other: "NetworkNamespace") -> None:
-        """A cable to another node, by which each reaches the other and its pods; gone with either of them.
+        """Connect two nodes, so that they and their pods reach each other, until either is deleted.
 
         Raises CommandFailed.
         """
-        here, there = self._device(other), "control-plane"
-        cable = f"link add {here} netns {self.name} type veth peer name {there} netns {other.name}"
+        here, peer = self._device(other), "control-plane"
+        cable = f"link add {here} netns {self.name} type veth peer name {peer} netns {other.name}"
         run("ip", *cable.split())
         number = other.subnet.number
         run("ip", "-n", self.name, *f"address add 10.97.{number}.1/30 dev {here}".split())
-        run("ip", "-n", other.name, *f"address add 10.97.{number}.2/30 dev {there}".split())
-        run("ip", "-n", other.name, *f"link set {there} up".split())
+        run("ip", "-n", other.name, *f"address add 10.97.{number}.2/30 dev {peer}".split())
+        run("ip", "-n", other.name, *f"link set {peer} up".split())
         self._plug_in(other)
         run("ip", "-n", other.name, *f"route add {self.subnet.pods} via 10.97.{number}.1".split())
 
     @contextmanager
     def cut_off(self, other: "NetworkNamespace") -> Iterator[None]:
-        """The cable to the other node is out for the length of the block: what is sent is lost."""
+        """Cut the connection to the other node for the length of the block: packets are lost."""
         run("ip", "-n", self.name, *f"link set {self._device(other)} down".split())
         try:
             yield
@@ -105,18 +105,18 @@ class NetworkNamespace:
         return f"node-{other.subnet.number}"
 
     def delete(self) -> None:
-        """Removes the namespace; one that is not there is no error."""
+        """Remove the namespace; a missing one is no error."""
         if self.path.exists():
             run("ip", "netns", "del", self.name)
 
     def processes(self) -> list[int]:
-        """The ids of the processes in it."""
+        """Return the ids of the processes in the namespace."""
         if not self.path.exists():
             return []
         return [int(pid) for pid in run("ip", "netns", "pids", self.name).split()]
 
     def dial(self, address: tuple[str, int], timeout: float) -> socket.socket:
-        """A TCP connection from inside the namespace, usable from anywhere. Raises OSError."""
+        """Open a TCP connection from inside the namespace, usable from anywhere. Raises OSError."""
         # A namespace belongs to a thread: this one enters it and ends, ours stays where it is.
         with ThreadPoolExecutor(max_workers=1) as thread:
             return thread.submit(self._dial_inside, address, timeout).result()
@@ -130,7 +130,10 @@ class NetworkNamespace:
 
 
 def run(*argv: str, stdin: str | None = None) -> str:
-    """Standard output of a command of the machine. Raises CommandFailed with what it said."""
+    """Run a command of the machine and return its standard output.
+
+    Raises CommandFailed with its error output.
+    """
     done = subprocess.run(argv, input=stdin, capture_output=True, text=True)
     if done.returncode != 0:
         raise CommandFailed(

@@ -1,4 +1,5 @@
-"""A whole Kubernetes of one node or more: the control plane plus kubelets, containerd, Services and DNS.
+"""A whole Kubernetes of one node or more: control plane, kubelets, containerd, Services and DNS.
+
 Needs root.
 
 Everything listens inside network namespaces of its own, so that several clusters do not meet and nothing of
@@ -35,7 +36,7 @@ class Node(ControlPlane):
         )
         super().__init__(folder, binaries, ports=PORTS, place=place)
         self.workers: list[Worker] = []
-        """Those that run: the first, and such as have joined."""
+        """Running workers: the first, and those that have joined."""
         self._images: list[Callable[[Worker], None]] = []
         """Each gives a node one of the images."""
         self.scheduler = self.component(
@@ -60,7 +61,7 @@ class Node(ControlPlane):
         )
 
     def start(self) -> None:
-        """Starts everything. Raises NotReady with the end of the failing component's log."""
+        """Start all components. Raises NotReady with the end of the failing component's log."""
         self.worker.create()
         super().start()
         try:
@@ -96,7 +97,7 @@ class Node(ControlPlane):
 
     @contextmanager
     def joined(self) -> Iterator[Worker]:
-        """One node more for the length of the block, with the images of the first one."""
+        """Yield one node more for the length of the block, with the images of the first one."""
         number = len(self.workers)
         folder = Path(tempfile.mkdtemp(prefix=leftovers.PREFIX))
         leftovers.claim(folder)
@@ -114,7 +115,7 @@ class Node(ControlPlane):
             self.kubectl("delete", "node", worker.name, "--ignore-not-found")
 
     def load_image(self, name: str, environment: Mapping[str, str] | None = None) -> None:
-        """Gives the image with our programs one more name, such as the one a chart asks for, on all nodes.
+        """Give the image with our programs one more name, such as the one a chart requests, on all nodes.
 
         In it `mambaserve` and `python` run the checkout; its entry point is `mambaserve`. Pods must not
         have `imagePullPolicy: Always`, which is the default for the tag `latest`.
@@ -123,7 +124,10 @@ class Node(ControlPlane):
         self._load(lambda worker: worker.import_image(name, image))
 
     def load_archive(self, path: Path) -> None:
-        """Gives all nodes an OCI archive, under the name that it carries. Its containers see nothing else."""
+        """Import an OCI archive into all nodes, under the name that it carries.
+
+        Its containers see nothing else.
+        """
         self._load(lambda worker: worker.import_archive(path))
 
     def _load(self, load: Callable[[Worker], None]) -> None:
@@ -132,7 +136,7 @@ class Node(ControlPlane):
             load(worker)
 
     def run_inside(self, *argv: str, stdin: str | None = None, timeout: float = 120.0) -> str:
-        """Standard output of a command in the node's network, where Service addresses work.
+        """Run a command in the node's network, where Service addresses work, and return its standard output.
 
         Names of Services do not: the command sees the machine's resolver. Raises CommandFailed.
         """
@@ -140,13 +144,13 @@ class Node(ControlPlane):
         return command(*argv[1:], stdin=stdin, timeout=timeout)
 
     def service_address(self, name: str, namespace: str) -> str:
-        """The address of a Service, for `run_inside` and `network.dial`."""
-        found = self.kubectl.json("get", "service", name, "-n", namespace)
-        return str(found["spec"]["clusterIP"])
+        """Return the address of a Service, for `run_inside` and `network.dial`."""
+        service = self.kubectl.json("get", "service", name, "-n", namespace)
+        return str(service["spec"]["clusterIP"])
 
     @contextmanager
     def kubelet_down(self) -> Iterator[None]:
-        """The kubelet is killed, and away for the length of the block; containers run on."""
+        """Kill the kubelet and keep it away for the length of the block; containers run on."""
         self.worker.kubelet.stop(grace=0)
         try:
             with self._soon_given_up():
@@ -157,14 +161,14 @@ class Node(ControlPlane):
 
     @contextmanager
     def cut_off(self, worker: Worker) -> Iterator[None]:
-        """A node that joined is out of reach for the length of the block; what it runs, runs on."""
+        """Cut off a node that joined for the length of the block; its containers run on."""
         with self._soon_given_up(), self.network.cut_off(worker.network):
             yield
         self._wait_ready(worker)
 
     @contextmanager
     def _soon_given_up(self) -> Iterator[None]:
-        """The cluster gives a node up after fifteen seconds of silence, which are fifty otherwise."""
+        """Let the cluster give a node up after fifteen seconds of silence instead of fifty."""
         before = self.controller_manager.argv
         self._restart_controllers([*before, "--node-monitor-grace-period=15s"])
         try:
@@ -178,19 +182,19 @@ class Node(ControlPlane):
         self.controller_manager.start()
 
     def stop(self) -> None:
-        """Ends all components at once; `leftovers.remove` removes the rest."""
+        """End all components at once; `leftovers.remove` removes the rest."""
         self.api.close()
         for component in reversed(self.components):
             component.stop(grace=0)
 
     def _is_ready(self, name: str) -> bool:
         try:
-            status, found = self.api.request("GET", f"/api/v1/nodes/{name}", timeout=2.0)
+            status, node = self.api.request("GET", f"/api/v1/nodes/{name}", timeout=2.0)
         except OSError:
             return False
         if status != 200:
             return False
-        conditions = found.get("status", {}).get("conditions", [])
+        conditions = node.get("status", {}).get("conditions", [])
         return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
 
 
@@ -203,12 +207,12 @@ def _dns_answers(worker: Worker) -> bool:
 
 
 def keeps_files() -> bool:
-    """Whether the folders with the logs are to stay."""
+    """Return whether the folders with the logs are to stay."""
     return bool(os.environ.get("MAMBASERVE_KEEP_CLUSTER"))
 
 
 def check_machine() -> None:
-    """Raises ToolMissing, saying what to do, when no node can be made here."""
+    """Raise ToolMissing with instructions if no node can be created on this machine."""
     if os.geteuid() != 0:
         raise ToolMissing("a node needs root: run `make e2e` as root on Linux")
     if packages := container_runtime.missing_packages():
@@ -219,7 +223,7 @@ def check_machine() -> None:
 
 @contextmanager
 def running_node(binaries: Path) -> Iterator[Node]:
-    """A node for the length of the block; what killed runs left behind is removed first.
+    """Run a node for the length of the block, after removing the remains of killed runs.
 
     `MAMBASERVE_KEEP_CLUSTER=1` leaves the folder with the logs where it is.
     """

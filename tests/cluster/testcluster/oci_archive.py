@@ -27,7 +27,7 @@ class File:
 
 @dataclass(frozen=True)
 class Image:
-    """What an image is made of; paths are relative to its root."""
+    """Contents of an image; paths are relative to its root."""
 
     directories: Mapping[str, int] = field(default_factory=dict)
     """Mode per directory."""
@@ -37,11 +37,11 @@ class Image:
     entrypoint: Sequence[str] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     machine: str = "x86_64"
-    """As `os.uname().machine` says it."""
+    """Processor architecture as `os.uname().machine` reports it."""
 
 
 def archive(name: str, image: Image) -> bytes:
-    """The tar file that holds `image` under the reference `name`."""
+    """Return the tar file that holds `image` under the reference `name`."""
     layer = _layer(image)
     config = _json(
         {
@@ -74,7 +74,7 @@ def archive(name: str, image: Image) -> bytes:
 
 
 def digest(blob: bytes) -> str:
-    """The content address of a blob: `sha256:` and 64 hexadecimal digits."""
+    """Return the content address of a blob: `sha256:` and 64 hexadecimal digits."""
     return f"sha256:{hashlib.sha256(blob).hexdigest()}"
 
 

@@ -47,20 +47,20 @@ class Authority:
         )  # fmt: skip
 
     def issue(self, identity: Identity) -> Certificate:
-        """A certificate for server and client use."""
-        made = Certificate(self.folder / f"{identity.name}.crt", self.folder / f"{identity.name}.key")
+        """Issue a certificate for server and client use."""
+        certificate = Certificate(self.folder / f"{identity.name}.crt", self.folder / f"{identity.name}.key")
         request = self.folder / f"{identity.name}.csr"
         extensions = self.folder / f"{identity.name}.ext"
         extensions.write_text(extension_text(identity))
-        _openssl("req", *CURVE, "-keyout", made.key, "-out", request, "-subj", identity.subject)
+        _openssl("req", *CURVE, "-keyout", certificate.key, "-out", request, "-subj", identity.subject)
         _openssl(
             "x509", "-req", "-in", request, "-CA", self.root.certificate, "-CAkey", self.root.key,
-            "-CAcreateserial", "-out", made.certificate, "-days", DAYS, "-extfile", extensions,
+            "-CAcreateserial", "-out", certificate.certificate, "-days", DAYS, "-extfile", extensions,
         )  # fmt: skip
-        return made
+        return certificate
 
     def signing_pair(self, name: str) -> tuple[Path, Path]:
-        """(private key, public key) for service account tokens."""
+        """Return (private key, public key) for service account tokens."""
         private, public = self.folder / f"{name}.key", self.folder / f"{name}.pub"
         _openssl("ecparam", "-name", "prime256v1", "-genkey", "-noout", "-out", private)
         _openssl("ec", "-in", private, "-pubout", "-out", public)
@@ -68,7 +68,7 @@ class Authority:
 
 
 def extension_text(identity: Identity) -> str:
-    """The openssl extension file of a certificate."""
+    """Return the openssl extension file of a certificate."""
     return (
         f"subjectAltName={','.join(identity.names)}\n"
         "basicConstraints=critical,CA:FALSE\n"

@@ -24,7 +24,7 @@ class Resource:
     namespaced: bool
 
     def path(self, namespace: str | None = None, name: str = "", selector: str = "") -> str:
-        """Of one object, or of all in a namespace or everywhere."""
+        """Return the path of one object, or of all objects in a namespace or everywhere."""
         within = f"/namespaces/{namespace}" if namespace and self.namespaced else ""
         query = f"?{urlencode({'labelSelector': selector})}" if selector else ""
         return f"{self.root}{within}/{self.plural}{f'/{name}' if name else ''}{query}"
@@ -38,23 +38,23 @@ class Resources:
         self._known: dict[str, Resource] = {}
 
     def find(self, name: str) -> Resource:
-        """The kind called `name`: plural, singular, short name, Kind, each also as NAME.GROUP.
+        """Return the kind called `name`: plural, singular, short name, Kind, each also as NAME.GROUP.
 
         Raises ClusterError when the server has none, OSError when it is away.
         """
-        wanted = name.lower()
-        if wanted not in self._known:
+        lowered = name.lower()
+        if lowered not in self._known:
             # Those of a CRD come and go; asked again only for what is not known.
             self._known = {**self._read("/apis"), **self._read("/api")}
-        if wanted not in self._known:
+        if lowered not in self._known:
             raise ClusterError(f"the server has no resource {name!r}")
-        return self._known[wanted]
+        return self._known[lowered]
 
     def _read(self, path: str) -> dict[str, Resource]:
         status, answer = self._api.request("GET", path, accept=AGGREGATED)
         if status != HTTPStatus.OK:
             raise ClusterError(f"GET {path}: {status} {answer}")
-        found: dict[str, Resource] = {}
+        kinds: dict[str, Resource] = {}
         for group in answer["items"]:
             group_name = group["metadata"].get("name", "")
             # The preferred version comes first.
@@ -66,6 +66,6 @@ class Resources:
                     names = (plural, each.get("singularResource"), *each.get("shortNames", []))
                     kind = each.get("responseKind", {}).get("kind", "")
                     for called in {*names, kind} - {"", None}:
-                        found.setdefault(called.lower(), resource)
-                        found.setdefault(f"{called}.{group_name}".lower(), resource)
-        return found
+                        kinds.setdefault(called.lower(), resource)
+                        kinds.setdefault(f"{called}.{group_name}".lower(), resource)
+        return kinds

@@ -17,9 +17,9 @@ MOUNTS = "host-mounts.json"
 
 
 def with_mounts(spec: dict[str, Any], mounts: list[dict[str, Any]]) -> dict[str, Any]:
-    """The container's specification with `mounts`, if it asks for them.
+    """Return the container's specification with `mounts`, if it requests them.
 
-    They come before the first one of the pod's own, which wins where they meet.
+    They come before the first mount of the pod's own, which wins where they meet.
     """
     if HOST_VIEW not in spec["process"].get("env", ()):
         return spec

@@ -20,7 +20,10 @@ OLDEST = (1, 24)
 
 
 def find_go(cache: Path, report: Callable[[str], None]) -> Path:
-    """A Go that can build Kubernetes. Raises ToolMissing when there is none and none can be installed."""
+    """Return a Go that can build Kubernetes.
+
+    Raises ToolMissing when there is none and none can be installed.
+    """
     on_path = shutil.which("go")
     if on_path and not os.environ.get("MAMBASERVE_GO_FROM_PYPI"):
         if version_of(_output([on_path, "version"])) >= OLDEST:
@@ -41,13 +44,13 @@ def find_go(cache: Path, report: Callable[[str], None]) -> Path:
 
 
 def version_of(text: str) -> tuple[int, int]:
-    """The (major, minor) in what `go version` prints; (0, 0) when it has none."""
-    found = re.search(r"\bgo(\d+)\.(\d+)", text)
-    return (int(found[1]), int(found[2])) if found else (0, 0)
+    """Return the (major, minor) in what `go version` prints; (0, 0) when it has none."""
+    match = re.search(r"\bgo(\d+)\.(\d+)", text)
+    return (int(match[1]), int(match[2])) if match else (0, 0)
 
 
 def installers(package: str, target: Path) -> list[list[str]]:
-    """The commands that can install a package into a folder, best first: uv, then any pip there is."""
+    """Return the commands that can install a package into a folder, best first: uv, then any pip."""
     install = ["install", "--quiet", "--target", str(target), package]
     commands = [[uv, "pip", *install]] if (uv := shutil.which("uv")) else []
     if importlib.util.find_spec("pip"):

@@ -1,6 +1,6 @@
-"""What runs pods on one node of a test cluster: containerd, kubelet, kube-proxy, in a network of their own.
+"""Processes of one node of a test cluster: containerd, kubelet, kube-proxy, in their own network.
 
-Made by `Node`, for itself and for each node that joins it. Needs root.
+Created by `Node`, for itself and for each node that joins it. Needs root.
 """
 
 from collections.abc import Mapping
@@ -34,7 +34,7 @@ class Worker:
         self.proxy = self._component("kube-proxy", [])
 
     def issue(self, authority: Authority) -> Certificate:
-        """The certificate of its kubelet, as a client and as a server."""
+        """Issue the certificate of the kubelet, as a client and as a server."""
         addresses = (f"DNS:{self.name}", "IP:127.0.0.1", f"IP:{self.subnet.address}")
         identity = Identity(self.name, f"/O=system:nodes/CN=system:node:{self.name}", addresses)
         return authority.issue(identity)
@@ -42,7 +42,7 @@ class Worker:
     def configure(
         self, authority: Authority, certificate: Certificate, own_kubeconfig: Path, kubeconfig: Path
     ) -> None:
-        """Writes what its processes read; `own_kubeconfig` is the kubelet's, the other one kube-proxy's."""
+        """Write the configuration files; `own_kubeconfig` is the kubelet's, the other one kube-proxy's."""
         Path(self._host.caches, host_view.KERNELS).mkdir(parents=True, exist_ok=True)
         container_runtime.write_configuration(self._runtime, host_view.mounts(self._host), self.subnet)
         config = kubelet.kubelet_config(
@@ -63,12 +63,12 @@ class Worker:
         )
 
     def create(self) -> None:
-        """Makes its network and its control group. Raises CommandFailed, ClusterError."""
+        """Create the network and the control group. Raises CommandFailed, ClusterError."""
         self.network.create()
         self.group.create()
 
     def start_runtime(self) -> None:
-        """containerd, with the image that holds a pod's namespaces open. Raises NotReady, CommandFailed."""
+        """Start containerd with the pause image. Raises NotReady, CommandFailed."""
         self.containerd.start()
         self.containerd.wait_until(
             self._runtime.socket.exists, timeout=READY_SECONDS, what="listening on its socket"
@@ -77,19 +77,19 @@ class Worker:
         self.import_image(container_runtime.PAUSE_IMAGE, pause)
 
     def host_image(self, environment: Mapping[str, str]) -> Image:
-        """The image with our programs, its containers' environment extended."""
+        """Return the image with our programs, its containers' environment extended."""
         return host_view.with_environment(host_view.image(self._host), environment)
 
     def import_image(self, name: str, image: Image) -> None:
-        """Makes `image` known to this node under `name`."""
+        """Import `image` into this node under `name`."""
         container_runtime.import_image(self._runtime, name, image)
 
     def import_archive(self, path: Path) -> None:
-        """Makes an OCI archive known to this node under the name that it carries."""
+        """Import an OCI archive into this node under the name that it carries."""
         container_runtime.import_archive(self._runtime, path)
 
     def stop(self) -> None:
-        """Ends its processes at once; `leftovers.remove` removes the rest."""
+        """End the processes at once; `leftovers.remove` removes the rest."""
         for component in (self.proxy, self.kubelet, self.containerd):
             component.stop(grace=0)
 

@@ -1,4 +1,4 @@
-"""These tests belong to the process that `test_interpreted_kernels.py` starts."""
+"""Guard: only the process that `test_interpreted_kernels.py` starts may run these tests."""
 
 import os
 

@@ -42,12 +42,12 @@ HELD_BACK = SamplingParams(max_tokens=5, min_tokens=4, logit_bias={17: 3.0})
 
 @pytest.fixture(autouse=True)
 def few_splits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Programs that find nothing to do take the interpreter as long as others."""
+    """Reduce the splits: idle programs take the interpreter as long as others."""
     monkeypatch.setattr(paged_attention, "PROGRAMS", 4)
 
 
 def requests(seed: int) -> list[AddRequest]:
-    """Every kind of row, ragged, two of them from one stem; what they are is the same for all seeds."""
+    """Return ragged requests of every kind of row, two from one stem, the same for all seeds."""
     rng = random.Random(seed)
     stem = [rng.randrange(6, 200) for _ in range(rng.randint(20, 70))]
     prompts = [stem, [*stem[:17], 9, 8], [rng.randrange(6, 200) for _ in range(rng.randint(1, 9))]]
@@ -63,7 +63,7 @@ Issued = dict[int, list[RecordedWork]]
 
 
 def record(monkeypatch: pytest.MonkeyPatch, *, compute: bool) -> Issued:
-    """What each step of so many rows issues from now on, its first part and its second."""
+    """Record what each later step of this many rows issues, its first part and its second."""
     seen: Issued = defaultdict(list)
     forward, choice = DecodeStep._issue_forward, DecodeStep._issue_choice
 
@@ -87,7 +87,7 @@ def issued(monkeypatch: pytest.MonkeyPatch) -> Issued:
 
 
 def _differing(left: list[Described], right: list[Described]) -> Iterator[Any]:
-    """What is not the same in both, in order."""
+    """Yield the differences of both, in order."""
     for ours, theirs in zip_longest(left, right):
         if ours != theirs:
             yield ours, theirs
@@ -97,8 +97,10 @@ def _differing(left: list[Described], right: list[Described]) -> Iterator[Any]:
 def test_steps_of_one_number_of_rows_issue_the_same_on_the_same_memory(
     tiny_recall: Path, tmp_path: Path, issued: Issued, experts: bool
 ) -> None:
-    """Three rows end one after the other, each kind last once: steps of four, two and one row, whatever is in
-    them and ran before."""
+    """Run three rows that end one after the other, so that each kind is the last once.
+
+    Steps have four, two and one row, with varying contents and earlier steps.
+    """
     path = tiny_recall
     if experts:
         layers = {"num_hidden_layers": 2, "layer_types": ["mamba", "attention"]}
@@ -117,8 +119,10 @@ def test_steps_of_one_number_of_rows_issue_the_same_on_the_same_memory(
 def test_every_bucket_issues_the_same_whatever_its_rows_are(
     tiny_recall: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rows and padding, tracked or not, of any depth, with every kind of choice. The kernels are not run: no
-    step reads what they compute, so it can change nothing of what is issued."""
+    """Vary rows and padding, tracking and depth, with every kind of choice.
+
+    The kernels are not run: no step reads their results, so these can change nothing of what is issued.
+    """
     most = 1024
     engine = make_engine(tiny_recall, max_running_requests=most, arena_bytes=256 << 20)
     issued = record(monkeypatch, compute=False)
@@ -159,7 +163,7 @@ def random_decodes(rng: np.random.Generator, n: int) -> HostBatch:
 
 @pytest.fixture(scope="module")
 def anew(tiny_recall: Path) -> dict[tuple[str, int], Answer]:
-    """Every step issued anew, by the layers' general entry."""
+    """Issue every step again by the layers' general entry."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(paged_attention, "PROGRAMS", 4)
         patch.setattr("mamba_server.model.layers.hybrid.HybridModel.decodes_resident", False)

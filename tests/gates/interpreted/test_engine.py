@@ -21,7 +21,7 @@ CASES = [Case("ExtraBuffer", True, 16, 64), *([Case("NoBuffer", False, 1, 128)] 
 
 
 def requests(prefix: str) -> list[AddRequest]:
-    """Ragged, two from one stem; the longer ones take several chunks."""
+    """Return ragged requests, two from one stem; the longer ones take several chunks."""
     rng = random.Random(3)
     stem = [rng.randrange(6, 200) for _ in range(70)]
     prompts = [stem[:5], stem, [*stem[:66], 9, 8, 7]]
@@ -40,14 +40,14 @@ def same(got: Answer, expected: Answer) -> None:
 
 @pytest.fixture(autouse=True, scope="module")
 def few_splits() -> Iterator[None]:
-    """Programs that find nothing to do take the interpreter as long as others."""
+    """Reduce the splits: idle programs take the interpreter as long as others."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(paged_attention, "PROGRAMS", 4)
         yield
 
 
 def by_torch(checkpoint: Path) -> list[Answer]:
-    """Each request alone, its whole prompt computed."""
+    """Answer each request alone, its whole prompt computed."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(hybrid, "backend_for", lambda *_: TORCH)
         engine = make_engine(checkpoint, dtype="float32", prefix_caching=False)
@@ -76,7 +76,7 @@ def test_tokens_and_log_probabilities_are_torchs_without_and_with_a_hit(
 
 
 def granite(path: Path) -> Path:
-    """With experts and factors."""
+    """Return a model with experts and factors."""
     layers = ["mamba", "attention"]
     return random_granite(
         path, num_hidden_layers=2, layer_types=layers, num_local_experts=4, num_experts_per_tok=2
@@ -84,7 +84,7 @@ def granite(path: Path) -> Path:
 
 
 def qwen3_next(path: Path) -> Path:
-    """With the gated delta rule, rotary positions, norms of heads and a gate behind attention."""
+    """Return one with the delta rule, rotary positions, head norms and gated attention."""
     layers = ["linear_attention", "full_attention"]
     return random_qwen3_next(
         path, num_hidden_layers=2, layer_types=layers, num_experts=4, num_experts_per_tok=2,
@@ -93,7 +93,7 @@ def qwen3_next(path: Path) -> Path:
 
 
 def nemotron_h(path: Path) -> Path:
-    """With experts in groups, a correction of their scores, and a squared ReLU."""
+    """Return one with experts in groups, a correction of their scores, and a squared ReLU."""
     return random_nemotron_h(
         path, hybrid_override_pattern="E-M", n_routed_experts=12, num_experts_per_tok=3, n_group=4,
         topk_group=2, moe_intermediate_size=24, moe_shared_expert_intermediate_size=40,

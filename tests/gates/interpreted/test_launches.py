@@ -1,4 +1,4 @@
-"""How much a decode step launches: a few kernels a layer, whatever the number of rows."""
+"""Launches of a decode step: a few kernels a layer, whatever the number of rows."""
 
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ RECURRENT, ATTENTION, SAMPLING = 8, 6, 12
 """Most that may be launched by one layer in a step, and by the choice of its tokens, the head included."""
 FEED_FORWARD, EXPERTS, DELTA, MAMBA = {Mlp: 3}, {Moe: 9}, {GatedDeltaMixer: 5}, {Mamba2Mixer: 5}
 PLAIN, ROTATED, GATED = {Attention: 5}, {Attention: 6}, {Attention: 8}
-"""What a layer launches in a decode step of a 16-bit model, without the norm in front of it."""
+"""Launches of a layer in a decode step of a 16-bit model, without the norm in front of it."""
 OF_EXPERTS = {
     "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24,
     "moe_shared_expert_intermediate_size": 40,

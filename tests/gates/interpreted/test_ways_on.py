@@ -28,12 +28,12 @@ GREEDY = SamplingParams(max_tokens=5, temperature=0.0, ignore_eos=True)
 
 @pytest.fixture(autouse=True)
 def few_splits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Programs that find nothing to do take the interpreter as long as others."""
+    """Reduce the splits: idle programs take the interpreter as long as others."""
     monkeypatch.setattr(paged_attention, "PROGRAMS", 4)
 
 
 def requests() -> list[AddRequest]:
-    """A prompt of several pieces beside a short one."""
+    """Return a prompt of several pieces and a short one."""
     return [AddRequest("a", list(range(7, 57)), GREEDY), AddRequest("b", list(range(20, 29)), PENALIZED)]
 
 
@@ -63,7 +63,7 @@ def break_kernel(patch: pytest.MonkeyPatch, name: str, error: Exception) -> None
 
 @pytest.fixture(scope="module")
 def granite(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With experts, and positions that turn."""
+    """Return a model with experts and rotary positions."""
     return random_granite(
         tmp_path_factory.mktemp("granite"), num_hidden_layers=2, layer_types=["mamba", "attention"],
         num_local_experts=4, num_experts_per_tok=2, position_embedding_type="rope",
@@ -80,7 +80,7 @@ def qwen(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def right() -> dict[Path, list[list[int]]]:
-    """What all kernels together say."""
+    """Return the tokens that all kernels together give."""
     return {}
 
 

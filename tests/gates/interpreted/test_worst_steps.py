@@ -1,4 +1,4 @@
-"""What is computed before an engine is ready: the worst steps, to measure them, and one of each kind."""
+"""Computations before an engine is ready: the worst steps, to measure them, and one of each kind."""
 
 from pathlib import Path
 from typing import Any

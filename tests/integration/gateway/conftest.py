@@ -23,12 +23,12 @@ Handler = Callable[[web.Request, dict[str, Any]], Awaitable[web.StreamResponse]]
 
 
 def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> Any:
-    """Engines, gateway and client share one process: all but the tests of commands run on virtual time."""
+    """Run all tests except those of commands on virtual time, in one process."""
     return loop_factories(item)
 
 
 def event(text: str, finish: str | None = None, **more: Any) -> bytes:
-    """One completion chunk as an engine frames it."""
+    """Return one completion chunk as an engine frames it."""
     choice = {"index": 0, "text": text, "finish_reason": finish, "logprobs": None}
     body = {
         "id": "cmpl-1",
@@ -86,7 +86,7 @@ class FakeEngine:
         self.url = f"http://127.0.0.1:{self.port}"
 
     async def kill(self) -> None:
-        """Gone, with every connection."""
+        """Stop at once, with every connection."""
         if self._runner is not None:
             runner, self._runner = self._runner, None
             if runner.server is not None:
@@ -139,7 +139,7 @@ class FakeEngine:
 
 
 async def answer(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
-    """The ordinary engine: `max_tokens` events with `gap` seconds between them, or one JSON body."""
+    """Answer like an engine: `max_tokens` events with `gap` seconds between them, or one JSON body."""
     count, gap = int(body.get("max_tokens", 3)), float(body.get("gap", 0))
     usage = {
         "prompt_tokens": len(body.get("prompt", "")),
@@ -173,7 +173,7 @@ class Gateway:
     task: "asyncio.Task[int]"
 
     async def metrics(self, client: aiohttp.ClientSession) -> dict[str, float]:
-        """Its series by full name with labels."""
+        """Return the gateway's series by full name with labels."""
         async with client.get(f"{self.url}/metrics") as response:
             lines = (await response.text()).splitlines()
         pairs = (line.rsplit(" ", 1) for line in lines if line and not line.startswith("#"))
@@ -206,7 +206,7 @@ async def engine() -> AsyncIterator[EngineFactory]:
 
 @pytest.fixture
 async def client() -> AsyncIterator[aiohttp.ClientSession]:
-    """A client without a connection limit."""
+    """Yield a client without a connection limit."""
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=60)) as session:
         yield session
@@ -280,7 +280,7 @@ async def spawn() -> AsyncIterator[Spawn]:
 
 @pytest.fixture
 def eventually() -> Callable[..., Awaitable[None]]:
-    """`until`, for tests."""
+    """Return `until` for tests."""
     return until
 
 

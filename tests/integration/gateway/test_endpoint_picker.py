@@ -55,7 +55,7 @@ async def picker() -> AsyncIterator[PickerHarness]:
 
 
 def measured(**more: Any) -> ProbeReport:
-    """Of an engine that says how fast it is: a prompt costs it seconds, not the number of its requests."""
+    """Return the report of an engine that measures its speed, so that a prompt costs seconds."""
     return ProbeReport(ready=True, speed=EngineSpeed(10_000, 0, 0.001), prompt_tokens_waiting=0, **more)
 
 

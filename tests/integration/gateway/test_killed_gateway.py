@@ -53,7 +53,7 @@ class Gateway(Command):
 
 
 def rest(connection: socket.socket) -> tuple[bytes, bool]:
-    """What comes until the connection ends, and whether it was reset."""
+    """Return the bytes until the connection ends, and whether it was reset."""
     got = b""
     with connection:
         while True:

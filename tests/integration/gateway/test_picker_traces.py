@@ -1,4 +1,4 @@
-"""What a proxy relays has the spans of what the gateway relays, below the client's and above the engine's."""
+"""Traces of requests that a proxy relays: the spans of the gateway's relay, between client and engine."""
 
 from eventually import until
 from kept_spans import SAMPLED, UNSAMPLED, KeptSpans, parents, tracing_to
@@ -6,7 +6,7 @@ from picker_harness import ENGINES, JSON, PickerHarness, Stream, addresses, put
 
 
 async def through(picker: PickerHarness, *headers: tuple[str, str], status: int = 200) -> dict[str, str]:
-    """One request; the headers that the proxy is told to send on."""
+    """Send one request and return the headers that the proxy shall pass on."""
     stream: Stream = picker.stream()
     await stream.headers(*headers)
     await stream.body(JSON)

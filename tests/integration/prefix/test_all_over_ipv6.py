@@ -16,7 +16,7 @@ HERE = "::1"
 
 
 def metric(url: str, sample: str) -> float:
-    """The value of one sample; 0 where there is none yet."""
+    """Return the value of one sample; 0 where there is none yet."""
     with urllib.request.urlopen(f"{url}/metrics", timeout=30) as answer:
         lines = answer.read().decode().splitlines()
     return next((float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"{sample} ")), 0.0)

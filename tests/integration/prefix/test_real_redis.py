@@ -18,8 +18,11 @@ OPERATIONS = 100_000 if os.environ.get("MAMBASERVE_PROPS") == "large" else 1500
 
 
 async def change(made: IndexWorld, operations: int) -> None:
-    """So many gains and losses over all engines, and among them flushes, restarts of an engine process and
-    crashes of a pod, in whose place another one of its name begins with nothing."""
+    """Apply `operations` changes over all engines.
+
+    Most are gains and losses; among them are flushes, restarts of an engine process and crashes of a pod,
+    whose successor of the same name begins with an empty cache.
+    """
     done = 0
     while done < operations:
         engine = made.rng.choice(list(made.engines.values()))

@@ -19,12 +19,12 @@ from redis_server import RedisServer
 
 pytestmark = pytest.mark.redis
 ANSWER_SECONDS = 0.7
-"""Of a client of these tests: above the half second that a read waits for news."""
+"""Answer timeout of a client of these tests: above the half second that a read waits for news."""
 
 
 @asynccontextmanager
 async def followed(port: int) -> AsyncIterator[IndexWorld]:
-    """Two engines whose checkpoints a gateway knows."""
+    """Yield two engines whose checkpoints a gateway knows."""
     async with real_world(f"redis://127.0.0.1:{port}/0", answer_seconds=ANSWER_SECONDS) as made:
         for name in "ab":
             made.start(name).change(20)
@@ -35,7 +35,7 @@ async def followed(port: int) -> AsyncIterator[IndexWorld]:
 async def is_noticed_and_heals(
     made: IndexWorld, begin: Callable[[], object], end: Callable[[], object]
 ) -> None:
-    """Through one fault: what was known stays, engines go on, and then all is known that they have now."""
+    """Check one fault: earlier knowledge stays, engines go on, and all is known at the end."""
     known = {name: set(made.index.hashes_of(name).tolist()) for name in made.engines}
     begin()
     try:

@@ -30,7 +30,7 @@ class Certificate:
 
     @property
     def options(self) -> tuple[str, ...]:
-        """Of a redis-server that shows it and asks clients for none."""
+        """Options of a redis-server that presents a certificate and requires none of its clients."""
         files = ("--tls-cert-file", self.path, "--tls-key-file", self.key, "--tls-ca-cert-file", self.path)
         return (*map(str, files), "--tls-auth-clients", "no")
 

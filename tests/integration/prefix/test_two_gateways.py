@@ -1,5 +1,6 @@
-"""What one gateway's requests left in the engines, requests through the other resume: real processes, a real
-Redis, and each of them started anew.
+"""Prompts that one gateway sent are resumed by requests through the other.
+
+Real processes and a real Redis, each of them restarted once.
 """
 
 import urllib.request
@@ -30,7 +31,7 @@ class Gateway(Command):
         wait_until(lambda: call(f"{self.url}/readyz")[0] == 200)
 
     def entries(self) -> int:
-        """Checkpoints that it knows of."""
+        """Return the number of known checkpoints."""
         with urllib.request.urlopen(f"{self.url}/metrics", timeout=30) as answer:
             lines = answer.read().decode().splitlines()
         name = "mambaserve_prefix_index_entries"
@@ -38,7 +39,7 @@ class Gateway(Command):
 
 
 def resumed(gateway: Gateway, prompts: list[list[int]]) -> int:
-    """How many of the prompts are resumed but for the page that their last token is in."""
+    """Count the prompts that are resumed up to the page of their last token."""
     whole = 0
     for prompt in prompts:
         body = {"model": MODEL, "prompt": prompt, "max_tokens": 1}

@@ -27,7 +27,7 @@ def poisoned_views(
     dtype: torch.dtype,
     state_dtype: torch.dtype | None = None,
 ) -> CacheViews:
-    """NaN-filled, strided as in an arena: layers of one slab (page) lie beside each other, with gaps."""
+    """Return NaN-filled views, strided as in an arena: the layers of a slab or page are adjacent."""
     kind = state_dtype or (torch.float64 if dtype == torch.float64 else torch.float32)
     conv: list[torch.Tensor] = []
     ssm: list[torch.Tensor] = []
@@ -69,7 +69,7 @@ class Sequence:
 
 @dataclass
 class Run:
-    """What a sequence does in one step: `count` tokens, checkpoints {depth: slot}, `track` for a decode."""
+    """Part of a sequence in one step: `count` tokens, checkpoints {depth: slot}, `track` for a decode."""
 
     sequence: Sequence
     count: int
@@ -91,7 +91,7 @@ class Driver:
     guard: bool = True
 
     def step(self, runs: list[Run]) -> torch.Tensor:
-        """Logits of the wanted rows, in order of the runs (decodes first). Advances the sequences."""
+        """Advance the sequences; return the wanted rows' logits, in order of the runs (decodes first)."""
         runs = sorted(runs, key=lambda run: not run.decode)
         host, ids, table = self._host(runs)
         host.check(self.chunk_size, self.page_size, table)
@@ -110,7 +110,7 @@ class Driver:
         return logits
 
     def _host(self, runs: list[Run]) -> tuple[HostBatch, IntArray, IntArray]:
-        """Integers, token ids and table of pages; the rows of the table go the other way."""
+        """Return integers, token ids and table of pages; the rows of the table go the other way."""
         ids: list[int] = []
         positions: list[int] = []
         owners: list[int] = []

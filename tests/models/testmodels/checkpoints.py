@@ -190,32 +190,32 @@ def random_nemotron_h(directory: Path, **more: Any) -> Path:
 
 
 def random_granite(directory: Path, **more: Any) -> Path:
-    """A Granite 4 hybrid."""
+    """Write a random Granite 4 hybrid."""
     return random_checkpoint(SMALL_GRANITE, directory, **more)
 
 
 def random_falcon_h1(directory: Path, **more: Any) -> Path:
-    """Its mixers lie side by side."""
+    """Write a random Falcon-H1 model, whose mixers lie side by side."""
     return random_checkpoint(SMALL_FALCON_H1, directory, **more)
 
 
 def random_qwen3_next(directory: Path, **more: Any) -> Path:
-    """Its recurrence is the gated delta rule."""
+    """Write a random Qwen3-Next model, whose recurrence is the gated delta rule."""
     return random_checkpoint(SMALL_QWEN3_NEXT, directory, **more)
 
 
 def random_bamba(directory: Path, **more: Any) -> Path:
-    """Its attention has rotary positions."""
+    """Write a random Bamba model, whose attention has rotary positions."""
     return random_checkpoint(SMALL_BAMBA, directory, **more)
 
 
 def random_mamba2(directory: Path, **more: Any) -> Path:
-    """Without attention."""
+    """Write a random Mamba2 model without attention."""
     return random_checkpoint(SMALL_MAMBA2, directory, **more)
 
 
 def randomize(model: torch.nn.Module, seed: int, *, zero_centered: bool = False) -> None:
-    """Weights with unit gain, decays and step sizes over their whole range, nothing left at 0 or 1."""
+    """Draw weights with unit gain, decays and step sizes over their whole range, none left at 0 or 1."""
     g = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, tensor in model.named_parameters():
@@ -242,7 +242,7 @@ def randomize(model: torch.nn.Module, seed: int, *, zero_centered: bool = False)
 
 
 def write_tokenizer(directory: Path) -> None:
-    """A byte-level tokenizer: token i < 256 is one byte."""
+    """Write a byte-level tokenizer: token i < 256 is one byte."""
     from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
     from tokenizers.models import BPE
 
@@ -268,7 +268,7 @@ def write_tokenizer(directory: Path) -> None:
 
 
 def _byte_alphabet() -> dict[int, str]:
-    """The printable character that stands for each byte (GPT-2's table)."""
+    """Return the printable character that stands for each byte (GPT-2's table)."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     table = {byte: chr(byte) for byte in printable}
     others = (byte for byte in range(256) if byte not in table)

@@ -31,7 +31,7 @@ def ints(values: Any) -> IntArray:
 def chunk_plan(
     pieces: list[PiecePlan], chunk_size: int, noise: IntArray | None = None, device: torch.device = CPU
 ) -> ChunkPlan:
-    """noise: [T] as of `ChunkPlan.build`."""
+    """Build a plan. noise: [T] as of `ChunkPlan.build`."""
     start, length, sequence, rank, track, base = [], [], [], [], [], 0
     for index, piece in enumerate(pieces):
         end = piece.done + piece.length
@@ -61,12 +61,12 @@ def chunk_plan(
 
 
 def poisoned(*shape: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
-    """Memory that shows up in every result it leaks into."""
+    """Return the memory that shows up in every result it leaks into."""
     return torch.full(shape, float("nan"), dtype=dtype)
 
 
 def strided_cache(slabs: int, *shape: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
-    """NaN-poisoned [slabs, *shape] cut out of a wider allocation, as the arena's views are."""
+    """Return a NaN-poisoned [slabs, *shape] part of a wider allocation, like the arena's views."""
     size = int(np.prod(shape))
     return poisoned(slabs, size + 7, dtype=dtype)[:, 3 : 3 + size].unflatten(1, shape)
 

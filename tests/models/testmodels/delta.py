@@ -48,7 +48,7 @@ class Delta:
         )
 
     def wide(self) -> "Delta":
-        """The same numbers in float64."""
+        """Return the same numbers in float64."""
         other = Delta(self.H, self.G, self.V, self.K, self.T, seed=self.seed)
         for name in ("mixed", "gates", "A", "dt_bias"):
             setattr(other, name, getattr(self, name).double())

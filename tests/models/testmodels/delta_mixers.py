@@ -42,11 +42,11 @@ class DeltaMixerRows:
         return GatedDeltaCalls(library, self.weights, key_heads=G, key_dim=K, norm_eps=EPS)
 
     def parts(self) -> tuple[torch.Tensor, ...]:
-        """Inputs of the convolution, gate, b and a of all rows, in float64."""
+        """Return the inputs of the convolution, gate, b and a of all rows, in float64."""
         return self.projected.double().split(self.widths, dim=1)
 
     def rule(self, mixed: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> DeltaInputs:
-        """In float64, of what the convolution gave, rounded as the rows are."""
+        """Return the rule's inputs in float64 from the convolution's outputs, rounded as the rows are."""
         H, G, V, K, _ = self.sizes
         q, k, v = mixed.to(self.projected.dtype).double().split([G * K, G * K, H * V], dim=1)
         return DeltaInputs(

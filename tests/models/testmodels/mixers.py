@@ -31,7 +31,7 @@ class MixerRows:
     """Weights, rows and states of a mixer; the same numbers in every type. Slots 1 to 4 have a state."""
 
     def __init__(self, T: int, sizes: Sizes, dtype: torch.dtype, state: torch.dtype, *, norm: bool) -> None:
-        """T rows of a mixer of `sizes` H, P, N, G, K."""
+        """Draw T rows of a mixer of `sizes` H, P, N, G, K."""
         H, P, N, G, K = sizes
         self.sizes = (H, P, N, G)
         generator = torch.Generator().manual_seed(H + N)
@@ -62,21 +62,21 @@ class MixerRows:
         )
 
     def parts(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Gate, inputs of the convolution and step sizes of all rows, in float64."""
+        """Return the gate, inputs of the convolution and step sizes of all rows, in float64."""
         H, P, N, G = self.sizes
         gate, inputs, dt = self.projected.double().split([H * P, H * P + 2 * G * N, H], dim=1)
         return gate, inputs, dt
 
     def conv_bias(self) -> torch.Tensor | None:
-        """In float64."""
+        """Return the bias in float64."""
         return None if self.weights.conv_bias is None else self.weights.conv_bias.double()
 
     def norm_weight(self) -> torch.Tensor | None:
-        """In float64."""
+        """Return the weight in float64."""
         return None if self.weights.norm is None else self.weights.norm.double()
 
     def scan(self, mixed: torch.Tensor, dt: torch.Tensor) -> ScanInputs:
-        """In float64, of what the convolution gave, rounded as the rows are."""
+        """Return the scan's inputs in float64 from the convolution's outputs, rounded as the rows are."""
         H, P, N, G = self.sizes
         weights = self.weights
         x, B, C = mixed.to(self.projected.dtype).double().split([H * P, G * N, G * N], dim=1)

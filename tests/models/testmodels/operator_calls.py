@@ -43,7 +43,7 @@ def numbers(*shape: int) -> torch.Tensor:
 
 
 def slots(*, noise: bool = True) -> SlotPlan:
-    """With tensors of the device as fields."""
+    """Return a plan whose fields are tensors of the device."""
     plan = SlotPlan.build(ints([1, -1]), ints([1, 2]), ints([-1, 3]), CPU)
     words = plan.device_noise if noise else None
     return SlotPlan(CPU, plan.host_routes, plan.device_routes, resident_noise=words)

@@ -16,7 +16,7 @@ Operator = Callable[[torch.Tensor, torch.Tensor, float, AttentionPlan, torch.Ten
 
 
 def textbook(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:
-    """query: [n, heads, d], the last n positions; key, value: [context, kv_heads, d]."""
+    """Compute attention. query: [n, heads, d], the last n positions; key, value: [context, kv_heads, d]."""
     n, heads, _ = query.shape
     context = len(key)
     key, value = (t.repeat_interleave(heads // t.shape[1], 1) for t in (key, value))
@@ -70,7 +70,7 @@ class PagedBatch:
         )
 
     def attend(self, operator: Operator = paged_attention) -> torch.Tensor:
-        """What `operator` writes, of which nothing may be left unwritten."""
+        """Return the output of `operator`, and check that it is written whole."""
         out = poisoned(*self.query.shape, dtype=self.query.dtype)
         with no_sync():
             operator(self.query, self.kv, SCALE, self.plan(), out)

@@ -37,7 +37,7 @@ async def drained(run: ActiveRequest) -> list[ChoiceUpdate]:
 
 
 async def served(run: ActiveRequest, *story: Callable[[], None]) -> list[ChoiceUpdate]:
-    """What the run gives while the story happens."""
+    """Return the updates of the run while the events happen."""
     async with run:
         for happens in story:
             happens()

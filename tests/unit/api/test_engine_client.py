@@ -55,7 +55,7 @@ async def test_deltas_reach_the_inbox_of_their_request_and_no_other(client: Engi
 
 
 class Wire:
-    """What was sent to the engine."""
+    """Messages sent to the engine."""
 
     def __init__(self, client: EngineClient) -> None:
         self.sent: list[wire.ToEngine] = []

@@ -35,25 +35,25 @@ def ready(): say("ready", vocab_size=9, max_model_len=9, eos_token_ids=[], plan=
 
 
 def shell(script: str) -> tuple[str, ...]:
-    """An engine that is a shell script; the sockets' addresses are its further arguments."""
+    """Return an engine that is a shell script; the sockets' addresses are its further arguments."""
     return ("/bin/sh", "-c", script, "engine")
 
 
 def speaker(script: str) -> tuple[str, ...]:
-    """An engine that can `say` messages and hear `inbound`."""
+    """Return an engine that can `say` messages and hear `inbound`."""
     return (sys.executable, "-c", SPEAKER + script)
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pauses between starts are tested by themselves."""
+    """Shorten the pauses between starts, which have tests of their own."""
     monkeypatch.setattr(engine_client, "backoff", lambda deaths, jitter: 0.001)
     monkeypatch.setattr(engine_client, "LAST_MESSAGES_SECONDS", 0.05)
 
 
 @pytest.fixture(autouse=True)
 def folders(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Where the sockets' folders are made."""
+    """Yield the parent folder of the sockets' folders."""
     # Not tmp_path: the path of a socket has a hundred characters at most.
     with tempfile.TemporaryDirectory() as short:
         monkeypatch.setattr(tempfile, "mkdtemp", partial(tempfile.mkdtemp, dir=short))
@@ -241,7 +241,7 @@ async def test_an_engine_that_does_not_hear_the_end_is_killed(life: Any, folders
 async def test_an_engine_that_loads_ends_at_once_with_what_it_has_started(
     life: Any, folders: Path, tmp_path: Path
 ) -> None:
-    """It may compile its kernels: it hears nothing meanwhile, and has nothing to finish."""
+    """Check the end of an engine that may compile kernels: it reads no message and has nothing to finish."""
     started = tmp_path / "started"
     one = life(shell(f"trap '' TERM INT; sleep 600 & echo $! > {started}; wait; sleep 600"))
     await until(lambda: started.exists() and started.read_text().strip())
@@ -254,7 +254,7 @@ async def test_an_engine_that_loads_ends_at_once_with_what_it_has_started(
 
 
 def running(pid: int) -> bool:
-    """Whether the process is there and no zombie."""
+    """Return whether the process is there and no zombie."""
     try:
         return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
     except FileNotFoundError:

@@ -21,7 +21,7 @@ NAMED = re.compile(r"(test_\w+\.py)::(test_\w+)(?:\[(.+)\])?")
 
 
 def fields(model: type[BaseModel], path: str = "") -> Iterator[str]:
-    """Every field that holds a value, in YAML spelling; `[]` marks the items of a list."""
+    """Yield every field that holds a value, in YAML spelling; `[]` marks the items of a list."""
     for name, field in model.model_fields.items():
         here = f"{path}{field.alias or name}"
         found = _model_in(field.annotation)
@@ -43,7 +43,7 @@ def _model_in(annotation: Any) -> tuple[type[BaseModel], bool] | None:
 
 @cache
 def functions(file: str) -> frozenset[str]:
-    """Names of the tests in a file of that name, wherever below tests/ it is."""
+    """Return the names of the tests in a file of that name, wherever below tests/ it is."""
     return frozenset(
         node.name
         for path in TESTS.rglob(file)
@@ -54,7 +54,7 @@ def functions(file: str) -> frozenset[str]:
 
 @cache
 def literals(file: str) -> frozenset[str]:
-    """All texts in the files of that name: the ids of parametrized tests are among them."""
+    """Return all texts in the files of that name: the ids of parametrized tests are among them."""
     return frozenset(
         node.value
         for path in TESTS.rglob(file)

@@ -25,7 +25,7 @@ SLOW = "(?s:.*)" * 3000
 
 
 def reference_chain(rng: random.Random) -> dict[str, Any]:
-    """A schema whose definitions lead to each other, in one of the ways that schemas have."""
+    """Return a schema whose definitions lead to each other, in one of the ways that schemas have."""
     depth = rng.choice([10, 100, 300, 870, 1100])
     form = rng.choice(["properties", "anyOf", "allOf", "items"])
 

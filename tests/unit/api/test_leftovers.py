@@ -1,4 +1,4 @@
-"""What a request made is gone with its answer: no object stays, and none waits for a search for garbage."""
+"""Garbage of requests: no object outlives its answer, and none waits for the collector."""
 
 import asyncio
 import gc

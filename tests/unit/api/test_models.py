@@ -127,7 +127,7 @@ def test_every_rule_has_a_spec_that_breaks_it() -> None:
 
 
 def validations(schema: Any) -> Iterator[dict[str, str]]:
-    """Every CEL rule of a schema."""
+    """Yield every CEL rule of a schema."""
     if isinstance(schema, dict):
         rules = schema.get(VALIDATIONS)
         yield from rules if isinstance(rules, list) else ()
@@ -199,7 +199,7 @@ def test_every_field_has_a_description_that_ends_as_a_sentence() -> None:
 
 
 def unbounded(node: Any, path: str) -> list[str]:
-    """Paths of lists, maps and strings without a bound; their bounds keep CEL's worst case legal."""
+    """Return the paths of lists, maps and strings without a bound, which CEL's worst case needs."""
     kind = node.get("type", "string" if "anyOf" in node else "")
     bounds = {"array": {"maxItems"}, "string": {"maxLength", "enum"}}.get(kind, set())
     if "additionalProperties" in node:

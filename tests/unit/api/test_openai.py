@@ -23,7 +23,7 @@ def chat(**fields: Any) -> ChatCompletionRequest:
 
 
 def refusal(make: Any, **fields: Any) -> str:
-    """What the client is told, with the field it is about."""
+    """Return the error text for the client, with the field it is about."""
     with pytest.raises(ValidationError) as caught:
         make(**fields)
     first = caught.value.errors()[0]

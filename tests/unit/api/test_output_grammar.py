@@ -50,7 +50,7 @@ def text(form: ToolCallFormat | None = None, *special: str) -> TextProcessor:
 
 
 def thinking(*special: str) -> TextProcessor:
-    """Of a model that thinks, and whose calls are those of Hermes."""
+    """Return the processor of a model that thinks, and whose calls have the format of Hermes."""
     source = f"{{# {THINK.begin} {THINK.end} {HERMES.begin} #}}{{{{ tools }}}}"
     return TextProcessor(
         Tokenizer(byte_tokenizer(special), {}), ChatTemplate(source, {}), GenerationDefaults()
@@ -73,7 +73,7 @@ async def check(made: str) -> str:
 
 
 def allows(grammar: str, written: str, *special: str) -> bool:
-    """Whether the text is a whole answer."""
+    """Return whether the text is a whole answer."""
     rust = byte_tokenizer(special)
     matcher = LLMatcher(LLTokenizer(rust.to_str(), eos_token=rust.token_to_id("<eos>")), grammar)
     assert not matcher.is_error(), matcher.get_error()

@@ -1,4 +1,4 @@
-"""What an engine answers a gateway that asks it for its checkpoints."""
+"""Answers of an engine to a gateway that requests its checkpoints."""
 
 import asyncio
 from pathlib import Path

@@ -23,7 +23,7 @@ def deployment(**spec: Any) -> MambaDeployment:
 
 
 def filled(profile: dict[str, Any] = PROFILE, **spec: Any) -> dict[str, Any]:
-    """The spec of an object with the profile, as plain data."""
+    """Return the spec of an object with the profile, as plain data."""
     spec = {**spec, "resources": {"profile": "mine", **spec.get("resources", {})}}
     made = with_profile(deployment(**spec), {"mine": ResourceProfile.model_validate(profile)})
     return dict(made.manifest()["spec"])

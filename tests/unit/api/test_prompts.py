@@ -24,7 +24,7 @@ def messages_of(path: str, text: str) -> dict[str, Any]:
 
 
 async def told_ids(api: Api, asked: Asked) -> list[int]:
-    """The prompt that reached the engine; the client leaves."""
+    """Return the prompt that reached the engine; the client leaves."""
     await until(lambda: api.engine.requests or asked.messages)
     assert asked.messages == [], asked.body
     ids = list(api.engine.requests[0].token_ids)

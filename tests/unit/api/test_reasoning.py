@@ -1,4 +1,4 @@
-"""What a model thinks reaches the client apart from what it answers, with its tokens counted."""
+"""Reasoning reaches the client apart from the answer, with its tokens counted."""
 
 import json
 from typing import Any
@@ -32,7 +32,7 @@ THOUGHT = "\nLet me see.\n</think>\n\n"
 
 
 async def answered(*parts: str, template: str = TEMPLATE, finish: str = "stop", **fields: Any) -> Asked:
-    """The answer when the model writes `parts`."""
+    """Return the answer when the model writes `parts`."""
     api = Api(template=template)
     api.engine.send(msgspec.structs.replace(READY, max_model_len=2048))
     body = {"messages": USER, "max_tokens": 200, **fields}

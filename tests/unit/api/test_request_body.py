@@ -1,4 +1,4 @@
-"""What counts as a JSON body."""
+"""Accepted and refused JSON bodies."""
 
 import contextlib
 import gc

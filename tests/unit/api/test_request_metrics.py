@@ -1,4 +1,4 @@
-"""What is counted about requests: every alias says what our own series says."""
+"""Metrics of requests: every alias has the values of our own series."""
 
 from typing import Any
 

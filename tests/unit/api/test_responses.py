@@ -47,7 +47,7 @@ def update(choice: int, text: str, *, first: bool = False, finish: Any = None, *
 
 
 def data(raw: bytes) -> list[dict[str, Any]]:
-    """The JSON of each event."""
+    """Return the JSON of each event."""
     blocks = raw.split(b"\n\n")
     assert blocks.pop() == b""
     return [json.loads(block.removeprefix(b"data: ")) for block in blocks]
@@ -58,7 +58,7 @@ words = st.lists(st.text(alphabet='ab \u00e9\u4e16\U0001f389\n"\\', max_size=6),
 
 @st.composite
 def runs(draw: st.DrawFn) -> tuple[int, list[ChoiceUpdate]]:
-    """Updates of up to three choices, each in order, mixed with each other."""
+    """Draw updates of up to three choices, each in order, mixed with each other."""
     left = [list(enumerate(draw(words))) for _ in range(draw(st.integers(1, 3)))]
     sizes = [len(parts) for parts in left]
     updates = []

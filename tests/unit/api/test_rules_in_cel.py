@@ -42,7 +42,7 @@ class Absent(Exception):
 
 
 def cel(expression: str, value: Any) -> Any:
-    """What a CEL expression over `self` says."""
+    """Evaluate a CEL expression over `self`."""
     text = TERNARY.sub(r"\1\3 if \2 else \4\5", expression)
     text = text.replace("&&", " and ").replace("||", " or ")
     text = re.sub(r"!(?!=)", " not ", text)
@@ -123,14 +123,14 @@ def test_the_reading_of_cel_is_that_of_its_specification(expression: str, value:
 
 
 def stored(model: type[ApiModel], data: dict[str, Any]) -> ApiModel:
-    """The object with its defaults, as it is before any rule has looked at it."""
+    """Return the object with its defaults, as it is before any rule is applied."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(model, "rules", ())
         return model.model_validate(data)
 
 
 def refused(model: type[ApiModel], data: dict[str, Any]) -> str:
-    """The words Python refuses the object with; empty when it takes it."""
+    """Return the text with which Python refuses the object; empty if the object is valid."""
     try:
         model.model_validate(data)
     except ValidationError as error:
@@ -226,7 +226,7 @@ def field(*path: str) -> dict[str, Any]:
 
 
 def matches(node: dict[str, Any], text: str) -> bool:
-    """Whether the API server takes a text there: its pattern is RE2, where `$` is the very end."""
+    """Return whether the API server accepts a text there: patterns are RE2, where `$` is the very end."""
     [rule] = node["x-kubernetes-validations"]
     [pattern] = re.findall(r"self\.matches\(r'(.*?)'\)", rule["rule"])
     return (

@@ -42,7 +42,7 @@ def nodes(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[st
 
 
 def with_defaults(value: Any, schema: dict[str, Any]) -> Any:
-    """What the API server stores for `value`: the defaulting of structural schemas, spelled out."""
+    """Return the stored form of `value`: the defaulting of structural schemas, spelled out."""
     if isinstance(value, dict):
         filled = dict(value)
         for name, child in schema.get("properties", {}).items():
@@ -184,7 +184,7 @@ def test_a_union_that_is_not_int_or_string_cannot_slip_in() -> None:
 def test_bounds_are_written_in_the_form_of_the_api() -> None:
     class Bounds(BaseModel):
         """Words
-        on two lines."""
+        on two lines."""  # noqa: D205
 
         above: Annotated[float, Field(gt=0, lt=1)]
         names: Annotated[dict[str, str], Field(max_length=3)]

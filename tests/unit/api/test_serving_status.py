@@ -25,7 +25,7 @@ RUNNING = {"id": "the client's name", "index": 0, "phase": "decode", "promptToke
 
 
 def answering(api: Api, **bodies: dict[str, Any]) -> None:
-    """The engine answers these admin calls, and refuses all others."""
+    """Let the engine answer these admin calls, and refuse all others."""
 
     def react(message: wire.ToEngine) -> None:
         if isinstance(message, wire.AdminCall):

@@ -27,14 +27,14 @@ USER = [{"role": "user", "content": "x"}]
 
 
 def calling(template: str = HERMES) -> Api:
-    """A server whose context has room for tools."""
+    """Return a server whose context has room for tools."""
     api = Api(template=template)
     api.engine.send(msgspec.structs.replace(READY, max_model_len=2048))
     return api
 
 
 async def answered(api: Api, *parts: str, finish: str = "stop", **fields: Any) -> Asked:
-    """The answer to a request with a tool, when the model writes `parts`."""
+    """Return the answer to a request with a tool, when the model writes `parts`."""
     body = {"messages": USER, "tools": [ADD], "max_tokens": 20, **fields}
     return await api.chat(body, parts, finish)
 

@@ -1,4 +1,4 @@
-"""What the measuring client makes of a stream, however it is cut and whatever else stands in it."""
+"""Parsing of a stream by the measuring client, however the stream is cut and whatever else it contains."""
 
 import asyncio
 import json

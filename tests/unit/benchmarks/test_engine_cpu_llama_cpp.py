@@ -1,4 +1,4 @@
-"""What is read of llama.cpp's benchmark."""
+"""Parsing of the output of llama.cpp's benchmark."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What the comparison of simulated and live fleets computes: the fit, the trace, the figures."""
+"""Computations of the comparison of simulated and live fleets: the fit, the trace, the figures."""
 
 import subprocess
 import sys

@@ -122,7 +122,7 @@ def test_the_oracle_asks_before_engines_are_needed() -> None:
 
 @cache
 def grown(late: int) -> Score:
-    """Four minutes that one engine does, sixteen that take two; decided by what was so many looks ago."""
+    """Score four minutes for one engine, sixteen for two; decisions lag by some looks."""
     asked = plain(
         lambda at: 0.0 if at > 1200 else 1.0 if at > 240 else 0.3, 4.0, LengthDistribution(5000, 60), seed=11
     )

@@ -53,7 +53,7 @@ class Script:
 
 
 def served(router: RouterName) -> list[tuple[str, float | None]]:
-    """Where the requests went that a fleet of three gets behind this router, and when they ended."""
+    """Return the engines and end times of requests to a fleet of three behind this router."""
     run = Simulation(PLAIN, PROFILE, GATEWAYS[router], Script([3]), Slo(), replace(AROUND, initial=3), 1)
     run.run()
     return [(request.engine, request.ended_at) for request in run.requests]

@@ -1,4 +1,4 @@
-"""What a simulated fleet is asked, and what its runs are judged by."""
+"""Workloads of a simulated fleet, and the scores of its runs."""
 
 import json
 from pathlib import Path

@@ -19,7 +19,7 @@ Kernel = Callable[..., Any]
 
 
 def call() -> OperatorCall:
-    """An update of three slots, one of them tracked; the others hold NaN."""
+    """Return an update of three slots, one of them tracked; the others hold NaN."""
     mixer = Mixer(H, P, N, 1, ROWS, dtype=torch.float32)
     state = strided_cache(SLOTS, H, P, N, dtype=torch.float32)
     slots = np.array([1, 4, 6], np.int32)

@@ -25,7 +25,7 @@ BLOCK = 4
 
 
 def of(*prompts: Sequence[int]) -> TraceWorkload:
-    """Prompts of whole blocks and one token."""
+    """Return prompts of whole blocks and one token."""
     arrivals = [
         Arrival(float(at), BLOCK * len(ids) + 1, 1, (*ids, 1000 + at)) for at, ids in enumerate(prompts)
     ]
@@ -71,7 +71,7 @@ def subsets(places: Sequence[int], most: int) -> Iterator[frozenset[int]]:
 
 
 def optimum(history: PrefixHistory, slots: int) -> int:
-    """Most tokens that any policy can save with `slots` states between requests: tries all it could keep."""
+    """Return the most tokens that any policy can save with `slots` states, by trying all choices."""
     best: dict[frozenset[int], int] = {frozenset(): 0}
     for path, limit in zip(history.paths, history.limits, strict=True):
         then: dict[frozenset[int], int] = {}

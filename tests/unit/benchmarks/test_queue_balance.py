@@ -1,4 +1,4 @@
-"""How even queues are is told of the moments at which there are queues, and of how many those are."""
+"""Evenness of queues: measured at the moments at which there are queues, and reported with their number."""
 
 import pytest
 from benchmarks.queue_balance import QueueBalance, over_windows, percentile, seconds_over_mean

@@ -6,7 +6,7 @@ from mamba_server.cache.node import Node
 
 
 def chain(*depths: int) -> list[Node]:
-    """Nodes with checkpoints at `depths` on one path."""
+    """Return nodes with checkpoints at `depths` on one path."""
     out, at = [], Node(None, ids(), ids(), "")
     for slot, depth in enumerate(depths, 1):
         at = Node(at, ids(range(at.depth, depth)), ids(), "")

@@ -15,7 +15,7 @@ def resumable(bench: CacheBench, prompt: Tokens) -> int:
 
 
 def full(prompts: int, slabs: int = 4000) -> CacheBench:
-    """With a few checkpoints of each of that many prompts."""
+    """Return a cache with a few checkpoints of each of that many prompts."""
     bench = CacheBench.make(slabs=slabs, policy="RecomputeCost")
     bench.check = lambda: None  # type: ignore[method-assign]
     rng = np.random.default_rng(0)

@@ -1,4 +1,4 @@
-"""What the ghost tree remembers of prompts, what it forgets, and which returns it foresees."""
+"""Memory of the ghost tree: remembered prompts, forgotten ones, and predicted returns."""
 
 import numpy as np
 

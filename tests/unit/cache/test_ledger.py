@@ -14,7 +14,7 @@ from mamba_server.cache.slot_state import SlotState
 
 
 def busy() -> tuple[CacheBench, SequenceAllocation, Node]:
-    """One sequence that resumed from a checkpoint of another, and that checkpoint."""
+    """Return one sequence that resumed from a checkpoint of another, and that checkpoint."""
     bench = CacheBench.make()
     bench.serve(ids(range(17)))
     allocation = bench.admit(ids(range(30)))

@@ -15,7 +15,7 @@ few_tokens = st.lists(st.integers(0, 2), max_size=24)
 
 
 def chain(*lengths: int) -> list[Node]:
-    """The root and one node below the other, with keys of these lengths."""
+    """Return the root and one node below the other, with keys of these lengths."""
     nodes = [Node(None, ids(), NO_PAGES, "salt")]
     for length in lengths:
         nodes.append(Node(nodes[-1], ids(range(length)), NO_PAGES, "salt"))

@@ -28,7 +28,7 @@ def test_room_under_the_cap_is_spread_over_the_track_interval() -> None:
 
 
 def recomputed_at_most(prompt: int, left_at: int, interval: int, cap: int) -> int:
-    """Tokens a prompt has to recompute before it leaves another of `prompt` tokens at `left_at`."""
+    """Return the tokens recomputed before a prompt branches from another at `left_at`."""
     depths = [0, *place(prompt, 0, (), 0, 16, interval, cap).depths]
     return left_at - max(depth for depth in depths if depth <= left_at)
 

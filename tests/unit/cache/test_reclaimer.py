@@ -1,4 +1,4 @@
-"""What goes when memory is short, and how much of it at once."""
+"""Eviction when memory is short: the order, and the amount at once."""
 
 from cache_bench import CacheBench, ids
 from mamba_server.cache.arena import AllocationSite
@@ -6,7 +6,7 @@ from mamba_server.cache.node import Node
 
 
 def leaves(bench: CacheBench) -> list[Node]:
-    """Ends of the tree without a checkpoint, that nobody uses."""
+    """Return the ends of the tree without a checkpoint that are not in use."""
     return [
         each
         for each in bench.cache.tree.walk()
@@ -15,7 +15,7 @@ def leaves(bench: CacheBench) -> list[Node]:
 
 
 def full() -> CacheBench:
-    """Six prompts without a checkpoint and three with one, and the rest of the arena taken."""
+    """Return six prompts without a checkpoint and three with one; the rest of the arena is in use."""
     bench = CacheBench.make(slabs=32, per_slab=4)
     bench.cache.min_checkpoint_depth = 100
     for number in range(6):

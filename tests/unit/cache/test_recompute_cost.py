@@ -1,4 +1,4 @@
-"""What goes first when room is short: tokens saved, returns foreseen, bytes taken."""
+"""Order of eviction: tokens saved, returns predicted, bytes freed."""
 
 import numpy as np
 import pytest
@@ -35,7 +35,7 @@ def add(to: RadixTree, prompt: np.ndarray, slot: int) -> Node:
 
 
 def seen(ghosts: GhostTree, to: RadixTree, prompt: np.ndarray, slot: int = 0) -> Node | None:
-    """A request for `prompt` came by; with `slot`, it leaves a checkpoint at its end."""
+    """Record a request for `prompt`; with `slot`, it leaves a checkpoint at its end."""
     sighting, aged = ghosts.observe(prompt, "")
     for ghost in aged:
         if ghost.node is not None:
@@ -48,7 +48,7 @@ def seen(ghosts: GhostTree, to: RadixTree, prompt: np.ndarray, slot: int = 0) ->
 
 
 def order(of: RadixTree) -> list[int]:
-    """Slots from the first victim to the last, as if each were evicted in turn."""
+    """Return the slots from the first victim to the last, as if each were evicted in turn."""
     out = []
     while (node := of.eviction.pop_checkpoint()) is not None:
         if node.slot:

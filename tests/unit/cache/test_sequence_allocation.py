@@ -1,4 +1,4 @@
-"""What one sequence has beside its row: every tracking slot counted once, its progress read from the row."""
+"""State of one sequence besides its row: every tracking slot counted once, its progress read from the row."""
 
 from __future__ import annotations
 

@@ -318,7 +318,7 @@ def test_pages_without_a_checkpoint_stay_while_only_slots_are_wanted() -> None:
 
 
 def leaf(bench: CacheBench, tokens: Tokens) -> None:
-    """Pages of `tokens` in the tree, with no checkpoint."""
+    """Insert the pages of `tokens` into the tree without a checkpoint."""
     grant = bench.arena.allocate(AllocationSite.EXTEND, pages=len(tokens) // 4)
     assert grant is not None
     bench.cache.tree.insert(tokens, grant.pages, 0, 0, "")

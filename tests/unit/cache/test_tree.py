@@ -201,10 +201,10 @@ class Listener:
         self.known.remove((node.salt, prefix_of(node).tobytes()))
 
     def pages_gained(self, node: Node) -> None:
-        """Of checkpoints alone is asked here."""
+        """Ignore pages: these tests are about checkpoints alone."""
 
     def pages_lost(self, node: Node) -> None:
-        """The same."""
+        """Ignore pages: these tests are about checkpoints alone."""
 
 
 def test_who_listens_knows_the_checkpoints_that_there_are() -> None:

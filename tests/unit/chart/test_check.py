@@ -24,7 +24,7 @@ TEMPLATE = (SCRIPT.parents[1] / "templates/tests/health.yaml").read_text()
 
 @contextmanager
 def answering(status: int) -> Iterator[tuple[int, list[str]]]:
-    """A server that gives every GET this status; its port and the paths it was asked for."""
+    """Run a server that gives every GET this status; yield its port and the requested paths."""
     asked: list[str] = []
 
     class Handler(BaseHTTPRequestHandler):

@@ -19,7 +19,7 @@ CHILDREN = {"list", "watch", "create", "patch", "delete"}
 
 
 def rules() -> list[dict[str, Any]]:
-    """The namespaced rules, those of the ClusterRole and of the lease's Role."""
+    """Return the namespaced rules, those of the ClusterRole and of the lease's Role."""
     text = (TEMPLATES / "_helpers.tpl").read_text()
     text = text[text.index('{{- define "mambaserve.rules" -}}') :].split("\n", 1)[1].split("{{- end -}}")[0]
     found: list[dict[str, Any]] = yaml.safe_load(text)
@@ -31,7 +31,7 @@ def rules() -> list[dict[str, Any]]:
 
 
 def verbs() -> dict[tuple[str, str], set[str]]:
-    """Verbs by (group, resource), those for single names included."""
+    """Return the verbs by (group, resource), those for single names included."""
     granted: dict[tuple[str, str], set[str]] = {}
     for rule in rules():
         for group in rule["apiGroups"]:
@@ -44,14 +44,14 @@ RULES = verbs()
 
 
 def test_no_lease_but_its_own_is_read_or_written() -> None:
-    """Whoever may write any Lease takes the scheduler's leadership, and stops nodes from being heard."""
+    """Guard other leases: a writer of any Lease takes the scheduler's leadership and silences nodes."""
     of_leases = [rule for rule in rules() if "leases" in rule["resources"]]
     bound = [rule.get("resourceNames", ["*"]) for rule in of_leases if set(rule["verbs"]) != {"create"}]
     assert bound == [[names.CLAIM_NAME], [LEASE]]
 
 
 def of_external_metrics() -> dict[tuple[str, str], list[tuple[tuple[str, ...], set[str]]]]:
-    """(names, verbs) by (group, resource) of the roles of `externalMetrics.enabled`; no names = all."""
+    """Return (names, verbs) by (group, resource) of `externalMetrics.enabled`; no names = all."""
     text = (TEMPLATES / "external-metrics.yaml").read_text()
     text = text.replace("{{ $name }}", "SERVICE")
     found: dict[tuple[str, str], list[tuple[tuple[str, ...], set[str]]]] = {}

@@ -30,7 +30,7 @@ Right = tuple[str, str, str]
 
 
 def granted() -> set[Right]:
-    """(verb, group, resource) of all the chart's rules together."""
+    """Return (verb, group, resource) of all the chart's rules together."""
     text = (TEMPLATES / "_helpers.tpl").read_text()
     text = text[text.index('{{- define "mambaserve.rules" -}}') :].split("\n", 1)[1].split("{{- end -}}")[0]
     rules: list[dict[str, Any]] = yaml.safe_load(text)
@@ -111,7 +111,7 @@ def leftover(kind: str) -> Manifest:
 
 
 async def silent(_: str) -> None:
-    """No engine answers."""
+    """Simulate silent engines."""
 
 
 def ready_engine(name: str) -> Manifest:
@@ -123,7 +123,7 @@ def ready_engine(name: str) -> Manifest:
 
 
 def damage(cluster: Watched) -> None:
-    """All children lose the note of what they were made of: each is applied anew."""
+    """Remove the record of the source from all children, so that each is applied again."""
     for one in cluster.objects.values():
         one["metadata"].get("annotations", {}).pop(names.ANNOTATION_SPEC_HASH, None)
 

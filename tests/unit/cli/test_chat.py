@@ -28,7 +28,7 @@ USAGE = {"prompt_tokens": 40, "completion_tokens": 2, "prompt_tokens_details": {
 
 @dataclass
 class Endpoint:
-    """What the server answers with, and what it was asked."""
+    """Answers of the server, and the requests that it got."""
 
     url: str = ""
     pieces: tuple[str, ...] = ("Hel", "lo")

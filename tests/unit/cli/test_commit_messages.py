@@ -21,7 +21,7 @@ def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """A git checkout with the project's rules and the tools of this environment."""
+    """Return a git checkout with the project's rules and the tools of this environment."""
     for name in (
         ".gitlint",
         "scripts/commit-msg",

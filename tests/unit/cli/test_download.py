@@ -120,7 +120,7 @@ def test_a_model_that_the_disk_does_not_hold_is_not_begun(hub: Hub, monkeypatch:
 
 
 def stored(cache: Path, name: str, commit: str, size: int) -> None:
-    """A copy of another model, as the Hub's client keeps it."""
+    """Store a copy of another model in the layout of the Hub's client."""
     model = cache / f"models--{name.replace('/', '--')}"
     blob, link = model / "blobs" / f"{commit}-blob", model / "snapshots" / commit / "model.safetensors"
     for file in (blob, link, model / "refs" / "main"):
@@ -132,7 +132,7 @@ def stored(cache: Path, name: str, commit: str, size: int) -> None:
 
 @pytest.fixture
 def full(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """A volume of 5,000 bytes with two old copies of a model, one of another, and half a download."""
+    """Return a volume of 5,000 bytes with two old copies of a model, one of another, and half a download."""
 
     class Usage(NamedTuple):
         free: int
@@ -185,7 +185,7 @@ def test_a_report_that_cannot_be_written_is_a_failure(hub: Hub, tmp_path: Path) 
 
 
 class Asking(list[str]):
-    """What the Hub serves; at the beginning of each file the port is asked how far the download is."""
+    """Files that the Hub serves; at the beginning of each file the progress is read from the port."""
 
     def __init__(self, port: int) -> None:
         super().__init__()

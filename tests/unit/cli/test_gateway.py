@@ -20,7 +20,7 @@ PICKER = ("--backend", "http://[fd00::1]:8000", "--endpoint-picker-port", "9002"
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[GatewaySettings]:
-    """The settings the gateway was started with; it ends at once, with code 0."""
+    """Return the settings of each started gateway; it ends at once, with code 0."""
     seen: list[GatewaySettings] = []
 
     async def serve(

@@ -1,4 +1,4 @@
-"""What `mambaserve serve` shows between its start and the moment it is ready."""
+"""Progress lines of `mambaserve serve` between its start and the moment it is ready."""
 
 import io
 import json

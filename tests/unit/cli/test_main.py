@@ -118,7 +118,7 @@ def test_wrong_usage_ends_with_2_and_names_what_is_wrong(
 
 
 def test_collecting_the_commands_loads_nothing_heavy() -> None:
-    """What `--help` and shell completion wait for."""
+    """Keep `--help` and shell completion fast."""
     heavy = ("torch", "numpy", "pydantic", "aiohttp", "fastapi", "kubernetes", "kopf", "transformers", "yaml")
     code = (
         f"from mamba_cli import main; import sys; main._collect(); print({set(heavy)!r} & set(sys.modules))"

@@ -58,7 +58,7 @@ def test_a_model_directory_is_planned_as_a_table(nano: Path) -> None:
 
 @pytest.fixture
 def inside(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
-    """`mambaserve plan ARGUMENTS` in this process: the JSON it prints, or what it complains of."""
+    """Run `mambaserve plan ARGUMENTS` in this process; return its JSON or its error."""
 
     def run(*arguments: str, stdin: str = "") -> Any:
         documents._standard_input.cache_clear()
@@ -190,7 +190,7 @@ def test_without_a_gpu_the_free_main_memory_is_planned(nano: Path) -> None:
 
 
 def with_gpu(folder: Path, mib: int | None) -> dict[str, str]:
-    """The environment of a machine whose driver reports one GPU of so many MiB, or that has none."""
+    """Return the environment of a machine whose driver reports one GPU of `mib` MiB, or that has none."""
     tools = folder / f"tools-{mib}"
     tools.mkdir()
     if mib is not None:
@@ -200,7 +200,7 @@ def with_gpu(folder: Path, mib: int | None) -> dict[str, str]:
 
 
 def test_a_model_is_planned_for_this_machine_where_none_is_named(tmp_path: Path) -> None:
-    """As `serve` and `up` would run it: on its GPU, or else on its CPU; and the plan says so first."""
+    """Plan as `serve` and `up` would run the model: on the GPU, else on the CPU; the first line names it."""
     here = mambaserve("plan", "known://granite-4.0-h-350m", **with_gpu(tmp_path, None))
     assert "free main memory" in here.stdout, here.stderr
     assert here.stdout.index("CPU of this machine") < here.stdout.index("no workload declared")

@@ -38,7 +38,7 @@ def trace(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def plan(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
-    """`mambaserve plan MODEL ARGUMENTS` in this process: exit code, standard output, standard error."""
+    """Run `mambaserve plan MODEL ARGUMENTS` in this process; return exit code and both outputs."""
     (tmp_path / "nano").mkdir()
     (tmp_path / "nano" / "config.json").write_text(CONFIG.read_text())
     monkeypatch.setenv("COLUMNS", "120")

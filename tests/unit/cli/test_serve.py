@@ -72,7 +72,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[EngineSettings]:
 
 
 def ended(*arguments: str) -> int:
-    """Exit code of `mambaserve serve ARGUMENTS…`. Raises CliError."""
+    """Return the exit code of `mambaserve serve ARGUMENTS…`. Raises CliError."""
     main._collect()
     group: Any = typer.main.get_command(main.app)
     try:

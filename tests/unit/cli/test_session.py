@@ -11,7 +11,7 @@ from mamba_cli.local.supervisor import Child, SupervisorState, Tick
 
 
 def session(*, until: float) -> LocalSession:
-    """One whose child waits for its next start."""
+    """Return a session whose child waits for its next start."""
     made = LocalSession([], SessionOptions(), Console(quiet=True))
     made._state = SupervisorState((Child("engine", 0, phase="waiting", until=until),))
     return made

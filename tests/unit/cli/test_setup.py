@@ -22,7 +22,7 @@ esac
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """A source tree with a Python of which only pip is asked anything, and no uv on the path."""
+    """Return a source tree whose Python has a stub pip, with no uv on the path."""
     for name in ("scripts/setup", "scripts/install_hooks", "requirements/dev.lock", "pyproject.toml"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)

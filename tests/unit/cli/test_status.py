@@ -38,7 +38,7 @@ class Site:
         self._servers: list[ThreadingHTTPServer] = []
 
     def start(self, answers: dict[str, str]) -> str:
-        """The address of a server with these answers; 404 elsewhere."""
+        """Start a server with these answers (404 elsewhere) and return its address."""
 
         class Handler(BaseHTTPRequestHandler):
             def log_message(self, *_: object) -> None:
@@ -197,7 +197,7 @@ NEW: dict[str, Any] = {
 
 @pytest.fixture
 def cluster(site: Site, tmp_path: Path) -> list[str]:
-    """Arguments that lead to an API server with three MambaDeployments, two on the first page."""
+    """Return the arguments that lead to an API server with three MambaDeployments, two on the first page."""
     answers = {
         f"{LIST}?limit=500": {"items": [NANO, BROKEN], "metadata": {"continue": "more"}},
         f"{LIST}?limit=500&continue=more": {"items": [NEW]},

@@ -15,7 +15,7 @@ Run = Callable[..., tuple[int, str]]
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What local mode was asked for; `code` is what it ends with, `error` what it raises."""
+    """Record the arguments of local mode; `code` is its exit code, `error` the exception that it raises."""
     seen: dict[str, Any] = {"code": 0}
 
     def bring_up(files: list[Path], **options: Any) -> int:

@@ -41,7 +41,7 @@ RUNS: tuple[tuple[tuple[str, ...], int, str], ...] = (
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The command `mambaserve` of an environment that has the wheel and the base dependencies alone."""
+    """Return the command `mambaserve` of an environment with the wheel and the base dependencies alone."""
     directory = tmp_path_factory.mktemp("base")
     environment = directory / "environment"
     python = environment / "bin/python"

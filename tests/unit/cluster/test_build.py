@@ -27,7 +27,7 @@ sleep 0.2
 
 @pytest.fixture
 def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A Go that notes its calls in this file and makes empty binaries."""
+    """Install a Go that appends its calls to this file and creates empty binaries."""
     folder = tmp_path / "path"
     folder.mkdir()
     (folder / "go").write_text(FAKE_GO)

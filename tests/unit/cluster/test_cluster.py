@@ -108,7 +108,7 @@ class Answers(http.server.BaseHTTPRequestHandler):
         self.wfile.write(text.encode())
 
     def log_message(self, *args: Any) -> None:
-        """Says nothing."""
+        """Print nothing."""
 
 
 SETUP = Answers.setup
@@ -116,7 +116,7 @@ SETUP = Answers.setup
 
 @pytest.fixture
 def client(identity: tuple[Authority, Certificate]) -> Iterator[ApiClient]:
-    """A client of a server that asks for its certificate."""
+    """Yield a client of a server that requires its certificate."""
     authority, pair = identity
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(authority.root.certificate))
     context.verify_mode = ssl.CERT_REQUIRED

@@ -20,7 +20,7 @@ Make = Callable[..., Component]
 
 @pytest.fixture
 def make(tmp_path: Path) -> Iterator[Make]:
-    """Makes components from shell scripts and ends them after the test."""
+    """Create components from shell scripts and end them after the test."""
     made: list[Component] = []
 
     def shell(script: str, name: str = "thing") -> Component:

@@ -1,4 +1,4 @@
-"""What is told of a run with requests while everything changes."""
+"""Report of a run with requests while everything changes."""
 
 import xml.etree.ElementTree as ET
 from typing import Any

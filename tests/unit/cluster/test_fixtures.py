@@ -28,7 +28,7 @@ echo run >> "$CALLS"; echo "no space left on device"; exit 1
 
 @pytest.fixture
 def environ(tmp_path: Path) -> dict[str, str]:
-    """An environment in which every build fails."""
+    """Return an environment in which every build fails."""
     (tmp_path / "test_it.py").write_text(TESTS)
     (tmp_path / "path").mkdir()
     (tmp_path / "path" / "go").write_text(BROKEN_GO)

@@ -1,4 +1,4 @@
-"""What containers of the test node see of the machine, and how the node's runtime is told about it."""
+"""View of the machine from containers of the test node, and its configuration in the node's runtime."""
 
 import json
 import tomllib

@@ -61,7 +61,7 @@ def test_an_issued_certificate_serves_and_is_trusted(tmp_path: Path) -> None:
 
 
 def shake_hands(server: ssl.SSLContext, client: ssl.SSLContext, name: str) -> None:
-    """A TLS handshake in memory. Raises what the client objects to."""
+    """Perform a TLS handshake in memory. Raises the client's error."""
     up, down = ssl.MemoryBIO(), ssl.MemoryBIO()
     near = client.wrap_bio(down, up, server_hostname=name)
     far = server.wrap_bio(up, down, server_side=True)

@@ -1,4 +1,4 @@
-"""What belongs to a killed run is told from what belongs to a living one, and removed whole."""
+"""Remains of killed runs are distinguished from living runs, and removed whole."""
 
 import json
 import os
@@ -114,7 +114,7 @@ def test_links_to_logs_of_the_node_go_and_others_stay(
 
 @pytest.fixture
 def version_1(tmp_path: Path) -> Path:
-    """A folder that looks like the version 1 hierarchies of control groups."""
+    """Return a folder that looks like the version 1 hierarchies of control groups."""
     for name in ("cpuset", "memory"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "cgroup.procs").write_text("1\n2\n")
@@ -126,7 +126,7 @@ def version_1(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def version_2(tmp_path: Path) -> Path:
-    """A folder that looks like the version 2 hierarchy."""
+    """Return a folder that looks like the version 2 hierarchy."""
     for name in ("cgroup.controllers", "cgroup.procs", "cgroup.subtree_control"):
         (tmp_path / name).write_text("")
     return tmp_path

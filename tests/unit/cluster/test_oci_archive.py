@@ -37,7 +37,7 @@ def blob(found: dict[str, bytes], descriptor: dict[str, Any]) -> bytes:
 
 
 def parts(data: bytes) -> tuple[dict[str, Any], dict[str, Any], bytes]:
-    """(index, configuration, layer), each found by following the references from the index."""
+    """Return (index, configuration, layer), each found by following the references from the index."""
     found = entries(data)
     index = json.loads(found["index.json"])
     manifest = json.loads(blob(found, index["manifests"][0]))

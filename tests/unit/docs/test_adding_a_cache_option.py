@@ -48,7 +48,7 @@ def test_the_recipe_names_at_most_three_places_all_of_which_exist() -> None:
 
 @pytest.fixture(scope="module")
 def options() -> set[str]:
-    """Names of the options of `mambaserve serve`."""
+    """Return the names of the options of `mambaserve serve`."""
     app = Typer()
     app.command(cls=serve.CLASS)(serve.command)
     return {option for parameter in get_command(app).params for option in parameter.opts}

@@ -30,7 +30,7 @@ def docs() -> ModuleType:
 
 @pytest.fixture
 def tree(docs: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A project of one page, for the link checker."""
+    """Return a project of one page, for the link checker."""
     monkeypatch.setattr(docs, "ROOT", tmp_path)
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs/there.md").write_text("# There it is\n\n## Some `code`, and more!\n")
@@ -143,7 +143,7 @@ def test_make_targets_named_in_the_readme_exist() -> None:
 
 @pytest.fixture(scope="module")
 def sources() -> dict[str, str]:
-    """Text of every source file, by its path from the project's root."""
+    """Return the text of every source file, by its path from the project's root."""
     folders = ("libs", "operator", "server", "cli", "kernels", "tests", "benchmarks", "scripts", "training")
     paths = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
     return {f"/{path.relative_to(ROOT)}": path.read_text() for path in paths}

@@ -24,7 +24,7 @@ def words() -> Iterator[str]:
 
 
 def leads_somewhere(path: str) -> bool:
-    """Whether a dotted path is a field of the CRD (`spec.…`), or a value of the chart."""
+    """Return whether a dotted path is a field of the CRD (`spec.…`), or a value of the chart."""
     crd = path.startswith("spec.")
     at: Any = SCHEMA if crd else VALUES
     for name in path.split("."):

@@ -1,4 +1,4 @@
-"""How an answer leaves, and what happens to the work when the client does."""
+"""Sending of an answer, and the end of its work when the client leaves."""
 
 import asyncio
 import contextlib
@@ -303,7 +303,7 @@ async def test_a_client_that_does_not_read_gets_no_more_than_fits() -> None:
 
 @contextlib.asynccontextmanager
 async def served(app: Any) -> AsyncGenerator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    """A connection to a server of `app`."""
+    """Yield a connection to a server of `app`."""
     listener = listen("127.0.0.1", 0)
     server = HttpServer(app, last_bytes_seconds=1)
     running = asyncio.create_task(server.serve(sockets=[listener]))

@@ -37,7 +37,7 @@ class Served:
         return reader, writer
 
     async def says(self, *parts: bytes, seconds: float = 5.0) -> bytes:
-        """All that comes back until the server closes the connection."""
+        """Return all that comes back until the server closes the connection."""
         reader, _ = await self.connect(*parts)
         async with asyncio.timeout(seconds):
             return await reader.read()

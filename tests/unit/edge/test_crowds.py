@@ -48,7 +48,7 @@ async def serving(app: Application) -> AsyncIterator[tuple[HttpServer, int]]:
 
 
 def crowd(port: int, sent: bytes, count: int) -> list[socket.socket]:
-    """Clients that have sent it, of which the server knows nothing yet."""
+    """Return clients that have sent the bytes, of which the server knows nothing yet."""
     clients = [socket.create_connection(("127.0.0.1", port)) for _ in range(count)]
     for client in clients:
         client.sendall(sent)
@@ -85,7 +85,7 @@ async def test_what_a_crowd_gives_up_at_once_does_not_begin() -> None:
 
 
 async def iterations_until_a_probe_is_answered() -> int:
-    """Of uvloop's, beside connections that were opened before."""
+    """Count uvloop's iterations until a probe is answered, with many connections opened before."""
     iterations = 0
 
     async def count() -> None:

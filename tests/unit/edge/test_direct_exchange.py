@@ -1,4 +1,4 @@
-"""What goes past the messages of ASGI is, byte for byte, what they would have made."""
+"""Bytes written past the messages of ASGI equal those that the messages would have produced."""
 
 import asyncio
 import re
@@ -73,7 +73,7 @@ def connected(app: Any) -> tuple[LimitedProtocol, Client]:
 
 @dataclass
 class Answer:
-    """What an application answers to one request."""
+    """Answer of an application to one request."""
 
     status: int = 200
     headers: list[tuple[bytes, bytes]] = field(default_factory=list)

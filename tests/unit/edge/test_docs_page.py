@@ -60,20 +60,20 @@ async def test_nothing_but_the_assets_is_served_beside_the_page() -> None:
 
 
 async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """In the place of every other machine: what browsers ask of their makers stays here, too."""
+    """Hang up on requests to other machines: browsers' own traffic does not leave this one."""
     await reader.readline()
     writer.close()
 
 
 def asked_by_pages_of(origin: str, net_log: Path) -> list[str]:
-    """The addresses that pages of an origin made the browser ask for."""
+    """Return the addresses that pages of an origin made the browser request."""
     events = json.loads(net_log.read_text())["events"]
     asked = [event["params"] for event in events if "initiator" in event.get("params", {})]
     return [params["url"] for params in asked if params["initiator"] == origin and "url" in params]
 
 
 async def rendered(url: str, proxy: int, folder: Path) -> str:
-    """The page as a browser has it once its scripts have run. The folder gets the log `net.json`."""
+    """Return the page as a browser has it once its scripts have run. The folder gets the log `net.json`."""
     assert BROWSER is not None
     process = await asyncio.create_subprocess_exec(
         BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",

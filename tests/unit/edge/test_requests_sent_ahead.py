@@ -61,7 +61,7 @@ async def serving(app: Application) -> AsyncIterator[int]:
 
 
 async def answers(port: int, *parts: bytes) -> bytes:
-    """All that comes back until the server closes the connection."""
+    """Return all that comes back until the server closes the connection."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     for part in parts:
         writer.write(part)

@@ -86,7 +86,7 @@ def colours(theme: str) -> dict[str, str]:
 
 
 def luminance(colour: str) -> float:
-    """As WCAG 2 defines it."""
+    """Return the luminance that WCAG 2 defines."""
     parts = [int(colour[at:end], 16) / 255 for at, end in pairwise((0, 2, 4, 6))]
     red, green, blue = (one / 12.92 if one <= 0.04045 else ((one + 0.055) / 1.055) ** 2.4 for one in parts)
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue

@@ -40,7 +40,7 @@ CPU = torch.device("cpu")
 
 
 def start(report: Any = lambda *_: None, trial: BootOverrides = NO_OVERRIDES, **settings: Any) -> Engine:
-    """An engine without overlap: no thread to end."""
+    """Return an engine without overlap, which has no thread to end."""
     given = {"model": str(TINY), "device": "cpu", "arena_bytes": 8 << 20, "overlap": False, **settings}
     return boot(EngineSettings(**given), report, trial)
 
@@ -228,7 +228,7 @@ def test_progress_goes_from_the_weights_to_the_arena_and_every_stage_ends() -> N
 
 
 def test_the_first_start_says_that_it_compiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It takes a minute, in which nothing else is told."""
+    """Expect a line about the compilation: it takes a minute in which nothing else is reported."""
     compiler = tmp_path / "compiler"
     compiler.write_text(
         '#!/bin/sh\n[ "$1" != --version ] || exit 0\n'

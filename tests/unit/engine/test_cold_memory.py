@@ -1,4 +1,4 @@
-"""What was written once becomes a file's, with the same bytes at the same addresses, or stays as it was."""
+"""Cold memory moves to a file with the same bytes at the same addresses, or stays unchanged."""
 
 import ctypes
 import mmap
@@ -37,7 +37,7 @@ f000000-f200000 rw-p 00000000 00:00 0                              [stack]
 Anonymous:          2048 kB
 """
 SIZE = 3 * (1 << 20) + mmap.PAGESIZE
-"""Of more than one piece, the last of them a page."""
+"""Bytes of more than one piece, the last of them a page."""
 
 
 @pytest.fixture

@@ -240,7 +240,7 @@ def test_a_request_too_long_for_the_wanted_strategy_refuses_the_change() -> None
 
 
 def busy(*, overlap: bool) -> EngineTrial:
-    """Four requests run, and memory does not do for all of them under another strategy."""
+    """Return an engine with four running requests that do not fit under another strategy."""
     engine = trial(slabs=14, pages_per_slab=4, page_size=4, strategy="NoBuffer", overlap=overlap)
     for first in (1, 40, 80, 120):
         engine.add(list(range(first, first + 12)), 24)

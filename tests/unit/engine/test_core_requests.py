@@ -1,4 +1,4 @@
-"""What becomes of a request: limits to the token, seeds, siblings, and every way to end at every moment."""
+"""Life of a request: limits to the token, seeds, siblings, and every way to end at every moment."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def ask(name: str, prompt: list[int], outputs: int, *, n: int = 1, **params: obj
 
 
 def run(engine: EngineTrial, steps: int = 3000) -> list[SequenceDelta]:
-    """All deltas until the engine is idle."""
+    """Run until the engine is idle and return all deltas."""
     out: list[SequenceDelta] = []
     for _ in range(steps):
         if engine.core.idle:

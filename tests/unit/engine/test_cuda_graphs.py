@@ -23,7 +23,7 @@ class Device:
         self.recording: set[tuple[int, int]] = set()
         """Pools that the allocator takes for a capture that has not ended."""
         self.breaks = ""
-        """What the capture breaks with: its end is an error then, too."""
+        """Error that breaks the capture: its end is an error then, too."""
         device = self
 
         class Graph:

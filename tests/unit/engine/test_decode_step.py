@@ -1,4 +1,4 @@
-"""How often a decode step multiplies the head and chooses: as often as memory asks for, and no more."""
+"""Multiplications by the head and choices of a decode step: as few as memory permits."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ class Step:
     def __init__(
         self, rows: int, *, planless: bool = False, short: bool = False, broken: frozenset[int] = frozenset()
     ) -> None:
-        """`broken`: numbers of rows whose capture fails half way."""
+        """Create the device. `broken`: numbers of rows whose capture fails half way."""
         self.rows, self._planless, self._short, self._broken = rows, planless, short, broken
         self.warm = self.captured = self.tried = False
 

@@ -1,4 +1,4 @@
-"""What a GPU's work is counted by: torch's word on synchronisations, Triton's on compilations."""
+"""Counters of a GPU's work: synchronisations counted by torch, compilations by Triton."""
 
 import logging
 import os
@@ -73,7 +73,7 @@ def test_synchronisations_are_counted_by_what_torch_says(caplog: pytest.LogCaptu
 
 
 PROTOTYPE = "Synchronization debug mode is a prototype feature"
-"""How torch begins when it is asked for the mode."""
+"""Beginning of torch's warning about the mode."""
 
 
 def test_that_torch_calls_the_mode_a_prototype_ends_no_test_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

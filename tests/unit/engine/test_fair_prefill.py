@@ -14,7 +14,7 @@ ALONE = 3
 
 
 def amid_short_traffic(seed: int, *, foreseen: bool) -> tuple[int, int]:
-    """Steps from a 5,500-token prompt's arrival to its first token, and to the end of all before it."""
+    """Return the steps of a 5,500-token prompt until its first token and until the end of earlier ones."""
     load, rng = StepLoad(LoadSetup(prefix_caching=bool(seed % 2))), random.Random(seed)
     if not foreseen:
         for _ in range(MAX_ANSWERS):

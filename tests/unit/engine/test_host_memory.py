@@ -1,4 +1,4 @@
-"""How much main memory may still be taken: the tighter of machine and container, and no debt."""
+"""Remaining main memory: the lower limit of machine and container, never below zero."""
 
 from __future__ import annotations
 

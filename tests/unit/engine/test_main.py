@@ -41,7 +41,7 @@ class Port:
 
 @pytest.fixture
 def port(monkeypatch: pytest.MonkeyPatch) -> Iterator[Port]:
-    """The command with its arguments, tied to nobody; signals are put back afterwards."""
+    """Yield the command with its arguments and no parent process; signals are restored afterwards."""
     made = Port()
     # The command sets variables for libraries, which the processes of other tests would inherit.
     monkeypatch.setattr(os, "environ", os.environ.copy())

@@ -1,4 +1,4 @@
-"""How many run follows memory and the lengths that are seen, and hardly anybody is preempted for it."""
+"""Admission follows memory and the observed lengths, and hardly any sequence is preempted for it."""
 
 import random
 from dataclasses import dataclass, field
@@ -46,7 +46,7 @@ class Clients:
         self.load.add(f"r{self.asked}", prompt, answer, most=most)
 
     def run(self, steps: int) -> float:
-        """How many of them are being answered, on average over so many steps."""
+        """Return the average number of running requests over `steps` steps."""
         running = 0
         while self.asked < 24:
             self.ask()
@@ -67,7 +67,7 @@ SHORT, USUAL, LONG, READERS = Lengths(35, 25), Lengths(35, 250), Lengths(35, 250
 
 
 def room_for(lengths: Lengths) -> float:
-    """How many of them the memory holds on average: 12 pages of slots, the prompt and half of the answer."""
+    """Return the mean number of requests in memory: 12 pages of slots, the prompt and half of the answer."""
     return min(380 / (12 + (lengths.prompt + lengths.answer / 2) / 16), 24)
 
 

@@ -190,7 +190,7 @@ def test_a_request_that_was_given_up_never_comes(compiler: GrammarCompiler) -> N
 
 
 def trial(*, overlap: bool, **changes: object) -> EngineTrial:
-    """Each of its steps is launched when the masks of it can be made."""
+    """Run a trial whose steps are launched when their masks can be built."""
     engine = EngineTrial(TrialSetup(**{"slabs": 400, "overlap": overlap, **changes}), random.Random(0))
     prepare = engine.runner.prepare
 

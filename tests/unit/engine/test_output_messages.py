@@ -1,4 +1,4 @@
-"""What a step produced goes to the API process in messages of which none takes long to be read."""
+"""Messages of a step's output to the API process: none takes long to read."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""How fast prompts are computed: the machine's speed, whatever the sizes of the pieces and beside whom."""
+"""Measured speed of prefill: the machine's, independent of piece sizes and of concurrent decodes."""
 
 from random import Random
 from statistics import mean, pstdev

@@ -43,7 +43,7 @@ def test_what_is_held_is_what_was_planned() -> None:
 
 @pytest.mark.skipif(library() is None, reason="no C++ kernels on this machine")
 def test_experts_are_planned_as_they_are_held_whether_or_not_a_tensor_has_them_all(tmp_path: Path) -> None:
-    """Of routers, a hundredth of these models, the plan counts int8 and float32 is held."""
+    """Exclude the routers, a hundredth of these models, which the plan counts as int8 instead of float32."""
     stacked = random_granite(tmp_path / "stacked", num_local_experts=8, num_experts_per_tok=3)
     apart = random_qwen3_next(tmp_path / "apart")
     for model in (stacked, apart):

@@ -1,4 +1,4 @@
-"""Who starts next: fair between salts and priorities, cache-aware within one, never starved."""
+"""Order of starts: fair between salts and priorities, cache-aware within one, never starved."""
 
 import numpy as np
 import pytest

@@ -43,7 +43,7 @@ PHASE = torch.randn(64, VOCAB, generator=torch.Generator().manual_seed(4))
 
 
 def logits_after(token: int, position: int) -> torch.Tensor:
-    """[VOCAB]: what the model says after `token` at `position`."""
+    """Return [VOCAB]: the logits of the model after `token` at `position`."""
     return TABLE[token] + PHASE[position % 64]
 
 
@@ -77,7 +77,7 @@ class TableModel:
 
 @dataclass
 class Told:
-    """What one sequence was told."""
+    """Outputs reported for one sequence."""
 
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
@@ -113,7 +113,7 @@ class Bench:
         assert self.core.add(AddRequest(name, prompt, wanted, n=n)) is None
 
     def run(self, before: Callable[[int], object] = lambda _: None) -> dict[str, Told]:
-        """Until idle; `before` is called ahead of each step with its number."""
+        """Run until idle; `before` is called ahead of each step with its number."""
         out: dict[str, Told] = {}
         for number in range(2000):
             if self.core.idle:
@@ -137,7 +137,7 @@ class Bench:
 
 
 def greedy(prompt: list[int], outputs: int) -> list[int]:
-    """The most likely continuation, worked out token by token."""
+    """Compute the most likely continuation token by token."""
     text = list(prompt)
     for _ in range(outputs):
         text.append(int(logits_after(text[-1], len(text) - 1).argmax()))

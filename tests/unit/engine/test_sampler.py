@@ -53,7 +53,7 @@ def admit(
 def once(
     sampler: Sampler, logits: torch.Tensor, *wanted: SamplingParams, position: int = 10, seed: int = 0
 ) -> SampledTokens:
-    """One step: the same logits for each of the parameters."""
+    """Sample one step: the same logits for each of the parameters."""
     rows = [admit(sampler, each, seed + i, [1, 2, 3]) for i, each in enumerate(wanted)]
     batch = sampler.batch(rows)
     with no_sync():
@@ -80,7 +80,7 @@ def test_rows_as_the_head_gives_them_are_chosen_from_as_widened_ones(
 
 
 def draws(sampler: Sampler, logits: torch.Tensor, count: int, **fields: Any) -> torch.Tensor:
-    """How often each token comes in `count` draws at different positions."""
+    """Count each token in `count` draws at different positions."""
     row = admit(sampler, params(**fields), 5, [1])
     rows = [row] * count
     ids = sampler.sample(
@@ -156,7 +156,7 @@ def test_neighbouring_seeds_and_positions_are_independent() -> None:
 def allowed(
     logits: torch.Tensor, *, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0, temperature: float = 1.0
 ) -> set[int]:
-    """The tokens that may come, written as the definitions say, with a sort."""
+    """Return the tokens that may come, written as the definitions say, with a sort."""
     probabilities = (logits.double() / temperature).softmax(-1)
     keep = {i for i in range(VOCAB) if probabilities[i] >= min_p * probabilities.max()}
     ranked = sorted(keep, key=lambda i: -float(probabilities[i]))
@@ -299,7 +299,7 @@ def test_stop_tokens_do_not_come_before_min_tokens(sampler: Sampler) -> None:
 
 
 def penalized(logits: torch.Tensor, prompt: Sequence[int], output: Sequence[int], p: SamplingParams) -> int:
-    """The definition, token by token."""
+    """Apply the definition, token by token, and return the choice."""
     values = logits.tolist()
     for token in range(VOCAB):
         if token in prompt or token in output:

@@ -1,4 +1,4 @@
-"""What the scheduler decides: decodes first, pieces on the grid, admission, preemption, leaving."""
+"""Decisions of the scheduler: decodes first, pieces on the grid, admission, preemption, leaving."""
 
 import random
 
@@ -20,7 +20,7 @@ def sequences(engine: EngineTrial) -> dict[str, Sequence]:
 
 
 def plan(engine: EngineTrial) -> tuple[list[str], list[tuple[str, int, int, bool]]]:
-    """The next step as (decodes, pieces); it is not run."""
+    """Return the next step as (decodes, pieces); it is not run."""
     schedule = engine.core.scheduler.schedule(engine.core.step_number + 1)
     pieces = [(p.sequence.request_id, p.start, p.stop, p.final) for p in schedule.pieces]
     return [each.request_id for each in schedule.decodes], pieces

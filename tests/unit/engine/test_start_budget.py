@@ -14,7 +14,7 @@ class Work:
         self.budget = StartBudget(lambda: self.now)
 
     def step(self, wanting: int = 8, *, answering: bool = True) -> tuple[int, float]:
-        """How many of `wanting` start in one step, and how long they take."""
+        """Return how many of `wanting` start in one step, and the seconds of their starts."""
         self.now += self.rest
         self.budget.begin(answering=answering)
         began, count = self.now, 0

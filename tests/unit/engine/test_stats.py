@@ -19,7 +19,7 @@ def trial(**changes: object) -> EngineTrial:
 
 
 def busy(seed: int, steps: int = 60, **changes: object) -> Iterator[tuple[EngineTrial, EngineStats]]:
-    """The numbers after every step of an engine under changing load."""
+    """Yield the statistics after every step of an engine under changing load."""
     rng = random.Random(seed)
     engine = EngineTrial(TrialSetup(**{"slabs": 24, "rows": 3, **changes}), random.Random(seed))
     stems = [[rng.randrange(1, 90) for _ in range(40)] for _ in range(2)]

@@ -17,7 +17,7 @@ FIELDS = tuple(name for name in HostBatch.__dataclass_fields__ if name != "state
 
 
 def slow(schedule: Schedule, trial: EngineTrial) -> dict[str, list[int]]:
-    """The same arrays by plain loops over sequences and tokens."""
+    """Compute the same arrays by plain loops over sequences and tokens."""
     rows, size, chunk = trial.cache.batch, trial.setup.page_size, trial.setup.chunk
     out: dict[str, list[int]] = {name: [] for name in (*FIELDS, "token_ids")}
     out["query_start"].append(0)

@@ -1,4 +1,4 @@
-"""What a step sends to its device: counted where every copy passes, on a device that has no memory."""
+"""Bytes that a step copies to its device, counted where every copy passes, on a device without memory."""
 
 from __future__ import annotations
 

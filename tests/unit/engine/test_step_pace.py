@@ -18,7 +18,7 @@ def pace() -> StepPace:
 def gaps(
     made: StepPace, prompt: int, *, base: float, piece: float, token: float, noise: float = 0.0
 ) -> list[float]:
-    """Times of the steps that compute `prompt` tokens beside one stream on a machine of these costs."""
+    """Return the times of the steps for `prompt` tokens next to one stream on a machine of these costs."""
     rng, out = random.Random(0), []
     for _ in range(5):
         made.observe(1, 0, base)

@@ -1,4 +1,4 @@
-"""What a traced sequence tells of its time, in steps of a real scheduler."""
+"""Timeline of a traced sequence, in steps of a real scheduler."""
 
 from mamba_server.engine.sequences.schedule import MAX_BESIDE
 from mamba_server.engine.sequences.timeline import MAX_PIECES

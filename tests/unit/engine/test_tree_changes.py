@@ -1,4 +1,4 @@
-"""What the prefix index is told of the tree: everything, once, and little enough to be free."""
+"""Tree changes for the prefix index: complete, without duplicates, and small enough to be free."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a step takes at its most is what was planned for it: measured in torch's allocator, stage by stage."""
+"""Peak workspace of a step equals its plan: measured in torch's allocator, stage by stage."""
 
 from __future__ import annotations
 
@@ -103,8 +103,10 @@ PACKED_POSITIONS = 512
 
 @pytest.fixture(autouse=True)
 def matrix_unit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let every processor hold what one with AMX holds: there torch's attention copies keys and values of 16
-    bits, once for each query head."""
+    """Give every processor the plan of one with AMX.
+
+    There torch's attention copies 16-bit keys and values once for each query head.
+    """
     attend = F.scaled_dot_product_attention
 
     def packing(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *more: Any, **named: Any) -> Any:

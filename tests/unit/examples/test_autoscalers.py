@@ -21,7 +21,7 @@ KEDA = [file for file in OTHERS if file.name.startswith("keda")]
 HPA: dict[str, Any] = list(yaml.safe_load_all((FOLDER / "mamba.yaml").read_text()))[1]
 NAMED = re.compile(r"mambaserve_(operator_scaling_[a-z_]+)(?:\{([^}]*)\})?")
 EXPORTED = "exported_namespace"
-"""What a scrape that sets the label `namespace` makes of the series' own."""
+"""Label that a scrape which sets `namespace` gives to the series' own one."""
 
 
 @pytest.mark.parametrize("file", [*FILES, *PAGES], ids=lambda file: file.name)

@@ -1,4 +1,4 @@
-"""What the operator makes of the examples: a plan that fits, and commands that name what exists."""
+"""Operator's results for the examples: a plan that fits, and commands that name what exists."""
 
 import re
 from pathlib import Path
@@ -30,7 +30,7 @@ NAMES = {file: {one.name for one in load_documents(file.read_text(), str(file))}
 
 
 def stored(example: MambaDeployment) -> Manifest:
-    """The example as the API server has it in the namespace of the user."""
+    """Return the example as the API server has it in the namespace of the user."""
     manifest = example.manifest()
     manifest["metadata"] |= {"namespace": "models", "uid": UID, "generation": 1}
     return manifest

@@ -1,4 +1,4 @@
-"""What engines share: the way to them takes time, and cores that are too few make everything slower."""
+"""Shared resources of engines: the way to them takes time, and a lack of cores slows everything."""
 
 from typing import Any
 

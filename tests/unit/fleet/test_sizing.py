@@ -1,4 +1,4 @@
-"""How many engines a trace takes: the search, the choice among candidates, and the simulations."""
+"""Engines needed for a trace: the search, the choice among candidates, and the simulations."""
 
 import json
 from dataclasses import replace

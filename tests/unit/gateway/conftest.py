@@ -19,13 +19,13 @@ from virtual_loop import loop_factories
 
 
 def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> Any:
-    """Every test of this folder runs on virtual time: load cannot make anything late."""
+    """Run every test of this folder on virtual time: load cannot delay anything."""
     return loop_factories(item)
 
 
 @pytest.fixture
 def endpoint() -> Callable[..., Endpoint]:
-    """An endpoint that is well and idle, but for what is said."""
+    """Return a factory of endpoints that are healthy and idle unless the arguments differ."""
 
     def make(name: str, **changes: Any) -> Endpoint:
         fields: dict[str, Any] = {
@@ -105,6 +105,6 @@ class RelayHarness:
 
 @pytest.fixture
 async def harness() -> AsyncIterator[Callable[..., RelayHarness]]:
-    """`harness(hold_timeout=1)`."""
+    """Yield a factory of harnesses, called like `harness(hold_timeout=1)`."""
     async with upstream_connector(connect_timeout=2.0, idle_timeout=30.0) as connector:
         yield lambda **limits: RelayHarness(connector, **limits)

@@ -1,4 +1,4 @@
-"""What the gateway answers itself: routes, models, readiness, and the envelope of everything else."""
+"""Answers of the gateway itself: routes, models, readiness, and the envelope of everything else."""
 
 import time
 from pathlib import Path
@@ -21,13 +21,13 @@ from mamba_gateway.routing.router import Router
 
 
 async def relayed(_scope: Any, _receive: Any, send: Any) -> None:
-    """In the place of the relayed routes."""
+    """Stand in for the relayed routes."""
     await send({"type": "http.response.start", "status": 200, "headers": [(b"x-relayed", b"yes")]})
     await send({"type": "http.response.body", "body": b""})
 
 
 async def no_engine(_url: str) -> EngineStatus:
-    """No engine says anything of itself."""
+    """Return no status of any engine."""
     raise StatusUnavailable("away")
 
 

@@ -1,4 +1,4 @@
-"""What is counted of each attempt: the fault of the engine, a whole answer, or nothing of either."""
+"""Outcome of each attempt: a fault of the engine, a whole answer, or neither."""
 
 import asyncio
 import contextlib

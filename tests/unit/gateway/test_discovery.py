@@ -10,10 +10,10 @@ from mamba_gateway.endpoints.discovery import targets, watch_engines
 from mamba_gateway.endpoints.pool import Target
 from virtual_time import in_virtual_time
 
+HTTP_PORTS = ({"name": "http", "port": 8000},)
 
-def item(
-    *endpoints: dict[str, Any], ports: Any = ({"name": "http", "port": 8000},), **more: Any
-) -> dict[str, Any]:
+
+def item(*endpoints: dict[str, Any], ports: Any = HTTP_PORTS, **more: Any) -> dict[str, Any]:
     return {"addressType": "IPv4", "ports": list(ports), "endpoints": list(endpoints), **more}
 
 

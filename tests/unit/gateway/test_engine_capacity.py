@@ -1,4 +1,4 @@
-"""How many requests engines are given: what they can run, and one step's worth more."""
+"""Requests admitted to engines: as many as they can run, plus one step's worth."""
 
 import math
 from collections.abc import Callable

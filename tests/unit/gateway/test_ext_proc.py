@@ -93,7 +93,7 @@ def test_a_refusal_is_what_envoy_reads() -> None:
 
 
 def test_nobody_elses_messages_of_envoy_are_in_the_way() -> None:
-    """Whoever loads the whole ones into the common pool meets no second definition."""
+    """Load both definitions in one process: complete ones in the common pool do not conflict with ours."""
     common = descriptor_pool.Default()
     for name in MESSAGES:
         with pytest.raises(KeyError):

@@ -1,4 +1,4 @@
-"""Who is next among those that wait: keys by the tokens they got, requests of a key by priority."""
+"""Order of waiting requests: keys by the tokens they got, requests of a key by priority."""
 
 import asyncio
 from collections import Counter
@@ -22,7 +22,7 @@ class Line:
         return entry
 
     def served(self, count: int) -> str:
-        """Flows in the order of their turns."""
+        """Return flows in the order of their turns."""
         return "".join(one.flow for _ in range(count) if (one := self.queue.pop(lambda _: True)))
 
 

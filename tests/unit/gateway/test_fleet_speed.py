@@ -1,4 +1,4 @@
-"""What engines alike measured unlike is no difference; what they are sure of is one."""
+"""Measured speeds of equal engines: uncertain differences are ignored, certain ones count."""
 
 from random import Random
 
@@ -21,7 +21,7 @@ def measured(speed: float, error: float) -> EngineSpeed:
 
 
 def pool_of(*speeds: EngineSpeed | None, model: str = "m") -> Pool:
-    """Engines e0, e1, ... that measured this."""
+    """Return engines e0, e1, ... with these measurements."""
     pool = Pool()
     pool.set_targets(Target(f"http://e{n}", f"e{n}") for n in range(len(speeds)))
     # The first ones were looked at before the others had said anything: look twice.
@@ -61,7 +61,7 @@ def test_an_engine_alone_has_its_own_speed() -> None:
 
 @given(own=SPEEDS, others=st.lists(SPEEDS, max_size=6))
 def test_nothing_is_made_up(own: EngineSpeed, others: list[EngineSpeed]) -> None:
-    """What comes out lies between the slowest and the fastest, and keeps the order of equally sure ones."""
+    """Check that results lie between slowest and fastest, and keep the order of equally certain ones."""
     fleet = [own, *others]
     told = [one.tokens_per_second for one in fleet]
     found = pooled_speed(own, fleet)

@@ -1,4 +1,4 @@
-"""What a gateway tells the operator of the prefix index: what lasts, again and again, and that it is over."""
+"""Reports of a gateway about the prefix index: lasting trouble, repeatedly, and its end."""
 
 import asyncio
 from datetime import UTC, datetime

@@ -20,7 +20,7 @@ def pool(*names: str) -> Pool:
 
 
 def well(made: Pool) -> None:
-    """All probes say that all is well."""
+    """Answer all probes as healthy engines."""
     for one in made.snapshot():
         made.report(one.url, ProbeReport(ready=True))
 

@@ -1,4 +1,4 @@
-"""What the prober understands of engines' answers."""
+"""Interpretation of engines' answers by the prober."""
 
 import pytest
 

@@ -66,7 +66,7 @@ def pool() -> Pool:
 
 @pytest.fixture
 async def prober(pool: Pool) -> AsyncIterator[Callable[..., Prober]]:
-    """`prober(interval=…)`; ended with the test."""
+    """Yield a factory called like `prober(interval=…)`; its probers end with the test."""
     made: list[Prober] = []
     async with aiohttp.ClientSession() as session:
 

@@ -65,7 +65,7 @@ MODEL_TEXT = model_text()
 
 
 async def the_same_ids(api: Api, path: str, body: dict[str, Any], text: ModelText) -> None:
-    """The engine's API and the gateway make the same of `body`."""
+    """Assert that the engine's API and the gateway read the same ids from `body`."""
     asked = ask(api.app, "POST", path, body, headers=[("Content-Type", "application/json")])
     await until(lambda: api.engine.requests or asked.messages)
     assert asked.messages == [], asked.body

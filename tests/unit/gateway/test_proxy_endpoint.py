@@ -414,7 +414,7 @@ async def test_a_server_that_cancels_a_request_in_its_body_leaves_nothing() -> N
 
 
 def engine_says(body: bytes) -> InvalidRequest:
-    """How the engine's API refuses the same body."""
+    """Return the error of the engine's API for the same body."""
     try:
         fields = parse_json_object(body)
         CompletionRequest.model_validate(fields)

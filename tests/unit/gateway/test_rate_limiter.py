@@ -30,7 +30,7 @@ async def used(
 
 
 async def wait_of(made: RateLimiter, key: str = "a", cost: float = 1.0) -> float:
-    """What a refused request is told; the test fails if it is let in."""
+    """Return the wait of a refused request; fail if the request is admitted."""
     with pytest.raises(TooManyRequests) as refused:
         await used(made, key, cost)
     assert refused.value.retry_after is not None

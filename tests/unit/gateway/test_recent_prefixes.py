@@ -1,4 +1,4 @@
-"""What was sent where: followers find it at once, it is bounded, and it expires."""
+"""Recently sent prefixes: followers find them at once, their number is bounded, and they expire."""
 
 import pytest
 

@@ -59,7 +59,7 @@ class World:
         )
 
     def keep_dropped(self, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-        """The engines that are forgotten from now on."""
+        """Record the engines that are forgotten from now on."""
         dropped: list[str] = []
         monkeypatch.setattr(self.index, "drop", dropped.append)
         return dropped

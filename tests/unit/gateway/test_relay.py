@@ -31,7 +31,7 @@ ASKED = UpstreamRequest("/v1/completions", "", [], b"{}", "m")
 
 
 async def refusing_port() -> str:
-    """The URL of a port where nobody listens."""
+    """Return the URL of a port where nobody listens."""
     server = await asyncio.start_server(lambda _r, _w: None, "127.0.0.1", 0)
     url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     server.close()

@@ -195,7 +195,7 @@ def test_what_shares_text_goes_together_and_no_index_is_asked_for_it() -> None:
 
 
 def an_index(engine, depth, seq=1):
-    """One that was told that `engine` can resume so many tokens of STEM."""
+    """Return an index in which `engine` can resume the first tokens of STEM."""
     index = PrefixIndex()
     tell(index, engine, depth, seq)
     index.state = "following"

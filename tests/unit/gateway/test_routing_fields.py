@@ -1,4 +1,4 @@
-"""Of a body only the routing fields are decoded, and what is wrong with them is told."""
+"""Decoding of a body's routing fields alone; errors in them are reported."""
 
 import pytest
 

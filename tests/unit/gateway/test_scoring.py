@@ -26,7 +26,7 @@ FAST, SLOW = EngineSpeed(10_000.0), EngineSpeed(1000.0)
 
 @pytest.fixture
 def engine(endpoint):
-    """An engine that reports of itself: idle, with room, at 10,000 tokens a second."""
+    """Return an engine that reports its state: idle, with room, at 10,000 tokens a second."""
 
     def make(name, **changes):
         return endpoint(name, **{"speed": FAST, "queued_tokens": 0.0, "room": 1e6, **changes})

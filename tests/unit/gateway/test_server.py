@@ -44,7 +44,7 @@ Start = Callable[..., Awaitable[Running]]
 
 @pytest.fixture
 async def gateway() -> AsyncIterator[Start]:
-    """`await gateway(drain_timeout=0.1)`: before an engine that is never ready unless `backend` is given."""
+    """Yield a factory: `await gateway(drain_timeout=0.1)`; the default engine is never ready."""
     made: list[Running] = []
 
     async def start(**options: Any) -> Running:

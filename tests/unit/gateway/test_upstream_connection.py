@@ -75,7 +75,7 @@ class Wire:
 
 
 async def _outcome(pieces: list[bytes]) -> tuple[Any, ...]:
-    """Status, headers, body, how it ended, and whether another request may follow."""
+    """Return the status, headers, body, how it ended, and whether another request may follow."""
     wire: Any = Wire()
     freed: list[UpstreamConnection] = []
     connection = UpstreamConnection(Deadlines(asyncio.get_running_loop(), 30.0), freed.append)

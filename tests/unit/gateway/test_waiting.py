@@ -21,7 +21,7 @@ COMMENT = b": waiting\n\n"
 
 
 def after(seconds: float, *messages: dict[str, Any], error: Exception | None = None) -> Script:
-    """An engine that is silent at first."""
+    """Return an engine that is silent at first."""
 
     async def script(_call: UpstreamRequest, send: Send) -> None:
         await asyncio.sleep(seconds)
@@ -53,7 +53,7 @@ async def answered(script: Script, request: Any = STREAM, **limits: Any) -> tupl
 
 
 def last_error(asked: Asked) -> dict[str, Any]:
-    """The error event that ends the stream, before [DONE]."""
+    """Return the error event that ends the stream, before [DONE]."""
     assert asked.status == 200
     assert asked.headers["content-type"].startswith("text/event-stream")
     assert asked.complete

@@ -21,7 +21,7 @@ def waker(script: ApiScript) -> Waker:
 
 
 async def working(script: ApiScript, story: Callable[[Waker], Coroutine[Any, Any, None]]) -> list[float]:
-    """When each request was made while the story went on."""
+    """Return the time of each request during the story."""
     made = waker(script)
     work = asyncio.create_task(made.work())
     await story(made)

@@ -15,7 +15,7 @@ from virtual_time import in_virtual_time
 
 
 class Seen:
-    """What the watch told: the names of each telling."""
+    """Calls of the watch: the names in each."""
 
     def __init__(self) -> None:
         self.tellings: list[list[str]] = []
@@ -40,7 +40,7 @@ async def follow(script: ApiScript, seen: Seen, seconds: float) -> None:
 
 
 def versions(script: ApiScript) -> list[str | None]:
-    """From which version each watch started; None: a list."""
+    """Return the version from which each watch started; None: a list."""
     return [asked["query"].get("resourceVersion") for asked in script.requests]
 
 

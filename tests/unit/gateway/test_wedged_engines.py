@@ -23,7 +23,7 @@ ASKED = UpstreamRequest("/v1/completions", "", [], b"{}", "m")
 
 
 def engine(speech: Speech, *, lives: bool) -> RawEngine:
-    """Speaks like that to requests; `lives`: it answers at /livez."""
+    """Return an engine that answers requests like that; `lives`: it answers at /livez."""
 
     async def by_path(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         looked = made.requests[-1][0].startswith(b"GET /livez")
@@ -159,7 +159,7 @@ class Probed:
         await until(lambda: all(one.ready for one in self.made.pool.snapshot()))
 
     async def send_one(self, engine: RawEngine) -> asyncio.Task[None]:
-        """A request that the engine has got, as the only one there was."""
+        """Start the only request and wait until the engine has it."""
         await self.serve_by(engine)
         running = asyncio.create_task(self.made.run())
         await until(lambda: any(head.startswith(b"POST") for head, _ in engine.requests))
@@ -175,7 +175,7 @@ async def probed(harness: Harnesses) -> AsyncIterator[Probed]:
 
 
 class Machine:
-    """That of an engine: all is well there, until nothing answers any more."""
+    """Machine of an engine that is healthy until nothing answers any more."""
 
     def __init__(self, speech: Speech, *, livez: bool = False) -> None:
         self.gone = False

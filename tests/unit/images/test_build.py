@@ -15,7 +15,7 @@ ROOT = Path(build.__file__).parents[1]
 
 
 def pins(name: str) -> set[tuple[str, str]]:
-    """Packages and versions of one lock file; of some there is one for each version of Python."""
+    """Return packages and versions of one lock file; some have one version for each version of Python."""
     text = (ROOT / "requirements" / f"{name}.lock").read_text()
     return set(re.findall(r"^([a-z0-9-]+)==([^ ;]+)", text, re.MULTILINE))
 
@@ -44,7 +44,7 @@ def test_the_control_image_has_no_torch_and_both_have_what_their_processes_need(
 
 @pytest.fixture
 def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A small tree that an image is made of."""
+    """Return a small tree from which an image is built."""
     for name in (*build.FILES, *(f"{folder}/one.py" for folder in build.SOURCES), "tests/one.py"):
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)

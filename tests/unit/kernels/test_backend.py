@@ -83,7 +83,7 @@ def test_what_a_kernel_cannot_take_the_reference_computes_with_one_warning(
 
 
 def operators(kernel: Callable[..., Any], *, same_plans: bool = True) -> Operators:
-    """The references, all but one."""
+    """Return the reference operators, except for one."""
     one = KernelOrReference("rope", kernel, lambda x: x - 1, same_plans=same_plans)
     return replace(REFERENCE, rope=one)
 
@@ -172,7 +172,7 @@ def test_the_work_of_a_start_begins_anew_without_the_kernel_that_failed_in_it() 
 
 
 def test_attention_that_a_kernel_cannot_take_gets_other_plans_at_the_start_and_is_an_error_later() -> None:
-    """Its reference computes by keys that a plan for kernels does not gather."""
+    """Check the error: the reference of attention needs keys that a plan for kernels does not gather."""
     chosen = operators(failing(UnsupportedArgument("kv is float64")), same_plans=False)
     with pytest.raises(UnsupportedArgument):
         chosen.rope(torch.zeros(1))

@@ -62,7 +62,7 @@ def test_what_is_wrong_has_no_figure(
 
 
 def test_the_least_bytes_are_those_of_what_is_read_and_written() -> None:
-    """Of those whose least is all their tensors."""
+    """Check the operators whose minimum is the size of all their tensors."""
     cases = {case.operator: case for case in bench.cases_of("small", CPU, small=True)}
     update = cases["state_update"]
     given = update.inputs(update.size)

@@ -16,7 +16,7 @@ CHANNELS = 11
 def textbook(
     inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, past: torch.Tensor
 ) -> torch.Tensor:
-    """silu(conv1d) of one sequence with its K-1 inputs before."""
+    """Return silu(conv1d) of one sequence with its K-1 inputs before."""
     whole = torch.cat([past, inputs]).t()[None]
     return F.silu(F.conv1d(whole, weight.t()[:, None], bias, groups=CHANNELS))[0].t()
 

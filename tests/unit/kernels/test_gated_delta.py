@@ -15,7 +15,7 @@ H, G, V, K = 4, 2, 6, 5
 
 
 def theirs(rows: Delta, initial: torch.Tensor | None, function: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Outputs [T, H, V] and the state [H, V, K], in float32 as they compute."""
+    """Return outputs [T, H, V] and the state [H, V, K], in float32 as the reference computes."""
     from transformers.models.qwen3_next import modeling_qwen3_next as qwen
 
     i = rows.inputs

@@ -30,7 +30,7 @@ TOKENS = sum(piece.length for piece in PIECES)
 
 
 def filled(*shape: int, seed: int) -> torch.Tensor:
-    """A strided cache whose slots that are read hold numbers, the others NaN."""
+    """Return a strided cache whose read slots hold numbers, and the others NaN."""
     cache = strided_cache(12, *shape)
     g = torch.Generator().manual_seed(seed)
     for slot in (2, 6):

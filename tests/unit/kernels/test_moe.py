@@ -14,7 +14,7 @@ N, D, E, K, F = 23, 32, 16, 4, 24
 
 
 def module(made: torch.nn.Module) -> Any:
-    """In float64, with random weights; routers begin with zeros, and corrections too."""
+    """Return the module in float64 with random weights, including routers and corrections."""
     generator = torch.Generator().manual_seed(1)
     for each in [*made.parameters(), *made.buffers()]:
         each.data = torch.randn(each.shape, generator=generator, dtype=torch.float64) * 0.2

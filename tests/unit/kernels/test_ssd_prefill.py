@@ -29,7 +29,7 @@ def run(mixer: Mixer, pieces: list[PiecePlan], chunk_size: int, state: torch.Ten
 def truth(
     mixer: Mixer, pieces: list[PiecePlan], before: torch.Tensor
 ) -> list[tuple[slice, torch.Tensor, torch.Tensor]]:
-    """(rows, outputs, state after each token) of each piece, each sequence by itself."""
+    """Return (rows, outputs, state after each token) of each piece, each sequence by itself."""
     result, first = [], 0
     for piece in pieces:
         rows = slice(first, first + piece.length)

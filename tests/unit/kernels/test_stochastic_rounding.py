@@ -1,4 +1,4 @@
-"""What a float16 state is rounded to: unbiased, and the same wherever it lies and whatever computes it."""
+"""Rounding of a float16 state: unbiased, and the same in every place and by every implementation."""
 
 import math
 
@@ -29,7 +29,7 @@ def rounded(values: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
 
 
 def by_definition(x: np.float32, word: int, element: int) -> float:
-    """One number in exact integers: up where the random bits are below its distance from the lower one."""
+    """Round one number in exact integers: up if the random bits are below its distance."""
     random = (element * 0x9E3779B9 & 0xFFFFFFFF) ^ (word & 0xFFFFFFFF)
     for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35), (16, 1)):
         random = (random ^ random >> shift) * factor & 0xFFFFFFFF
@@ -53,7 +53,7 @@ SPECIAL = [
 
 
 def every_kind(count: int) -> torch.Tensor:
-    """float32 of any bits, of the ranges of normal and subnormal float16, and the special ones."""
+    """Return float32 of any bits, of the ranges of normal and subnormal float16, and the special ones."""
     g = np.random.default_rng(1)
     bits = g.integers(0, 2**32, count, dtype=np.uint32).view(np.float32)
     scaled = g.standard_normal(count) * 2.0 ** g.integers(-40, 17, count)

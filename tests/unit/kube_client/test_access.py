@@ -60,7 +60,7 @@ async def test_where_there_is_no_kubeconfig_at_all_the_place_is_named(
 
 @pytest.fixture
 def pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """As in a pod of the namespace "models"; the token is `pod / "token"`."""
+    """Simulate a pod of the namespace "models"; the token is `pod / "token"`."""
     (tmp_path / "namespace").write_text("models\n")
     (tmp_path / "token").write_text("t-1")
     (tmp_path / "ca.crt").write_text("a certificate")

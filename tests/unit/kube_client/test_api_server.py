@@ -16,7 +16,7 @@ from raw_engine import OK, RawEngine, says
 
 @pytest.fixture
 async def api() -> AsyncIterator[tuple[ApiServer, list[web.Request]]]:
-    """Answers with `body` and `status` of the query."""
+    """Yield a server that answers with `body` and `status` of the query."""
     seen: list[web.Request] = []
 
     async def anything(request: web.Request) -> web.Response:
@@ -122,7 +122,7 @@ async def test_the_api_server_is_asked_through_the_proxy_of_the_environment(
 
 
 async def nowhere(*_: object, **__: object) -> list[object]:
-    """A name that no server knows."""
+    """Return a name that no server knows."""
     raise OSError("no such host")
 
 

@@ -1,4 +1,4 @@
-"""What acts in a only in a cluster is said by `up`, field by field; what acts here too is not mentioned."""
+"""Fields that act only in a cluster: `up` names each; fields that act here too are not mentioned."""
 
 from typing import Any
 

@@ -99,12 +99,12 @@ class File:
         return lines
 
     def starts_with(self, name: str) -> list[Any]:
-        """What each engine would be given for the setting `name` if it were started now."""
+        """Return the values of the setting `name` with which engines would start now."""
         return [json.loads(unit.commands()[unit.engine].document)[name] for unit in self.units]
 
 
 TOLD = {"maxCheckpointsPerPath": 4, "eviction": "RecomputeCost"}
-"""What an engine is told beside the strategy and the interval."""
+"""Arguments of an engine besides the strategy and the interval."""
 
 
 def cached(**fields: Any) -> LoadedDeployment:

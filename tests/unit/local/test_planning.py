@@ -1,4 +1,4 @@
-"""What `plan` reckons with: which memory, which types, which flags win, and what it says in JSON."""
+"""Inputs of `plan`: the memory, the types, the flags that win, and the JSON output."""
 
 import json
 import struct

@@ -29,7 +29,7 @@ CONFIGS = Path(__file__).parents[2] / "golden" / "configs"
 
 
 def config(name: str) -> dict[str, object]:
-    """A config.json as it can stand in YAML: JSON has no infinity."""
+    """Return a config.json as YAML can hold it: JSON has no infinity."""
     read: dict[str, object] = json.loads((CONFIGS / f"{name}.json").read_text())
     return {key: value for key, value in read.items() if key != "time_step_limit"}
 
@@ -126,7 +126,7 @@ def test_once_shows_the_plan_and_the_url_and_drains_with_code_0(bench: Bench) ->
 def test_what_runs_is_found_by_its_file_and_its_name(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of two files that one command serves, each is asked at its own port; nothing is found afterwards."""
+    """Query each of two files of one command at its own port; afterwards neither is found."""
     (tmp_path / "run").mkdir()
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
     second = tmp_path / "two.yaml"

@@ -37,7 +37,7 @@ def planned(tmp_path: Path) -> MemoryPlan:
 
 
 def parsed(argv: tuple[str, ...]) -> dict[str, Any]:
-    """The settings that the real `mambaserve serve` or `gateway` would run with."""
+    """Return the settings that the real `mambaserve serve` or `gateway` would run with."""
     main._collect()
     group: Any = typer.main.get_command(main.app)
     return chosen_settings(group.commands[argv[0]].make_context(argv[0], list(argv[1:])), "model")
@@ -50,7 +50,7 @@ def unit_for(spec: MambaDeployment, planned: MemoryPlan, folder: Path, **more: A
 
 
 def settings_of(unit: Unit) -> EngineSettings:
-    """What the engine reads, once its file is written."""
+    """Return the settings that the engine reads, once its file is written."""
     command = unit.commands()[unit.engine]
     assert command.file is not None
     command.file.write_text(command.document)

@@ -42,7 +42,7 @@ def model_directory(folder: Path, name: str = "granite-4.0-h-350m") -> Path:
 
 
 def safetensors(path: Path, tensors: dict[str, tuple[str, list[int], int]]) -> None:
-    """Headers only; the data are zeros."""
+    """Write a file with the headers; the data are zeros."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for name, (dtype, shape, size) in tensors.items():

@@ -1,4 +1,4 @@
-"""What a user of `up` and `plan` can give wrongly: refused in words before anything is started."""
+"""Wrong input of users of `up` and `plan`: refused with a message before anything is started."""
 
 import io
 import json
@@ -186,7 +186,7 @@ def test_a_size_that_is_none_names_its_option(text: str) -> None:
 
 
 def test_an_escaped_character_in_a_relative_path_is_the_character(tmp_path: Path) -> None:
-    """As in an absolute file URI."""
+    """Expect the same as in an absolute file URI."""
     file = tmp_path / "mamba.yaml"
     assert local_uri("file://./my%20model", file) == str(tmp_path / "my model")
     assert local_uri("file://./100%", file) == str(tmp_path / "100%")

@@ -18,7 +18,7 @@ LoadModel = Callable[..., HybridModel]
 
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One small Nemotron-H with every kind of block it has."""
+    """Return one small Nemotron-H with every kind of block it has."""
     return random_nemotron_h(tmp_path_factory.mktemp("checkpoints") / "nemotron")
 
 

@@ -11,7 +11,7 @@ SPARE = 5
 
 
 def batch(*rows: tuple[int, int, int, int, int, int]) -> HostBatch:
-    """Of (slot_in, slot_out, track, table_row, context_len, kv_row)."""
+    """Return a batch of (slot_in, slot_out, track, table_row, context_len, kv_row)."""
     columns = [np.array(each, np.int32) for each in zip(*rows, strict=True)]
     none = np.empty(0, np.int32)
     return HostBatch(

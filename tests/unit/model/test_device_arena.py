@@ -34,7 +34,7 @@ def arena(config: ModelConfig, state_dtype: str = "float32", dtype: str = "float
 
 
 def spans(view: torch.Tensor, row: int, base: int) -> set[int]:
-    """Bytes that one row of a view takes, counted from the start of the arena."""
+    """Return the bytes that one row of a view takes, counted from the start of the arena."""
     part = view[row]
     assert part.is_contiguous()
     begin = part.data_ptr() - base

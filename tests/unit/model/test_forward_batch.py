@@ -18,7 +18,7 @@ def ints(*values: Any) -> Any:
 
 
 def step() -> HostBatch:
-    """Sequence 0 decodes at depth 3; sequence 1 prefills 6 tokens from the start, in chunks of 4 and 2."""
+    """Build a step: sequence 0 decodes at depth 3, sequence 1 prefills 6 tokens in two chunks."""
     return HostBatch(
         positions=ints(3, 0, 1, 2, 3, 4, 5),
         token_sequence=ints(0, 1, 1, 1, 1, 1, 1),

@@ -32,7 +32,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, cache: Path) -> Iterator[Hub]:
 
 @pytest.fixture
 def compared(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """Files whose content was read to be compared."""
+    """Return the files whose contents were compared."""
     seen: list[Path] = []
     whole = hub_copy._checksum
 

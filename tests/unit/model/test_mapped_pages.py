@@ -21,7 +21,7 @@ CPU = torch.device("cpu")
 
 
 def resident(path: Path) -> int:
-    """Bytes of the file that this process has mapped and touched."""
+    """Return the bytes of the file that this process has mapped and touched."""
     found, inside = 0, False
     for line in Path("/proc/self/smaps").read_text().splitlines():
         first, _, rest = line.partition(" ")
@@ -34,7 +34,7 @@ def resident(path: Path) -> int:
 
 @pytest.fixture(scope="module")
 def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint of 6 MB, most of it in matrices."""
+    """Return a checkpoint of 6 MB, most of it in matrices."""
     return random_nemotron_h(tmp_path_factory.mktemp("wide"), vocab_size=24_000)
 
 

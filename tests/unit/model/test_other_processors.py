@@ -1,5 +1,7 @@
-"""Models say on processors with fewer instructions what they say here: each set is forced in a process of its
-own, since a process chooses once."""
+"""Models give the same results on processors with fewer instructions.
+
+Each set is forced in a process of its own, since a process chooses once.
+"""
 
 import os
 import subprocess

@@ -33,7 +33,7 @@ def views(model: HybridModel) -> CacheViews:
 
 
 def stored(cache: CacheViews, slot: int) -> State:
-    """The whole state in a slot: all windows and SSM parts."""
+    """Return the whole state in a slot: all windows and SSM parts."""
     return [view[slot].clone() for view in (*cache.conv, *cache.ssm)]
 
 
@@ -42,7 +42,7 @@ def tokens(count: int, seed: int) -> list[int]:
 
 
 def oracle(model: HybridModel, text: list[int]) -> tuple[dict[int, State], torch.Tensor]:
-    """State at every depth 1..n and logits of every token, token by token."""
+    """Return the state at every depth 1..n and logits of every token, token by token."""
     cache = views(model)
     driver = Driver(model, cache, guard=False)
     sequence = Sequence(text, slot=1, pages=list(range(1, 40)))

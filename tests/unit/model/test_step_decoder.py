@@ -39,7 +39,7 @@ class Served:
         self.runs = [Run(each, 1, decode=True, track=5 if each.slot == 2 else -1) for each in self.sequences]
 
     def layers(self) -> torch.Tensor:
-        """Logits [n, vocabulary] of the decode, by the model's layers."""
+        """Return the logits [n, vocabulary] of the decode, by the model's layers."""
         return self.driver.step(self.runs)
 
     def one_call(self) -> torch.Tensor:

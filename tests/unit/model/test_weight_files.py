@@ -36,7 +36,7 @@ def write(path: Path, header: object, data: bytes = b"") -> None:
 
 
 def tensors(path: Path, **values: int) -> None:
-    """One float32 tensor of so many elements for each name."""
+    """Write one float32 tensor of that many elements for each name."""
     header, offset = {}, 0
     for name, count in values.items():
         header[name] = {"dtype": "F32", "shape": [count], "data_offsets": [offset, offset + 4 * count]}

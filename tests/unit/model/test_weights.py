@@ -55,7 +55,7 @@ def embedded(model: HybridModel) -> torch.Tensor:
 
 
 def matrix(product: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-    """W [outputs, 48] of x W^T, read off the rows of the identity."""
+    """Return W [outputs, 48] of x W^T, read off the rows of the identity."""
     return product(torch.eye(48)).T
 
 
@@ -158,14 +158,14 @@ def test_an_unexpected_tensor_is_named_with_its_file(copy: Path) -> None:
 def test_a_matrix_that_is_stored_quantized_is_named_with_its_type(
     copy: Path, stored: torch.dtype, name: str
 ) -> None:
-    """Its values without their scales would be taken for weights."""
+    """Refuse quantized values without their scales, which would be read as weights."""
     rewrite(copy, lambda tensors: tensors.update({"lm_head.weight": tensors["lm_head.weight"].to(stored)}))
     with pytest.raises(WeightsError, match=rf"{FILE}.*lm_head\.weight.*{name}"):
         load(copy)
 
 
 def of_fp8(weight: torch.Tensor, layout: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """A matrix as FP8, its scale in this layout, and the numbers that they stand for."""
+    """Return a matrix as FP8, its scale in this layout, and the numbers that they stand for."""
     rows, columns = weight.shape
     tall, wide = {"tensor": (rows, columns), "row": (1, columns), "block": (128, 128)}[layout]
     scale = torch.empty(-(-rows // tall), -(-columns // wide))

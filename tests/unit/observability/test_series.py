@@ -1,4 +1,4 @@
-"""What dashboards may name is what the processes expose: a series renamed, or a label, is an error here."""
+"""Names in dashboards equal those of the processes: a renamed series or label is an error here."""
 
 import pytest
 

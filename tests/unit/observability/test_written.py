@@ -1,4 +1,4 @@
-"""What the chart ships is what the description says; alerts have runbooks, and runbooks have alerts."""
+"""Files of the chart equal the description; alerts have runbooks, and runbooks have alerts."""
 
 import json
 import re

@@ -11,5 +11,5 @@ OVER_SOCKETS = ("test_client", "test_client_faults")
 
 
 def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> Any:
-    """Virtual time for clients and servers that talk over sockets: load cannot make anything late."""
+    """Run clients and servers with sockets on virtual time: load cannot delay anything."""
     return loop_factories(item) if item.path.stem in OVER_SOCKETS else {"real": asyncio.new_event_loop}

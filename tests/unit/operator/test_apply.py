@@ -85,7 +85,7 @@ async def test_a_foreign_object_that_is_going_is_waited_for_and_one_that_stays_i
 
 
 def left_behind(**metadata: Any) -> Manifest:
-    """The Service of an object that went without it."""
+    """Return the Service of an object that was deleted without it."""
     [service] = [one for one in applied(OF) if ref(one) == Ref("Service", "nano")]
     meta = {**service["metadata"], "uid": "of before", "ownerReferences": [], **metadata}
     return {**service, "metadata": meta}

@@ -39,7 +39,7 @@ def pod(name: str, component: Any = "engine", *, ready: bool = True, **meta: Any
 
 
 class World:
-    """What the watches hold, and what pods say to who asks them."""
+    """Contents of the watches, and answers of the pods."""
 
     def __init__(self, desired: int, *pods: Manifest, **scaling: Any) -> None:
         of = fitting_owner(scaling={"minReplicas": 1, "maxReplicas": 8, **scaling})

@@ -1,4 +1,4 @@
-"""What goes over the wire to an API server, and what each kind of answer becomes."""
+"""Requests of the client to an API server, and its result for each kind of answer."""
 
 import asyncio
 import json

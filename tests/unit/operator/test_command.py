@@ -20,7 +20,7 @@ def test_it_is_registered_under_its_public_name() -> None:
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[OperatorSettings]:
-    """The settings the operator was started with."""
+    """Record the settings the operator was started with."""
     seen: list[OperatorSettings] = []
 
     async def run(settings: OperatorSettings, _shipped: object, _profiles: object) -> None:

@@ -14,11 +14,11 @@ from mamba_operator.conditions.progressing import PROGRESSING
 from mamba_operator.objects.workload_state import WorkloadState
 from operator_objects import NOW, fitting_owner, planned, snapshot
 
-RUNNING = WorkloadState(exists=True, current=True, wanted=1, replicas=1, updated=1, ready=1)
+RUNNING = WorkloadState(exists=True, current=True, desired=1, replicas=1, updated=1, ready=1)
 
 
 def view(**parts: Any) -> ConditionInputs:
-    """Inputs of an object with one engine and one gateway, both ready, except for `parts`."""
+    """Return the inputs of an object with one engine and one gateway, both ready, except for `parts`."""
     owner = fitting_owner()
     plan = parts.pop("plan", planned(owner))
     inputs = {
@@ -61,13 +61,13 @@ def test_no_rule_stands_in_its_chain_twice(chain: Chain) -> None:
             DEGRADED,
             {
                 "failures": [Failure(Reason.FORBIDDEN, "no")],
-                "engine": WorkloadState(exists=True, wanted=1, refused="quota", stuck="too long"),
+                "engine": WorkloadState(exists=True, desired=1, refused="quota", stuck="too long"),
             },
             [Reason.FORBIDDEN, Reason.PODS_REFUSED, Reason.PROGRESS_DEADLINE_EXCEEDED],
         ),
         (
             AVAILABLE,
-            {"engine": WorkloadState(exists=True, wanted=1), "gateway": WorkloadState()},
+            {"engine": WorkloadState(exists=True, desired=1), "gateway": WorkloadState()},
             [],
         ),
     ],

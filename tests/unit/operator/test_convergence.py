@@ -95,7 +95,7 @@ class LateCluster(FakeCluster):
 
 
 def shape(cluster: FakeCluster) -> dict[tuple[str, str, str], Manifest]:
-    """All that lasts: no versions, uids, events, and of the Secret no more than that it has a token."""
+    """Return the lasting parts: no versions, uids, events; of the Secret only whether it has a token."""
     found = {}
     for key, one in cluster.objects.items():
         if key[0] in ("Event", "Lease"):
@@ -125,7 +125,7 @@ async def calm(of: Manifest) -> dict[tuple[str, str, str], Manifest]:
 
 @contextlib.asynccontextmanager
 async def operating(cluster: LateCluster, passes: list[float] | None = None) -> AsyncIterator[WorkQueue[Key]]:
-    """A queue with its workers, woken by the cluster's writes."""
+    """Yield a queue with its workers, woken by the cluster's writes."""
     queue: WorkQueue[Key] = WorkQueue(RetryPolicy(), random_unit=lambda: 0.0)
     cluster.woken = queue.add
     again = reconciler(cluster)
@@ -156,7 +156,7 @@ MOVES = st.lists(
 
 
 def disturb(cluster: FakeCluster, move: Move) -> None:
-    """One thing that somebody does to a child; what is done to the Secret, nobody sees."""
+    """Edit a child as a person might; edits of the Secret go unnoticed."""
     what, number = move
     children = sorted(key for key in cluster.objects if key[0] not in ("MambaDeployment", "Event", "Secret"))
     if not children:

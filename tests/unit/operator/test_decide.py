@@ -1,4 +1,4 @@
-"""How many engines there shall be: what grows a fleet, what shrinks it, and what keeps it as it is."""
+"""Number of engines wanted: causes of growth, of shrinking, and of no change."""
 
 import random
 
@@ -349,7 +349,7 @@ def test_a_decision_is_made_again_to_the_byte_from_what_was_written_of_it() -> N
 
 
 def past(elapsed: float, *met: float) -> AutoscalerMemory:
-    """Of 100 requests, as many in time with 1, 2, .. engines."""
+    """Return the memory of 100 requests, each measured in time with 1, 2, .. engines."""
     return AutoscalerMemory(elapsed=elapsed, came=100.0, met=met)
 
 

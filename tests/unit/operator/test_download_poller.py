@@ -1,4 +1,4 @@
-"""How far a loader is comes from its pod into the status, while it runs and answers."""
+"""Progress of a loader, from its pod into the status, while it runs and answers."""
 
 from typing import Any
 

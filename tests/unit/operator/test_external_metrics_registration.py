@@ -1,4 +1,4 @@
-"""How the external metrics API is made known: its certificate, the next one, and its address."""
+"""Registration of the external metrics API: its certificate, the next one, and its address."""
 
 import asyncio
 import subprocess

@@ -18,7 +18,7 @@ HUB = "hf://org/model"
 
 
 def children(**spec: Any) -> Children:
-    """Manifests of a spec, by kind and name."""
+    """Return the manifests of a spec, by kind and name."""
     made = [one.manifest for one in planned(owner(**spec)).applies]
     return {(one["kind"], one["metadata"]["name"]): one for one in made}
 

@@ -1,4 +1,4 @@
-"""What an observation is made of: rates of counters, restarts of engines, silence of engines and gateways."""
+"""Parts of an observation: rates of counters, restarts of engines, silence of engines and gateways."""
 
 import msgspec
 import pytest
@@ -68,7 +68,10 @@ def test_rates_are_what_counters_did_between_two_looks() -> None:
 def test_an_engine_surely_never_lacked_prompts_if_those_that_waited_at_first_took_all_the_time(
     waited: int, saturated: int
 ) -> None:
-    """It computed 8,000 tokens. That some wait at both looks says nothing: prompts come by chance."""
+    """Compute 8,000 tokens in each case.
+
+    That some wait at both looks says nothing: prompts come by chance.
+    """
     view = FleetView()
     look(view, 0, a=EngineReport(prompt_tokens_total=1000, waiting=1, waiting_tokens=waited))
 

@@ -46,7 +46,7 @@ class World:
             self._coming.append((now + delay, one, str(self._versions[one])))
 
     def begin(self) -> None:
-        """What a watch delivers when it is begun: everything there is."""
+        """Deliver everything there is, as a watch does at its beginning."""
         for one, version in self._versions.items():
             self.freshness.delivered(one, str(version), 0.0)
 

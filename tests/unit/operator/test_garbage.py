@@ -1,4 +1,4 @@
-"""What the operator keeps is not walked through again and again."""
+"""Objects that the operator keeps are not walked through again and again."""
 
 import subprocess
 import sys

@@ -14,7 +14,7 @@ GI = 2**30
 def node(
     memory: str = "81920", taints: tuple[dict[str, str], ...] = (), cordoned: bool = False, **labels: str
 ) -> Node:
-    """A node as the API server gives it, and what is kept of it."""
+    """Return a node as the API server gives it, and the part of it that is kept."""
     spec = {"taints": list(taints), **({"unschedulable": True} if cordoned else {})}
     return node_of({"metadata": {"name": "a", "labels": {f"{GPU}.memory": memory, **labels}}, "spec": spec})
 

@@ -57,7 +57,7 @@ class RollOut:
         return planned(self.owner, self.children, pods=pods)
 
     def surge(self, plan: ReconcilePlan) -> tuple[int, int] | None:
-        """(maxSurge, maxUnavailable) of the engine Deployment that is written; None where none is."""
+        """Return (maxSurge, maxUnavailable) of the engine Deployment that is written; None where none is."""
         for one in plan.applies:
             if ref(one.manifest).name == "nano-engine" and one.manifest["kind"] == "Deployment":
                 how = one.manifest["spec"]["strategy"]["rollingUpdate"]
@@ -201,7 +201,7 @@ def test_the_time_that_is_left_until_an_engine_goes_is_told_before_it_does() -> 
 
 
 def restarted(name: str, revision: str, template: str, **status: Any) -> Manifest:
-    """A pod as `kubectl rollout restart` of the Deployment parts them: the revision is the same for all."""
+    """Return a pod after `kubectl rollout restart` of its Deployment: the revision is the same for all."""
     one = pod(name, revision, **status)
     one["metadata"]["labels"]["pod-template-hash"] = template
     return one

@@ -1,4 +1,4 @@
-"""What gateways say of the prefix index's Redis, from the ConfigMap to the plan."""
+"""Reports of gateways about the prefix index's Redis, from the ConfigMap to the plan."""
 
 from datetime import timedelta
 from typing import Any

@@ -28,7 +28,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def held() -> dict[str, dict[Key, list[Manifest]]]:
-    """What kopf has."""
+    """Return kopf's indices."""
     return {}
 
 

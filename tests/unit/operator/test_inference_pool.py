@@ -50,7 +50,7 @@ def test_only_the_proxy_s_namespace_reaches_the_picker_which_tells_the_engines_k
     rules = children(POOLED)["NetworkPolicy", "nano"]["spec"]["ingress"]
 
     def reach(port: int) -> list[object]:
-        """Who reaches the port of a gateway pod; None = everybody."""
+        """Return the peers that may reach the port of a gateway pod; None = everybody."""
         named = {"http": 8000}
         return [
             rule.get("from")

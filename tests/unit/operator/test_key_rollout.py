@@ -30,7 +30,7 @@ def template(children: dict[tuple[str, str], Manifest], name: str) -> Manifest:
 
 
 def after(of: Manifest, children: list[Manifest], pods: tuple[Manifest, ...] = ()) -> list[Manifest]:
-    """The children when a pass wrote them and their controllers are done."""
+    """Return the children when a pass wrote them and their controllers are done."""
     written = [one.manifest for one in planned(of, children, pods=pods).applies]
     by_ref = {ref(one): one for one in children} | {
         ref(one): {

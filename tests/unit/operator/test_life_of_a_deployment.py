@@ -11,7 +11,7 @@ from operator_objects import fitting_owner, nano_config
 
 
 def decision(target: int, *, asked: int, start: int = 1) -> LatestDecision:
-    """What an autoscaler decided."""
+    """Return a decision of an autoscaler."""
     made = ScalingDecision(
         target=target, reason="because", binding="slots", demand=Demand(), memory=AutoscalerMemory()
     )

@@ -25,7 +25,7 @@ CHOICES = {"strategy": "NoBuffer", "stateDtype": "float32"}
 
 
 class Engines:
-    """What engines answer, and what they were asked."""
+    """Answers of engines, and the requests to them."""
 
     def __init__(self) -> None:
         self.requests: list[tuple[str, str, dict[str, Any]]] = []

@@ -79,7 +79,7 @@ class World:
             self.now += timedelta(minutes=minutes)
 
     async def until_told(self, most: int = 20) -> int:
-        """Minutes until engines were told something."""
+        """Return the minutes until engines got new settings."""
         began = self.now
         for _ in range(most):
             await self.passes()
@@ -106,7 +106,7 @@ class World:
 
     @property
     def strategy(self) -> str:
-        """That engines of later begin with."""
+        """Return the strategy with which later engines begin."""
         config = self.found("ConfigMap", "nano-engine")
         return str(json.loads(config["data"]["engine.json"])["strategy"])
 

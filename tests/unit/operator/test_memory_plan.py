@@ -1,4 +1,4 @@
-"""What the planner says to anything a user may write: always a verdict, never a crash, never a stall."""
+"""Verdicts of the planner for any input of a user: always one, never a crash, never a stall."""
 
 import json
 import tracemalloc

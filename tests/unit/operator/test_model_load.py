@@ -104,7 +104,7 @@ OTHER = "beef" + "0" * 36
 
 
 def kept(children: list[Manifest]) -> set[str] | None:
-    """What the loader leaves on a full volume; None: everything."""
+    """Return the files that the loader keeps on a full volume; None: everything."""
     [container] = job_of(children)["spec"]["template"]["spec"]["containers"]
     env = {one["name"]: one.get("value", "") for one in container["env"]}
     if "MAMBASERVE_DOWNLOAD_MAKE_ROOM" not in env:
@@ -113,20 +113,20 @@ def kept(children: list[Manifest]) -> set[str] | None:
 
 
 def engine_pod(children: list[Manifest], name: str = "a") -> Manifest:
-    """A pod that the engine Deployment makes."""
+    """Return a pod of the engine Deployment."""
     pod = copy.deepcopy(child(children, "Deployment", "nano-engine")["spec"]["template"])
     return {**pod, "kind": "Pod", "metadata": {**pod["metadata"], "name": name}, "status": {}}
 
 
 def finished(of: Manifest, children: list[Manifest], commit: str) -> list[Manifest]:
-    """The children after the loader has fetched that commit."""
+    """Return the children after the loader has fetched that commit."""
     done = with_status(children, "Complete")
     report = ModelReport(commit, REPORT.config, REPORT.weights)
     return grown(of, done, pods=(loader_pod(job_of(done), "Succeeded", report.text()),))
 
 
 def ready_with(of: Manifest) -> list[Manifest]:
-    """The children when engines of the first download serve."""
+    """Return the children when engines of the first download serve."""
     return running(grown(of, running(loaded(of))))
 
 

@@ -217,7 +217,7 @@ async def test_a_thousand_namespaces_cost_a_request_in_four_seconds_and_are_kept
 
 @in_virtual_time
 async def test_of_a_namespace_that_is_gone_nothing_is_held_and_the_last_pass_is_made() -> None:
-    """Its objects went with it: a pass that were not made would be tried again for ever."""
+    """Expect no pass: one that failed after its objects were deleted would be tried again for ever."""
     cluster = FakeCluster()
     passes: list[Key] = []
 

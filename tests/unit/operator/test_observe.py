@@ -1,4 +1,4 @@
-"""What one look sees: everything or nothing, also of objects that others broke."""
+"""One observation: everything or nothing, also of objects that others broke."""
 
 import asyncio
 import copy

@@ -21,7 +21,7 @@ PLANNED_FOR = "serving.mambaserve.io/planned-for"
 
 
 def served(*nodes: Node, **spec: Any) -> tuple[Manifest, list[Manifest]]:
-    """An object and its children, made while the cluster had these nodes."""
+    """Return an object and its children, created while the cluster had these nodes."""
     of = fitting_owner(memory={}, **spec)
     return of, applied(of, nodes=nodes)
 
@@ -96,7 +96,7 @@ def test_engines_that_planned_for_themselves_are_left_alone_when_a_label_comes()
 
 
 def planned_after(change: dict[str, Any], *, metadata: dict[str, Any] | None = None) -> ReconcilePlan:
-    """What is done about a change of an object that was planned for big GPUs, when there are only smaller."""
+    """Return the plan for a change of an object planned for big GPUs, when only smaller ones exist."""
     _, children = served(BIG)
     of = fitting_owner(memory={}, **change)
     of["metadata"] |= metadata or {}

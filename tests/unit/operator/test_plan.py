@@ -1,4 +1,4 @@
-"""What the operator decides to do, for every situation it can find."""
+"""Decisions of the operator in every situation."""
 
 import copy
 import json

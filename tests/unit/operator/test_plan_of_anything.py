@@ -45,7 +45,7 @@ PODS = st.fixed_dictionaries(
 
 
 def check(of: Manifest, plan: ReconcilePlan) -> None:
-    """The promises of every plan."""
+    """Check the promises of every plan."""
     assert plan.verdict is not None
     if isinstance(plan.verdict, SpecInvalid):
         assert plan.verdict.message

@@ -1,4 +1,4 @@
-"""What pods suffer from: the worst first, the same pod each time, and nothing that passes by itself."""
+"""Trouble of pods: the worst first, the same pod each time, and nothing temporary."""
 
 from typing import Any
 
@@ -273,17 +273,17 @@ def deployment(generation: int = 1, wanted: int | None = 3, **status: Any) -> Ma
     ("given_", "expected"),
     [
         (None, WorkloadState()),
-        ({"metadata": {}}, WorkloadState(exists=True, current=True, wanted=1)),
-        (deployment(wanted=None), WorkloadState(exists=True, wanted=1)),
-        (deployment(wanted=0, observedGeneration=1), WorkloadState(exists=True, current=True, wanted=0)),
-        (deployment(generation=2, observedGeneration=1), WorkloadState(exists=True, wanted=3)),
+        ({"metadata": {}}, WorkloadState(exists=True, current=True, desired=1)),
+        (deployment(wanted=None), WorkloadState(exists=True, desired=1)),
+        (deployment(wanted=0, observedGeneration=1), WorkloadState(exists=True, current=True, desired=0)),
+        (deployment(generation=2, observedGeneration=1), WorkloadState(exists=True, desired=3)),
         (
             deployment(observedGeneration=1, replicas=4, updatedReplicas=2, readyReplicas=3),
-            WorkloadState(exists=True, current=True, wanted=3, replicas=4, updated=2, ready=3),
+            WorkloadState(exists=True, current=True, desired=3, replicas=4, updated=2, ready=3),
         ),
         (
             deployment(observedGeneration=1, readyReplicas=None),
-            WorkloadState(exists=True, current=True, wanted=3),
+            WorkloadState(exists=True, current=True, desired=3),
         ),
     ],
 )

@@ -301,7 +301,7 @@ async def test_a_fault_at_any_single_call_is_made_good_by_the_next_pass(error: C
 
 
 def shape(cluster: FakeCluster) -> dict[tuple[str, str, str], Manifest]:
-    """All that lasts: without versions, uids and events."""
+    """Return the lasting parts: no versions, uids and events."""
     found = {}
     for key, one in cluster.objects.items():
         if key[0] != "Event":

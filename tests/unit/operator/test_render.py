@@ -31,7 +31,7 @@ CASES = sorted(path.name.removesuffix(".in.yaml") for path in GOLDEN.glob("*.in.
 
 
 def stored(text: str, source: str) -> MambaDeployment:
-    """The object as the API server gives it."""
+    """Return the object as the API server gives it."""
     [found] = load_documents(text, source)
     identity = {"uid": UID, "namespace": found.metadata.namespace or "models"}
     return found.model_copy(update={"metadata": found.metadata.model_copy(update=identity)})
@@ -45,7 +45,7 @@ def rendered(of: MambaDeployment, images: DefaultImages = OF_THIS_VERSION) -> li
 
 
 def flat(value: Any, path: str) -> dict[str, Any]:
-    """Every leaf under its path; items of a list by their name where they have one."""
+    """Return every leaf under its path; items of a list by their name where they have one."""
     if isinstance(value, dict) and value:
         return {key: leaf for name in value for key, leaf in flat(value[name], f"{path}.{name}").items()}
     if isinstance(value, list) and value:
@@ -62,7 +62,7 @@ def flat(value: Any, path: str) -> dict[str, Any]:
 
 
 def leaves(of: MambaDeployment) -> dict[str, Any]:
-    """All children, leaf by leaf; hashes follow from the rest."""
+    """Return all children, leaf by leaf; hashes follow from the rest."""
     found: dict[str, Any] = {}
     for manifest in rendered(of):
         found |= flat(manifest, f"{manifest['kind']}/{manifest['metadata']['name']}")
@@ -70,7 +70,7 @@ def leaves(of: MambaDeployment) -> dict[str, Any]:
 
 
 def changes(case: str) -> str:
-    """What `case` changes of the children that the minimal spec would have under the same name."""
+    """Return the changes of `case` to the children that the minimal spec would have under the same name."""
     given = stored((GOLDEN / f"{case}.in.yaml").read_text(), case)
     plain = stored((GOLDEN / "minimal.in.yaml").read_text(), case)
     after, before = leaves(given), leaves(plain.model_copy(update={"metadata": given.metadata}))
@@ -125,7 +125,7 @@ def argument(container: Manifest, name: str) -> str | None:
 
 
 def document(made: dict[tuple[str, str], Manifest]) -> dict[str, Any]:
-    """The settings that engines read when they start."""
+    """Return the settings that engines read when they start."""
     found: dict[str, Any] = json.loads(made["ConfigMap", "nano-engine"]["data"]["engine.json"])
     return found
 

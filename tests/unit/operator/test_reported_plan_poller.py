@@ -33,7 +33,7 @@ HUB = {"model": {"uri": "hf://org/model"}}
 
 
 def with_status(of: Manifest, children: list[Manifest], told: ReportedPlan | None = None) -> Manifest:
-    """The object after a pass."""
+    """Return the object after a pass."""
     seen = snapshot(of, children, reported=told)
     status = summarize(seen, planned(of, children, reported=told), (), now=NOW)
     assert status is not None

@@ -30,7 +30,7 @@ def image(life: Life) -> str:
 
 
 def surge(life: Life, **status: Any) -> None:
-    """The pod that a roll-out adds, and what the kubelet says of it; the old one serves on."""
+    """Add the pod of a roll-out with the kubelet's status; the old one serves on."""
     labels = {**POD, names.LABEL_REVISION: label_of(engine(life))}
     meta = {
         "name": "new", "namespace": "models", "labels": labels, "creationTimestamp": life.now.isoformat(),
@@ -52,7 +52,7 @@ def deadline_is_over(life: Life) -> None:
 
 
 async def broken(spec: dict[str, Any] | None = None) -> tuple[Life, str, str]:
-    """A change was rolled out; with it the image before and the label of the revision before."""
+    """Roll out a change; return the life with the earlier image and the earlier revision's label."""
     life = await served()
     before, label = image(life), label_of(engine(life))
     life.spec(4, **(BROKEN if spec is None else spec))

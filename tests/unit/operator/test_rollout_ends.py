@@ -1,4 +1,4 @@
-"""How roll-outs of fleets end that had no good end: without room, within a quota, on one broken node."""
+"""Ends of roll-outs that cannot succeed: without room, within a quota, on one broken node."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from rollout_fleet import RolloutFleet
 
 
 def ended(fleet: RolloutFleet, *, replicas: int | None = None) -> int:
-    """Fewest engines that served at any time of a roll-out of the image `NEW`, once it has come to an end."""
+    """Finish a roll-out of the image `NEW` and return the fewest engines that served meanwhile."""
     fleet.change(replicas=replicas)
     least = fleet.serving
     for number in range(300):

@@ -1,5 +1,7 @@
-"""After an upgrade of the operator engines are replaced deployment by deployment; what a person changes waits
-for nobody."""
+"""Order of roll-outs after an upgrade of the operator: deployment by deployment.
+
+A person's change waits for no other.
+"""
 
 from datetime import timedelta
 from typing import Any
@@ -40,7 +42,7 @@ class Cluster:
             self.look(key)
 
     def look(self, key: Key) -> ReconcilePlan:
-        """One pass over a deployment, whose controllers are done with the one before."""
+        """Run one pass over a deployment, whose controllers are done with the one before."""
         self.by_id[index_id(MAMBA_DEPLOYMENT)][key] = [self.owners[key]]
         seen = snapshot(self.owners[key], self.children[key], may_begin=self.turns.may_begin(key))
         plan = make_plan(seen, now=self.now, new_token=lambda: TOKEN, images=self.images)

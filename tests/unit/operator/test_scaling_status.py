@@ -1,4 +1,4 @@
-"""How many engines are wanted: what spec.replicas says, what the autoscaler decided, and what a wake does."""
+"""Number of engines wanted: from spec.replicas, from the autoscaler's decision, and after a wake."""
 
 from datetime import datetime, timedelta
 from typing import Any
@@ -36,7 +36,7 @@ def engine(replicas: int) -> Manifest:
 
 
 def wanted(given: Given, old: ScalingStatus | None = None, **more: Any) -> int:
-    """Engines that shall run."""
+    """Return the number of engines that shall run."""
     made = status(given, old, **more)
     return given[0].spec.replicas if made is None else made.desired
 

@@ -11,7 +11,7 @@ from virtual_time import in_virtual_time
 
 
 class Answers(FakeCluster):
-    """What lists of each namespace fail with."""
+    """Errors of the list of each namespace."""
 
     def __init__(self, **errors: Exception) -> None:
         super().__init__()

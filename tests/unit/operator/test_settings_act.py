@@ -33,7 +33,7 @@ CASES = [(kind, name) for kind in CODE for name in kind.model_fields]
 
 @cache
 def read(kind: type[BaseModel]) -> frozenset[str]:
-    """Names of all attributes that the process's packages read, its settings module left out."""
+    """Return the names of all attributes that the process's packages read, its settings module left out."""
     return frozenset(
         node.attr
         for package in CODE[kind]

@@ -18,7 +18,7 @@ from operator_objects import owner, planned
 
 
 def told(container: Manifest) -> dict[str, Any]:
-    """Settings that a container is given, by command line and environment."""
+    """Return the settings of a container, by command line and environment."""
     found: dict[str, Any] = {
         one["name"].removeprefix(names.ENV_PREFIX).lower(): one["value"]
         for one in container["env"]
@@ -32,7 +32,7 @@ def told(container: Manifest) -> dict[str, Any]:
 
 
 def engine_told(container: Manifest, volumes: list[Manifest], config_map: Manifest) -> dict[str, Any]:
-    """The same of an engine, with the settings file that its pod mounts."""
+    """Return the same for an engine, with the settings file that its pod mounts."""
     given_ = told(container)
     folder, _, file = given_.pop("config").rpartition("/")
     [mount] = [one["name"] for one in container["volumeMounts"] if one["mountPath"] == folder]
@@ -42,7 +42,7 @@ def engine_told(container: Manifest, volumes: list[Manifest], config_map: Manife
 
 
 def processes(**spec: Any) -> tuple[EngineSettings, GatewaySettings]:
-    """Both processes' settings, read as they read them."""
+    """Return both processes' settings, read as they read them."""
     made = {
         (one.manifest["kind"], one.manifest["metadata"]["name"]): one.manifest
         for one in planned(owner(**spec)).applies

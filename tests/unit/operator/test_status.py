@@ -38,7 +38,7 @@ from operator_objects import (
 )
 
 SUMS = (ConditionType.UP_TO_DATE, ConditionType.RECONCILING, ConditionType.STALLED, ConditionType.READY)
-"""They repeat what others say."""
+"""Conditions that summarise others."""
 
 
 def status_of(
@@ -50,7 +50,7 @@ def status_of(
 
 
 def announced() -> Status:
-    """The status ten minutes before engines are told another strategy for the traffic that they measure."""
+    """Return the status ten minutes before engines get another strategy for the traffic that they measure."""
     of = fitting_owner(memory={"deviceMemory": "40Gi"})
     shown = {
         "promptTokens": 16_000, "outputTokens": 200, "sharedPrefixRatio": 0.9, "concurrency": 8,
@@ -68,7 +68,7 @@ def announced() -> Status:
 
 
 def told(*, answers: bool) -> Status:
-    """The status while an engine has not taken over its new settings."""
+    """Return the status while an engine has not taken over its new settings."""
     children = running(applied(OF))
     tune = SettingsUpdate("nano-engine-1", "run", "10.0.0.1", "hash", {"strategy": "NoBuffer"})
     plan = replace(
@@ -82,7 +82,7 @@ def told(*, answers: bool) -> Status:
 
 
 def queued() -> Status:
-    """The status while a roll-out that nobody asked for waits for others."""
+    """Return the status while a roll-out without a user's change waits for others."""
     children = running(applied(OF))
     plan = replace(planned(OF, children), queued=True)
     status = summarize(snapshot(OF, children), plan, (), now=NOW)
@@ -159,7 +159,7 @@ NEXT = fitting_owner(engine={"image": "registry.test/engine:next"})
 
 
 def rolled_back() -> list[Manifest]:
-    """The children after a revision got stuck and its pods have gone back."""
+    """Return the children after a revision got stuck and its pods have been rolled back."""
     before = running(applied(OF))
     record = [one.manifest for one in planned(OF, before).applies]
     after = edited(running(applied(NEXT)), "Deployment", "nano-engine", stuck("engine"))
@@ -400,8 +400,10 @@ def test_ready_never_hides_a_fault(status: Status) -> None:
 
 
 def kstatus(status: Status, generation: int) -> str:
-    """What Flux and others who go by the public rules of kstatus read, which know three types and the
-    generation alone."""
+    """Return the verdict of kstatus for the object.
+
+    Flux and others follow its public rules, which use three types and the generation alone.
+    """
     found = words(status)
     if status.observed_generation != generation or found["Reconciling"][0] == "True":
         return "InProgress"

@@ -57,7 +57,7 @@ def condition(cluster: FakeCluster, type_: str) -> Manifest:
 
 
 async def settled(of: Manifest, *, engines: int = 1) -> tuple[FakeCluster, Reconciler, Clock]:
-    """A cluster whose controllers have done their part."""
+    """Return a cluster whose controllers have done their part."""
     cluster, clock = FakeCluster(of), Clock()
     again = reconciler(cluster, clock)
     await again(KEY)

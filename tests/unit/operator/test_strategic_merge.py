@@ -202,7 +202,7 @@ def leaf() -> st.SearchStrategy[dict[str, Any]]:
 
 
 def objects() -> st.SearchStrategy[dict[str, Any]]:
-    """Pod-like objects, two levels of lists with identity deep."""
+    """Return Pod-like objects, two levels of lists with identity deep."""
     variables = keyed("env", leaf())
     container = st.fixed_dictionaries({}, optional={"env": variables, "x": SCALARS, "args": ARGUMENTS})
     return st.fixed_dictionaries({}, optional={"containers": keyed("containers", container), "spec": leaf()})
@@ -219,7 +219,7 @@ def keyed(field: str, items: st.SearchStrategy[dict[str, Any]]) -> st.SearchStra
 
 
 def cleaned(value: Any) -> Any:
-    """Without nulls: what a null does to itself."""
+    """Return the object without nulls, the result of merging it with itself."""
     match value:
         case dict():
             return {key: cleaned(inner) for key, inner in value.items() if inner is not None}

@@ -1,4 +1,4 @@
-"""What `kubectl explain` says of each field: whether a change of it replaces pods, and whose."""
+"""Output of `kubectl explain` about each field: whether a change of it replaces pods, and whose."""
 
 import re
 from copy import deepcopy
@@ -121,14 +121,14 @@ def with_field(field: str, value: Any) -> dict[str, Any]:
 
 
 def templates(spec: dict[str, Any]) -> dict[str, Any]:
-    """The pod template of each Deployment; engines can be told a strategy."""
+    """Return the pod template of each Deployment; engines can be given a strategy."""
     plan = make_plan(snapshot(owner(**spec)), now=NOW, new_token=lambda: TOKEN, key_id="a")
     made = [one.manifest for one in plan.applies if one.manifest["kind"] == "Deployment"]
     return {one["metadata"]["labels"][names.LABEL_COMPONENT]: one["spec"]["template"] for one in made}
 
 
 def explained(field: str) -> set[str]:
-    """Whose pods a change replaces, by what is said nearest to the field."""
+    """Return whose pods a change replaces, by the description nearest to the field."""
     at, said = SPEC, set[str]()
     for name in field.split("."):
         at = at["properties"][name]

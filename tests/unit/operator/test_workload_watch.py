@@ -27,7 +27,7 @@ def pod(name: str, component: Any = "engine", *, ready: bool = True, **meta: Any
 
 
 class World:
-    """What the watches hold, and engines that count."""
+    """Contents of the watches, and engines that count."""
 
     def __init__(self, *pods: Manifest, **spec: Any) -> None:
         self.owner = fitting_owner(**spec)

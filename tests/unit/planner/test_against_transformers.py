@@ -63,7 +63,7 @@ def published(name: str) -> dict[str, Any]:
 
 
 def saved(name: str) -> tuple[Any, dict[str, Any]]:
-    """The transformers configuration and what it would write to config.json."""
+    """Return the transformers configuration and the config.json that it would write."""
     config = getattr(transformers, f"{name}Config")(**SMALL[name])
     written = json.loads(config.to_json_string(use_diff=True))
     return config, {**written, "architectures": [f"{name}ForCausalLM"]}

@@ -1,4 +1,4 @@
-"""What would do better for other traffic than the choice in force, and by how much."""
+"""Strategies that would be better than the current one for other traffic, and by how much."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""What one strategy could do with a budget: exact at the edge of fitting, and honest about what it leaves."""
+"""Estimate of one strategy for a budget: exact at the edge of fitting, and honest about its remainder."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def candidate(
     slabs: int, strategy: Strategy = "NoBuffer", *, of: ModelConfig = SMALL, workload: Workload | None = None,
     **fixed: Any,
 ) -> Candidate:  # fmt: skip
-    """A candidate over an arena of exactly `slabs` slabs."""
+    """Return a candidate over an arena of exactly `slabs` slabs."""
     constraints = Constraints(arena_bytes=slabs * slab_geometry(of, Constraints(), "float32").slab, **fixed)
     budget = MemoryBudget.of(of, constraints, Device("cuda", 0))
     return evaluate(of, constraints, budget, workload or Workload(64, 64), strategy, "float32")

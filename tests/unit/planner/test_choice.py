@@ -31,7 +31,7 @@ def candidate(
 
 
 def chosen(*candidates: Candidate, wanted: int | None = None, hint: str | None = None) -> tuple[str, str]:
-    """Who is chosen; the order in which candidates are listed never decides."""
+    """Return the chosen candidate, and check that the order of candidates does not matter."""
     found = {
         (each.strategy, each.state_dtype)
         for order in permutations(candidates)

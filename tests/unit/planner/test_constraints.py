@@ -1,4 +1,4 @@
-"""What the user fixed: what cannot be planned with is refused by name, and a workload is cut to what fits."""
+"""Constraints of the user: an impossible one is refused by name, and a workload is cut to what fits."""
 
 from __future__ import annotations
 

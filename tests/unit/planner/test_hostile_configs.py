@@ -76,7 +76,7 @@ def read(config: dict[str, Any]) -> tuple[Any, ModelConfigError | None]:
 
 
 def sound(found: ModelConfig) -> None:
-    """What the planner divides by and multiplies with."""
+    """Check the numbers by which the planner divides and multiplies."""
     assert found.layers
     assert found.parameters > 0
     assert min(found.hidden_size, found.vocab_size, found.max_position) >= 1

@@ -1,4 +1,4 @@
-"""What one GPU size up and down would change: the plan of that memory; nothing where memory decides none."""
+"""Effects of one GPU size more or less: the plan of that memory; none where memory decides nothing."""
 
 import json
 from dataclasses import replace
@@ -38,7 +38,7 @@ def said(size: OtherSize | None) -> dict[str, Any]:
 
 
 def as_planned(made: MemoryPlan, memory: str) -> dict[str, Any]:
-    """A plan, as another one tells of it."""
+    """Return a plan in the form in which another plan includes it."""
     return {
         "memory": memory,
         "fits": True,

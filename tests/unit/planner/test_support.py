@@ -1,4 +1,4 @@
-"""What planner, operator, local mode and engine say about a model that no engine serves: the same, once."""
+"""Text of planner, operator, local mode and engine about a model that cannot be served: the same for all."""
 
 import json
 from dataclasses import replace

@@ -137,7 +137,7 @@ def test_long_answers_are_slower_to_make_than_long_prompts() -> None:
 
 
 def test_of_a_sparse_model_a_single_token_reads_few_experts_and_a_large_batch_nearly_all() -> None:
-    """Its weights cost a batch of one little; the cost of a step rises until all experts are read."""
+    """Compare costs: a token of a large batch is cheap, and a step costs more until all experts are read."""
     light = StepTraffic(1, 0, 0, 60 << 30)
     answer = Workload(1, 1000)
 

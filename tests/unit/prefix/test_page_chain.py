@@ -26,7 +26,7 @@ def test_the_hashes_are_the_same_on_every_machine_and_for_ever() -> None:
 
 
 def by_definition(page_size: int, fingerprint: str, token_ids: list[int], salt: str) -> list[int]:
-    """The same with Python's integers, one token at a time."""
+    """Compute the same with Python's integers, one token at a time."""
     mask, golden = (1 << 64) - 1, 0x9E3779B97F4A7C15
 
     def mix(z: int) -> int:

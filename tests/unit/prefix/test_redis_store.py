@@ -30,7 +30,7 @@ class Client:
 
 
 async def deaf() -> set[bytes]:
-    """As `asyncio.wait_for` of Python 3.11, which may keep a cancelling for itself."""
+    """Lose a cancellation, as `asyncio.wait_for` of Python 3.11 may."""
     try:
         await asyncio.sleep(60)
     except asyncio.CancelledError:

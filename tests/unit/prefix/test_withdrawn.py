@@ -1,4 +1,4 @@
-"""What an engine did not resume is not believed of it until it publishes it again, and then it is."""
+"""Claims that an engine did not honour are withdrawn until the engine publishes them again."""
 
 from random import Random
 
@@ -18,7 +18,7 @@ HASHES = CHAIN.hashes(PROMPT, "").tolist()
 
 
 class Engine:
-    """What it tells a copy; `log` is all that it has told."""
+    """Engine that publishes to a copy; `log` holds everything published."""
 
     def __init__(self, index: PrefixIndex, name: str = "a") -> None:
         self.index, self.log = index, ChangeLog(name, wall=lambda: 0.0)
@@ -130,7 +130,7 @@ def test_no_withdrawn_depth_is_believed_before_it_is_published_and_publication_r
     engine = Engine(index)
     tree, told, withdrawn = set[int](), set[int](), set[int]()
     asked: list[tuple[Depths, set[int]]] = []
-    """What the copy said, and what the engine has published as gained since."""
+    """Answers of the copy, and the gains that the engine has published since."""
 
     def publish(gained: set[int], lost: set[int], *, cleared: bool = False) -> None:
         engine.tell(

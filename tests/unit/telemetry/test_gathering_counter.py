@@ -1,4 +1,4 @@
-"""What is counted without a lock reads as a plain counter, whenever somebody looks."""
+"""Counters without a lock read as plain counters at any time."""
 
 import pytest
 from hypothesis import given, settings

@@ -1,4 +1,4 @@
-"""What is kept goes to the receiver if that can be done, and is never waited for."""
+"""Spans that are kept go to the receiver if possible, and nobody waits for that."""
 
 import threading
 from collections.abc import Iterator, Sequence

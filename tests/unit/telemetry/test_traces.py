@@ -45,7 +45,7 @@ def environment() -> Iterator[None]:
 
 @pytest.fixture
 def queues(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
-    """What was set up: exporter, how spans are made, options. Nothing is sent."""
+    """Yield the recorded setup: exporter, how spans are created, options. Nothing is sent."""
     made: list[Any] = []
 
     class Queue:

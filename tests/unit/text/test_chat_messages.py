@@ -1,5 +1,7 @@
-"""Messages of a request as templates expect them: what models once wrote keeps no conversation from going
-on."""
+"""Messages of a request in the form that templates expect.
+
+No earlier output of a model prevents a conversation from continuing.
+"""
 
 from typing import Any
 

@@ -144,7 +144,7 @@ def test_flush_of_nothing_is_nothing() -> None:
 
 
 def metaspace_tokenizer() -> Tokenizer:
-    """As SentencePiece models are: words begin with U+2581, unknown bytes are <0xNN>."""
+    """Return a tokenizer like SentencePiece models: words begin with U+2581, unknown bytes are <0xNN>."""
     words = ["<unk>", "\u2581Hello", "\u2581world", "!", "\u2581"]
     vocabulary = {word: place for place, word in enumerate(words)}
     vocabulary.update({f"<0x{value:02X}>": len(words) + value for value in range(256)})

@@ -1,4 +1,4 @@
-"""What a model thinks is told from what it answers, however the text is cut into pieces."""
+"""Reasoning is separated from the answer, however the text is cut into pieces."""
 
 from functools import partial
 
@@ -19,7 +19,7 @@ OPEN, CLOSED, UNSAID = ReasoningStart.OPEN, ReasoningStart.CLOSED, ReasoningStar
 
 
 def read(start: ReasoningStart, text: str, size: int) -> tuple[ParsedReasoning, int]:
-    """All that comes of a text in pieces of so many characters, each of which is a token."""
+    """Return the result of a text in pieces of `size` characters, each of which is a token."""
     reader = ReasoningReader(THINK, start)
     parts = [text[at : at + size] for at in range(0, len(text), size)] or [""]
     got = [reader.feed(part, part, last=place == len(parts) - 1) for place, part in enumerate(parts)]

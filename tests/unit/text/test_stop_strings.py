@@ -13,7 +13,7 @@ STOPS = st.lists(st.text(alphabet="abc", min_size=1, max_size=4), max_size=4).ma
 
 
 def oracle(text: str, stops: tuple[str, ...]) -> tuple[str, str | None]:
-    """The stop string that ends first; of those that end together the one that begins first."""
+    """Return the stop string that ends first; of those with the same end the one that begins first."""
     for end in range(1, len(text) + 1):
         endings = [stop for stop in stops if text[:end].endswith(stop)]
         if endings:
@@ -23,7 +23,7 @@ def oracle(text: str, stops: tuple[str, ...]) -> tuple[str, str | None]:
 
 
 def feed_all(pieces: list[str], stops: tuple[str, ...]) -> tuple[list[str], str | None]:
-    """Pieces given out in order, and the stop string met."""
+    """Feed all pieces in order; return those given out and the matched stop string."""
     matcher = StopMatcher(stops)
     given_out = []
     for piece in pieces:

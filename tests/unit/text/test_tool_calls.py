@@ -25,7 +25,7 @@ ADD = ToolCall("add", '{"a": 1, "b": "<é>"}')
 
 
 def read(form: ToolCallFormat, text: str, pieces: int = 1, most: int | None = None) -> ParsedOutput:
-    """All that comes of an answer in pieces of so many characters; 0 = whole."""
+    """Return the result of an answer in pieces of `size` characters; 0 = whole."""
     reader = Reader(form, most)
     size = pieces or len(text) or 1
     parts = [text[at : at + size] for at in range(0, len(text), size)] or [""]

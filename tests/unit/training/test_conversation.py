@@ -17,7 +17,7 @@ def text_of(ids: list[int]) -> str:
 
 
 def marked(row: Row) -> list[str]:
-    """The runs of tokens that are marked as answers, as text."""
+    """Return the runs of tokens that are marked as answers, as text."""
     runs: list[list[int]] = []
     before = False
     for token, answer in zip(row.ids, row.answers, strict=True):

@@ -20,7 +20,7 @@ def model(shape: Shape, seed: int = 0) -> TinyHybrid:
 
 
 def recurrence(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor) -> Tensor:
-    """Token by token: S = exp(dt A) S + dt x B^T, y = S C."""
+    """Compute token by token: S = exp(dt A) S + dt x B^T, y = S C."""
     b, length, h, p = x.shape
     state = torch.zeros(b, h, p, B.shape[-1], dtype=x.dtype)
     outputs = []

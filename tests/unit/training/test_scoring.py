@@ -18,7 +18,7 @@ PROBES = [
 
 
 def says(probes: list[Probe], wrong_at: int | None = None) -> Callable[[Tensor], Tensor]:
-    """A forward that knows what comes next in each probe, but for one answer token from its end."""
+    """Return a forward that knows the continuation of each probe, except one answer token from its end."""
     texts = {}
     for probe in probes:
         ids = WORDS.encode(probe.prompt + probe.answer + "<|end|>").ids

@@ -29,7 +29,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _is_other_half(item: pytest.Item) -> bool:
-    """Whether the numbers of its values, one for each of at least three parameters, have an odd sum."""
+    """Return whether the indices of its values (at least three parameters) have an odd sum."""
     numbers = dict(getattr(getattr(item, "callspec", None), "indices", {}))
     chosen = []
     for marker in item.iter_markers("parametrize"):
@@ -45,13 +45,13 @@ def _is_other_half(item: pytest.Item) -> bool:
 
 @pytest.fixture(params=INSTRUCTION_SETS)
 def library(request: pytest.FixtureRequest) -> Iterator[Library]:
-    """What computes is of the process: a test has one at a time, and the quickest one is back then."""
+    """Yield the only library of the process during a test; the fastest one is restored afterwards."""
     yield usable(request.param, request)
     Library(ensure_built())
 
 
 def usable(name: str, request: pytest.FixtureRequest) -> Library:
-    """Skips the test where the CPU lacks the instructions; the mark `matrix_unit` has AMX emulated."""
+    """Return the library, or skip the test if the CPU lacks the instructions; `matrix_unit` emulates AMX."""
     try:
         try:
             return Library(ensure_built(), name)
@@ -72,13 +72,13 @@ def threads(request: pytest.FixtureRequest, library: Library) -> Iterator[int]:
 
 @pytest.fixture(params=INSTRUCTION_SETS[1:])
 def assert_same_bits(request: pytest.FixtureRequest) -> Iterator[Callable[[Run], None]]:
-    """Asserts that what a run gives with a wider instruction set has the bits that AVX2 gives."""
+    """Assert that a run's results have the same bits with a wider instruction set as with AVX2."""
     yield from _same_bits_as_avx2(request)
 
 
 @pytest.fixture(params=[name for name in INSTRUCTION_SETS[1:] if not name.startswith("amx")])
 def assert_products_have_same_bits(request: pytest.FixtureRequest) -> Iterator[Callable[[Run], None]]:
-    """The same of the instruction sets that multiply bfloat16 rows by lanes."""
+    """Assert equal bits for the instruction sets that multiply bfloat16 rows by lanes."""
     yield from _same_bits_as_avx2(request)
 
 

@@ -1,5 +1,7 @@
-"""Run by test_sanitized under LD_PRELOAD: every kernel on arrays of its exact size, without torch (the
-sanitizer would watch all of it). At the end a read beside an array, which must be caught."""
+"""Calls of every kernel on arrays of their exact size, run by test_sanitized under LD_PRELOAD.
+
+Free of torch: the sanitizer would watch all of it. The last call reads beyond an array, which must be caught.
+"""
 
 import ctypes
 import math
@@ -59,7 +61,7 @@ experts: list[ctypes.Array[LinearLayer]] = []
 
 
 def array(*shape: int, kind: int = FLOAT32) -> int:
-    """Address of zeros of that shape and type, aligned as torch aligns, in a block of exactly their size."""
+    """Return the address of zeros in a block of exactly their size, aligned as torch aligns."""
     size, out = math.prod(shape) * BYTES[kind], ctypes.c_void_p()
     assert LIBC.posix_memalign(ctypes.byref(out), ctypes.c_size_t(64), ctypes.c_size_t(size)) == 0
     LIBC.memset(out, 0, size)
@@ -85,7 +87,7 @@ MIXERS = ((6, 5, 9, 2, 4), (1, 63, 100, 1, 2), (3, 7, 257, 3, 1))
 
 
 def mixer(H: int, P: int, N: int, G: int, K: int, kind: int) -> int:
-    """Address of a mixer."""
+    """Return the address of a mixer."""
     C = H * P + 2 * G * N
     mixers.append(
         Mixer(
@@ -98,7 +100,7 @@ def mixer(H: int, P: int, N: int, G: int, K: int, kind: int) -> int:
 
 
 def caches(rows: int, H: int, P: int, N: int, G: int, K: int, kind: int, state: int) -> dict[str, int]:
-    """Rows and five slots, as fields of a call."""
+    """Return rows and five slots, as fields of a call."""
     C, inner = H * P + 2 * G * N, H * P
     return {
         "projected": array(rows, inner + C + H, kind=kind), "projected_stride": inner + C + H,
@@ -141,7 +143,7 @@ DELTA_TYPES = tuple(product((FLOAT32, BFLOAT16), (FLOAT32, BFLOAT16, FLOAT16), D
 
 
 def delta(rows: int, H: int, G: int, V: int, K: int, kind: int, state: int) -> DeltaRows:
-    """Dense rows and five slots."""
+    """Return dense rows and five slots."""
     return DeltaRows(
         q=array(rows, G, K, kind=kind), q_row=G * K, q_head=K, k=array(rows, G, K, kind=kind), k_row=G * K,
         k_head=K, v=array(rows, H, V, kind=kind), v_row=H * V, v_head=V, a=array(rows, H, kind=kind), a_row=H,
@@ -180,7 +182,7 @@ def delta_prefill(library: Library) -> None:
 
 
 def delta_mixer(rows: int, H: int, G: int, V: int, K: int, kind: int, state: int) -> dict[str, int]:
-    """A mixer of three taps with dense rows and five slots, as fields of a call."""
+    """Return the fields of a call: a mixer of three taps with dense rows and five slots."""
     C, inner = 2 * G * K + H * V, H * V
     mixers.append(
         DeltaMixer(
@@ -304,7 +306,7 @@ def extend(library: Library) -> None:
 
 
 def layers(count: int, outputs: int, inputs: int, kind: int) -> int:
-    """Address of so many of `Experts`' layers."""
+    """Return the address of `count` layers of `Experts`."""
     pair = 2 if kind == BFLOAT16 else 1
     each = (-(-outputs // 16), -(-inputs // pair), 16, pair)
     made = (LinearLayer * count)(
@@ -395,7 +397,7 @@ def step(library: Library) -> None:
 
 
 def layer(outputs: int, inputs: int, kind: int, packing: int) -> int:
-    """Address of a product whose weights are packed so."""
+    """Return the address of a product with packed weights."""
     if packing == WHOLE:
         return layers(1, outputs, inputs, kind)
     blocks = array(-(-outputs // 16), -(-inputs // 32), 34 * 16 // 2, kind=BFLOAT16)
@@ -409,7 +411,7 @@ def largest(library: Library) -> None:
 
 
 def caught(library: Library) -> None:
-    """A norm told of four more numbers than there are: in a child, which the sanitizer ends."""
+    """Call a norm with four more numbers than there are, in a child that the sanitizer ends."""
     child = os.fork()
     if child == 0:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)

@@ -22,7 +22,7 @@ from mamba_kernels.kernel_choice import VARIABLE, UnknownKernels
 
 @pytest.fixture
 def compiler(tmp_path: Path) -> Path:
-    """One that takes no time: it writes down what it was asked, and makes what it was asked for."""
+    """Return an instant compiler that records its arguments and writes its outputs."""
     path = tmp_path / "compiler"
     path.write_text(
         "#!/bin/sh\n"

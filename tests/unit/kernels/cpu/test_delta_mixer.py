@@ -39,7 +39,7 @@ TYPES = [
     (torch.bfloat16, torch.float32, 2e-2),
     (torch.bfloat16, torch.bfloat16, 2e-2),
 ]
-"""Of rows and states, and how near they come to float64."""
+"""Types of rows and states, and the tolerance against float64."""
 
 
 def slots(rows: slice = slice(None)) -> SlotPlan:
@@ -74,7 +74,7 @@ Run = Callable[[DeltaMixerRows, Library], torch.Tensor]
 
 
 def expected(mixer: DeltaMixerRows, run: Run) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Output, windows and states by the operators in float64."""
+    """Return the output, windows and states by the operators in float64."""
     H, _, V, _, _ = mixer.sizes
     window, state = mixer.window.double(), mixer.state.double()
     inputs, gate, b, a = mixer.parts()

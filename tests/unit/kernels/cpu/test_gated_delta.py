@@ -43,7 +43,7 @@ TYPES = [
     (torch.bfloat16, torch.bfloat16, 2**-8, 2**-8),
     (torch.bfloat16, torch.float32, 2**-8, 2e-6),
 ]
-"""Of rows and states, and what outputs and states may differ by."""
+"""Types of rows and states, and the tolerances of outputs and states."""
 WIDE: Sizes = (4, 2, 128, 128)
 NOISE = noise_words(ints([5, 6, 7, 8, 9]), ints([100, 101, 1, 3, 70000]))
 
@@ -60,7 +60,7 @@ class Rows:
             self.state[slot] = (torch.randn(H, V, K, generator=g) / 4).to(stored)
 
     def out(self, count: int) -> torch.Tensor:
-        """Room for so many rows, cut out of wider ones."""
+        """Return room for `rows` rows as a part of wider ones."""
         H, V = self.delta.H, self.delta.V
         return strided_cache(count, H, V, dtype=self.delta.dtype)
 
@@ -84,7 +84,7 @@ def slots(routes: list[tuple[int, int, int]], words: IntArray | None = None) -> 
 
 
 def noise(pieces: list[PiecePlan]) -> IntArray:
-    """A seed for each sequence, named by the slot that it goes to."""
+    """Return a seed for each sequence, named by its destination slot."""
     depths = [np.arange(each.done + 1, each.done + each.length + 1) for each in pieces]
     seeds = [np.full(each.length, each.slot_out) for each in pieces]
     return noise_words(ints(np.concatenate(seeds)), ints(np.concatenate(depths)))

@@ -32,7 +32,7 @@ def decode(mixer: MixerRows, library: Library, rows: slice = slice(None)) -> tor
 
 
 def expected(mixer: MixerRows) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Output, windows and states by the operators in float64."""
+    """Return the output, windows and states by the operators in float64."""
     H, P, _, G = mixer.sizes
     window, state = mixer.window.double(), mixer.state.double()
     gate, inputs, dt = mixer.parts()

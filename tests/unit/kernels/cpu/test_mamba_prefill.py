@@ -29,7 +29,7 @@ TOTAL = sum(piece.length for piece in RAGGED)
 
 
 def noise(pieces: list[PiecePlan]) -> IntArray:
-    """A seed for each sequence, named by the slot that it goes to."""
+    """Return a seed for each sequence, named by its destination slot."""
     depths = [np.arange(each.done + 1, each.done + each.length + 1) for each in pieces]
     seeds = [np.full(each.length, each.slot_out) for each in pieces]
     return noise_words(ints(np.concatenate(seeds)), ints(np.concatenate(depths)))
@@ -48,7 +48,7 @@ def prefill(
 
 
 def expected(mixer: MixerRows) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Output, windows and states by the operators in float64."""
+    """Return the output, windows and states by the operators in float64."""
     H, P, _, G = mixer.sizes
     window, state, plan = mixer.window.double(), mixer.state.double(), chunk_plan(RAGGED, CHUNK)
     gate, inputs, dt = mixer.parts()

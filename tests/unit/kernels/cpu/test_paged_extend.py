@@ -56,7 +56,7 @@ class Pieces:
         self.expected = torch.cat(parts)
 
     def run(self, library: Library, pieces: list[int], new: dict[int, int] | None = None) -> torch.Tensor:
-        """new: rows of a piece that are computed, where not all are."""
+        """Run the pieces. `new`: computed rows of a piece, where not all are."""
         heads, kv_heads, head_dim = self.shape
         rows = [(new or {}).get(piece, PIECES[piece][1]) for piece in pieces]
         query = torch.cat([self.queries[piece][-count:] for piece, count in zip(pieces, rows, strict=True)])

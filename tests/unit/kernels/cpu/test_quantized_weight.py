@@ -24,7 +24,7 @@ def rand(*shape: int, seed: int, dtype: torch.dtype = torch.float32) -> torch.Te
 
 
 def held(weight: torch.Tensor) -> torch.Tensor:
-    """The matrix that a quantised one stands for, float64."""
+    """Return the float64 matrix that a quantised one stands for."""
     return QuantizedWeight(weight.float()).rows(torch.arange(len(weight))).double()
 
 

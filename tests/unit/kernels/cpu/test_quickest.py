@@ -14,7 +14,7 @@ CLEARLY = 1.2
 
 
 def product_seconds(*names: str) -> list[float]:
-    """Least processor time of a product with as many outputs as a model's, by instruction set."""
+    """Return the least processor time of a product with as many outputs as a model's, by instruction set."""
     weight = PackedWeight(torch.ones(1024, 512, dtype=torch.bfloat16))
     x = torch.ones(60, 512, dtype=torch.bfloat16)
     least = [float("inf")] * len(names)

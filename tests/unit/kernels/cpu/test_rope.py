@@ -15,7 +15,7 @@ SIZES = [(1, 2, 1), (3, 10, 3), (2, 64, 32), (5, 80, 21)]
 
 
 def rows(heads: int, width: int, half: int, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
-    """x out of wider rows, and its turns."""
+    """Return x as a part of wider rows, and its rotations."""
     generator = torch.Generator().manual_seed(width)
     wide = torch.randn(70, heads * width + 5, generator=generator).to(dtype)
     x = wide[:, : heads * width].unflatten(1, (heads, width))

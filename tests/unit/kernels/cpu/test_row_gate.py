@@ -13,7 +13,7 @@ SHAPES = [(1, 1), (3, 63), (70, 257), (2, 20_000)]
 
 
 def rows(shape: tuple[int, int], dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """Some, and gates that lie in wider rows."""
+    """Return rows, and gates that lie in wider rows."""
     generator = torch.Generator().manual_seed(3)
     wide = torch.randn(2, shape[0], shape[1] + 5, generator=generator) * 6
     return wide[0, :, 5:].to(dtype).contiguous(), wide[1].to(dtype)[:, 3:-2]

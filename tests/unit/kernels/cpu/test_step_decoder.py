@@ -39,7 +39,7 @@ ROUTES = [(1, 1, -1), (2, 7, 8), (-1, 9, 10), (4, 4, 11), (3, 12, -1)]
 """(slot_in, slot_out, track)"""
 CONTEXTS = [1, 17, 64, 70, 5]
 ROWS = ints([3, 0, 4, 1, 2])
-"""Of the table of pages."""
+"""Rows of the table of pages."""
 TYPES = [
     (torch.float32, torch.float32, torch.float32),
     (torch.bfloat16, torch.bfloat16, torch.float32),
@@ -50,7 +50,7 @@ TYPES = [
 
 @dataclass(frozen=True)
 class Decodes:
-    """As the protocol of that name."""
+    """Decodes of rows, the counterpart of the protocol of that name."""
 
     slot_in: IntArray
     slot_out: IntArray
@@ -127,7 +127,7 @@ class Model:
         )  # fmt: skip
 
     def gated_attention(self, kv: torch.Tensor) -> AttentionBlock:
-        """With norms of queries and keys, and an output's gate."""
+        """Return attention with norms of queries and keys, and a gated output."""
         joined = self.linear(WIDTH, (2 * HEADS + 2 * KV_HEADS) * HEAD_DIM)
         of_queries, of_keys = (
             RowNorm(self._library, self.random(HEAD_DIM).float() + 1, 1e-6, self.dtype) for _ in range(2)
@@ -161,7 +161,7 @@ class Model:
         return Decodes(slot_in, slot_out, track, noise, ROWS, ints(CONTEXTS), pages * PAGE + last % PAGE)
 
     def one_call(self, most_rows: int = 8) -> torch.Tensor:
-        """Hidden states [n, d] by what is tested."""
+        """Return the hidden states [n, d] of the tested call."""
         decoder = StepDecoder(
             self._library, embedding=self.embedding, blocks=self.blocks, norm=self.last_norm,
             embedding_scale=self.embedding_scale, frequencies=self.frequencies,
@@ -171,7 +171,7 @@ class Model:
         return decoder(self.decodes())
 
     def one_by_one(self) -> torch.Tensor:
-        """The same by each kernel's own call."""
+        """Compute the same by each kernel's own call."""
         given = self.decodes()
         routes = SlotPlan.build(
             given.slot_in,
@@ -271,7 +271,7 @@ def test_it_has_the_bits_of_the_kernels_one_by_one(
 
 
 def test_a_step_takes_its_rows_and_tokens_anew_each_time(library: Library) -> None:
-    """What a step before had more of, or other tokens, is not seen."""
+    """Check that an earlier step's additional rows and other tokens have no effect."""
     model, other = (Model(library, *TYPES[0], PackedWeight) for _ in range(2))
     decoder = StepDecoder(
         library, embedding=model.embedding, blocks=model.blocks, norm=model.last_norm,

@@ -1,5 +1,8 @@
-"""Whatever argument of the delta rule's C++ kernels is wrong is named before they run; strides that may be
-change nothing. Their plans are read on the host and are not among the arguments that can be wrong."""
+"""Wrong arguments of the delta rule's C++ kernels: each is named before a kernel runs.
+
+Strides that are allowed change nothing. The plans are read on the host and are not among the arguments that
+can be wrong.
+"""
 
 import dataclasses
 
@@ -18,7 +21,7 @@ OF_A_PLAN = "plan."
 
 @pytest.fixture
 def library() -> Library:
-    """Of any instructions: they share the checks."""
+    """Return the library of any instructions: all share the checks."""
     found = loaded()
     if found is None:
         pytest.skip("there are no C++ kernels here")

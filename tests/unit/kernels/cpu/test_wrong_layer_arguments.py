@@ -1,5 +1,8 @@
-"""Whatever argument of a layer's C++ kernels is wrong is named before they run; strides that may be change
-nothing. Their plans are read on the host and are not among the arguments that can be wrong."""
+"""Wrong arguments of a layer's C++ kernels: each is named before a kernel runs.
+
+Strides that are allowed change nothing. The plans are read on the host and are not among the arguments that
+can be wrong.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -56,7 +59,7 @@ def _experts(library: Library) -> PackedExperts:
 @dataclass(frozen=True)
 class LayerCall:
     function: str
-    """Of the library."""
+    """Name of the library's function."""
     layer: Callable[[Library], Callable[..., Any]]
     call: OperatorCall
 
@@ -113,7 +116,7 @@ LAYERS = {
 
 @pytest.fixture
 def library() -> Library:
-    """Of any instructions: they share the checks."""
+    """Return the library of any instructions: all share the checks."""
     found = loaded()
     if found is None:
         pytest.skip("there are no C++ kernels here")
@@ -121,7 +124,7 @@ def library() -> Library:
 
 
 def noted(library: Library, monkeypatch: pytest.MonkeyPatch, function: str) -> list[tuple[Any, ...]]:
-    """Arguments of the calls of a function of the library from now on."""
+    """Return the arguments of the calls of a function of the library from now on."""
     launches: list[tuple[Any, ...]] = []
     run = getattr(library, function)
 

@@ -35,7 +35,7 @@ def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
 
 
 def scan(H: int, P: int, G: int, N: int) -> ScanInputs:
-    """The rows of a mixer as its projection and its convolution leave them."""
+    """Return the rows of a mixer as its projection and its convolution leave them."""
     inner, shared = H * P, G * N
     x, B, C = meta(ROWS, inner + 2 * shared).split([inner, shared, shared], dim=-1)
     dt = meta(ROWS, 2 * inner + 2 * shared + H)[:, -H:]
@@ -90,7 +90,7 @@ def norms() -> list[KernelCall]:
 
 
 def activations() -> list[KernelCall]:
-    """The halves of a joined product, and a product alone."""
+    """Return the halves of a joined product, and a product alone."""
     gate, up = meta(ROWS, 2 * 8192).chunk(2, 1)
     return [activate(gate, function, up) for function in Function] + [
         activate(meta(ROWS, 15680), Function.SQUARED_RELU, None)
@@ -114,7 +114,7 @@ def decode_steps() -> list[KernelCall]:
 
 
 def scans() -> list[KernelCall]:
-    """A head size that is no power of two, and the widest state."""
+    """Return a head size that is no power of two, and the widest state."""
     out = meta(ROWS, 128, 128, dtype=WIDE)
     shapes = [(128, 80, 8, 128), (24, 128, 1, 256)]
     whole = [
@@ -127,14 +127,14 @@ def scans() -> list[KernelCall]:
 
 
 def in_segments() -> list[KernelCall]:
-    """The scan of a long piece of few heads on a GPU that has processors for all of its segments."""
+    """Return the scan of a long piece of few heads on a GPU that has processors for all of its segments."""
     pieces, H, P, N = chunk_plan([PiecePlan(0, ROWS, -1, 1, {})], 1, device=META), 48, 64, 128
     with mock.patch.object(scan_kernels, "processors", return_value=1 << 20):
         return ssd_prefill(state(H, P, N), scan(H, P, 1, N), pieces, meta(ROWS, H, P))
 
 
 def segmented() -> list[KernelCall]:
-    """What segments add, and all of them."""
+    """Return the calls that segments add, and all calls of a scan in segments."""
     contribution, _, whole = in_segments()
     return [contribution, whole]
 
@@ -149,7 +149,7 @@ def convolutions() -> list[KernelCall]:
 
 
 def delta() -> tuple[torch.Tensor, DeltaInputs, torch.Tensor]:
-    """State, rows and result of Qwen3-Next."""
+    """Return state, rows and result of Qwen3-Next."""
     H, G, V, K = 32, 16, 128, 128
     q, k, v = meta(ROWS, 2 * G * K + H * V).split([G * K, G * K, H * V], 1)
     a, b = meta(ROWS, 2 * H).chunk(2, 1)

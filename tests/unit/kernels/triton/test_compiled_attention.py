@@ -20,7 +20,7 @@ def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
 
 
 def arena(kv_heads: int, width: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
-    """One layer of four, out of pages of 16 positions."""
+    """Return one layer of four, out of pages of 16 positions."""
     return meta(64, 4, 2, 16, kv_heads, width, dtype=dtype)[:, 1]
 
 

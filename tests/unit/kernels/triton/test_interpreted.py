@@ -1,5 +1,7 @@
-"""Every Triton kernel equals its float64 reference, run by Triton's interpreter in a process of its own:
-`TRITON_INTERPRET` counts when a kernel is decorated, and no other test may see it."""
+"""Every Triton kernel equals its float64 reference, run by Triton's interpreter.
+
+A process of its own: `TRITON_INTERPRET` counts when a kernel is decorated, and no other test may see it.
+"""
 
 import os
 import subprocess

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarn
 
 
 def product(width: int, dtype: torch.dtype) -> torch.Tensor:
-    """Rows of a gate and an up projection, with what is no number around them."""
+    """Return the rows of a gate and an up projection, surrounded by NaN."""
     generator = torch.Generator().manual_seed(width)
     whole = torch.full((5, 2 * width + 6), float("nan"), dtype=dtype)
     whole[1:-1, 3:-3] = 3 * torch.randn(3, 2 * width, generator=generator).to(dtype)

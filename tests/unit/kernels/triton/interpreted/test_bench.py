@@ -1,5 +1,7 @@
-"""What the bench gives to the kernels is what they take, and they say what the references say; tuning finds
-the quickest configuration that is right."""
+"""Inputs of the bench fit the kernels, and the results equal the references'.
+
+Tuning finds the fastest configuration that is correct.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -15,7 +15,7 @@ KINDS = [torch.float32, torch.bfloat16]
 
 
 def rows(width: int, seed: int, kind: torch.dtype) -> torch.Tensor:
-    """[3, width] out of wider rows."""
+    """Return [3, width] as a part of wider rows."""
     g = torch.Generator().manual_seed(seed)
     return torch.randn(3, width + 9, generator=g).to(kind)[:, 4 : 4 + width]
 

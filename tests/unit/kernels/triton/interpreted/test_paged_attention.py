@@ -19,7 +19,7 @@ CONTEXTS = [1, 100, 520, 3, 64, 257]
 
 @pytest.fixture(autouse=True)
 def few_splits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Programs that find nothing to do take the interpreter as long as others."""
+    """Reduce the splits: idle programs take the interpreter as long as others."""
     monkeypatch.setattr(kernels, "PROGRAMS", 4)
 
 

@@ -33,7 +33,7 @@ RULES = {
 
 
 def rows(n: int, experts: int, seed: int = 0) -> torch.Tensor:
-    """[n, experts] with a column more behind each row, as a product that gates a shared expert has it."""
+    """Return [n, experts] with one more column, as a product that gates a shared expert has."""
     generator = torch.Generator().manual_seed(seed)
     whole = torch.full((n, experts + 1), NAN)
     whole[:, :-1] = 2 * torch.randn(n, experts, generator=generator)

@@ -104,8 +104,10 @@ FILTERS: list[dict[str, float]] = [
 def test_what_was_drawn_and_may_not_come_gives_way_to_the_best_of_what_may(
     spread: float, digits: int
 ) -> None:
-    """Nearly even logits reject nearly every draw, and hide the last of the best ones between two bounds; few
-    digits make many tokens equal."""
+    """Draw from nearly even logits, which reject nearly every draw.
+
+    The last of the best tokens is hidden between two bounds; few digits make many tokens equal.
+    """
     logits, at = drawn(len(FILTERS), 300, 6) / 4 * spread, positions(len(FILTERS), 50)
     mantissa, exponent = torch.frexp(logits)
     logits = torch.ldexp((mantissa * 2**digits).round() / 2**digits, exponent)

@@ -8,7 +8,7 @@ from mamba_kernels.slot_copy.triton import slot_copy
 
 
 def arena(slabs: int, size: int, seed: int, offset: int = 0) -> torch.Tensor:
-    """[slabs, size] bytes of wider rows."""
+    """Return [slabs, size] bytes as a part of wider rows."""
     g = torch.Generator().manual_seed(seed)
     memory = torch.randint(0, 256, (slabs, size + 48), generator=g, dtype=torch.uint8)
     return memory[:, offset : offset + size]

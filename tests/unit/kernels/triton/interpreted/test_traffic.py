@@ -40,7 +40,7 @@ MOST = 1.05
 
 
 def assert_least(traffic: Traffic, least: int, *, asked: float) -> None:
-    """`asked`: times the least, caches included."""
+    """Check the traffic. `asked`: requested bytes as a multiple of the minimum, caches included."""
     assert least <= traffic.moved <= MOST * least
     assert traffic.asked <= asked * least
 
@@ -80,8 +80,10 @@ def test_a_convolution_of_pieces_reads_its_rows_once_but_for_those_before_a_prog
 def test_norms_read_and_write_a_row_once(
     monkeypatch: pytest.MonkeyPatch, programs: int, rms: float, gated: float
 ) -> None:
-    """16 rows are few for a GPU of so many programs, and many for a small one: a weight is read once for all
-    rows of a program."""
+    """Count the reads of a weight: one for all rows of a program.
+
+    16 rows are few for a GPU with this many programs, and many for a small one.
+    """
     monkeypatch.setattr(row_loop, "PROGRAMS", programs)
     x, added, weight = torch.randn(16, 4096), torch.randn(16, 4096).bfloat16(), torch.ones(4096).bfloat16()
     with counted() as traffic:
@@ -180,8 +182,10 @@ def test_what_is_written_or_copied_moves_once() -> None:
     [({}, 1.02), ({"top_p": 0.9}, 2.3), ({"top_k": 20, "top_p": 0.95}, 2.9), ({"min_p": 0.05}, 2.02)],
 )
 def test_logits_come_from_memory_once(filters: dict[str, float], asked: float) -> None:
-    """And once more, from the cache where it has room, to see whether what was drawn may come; one row in ten
-    or so draws what may not, or something between two bounds."""
+    """Allow one further read, from the cache where it has room, to see whether the drawn token may come.
+
+    One row in ten or so draws a token that may not come, or one between two bounds.
+    """
     n, vocabulary = 8, 8192
     defaults = {"temperature": 1.0, "top_p": 1.0, "min_p": 0.0, "top_k": 0}
     without = dict.fromkeys(("repetition", "presence", "frequency"), 0.0)

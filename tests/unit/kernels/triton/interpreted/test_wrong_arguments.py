@@ -22,7 +22,7 @@ from wrong_arguments import Changed, assert_refused, assert_same, changes, resul
 
 
 def operators() -> dict[str, Callable[..., Any]]:
-    """What a package of an operator offers and its kernels offer too."""
+    """Return the operators that both the package and its kernels offer."""
     found = {}
     for package in pkgutil.iter_modules(mamba_kernels.__path__, "mamba_kernels."):
         if package.ispkg and importlib.util.find_spec(f"{package.name}.triton"):
@@ -39,7 +39,7 @@ OPERATORS = operators()
 
 @pytest.fixture
 def launches(monkeypatch: pytest.MonkeyPatch) -> list[KernelCall]:
-    """Those of the test, which run."""
+    """Record the launches of the test and run them."""
     # Programs that find nothing to do take the interpreter as long as others.
     monkeypatch.setattr(attention_kernels, "PROGRAMS", 2)
     started: list[KernelCall] = []
@@ -90,7 +90,7 @@ def test_a_plan_of_other_rows_or_of_another_device_is_named(name: str, launches:
 
 
 def with_type(name: str, field: str) -> Any:
-    """The inputs of a scan, one of them of another type than the others."""
+    """Return the inputs of a scan, one of them of another type than the others."""
     inputs = CALLS[name].make()["inputs"]
     return dataclasses.replace(inputs, **{field: getattr(inputs, field).bfloat16()})
 
