@@ -4,6 +4,7 @@ All processes take names from here, so that two of them never spell one differen
 functions.
 """
 
+import re
 from dataclasses import dataclass
 from typing import Literal
 
@@ -106,6 +107,8 @@ cause."""
 ADMIN_TOKEN_KEY = "token"  # noqa: S105 - a key inside the Secret, not a secret
 ENGINE_KEY_KEY = "key"
 """Key in the Secret with the key that engines require of gateways."""
+API_KEY_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+"""Allowed names of API keys. A name appears in metrics and logs, where the key itself never does."""
 GATEWAY_KEY = "gateway"
 """Name of the engine key whose holder may act for clients and query the cached prefixes."""
 REDIS_URL_KEY = "url"

@@ -7,19 +7,17 @@ request is refused until the file holds keys again. Keys are compared in constan
 
 import hashlib
 import hmac
-import re
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+from mamba_api.names import API_KEY_NAME
 from mamba_edge.errors import Unauthorized
 from mamba_telemetry.logs import get_logger
 
 log = get_logger(__name__)
 
 
-KEY_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-"""Allowed names of API keys. A name appears in metrics and logs, where the key itself never does."""
 GRACE_SECONDS = 1.0
 """Seconds for which the previous keys stay valid while their file is empty, unreadable or missing."""
 
@@ -37,7 +35,7 @@ def _name(place: int, *words: bytes) -> str:
     if not words:
         return f"key-{place}"
     name = words[0].decode("ascii", "replace")
-    if len(words) > 1 or not KEY_NAME.fullmatch(name):
+    if len(words) > 1 or not API_KEY_NAME.fullmatch(name):
         # The message quotes nothing of the line, which may be a part of a key.
         raise ValueError(
             f"key {place} is followed by an invalid name; a line is KEY or KEY NAME, and a name has at most "

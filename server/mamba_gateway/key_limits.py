@@ -6,7 +6,7 @@ Without a key file all clients together are one, called `ANYONE`. Pure.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from mamba_edge.api_keys import KEY_NAME
+from mamba_api.names import API_KEY_NAME
 
 ANYONE = "anyone"
 """Name of all clients where no keys are needed."""
@@ -79,7 +79,7 @@ class KeyLimitTable:
         table: dict[str, KeyLimits] = {}
         for entry in entries:
             name, _, limits = entry.partition(":")
-            if not KEY_NAME.fullmatch(name):
+            if not API_KEY_NAME.fullmatch(name):
                 raise ValueError(f"{entry!r}: begins with no name of a key; write NAME:requests=60,weight=2")
             if name in table:
                 raise ValueError(f"{entry!r}: {name} has limits already; put all of them into one entry")

@@ -374,7 +374,7 @@ class TestErrors:
         assert (caught.value.param, caught.value.code) == ("response_format", "invalid_output_grammar")
 
     def test_tools_are_refused_where_the_chat_template_takes_none(self, client: openai.OpenAI) -> None:
-        with pytest.raises(openai.BadRequestError, match="chat template takes none") as caught:
+        with pytest.raises(openai.BadRequestError, match="chat template") as caught:
             client.chat.completions.create(
                 model="tiny", messages=USER, tools=[{"type": "function", "function": {"name": "add"}}]
             )

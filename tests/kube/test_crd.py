@@ -308,7 +308,7 @@ def test_waiting_for_ready_works(plane: ControlPlane, namespace: str) -> None:
     [
         ("mdep.spec.stateCache.strategy", "How a running sequence writes checkpoints"),
         ("mdep.spec.memory.arena", "Exact size of the arena"),
-        ("mdep.status.plan.bindingConstraint", "What runs out first"),
+        ("mdep.status.plan.bindingConstraint", "The limit that is reached first"),
         ("mdep", "A hybrid Mamba2/attention model served behind one"),
     ],
 )

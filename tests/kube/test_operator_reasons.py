@@ -99,11 +99,11 @@ SEEN_BY_THE_KUBELET: list[tuple[str, str, dict[str, Any], str, list[str]]] = [
      "ImagePullFailed", ["manifest unknown", "correct the image"]),
     ("wrong Secret", "engine",
      container(state=waiting("CreateContainerConfigError", 'secret "hub" not found')),
-     "ContainerNotCreated", ['secret "hub" not found', "make the Secret"]),
+     "ContainerNotCreated", ['secret "hub" not found', "create the Secret"]),
     ("mount", "engine", condition("PodReadyToStartContainers"), "VolumesNotMounted",
-     ["PersistentVolumeClaim models", "check that each exists"]),
+     ["PersistentVolumeClaim models", "exists and can be mounted"]),
     ("claim pending", "engine", condition("PodScheduled", "Unschedulable", UNBOUND), "ClaimNotBound",
-     ["unbound immediate", "make the claim"]),
+     ["unbound immediate", "create the claim"]),
     ("unschedulable", "engine", condition("PodScheduled", "Unschedulable", "0/3 nodes: Insufficient gpu"),
      "Unschedulable", ["Insufficient gpu", "add such a node"]),
     ("out of memory", "engine", crash("engine", 137, "", "OOMKilled"), "OutOfMemory",
@@ -176,7 +176,7 @@ def privileged() -> dict[str, Any]:
 REFUSED: list[tuple[str, Callable[[Place], None], dict[str, Any], str, list[str]]] = [
     ("pod security", lambda place: place.plane.kubectl(
         "label", "ns", place.namespace, "pod-security.kubernetes.io/enforce=restricted"), privileged(),
-     "PodsRefused", ["violates PodSecurity", "meet the rule with spec.podTemplate"]),
+     "PodsRefused", ["violates PodSecurity", "spec.podTemplate"]),
     ("bad template", lambda _: None, {"podTemplate": {"spec": {"dnsPolice": "Default"}}}, "InvalidSpec",
      ["spec.podTemplate.spec.dnsPolice"]),
     ("plan does not fit", lambda _: None, {"memory": {"deviceMemory": "16Gi"}}, "PlanDoesNotFit", ["Gi"]),

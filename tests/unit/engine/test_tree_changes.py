@@ -123,9 +123,9 @@ def test_an_edge_is_summed_once_however_many_checkpoints_come_and_go_below_it() 
     put(tree, ids(range(40)), 1)
     changes.take()
     summed = []
-    placed = changes._chain._placed
-    changes._chain._placed = lambda text, at: (  # type: ignore[method-assign]
-        summed.append(len(text)) or placed(text, at)
+    terms = changes._chain._terms
+    changes._chain._terms = lambda text, first: (  # type: ignore[method-assign]
+        summed.append(len(text)) or terms(text, first)
     )
     for turn in range(5):
         node = put(tree, ids(range(40), range(100 + 4 * turn, 104 + 4 * turn)), 2)

@@ -45,6 +45,7 @@ class Numbers(PodPoller[int, int]):
         return dict(self._reports)
 
 
+@in_virtual_time
 async def test_a_deployment_wakes_once_for_each_report_that_changed() -> None:
     woken: list[Key] = []
     poller = Numbers(woken.append)
@@ -56,6 +57,7 @@ async def test_a_deployment_wakes_once_for_each_report_that_changed() -> None:
     assert (woken, poller.reports) == ([FIRST, SECOND, SECOND], {FIRST: 1, SECOND: 3})
 
 
+@in_virtual_time
 async def test_the_report_of_a_deployment_that_is_no_longer_polled_is_forgotten() -> None:
     poller = Numbers(lambda _: None)
     await poller.poll()
@@ -64,6 +66,7 @@ async def test_the_report_of_a_deployment_that_is_no_longer_polled_is_forgotten(
     assert poller.reports == {SECOND: 2}
 
 
+@in_virtual_time
 async def test_a_deployment_whose_poll_fails_keeps_its_report_and_stops_no_other() -> None:
     woken: list[Key] = []
     poller = Numbers(woken.append)
@@ -74,16 +77,13 @@ async def test_a_deployment_whose_poll_fails_keeps_its_report_and_stops_no_other
 
 
 @pytest.mark.parametrize(("delay", "begins"), [(0.0, [0, 10, 20]), (4.0, [0, 10, 20]), (15.0, [0, 16, 32])])
-def test_polls_begin_every_period_and_leave_a_tenth_of_it_between_two(
+@in_virtual_time
+async def test_polls_begin_every_period_and_leave_a_tenth_of_it_between_two(
     delay: float, begins: list[float]
 ) -> None:
-    @in_virtual_time
-    async def run() -> None:
-        poller = Numbers(lambda _: None, delay)
-        task = asyncio.create_task(poller.run())
-        await asyncio.sleep(begins[-1] + 0.5)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        assert [at for at, key in poller.polled if key == FIRST] == pytest.approx(begins)
-
-    run()
+    poller = Numbers(lambda _: None, delay)
+    task = asyncio.create_task(poller.run())
+    await asyncio.sleep(begins[-1] + 0.5)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert [at for at, key in poller.polled if key == FIRST] == pytest.approx(begins)
