@@ -27,7 +27,7 @@ class RequestTurns:
     def __init__(self) -> None:
         self._waiting: deque[Continuing] = deque()
         self._begun = 0
-        """Number of requests that began in this iteration."""
+        """Number of requests that began since the count started, at least those of this iteration."""
         self._scheduled = False
 
     def take(self) -> bool:
@@ -35,7 +35,9 @@ class RequestTurns:
         if self._waiting or self._begun >= REQUESTS_PER_TURN:
             return False
         self._begun += 1
-        if not self._scheduled:
+        # The count starts anew once it is full, and not in each iteration: scheduling that costs time, and a
+        # full count that comes from several iterations only bounds the last of them more strictly.
+        if self._begun == REQUESTS_PER_TURN and not self._scheduled:
             self._schedule()
         return True
 
