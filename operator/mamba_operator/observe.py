@@ -5,16 +5,15 @@ Called by `reconcile`. The reads go to the API server, so that changes are decid
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from mamba_api import names
 from mamba_operator.objects.client import KubeClient
 from mamba_operator.objects.errors import Forbidden, NotFound
 from mamba_operator.objects.indices import Indices
 from mamba_operator.objects.kinds import MAMBA_DEPLOYMENT, OPTIONAL, OWNED, POD, Kind
-from mamba_operator.objects.manifest import Key, Manifest, Ref, metadata, owner_uid, ref
+from mamba_operator.objects.manifest import Key, Manifest, Ref, metadata, owner_uid, ref, section
 from mamba_operator.observation.builtin_config import ShippedConfig, builtin_config, nothing_shipped
 from mamba_operator.observation.node_reader import NodeReader
 from mamba_operator.observation.placement import Node
@@ -164,21 +163,12 @@ async def _list_optional(client: KubeClient, kind: Kind, key: Key, selector: str
 
 
 def _needs_optional_kinds(owner: Manifest) -> bool:
-    return _section(_section(owner, "spec"), "gateway").get("inferencePool") is not None
+    return section(section(owner, "spec"), "gateway").get("inferencePool") is not None
 
 
 async def _nodes(reader: NodeReader, owner: Manifest) -> tuple[Node, ...]:
     """Return the nodes with GPUs; none where the plan does not depend on them."""
-    spec = _section(owner, "spec")
-    if (
-        _section(spec, "memory").get("deviceMemory") is not None
-        or _section(spec, "resources").get("gpus") == 0
-    ):
+    spec = section(owner, "spec")
+    if section(spec, "memory").get("deviceMemory") is not None or section(spec, "resources").get("gpus") == 0:
         return ()
     return await reader.read()
-
-
-def _section(parent: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """Return a section of a spec that may be invalid: a value that is no object counts as absent."""
-    value = parent.get(name)
-    return value if isinstance(value, Mapping) else {}

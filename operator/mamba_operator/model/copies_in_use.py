@@ -11,7 +11,7 @@ from typing import Any
 from mamba_api import names
 from mamba_operator.objects.indices import Indices
 from mamba_operator.objects.kinds import MAMBA_DEPLOYMENT, POD
-from mamba_operator.objects.manifest import Key, Manifest, annotation
+from mamba_operator.objects.manifest import Key, Manifest, annotation, section
 from mamba_operator.objects.pod_trouble import has_ended, is_loader
 from mamba_operator.observation.snapshot import Snapshot
 from mamba_operator.render.context import Context
@@ -44,7 +44,7 @@ def is_cache_shared(indices: Indices, key: Key) -> bool:
         if other.namespace == key.namespace
     ]
     return any(
-        _names(_section(_section(owner, "spec"), "model"), claim)
+        _names(section(section(owner, "spec"), "model"), claim)
         for other in others
         for owner in indices.of(MAMBA_DEPLOYMENT, other)
     ) or any(_mounts(pod, claim) for other in others for pod in indices.of(POD, other) if not has_ended(pod))
@@ -57,10 +57,4 @@ def _mounts(pod: Manifest, claim: str) -> bool:
 
 def _names(model: Mapping[str, Any], claim: str) -> bool:
     uri = f"{model.get('uri') or ''}/"
-    return _section(model, "cache").get("claimName") == claim or uri.startswith(f"pvc://{claim}/")
-
-
-def _section(parent: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """Return a section of a spec that may be invalid: a value that is no object counts as absent."""
-    value = parent.get(name)
-    return value if isinstance(value, Mapping) else {}
+    return section(model, "cache").get("claimName") == claim or uri.startswith(f"pvc://{claim}/")

@@ -49,6 +49,12 @@ def metadata(manifest: Mapping[str, Any]) -> Mapping[str, Any]:
     return manifest.get("metadata") or {}
 
 
+def section(parent: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Return a section of a manifest that may be invalid: a value that is no object counts as absent."""
+    value = parent.get(name)
+    return value if isinstance(value, Mapping) else {}
+
+
 def annotation(manifest: Mapping[str, Any], name: str) -> str | None:
     """Return the value of one annotation; None when there is none."""
     value = (metadata(manifest).get("annotations") or {}).get(name)

@@ -11,7 +11,7 @@ from typing import Any
 
 from mamba_api.errors import InvalidQuantity
 from mamba_api.quantity import parse_quantity
-from mamba_operator.objects.manifest import Manifest, metadata
+from mamba_operator.objects.manifest import Manifest, metadata, section
 
 NODE_NAME = "metadata.name"
 EXCLUDING_EFFECTS = ("NoSchedule", "NoExecute")
@@ -67,7 +67,7 @@ def _tolerates(toleration: Any, taint: Mapping[str, Any]) -> bool:
 
 def _is_chosen(labels: Labels, pod: Mapping[str, Any]) -> bool:
     selector = pod.get("nodeSelector") or {}
-    affinity = _part(_part(pod, "affinity"), "nodeAffinity")
+    affinity = section(section(pod, "affinity"), "nodeAffinity")
     required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution")
     if not isinstance(selector, Mapping) or any(labels.get(key) != value for key, value in selector.items()):
         return False
@@ -115,8 +115,3 @@ def number_of(text: Any) -> Decimal | None:
         return parse_quantity(str(text))
     except InvalidQuantity:
         return None
-
-
-def _part(of: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    value = of.get(name)
-    return value if isinstance(value, Mapping) else {}
