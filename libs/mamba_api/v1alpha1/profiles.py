@@ -50,7 +50,6 @@ class ResourceProfile(ApiModel):
 
 Profiles = Mapping[ProfileName, ResourceProfile]
 """Resource profiles by name."""
-NO_PROFILES: Profiles = {}
 
 
 def with_profile(deployment: MambaDeployment, profiles: Profiles) -> MambaDeployment:

@@ -4,8 +4,7 @@ Relayed routes are raw ASGI, dispatched before FastAPI costs anything; FastAPI h
 for wrong methods. The engines' admin API has no route here.
 """
 
-from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any
+from collections.abc import Awaitable
 
 from fastapi import FastAPI, Security
 from starlette.requests import Request
@@ -41,7 +40,6 @@ from mamba_gateway.api.local_routes import DecisionList, GatewayReadiness, Local
 from mamba_gateway.api.serving_status import StatusEndpoint
 from mamba_telemetry.tracing import OFF, Tracing
 
-Asgi = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 COMPLETIONS, CHAT_COMPLETIONS = "/v1/completions", "/v1/chat/completions"
 
 _NOT_READY: Responses = {503: {"model": GatewayReadiness, "description": "Loading or draining"}}
