@@ -20,7 +20,7 @@ MUTANTS = (
     Mutant(
         name="the checkpoint of a decode step is recorded one token too deep",
         keeps="The depth of a checkpoint is the number of tokens that its state has read.",
-        where="cache.state_cache:RadixStateCache.plan_decode",
+        where="cache.state_cache:RadixStateCache.take_decode_slot",
         old="allocation.depth + 1",
         new="allocation.depth + 2",
     ),
