@@ -39,8 +39,10 @@ def test_a_pool_takes_from_the_spec_what_it_does_not_set_itself() -> None:
     assert decode.resources.manifest() == {"cpu": "2", "memory": "4Gi", "gpus": 0}
     assert (prefill.state_cache.strategy, prefill.state_cache.disk) == ("NoBuffer", None)
     assert (decode.state_cache.strategy, decode.state_cache.track_interval) == ("ExtraBuffer", 64)
-    assert decode.state_cache.disk is not None and decode.state_cache.disk.size.bytes == 10 << 30
-    assert prefill.workload is not None and decode.workload is not None
+    assert decode.state_cache.disk is not None
+    assert decode.state_cache.disk.size.bytes == 10 << 30
+    assert prefill.workload is not None
+    assert decode.workload is not None
     assert (prefill.workload.prompt_tokens, prefill.workload.concurrency) == (4000, 2)
     assert (decode.workload.prompt_tokens, decode.workload.concurrency) == (4000, 8)
 
