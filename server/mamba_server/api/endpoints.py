@@ -268,7 +268,6 @@ class GenerationEndpoints:
                 cached_tokens=active.counts.cached_total,
             )
 
-
     async def _hand_over(
         self,
         request: GenerationRequest,

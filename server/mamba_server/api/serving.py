@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from mamba_edge.api_keys import KeyFile
 from mamba_edge.errors import InvalidRequest, ModelNotFound, NotReady, TooManyRequests
 from mamba_server.api.drain import Drain
 from mamba_server.api.engine_link.engine_client import EngineClient

@@ -185,7 +185,17 @@ def boot(settings: EngineSettings, report: Report, overrides: BootOverrides = NO
     )
     assert state_layout.slab_bytes == layout.slab_bytes
     return Engine(
-        core, plan, config, directory, stream, model.backend, counters, gauges, memory.memory, state_layout, steps
+        core,
+        plan,
+        config,
+        directory,
+        stream,
+        model.backend,
+        counters,
+        gauges,
+        memory.memory,
+        state_layout,
+        steps,
     )
 
 

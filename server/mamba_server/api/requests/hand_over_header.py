@@ -1,7 +1,7 @@
 """Headers by which a gateway moves the state of a prompt between two engines. Pure.
 
-The endpoints read them. A header that is not of the exact form is ignored with a log line: the request is then
-served as if no state could be moved, which is slower and never wrong.
+The endpoints read them. A header that is not of the exact form is ignored with a log line: the request is
+then served as if no state could be moved, which is slower and never wrong.
 """
 
 import re

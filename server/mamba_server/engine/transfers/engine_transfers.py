@@ -16,9 +16,7 @@ from mamba_server.engine.transfers.tier import Tier
 from mamba_server.engine.transfers.transfer_counts import TransferCounts
 from mamba_server.wire import Fetch, HandOver
 
-ReadState = Callable[
-    [Fetch, Tokens, str, Reception, Buffers, float, threading.Event], ReadResult
-]
+ReadState = Callable[[Fetch, Tokens, str, Reception, Buffers, float, threading.Event], ReadResult]
 """Reads a state from another engine: source, prefix, salt, reception, buffers, deadline, cancellation."""
 
 
@@ -59,7 +57,9 @@ class EngineTransfers:
         source = None
         if fetch is not None and self._read_peer is not None:
             if fetch.depth >= len(token_ids) or fetch.depth % self._cache.capacity.page_size:
-                self.counts.record("in", "refused", 0, 0.0, depth=fetch.depth, peer=f"{fetch.address} (depth)")
+                self.counts.record(
+                    "in", "refused", 0, 0.0, depth=fetch.depth, peer=f"{fetch.address} (depth)"
+                )
             elif fetch.depth > match.resumable:
                 source = self._peer(fetch, token_ids[: fetch.depth], salt)
         if source is None and self.tier is not None:
@@ -119,11 +119,11 @@ class EngineTransfers:
 
     def gauges(self) -> dict[str, float]:
         """Return the gauges by metric name."""
-        account, capacity = self._cache.account(), self._cache.capacity
+        capacity = self._cache.capacity
         gauges: dict[str, float] = {
-            "transfer_receiving": account.receiving,
-            "transfer_exported": account.exported,
-            "transfer_quarantined": account.quarantined,
+            "transfer_receiving": capacity.receiving,
+            "transfer_exported": capacity.exported,
+            "transfer_quarantined": capacity.quarantined,
         }
         if self.exporter is not None:
             room = (capacity.free_slots + capacity.evictable_slots) // (1 + capacity.slots_per_sequence)

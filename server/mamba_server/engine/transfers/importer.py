@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from mamba_server.cache import ManagedStateCache, Reception
 from mamba_server.engine.sequences.sequence import Sequence
 from mamba_server.engine.transfers.bandwidth import Bandwidth
-from mamba_server.engine.transfers.bundle_memory import BundleMemory, Buffers, LandingBundle
+from mamba_server.engine.transfers.bundle_memory import Buffers, BundleMemory, LandingBundle
 from mamba_server.engine.transfers.transfer_counts import TransferCounts
 from mamba_server.wire import Arrival
 from mamba_transfer.bundle import bundle_bytes
@@ -130,7 +130,7 @@ class Importer:
                 ready.append(awaited.group)
         while self._waiting and len(self._reading) < MOST_RECEPTIONS:
             awaited = self._waiting.popleft()
-            if not self._start(awaited):
+            if not self._start(awaited, step):
                 ready.append(awaited.group)
         return ready
 
@@ -142,12 +142,13 @@ class Importer:
 
     # --- life of an import ---------------------------------------------------------------------------
 
-    def _start(self, awaited: _Import) -> bool:
+    def _start(self, awaited: _Import, step: int) -> bool:
         """Take memory for the state and begin to read it; return False if the group need not wait."""
         sequence, depth = awaited.group[0], awaited.source.depth
         reception = self._cache.receive(sequence.known_token_ids()[:depth], sequence.salt)
         if reception is None:
-            self._record(awaited, "no_memory", 0)
+            match = self._cache.match(sequence.known_token_ids(), sequence.salt, step)
+            self._record(awaited, "cached" if match.resumable >= depth else "no_memory", 0)
             return False
         self._counts.changes += 1
         awaited.reception = reception
@@ -217,7 +218,9 @@ class Importer:
     def _record(self, awaited: _Import, outcome: str, size: int, detail: str = "") -> None:
         now, source = self._clock(), awaited.source
         peer = f"{source.peer} ({detail})" if detail else source.peer
-        self._counts.record(source.direction, outcome, size, now - awaited.began, depth=source.depth, peer=peer)
+        self._counts.record(
+            source.direction, outcome, size, now - awaited.began, depth=source.depth, peer=peer
+        )
         for sequence in awaited.group:
             if outcome == "corrupt":
                 sequence.lost_cause = "corrupt"

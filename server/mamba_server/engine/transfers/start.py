@@ -22,8 +22,8 @@ from mamba_server.engine.errors import TransfersUnusable
 from mamba_server.engine.stepping.core import EngineCore
 from mamba_server.engine.stepping.forward_stream import ForwardStream
 from mamba_server.engine.transfers.bundle_memory import (
-    BundleMemory,
     Buffers,
+    BundleMemory,
     DeviceBundleMemory,
     HostBundleMemory,
 )
@@ -137,9 +137,7 @@ class PeerReader:
             salt="" if fetch.export else salt,
             token_ids=b"" if fetch.export else prefix.astype("<i4").tobytes(),
         )
-        outcome = self._client.fetch(
-            peer, wanted, buffers, deadline=deadline, cancelled=cancelled.is_set
-        )
+        outcome = self._client.fetch(peer, wanted, buffers, deadline=deadline, cancelled=cancelled.is_set)
         detail = outcome.detail if outcome.verdict is not Verdict.VALID else ""
         return ReadResult(outcome.verdict.value, detail, outcome.writer)
 

@@ -18,8 +18,8 @@ from mamba_server.cache import EvictedCheckpoint, Match, Reception, Tokens
 from mamba_server.engine.stepping.prefill_speed import PrefillSpeed
 from mamba_server.engine.transfers.bandwidth import Bandwidth
 from mamba_server.engine.transfers.bundle_memory import (
-    BundleMemory,
     Buffers,
+    BundleMemory,
     DeviceBundleMemory,
     OutgoingBundle,
 )
@@ -90,7 +90,9 @@ class Tier:
         if isinstance(self._memory, DeviceBundleMemory):
             outcome = self._copy_out(self._memory, evicted, token_ids, first, began)
         else:
-            outcome = self._put(token_ids, evicted.salt, first, self._memory.outgoing(evicted.slot, pages).buffers)
+            outcome = self._put(
+                token_ids, evicted.salt, first, self._memory.outgoing(evicted.slot, pages).buffers
+            )
         if outcome:
             moved = size if outcome == "stored" else 0
             self._counts.record("demoted", outcome, moved, self._clock() - began, depth=evicted.depth)
@@ -99,7 +101,12 @@ class Tier:
         return OUTCOMES[self.store.put(token_ids, salt, buffers[:1], buffers[1:], first)]
 
     def _copy_out(
-        self, memory: DeviceBundleMemory, evicted: EvictedCheckpoint, token_ids: Tokens, first: int, began: float
+        self,
+        memory: DeviceBundleMemory,
+        evicted: EvictedCheckpoint,
+        token_ids: Tokens,
+        first: int,
+        began: float,
     ) -> str:
         """Issue the copy of a victim into a free slab of the ring; return why there is none, or ""."""
         pages = evicted.pages[first // self._page_size :]
