@@ -1,4 +1,4 @@
-"""Whole engines in this process whose states move: between two of them, and to and from tiers of their caches."""
+"""Whole engines in this process whose states move: between two of them, and to and from their tiers."""
 
 from __future__ import annotations
 

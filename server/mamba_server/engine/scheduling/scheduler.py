@@ -32,7 +32,7 @@ class Scheduler:
         self.prefilling: list[Sequence] = []
         self.decoding = DecodeSet()
         self.arriving: dict[tuple[str, int], Sequence] = {}
-        """Sequences whose state is being fetched: they wait, and take no turn before it has come or failed."""
+        """Sequences whose state is being fetched: they take no turn before it has come or failed."""
         self.answers = AnswerLengths(limits.answer_tokens)
         self.admission = Admission(
             cache, limits, self.waiting, self.prefilling, self.decoding, self.answers, budget

@@ -1,8 +1,8 @@
 """Memory of bundles as buffers of the host: the state of a slot, then pages in the order of their tokens.
 
-Exporter, importer and tiers read and write bundles through it. On a CPU the buffers are the arena itself. On a
-device they are pinned memory of the host, which copies on the forward stream fill and empty, so that a copy is
-in order with the steps and nobody waits for the device.
+Exporter, importer and tiers read and write bundles through it. On a CPU the buffers are the arena itself. On
+a device they are pinned memory of the host, which copies on the forward stream fill and empty, so that a copy
+is in order with the steps and nobody waits for the device.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,7 +31,7 @@ class OutgoingBundle:
 
 @dataclass(frozen=True, slots=True)
 class LandingBundle:
-    """Buffers that a thread writes; `land` brings the bytes into the arena, before the next step reads them."""
+    """Buffers that a thread writes; `land` brings the bytes into the arena before the next step."""
 
     buffers: Buffers
     land: Callable[[], None]

@@ -1,8 +1,8 @@
 """`Exporter`: checkpoints that other engines read, from the cache's lock to the end of the last reader.
 
-The threads of the transfer server post questions; the loop answers between two steps, because only the loop may
-call the cache. An export that nobody opens ends with its lease; an open one ends when the server has stopped
-reading its memory, whatever the time is.
+The threads of the transfer server post questions; the loop answers between two steps, because only the loop
+may call the cache. An export that nobody opens ends with its lease; an open one ends when the server has
+stopped reading its memory, whatever the time is.
 """
 
 import secrets

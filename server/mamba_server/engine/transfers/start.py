@@ -153,8 +153,8 @@ def _listen(server: TransferServer, settings: EngineSettings) -> Address:
     except (OSError, ValueError) as error:
         raise TransfersUnusable(
             f"the transfer server cannot listen on {host} port {port}: {error}; set --transfer-host to an IP "
-            f"address of this machine, and --transfer-port to a free port. Where it listens on every address, "
-            f"the variable {POD_IP} names the one at which others reach it"
+            f"address of this machine, and --transfer-port to a free port. Where it listens on every "
+            f"address, the variable {POD_IP} names the one at which others reach it"
         ) from error
 
 

@@ -1,8 +1,8 @@
 """`Tier`: the store of bundles below the arena, as the engine uses it.
 
-An evicted checkpoint is offered to the store before its memory is free; a prompt whose state the store has comes
-back as a reception, if that is expected to be faster than computing. Nothing waits for the store: where its
-memory is full, or the ring before it, the victim is dropped.
+An evicted checkpoint is offered to the store before its memory is free; a prompt whose state the store has
+comes back as a reception, if that is expected to be faster than computing. Nothing waits for the store: where
+its memory is full, or the ring before it, the victim is dropped.
 """
 
 import threading
@@ -78,7 +78,7 @@ class Tier:
     # --- out of the arena ----------------------------------------------------------------------------
 
     def on_eviction(self, evicted: EvictedCheckpoint) -> None:
-        """Copy a checkpoint that is about to lose its memory. Called by the cache, within a step's planning."""
+        """Copy a checkpoint that is about to lose its memory. Called by the cache, between two launches."""
         began = self._clock()
         token_ids = evicted.token_ids()
         first = self.store.missing_from(token_ids, evicted.salt)
