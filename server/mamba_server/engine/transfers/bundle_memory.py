@@ -5,13 +5,13 @@ a device they are pinned memory of the host, which copies on the forward stream 
 is in order with the steps and nobody waits for the device.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
-from mamba_server.cache import Pages
+from mamba_server.cache import Ints
 from mamba_server.engine.stepping.forward_stream import ForwardStream, Ticket
 from mamba_transfer.bundle import Segment, arena_buffers, bundle_bytes, page_segments, slot_segments
 from mamba_transfer.layout import StateLayout
@@ -45,11 +45,11 @@ class BundleMemory(Protocol):
     copies: bool
     """Whether the buffers are copies, so that the arena's memory is not read after the next steps begin."""
 
-    def outgoing(self, slot: int, pages: Pages) -> OutgoingBundle:
+    def outgoing(self, slot: int, pages: Ints) -> OutgoingBundle:
         """Return the bytes of a checkpoint. Called between two steps."""
         ...
 
-    def landing(self, slot: int, pages: Pages) -> LandingBundle:
+    def landing(self, slot: int, pages: Ints) -> LandingBundle:
         """Return buffers for the bytes of a checkpoint. Called between two steps."""
         ...
 
@@ -63,13 +63,13 @@ class HostBundleMemory:
         self.layout = layout
         self._arena = memoryview(memory.numpy()).cast("B")
 
-    def outgoing(self, slot: int, pages: Pages) -> OutgoingBundle:
+    def outgoing(self, slot: int, pages: Ints) -> OutgoingBundle:
         return OutgoingBundle(self._buffers(slot, pages), lambda: None, lambda: True)
 
-    def landing(self, slot: int, pages: Pages) -> LandingBundle:
+    def landing(self, slot: int, pages: Ints) -> LandingBundle:
         return LandingBundle(self._buffers(slot, pages), lambda: None)
 
-    def _buffers(self, slot: int, pages: Pages) -> Buffers:
+    def _buffers(self, slot: int, pages: Ints) -> Buffers:
         return arena_buffers(self._arena, self.layout, slot, pages.tolist())
 
 
@@ -89,7 +89,7 @@ class DeviceBundleMemory:
         self._landed: list[Ticket[bool]] = []
         """Copies into the arena that may not be complete."""
 
-    def outgoing(self, slot: int, pages: Pages) -> OutgoingBundle:
+    def outgoing(self, slot: int, pages: Ints) -> OutgoingBundle:
         return self.copy_out(slot, pages, self.host_buffer(len(pages)))
 
     def host_buffer(self, pages: int) -> torch.Tensor:
@@ -100,7 +100,7 @@ class DeviceBundleMemory:
         """Return `size` bytes of pinned memory."""
         return torch.empty(size, dtype=torch.uint8, pin_memory=self._pinned)
 
-    def copy_out(self, slot: int, pages: Pages, host: torch.Tensor) -> OutgoingBundle:
+    def copy_out(self, slot: int, pages: Ints, host: torch.Tensor) -> OutgoingBundle:
         """Copy a bundle into the beginning of `host`, behind the steps that are launched."""
         segments = self._segments(slot, pages)
 
@@ -116,7 +116,7 @@ class DeviceBundleMemory:
             self._host_buffers(host, len(pages)), self._waiter(ticket), lambda: is_done(self._stream, ticket)
         )
 
-    def landing(self, slot: int, pages: Pages) -> LandingBundle:
+    def landing(self, slot: int, pages: Ints) -> LandingBundle:
         host, segments = self.host_buffer(len(pages)), self._segments(slot, pages)
 
         def copy() -> bool:
@@ -145,7 +145,7 @@ class DeviceBundleMemory:
 
         return wait
 
-    def _segments(self, slot: int, pages: Sequence[int] | Pages) -> list[Segment]:
+    def _segments(self, slot: int, pages: Ints) -> list[Segment]:
         return [*slot_segments(self.layout, slot), *page_segments(self.layout, list(pages))]
 
     def _host_buffers(self, host: torch.Tensor, pages: int) -> Buffers:

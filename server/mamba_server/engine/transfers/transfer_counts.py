@@ -12,7 +12,7 @@ QUIET = frozenset(("valid", "duplicate", "done", "stored", "known"))
 
 @dataclass(slots=True)
 class TransferCounts:
-    """Transfers that ended: `in` and `out` between engines, `demoted` and `restored` between arena and tier."""
+    """Transfers that ended: `in`, `out` between engines, `demoted`, `restored` between arena and tiers."""
 
     outcomes: Counter[tuple[str, str]] = field(default_factory=Counter)
     """Number by direction and outcome."""
