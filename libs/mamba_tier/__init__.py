@@ -1,1 +1,1 @@
-"""The store of bundles: checkpoints with their attention pages in host memory and on disk, below the state cache."""
+"""The store of bundles: checkpoints with their attention pages, in host memory and on disk."""

@@ -44,6 +44,14 @@ class BundleShape:
         """Return the number of tokens of a block."""
         return self.block_pages * self.page_size
 
+    def tail_start(self, depth: int) -> int:
+        """Return the end of the last whole block of a prefix; its record has the pages from there on."""
+        return depth // self.block_tokens * self.block_tokens if self.page_bytes else depth
+
+    def blocks_before(self, first: int) -> int:
+        """Return the number of blocks of a record whose own pages begin at `first`."""
+        return first // self.block_tokens if self.page_bytes else 0
+
     def pages_bytes(self, tokens: int) -> int:
         """Return the bytes of the pages of `tokens` tokens, a multiple of the page size."""
         return tokens // self.page_size * self.page_bytes
@@ -62,7 +70,7 @@ class StoreSettings:
     staging_bytes: int = STAGING_BYTES
     """Further host memory, in bytes, for bundles that wait for the writer; beyond it, bundles are dropped."""
     sync: bool = False
-    """Whether a record is forced to the device before it counts. Checksums reject what a power failure tore."""
+    """Whether records are forced to the device. Without it, checksums reject what a power failure tore."""
 
     def __post_init__(self) -> None:
         if min(self.host_bytes, self.disk_bytes) < 0 or self.staging_bytes <= 0:

@@ -7,8 +7,8 @@ TierError
 ├── SizeMismatch       buffers that do not have the sizes of the bundle; a ValueError
 └── BadBudget          settings with which nothing can be stored; a ValueError
 
-Raised at the start and for wrong calls alone: a disk that fails later switches its tier off, and a damaged record
-is a miss.
+These are raised at the start and for wrong calls alone: a disk that fails later switches its tier off, and a
+damaged record is a miss.
 """
 
 

@@ -72,6 +72,8 @@ class TierStatus:
     budget_bytes: int
     records: int
     """Number of checkpoints."""
+    evictions: int
+    """Number of checkpoints that left the tier for others, since the start; from host memory also to disk."""
 
 
 @dataclass(frozen=True, slots=True)
