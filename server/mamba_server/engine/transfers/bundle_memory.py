@@ -61,7 +61,7 @@ class HostBundleMemory:
 
     def __init__(self, memory: torch.Tensor, layout: StateLayout) -> None:
         self.layout = layout
-        self._arena = memoryview(memory.numpy()).cast("B")
+        self._arena = memory.numpy().data
 
     def outgoing(self, slot: int, pages: Ints) -> OutgoingBundle:
         return OutgoingBundle(self._buffers(slot, pages), lambda: None, lambda: True)
@@ -150,7 +150,7 @@ class DeviceBundleMemory:
 
     def _host_buffers(self, host: torch.Tensor, pages: int) -> Buffers:
         state = self.layout.state_bytes
-        whole = memoryview(host.numpy()).cast("B")
+        whole = host.numpy().data
         end = bundle_bytes(self.layout, pages)
         return [whole[:state], whole[state:end]] if end > state else [whole[:state]]
 
