@@ -194,7 +194,7 @@ def _plan(
         budget_bytes=budget.total,
         ledger=ledger,
         rejected=rejected,
-        notes=_notes(model, constraints, budget, traffic, candidate),
+        notes=_notes(model, constraints, budget, traffic.of_role(candidate.role), candidate),
         role=candidate.role,
         receptions=candidate.demand.receptions(candidate.planned),
         exports=candidate.demand.exports(candidate.planned),

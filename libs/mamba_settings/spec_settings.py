@@ -7,11 +7,19 @@ from typing import Any
 
 from mamba_api.choices import Role
 from mamba_api.quantity import Quantity
-from mamba_api.v1alpha1 import MambaDeployment, StateCache
+from mamba_api.v1alpha1 import DiskCache, MambaDeployment, StateCache
 from mamba_settings.engine_settings import EngineSettings
 
 SMALLEST_BODY_LIMIT = 1024
 """Smallest limit in bytes that an engine accepts; the gateway in front of it enforces the spec's limit."""
+
+
+def disk_budget(disk: DiskCache) -> int:
+    """Return the bytes that an engine stores in its disk cache.
+
+    The rest of the space, a sixteenth, is for files that are being written and for the file system itself.
+    """
+    return disk.size.bytes - disk.size.bytes // 16
 
 
 def engine_settings(

@@ -37,7 +37,7 @@ from mamba_server.model.checkpoint.errors import ModelError
 from mamba_server.model.checkpoint.source import display_name
 from mamba_settings.byte_size import binary_size, exact_size, read_size
 from mamba_settings.engine_settings import EngineSettings
-from mamba_settings.spec_settings import engine_settings
+from mamba_settings.spec_settings import disk_budget, engine_settings
 
 ASSUMED_MEMORY = 80 << 30
 """Memory in bytes of a GPU that a file requires and nothing describes."""
@@ -199,7 +199,7 @@ def plan_deployment(
             notes = (*notes, profile_note)
     settings = engine_settings(loaded.deployment, role)
     if (disk := spec.state_cache.disk) is not None:
-        settings = settings.model_copy(update={"disk_cache_bytes": disk.size.bytes})
+        settings = settings.model_copy(update={"disk_cache_bytes": disk_budget(disk)})
     return _outcome(loaded.deployment.name, str(loaded.path), facts, settings, flags, device, notes)
 
 

@@ -20,7 +20,7 @@ from mamba_cli.local.model_facts import local_uri
 from mamba_edge.listener import url_at
 from mamba_planner import MemoryPlan
 from mamba_settings.engine_settings import EngineSettings
-from mamba_settings.spec_settings import engine_settings
+from mamba_settings.spec_settings import disk_budget, engine_settings
 from mamba_settings.trace_settings import trace_variables
 
 LAUNCHER = (sys.executable, "-m", "mamba_cli")
@@ -191,7 +191,7 @@ def local_settings(
     if device == "cpu":
         update["arena_bytes"] = plan.arena_bytes
     if (disk := deployment.spec.state_cache.disk) is not None:
-        update |= {"disk_cache": str(states_folder() / name), "disk_cache_bytes": disk.size.bytes}
+        update |= {"disk_cache": str(states_folder() / name), "disk_cache_bytes": disk_budget(disk)}
     return engine_settings(deployment, role, transfer_port=transfer_port).model_copy(update=update)
 
 

@@ -58,7 +58,8 @@ class PoolWorkload(ApiModel):
     shared_prefix_ratio: Share | None = None
     """workload.sharedPrefixRatio of this pool."""
     concurrency: Concurrency | None = None
-    """workload.concurrency of this pool: prompts, or answers, that one engine should have at once."""
+    """Number of sequences that one engine of this pool should run at once: prompts of a prefill engine,
+    answers of a decode engine. workload.concurrency of the spec is the default of the decode pool alone."""
 
 
 class Pool(ApiModel):

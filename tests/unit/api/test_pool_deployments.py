@@ -47,6 +47,13 @@ def test_a_pool_takes_from_the_spec_what_it_does_not_set_itself() -> None:
     assert (decode.workload.prompt_tokens, decode.workload.concurrency) == (4000, 8)
 
 
+def test_the_concurrency_of_the_spec_is_that_of_answers() -> None:
+    both = pools(workload={"concurrency": 8}, disaggregation={})
+    concurrency = {role: pool.spec.workload and pool.spec.workload.concurrency for role, pool in both.items()}
+
+    assert concurrency == {"prefill": None, "decode": 8}
+
+
 def test_an_engine_of_a_pool_starts_with_its_role_a_port_for_states_and_its_host_memory() -> None:
     decode = pools(stateCache={"hostMemory": "1Gi"}, disaggregation={})["decode"]
     settings = engine_settings(decode, "decode", transfer_port=8002)

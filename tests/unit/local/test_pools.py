@@ -86,14 +86,14 @@ def test_a_pool_gets_its_own_cache_settings(tmp_path: Path) -> None:
 
     assert (prefill.strategy, decode.strategy) == ("NoBuffer", "ExtraBuffer")
     assert (prefill.host_memory, decode.host_memory) == (None, 64 << 20)
-    assert (prefill.disk_cache, decode.disk_cache_bytes) == (None, GIB)
+    assert (prefill.disk_cache, decode.disk_cache_bytes) == (None, GIB - GIB // 16)
     assert str(decode.disk_cache).endswith("states/two-decode")
 
 
 def test_the_plans_of_both_pools_are_shown() -> None:
     console = Console(file=StringIO(), width=120, no_color=True)
     pools = plan_pools(
-        loaded(workload={"concurrency": 8}, stateCache={"hostMemory": "64Mi"}),
+        loaded(workload={"concurrency": 8, "promptTokens": 500}, stateCache={"hostMemory": "64Mi"}),
         PlanFlags(device_memory=4 * GIB),
     )
     for pool in pools:
