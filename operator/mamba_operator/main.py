@@ -23,7 +23,7 @@ from mamba_operator.autoscale.autoscaler import Autoscaler
 from mamba_operator.autoscale.metrics_reader import MetricsReader
 from mamba_operator.autoscale.scaling_metrics import ScalingMetrics
 from mamba_operator.children.admin_key import AdminKey, admin_key, has_derived_token
-from mamba_operator.children.engine_admin import get_plan
+from mamba_operator.children.engine_admin import EngineAccess, get_plan
 from mamba_operator.memory.poller import ReportedPlanPoller
 from mamba_operator.model.download_poller import DownloadPoller
 from mamba_operator.objects.client import KubeClient
@@ -31,7 +31,7 @@ from mamba_operator.objects.errors import ClusterError, Forbidden, PassHangs, Se
 from mamba_operator.objects.indices import Indices, owner_key
 from mamba_operator.objects.kinds import DEPLOYMENT, MAMBA_DEPLOYMENT, WATCHED, Kind
 from mamba_operator.objects.manifest import Key, Manifest, metadata
-from mamba_operator.observation.builtin_config import ShippedConfig, nothing_shipped
+from mamba_operator.observation.snapshot import ShippedConfig, Sources, nothing_shipped
 from mamba_operator.process.freshness import Freshness
 from mamba_operator.process.leadership import Leadership, LeaseName
 from mamba_operator.process.liveness import LoopLag, liveness_server
@@ -41,10 +41,8 @@ from mamba_operator.process.served_namespaces import ServedNamespaces
 from mamba_operator.process.settings import OperatorSettings
 from mamba_operator.process.watching import make_registry, run_watches
 from mamba_operator.process.workqueue import WorkQueue
-from mamba_operator.reconcile import Reconciler
-from mamba_operator.reconciler_parts import ChildDefaults, EngineAccess, PassSettings, Runtime, Sources
-from mamba_operator.render.default_images import DefaultImages
-from mamba_operator.render.scrapers import operator_pods
+from mamba_operator.reconcile import PassSettings, Reconciler, Runtime
+from mamba_operator.render.context import ChildDefaults, DefaultImages, operator_pods
 from mamba_operator.rollout.watch import RolloutWatch
 from mamba_operator.workload.watch import WorkloadWatch
 from mamba_planner.shipped_profiles import SHIPPED

@@ -10,7 +10,7 @@ from pydantic import Field, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from mamba_api import names
-from mamba_operator.render.scrapers import PROMETHEUS, Scrapers
+from mamba_operator.render.context import PROMETHEUS, Scrapers
 
 RENEWALS = 3
 """Number of renewals that have to fit into the duration of a lease."""
