@@ -85,7 +85,7 @@ class Operator:
         self._stopping = asyncio.Event()
         self._end_last: list[asyncio.Task[None]] = []
         """Tasks that end after the lease has been released."""
-        self._namespaces = ServedNamespaces(client, settings.namespaces, NAMESPACES_POLL_SECONDS)
+        self._namespaces = ServedNamespaces(client, settings.namespace, NAMESPACES_POLL_SECONDS)
         self._leadership = Leadership(
             client,
             LeaseName(
@@ -227,7 +227,7 @@ class Operator:
             ),
             indices=indices,
             defaults=ChildDefaults(
-                DefaultImages(settings.engine_image, settings.gateway_image, settings.image_pull_secrets),
+                DefaultImages(settings.engine_image, settings.gateway_image, settings.image_pull_secret),
                 settings.scrapers,
                 operator_pods(_pods_namespace()),
                 self._profiles,
@@ -298,7 +298,7 @@ class Operator:
             ClusterError: the API server gave no answer.
         """
         selector = f"{names.LABEL_MANAGED_BY}={names.MANAGED_BY},{names.LABEL_COMPONENT}=engine"
-        for namespace in self._settings.namespaces or (None,):
+        for namespace in self._settings.namespace or (None,):
             try:
                 listed = await self._client.list(DEPLOYMENT, namespace, selector=selector)
             except Forbidden:
@@ -410,7 +410,7 @@ async def _end(tasks: Sequence[asyncio.Task[None]], timeout: float) -> None:
 
 def own_namespace(settings: OperatorSettings) -> str:
     """Return the namespace of the operator and of its lease."""
-    return settings.lease_namespace or _pods_namespace() or next(iter(settings.namespaces), "default")
+    return settings.lease_namespace or _pods_namespace() or next(iter(settings.namespace), "default")
 
 
 def _pods_namespace() -> str | None:
