@@ -28,7 +28,7 @@ from mamba_planner import Constraints, Device, InsufficientMemory, MemoryPlan, U
 from mamba_planner.arithmetic import kv_bytes_per_token, state_bytes, weights_bytes
 from mamba_planner.constraints import StateDtype
 from mamba_planner.engine_plan import pool_state_dtype
-from mamba_planner.families.support import why_not_served
+from mamba_planner.families.registry import why_not_served
 from mamba_planner.gpu_sizes import MIB_OF, card_memory
 from mamba_planner.model_config import ModelConfig
 from mamba_planner.shipped_profiles import SHIPPED
