@@ -23,7 +23,7 @@ from mamba_cli.local.model_facts import (
 )
 from mamba_planner import Constraints, Device, InsufficientMemory, MemoryPlan, UnusableInput, plan_engine
 from mamba_planner.arithmetic import kv_bytes_per_token, state_bytes, weights_bytes
-from mamba_planner.families.support import why_not_served
+from mamba_planner.families.registry import why_not_served
 from mamba_planner.gpu_sizes import MIB_OF, card_memory
 from mamba_planner.model_config import ModelConfig
 from mamba_planner.shipped_profiles import SHIPPED
