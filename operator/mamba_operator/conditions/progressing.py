@@ -14,7 +14,9 @@ def nothing_may_be_changed(view: ConditionInputs) -> ConditionResult | None:
 def mode_is_plan(view: ConditionInputs) -> ConditionResult | None:
     if not view.plan_mode:
         return None
-    return ConditionResult("False", Reason.PLAN_MODE, "spec.mode is Plan: nothing is changed")
+    return ConditionResult(
+        "False", Reason.PLAN_MODE, "spec.mode is Plan: nothing is changed; set it to Active to serve"
+    )
 
 
 def model_is_downloading(view: ConditionInputs) -> ConditionResult | None:
@@ -100,9 +102,8 @@ def old_revision_runs(view: ConditionInputs) -> ConditionResult | None:
 def too_many_engines(view: ConditionInputs) -> ConditionResult | None:
     if view.engine.replicas <= view.desired:
         return None
-    return ConditionResult(
-        "True", Reason.SCALING_DOWN, f"{view.engine.replicas} engines run, {view.desired} are desired"
-    )
+    message = f"{view.engine.replicas} engines run, more than the desired {view.desired}: the surplus ends"
+    return ConditionResult("True", Reason.SCALING_DOWN, message)
 
 
 def engine_downloads_the_model(view: ConditionInputs) -> ConditionResult | None:
@@ -135,7 +136,7 @@ def gateway_rolls_out(view: ConditionInputs) -> ConditionResult | None:
 def key_waits_for_gateways(view: ConditionInputs) -> ConditionResult | None:
     if not view.plan.key_blocked:
         return None
-    message = "engines require a key of gateways once the last gateway without the key has ended"
+    message = "engines will require a key of gateways once the last gateway without the key has ended"
     return ConditionResult("True", Reason.ROLLING_OUT, message)
 
 

@@ -28,8 +28,8 @@ def stuck_text(view: ConditionInputs) -> str | None:
         if view.old_engines <= 0 or not engine.updated or view.plan.ready_revision is None:
             return f"engine: {engine.stuck}"
         return (
-            f"engine: {engine.stuck.removesuffix('.')}; {engine.updated} engines have the new revision and "
-            f"{view.old_engines} the older one: engines that serve keep running"
+            f"engine: {engine.stuck.removesuffix('.')}; {engine.updated} of {engine.replicas} engines have "
+            f"the new revision, {view.old_engines} an old one: engines that serve keep running"
         )
     return f"gateway: {gateway.stuck}" if gateway.stuck is not None else None
 
