@@ -132,7 +132,8 @@ class Reconciler:
         client: the API server.
         metrics: the operator's own metrics.
         settings: limits of passes.
-        indices: what the watches hold; None = passes read everything from the cluster.
+        indices: the objects of each deployment, as the operator's watches last saw them; None =
+            passes read everything from the cluster.
         defaults: values that children get where their object names none.
         engines: means to reach running engines.
         sources: facts about an object that other parts of the process know.

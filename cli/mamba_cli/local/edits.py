@@ -220,7 +220,10 @@ def settled(before: list[FileStamp], after: list[FileStamp]) -> list[FileStamp]:
 
 
 class MissingFiles:
-    """The files that are gone, reported at the second failed read, because editors replace files."""
+    """Number of times in a row that each file could not be read.
+
+    A file is reported as gone at the second time: an editor may be replacing it at the first.
+    """
 
     def __init__(self) -> None:
         self._missed_reads: dict[Path, int] = {}

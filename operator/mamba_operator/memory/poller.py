@@ -52,7 +52,7 @@ class ReportedPlanPoller(PodPoller[Manifest, _Fetched]):
     """Poller of memory plans. One instance per active operator.
 
     Args:
-        indices: what the watches hold.
+        indices: the objects of each deployment, as the operator's watches last saw them.
         token: returns the admin token of the deployment with a uid.
         get: fetches the plan of one engine.
         wake: called with each deployment whose reported plan changed.
