@@ -4,9 +4,11 @@ Called by `reconcile` in every pass, whatever event caused it. `apply` carries t
 `conditions.status` reports the result.
 """
 
+from collections import ChainMap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from itertools import chain
 
 from pydantic import ValidationError
 
@@ -210,40 +212,56 @@ def _rollout_plan(
     children, not_served = _children([part.engines for part in passes], snapshot)
     compared = compare_children(children, snapshot)
     records = [ready_record(part.engines, part.snapshot, compared) for part in passes]
-    secrets = _each_once(
-        secret for part in passes for secret in secrets_to_make(part.engines, part.snapshot, new_token)
+    applies = (
+        *_secrets(passes, new_token),
+        *compared.applies,
+        *_load_applies(load, loading),
+        *chain.from_iterable(record.applies for record in records),
     )
-    record_applies = [apply for record in records for apply in record.applies]
-    applies = (*secrets, *compared.applies, *_load_applies(load, loading), *record_applies)
     outgoing = outgoing_roles(snapshot, [part.engines for part in passes], now)
     keep = _retained(passes, outgoing, snapshot, children, load)
     trouble = index_trouble(context.deployment, _wake(context, snapshot), now)
-    parts = {
-        part.role: _part_plan(part, record, loading) for part, record in zip(passes, records, strict=True)
-    }
+    parts = [_part_plan(part, record, loading) for part, record in zip(passes, records, strict=True)]
     delays = [_requeue_after(part, load, trouble, not_served) for part in passes]
     delays += [OUTGOING_POLL_SECONDS] if outgoing else []
-    up_to_date = dict(compared.up_to_date)
-    for record in records:
-        up_to_date |= record.up_to_date
     return replace(
-        # Of two pools, that of the answers stands for the whole where only one plan can be shown.
-        parts.get("unified") or parts["decode"],
-        deployment=parts["unified"].deployment if "unified" in parts else deployment,
-        replicas=sum(part.decisions.replicas for part in passes),
+        _joined(deployment, passes, parts),
         applies=tuple(apply for apply in applies if not is_being_deleted(ref(apply.manifest), snapshot)),
         deletes=unneeded_children(snapshot, keep),
         not_served=not_served,
         terminating=tuple(sorted(child for child in keep if is_being_deleted(child, snapshot))),
         requeue_after=min((seconds for seconds in delays if seconds is not None), default=None),
         index_trouble=trouble,
-        settings_updates=tuple(update for part in passes for update in part.engines.settings_updates),
-        up_to_date=up_to_date,
-        begins_unasked=any(part.engines.begins_unasked for part in passes),
+        up_to_date=dict(ChainMap(compared.up_to_date, *(dict(record.up_to_date) for record in records))),
         cache_kept=compared.cache_kept,
-        pools=_of_pools(parts),
         outgoing=outgoing,
     )
+
+
+def _joined(
+    deployment: MambaDeployment, passes: Sequence[_PoolPass], parts: Sequence[ReconcilePlan]
+) -> ReconcilePlan:
+    """Return the decisions about the engines of all roles; those of one role are the whole."""
+    if len(parts) == 1:
+        return replace(parts[0], begins_unasked=passes[0].engines.begins_unasked)
+    return replace(
+        # Of two pools, that of the answers stands for the whole where only one verdict can be shown.
+        parts[-1],
+        deployment=deployment,
+        replicas=sum(part.decisions.replicas for part in passes),
+        settings_updates=tuple(update for part in parts for update in part.settings_updates),
+        begins_unasked=any(part.engines.begins_unasked for part in passes),
+        pools={part.role: plan for part, plan in zip(passes, parts, strict=True)},
+    )
+
+
+def _secrets(passes: Sequence[_PoolPass], new_token: Callable[[], str]) -> Iterable[Apply]:
+    """Return the Secrets to create, each once: the pods of both pools mount the same ones."""
+    secrets: dict[Ref, Apply] = {}
+    for part in passes:
+        for secret in secrets_to_make(part.engines, part.snapshot, new_token):
+            secrets.setdefault(ref(secret.manifest), secret)
+    return secrets.values()
 
 
 def _part_plan(part: _PoolPass, record: ReadyRecord, loading: ModelLoad | None) -> ReconcilePlan:
@@ -252,7 +270,9 @@ def _part_plan(part: _PoolPass, record: ReadyRecord, loading: ModelLoad | None) 
     deployment = engines.context.deployment
     return ReconcilePlan(
         deployment,
-        with_report(decisions.in_force.verdict, deployment, part.snapshot.reported, engines.revision.label),
+        with_report(
+            decisions.in_force.verdict, deployment, part.snapshot.reported, engines.revision.label, part.role
+        ),
         decisions.replicas,
         plan_difference="; ".join(filter(None, (part.pinned.difference, decisions.in_force.difference)))
         or None,
@@ -269,11 +289,6 @@ def _part_plan(part: _PoolPass, record: ReadyRecord, loading: ModelLoad | None) 
         workload=decisions.in_force.workload,
         announcement=decisions.in_force.announcement,
     )
-
-
-def _each_once(applies: Iterable[Apply]) -> list[Apply]:
-    """Return one change of each child: both pools mount the same Secrets."""
-    return list({ref(apply.manifest): apply for apply in reversed(list(applies))}.values())[::-1]
 
 
 @dataclass(frozen=True, slots=True)

@@ -266,7 +266,8 @@ class Reconciler:
             cache_shared=is_cache_shared(self._indices, key),
             may_begin=self._turns.may_begin(key),
             downloads=sources.downloads(key),
-            reported=sources.reported(key),
+            reported=(reports := sources.reported(key)).get("unified"),
+            reported_by_role=reports,
             measured=sources.measured(key),
         )
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import mamba_planner
 from mamba_api.choices import Role
-from mamba_api.v1alpha1 import MambaDeployment, PlanStatus
+from mamba_api.v1alpha1 import MambaDeployment, PlanStatus, Status
 from mamba_api.v1alpha1.conditions import ConditionType, Reason, find_condition
 from mamba_operator.observation.snapshot import ReportedPlan
 from mamba_planner.arithmetic import WeightsSize
@@ -210,7 +210,11 @@ def _device(deployment: MambaDeployment, gpu_memory: int | None) -> mamba_planne
 
 
 def with_report(
-    verdict: MemoryVerdict, deployment: MambaDeployment, reported: ReportedPlan | None, revision: str
+    verdict: MemoryVerdict,
+    deployment: MambaDeployment,
+    reported: ReportedPlan | None,
+    revision: str,
+    role: Role = "unified",
 ) -> MemoryVerdict:
     """Return the operator's verdict, or the plan that an engine reported where the operator has none.
 
@@ -222,6 +226,7 @@ def with_report(
         deployment: the object.
         reported: the plan that an engine reported last.
         revision: desired revision of the engines; a report of another revision is ignored.
+        role: role of the engines.
     """
     if not isinstance(verdict, Unknown):
         return verdict
@@ -229,15 +234,25 @@ def with_report(
         return Fits(reported.plan, _reported_message(reported.plan), reported=True)
     old = deployment.status
     planned = find_condition(old.conditions, ConditionType.PLANNED) if old is not None else None
+    plan = _recorded_plan(old, role)
     if (
-        old is not None
-        and old.plan is not None
+        plan is not None
         and planned is not None
         and planned.reason == Reason.PLAN_REPORTED
         and planned.observed_generation == deployment.metadata.generation
     ):
-        return Fits(old.plan, planned.message, reported=True)
+        message = planned.message if role == "unified" else _reported_message(plan)
+        return Fits(plan, message, reported=True)
     return verdict
+
+
+def _recorded_plan(status: Status | None, role: Role) -> PlanStatus | None:
+    """Return the plan of engines of that role in the status."""
+    if status is None:
+        return None
+    if role == "unified":
+        return status.plan
+    return next((pool.plan for pool in status.pools if pool.name == role), None)
 
 
 def _reported_message(plan: PlanStatus) -> str:

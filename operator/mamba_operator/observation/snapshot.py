@@ -81,7 +81,10 @@ class Snapshot:
     """By name of a running loader pod: its last reported progress."""
 
     reported: ReportedPlan | None = None
-    """The plan that an engine reported last, where engines plan for themselves."""
+    """The plan that an engine of `role` reported last, where engines plan for themselves."""
+
+    reported_by_role: Mapping[Role, ReportedPlan] = field(default_factory=dict)
+    """The same for engines of each role."""
 
     measured: MeasuredWorkload | None = None
     """The workload that the engines measure; None while there is too little traffic or no report."""
@@ -102,13 +105,14 @@ class Snapshot:
     def of_pool(self, role: Role) -> "Snapshot":
         """Return the snapshot with the engines of one role, all gateways and all loaders.
 
-        What engines report about themselves is that of unified ones: those of two pools see different parts
-        of the same requests.
+        Measured traffic and decisions about the number of engines are those of unified engines: engines of
+        two pools see different parts of the same requests.
         """
         pods = tuple(pod for pod in self.pods if not is_engine(pod) or role_of(pod) == role)
         if role == "unified":
             return replace(self, pods=pods, role=role)
-        return replace(self, pods=pods, role=role, reported=None, measured=None, latest_decision=None)
+        reported = self.reported_by_role.get(role)
+        return replace(self, pods=pods, role=role, reported=reported, measured=None, latest_decision=None)
 
     @property
     def uid(self) -> str:
@@ -135,6 +139,6 @@ class Sources:
     latest_decision: Callable[[Key], LatestDecision | None] = lambda _: None
     attempts: Callable[[Key], Mapping[str, Attempts]] = lambda _: {}
     downloads: Callable[[Key], Mapping[str, DownloadProgress]] = lambda _: {}
-    reported: Callable[[Key], ReportedPlan | None] = lambda _: None
+    reported: Callable[[Key], Mapping[Role, ReportedPlan]] = lambda _: {}
     measured: Callable[[Key], MeasuredWorkload | None] = lambda _: None
     shipped: ShippedConfig = nothing_shipped

@@ -7,14 +7,15 @@ from typing import Any
 import pytest
 
 from mamba_api import names
-from mamba_api.v1alpha1 import Status
+from mamba_api.v1alpha1 import PlanStatus, Status
 from mamba_api.v1alpha1.conditions import ConditionType, Reason, find_condition
 from mamba_operator.conditions.status import summarize
 from mamba_operator.decision.reconcile_plan import ReconcilePlan
 from mamba_operator.deletion_cost import scale_downs
 from mamba_operator.memory.verdict import DoesNotFit, Fits
 from mamba_operator.objects.manifest import Manifest, Ref, ref
-from operator_objects import NOW, applied, fitting_owner, owner, planned, running, snapshot
+from mamba_operator.observation.snapshot import ReportedPlan
+from operator_objects import NOW, TOLD, applied, fitting_owner, owner, planned, running, snapshot
 
 TIERS = {"hostMemory": "8Gi", "disk": {"size": "100Gi"}}
 STAGING = 256 << 20
@@ -249,6 +250,25 @@ def test_each_pool_may_have_a_profile_and_one_that_does_not_fit_is_named() -> No
     assert isinstance(plan.pools["decode"].verdict, Fits)
     assert plan.applies == ()
     assert condition(found, ConditionType.PLANNED)[2].startswith("prefill: ")
+
+
+def test_plans_that_engines_report_are_shown_by_pool_and_outlive_the_operator() -> None:
+    of = owner(model={"uri": "hf://org/model"}, disaggregation={})
+    children = ready(applied(of))
+    reports: dict[Any, ReportedPlan] = {}
+    for pool, slots in (("prefill", 11), ("decode", 22)):
+        template = child(children, "Deployment", f"nano-{pool}")["spec"]["template"]
+        plan = PlanStatus.model_validate({**TOLD, "slots": slots}, by_alias=True, by_name=False)
+        reports[pool] = ReportedPlan(template["metadata"]["labels"][names.LABEL_REVISION], plan)
+    seen = snapshot(of, children, reported_by_role=reports)
+    shown = summarize(seen, planned(of, children, reported_by_role=reports), (), now=NOW)
+    assert shown is not None
+    assert [pool.plan and pool.plan.slots for pool in shown.pools] == [11, 22]
+    assert condition(shown, ConditionType.PLANNED)[1] == Reason.PLAN_REPORTED
+
+    restarted = {**of, "status": shown.manifest()}
+    again = status(restarted, children)
+    assert [pool.plan and pool.plan.slots for pool in again.pools] == [11, 22]
 
 
 # --- between unified engines and two pools -------------------------------------------------------------
