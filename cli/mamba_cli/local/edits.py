@@ -105,7 +105,8 @@ class FileEdits:
         lines, applied = [], True
         for engine in unit.engines:
             # Without a pool of that role, the pools themselves were edited, which takes effect later.
-            if (pool := pools.get(engine.role)) is not None:
+            pool = pools.get(engine.role)
+            if pool is not None and (engine.role == "unified" or _differs(engine, pool)):
                 line, accepted = await self._apply_to_engine(http, unit.name, engine, pool)
                 lines.append(line)
                 applied = applied and accepted
@@ -132,6 +133,14 @@ class FileEdits:
             f"and eviction by {cache.eviction}, without a restart"
         )
         return line, True
+
+
+def _differs(engine: LocalEngine, pool: PlannedPool) -> bool:
+    """Return whether an engine of a pool runs with other live settings than its pool has now."""
+    cache, plan = pool.loaded.deployment.spec.state_cache, pool.outcome.plan
+    strategy = cache.strategy if plan is None else plan.strategy
+    now = {name: getattr(cache, name) for name in LIVE} | {"strategy": strategy}
+    return any(getattr(engine.settings, name) != value for name, value in now.items())
 
 
 def _lines_on_others(
