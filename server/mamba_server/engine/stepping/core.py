@@ -215,10 +215,14 @@ class EngineCore:
                 self.scheduler.add(sequence)
         return None
 
+    def _handed_over(self, request: AddRequest) -> int:
+        """Return the tokens of a prompt up to its last page boundary before its end."""
+        page_size = self.cache.capacity.page_size
+        return (len(request.token_ids) - 1) // page_size * page_size
+
     def _begin_hand_over(self, request: AddRequest) -> None:
         """Queue the part of the prompt that another engine gets, unless its state is cached already."""
-        prompt, page_size = np.array(request.token_ids, np.int32), self.cache.capacity.page_size
-        depth = (len(prompt) - 1) // page_size * page_size
+        prompt, depth = np.array(request.token_ids, np.int32), self._handed_over(request)
         sequence = Sequence(
             request.request_id, 0, prompt[:depth], msgspec.structs.replace(request.params, max_tokens=0),
             order=self._next_order, priority=request.priority, salt=request.cache_salt,
@@ -258,7 +262,7 @@ class EngineCore:
                 f"prompt ({prompt_len}) and max_tokens ({most_tokens}) exceed the model's "
                 f"{limit} tokens: shorten the prompt or lower max_tokens",
             )  # fmt: skip
-        if capacity.never_fits(total):
+        if capacity.never_fits(self._handed_over(request) if request.hand_over else total):
             return RequestRejected(
                 request.request_id, 400, "invalid_request_error", "context_length_exceeded",
                 f"a sequence of {total} tokens does not fit this engine's arena of "
