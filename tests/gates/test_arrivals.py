@@ -30,7 +30,7 @@ class StallingSource:
         self.go = threading.Event()
         self.asked = threading.Event()
 
-    def open(self, wanted: Wanted) -> OpenExport | None:
+    def open(self, request: Wanted) -> OpenExport | None:
         self.asked.set()
         self.go.wait(60)
         return None

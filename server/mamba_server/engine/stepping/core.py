@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from mamba_kernels.device_errors import ends_the_device
 from mamba_planner.strategy import reservation
-from mamba_server.cache import ManagedStateCache, Refusal, SequenceAllocation, Tokens
+from mamba_server.cache import ManagedStateCache, Refusal, SequenceAllocation
 from mamba_server.engine.scheduling.scheduler import Scheduler
 from mamba_server.engine.sequences.output_grammar import OutputGrammar
 from mamba_server.engine.sequences.schedule import Schedule
@@ -24,12 +24,12 @@ from mamba_server.engine.sequences.sequence import Phase, Sequence
 from mamba_server.engine.sequences.timeline import Timeline
 from mamba_server.engine.stepping.forward_stream import ForwardStream, Ticket
 from mamba_server.engine.stepping.prefill_speed import PrefillSpeed
+from mamba_server.engine.stepping.state_transfers import NO_HAND_OVER, StateTransfers
 from mamba_server.engine.stepping.step_pace import StepPace
 from mamba_server.engine.stepping.tree_changes import TreeChanges
 from mamba_server.wire import (
     AbortRequest,
     AddRequest,
-    Fetch,
     FinishReason,
     HandOver,
     RequestRejected,
@@ -63,54 +63,6 @@ class StepRunner(Protocol):
     """
 
     def prepare(self, schedule: Schedule) -> Callable[[], Callable[[], StepResult]]: ...
-
-
-class StateTransfers(Protocol):
-    """States that come from elsewhere and go elsewhere, as the core uses them between two steps."""
-
-    def expect(self, group: list[Sequence], fetch: Fetch | None) -> bool:
-        """Begin to fetch the state of the group's prompt; return False if it cannot or need not come."""
-        ...
-
-    def arrived(self) -> list[list[Sequence]]:
-        """Return the groups whose state has come or will not come. Called once before each step."""
-        ...
-
-    def cancel(self, request_id: str) -> None:
-        """Give up the state for a request that has ended."""
-        ...
-
-    def export(self, token_ids: Tokens, salt: str) -> HandOver:
-        """Keep the deepest state of a prompt for the engine that is to fetch it."""
-        ...
-
-    def release(self, export: str) -> bool:
-        """End an export; return whether there was one."""
-        ...
-
-    @property
-    def changes(self) -> int:
-        """Number of changes of the cache's memory by transfers."""
-        ...
-
-    def counters(self) -> dict[str, float]:
-        """Return the counters by metric name."""
-        ...
-
-    def gauges(self) -> dict[str, float]:
-        """Return the gauges by metric name."""
-        ...
-
-    def take_seconds(self) -> list[tuple[str, float]]:
-        """Return and clear direction and seconds of the transfers that ended."""
-        ...
-
-    def close(self) -> None:
-        """Stop all transfers, at the end of the process."""
-        ...
-
-
-NO_HAND_OVER = HandOver("", 0, 0.0)
 
 
 @dataclass(slots=True)

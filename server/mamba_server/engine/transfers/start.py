@@ -18,7 +18,6 @@ import msgspec
 import torch
 
 from mamba_server.cache import Reception, Tokens
-from mamba_server.engine.errors import TransfersUnusable
 from mamba_server.engine.stepping.core import EngineCore
 from mamba_server.engine.stepping.forward_stream import ForwardStream
 from mamba_server.engine.transfers.bundle_memory import (
@@ -51,6 +50,12 @@ from mamba_transfer import (
 log = logging.getLogger(__name__)
 POD_IP = "POD_IP"
 """Variable with the address at which other pods reach this one."""
+
+
+class TransfersUnusable(Exception):
+    """The port of the transfer server or the directory of a cache tier cannot be used."""
+
+    exit_code = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,14 +135,14 @@ class PeerReader:
             peer = Peer(Address.parse(fetch.address), fetch.incarnation)
         except UnusableAddress as error:
             return ReadResult("refused", str(error))
-        wanted = Wanted(
+        request = Wanted(
             depth=fetch.depth,
             base=reception.base,
             export=fetch.export,
             salt="" if fetch.export else salt,
             token_ids=b"" if fetch.export else prefix.astype("<i4").tobytes(),
         )
-        outcome = self._client.fetch(peer, wanted, buffers, deadline=deadline, cancelled=cancelled.is_set)
+        outcome = self._client.fetch(peer, request, buffers, deadline=deadline, cancelled=cancelled.is_set)
         detail = outcome.detail if outcome.verdict is not Verdict.VALID else ""
         return ReadResult(outcome.verdict.value, detail, outcome.writer)
 
