@@ -7,6 +7,7 @@ offset is ever sent.
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from itertools import groupby
 from typing import Literal, NamedTuple
 
@@ -77,10 +78,11 @@ class SlicePlan:
         }
 
 
+@lru_cache(maxsize=16)
 def plan_of_pair(source: StateLayout, destination: StateLayout) -> SlicePlan:
     """Return the plan between all ranks of the source's engine and one destination.
 
-    Raises IncompatibleLayouts, which names the field.
+    Plans are kept for the next connection of the same pair. Raises IncompatibleLayouts, which names the field.
     """
     if (field := destination.refusal(source)) is not None:
         raise IncompatibleLayouts(field)
