@@ -20,7 +20,6 @@ _HEADER = struct.Struct(">4sHI")
 _SLICE_SECONDS = 0.05
 _TIMEVAL = struct.pack("@ll", 0, int(_SLICE_SECONDS * 1e6))
 _READ_BYTES = 1 << 16
-_BUFFER_BYTES = 4 << 20
 MOST_VECTORS = 512
 """Pieces in one call of the kernel, which takes 1024 at most."""
 

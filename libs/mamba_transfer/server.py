@@ -131,9 +131,10 @@ class TransferServer:
 
     def _serve(self, connection: Connection) -> None:
         try:
-            self._converse(connection)
-        except ConnectionFailed as error:
-            log.debug("a reader left", reason=str(error))
+            # The source learns of a lost reader when its export is closed; a peer that speaks nonsense has no
+            # export, and must not fill the log.
+            with suppress(ConnectionFailed):
+                self._converse(connection)
         except Exception:
             log.exception("a transfer failed; its reader computes the prefix itself")
         finally:
