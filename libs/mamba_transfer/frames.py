@@ -80,8 +80,6 @@ class Connection:
         magic, version, length = _HEADER.unpack(header)
         if magic != MAGIC:
             raise ForeignFrame("the peer does not speak the transfer protocol")
-        if version != VERSION:
-            raise ForeignVersion(version)
         if length > most:
             raise ForeignFrame(f"a message of {length} bytes, where at most {most} are allowed")
         body = bytearray()
@@ -89,6 +87,9 @@ class Connection:
             part = bytearray(min(_READ_BYTES, length - len(body)))
             self.receive_into(memoryview(part), limit)
             body += part
+        # Only now, since bytes that nobody has read would make the kernel discard the answer.
+        if version != VERSION:
+            raise ForeignVersion(version)
         return body
 
     def send(self, pieces: Sequence[memoryview], limit: Limit) -> None:

@@ -147,19 +147,20 @@ class StateLayout(msgspec.Struct, frozen=True):
         if other.rank >= other.ranks:
             return f"rank ({other.rank} of {other.ranks} there)"
         fields = ("place", "dtype", "layers", "rows", "units", "width")
-        if (difference := self._part_difference(other, fields)) is not None:
+        if (difference := _part_difference(self, other, fields)) is not None:
             return difference
         try:
             expected = self.at(other.rank, other.ranks)
         except IncompatibleLayouts as error:
             return error.field
-        return expected._part_difference(other, ("first", "last", "replicas"))
+        return _part_difference(expected, other, ("first", "last", "replicas"))
 
-    def _part_difference(self, other: "StateLayout", fields: Sequence[str]) -> str | None:
-        for mine, theirs in zip(self.parts, other.parts, strict=True):
-            if (difference := _difference(f"{mine.name}.", mine, theirs, fields)) is not None:
-                return difference
-        return None
+
+def _part_difference(layout: StateLayout, other: StateLayout, fields: Sequence[str]) -> str | None:
+    for mine, theirs in zip(layout.parts, other.parts, strict=True):
+        if (difference := _difference(f"{mine.name}.", mine, theirs, fields)) is not None:
+            return difference
+    return None
 
 
 def _difference(
