@@ -137,7 +137,7 @@ class DiskTier(TierIndex):
         number = sum(1 for _ in parts(shape, header.depth - header.first, is_record=header.is_record))
         if not same or pages < 0 or len(header.sums) != 8 * number:
             return False
-        # The size of blocks is a constant of the program, which another release may change.
+        # Another release may have blocks of another size.
         if not header.is_record:
             return pages == shape.block_pages and not header.depth % shape.block_tokens
         blocks = shape.blocks_before(header.first)
