@@ -24,7 +24,7 @@ from mamba_tier.errors import SizeMismatch
 from mamba_tier.host_tier import HostTier
 from mamba_tier.items import Item, Record, let_go
 from mamba_tier.landing import SHARE_BYTES, Landing, Share
-from mamba_tier.outcomes import Match, PutOutcome, ReadOutcome, StoreStatus
+from mamba_tier.outcomes import COUNTERS, Match, PutOutcome, ReadOutcome, StoreStatus
 from mamba_tier.prefix_names import PrefixNames, whole_pages
 from mamba_tier.shared_work import SharedWork
 from mamba_tier.store_writer import StagedBundle, StoreWriter
@@ -45,7 +45,7 @@ class BundleStore:
         self._shape = shape
         self._chain = PageChain(shape.page_size, shape.fingerprint)
         self._lock = threading.RLock()
-        self._counters: Counter[str] = Counter()
+        self._counters = Counter(dict.fromkeys(COUNTERS, 0))
         self._closed = False
         self._disk: DiskTier | None = None
         if settings.directory is not None:

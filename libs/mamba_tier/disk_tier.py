@@ -105,6 +105,16 @@ class DiskTier(TierIndex):
         super().touch(record)
         self.folder.touch(cast("str", record.place))
 
+    def drop(self, item: Item) -> None:
+        """Take an item out of the index. The file of a damaged block goes at once, whoever refers to it."""
+        if item.gone or isinstance(item, Record):
+            super().drop(item)
+            return
+        super().drop(item)
+        self.used_bytes -= item.cost
+        item.cost = 0
+        self._free(item)
+
     def remove_files(self) -> None:
         """Remove the files of all items that are gone. For the writer alone. Raises OSError."""
         # A reader that switches the tier off empties the queue meanwhile.

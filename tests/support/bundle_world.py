@@ -1,4 +1,4 @@
-"""Bundles whose bytes follow from their tokens, so that a wrong restore shows, and an audit of a store's books."""
+"""Bundles whose bytes follow from their tokens, so that wrong restores show; an audit of a store's books."""
 
 import itertools
 from collections import Counter

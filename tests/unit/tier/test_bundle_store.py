@@ -80,7 +80,9 @@ def test_another_salt_or_text_finds_nothing(store: BundleStore) -> None:
     assert store.lookup(tokens(40, seed=1), "one") is None
 
 
-def test_prompts_with_equal_hashes_are_told_apart(store: BundleStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prompts_with_equal_hashes_are_told_apart(
+    store: BundleStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(
         PageChain, "hashes", lambda self, ids, salt: np.arange(1, len(ids) // 4 + 1, dtype=np.uint64)
     )
