@@ -94,7 +94,8 @@ def bundle_files(path: Path) -> list[Path]:
 
 
 def audit(store: BundleStore, directory: Path | None = None) -> None:
-    """Compare all books of an idle store with each other and with the directory."""
+    """Compare all books of a store that nobody uses with each other and with the directory."""
+    assert store.drain(PATIENCE)
     with store._lock:
         held: Counter[Item] = Counter()
         for tier in store._tiers:

@@ -161,4 +161,4 @@ def test_a_full_file_system_switches_the_tier_off(tmp_path: Path) -> None:
         audit(store, tmp_path)
         store.close()
     finally:
-        subprocess.run(["umount", str(tmp_path)], check=True)
+        subprocess.run(["umount", "--lazy", str(tmp_path)], check=True)
