@@ -126,12 +126,10 @@ class BundleStore:
         page = self._shape.page_size
         with self._lock:
             for depth in range(names.tokens, above // page * page, -page):
-                for tier in self._tiers:
-                    record = tier.records.get(names.key(depth))
-                    if record is not None and record.digest == names.digest(depth):
-                        match = self._match(record, names, min(base, depth))
-                        if match is not None:
-                            return match
+                record = self._record(names, depth)
+                match = None if record is None else self._match(record, names, min(base, depth))
+                if match is not None:
+                    return match
         return None
 
     def read(self, match: Match, state: Buffers, pages: Buffers) -> ReadOutcome:
@@ -247,11 +245,19 @@ class BundleStore:
                 yield end
 
     def _has_record(self, names: PrefixNames) -> bool:
-        key, digest = names.key(names.tokens), names.digest(names.tokens)
-        stored = any(
-            (record := tier.records.get(key)) is not None and record.digest == digest for tier in self._tiers
-        )
-        return stored or self._writer.records.get(key) == digest
+        """Return whether a tier or the writer has the record of the whole prefix."""
+        if self._record(names, names.tokens) is not None:
+            return True
+        return self._writer.records.get(names.key(names.tokens)) == names.digest(names.tokens)
+
+    def _record(self, names: PrefixNames, depth: int) -> Record | None:
+        """Return the stored record of a prefix of `depth` tokens; None = no tier has it."""
+        key = names.key(depth)
+        for tier in self._tiers:
+            record = tier.records.get(key)
+            if record is not None and record.digest == names.digest(depth):
+                return record
+        return None
 
     def _block(self, key: int, digest: bytes) -> Item | None:
         for tier in self._tiers:
@@ -319,6 +325,6 @@ class BundleStore:
         return outcome
 
 
-def _same_size(row: ByteRow, wanted: int, what: str) -> None:
-    if len(row) != wanted:
-        raise SizeMismatch(f"the buffers of the {what} have {len(row)} bytes: give exactly {wanted}")
+def _same_size(row: ByteRow, size: int, what: str) -> None:
+    if len(row) != size:
+        raise SizeMismatch(f"the buffers of the {what} have {len(row)} bytes: give exactly {size}")

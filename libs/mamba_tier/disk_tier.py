@@ -76,10 +76,10 @@ class DiskTier(TierIndex):
     def write(self, source: Item, header: bytes, payload: Buffers, cost: int, *, sync: bool) -> Item:
         """Write a file and return its item, which no index has yet. Raises OSError."""
         name = self.folder.write(source.key, [memoryview(header), *payload], sync=sync)
-        known = (self, source.key, source.digest, source.first, source.depth, cost, name)
+        facts = (self, source.key, source.digest, source.first, source.depth, cost, name)
         if isinstance(source, Record):
-            return Record(*known, block_keys=source.block_keys, tokens=source.tokens, hits=source.hits)
-        return Item(*known)
+            return Record(*facts, block_keys=source.block_keys, tokens=source.tokens, hits=source.hits)
+        return Item(*facts)
 
     def read(self, item: Item, targets: list[Target]) -> bool:
         """Read parts of an item into their landing buffers; False = the file is damaged. Raises OSError."""
@@ -155,10 +155,10 @@ class DiskTier(TierIndex):
         return header.state_bytes == shape.state_bytes and whole and len(header.block_keys) == 8 * blocks
 
     def _item(self, header: Header, file: StoredFile) -> Item:
-        known = (self, header.key, header.digest, header.first, header.depth, rounded(file.size), file.name)
+        facts = (self, header.key, header.digest, header.first, header.depth, rounded(file.size), file.name)
         if not header.is_record:
-            return Item(*known)
-        return Record(*known, block_keys=tuple(unpacked(header.block_keys)), tokens=header.tokens)
+            return Item(*facts)
+        return Record(*facts, block_keys=tuple(unpacked(header.block_keys)), tokens=header.tokens)
 
     def _free(self, item: Item) -> None:
         # The files of a tier that is off are for the next start.

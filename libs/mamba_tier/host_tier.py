@@ -24,8 +24,8 @@ class HostTier(TierIndex):
         for size in sizes:
             pieces = self.pool.take(size)
             if pieces is None:
-                for taken in out:
-                    self.pool.give_back(taken)
+                for reserved in out:
+                    self.pool.give_back(reserved)
                 return None
             out.append(pieces)
         return out

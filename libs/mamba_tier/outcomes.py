@@ -81,7 +81,7 @@ class TierState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TierStatus:
-    """What one tier holds."""
+    """Contents and state of one tier."""
 
     state: TierState
     reason: str

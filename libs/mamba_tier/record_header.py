@@ -119,10 +119,10 @@ def decoded(raw: bytes) -> Header | None:
     """Return the header of exactly these bytes; None = the bytes are damaged."""
     if header_bytes(raw) != len(raw):
         return None
-    _, _, _, body, _, wanted = _FRONT.unpack_from(raw)
+    _, _, _, body, _, expected = _FRONT.unpack_from(raw)
     blank = bytearray(raw)
     blank[_FRONT.size - 8 : _FRONT.size] = bytes(8)
-    if xxhash.xxh3_64_intdigest(blank) != wanted:
+    if xxhash.xxh3_64_intdigest(blank) != expected:
         return None
     try:
         header = msgspec.msgpack.decode(raw[_FRONT.size : _FRONT.size + body], type=Header)

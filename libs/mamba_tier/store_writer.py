@@ -109,7 +109,9 @@ class StoreWriter:
             with self._changed:
                 self._busy = False
                 self._changed.notify_all()
-                self._changed.wait_for(lambda: self._closing or not self._is_idle(), IDLE_SECONDS)
+            seconds = 0.0 if self._host.pool.touch_more() else IDLE_SECONDS
+            with self._changed:
+                self._changed.wait_for(lambda: self._closing or not self._is_idle(), seconds)
                 if self._closing:
                     return
                 self._busy = True
