@@ -109,7 +109,9 @@ class StoreWriter:
             with self._changed:
                 self._busy = False
                 self._changed.notify_all()
-                self._changed.wait_for(lambda: self._closing or not self._is_idle(), IDLE_SECONDS)
+            seconds = 0.0 if self._host.pool.touch_more() else IDLE_SECONDS
+            with self._changed:
+                self._changed.wait_for(lambda: self._closing or not self._is_idle(), seconds)
                 if self._closing:
                     return
                 self._busy = True
@@ -158,14 +160,11 @@ class StoreWriter:
                 self._host.add_block(block)
             tiers = (self._host,) if self._disk is None else (self._host, self._disk)
             for key in record.block_keys:
-                candidates = (tier.blocks.get(key) for tier in tiers)
-                wanted = bundle.digests[key]
-                block = next(
-                    (each for each in candidates if each is not None and each.digest == wanted), None
-                )
-                if block is not None:
-                    block.references += 1
-                    record.blocks.append(block)
+                candidates = [tier.blocks[key] for tier in tiers if key in tier.blocks]
+                stored = [candidate for candidate in candidates if candidate.digest == bundle.digests[key]]
+                if stored:
+                    stored[0].references += 1
+                    record.blocks.append(stored[0])
             if self._disk is not None and (older := self._disk.records.get(record.key)) is not None:
                 self._disk.drop(older)
             self._host.add_record(record)
@@ -186,9 +185,7 @@ class StoreWriter:
     def _sums(self, item: Item) -> bytes:
         total = self._payload_bytes(item)
         row = ByteRow(self._host.views(item, total))
-        state = self._shape.state_bytes if isinstance(item, Record) else 0
-        pages = (item.depth - item.first) // self._shape.page_size
-        spans = parts(state, self._shape.page_bytes, pages)
+        spans = parts(self._shape, item.depth - item.first, is_record=isinstance(item, Record))
         return packed([checksum(row.cut(part.start, part.length)) for part in spans])
 
     def _lower_host(self) -> None:
