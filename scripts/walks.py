@@ -314,8 +314,7 @@ def reconcile(recorder: Recorder, **spec: Any) -> str:
     from fake_cluster import FakeCluster
     from mamba_operator.objects.manifest import Key
     from mamba_operator.process.metrics import OperatorMetrics
-    from mamba_operator.reconcile import Reconciler
-    from mamba_operator.reconciler_parts import PassSettings, Runtime
+    from mamba_operator.reconcile import PassSettings, Reconciler, Runtime
     from operator_objects import NOW, TOKEN, fitting_owner
 
     cluster = FakeCluster(fitting_owner(**spec))

@@ -3,8 +3,7 @@
 from pathlib import Path
 
 from mamba_api.errors import InvalidDocument
-from mamba_api.v1alpha1.profile_documents import read_profiles
-from mamba_api.v1alpha1.profiles import Profiles, ResourceProfile
+from mamba_api.v1alpha1.profiles import Profiles, ResourceProfile, read_profiles
 from mamba_cli.errors import InvalidInput
 from mamba_planner.shipped_profiles import SHIPPED
 

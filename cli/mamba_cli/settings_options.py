@@ -116,6 +116,8 @@ def complaint(errors: Any) -> str:
         text = text.replace("Input should be", "must be")
         if item["loc"]:
             name = str(item["loc"][0])
+            inside = ".".join(map(str, item["loc"][1:]))
+            text = f"{inside}: {text}" if inside else text
             text = f"--{name.replace('_', '-')}: {text} ({PREFIX}{name.upper()})"
         lines.append(text)
     return "\n".join(lines)
@@ -171,8 +173,10 @@ def _parameter(model: Any, name: str, panel: str | None) -> tuple[str, Any, Any]
     declared = f"--{name.replace('_', '-')}"
     if kind is bool:
         declared += f"/--no-{declared[2:]}"
-    several = get_origin(field.annotation) is tuple
-    if field.is_required() or default in (None, ()):
+    items = get_args(field.annotation)[0] if get_origin(field.annotation) is tuple else None
+    several = items is str
+    # A computed default, or one of several objects, is in the help text; the option of such objects is JSON.
+    if field.is_required() or field.default_factory or default in (None, ()) or (items and not several):
         default = None
     elif "ByteSize" in str(field.annotation):
         from mamba_settings.byte_size import exact_size

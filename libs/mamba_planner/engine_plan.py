@@ -5,11 +5,13 @@ Pure.
 The engine, the operator and the command line call it; `plan` below it decides.
 """
 
-from dataclasses import replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 
+from mamba_api.choices import Role, Strategy
 from mamba_planner.candidates import STATE_DTYPES, Candidate, evaluate
 from mamba_planner.choice import choose, enough_in_full_precision
-from mamba_planner.constraints import Constraints, Workload
+from mamba_planner.constraints import Constraints, StateDtype, Workload
 from mamba_planner.errors import FittingSize, InsufficientMemory
 from mamba_planner.gpu_sizes import SIZES, one_size_down, one_size_up, sizes_up
 from mamba_planner.memory import Device, MemoryBudget
@@ -19,6 +21,10 @@ from mamba_planner.planner import does_not_fit, plan, state_hint
 from mamba_planner.remedies import ways_to_fit
 from mamba_planner.strategy import MOST_ROBUST_FIRST
 from mamba_settings.engine_settings import EngineSettings
+
+PlannedDtype = Callable[[Role, StateDtype | None], StateDtype | None]
+"""Returns the state type of the plan of a pool, given a fixed type or None for the planner's choice; None if
+nothing fits."""
 
 
 def plan_engine(
@@ -99,3 +105,73 @@ def _on_other_size(
     if all(candidate.misfit for candidate in candidates):
         raise does_not_fit(min(candidates, key=lambda candidate: candidate.need), budget)
     return OtherSize(device.memory, choose(candidates, constraints, traffic, state_hint(model, constraints)))
+
+
+def pool_state_dtype(planned: PlannedDtype) -> StateDtype | None:
+    """Return the type for both pools: that of the decode pool, unless only 16-bit states fit the other pool.
+
+    Engines hand over states only in the type in which they hold them, so both pools are planned with it.
+    The result is None if the decode pool does not fit with any type.
+    """
+    decode = planned("decode", None)
+    if decode != "float32" or planned("prefill", "float32") is not None:
+        return decode
+    both = all(planned(role, "float16") is not None for role in ("prefill", "decode"))
+    return "float16" if both else decode
+
+
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """A choice that is better than the current one."""
+
+    strategy: Strategy
+    state_dtype: StateDtype
+    gain: float
+    """Expected throughput divided by that of the current choice, minus one; infinite if that cannot run."""
+
+
+def best_alternative(
+    model: ModelConfig,
+    settings: EngineSettings,
+    device: Device,
+    weights_bytes: int | None,
+    traffic: Workload,
+    strategy: Strategy,
+    state_dtype: StateDtype,
+    *,
+    state_dtypes: Iterable[StateDtype] = STATE_DTYPES,
+) -> Alternative | None:
+    """Return the planner's choice for `traffic`; None if it is the current one, or if nothing fits.
+
+    Args:
+        model: the model.
+        settings: the engine's settings, of which strategy and workload are ignored.
+        device: the device and its memory.
+        weights_bytes: true bytes of the weights on one device; None = by parameter count.
+        traffic: the traffic both choices are valued under.
+        strategy: the current strategy.
+        state_dtype: the current state dtype.
+        state_dtypes: those to choose among, within the settings. With the current one alone, a running engine
+            can apply the result.
+
+    Raises:
+        InsufficientMemory: the budget does not hold the weights.
+        UnusableInput: an input cannot be planned with.
+    """
+    constraints = replace(Constraints.of(settings), strategy=None)
+    budget = MemoryBudget.of(model, constraints, device, weights_bytes, None)
+    dtypes = [dtype for dtype in state_dtypes if constraints.state_dtype in (None, dtype)]
+    candidates = [
+        evaluate(model, constraints, budget, traffic, name, dtype)
+        for dtype in dtypes
+        for name in MOST_ROBUST_FIRST
+    ]
+    if all(candidate.misfit for candidate in candidates):
+        return None
+    hint = model.state_dtype_hint if constraints.state_dtype is None else None
+    best = choose(candidates, constraints, traffic, hint)
+    if (best.strategy, best.state_dtype) == (strategy, state_dtype):
+        return None
+    current = evaluate(model, constraints, budget, traffic, strategy, state_dtype)
+    gain = best.score / current.score - 1 if current.score > 0 else float("inf")
+    return Alternative(best.strategy, best.state_dtype, gain)

@@ -1,9 +1,16 @@
-"""Errors of planning.
+"""Errors of planning, and of reading a model's configuration.
 
 BudgetError
-├── UnusableInput       exit 2, condition reason InvalidSpec: an input the planner cannot use, named
-└── InsufficientMemory  exit 3, condition reason DoesNotFit: the memory is too small; the message says by how
-                        much
+├── UnusableInput         exit 2, condition reason InvalidSpec: an input the planner cannot use, named
+└── InsufficientMemory    exit 3, condition reason DoesNotFit: the memory is too small; the message says by
+                          how much
+
+ModelConfigError          exit 2; a process that meets it does not start and serves no HTTP. The message names
+│                         the source, the field and what is accepted
+├── UnknownArchitecture   no adapter for `model_type` / `architectures`
+├── MissingField          a needed field is absent under all of its known names
+├── WrongField            a field has a value of the wrong type or outside its range
+└── UnreadableConfig      the file is absent or is not a JSON object
 """
 
 from dataclasses import dataclass
@@ -68,3 +75,30 @@ class InsufficientMemory(BudgetError):
     def with_remedies(self, ways: tuple[str, ...], sizes: FittingSize | None) -> "InsufficientMemory":
         """Return the same error with the changes that would make the engine fit."""
         return InsufficientMemory(self.message, self.need, self.have, sizes, ways)
+
+
+class ModelConfigError(ValueError):
+    """Base class. `source` is the file (or `spec.model.config`), `field` the name of the field, if any."""
+
+    exit_code = 2
+
+    def __init__(self, source: str, message: str, field: str | None = None) -> None:
+        self.source = source
+        self.field = field
+        super().__init__(f"{source}: {message}")
+
+
+class UnknownArchitecture(ModelConfigError):
+    """A model that no adapter knows."""
+
+
+class MissingField(ModelConfigError):
+    """A required field that is absent."""
+
+
+class WrongField(ModelConfigError):
+    """A field with an unusable value."""
+
+
+class UnreadableConfig(ModelConfigError):
+    """A configuration that cannot be read at all."""

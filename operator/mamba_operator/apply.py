@@ -8,9 +8,7 @@ from dataclasses import dataclass, field
 
 from mamba_api import names
 from mamba_api.v1alpha1.conditions import ConditionType
-from mamba_operator.children.changes import Apply, Change, Delete
-from mamba_operator.children.child_comparison import version_hash
-from mamba_operator.children.drift import drift, observed_hash
+from mamba_operator.children.child_comparison import Apply, Change, Delete, drift, observed_hash, version_hash
 from mamba_operator.decision.reconcile_plan import ReconcilePlan
 from mamba_operator.objects.client import KubeClient
 from mamba_operator.objects.errors import (

@@ -22,7 +22,7 @@ from mamba_operator.objects.errors import ClusterError
 from mamba_operator.objects.kinds import POD
 from mamba_operator.objects.manifest import Manifest, annotation, metadata, name_of
 from mamba_operator.objects.pod_trouble import serves
-from mamba_operator.objects.workload_state import workload_state
+from mamba_operator.objects.recorded_status import workload_state
 from mamba_operator.observation.snapshot import Snapshot
 
 log = structlog.get_logger(__name__)

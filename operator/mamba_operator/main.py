@@ -23,7 +23,7 @@ from mamba_operator.autoscale.autoscaler import Autoscaler
 from mamba_operator.autoscale.metrics_reader import MetricsReader
 from mamba_operator.autoscale.scaling_metrics import ScalingMetrics
 from mamba_operator.children.admin_key import AdminKey, admin_key, has_derived_token
-from mamba_operator.children.engine_admin import get_plan
+from mamba_operator.children.engine_admin import EngineAccess, get_plan
 from mamba_operator.memory.poller import ReportedPlanPoller
 from mamba_operator.model.download_poller import DownloadPoller
 from mamba_operator.objects.client import KubeClient
@@ -31,7 +31,7 @@ from mamba_operator.objects.errors import ClusterError, Forbidden, PassHangs, Se
 from mamba_operator.objects.indices import Indices, owner_key
 from mamba_operator.objects.kinds import DEPLOYMENT, MAMBA_DEPLOYMENT, WATCHED, Kind
 from mamba_operator.objects.manifest import Key, Manifest, metadata
-from mamba_operator.observation.builtin_config import ShippedConfig, nothing_shipped
+from mamba_operator.observation.snapshot import ShippedConfig, Sources, nothing_shipped
 from mamba_operator.process.freshness import Freshness
 from mamba_operator.process.leadership import Leadership, LeaseName
 from mamba_operator.process.liveness import LoopLag, liveness_server
@@ -41,10 +41,8 @@ from mamba_operator.process.served_namespaces import ServedNamespaces
 from mamba_operator.process.settings import OperatorSettings
 from mamba_operator.process.watching import make_registry, run_watches
 from mamba_operator.process.workqueue import WorkQueue
-from mamba_operator.reconcile import Reconciler
-from mamba_operator.reconciler_parts import ChildDefaults, EngineAccess, PassSettings, Runtime, Sources
-from mamba_operator.render.default_images import DefaultImages
-from mamba_operator.render.scrapers import operator_pods
+from mamba_operator.reconcile import PassSettings, Reconciler, Runtime
+from mamba_operator.render.context import ChildDefaults, DefaultImages, operator_pods
 from mamba_operator.rollout.watch import RolloutWatch
 from mamba_operator.workload.watch import WorkloadWatch
 from mamba_planner.shipped_profiles import SHIPPED
@@ -87,7 +85,7 @@ class Operator:
         self._stopping = asyncio.Event()
         self._end_last: list[asyncio.Task[None]] = []
         """Tasks that end after the lease has been released."""
-        self._namespaces = ServedNamespaces(client, settings.namespaces, NAMESPACES_POLL_SECONDS)
+        self._namespaces = ServedNamespaces(client, settings.namespace, NAMESPACES_POLL_SECONDS)
         self._leadership = Leadership(
             client,
             LeaseName(
@@ -229,7 +227,7 @@ class Operator:
             ),
             indices=indices,
             defaults=ChildDefaults(
-                DefaultImages(settings.engine_image, settings.gateway_image, settings.image_pull_secrets),
+                DefaultImages(settings.engine_image, settings.gateway_image, settings.image_pull_secret),
                 settings.scrapers,
                 operator_pods(_pods_namespace()),
                 self._profiles,
@@ -300,7 +298,7 @@ class Operator:
             ClusterError: the API server gave no answer.
         """
         selector = f"{names.LABEL_MANAGED_BY}={names.MANAGED_BY},{names.LABEL_COMPONENT}=engine"
-        for namespace in self._settings.namespaces or (None,):
+        for namespace in self._settings.namespace or (None,):
             try:
                 listed = await self._client.list(DEPLOYMENT, namespace, selector=selector)
             except Forbidden:
@@ -412,7 +410,7 @@ async def _end(tasks: Sequence[asyncio.Task[None]], timeout: float) -> None:
 
 def own_namespace(settings: OperatorSettings) -> str:
     """Return the namespace of the operator and of its lease."""
-    return settings.lease_namespace or _pods_namespace() or next(iter(settings.namespaces), "default")
+    return settings.lease_namespace or _pods_namespace() or next(iter(settings.namespace), "default")
 
 
 def _pods_namespace() -> str | None:

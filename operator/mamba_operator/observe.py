@@ -5,8 +5,9 @@ Called by `reconcile`. The reads go to the API server, so that changes are decid
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from mamba_api import names
 from mamba_operator.objects.client import KubeClient
@@ -14,11 +15,11 @@ from mamba_operator.objects.errors import Forbidden, NotFound
 from mamba_operator.objects.indices import Indices
 from mamba_operator.objects.kinds import MAMBA_DEPLOYMENT, OPTIONAL, OWNED, POD, Kind
 from mamba_operator.objects.manifest import Key, Manifest, Ref, metadata, owner_uid, ref, section
-from mamba_operator.observation.builtin_config import ShippedConfig, builtin_config, nothing_shipped
 from mamba_operator.observation.node_reader import NodeReader
 from mamba_operator.observation.placement import Node
-from mamba_operator.observation.snapshot import Snapshot
+from mamba_operator.observation.snapshot import ShippedConfig, Snapshot, nothing_shipped
 
+SCHEME = "builtin://"
 OnListed = Callable[[Kind, Manifest], None]
 """Called with every listed object, by which the freshness of the watches is measured."""
 
@@ -172,3 +173,14 @@ async def _nodes(reader: NodeReader, owner: Manifest) -> tuple[Node, ...]:
     if section(spec, "memory").get("deviceMemory") is not None or section(spec, "resources").get("gpus") == 0:
         return ()
     return await reader.read()
+
+
+def builtin_config(owner: Manifest, read: ShippedConfig) -> Mapping[str, Any] | None:
+    """Return the config.json of the object's model if that is a shipped one; None otherwise.
+
+    An invalid spec has no shipped model.
+    """
+    spec = owner.get("spec")
+    model = spec.get("model") if isinstance(spec, dict) else None
+    uri = model.get("uri") if isinstance(model, dict) else None
+    return read(uri) if isinstance(uri, str) and uri.startswith(SCHEME) else None

@@ -1,17 +1,30 @@
-"""The Kubernetes events of one pass: changes of children, and conditions that changed. Pure.
+"""The Kubernetes events of a pass: changes of children and of conditions, and `EventRecorder`.
 
-`reconcile` passes them to `event_recorder`. The event of a condition has the condition's own reason.
+`pass_events` is pure; the event of a condition has the condition's own reason. `EventRecorder` writes events
+about MambaDeployments and counts repetitions. The name of an event is a hash of its content, so a restarted
+operator finds the event again. An event that cannot be written is logged, and the reconcile goes on.
 """
 
-from collections.abc import Sequence
+import asyncio
+import contextlib
+from collections import OrderedDict, deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from datetime import datetime
+from typing import Any, Literal
 
+import structlog
+
+from mamba_api import names
 from mamba_api.bounded_text import bounded
 from mamba_api.v1alpha1 import Condition, Status
-from mamba_api.v1alpha1.conditions import ConditionType, find_condition
+from mamba_api.v1alpha1.conditions import ConditionType, find_condition, timestamp
 from mamba_operator.apply import AppliedChange
-from mamba_operator.children.changes import Change
+from mamba_operator.children.child_comparison import Change
+from mamba_operator.objects.client import KubeClient
+from mamba_operator.objects.errors import ClusterError, Conflict
+from mamba_operator.objects.kinds import EVENT
+from mamba_operator.objects.manifest import Manifest, digest
 
 TROUBLE = {ConditionType.PLANNED: "False", ConditionType.DEGRADED: "True"}
 ANNOUNCED = (
@@ -92,3 +105,176 @@ def _same(before: Condition | None, after: Condition) -> bool:
 
 def _initial_status(type_: ConditionType) -> str:
     return "True" if type_ is ConditionType.PROGRESSING else "False"
+
+
+MAX_EVENT_MESSAGE = 1024
+"""Characters of a message that the API server accepts."""
+MAX_COUNTS = 4096
+"""Events whose number of repetitions is remembered."""
+MAX_PENDING = 16_384
+"""Events that may wait to be written; further events are lost."""
+MAX_DELAY_SECONDS = 60.0
+"""Longest time for which an event waits while passes are due."""
+BUSY_POLL_SECONDS = 0.1
+"""Time between two checks whether passes are due."""
+FLUSH_SECONDS = 2.0
+"""Longest time for writing pending events when the operator ends."""
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class PendingEvent:
+    """Event about one object, before it is written."""
+
+    name: str
+    namespace: str
+    uid: str
+    version: str
+    content: EventContent
+    occurred_at: datetime
+
+
+def pending_event(owner: Mapping[str, Any], content: EventContent, now: datetime) -> PendingEvent:
+    """Return an event about `owner`. It keeps the identity of the object and not its manifest."""
+    meta = owner["metadata"]
+    version = meta.get("resourceVersion", "")
+    return PendingEvent(meta["name"], meta["namespace"], meta["uid"], version, content, now)
+
+
+def event_manifest(event: PendingEvent, *, reporter: str) -> Manifest:
+    """Return the Event object. Pure."""
+    content = event.content
+    identity = [event.uid, content.type, content.reason, content.message]
+    when = timestamp(event.occurred_at)
+    return {
+        "apiVersion": EVENT.api_version,
+        "kind": EVENT.kind,
+        "metadata": {
+            "name": f"{event.name}.{digest(identity)}",
+            "namespace": event.namespace,
+            "labels": {names.LABEL_MANAGED_BY: names.MANAGED_BY, names.LABEL_INSTANCE: event.name},
+        },
+        "involvedObject": {
+            "apiVersion": names.API_VERSION,
+            "kind": names.KIND,
+            "name": event.name,
+            "namespace": event.namespace,
+            "uid": event.uid,
+            "resourceVersion": event.version,
+        },
+        "type": content.type,
+        "reason": content.reason,
+        "message": bounded(content.message, MAX_EVENT_MESSAGE),
+        "firstTimestamp": when,
+        "lastTimestamp": when,
+        "count": 1,
+        "source": {"component": names.MANAGED_BY},
+        "reportingComponent": names.MANAGED_BY,
+        "reportingInstance": reporter,
+    }
+
+
+class EventRecorder:
+    """Writer of events, one after the other, in a task of its own.
+
+    It remembers how often each of the last `MAX_COUNTS` events was recorded.
+
+    Args:
+        client: the API server.
+        reporter: name of this operator in events.
+        busy: returns whether passes are due, whose requests precede those for events.
+    """
+
+    def __init__(
+        self, client: KubeClient, *, reporter: str, busy: Callable[[], bool] = lambda: False
+    ) -> None:
+        self._client = client
+        self._reporter = reporter
+        self._busy = busy
+        self._counts: OrderedDict[str, int] = OrderedDict()
+        self._pending: deque[tuple[float, PendingEvent]] = deque()
+        """Events to write, each with the time of the event loop at which it was recorded."""
+        self._wakeup = asyncio.Event()
+
+    def record(self, event: PendingEvent) -> None:
+        """Have the event written after those before it, without waiting for that."""
+        if len(self._pending) >= MAX_PENDING:
+            _log_lost(event, f"{MAX_PENDING} other events wait to be written")
+            return
+        self._pending.append((asyncio.get_running_loop().time(), event))
+        self._wakeup.set()
+
+    async def run(self) -> None:
+        """Write events until cancelled, then those that still wait, for `FLUSH_SECONDS` at most."""
+        try:
+            while True:
+                await self._wakeup.wait()
+                while self._pending:
+                    await self._wait_for_passes()
+                    await self._next()
+                self._wakeup.clear()
+        finally:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(FLUSH_SECONDS):
+                    await self.flush()
+
+    async def flush(self) -> None:
+        """Write all pending events, or log those that cannot be written."""
+        while self._pending:
+            await self._next()
+
+    async def _wait_for_passes(self) -> None:
+        """Wait until no pass is due, or the oldest event has waited long enough."""
+        loop = asyncio.get_running_loop()
+        while (  # noqa: ASYNC110 - passes begin and end too often to signal each of them
+            self._busy() and self._pending and loop.time() - self._pending[0][0] < MAX_DELAY_SECONDS
+        ):
+            await asyncio.sleep(BUSY_POLL_SECONDS)
+
+    async def _next(self) -> None:
+        if self._pending:
+            _, event = self._pending.popleft()
+            await self._post(event)
+
+    async def _post(self, event: PendingEvent) -> None:
+        """Create the event, or raise its count if it was written before."""
+        manifest = event_manifest(event, reporter=self._reporter)
+        name = manifest["metadata"]["name"]
+        count = self._counts.get(name, 0) + 1
+        self._remember(name, count)
+        try:
+            try:
+                await self._client.create(manifest)
+            except Conflict:
+                patch = {
+                    "count": await self._total_count(manifest, count),
+                    "lastTimestamp": manifest["lastTimestamp"],
+                }
+                await self._client.merge(EVENT, event.namespace, name, patch)
+        except ClusterError as error:
+            _log_lost(event, str(error))
+
+    async def _total_count(self, manifest: Manifest, count: int) -> int:
+        """Return `count`; one more than the recorded count if this process does not remember the event."""
+        if count > 1:
+            return count
+        meta = manifest["metadata"]
+        posted = await self._client.get(EVENT, meta["namespace"], meta["name"]) or {}
+        count = int(posted.get("count") or 1) + 1
+        self._remember(meta["name"], count)
+        return count
+
+    def _remember(self, name: str, count: int) -> None:
+        self._counts[name] = count
+        self._counts.move_to_end(name)
+        if len(self._counts) > MAX_COUNTS:
+            self._counts.popitem(last=False)
+
+
+def _log_lost(event: PendingEvent, error: str) -> None:
+    log.warning(
+        "event_lost",
+        reason=event.content.reason,
+        message=bounded(event.content.message, MAX_EVENT_MESSAGE),
+        error=error,
+    )

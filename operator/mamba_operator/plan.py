@@ -4,7 +4,7 @@ Called by `reconcile` in every pass, whatever event caused it. `apply` carries t
 `conditions.status` reports the result.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
@@ -16,30 +16,40 @@ from mamba_api.v1alpha1 import MambaDeployment, ScalingStatus
 from mamba_api.v1alpha1.documents import explain
 from mamba_api.v1alpha1.profiles import Profiles, with_profile
 from mamba_operator.autoscale.scaling_status import scaling_status, wake_text
-from mamba_operator.children.changes import Apply, Change
-from mamba_operator.children.child_comparison import compare_children, is_being_deleted, unneeded_children
-from mamba_operator.children.engine_rollout import EngineRollout, engine_rollout
-from mamba_operator.children.mounted_secrets import pods_wait, secrets_to_make
-from mamba_operator.children.ready_record import ready_record
-from mamba_operator.decision.index_trouble import IndexTrouble, index_trouble
-from mamba_operator.decision.reconcile_plan import ReconcilePlan
+from mamba_operator.children.child_comparison import (
+    Apply,
+    Change,
+    compare_children,
+    is_being_deleted,
+    unneeded_children,
+)
+from mamba_operator.children.engine_rollout import EngineRollout, engine_rollout, ready_record
+from mamba_operator.children.mounted_secrets import KeyRollout, key_rollout, pods_wait, secrets_to_make
+from mamba_operator.decision.reconcile_plan import IndexTrouble, ReconcilePlan
 from mamba_operator.memory.in_force import StrategyInForce, strategy_in_force
 from mamba_operator.memory.pin import PinnedVerdict, pinned_verdict
-from mamba_operator.memory.reported import with_report
-from mamba_operator.memory.verdict import DoesNotFit, Fits, ModelNotServed, SpecInvalid
+from mamba_operator.memory.verdict import DoesNotFit, Fits, ModelNotServed, SpecInvalid, with_report
 from mamba_operator.model.model_load import ModelLoad, model_load
 from mamba_operator.objects.errors import InvalidPatch
 from mamba_operator.objects.manifest import Manifest, Ref, is_terminating, ref
-from mamba_operator.objects.recorded_status import with_readable_status
+from mamba_operator.objects.recorded_status import parse_timestamp, with_readable_status
 from mamba_operator.observation.snapshot import Snapshot
 from mamba_operator.render import render
-from mamba_operator.render.context import Context
-from mamba_operator.render.default_images import OF_THIS_VERSION, DefaultImages
+from mamba_operator.render.context import (
+    OF_THIS_VERSION,
+    OPERATOR,
+    PROMETHEUS,
+    Context,
+    DefaultImages,
+    Scraper,
+)
 from mamba_operator.render.live_settings import AGAIN
-from mamba_operator.render.scrapers import OPERATOR, PROMETHEUS, Scraper
-from mamba_operator.rollout.key_rollout import KeyRollout, key_rollout
 from mamba_planner.shipped_profiles import SHIPPED
 
+REPORT_SECONDS = 90.0
+"""Seconds for which a report counts; gateways repeat it three times in that time."""
+MAX_REPORT_CHARS = 400
+"""Characters of a report that are shown."""
 WAITING_PERIOD = 30.0
 """Seconds until the next pass while pods wait for what they mount, or for a kind: no watch reports that a
 Secret was deleted or a CRD installed."""
@@ -261,3 +271,26 @@ def _requeue_after(
         in_force.requeue_after,
     )
     return min((seconds for seconds in delays if seconds is not None), default=None)
+
+
+def index_trouble(
+    deployment: MambaDeployment | None, report: Manifest | None, now: datetime
+) -> IndexTrouble | None:
+    """Return the trouble that a gateway reported lately; None if none did, or the spec names no Redis."""
+    if deployment is None or deployment.spec.prefix_index.redis is None:
+        return None
+    data = report.get("data") if report else None
+    text = data.get(names.INDEX_TROUBLE_KEY) if isinstance(data, Mapping) else None
+    if not isinstance(text, str):
+        return None
+    timestamp, _, report_text = text.partition(" ")
+    reported_at = parse_timestamp(timestamp)
+    # The distance in both directions: the clock of a gateway that is ahead does not prolong its report.
+    left = REPORT_SECONDS - abs((now - reported_at).total_seconds()) if reported_at is not None else 0.0
+    # Strangers can reach a gateway, so its text is cut and made one printable line.
+    line = "".join(char if char.isprintable() else " " for char in report_text[:MAX_REPORT_CHARS]).strip()
+    if left <= 0 or not line:
+        return None
+    return IndexTrouble(
+        f"{line}; requests are answered without the prefix index: check spec.prefixIndex.redis", left
+    )

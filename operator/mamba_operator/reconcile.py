@@ -5,10 +5,12 @@ never runs two passes of one key at the same time; a pass that raises is repeate
 """
 
 import asyncio
+import secrets
 import time
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 
 import structlog
 from pydantic import ValidationError
@@ -18,14 +20,13 @@ from mamba_api.bounded_text import bounded
 from mamba_api.v1alpha1 import Status
 from mamba_api.v1alpha1.conditions import Reason
 from mamba_operator.apply import AppliedChange, ApplyResult, apply, status_manifest
-from mamba_operator.children.engine_admin import send_updates
+from mamba_operator.children.engine_admin import EngineAccess, send_updates
 from mamba_operator.conditions.chain import Failure
 from mamba_operator.conditions.status import summarize, unobserved
 from mamba_operator.decision.reconcile_plan import ReconcilePlan
 from mamba_operator.deletion_cost import mark_pods, scale_down
-from mamba_operator.event_recorder import EventRecorder, pending_event
-from mamba_operator.memory.planning import depends_on_nodes
-from mamba_operator.model.copies_in_use import is_cache_shared
+from mamba_operator.memory.verdict import depends_on_nodes
+from mamba_operator.model.model_cache import is_cache_shared
 from mamba_operator.objects.client import KubeClient
 from mamba_operator.objects.errors import (
     ClusterError,
@@ -37,20 +38,89 @@ from mamba_operator.objects.errors import (
     Terminating,
 )
 from mamba_operator.objects.indices import Indices
-from mamba_operator.objects.kinds import MAMBA_DEPLOYMENT
+from mamba_operator.objects.kinds import MAMBA_DEPLOYMENT, Kind
 from mamba_operator.objects.manifest import Key, Manifest, is_terminating
 from mamba_operator.objects.recorded_status import recorded_status
 from mamba_operator.observation.node_reader import NodeReader
-from mamba_operator.observation.object_memory import ObjectMemory
-from mamba_operator.observation.snapshot import Snapshot
+from mamba_operator.observation.snapshot import (
+    Snapshot,
+    Sources,
+)
 from mamba_operator.observe import observe, observe_indices
-from mamba_operator.pass_events import MAX_PASS_MESSAGE, EventContent, pass_events
+from mamba_operator.pass_events import (
+    MAX_PASS_MESSAGE,
+    EventContent,
+    EventRecorder,
+    pass_events,
+    pending_event,
+)
 from mamba_operator.plan import make_plan
 from mamba_operator.process.metrics import OperatorMetrics
-from mamba_operator.reconciler_parts import ChildDefaults, EngineAccess, PassSettings, Runtime, Sources
+from mamba_operator.render.context import ChildDefaults
+from mamba_operator.rollout.rollback import EngineHistory
 from mamba_operator.rollout.turns import RolloutTurns
 
 log = structlog.get_logger(__name__)
+TOKEN_BYTES = 32
+
+
+def now_utc() -> datetime:
+    """Return the current time."""
+    return datetime.now(UTC)
+
+
+def new_token() -> str:
+    """Create a random secret for an admin port."""
+    return secrets.token_urlsafe(TOKEN_BYTES)
+
+
+@dataclass(frozen=True, slots=True)
+class PassSettings:
+    """Limits of passes, and the name under which they report."""
+
+    identity: str
+    """Name of this operator in events."""
+    timeout: float = 120.0
+    """Seconds that one pass may take."""
+    resync: Callable[[], float] = lambda: 300.0
+    """Returns the longest time, in seconds, until the next pass over an object."""
+    max_rollouts: int = 3
+    """Roll-outs that no edit of an object caused and that may run at the same time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Runtime:
+    """Clock, randomness and callbacks of the process."""
+
+    now: Callable[[], datetime] = now_utc
+    new_token: Callable[[], str] = new_token
+    """Creates an admin token where there is no key."""
+    busy: Callable[[], bool] = lambda: False
+    """Returns whether passes are due, which precede the writing of events."""
+    on_listed: Callable[[Kind, Manifest, float], None] | None = None
+    """Called with every listed object and the time of the request on the monotonic clock, in seconds."""
+
+
+@dataclass(slots=True)
+class ObjectMemory:
+    """Facts about one MambaDeployment that no object in the cluster records."""
+
+    listed: bool = False
+    """Whether this process has listed, or created, the object's children."""
+    stale: bool = False
+    """Whether the indices may be out of date: the next pass reads everything from the cluster."""
+    accepted: dict[str, str] = field(default_factory=dict)
+    """Value of `Snapshot.accepted`."""
+    up_to_date: Mapping[str, str] = field(default_factory=dict)
+    """Value of `Snapshot.up_to_date`."""
+    sent_settings: dict[str, str] = field(default_factory=dict)
+    """Value of `Snapshot.sent_settings`."""
+    engine_history: EngineHistory = field(default_factory=EngineHistory)
+    """Times since when engines fail or stand still."""
+    written_version: str | None = None
+    """Version of the object for which the last status was written."""
+    refused_version: str | None = None
+    """Version of the object for which the API server refused the status."""
 
 
 class Reconciler:

@@ -25,8 +25,7 @@ from mamba_operator.objects.kinds import SERVICE
 from mamba_operator.objects.manifest import Key
 from mamba_operator.process.liveness import liveness_server
 from mamba_operator.process.settings import OperatorSettings
-from mamba_operator.reconcile import Reconciler
-from mamba_operator.reconciler_parts import PassSettings, Runtime
+from mamba_operator.reconcile import PassSettings, Reconciler, Runtime
 from mamba_server import wire
 from observability.alerts import rule_file
 from observability.dashboards import DASHBOARDS

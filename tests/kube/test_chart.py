@@ -9,8 +9,7 @@ import yaml
 
 from eventually import wait_until
 from mamba_api import names
-from mamba_api.v1alpha1.profile_documents import read_profiles
-from mamba_api.v1alpha1.profiles import Profiles
+from mamba_api.v1alpha1.profiles import Profiles, read_profiles
 from observability.series import series
 from testcluster.control_plane import ControlPlane
 from testcluster.errors import CommandFailed

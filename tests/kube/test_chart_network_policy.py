@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from mamba_api import names
-from mamba_operator.render.scrapers import PROMETHEUS
+from mamba_operator.render.context import PROMETHEUS
 from testcluster.control_plane import ControlPlane
 from testcluster.kubectl import Command
 

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from mamba_api import names
-from mamba_operator.event_recorder import event_manifest, pending_event
-from mamba_operator.pass_events import EventContent
+from mamba_operator.pass_events import EventContent, event_manifest, pending_event
 from prefork import FORK_SERVER
 from service_account import as_account
 from testcluster.audit import Right

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from mamba_api import names
-from mamba_operator.render.engine_key import mounts_key
+from mamba_operator.render.access import mounts_key
 from operator_objects import nano_config
 from operator_process import running_operator
 from testcluster.control_plane import ControlPlane

@@ -17,7 +17,7 @@ from mamba_operator.autoscale.memory import AutoscalerMemory
 from mamba_operator.autoscale.scaling_record import LatestDecision
 from mamba_operator.objects.manifest import Key, Manifest, metadata
 from mamba_operator.objects.pod_trouble import says_ready
-from mamba_operator.render.default_images import DefaultImages
+from mamba_operator.render.context import DefaultImages
 from testcluster.control_plane import ControlPlane
 
 pytestmark = pytest.mark.kube

@@ -73,7 +73,7 @@ MUTANTS = (
     Mutant(
         name="a plan assumes the largest GPU of the cluster",
         keeps="The plan fits every node on which the pods may run.",
-        where="mamba_operator.memory.gpus:smallest_gpu",
+        where="mamba_operator.memory.pin:smallest_gpu",
         old="min((size for size in sizes if size is not None), default=None)",
         new="max((size for size in sizes if size is not None), default=None)",
         tests=("tests/unit/operator/test_gpu_memory.py",),
@@ -113,7 +113,7 @@ MUTANTS = (
     Mutant(
         name="one failing engine rolls a whole revision back",
         keeps="A revision is rolled back when most of its engines fail, on more than one node.",
-        where="rollout.outcome:_is_the_revision",
+        where="rollout.rollback:_is_the_revision",
         old="bad >= started or (2 * bad > started and len(nodes) > 1)",
         new="bad > 0",
         tests=(
@@ -140,7 +140,7 @@ MUTANTS = (
     Mutant(
         name="a revision that serves is rolled back at its deadline",
         keeps="The deadline concerns revisions of which no engine serves.",
-        where="rollout.outcome:rollout_outcome",
+        where="rollout.rollback:rollout_outcome",
         old="facts.serving == 0",
         new="facts.serving >= 0",
         tests=(
@@ -202,7 +202,7 @@ MUTANTS = (
     Mutant(
         name="engines ask for a key before all gateways show it",
         keeps="Keys roll out to the gateways first.",
-        where="rollout.key_rollout:_all_present",
+        where="children.mounted_secrets:_all_present",
         old="all(map(mounts_key, pods))",
         new="True",
         tests=("tests/unit/operator/test_key_rollout.py",),
@@ -210,7 +210,7 @@ MUTANTS = (
     Mutant(
         name="gateways stop showing a key that an old engine still asks for",
         keeps="Keys are withdrawn from the engines first.",
-        where="rollout.key_rollout:key_rollout",
+        where="children.mounted_secrets:key_rollout",
         old="any(is_engine(pod) and mounts_key(pod) for pod in living)",
         new="False",
         tests=("tests/unit/operator/test_key_rollout.py",),

@@ -15,11 +15,10 @@ from mamba_planner import (
     plan,
     plan_engine,
 )
-from mamba_planner.candidates import SlabGeometry
+from mamba_planner.candidates import SlabGeometry, expected_saved
 from mamba_planner.gpu_sizes import SIZES
 from mamba_planner.model_config import AttentionConfig, MambaConfig, ModelConfig
 from mamba_planner.strategy import STRATEGIES, reservation
-from mamba_planner.throughput import expected_saved
 from mamba_settings.engine_settings import EngineSettings
 
 laws = settings(max_examples=60)

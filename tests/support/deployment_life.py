@@ -7,9 +7,9 @@ from fake_cluster import FakeCluster
 from mamba_api import names
 from mamba_operator.autoscale.scaling_record import LatestDecision
 from mamba_operator.objects.manifest import Key, Manifest
+from mamba_operator.observation.snapshot import Sources
 from mamba_operator.process.metrics import OperatorMetrics
-from mamba_operator.reconcile import Reconciler
-from mamba_operator.reconciler_parts import PassSettings, Runtime, Sources
+from mamba_operator.reconcile import PassSettings, Reconciler, Runtime
 from mamba_operator.rollout.attempts import Attempts
 from operator_objects import NOW, TOKEN, fitting_owner
 

@@ -13,7 +13,7 @@ from random import Random
 from typing import Any
 
 from mamba_api import names
-from mamba_operator.render.engine_key import mounts_key
+from mamba_operator.render.access import mounts_key
 from product import SYSTEM, Deployed
 from testcluster.errors import CommandFailed
 from testcluster.host_view import HOST_IMAGE, TREE

@@ -16,23 +16,16 @@ from mamba_kube.api_server import MERGE_PATCH, ApiServer
 from mamba_kube.errors import ApiError
 from mamba_operator.autoscale.scaling_record import LatestDecision
 from mamba_operator.children.admin_key import AdminKey
-from mamba_operator.children.engine_admin import Put, put_strategy
+from mamba_operator.children.engine_admin import EngineAccess, Put, put_strategy
 from mamba_operator.objects.client import KubeClient
 from mamba_operator.objects.errors import OperatorError
 from mamba_operator.objects.indices import Indices
 from mamba_operator.objects.kinds import MAMBA_DEPLOYMENT, OWNED, POD, SECRET, Kind
 from mamba_operator.objects.manifest import Key, Manifest, metadata
+from mamba_operator.observation.snapshot import Sources
 from mamba_operator.process.metrics import OperatorMetrics
-from mamba_operator.reconcile import Reconciler
-from mamba_operator.reconciler_parts import (
-    ChildDefaults,
-    EngineAccess,
-    PassSettings,
-    Runtime,
-    Sources,
-    now_utc,
-)
-from mamba_operator.render.default_images import OF_THIS_VERSION
+from mamba_operator.reconcile import PassSettings, Reconciler, Runtime, now_utc
+from mamba_operator.render.context import OF_THIS_VERSION, ChildDefaults
 from mamba_operator.workload.measured_workload import MeasuredWorkload
 from mamba_planner.shipped_profiles import SHIPPED
 from operator_objects import nano_config

@@ -18,7 +18,7 @@ from mamba_operator.observation.snapshot import Snapshot
 from mamba_operator.plan import make_plan
 from mamba_operator.render.revision import label_of
 from mamba_operator.rollout.attempts import Attempts
-from mamba_operator.rollout.engine_history import EngineHistory
+from mamba_operator.rollout.rollback import EngineHistory
 from operator_objects import NOW, TOKEN, UID, fitting_owner
 
 STEP = 10.0

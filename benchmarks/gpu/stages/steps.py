@@ -18,8 +18,7 @@ from benchmarks.gpu.step_inputs import StepArena, StepShape
 from benchmarks.gpu.timing import host_seconds
 
 from mamba_kernels.slot_plan import NoHostRoutes
-from mamba_planner.arithmetic import kv_bytes_per_token, state_bytes
-from mamba_planner.families.parameters import count_parameters
+from mamba_planner.arithmetic import count_parameters, kv_bytes_per_token, state_bytes
 from mamba_planner.model_config import ModelConfig
 from mamba_server.model.layers.hybrid import HybridModel
 

@@ -94,7 +94,7 @@ def command(
 
 def _download(uri: str, progress: "Progress", others: "Collection[str] | None") -> "ModelReport":
     """Download the model. Raises `InvalidInput` and the errors of `mamba_server.model`."""
-    from mamba_planner.families.errors import UnreadableConfig
+    from mamba_planner.errors import UnreadableConfig
     from mamba_planner.families.registry import read_config
     from mamba_planner.model_report import ModelReport
     from mamba_server.model.checkpoint.hub_copy import sound_copy

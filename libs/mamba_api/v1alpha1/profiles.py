@@ -2,19 +2,23 @@
 
 The operator's `plan` and local mode call it where they read an object, so that all later code sees plain
 fields. Pure.
+
+`read_profiles` reads them from YAML text, the chart's values below `resourceProfiles`: the operator and the
+command line read the same file.
 """
 
 import difflib
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import Field, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
-from mamba_api.errors import InvalidProfile, UnknownProfile
+from mamba_api.choices import Role
+from mamba_api.errors import InvalidDocument, InvalidProfile, UnknownProfile
 from mamba_api.quantity import Quantity
 from mamba_api.v1alpha1.base import ApiModel, FreeForm, ObjectName
 from mamba_api.v1alpha1.deployment import MambaDeployment, Spec
-from mamba_api.v1alpha1.documents import explain
+from mamba_api.v1alpha1.documents import explain, parse
 from mamba_api.v1alpha1.engine import Memory
 from mamba_api.v1alpha1.pods import (
     GpuResource,
@@ -24,6 +28,7 @@ from mamba_api.v1alpha1.pods import (
     Resources,
     Scheduling,
 )
+from mamba_api.v1alpha1.pool_deployments import pool_deployments
 
 
 class ResourceProfile(ApiModel):
@@ -52,14 +57,30 @@ Profiles = Mapping[ProfileName, ResourceProfile]
 """Resource profiles by name."""
 
 
+def profiled_pools(deployment: MambaDeployment, profiles: Profiles) -> dict[Role, MambaDeployment]:
+    """Return the deployment of each pool by role, with the profile of each filled in.
+
+    Raises:
+        UnknownProfile: no profile has that name; the message lists the existing ones.
+        InvalidProfile: a pool breaks a rule with its profile.
+    """
+    return {role: with_profile(pool, profiles) for role, pool in pool_deployments(deployment).items()}
+
+
 def with_profile(deployment: MambaDeployment, profiles: Profiles) -> MambaDeployment:
     """Return the object with its profile filled in, or unchanged if it names none.
+
+    An object with disaggregation is returned as it is, once the profiles of its pools are checked: each pool
+    may have another profile (see `profiled_pools`).
 
     Raises:
         UnknownProfile: no profile has that name; the message lists the existing ones.
         InvalidProfile: the object breaks a rule with this profile.
     """
     spec = deployment.spec
+    if spec.disaggregation is not None:
+        profiled_pools(deployment, profiles)
+        return deployment
     name = spec.resources.profile
     if name is None:
         return deployment
@@ -134,3 +155,46 @@ def profile_in_words(deployment: MambaDeployment) -> str:
     }
     text = ", ".join(f"{field} {value}" for field, value in fields.items() if value not in (None, ""))
     return f"with the profile {name}: {text}"
+
+
+PROFILES_KEY = "resourceProfiles"
+_NAME: TypeAdapter[str] = TypeAdapter(ProfileName)
+
+
+def read_profiles(text: str, source: str) -> Profiles:
+    """Return the profiles of a YAML document by name.
+
+    Args:
+        text: YAML, a mapping with `resourceProfiles`; other keys of a chart's values are ignored.
+        source: name of the text in messages: a file name.
+
+    Raises:
+        InvalidDocument: all problems, one line each.
+    """
+    documents = [document for document in parse(text, source) if document is not None]
+    entries = (
+        documents[0].get(PROFILES_KEY, ()) if len(documents) == 1 and isinstance(documents[0], dict) else ()
+    )
+    if not isinstance(entries, dict | None):
+        form = "write a map of names to profiles, as in the chart's values"
+        raise InvalidDocument(source, [f"{source}: no {PROFILES_KEY} in it: {form}"])
+    profiles: dict[str, ResourceProfile] = {}
+    problems: list[str] = []
+    for name, profile in (entries or {}).items():
+        try:
+            profiles[_NAME.validate_python(name)] = _read(profile)
+        except ValidationError as error:
+            lines = explain(error, ResourceProfile)
+            problems += [f"{source}: {PROFILES_KEY}.{name}{_below(line)}" for line in lines]
+    if problems:
+        raise InvalidDocument(source, problems)
+    return profiles
+
+
+def _read(profile: Any) -> ResourceProfile:
+    return ResourceProfile.model_validate({} if profile is None else profile, by_alias=True, by_name=False)
+
+
+def _below(line: str) -> str:
+    """Return a line of `explain` such that it can follow the path of the profile or of its field."""
+    return line if line.startswith(":") else f".{line}"

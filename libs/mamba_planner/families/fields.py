@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar, overload
 
-from mamba_planner.families.errors import MissingField, WrongField
+from mamba_planner.errors import MissingField, WrongField
 
 T = TypeVar("T")
 

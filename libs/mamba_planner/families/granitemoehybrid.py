@@ -1,7 +1,7 @@
 """Granite 4 hybrid, with experts (Small, Tiny) and without (Micro, 1B, 350M)."""
 
+from mamba_planner.errors import MissingField
 from mamba_planner.families import blocks
-from mamba_planner.families.errors import MissingField
 from mamba_planner.families.fields import Fields
 from mamba_planner.model_config import LayerKind, MlpConfig, ModelConfig, MoeConfig, Multipliers
 

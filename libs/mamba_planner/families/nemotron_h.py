@@ -3,8 +3,8 @@
 Every layer is one block: mixer or feed-forward. The published pattern spells them M, *, -, E.
 """
 
+from mamba_planner.errors import MissingField
 from mamba_planner.families import blocks
-from mamba_planner.families.errors import MissingField
 from mamba_planner.families.fields import Fields
 from mamba_planner.model_config import (
     AttentionConfig,

@@ -1,6 +1,8 @@
 """Registry of adapters: the only way from a Hugging Face `config.json` to a `ModelConfig`.
 
-Engine, planner and operator call it. Torch-free; reads at most one small file.
+Engine, planner, operator and local mode call it. Torch-free; reads at most one small file. Every family that
+the adapters read is served, but not every option of its configuration: models with other options can be
+planned for, and `why_not_served` refuses them everywhere with the same words.
 """
 
 import json
@@ -9,6 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from mamba_planner.arithmetic import count_parameters
+from mamba_planner.errors import UnknownArchitecture, UnreadableConfig
 from mamba_planner.families import (
     bamba,
     falcon_h1,
@@ -18,9 +22,7 @@ from mamba_planner.families import (
     qwen3_next,
 )
 from mamba_planner.families.blocks import QUANTIZATION
-from mamba_planner.families.errors import UnknownArchitecture, UnreadableConfig
 from mamba_planner.families.fields import Fields
-from mamba_planner.families.parameters import count_parameters
 from mamba_planner.model_config import ModelConfig
 
 FAMILIES: dict[str, tuple[str, Callable[[Fields, str], ModelConfig]]] = {
@@ -31,7 +33,6 @@ FAMILIES: dict[str, tuple[str, Callable[[Fields, str], ModelConfig]]] = {
     "mamba2": ("Mamba2ForCausalLM", mamba2.model_config),
     "qwen3_next": ("Qwen3NextForCausalLM", qwen3_next.model_config),
 }
-
 _INHERITED_FIELDS = ("dtype", "torch_dtype", "tie_word_embeddings", *QUANTIZATION)
 """Fields that a multimodal configuration has outside of its `text_config`."""
 
@@ -40,7 +41,7 @@ def model_config_from_hf(config: Mapping[str, Any], source: str = "config.json")
     """Read a configuration in today's or the published spelling.
 
     A multimodal configuration is read through its `text_config`. `source` opens every message. Raises the
-    errors of `mamba_planner.families.errors`.
+    errors of `mamba_planner.errors` below `ModelConfigError`.
     """
     family = _family(config)
     if family is None and isinstance(nested := config.get("text_config"), Mapping):
@@ -89,3 +90,60 @@ def _family(config: Mapping[str, Any]) -> str | None:
         if architecture == names or (isinstance(names, list) and architecture in names):
             return family
     return None
+
+
+FAMILIES_SERVED = ("bamba", "falcon_h1", "granitemoehybrid", "mamba2", "nemotron_h", "qwen3_next")
+ACTIVATIONS_SERVED = ("relu2", "relu", "silu", "swish", "gelu", "gelu_pytorch_tanh", "gelu_new")
+CONVOLUTION_ACTIVATIONS_SERVED = ("silu", "swish")
+"""Two names of one function."""
+EXPERT_ACTIVATIONS_SERVED = {True: ("silu", "swish"), False: ("relu2",)}
+"""Served activations of experts with a gate (True) and without (False)."""
+
+
+def why_not_served(model: ModelConfig) -> str | None:
+    """Return why this version's engine cannot serve the model, and what it serves instead; None = it can."""
+    return _checkpoint_problem(model) or _mixer_problem(model) or _feed_forward_problem(model)
+
+
+def _checkpoint_problem(model: ModelConfig) -> str | None:
+    if model.family not in FAMILIES_SERVED:
+        return _refusal(f"models of family {model.family}", f"{' and '.join(FAMILIES_SERVED)} models")
+    if model.quantized is not None:
+        return _refusal(
+            f"checkpoints whose weights are quantized ({model.quantized})",
+            "weights that are stored as bfloat16, float16, float32 or FP8, and quantizes them itself with "
+            "quantization int8",
+        )
+    return None
+
+
+def _mixer_problem(model: ModelConfig) -> str | None:
+    if model.attention is not None and model.attention.rotated % 2:
+        what = f"heads of which {model.attention.rotated} elements are rotated"
+        return _refusal(what, "even numbers of them")
+    for mixer in (model.mamba, model.gated_delta):
+        if mixer is not None and mixer.activation not in CONVOLUTION_ACTIVATIONS_SERVED:
+            what = f"mixers with the activation {mixer.activation} after their convolution"
+            return _refusal(what, ", ".join(CONVOLUTION_ACTIVATIONS_SERVED))
+    if model.mamba is not None and model.mamba.gated_norm and model.mamba.norm_before_gate:
+        what = f"{model.family} models whose norm comes before the gate"
+        return _refusal(what, "those whose norm comes after the gate")
+    return None
+
+
+def _feed_forward_problem(model: ModelConfig) -> str | None:
+    if model.mlp is not None and model.mlp.activation not in ACTIVATIONS_SERVED:
+        return _refusal(f"models with the activation {model.mlp.activation}", ", ".join(ACTIVATIONS_SERVED))
+    if (moe := model.moe) is None:
+        return None
+    if moe.activation not in (activations := EXPERT_ACTIVATIONS_SERVED[moe.gated]):
+        what = f"experts {'with' if moe.gated else 'without'} a gate and the activation {moe.activation}"
+        return _refusal(what, ", ".join(activations))
+    if moe.latent is not None or moe.bias:
+        what = "a latent width" if moe.latent is not None else "a bias"
+        return _refusal(f"{model.family} models whose experts have {what}", "experts without one")
+    return None
+
+
+def _refusal(what: str, served: str) -> str:
+    return f"this version cannot serve {what} yet, only plan for them; it serves {served}"

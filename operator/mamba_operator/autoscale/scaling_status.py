@@ -12,7 +12,7 @@ from mamba_api.v1alpha1.status import HISTORY
 from mamba_operator.autoscale.config import AutoscalerConfig, history_of
 from mamba_operator.autoscale.scaling_record import LatestDecision
 from mamba_operator.objects.manifest import Manifest
-from mamba_operator.objects.timestamp import parse_timestamp
+from mamba_operator.objects.recorded_status import parse_timestamp
 
 MAX_REPLICAS = 10_000
 """Largest value of spec.replicas."""

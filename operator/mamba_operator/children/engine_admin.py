@@ -6,12 +6,15 @@ Called by `reconcile` and by `ReportedPlanPoller`. Failures are returned, not ra
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
 
 from mamba_api import names
 from mamba_api.names import authority
+from mamba_operator.autoscale.metrics_reader import ReadMetrics
+from mamba_operator.children.admin_key import AdminKey
 from mamba_operator.render.live_settings import RejectedUpdate, SettingsUpdate
 
 TIMEOUT = aiohttp.ClientTimeout(total=5)
@@ -19,7 +22,6 @@ MAX_ERROR_CHARS = 500
 """Characters of an error message that are kept."""
 MAX_PLAN_BYTES = 1 << 20
 """Bytes of a plan that are read; a usual one has some thousand."""
-
 AdminResponse = tuple[int, str]
 """(HTTP status, 0 without a response; message of the response or of the error)."""
 Put = Callable[[str, str, Mapping[str, Any]], Awaitable[AdminResponse]]
@@ -81,3 +83,15 @@ def _error_message(text: str) -> str:
     except (ValueError, KeyError, TypeError):
         pass
     return text[:MAX_ERROR_CHARS]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineAccess:
+    """Means of the operator to reach running engines."""
+
+    key: AdminKey | None = None
+    """Key from which admin tokens are derived; None = engines cannot be reached."""
+    put: Put = put_strategy
+    """Sends live settings to one engine."""
+    read: ReadMetrics | None = None
+    """Reads the `/metrics` of a pod; None = no deletion costs are written."""

@@ -1,20 +1,23 @@
 """`engine_rollout`: decides the revision of engines, the way to it, and the live settings to send. Pure.
 
-Called by `plan` after the number of engines and their memory plan are decided.
+Called by `plan` after the number of engines and their memory plan are decided. `ready_record` then records
+the last revision of which all engines were ready in a ConfigMap: engines return to it if a later one fails.
 """
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from mamba_api import names
-from mamba_operator.objects.manifest import Ref, annotation
+from mamba_operator.children.child_comparison import Apply, Change, ChildComparison, compare_children
+from mamba_operator.objects.manifest import Ref, annotation, ref, sealed
 from mamba_operator.observation.snapshot import Snapshot
 from mamba_operator.render.context import Context
-from mamba_operator.render.engine import engine_revision
+from mamba_operator.render.engine import engine_revision, last_ready
 from mamba_operator.render.live_settings import LiveSettings, SettingsUpdate, live_settings, pending_updates
 from mamba_operator.render.revision import EngineRevision, label_of, revision_in
 from mamba_operator.rollout.in_place_rollout import InPlaceRollout, in_place_rollout
-from mamba_operator.rollout.rollback import RevisionChoice, choose_revision
+from mamba_operator.rollout.rollback import RevisionChoice, choose_revision, is_ready
 
 QUEUE_POLL_SECONDS = 10.0
 """Seconds until a queued roll-out checks again whether the others are complete."""
@@ -122,3 +125,34 @@ def _tuned(
 
 def _engine_refs(context: Context) -> frozenset[Ref]:
     return frozenset(Ref(kind, context.children.engine) for kind in ("Deployment", "ConfigMap"))
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyRecord:
+    """Last revision that was ready, and the change of its record."""
+
+    revision: str | None
+    """Label of the engine pods; None = no revision has been ready yet."""
+    applies: tuple[Apply, ...] = ()
+    """The record, if it has another revision."""
+    up_to_date: Mapping[str, str] = field(default_factory=dict)
+    """Value of `Snapshot.up_to_date` for the record, if it is up to date."""
+
+
+def ready_record(engines: EngineRollout, snapshot: Snapshot, compared: ChildComparison) -> ReadyRecord:
+    """Decide which revision was last ready. Engines that this pass changes (`compared`) are not ready yet."""
+    if not _is_ready_now(engines, snapshot, compared):
+        last = engines.last_ready
+        return ReadyRecord(last.label if last is not None else None)
+    record = sealed(last_ready(engines.context))
+    comparison = compare_children([record], snapshot)
+    applies = (Apply(record, Change.RECORDED),) if comparison.applies else ()
+    return ReadyRecord(engines.revision.label, applies, comparison.up_to_date)
+
+
+def _is_ready_now(engines: EngineRollout, snapshot: Snapshot, compared: ChildComparison) -> bool:
+    """Return whether all engines run the spec's own revision and are ready, and none is about to change."""
+    deployment = Ref("Deployment", engines.context.children.engine)
+    changing = any(ref(apply.manifest) == deployment for apply in compared.applies)
+    waits = changing or engines.later or engines.choice.instead is not None
+    return not waits and is_ready(snapshot.children.get(deployment), engines.revision.label, snapshot.pods)

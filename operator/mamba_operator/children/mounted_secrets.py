@@ -1,18 +1,75 @@
-"""`secrets_to_make`: the Secrets that pods mount and the operator never reads. Pure; called by `plan`.
+"""Secrets that pods mount: who uses the key of the gateways in this step, and which Secrets to make. Pure.
 
-The operator finds out whether a Secret exists by creating it, and does so only where a pod may wait for it.
+Called by `plan`. A gateway that presents no key to an engine that requires one would lose requests. So all
+gateways present the key before the first engine requires it, and until no engine requires it any more. The
+operator never reads the Secrets: it finds out whether one exists by creating it, and does so only where a pod
+may wait for it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from mamba_operator.children.changes import Apply, Change
+from mamba_operator.children.child_comparison import Apply, Change
 from mamba_operator.children.engine_rollout import EngineRollout
 from mamba_operator.objects.manifest import Manifest
-from mamba_operator.objects.pod_trouble import is_being_created, waits_for_mounts
+from mamba_operator.objects.pod_trouble import (
+    has_ended,
+    is_being_created,
+    is_engine,
+    is_gateway,
+    waits_for_mounts,
+)
+from mamba_operator.objects.recorded_status import workload_state
 from mamba_operator.observation.snapshot import Snapshot
-from mamba_operator.render.access import admin_secret
-from mamba_operator.render.engine_key import engine_key_secret
-from mamba_operator.rollout.key_rollout import has_key
+from mamba_operator.render.access import admin_secret, engine_key_secret, mounts_key
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRollout:
+    """The sides that use the key in the current step of the roll-out."""
+
+    presented: bool = False
+    """Whether gateways present the key to engines."""
+    required: bool = False
+    """Whether engines require the key."""
+    blocked: bool = False
+    """Whether engines do not yet require the key although they shall: some gateway pods still present
+    none."""
+
+
+def key_rollout(
+    authenticated: bool, engine: Manifest | None, gateway: Manifest | None, pods: Sequence[Manifest]
+) -> KeyRollout:
+    """Return the sides that use the key in the next step of the roll-out.
+
+    Args:
+        authenticated: whether the gateway requires API keys, so that engines must be out of reach directly.
+        engine: the engine Deployment.
+        gateway: the gateway Deployment.
+        pods: the pods of the deployment; terminating pods still serve.
+    """
+    living = [pod for pod in pods if not has_ended(pod)]
+    if not authenticated:
+        return KeyRollout(
+            presented=has_key(engine) or any(is_engine(pod) and mounts_key(pod) for pod in living)
+        )
+    gateways = [pod for pod in living if is_gateway(pod)]
+    required = engine is None or has_key(engine) or _all_present(gateway, gateways)
+    return KeyRollout(presented=True, required=required, blocked=not required)
+
+
+def _all_present(gateway: Manifest | None, pods: Sequence[Manifest]) -> bool:
+    state = workload_state(gateway)
+    return has_key(gateway) and state.current and state.ready > 0 and all(map(mounts_key, pods))
+
+
+def has_key(workload: Any) -> bool:
+    """Return whether the pod template of a Deployment mounts the key."""
+    try:
+        return mounts_key(workload["spec"]["template"])
+    except (KeyError, TypeError):
+        return False
 
 
 def secrets_to_make(engines: EngineRollout, snapshot: Snapshot, new_token: Callable[[], str]) -> list[Apply]:

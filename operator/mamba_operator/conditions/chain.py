@@ -1,7 +1,7 @@
 """Rules of conditions: their inputs, their results, and chains of rules in order of precedence. Pure.
 
-Each module of this folder that is named after a condition holds its rules, one function each, and a tuple of
-them. Nothing here writes to the cluster.
+`health` and `progress` hold the rules of two conditions each: one function a rule, and a tuple of them for
+each condition. Nothing here writes to the cluster.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ from mamba_api import names
 from mamba_api.v1alpha1.conditions import ConditionStatus, Reason
 from mamba_operator.decision.reconcile_plan import ReconcilePlan
 from mamba_operator.memory.verdict import DoesNotFit, MemoryVerdict, ModelNotServed, SpecInvalid
-from mamba_operator.objects.workload_state import WorkloadState
+from mamba_operator.objects.recorded_status import WorkloadState
 from mamba_operator.observation.snapshot import Snapshot
 from mamba_operator.render.revision import label_of
 from mamba_operator.rollout.rollback import is_ready

@@ -1,1 +1,1 @@
-"""The result of one pass: the reconcile plan, and the trouble with the prefix index that gateways report."""
+"""The result of one pass: the reconcile plan."""

@@ -7,13 +7,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from mamba_api.v1alpha1 import MambaDeployment, ScalingStatus, WorkloadStatus
-from mamba_operator.children.changes import Apply, Delete
-from mamba_operator.decision.index_trouble import IndexTrouble
+from mamba_operator.children.child_comparison import Apply, Delete
 from mamba_operator.memory.verdict import MemoryVerdict
 from mamba_operator.model.model_load import ModelLoad
 from mamba_operator.objects.manifest import Ref
 from mamba_operator.render.live_settings import RejectedUpdate, SettingsUpdate
 from mamba_operator.rollout.rollback import FailedRevision
+
+
+@dataclass(frozen=True, slots=True)
+class IndexTrouble:
+    """Report of a gateway that the prefix index lacks its Redis."""
+
+    message: str
+    seconds_left: float
+    """Seconds until the report is too old to count."""
 
 
 @dataclass(frozen=True, slots=True)

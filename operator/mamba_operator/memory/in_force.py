@@ -14,16 +14,15 @@ from mamba_api import names
 from mamba_api.choices import Strategy
 from mamba_api.v1alpha1 import MambaDeployment, ProposedStrategy, WorkloadStatus
 from mamba_operator.memory.pin import PinnedVerdict
-from mamba_operator.memory.planning import PlannerInput, plan_engine_memory
-from mamba_operator.memory.verdict import Fits, MemoryVerdict
+from mamba_operator.memory.verdict import Fits, MemoryVerdict, PlannerInput, plan_engine_memory
 from mamba_operator.objects.manifest import Manifest, annotation
 from mamba_operator.workload.change import MARGIN, gained, workload_change
 from mamba_operator.workload.measured_workload import MeasuredWorkload
 from mamba_operator.workload.workload_status import workload_status
 from mamba_planner import UnusableInput, Workload
-from mamba_planner.alternative import Alternative, best_alternative
 from mamba_planner.candidates import STATE_DTYPES
 from mamba_planner.constraints import StateDtype
+from mamba_planner.engine_plan import Alternative, best_alternative
 
 MAX_REASON = 4096
 """Characters of `status.plan.reason`."""

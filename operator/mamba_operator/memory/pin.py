@@ -1,32 +1,66 @@
 """`GpuPin`: the GPU for which the serving revision was planned, whatever nodes come and go. Pure.
 
 Called by `plan`. The pin is an annotation of the engine Deployment, so it lives as long as the pods. It holds
-until they are replaced for another reason; the new revision is then planned for the nodes of that day.
+until they are replaced for another reason; the new revision is then planned for the nodes of that day, by the
+labels of NVIDIA's feature discovery. `placement` decides which nodes count.
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from typing import Any
 
 from mamba_api import names
 from mamba_api.v1alpha1 import MambaDeployment
-from mamba_operator.memory.gpus import smallest_gpu
-from mamba_operator.memory.planning import (
+from mamba_operator.memory.verdict import (
+    MemoryVerdict,
+    ModelNotServed,
     PlannerInput,
+    SpecInvalid,
+    Unknown,
     depends_on_nodes,
     plan_engine_memory,
     plan_memory,
     planner_input,
 )
-from mamba_operator.memory.verdict import MemoryVerdict, ModelNotServed, SpecInvalid, Unknown
 from mamba_operator.objects.manifest import Manifest, annotation, digest
-from mamba_operator.observation.placement import Node
+from mamba_operator.observation.placement import Labels, Node, may_run_on, number_of
 from mamba_operator.observation.snapshot import Snapshot
 from mamba_operator.render.context import Context
 from mamba_operator.render.engine_pod import engine_pod_template
 from mamba_planner.model_report import ModelReport
 from mamba_settings.byte_size import binary_size
+
+_SHARED = ".shared"
+"""Suffix that feature discovery adds to the name of a resource whose devices several pods share."""
+MIB = 1024 * 1024
+
+
+def smallest_gpu(nodes: Iterable[Node], pod: Mapping[str, Any], resource: str) -> int | None:
+    """Return the bytes of the smallest GPU that the pod may get; None where no label states a size.
+
+    Args:
+        nodes: the nodes with GPUs.
+        pod: the spec of the pod.
+        resource: the extended resource that stands for one GPU, or for a slice of one (MIG).
+    """
+    sizes = (_gpu_size(node.labels, resource) for node in nodes if may_run_on(node, pod))
+    return min((size for size in sizes if size is not None), default=None)
+
+
+def _gpu_size(labels: Labels, resource: str) -> int | None:
+    name = resource.removesuffix(_SHARED)
+    mib = number_of(labels.get(f"{name}.memory"))
+    if mib is None:
+        return None
+    # Pods that take turns on a GPU share its memory, and nothing keeps one pod from taking the others' share.
+    sharers = (
+        number_of(labels.get(f"{name}.replicas"))
+        if labels.get(f"{name}.sharing-strategy") != "none"
+        else None
+    )
+    return int(mib * MIB / max(sharers or Decimal(1), Decimal(1)))
 
 
 @dataclass(frozen=True, slots=True)

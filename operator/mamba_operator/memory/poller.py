@@ -1,6 +1,6 @@
 """`ReportedPlanPoller`: polls an engine for its own memory plan where the operator cannot compute one.
 
-Wired by `main`; a pass puts the reported plan into the status and changes no pod for it (`reported`).
+Wired by `main`; a pass puts the reported plan into the status and changes no pod for it (`with_report`).
 """
 
 import asyncio

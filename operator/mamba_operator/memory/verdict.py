@@ -1,9 +1,25 @@
-"""`MemoryVerdict`: the planner's verdict on a deployment's memory, one class per outcome. Pure data."""
+"""`MemoryVerdict`: the planner's verdict on a deployment's memory, one class per outcome. Pure.
 
+Called by `pin` and `in_force`, and by `plan` where engines planned for themselves. The planner gets the
+settings that the engine gets, and its function is the one with which the engine plans; this module only finds
+the device and turns the answer into a verdict. A plan that engines reported is shown in the status and never
+rendered, so it replaces no engine that planned for itself.
+"""
+
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from mamba_api.v1alpha1 import PlanStatus
-from mamba_api.v1alpha1.conditions import Reason
+import mamba_planner
+from mamba_api.v1alpha1 import MambaDeployment, PlanStatus
+from mamba_api.v1alpha1.conditions import ConditionType, Reason, find_condition
+from mamba_operator.observation.snapshot import ReportedPlan
+from mamba_planner.arithmetic import WeightsSize
+from mamba_planner.families import ModelConfigError, model_config_from_hf
+from mamba_planner.families.registry import why_not_served
+from mamba_planner.model_config import ModelConfig
+from mamba_settings.engine_settings import EngineSettings
+from mamba_settings.spec_settings import engine_settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,3 +68,175 @@ class SpecInvalid:
 
 
 MemoryVerdict = Fits | DoesNotFit | ModelNotServed | Unknown | SpecInvalid
+
+
+@dataclass(frozen=True, slots=True)
+class PlannerInput:
+    """Arguments of the planner for an engine of one deployment."""
+
+    model: ModelConfig
+    settings: EngineSettings
+    device: mamba_planner.Device
+    weights_bytes: int | None
+    not_served: str | None = None
+    """Why engines of this version cannot serve the model. Set in mode Plan only, which plans nevertheless."""
+
+
+def plan_memory(
+    deployment: MambaDeployment,
+    gpu_memory: int | None,
+    config: Mapping[str, Any] | None = None,
+    weights: WeightsSize | None = None,
+) -> MemoryVerdict:
+    """Return the planner's verdict on a deployment.
+
+    Args:
+        deployment: the object.
+        gpu_memory: bytes of one GPU by node labels; the spec takes precedence.
+        config: the model's config.json, if known from elsewhere; `spec.model.config` takes precedence.
+        weights: size of the model's files; None = estimated from the number of parameters.
+    """
+    source = planner_input(deployment, gpu_memory, config, weights)
+    return plan_engine_memory(source) if isinstance(source, PlannerInput) else source
+
+
+def planner_input(
+    deployment: MambaDeployment,
+    gpu_memory: int | None,
+    config: Mapping[str, Any] | None = None,
+    weights: WeightsSize | None = None,
+) -> PlannerInput | Unknown | SpecInvalid | ModelNotServed:
+    """Return the planner's arguments, or the verdict where they are incomplete or unusable.
+
+    The parameters are those of `plan_memory`.
+    """
+    spec = deployment.spec
+    model_json = spec.model.config if spec.model.config is not None else config
+    if model_json is None:
+        return _model_unknown(deployment)
+    try:
+        model = model_config_from_hf(model_json, "spec.model.config")
+    except ModelConfigError as error:
+        return SpecInvalid(str(error))
+    not_served = why_not_served(model)
+    if not_served is not None and spec.mode == "Active":
+        return ModelNotServed(not_served)
+    device = _device(deployment, gpu_memory)
+    if device is None:
+        return Unknown(
+            Reason.DEVICE_MEMORY_UNKNOWN,
+            "no node has the label nvidia.com/gpu.memory, which states the memory of a GPU: set "
+            "spec.memory.deviceMemory"
+            if spec.resources.gpus
+            else "the spec does not state how much memory an engine may use: set spec.resources.memory, "
+            "spec.memory.deviceMemory or spec.memory.arena",
+        )
+    try:
+        settings = engine_settings(deployment)
+        return PlannerInput(model, settings, device, _loaded_bytes(weights, model, settings), not_served)
+    except mamba_planner.UnusableInput as error:
+        return SpecInvalid(str(error))
+
+
+def _model_unknown(deployment: MambaDeployment) -> Unknown:
+    model = deployment.spec.model
+    downloads = model.cache is not None and model.cache.size is not None
+    moment = "it is downloaded" if downloads else "an engine has started"
+    return Unknown(
+        Reason.MODEL_UNKNOWN,
+        f"the configuration of {model.uri} is not known before {moment}; put its config.json into "
+        "spec.model.config to see the plan at once",
+    )
+
+
+def plan_engine_memory(
+    source: PlannerInput, workload: mamba_planner.Workload | None = None
+) -> Fits | DoesNotFit | SpecInvalid:
+    """Run the planner and return its verdict.
+
+    Args:
+        source: the planner's arguments.
+        workload: planned for in place of the workload that the spec declares; None = that of the spec.
+    """
+    try:
+        plan = mamba_planner.plan_engine(
+            source.model, source.settings, source.device, source.weights_bytes, workload=workload
+        )
+    except mamba_planner.UnusableInput as error:
+        return SpecInvalid(str(error))
+    except mamba_planner.InsufficientMemory as error:
+        return DoesNotFit(str(error))
+    message = (
+        f"{plan.strategy} with {plan.state_dtype} states: {plan.max_running_requests} "
+        f"sequences of {plan.workload.lengths} tokens fit at once, {plan.slots} slots, "
+        f"{plan.pages} pages; binding constraint: {plan.binding_constraint}"
+    )
+    notes = (*plan.notes, *((source.not_served,) if source.not_served else ()))
+    status = PlanStatus.model_validate(plan.to_status(), by_alias=True, by_name=False)
+    return Fits(status, "; ".join([message, *notes]))
+
+
+def _loaded_bytes(weights: WeightsSize | None, model: ModelConfig, settings: EngineSettings) -> int | None:
+    if weights is None:
+        return None
+    constraints = mamba_planner.Constraints.of(settings)
+    return weights.loaded(constraints.dtype or model.dtype, constraints.quantization)
+
+
+def depends_on_nodes(deployment: MambaDeployment) -> bool:
+    """Return whether the memory of a GPU has to be read from node labels."""
+    spec = deployment.spec
+    return bool(spec.resources.gpus) and spec.memory.device_memory is None
+
+
+def _device(deployment: MambaDeployment, gpu_memory: int | None) -> mamba_planner.Device | None:
+    spec = deployment.spec
+    if spec.resources.gpus:
+        capacity = spec.memory.device_memory.bytes if spec.memory.device_memory is not None else gpu_memory
+        kind: Any = "cuda"
+    else:
+        size = spec.memory.device_memory or spec.resources.memory
+        capacity, kind = (size.bytes if size is not None else None), "cpu"
+    if capacity is None and spec.memory.arena is not None:
+        # The size of the arena is fixed, so the plan does not depend on the memory of the device.
+        capacity = 0
+    return None if capacity is None else mamba_planner.Device(kind, capacity)
+
+
+def with_report(
+    verdict: MemoryVerdict, deployment: MambaDeployment, reported: ReportedPlan | None, revision: str
+) -> MemoryVerdict:
+    """Return the operator's verdict, or the plan that an engine reported where the operator has none.
+
+    A reported plan in the status of the same generation holds until an engine reports another one, so that a
+    restarted operator need not fetch it first.
+
+    Args:
+        verdict: the operator's own verdict.
+        deployment: the object.
+        reported: the plan that an engine reported last.
+        revision: desired revision of the engines; a report of another revision is ignored.
+    """
+    if not isinstance(verdict, Unknown):
+        return verdict
+    if reported is not None and reported.revision == revision:
+        return Fits(reported.plan, _reported_message(reported.plan), reported=True)
+    old = deployment.status
+    planned = find_condition(old.conditions, ConditionType.PLANNED) if old is not None else None
+    if (
+        old is not None
+        and old.plan is not None
+        and planned is not None
+        and planned.reason == Reason.PLAN_REPORTED
+        and planned.observed_generation == deployment.metadata.generation
+    ):
+        return Fits(old.plan, planned.message, reported=True)
+    return verdict
+
+
+def _reported_message(plan: PlanStatus) -> str:
+    return (
+        f"planned by an engine: {plan.strategy} with {plan.state_dtype} states: "
+        f"{plan.max_running_requests} sequences of the planned lengths fit at once, {plan.slots} slots, "
+        f"{plan.pages} pages; binding constraint: {plan.binding_constraint}"
+    )

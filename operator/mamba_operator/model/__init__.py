@@ -1,1 +1,1 @@
-"""The model of a MambaDeployment: its download, and the copies of it that are in use."""
+"""The model of a MambaDeployment: its download, and the volume that keeps it."""

@@ -7,7 +7,7 @@ from typing import Any
 from mamba_api import names
 from mamba_operator.objects.manifest import Manifest, metadata, name_of
 from mamba_operator.objects.pod_trouble import is_loader, last_words
-from mamba_operator.objects.timestamp import parse_timestamp
+from mamba_operator.objects.recorded_status import parse_timestamp
 
 LOADER_FIELD = "the initContainer loader in spec.podTemplate"
 """Where users set the loader's resources, wherever it runs."""

@@ -15,7 +15,6 @@ from typing import Any
 from mamba_api import names
 from mamba_api.v1alpha1 import MambaDeployment
 from mamba_api.v1alpha1.conditions import timestamp
-from mamba_operator.model.copies_in_use import commits_in_use
 from mamba_operator.model.loader_pods import (
     LOADER_FIELD,
     age,
@@ -28,6 +27,7 @@ from mamba_operator.model.loader_pods import (
     terminated_state,
     true_since,
 )
+from mamba_operator.model.model_cache import commits_in_use
 from mamba_operator.objects.kinds import CLAIM, CONFIG_MAP, JOB
 from mamba_operator.objects.manifest import (
     Manifest,
@@ -40,7 +40,7 @@ from mamba_operator.objects.manifest import (
     sealed,
 )
 from mamba_operator.objects.pod_trouble import is_downloading
-from mamba_operator.objects.timestamp import parse_timestamp
+from mamba_operator.objects.recorded_status import parse_timestamp
 from mamba_operator.observation.snapshot import DownloadProgress, Snapshot
 from mamba_operator.render.context import Context
 from mamba_operator.render.loader import ATTEMPTS, LOAD_KEY, REPORT_KEY, kept_by, loader_job, model_report

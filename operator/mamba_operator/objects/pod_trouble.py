@@ -9,7 +9,7 @@ from typing import Any
 from mamba_api import names
 from mamba_api.v1alpha1.conditions import Reason
 from mamba_operator.objects.manifest import Manifest, is_terminating, metadata, name_of
-from mamba_operator.objects.timestamp import parse_timestamp
+from mamba_operator.objects.recorded_status import parse_timestamp
 
 PULL_FAILED = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"})
 BEFORE_THE_FIRST = frozenset({"ContainerCreating", "PodInitializing"})

@@ -1,4 +1,4 @@
-"""`may_run_on`: decides whether an engine pod may run on a node. Pure; called by `gpus`.
+"""`may_run_on`: decides whether an engine pod may run on a node. Pure; called by `pin`.
 
 Node selector, required node affinity and taints are read as the scheduler reads them. Temporary states of a
 node are ignored: a cordon, and the taints that the control plane sets for its health.

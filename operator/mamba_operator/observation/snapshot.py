@@ -1,9 +1,9 @@
 """`Snapshot`: everything that one pass knows, read once and never changed. Pure data.
 
-Built by `observe` and completed by `reconcile`.
+Built by `observe` and completed by `reconcile` from `Sources`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +12,7 @@ from mamba_operator.autoscale.scaling_record import LatestDecision
 from mamba_operator.objects.manifest import Key, Manifest, Ref
 from mamba_operator.observation.placement import Node
 from mamba_operator.rollout.attempts import Attempts
-from mamba_operator.rollout.engine_history import EngineTimes
+from mamba_operator.rollout.rollback import EngineTimes
 from mamba_operator.workload.measured_workload import MeasuredWorkload
 
 DownloadProgress = tuple[int, int]
@@ -91,3 +91,23 @@ class Snapshot:
     def child(self, kind: str, name: str) -> Manifest | None:
         """Return a child by kind and name; None if it does not exist."""
         return self.children.get(Ref(kind, name))
+
+
+ShippedConfig = Callable[[str], Mapping[str, Any] | None]
+"""Returns the config.json of the shipped model at a builtin:// URI; None when there is no such model."""
+
+
+def nothing_shipped(_uri: str) -> None:
+    """Return None: the reader of a process that ships no models."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """Sources of what a snapshot holds and the API server does not know. Each is called in every pass."""
+
+    latest_decision: Callable[[Key], LatestDecision | None] = lambda _: None
+    attempts: Callable[[Key], Mapping[str, Attempts]] = lambda _: {}
+    downloads: Callable[[Key], Mapping[str, DownloadProgress]] = lambda _: {}
+    reported: Callable[[Key], ReportedPlan | None] = lambda _: None
+    measured: Callable[[Key], MeasuredWorkload | None] = lambda _: None
+    shipped: ShippedConfig = nothing_shipped

@@ -1,7 +1,7 @@
 """Pure builders of the children of a MambaDeployment. Called by `plan`.
 
-`engine` and `gateway` build the workloads, `access` the accounts and policies, `engine_pod` and `pod` the pod
-templates.
+`engine` and `gateway` build the workloads, `access` the accounts, keys and policies, `engine_pod` and `pod`
+the pod templates.
 """
 
 from mamba_operator.objects.manifest import Manifest, sealed
@@ -21,8 +21,12 @@ from mamba_operator.render.engine import (
     engine_service,
     model_cache,
 )
-from mamba_operator.render.gateway import gateway_deployment, gateway_disruption_budget, gateway_service
-from mamba_operator.render.inference_pool import inference_pool
+from mamba_operator.render.gateway import (
+    gateway_deployment,
+    gateway_disruption_budget,
+    gateway_service,
+    inference_pool,
+)
 
 
 def render(context: Context) -> list[Manifest]:

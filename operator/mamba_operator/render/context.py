@@ -1,16 +1,83 @@
-"""`Context`: the input of all builders of children, and the metadata that every child has. Pure."""
+"""`Context`: the input of all builders of children, and the metadata that every child has. Pure.
+
+Besides the object and the decisions about it, a context holds what the operator's settings say about every
+child: `DefaultImages`, never written into objects, and `Scraper`, a selection of pods that may read the
+engines' metrics.
+"""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
+from pydantic_core import from_json
 
 from mamba_api import names
 from mamba_api.v1alpha1 import MambaDeployment, PlanStatus
+from mamba_api.v1alpha1.profiles import Profiles
 from mamba_operator.objects.kinds import Kind
 from mamba_operator.objects.manifest import Manifest
-from mamba_operator.render.default_images import OF_THIS_VERSION, DefaultImages
 from mamba_operator.render.revision import EngineRevision
-from mamba_operator.render.scrapers import OPERATOR, PROMETHEUS, Scraper
 from mamba_planner.model_report import ModelReport
+from mamba_planner.shipped_profiles import SHIPPED
+
+
+@dataclass(frozen=True, slots=True)
+class DefaultImages:
+    """The operator's image settings: an upgraded operator brings the images of its own version."""
+
+    engine: str = names.IMAGE
+    gateway: str = names.CONTROL_PLANE_IMAGE
+    pull_secrets: tuple[str, ...] = ()
+    """Names of Secrets in each MambaDeployment's namespace."""
+
+    def references(self) -> list[dict[str, str]]:
+        """Return the references by which a pod names the pull secrets."""
+        return [{"name": name} for name in self.pull_secrets]
+
+
+OF_THIS_VERSION = DefaultImages()
+_NAME = r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
+LabelKey = Annotated[str, StringConstraints(pattern=rf"^([a-z0-9]([-a-z0-9.]{{0,251}}[a-z0-9])?/)?{_NAME}$")]
+LabelValue = Annotated[str, StringConstraints(pattern=rf"^({_NAME})?$")]
+
+
+class Scraper(BaseModel):
+    """Pods with all labels of `pods`, in namespaces with all labels of `namespaces`; no labels = any."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    namespaces: dict[LabelKey, LabelValue] = Field(default_factory=dict)
+    """Labels of the namespace; kubernetes.io/metadata.name is the name of the namespace."""
+    pods: dict[LabelKey, LabelValue] = Field(default_factory=dict)
+    """Labels of the pod."""
+
+    def peer(self) -> dict[str, Any]:
+        """Return the peer by which a NetworkPolicy names the pods."""
+        return {"namespaceSelector": _selector(self.namespaces), "podSelector": _selector(self.pods)}
+
+
+def _selector(labels: dict[str, str]) -> dict[str, Any]:
+    return {"matchLabels": dict(labels)} if labels else {}
+
+
+def _read(value: Any) -> Any:
+    return from_json(value) if isinstance(value, str) else value
+
+
+Scrapers = Annotated[tuple[Scraper, ...], BeforeValidator(_read)]
+PROMETHEUS = (Scraper(pods={names.LABEL_NAME: "prometheus"}),)
+
+
+def operator_pods(namespace: str | None) -> Scraper:
+    """Return the selection of the operator's own pods; `namespace` is None outside a cluster."""
+    namespaces = {"kubernetes.io/metadata.name": namespace} if namespace else {}
+    return Scraper(
+        namespaces=namespaces, pods={names.LABEL_NAME: names.APP_NAME, names.LABEL_COMPONENT: "operator"}
+    )
+
+
+OPERATOR = operator_pods(None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,3 +170,16 @@ def child(
 def number(value: float) -> str:
     """Return a text that reads back as the same number; `:g` would keep only six digits."""
     return repr(float(value)).removesuffix(".0")
+
+
+@dataclass(frozen=True, slots=True)
+class ChildDefaults:
+    """Values that children get where their MambaDeployment names none."""
+
+    images: DefaultImages = OF_THIS_VERSION
+    scrapers: tuple[Scraper, ...] = PROMETHEUS
+    """Pods that may read the engines' metrics."""
+    operator: Scraper = OPERATOR
+    """The operator's own pods."""
+    profiles: Profiles = field(default_factory=lambda: SHIPPED)
+    """Profiles that `spec.resources.profile` may name."""

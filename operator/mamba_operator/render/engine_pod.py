@@ -6,8 +6,8 @@ from typing import Any
 
 from mamba_api import names
 from mamba_operator.objects.manifest import Manifest, digest
+from mamba_operator.render.access import KEY_FILE, key_mount, key_volume
 from mamba_operator.render.context import Context
-from mamba_operator.render.engine_key import KEY_FILE, key_mount, key_volume
 from mamba_operator.render.live_settings import restart_settings
 from mamba_operator.render.pod import (
     DRAIN_QUIET,

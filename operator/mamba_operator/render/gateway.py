@@ -1,4 +1,7 @@
-"""The gateway of a deployment: its pods, and the Service X that users call. Pure."""
+"""The gateway of a deployment: its pods, the Service X that users call, and the InferencePool. Pure.
+
+HTTPRoutes of the Gateway API can name the InferencePool, of which the gateway picks the engines.
+"""
 
 import math
 from typing import Any
@@ -6,10 +9,10 @@ from typing import Any
 from mamba_api import names
 from mamba_api.v1alpha1 import MambaDeployment
 from mamba_api.v1alpha1.gateway import Limits, NamedKeyLimits
-from mamba_operator.objects.kinds import DEPLOYMENT, DISRUPTION_BUDGET, SERVICE
+from mamba_operator.objects.kinds import DEPLOYMENT, DISRUPTION_BUDGET, INFERENCE_POOL, SERVICE
 from mamba_operator.objects.manifest import Manifest
+from mamba_operator.render.access import KEY_FILE, key_mount, key_volume
 from mamba_operator.render.context import Context, child, number
-from mamba_operator.render.engine_key import KEY_FILE, key_mount, key_volume
 from mamba_operator.render.pod import (
     DRAIN_QUIET,
     ENDS_WHEN_TOLD,
@@ -242,5 +245,27 @@ def gateway_service(context: Context) -> Manifest:
             "type": "ClusterIP",
             "selector": names.selector(deployment.name, "gateway"),
             "ports": ports,
+        },
+    }
+
+
+def inference_pool(context: Context) -> Manifest | None:
+    """Return the InferencePool; None where the spec has none."""
+    deployment = context.deployment
+    if deployment.spec.gateway.inference_pool is None:
+        return None
+    return {
+        **child(context, INFERENCE_POOL, context.children.inference_pool, "gateway"),
+        "spec": {
+            "selector": {"matchLabels": names.selector(deployment.name, "engine")},
+            "targetPorts": [{"number": names.HTTP_PORT}],
+            "endpointPickerRef": {
+                "group": SERVICE.group,
+                "kind": SERVICE.kind,
+                "name": context.children.gateway,
+                "port": {"number": names.ENDPOINT_PICKER_PORT},
+                # Without the picker, prompts miss their cached prefix and callers are not checked.
+                "failureMode": "FailClose",
+            },
         },
     }

@@ -14,7 +14,7 @@ from mamba_api import names
 from mamba_api.v1alpha1.conditions import timestamp
 from mamba_operator.objects.manifest import Manifest, annotation, digest, metadata
 from mamba_operator.objects.pod_trouble import serves
-from mamba_operator.objects.timestamp import parse_timestamp
+from mamba_operator.objects.recorded_status import parse_timestamp
 from mamba_operator.render.revision import pod_revision
 from mamba_settings.live_settings import LIVE
 

@@ -2,31 +2,151 @@
 
 The failure of a revision is noted on the engine Deployment, in the same write that replaces its pods, so
 that no lost write can separate the two. The note is about one revision; any other revision starts without
-it. `outcome` decides which revisions have failed.
+it.
+
+A revision is taken back for failures of its own: all of its engines that got a node fail, or most of them
+do on two nodes or more. One engine that fails while others serve fails because of its node, and the others
+stay. Missing room or a full quota keeps an engine from starting and says nothing about the revision, and
+neither do engines that are late but do not fail: the revision is taken back for these only at the progress
+deadline, and only while none of its engines serves.
+
+The status of a pod does not say when a pull of its image first failed, and nothing records when another pod
+ended. The operator remembers both while it runs (`EngineHistory`); after a restart it counts from its first
+observation, so it waits longer and never shorter.
 """
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
+from typing import Any
 
 from mamba_api import names
 from mamba_api.v1alpha1.conditions import Reason
-from mamba_operator.objects.manifest import Manifest, annotation, is_terminating, name_of
+from mamba_operator.objects.manifest import Manifest, annotation, is_terminating, metadata, name_of
 from mamba_operator.objects.pod_trouble import (
     advised_refusal,
     answers,
     has_ended,
+    has_place,
     is_engine,
     node_of,
     trouble,
     waits_for_node,
 )
-from mamba_operator.objects.workload_state import workload_state
+from mamba_operator.objects.recorded_status import workload_state
 from mamba_operator.render.revision import EngineRevision, label_of, pod_revision
 from mamba_operator.rollout.attempts import Attempts, fails_more
-from mamba_operator.rollout.engine_history import EngineTimes
-from mamba_operator.rollout.outcome import FailingEngine, RolloutFacts, rollout_outcome
+
+FATAL = frozenset(
+    {
+        Reason.IMAGE_PULL_FAILED,
+        Reason.CONTAINER_NOT_CREATED,
+        Reason.MODEL_NOT_LOADED,
+        Reason.ENGINE_CRASHING,
+        Reason.OUT_OF_MEMORY,
+    }
+)
+"""Reasons that the pod itself causes. Others, such as missing room, wait for the progress deadline."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineTimes:
+    """Times from the past of one deployment's engines."""
+
+    failing_since: Mapping[str, datetime] = field(default_factory=dict)
+    """Name of each engine pod that fails for a reason of its own -> time since which it fails without a
+    break."""
+    still_since: datetime | None = None
+    """Time since which no engine pod came, went, got a node, or changed its readiness."""
+
+
+class EngineHistory:
+    """The past of one deployment's engines."""
+
+    def __init__(self) -> None:
+        self._failing: dict[str, datetime] = {}
+        self._shape: Any = None
+        self._still_since: datetime | None = None
+
+    def observe(self, pods: Sequence[Manifest], now: datetime) -> EngineTimes:
+        """Add one observation of the pods of the deployment, and return the times."""
+        engines = [pod for pod in pods if is_engine(pod)]
+        failing = [
+            name_of(pod)
+            for pod in engines
+            if (pod_problem := trouble([pod], now)) and pod_problem.reason in FATAL
+        ]
+        self._failing = {name: self._failing.get(name, now) for name in failing}
+        shape = {
+            (name_of(pod), metadata(pod).get("uid"), has_place(pod), answers(pod), is_terminating(pod))
+            for pod in engines
+            if not has_ended(pod)
+        }
+        if shape != self._shape:
+            self._shape, self._still_since = shape, now
+        return EngineTimes(dict(self._failing), self._still_since)
+
+
+MAX_FAILING_SECONDS = 60.0
+"""Seconds that a new engine may fail without a break: a registry or a Secret may be available a bit later."""
+
+
+@dataclass(frozen=True, slots=True)
+class FailingEngine:
+    """An engine of the new revision that cannot start for a reason of its own."""
+
+    node: str
+    """Name of its node; empty while it is unknown."""
+    seconds: float
+    """Seconds for which it has been failing without a break."""
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutFacts:
+    """The state of a roll-out at one moment."""
+
+    started: int
+    """Engines of the new revision that have a node."""
+    serving: int
+    """Engines of the new revision that answer."""
+    failing: Sequence[FailingEngine] = ()
+    """Started engines of the new revision that fail and do not answer."""
+    rejected: tuple[str, str] | None = None
+    """Reason and message if requests fail significantly more at the new revision than at the old one."""
+    overdue: tuple[str, str] | None = None
+    """Reason and message once the progress deadline has passed."""
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutOutcome:
+    """The decision about the new revision."""
+
+    taken_back: tuple[str, str] | None = None
+    """Reason and message of its removal; None = the new revision stays."""
+    requeue_after: float | None = None
+    """Seconds until an engine has been failing for `MAX_FAILING_SECONDS`."""
+
+
+def rollout_outcome(facts: RolloutFacts) -> RolloutOutcome:
+    """Decide whether the new revision stays, from numbers alone; no other code decides that."""
+    if facts.rejected is not None:
+        return RolloutOutcome(taken_back=facts.rejected)
+    lost = [engine for engine in facts.failing if engine.seconds >= MAX_FAILING_SECONDS]
+    if lost and _is_the_revision(len(lost), {engine.node for engine in lost}, facts.started):
+        return RolloutOutcome(taken_back=(lost[0].reason, lost[0].message))
+    if facts.overdue is not None and facts.serving == 0:
+        return RolloutOutcome(taken_back=facts.overdue)
+    remaining = [MAX_FAILING_SECONDS - engine.seconds for engine in facts.failing]
+    return RolloutOutcome(requeue_after=min((seconds for seconds in remaining if seconds > 0), default=None))
+
+
+def _is_the_revision(bad: int, nodes: set[str], started: int) -> bool:
+    """Return whether `bad` of `started` engines indicate a bad revision rather than a bad node."""
+    return bad >= started or (2 * bad > started and len(nodes) > 1)
+
 
 ERROR_RATE_ROSE = "ErrorRateRose"
 """Failure of a revision that was ready and failed requests; not a reason of a condition."""

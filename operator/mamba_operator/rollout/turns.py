@@ -12,8 +12,7 @@ from mamba_api import names
 from mamba_operator.objects.indices import Indices
 from mamba_operator.objects.kinds import DEPLOYMENT, MAMBA_DEPLOYMENT
 from mamba_operator.objects.manifest import Key, Manifest, name_of
-from mamba_operator.objects.timestamp import parse_timestamp
-from mamba_operator.objects.workload_state import workload_state
+from mamba_operator.objects.recorded_status import parse_timestamp, workload_state
 
 WATCH_LAG_SECONDS = 60.0
 """Seconds for which a roll-out that has begun counts regardless of the watches, which lag behind."""

@@ -10,8 +10,8 @@ from math import isfinite
 
 from mamba_api.v1alpha1 import ProposedStrategy
 from mamba_api.v1alpha1.conditions import timestamp
-from mamba_operator.objects.timestamp import parse_timestamp
-from mamba_planner.alternative import Alternative
+from mamba_operator.objects.recorded_status import parse_timestamp
+from mamba_planner.engine_plan import Alternative
 
 MARGIN = 0.1
 """Share of expected throughput by which a rival has to win: more than the largest error of the estimate in

@@ -16,11 +16,12 @@ from mamba_operator.objects.kinds import MAMBA_DEPLOYMENT, POD
 from mamba_operator.objects.manifest import Key, Manifest
 from mamba_operator.objects.pod_poller import PodPoller
 from mamba_operator.objects.pod_trouble import is_engine, serves
-from mamba_operator.workload.counts import EngineCounts, engine_counts
 from mamba_operator.workload.measured_workload import (
+    EngineCounts,
     MeasuredWorkload,
     TrafficWindow,
     advanced,
+    engine_counts,
     measured_workload,
     window_of,
 )

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 
 from mamba_api.v1alpha1 import WorkloadStatus
 from mamba_api.v1alpha1.conditions import timestamp
-from mamba_operator.objects.timestamp import parse_timestamp
+from mamba_operator.objects.recorded_status import parse_timestamp
 from mamba_operator.workload.measured_workload import MeasuredWorkload
 
 SELDOM = 300.0

@@ -18,8 +18,7 @@ from mamba_kernels.dispatch.backend import Backend, backend_for, compiles_first
 from mamba_planner.arithmetic import attention_ratio
 from mamba_planner.constraints import MOST_STEP_TOKENS
 from mamba_planner.engine_plan import plan_engine
-from mamba_planner.families.registry import load_model_config
-from mamba_planner.families.support import why_not_served
+from mamba_planner.families.registry import load_model_config, why_not_served
 from mamba_planner.memory import MOST_RUNNING, Device
 from mamba_planner.memory_plan import MemoryPlan
 from mamba_planner.model_config import ModelConfig

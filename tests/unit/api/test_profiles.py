@@ -6,8 +6,7 @@ import pytest
 
 from mamba_api.errors import InvalidDocument, InvalidProfile, UnknownProfile
 from mamba_api.v1alpha1 import MambaDeployment
-from mamba_api.v1alpha1.profile_documents import read_profiles
-from mamba_api.v1alpha1.profiles import ResourceProfile, profile_in_words, with_profile
+from mamba_api.v1alpha1.profiles import ResourceProfile, profile_in_words, read_profiles, with_profile
 
 LABELS = {"nvidia.com/gpu.product": "NVIDIA-L4", "pool": "a"}
 TAINT, OTHER = {"key": "a", "operator": "Exists"}, {"key": "b", "operator": "Exists"}

@@ -11,13 +11,13 @@ import yaml
 
 from fake_cluster import FakeCluster
 from mamba_api import names
+from mamba_operator.children.engine_admin import EngineAccess
 from mamba_operator.objects.errors import OperatorError
 from mamba_operator.objects.kinds import BY_NAME, LEASE, Kind
 from mamba_operator.objects.manifest import Key, Manifest
 from mamba_operator.process.leadership import Leadership, LeaseName
 from mamba_operator.process.metrics import OperatorMetrics
-from mamba_operator.reconcile import Reconciler
-from mamba_operator.reconciler_parts import EngineAccess, PassSettings, Runtime
+from mamba_operator.reconcile import PassSettings, Reconciler, Runtime
 from model_loads import cached, loading
 from operator_objects import NOW, TOKEN, applied, creating_pod, fitting_owner, planned
 from virtual_time import in_virtual_time

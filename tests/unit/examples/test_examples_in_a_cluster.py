@@ -13,10 +13,10 @@ from mamba_cli.shipped_models import shipped_config
 from mamba_operator.memory.verdict import SpecInvalid
 from mamba_operator.objects.kinds import MAMBA_DEPLOYMENT
 from mamba_operator.objects.manifest import Key, Manifest
-from mamba_operator.observation.builtin_config import builtin_config
+from mamba_operator.observation.snapshot import Sources
+from mamba_operator.observe import builtin_config
 from mamba_operator.process.metrics import OperatorMetrics
-from mamba_operator.reconcile import Reconciler
-from mamba_operator.reconciler_parts import PassSettings, Runtime, Sources
+from mamba_operator.reconcile import PassSettings, Reconciler, Runtime
 from operator_objects import NOW, TOKEN, UID, owner, planned
 
 ROOT = Path(__file__).parents[3]

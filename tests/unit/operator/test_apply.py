@@ -8,7 +8,7 @@ import pytest
 from fake_cluster import FakeCluster
 from mamba_api import names
 from mamba_operator.apply import ApplyResult, apply, status_manifest
-from mamba_operator.children.changes import Change
+from mamba_operator.children.child_comparison import Change
 from mamba_operator.objects.errors import (
     ClusterError,
     Conflict,

@@ -6,7 +6,7 @@ import pytest
 
 from mamba_cli.shipped_models import shipped_config
 from mamba_operator.memory.verdict import Fits
-from mamba_operator.observation.builtin_config import builtin_config
+from mamba_operator.observe import builtin_config
 from operator_objects import owner, planned
 
 

@@ -6,12 +6,10 @@ from typing import Any
 import pytest
 
 from mamba_api.v1alpha1.conditions import Reason
-from mamba_operator.conditions.available import AVAILABLE
 from mamba_operator.conditions.chain import Chain, ConditionInputs, ConditionResult, Failure, evaluate
-from mamba_operator.conditions.degraded import DEGRADED
-from mamba_operator.conditions.planned import PLANNED
-from mamba_operator.conditions.progressing import PROGRESSING
-from mamba_operator.objects.workload_state import WorkloadState
+from mamba_operator.conditions.health import AVAILABLE, DEGRADED
+from mamba_operator.conditions.progress import PLANNED, PROGRESSING
+from mamba_operator.objects.recorded_status import WorkloadState
 from operator_objects import NOW, fitting_owner, planned, snapshot
 
 RUNNING = WorkloadState(exists=True, current=True, desired=1, replicas=1, updated=1, ready=1)

@@ -29,8 +29,7 @@ from mamba_operator.objects.manifest import Key, Manifest
 from mamba_operator.process.leadership import Leadership, LeaseName
 from mamba_operator.process.metrics import OperatorMetrics
 from mamba_operator.process.workqueue import RetryPolicy, WorkQueue
-from mamba_operator.reconcile import Reconciler
-from mamba_operator.reconciler_parts import PassSettings, Runtime
+from mamba_operator.reconcile import PassSettings, Reconciler, Runtime
 from operator_objects import NOW, fitting_owner
 from virtual_time import in_virtual_time
 

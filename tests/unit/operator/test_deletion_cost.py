@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from fake_cluster import FakeCluster
 from mamba_api import names
 from mamba_operator.autoscale.reports import DeletionCost
+from mamba_operator.children.engine_admin import EngineAccess
 from mamba_operator.deletion_cost import least_valuable
 from mamba_operator.objects.errors import Forbidden, Unreachable
 from mamba_operator.objects.manifest import Key, Manifest
 from mamba_operator.process.metrics import OperatorMetrics
-from mamba_operator.reconcile import Reconciler
-from mamba_operator.reconciler_parts import EngineAccess, PassSettings, Runtime
+from mamba_operator.reconcile import PassSettings, Reconciler, Runtime
 from operator_objects import NOW, TOKEN, fitting_owner
 
 KEY = Key("models", "nano")

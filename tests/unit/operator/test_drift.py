@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mamba_operator.children.drift import MAX_PATHS, drift
+from mamba_operator.children.child_comparison import MAX_PATHS, drift
 
 SAME: list[tuple[str, Any, Any]] = [
     ("equal", {"a": 1}, {"a": 1}),

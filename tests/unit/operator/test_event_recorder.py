@@ -5,15 +5,7 @@ import asyncio
 import pytest
 
 from fake_cluster import FakeCluster
-from mamba_operator import event_recorder
-from mamba_operator.event_recorder import (
-    FLUSH_SECONDS,
-    MAX_DELAY_SECONDS,
-    EventRecorder,
-    PendingEvent,
-    event_manifest,
-    pending_event,
-)
+from mamba_operator import pass_events
 from mamba_operator.objects.errors import (
     ClusterError,
     Conflict,
@@ -23,7 +15,15 @@ from mamba_operator.objects.errors import (
     Unreachable,
 )
 from mamba_operator.objects.manifest import Manifest
-from mamba_operator.pass_events import EventContent
+from mamba_operator.pass_events import (
+    FLUSH_SECONDS,
+    MAX_DELAY_SECONDS,
+    EventContent,
+    EventRecorder,
+    PendingEvent,
+    event_manifest,
+    pending_event,
+)
 from operator_objects import NOW, fitting_owner
 from virtual_time import in_virtual_time
 
@@ -117,7 +117,7 @@ async def test_an_api_server_that_never_answers_keeps_no_operator_from_its_end()
 
 
 async def test_events_that_nobody_can_write_do_not_take_all_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(event_recorder, "MAX_PENDING", 5)
+    monkeypatch.setattr(pass_events, "MAX_PENDING", 5)
     cluster = FakeCluster()
     log = EventRecorder(cluster, reporter="me")
     for number in range(8):
@@ -154,7 +154,7 @@ async def test_an_event_that_the_cluster_dropped_after_its_hour_begins_anew() ->
 async def test_what_was_forgotten_for_want_of_memory_is_counted_from_the_cluster(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(event_recorder, "MAX_COUNTS", 3)
+    monkeypatch.setattr(pass_events, "MAX_COUNTS", 3)
     cluster = FakeCluster()
     log = Log(cluster)
     for _ in range(4):

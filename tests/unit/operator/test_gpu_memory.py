@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from mamba_operator.memory.gpus import smallest_gpu
+from mamba_operator.memory.pin import smallest_gpu
 from mamba_operator.observation.placement import Node, may_run_on, node_of
 
 GPU = "nvidia.com/gpu"

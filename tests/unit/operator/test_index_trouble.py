@@ -7,8 +7,8 @@ import pytest
 
 from mamba_api import names
 from mamba_api.v1alpha1 import MambaDeployment
-from mamba_operator.decision.index_trouble import MAX_REPORT_CHARS, REPORT_SECONDS, index_trouble
 from mamba_operator.objects.manifest import Manifest
+from mamba_operator.plan import MAX_REPORT_CHARS, REPORT_SECONDS, index_trouble
 from operator_objects import NOW, applied, fitting_owner, planned
 
 OF = fitting_owner(prefixIndex={"redis": {"url": "redis://redis:6379"}})

@@ -11,7 +11,7 @@ from mamba_gateway.settings import GatewaySettings
 from mamba_operator.conditions.status import summarize
 from mamba_operator.decision.reconcile_plan import ReconcilePlan
 from mamba_operator.objects.manifest import Manifest, ref
-from mamba_operator.render.engine_key import VOLUME, mounts_key
+from mamba_operator.render.access import VOLUME, mounts_key
 from mamba_settings.engine_settings import EngineSettings
 from operator_objects import NOW, applied, edited, fitting_owner, planned, running, snapshot
 

@@ -10,11 +10,11 @@ import pytest
 from fake_cluster import FakeCluster, Watched
 from mamba_api import names
 from mamba_operator.children.admin_key import AdminKey, admin_key
+from mamba_operator.children.engine_admin import EngineAccess
 from mamba_operator.objects.errors import ClusterError, Forbidden
 from mamba_operator.objects.manifest import Key, Manifest
 from mamba_operator.process.metrics import OperatorMetrics
-from mamba_operator.reconcile import Reconciler
-from mamba_operator.reconciler_parts import EngineAccess, PassSettings, Runtime
+from mamba_operator.reconcile import PassSettings, Reconciler, Runtime
 from mamba_operator.render.live_settings import LiveSettings, pending_updates
 from operator_objects import NOW, UID, fitting_owner
 

@@ -10,10 +10,11 @@ import pytest
 from fake_cluster import FakeCluster, Watched
 from mamba_api import names
 from mamba_operator.children.admin_key import AdminKey
+from mamba_operator.children.engine_admin import EngineAccess
 from mamba_operator.objects.manifest import Key, Manifest
+from mamba_operator.observation.snapshot import Sources
 from mamba_operator.process.metrics import OperatorMetrics
-from mamba_operator.reconcile import Reconciler
-from mamba_operator.reconciler_parts import EngineAccess, PassSettings, Runtime, Sources
+from mamba_operator.reconcile import PassSettings, Reconciler, Runtime
 from mamba_operator.workload.measured_workload import MeasuredWorkload
 from operator_objects import NOW, fitting_owner
 

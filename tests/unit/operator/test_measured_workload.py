@@ -10,13 +10,14 @@ from hypothesis import strategies as st
 
 from mamba_api.v1alpha1 import WorkloadStatus
 from mamba_operator.autoscale.reports import ReportInvalid
-from mamba_operator.workload.counts import EngineCounts, engine_counts
 from mamba_operator.workload.measured_workload import (
     DECAY_SECONDS,
     MIN_REQUESTS,
+    EngineCounts,
     MeasuredWorkload,
     TrafficWindow,
     advanced,
+    engine_counts,
     measured_workload,
     window_of,
 )

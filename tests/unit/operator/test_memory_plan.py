@@ -9,14 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mamba_api.v1alpha1 import MambaDeployment
-from mamba_operator.memory.planning import PlannerInput, plan_memory, planner_input
 from mamba_operator.memory.verdict import (
     DoesNotFit,
     Fits,
     MemoryVerdict,
     ModelNotServed,
+    PlannerInput,
     SpecInvalid,
     Unknown,
+    plan_memory,
+    planner_input,
 )
 from mamba_operator.objects.recorded_status import with_readable_status
 from mamba_planner.arithmetic import WeightsSize

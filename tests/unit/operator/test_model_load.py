@@ -11,7 +11,7 @@ from mamba_api.v1alpha1 import Status
 from mamba_operator.conditions.status import summarize
 from mamba_operator.decision.reconcile_plan import ReconcilePlan
 from mamba_operator.memory.verdict import DoesNotFit, Fits, Unknown
-from mamba_operator.model.copies_in_use import is_cache_shared
+from mamba_operator.model.model_cache import is_cache_shared
 from mamba_operator.model.model_load import REPORT_LAG_SECONDS, RETRY_SECONDS
 from mamba_operator.objects.indices import Indices, index_id, indexed
 from mamba_operator.objects.kinds import MAMBA_DEPLOYMENT, POD

@@ -2,11 +2,10 @@
 
 from mamba_api.v1alpha1 import Status
 from mamba_operator.apply import AppliedChange
-from mamba_operator.children.changes import Change
+from mamba_operator.children.child_comparison import Change
 from mamba_operator.conditions.status import summarize
-from mamba_operator.event_recorder import event_manifest, pending_event
 from mamba_operator.objects.manifest import Manifest, Ref
-from mamba_operator.pass_events import EventContent, pass_events
+from mamba_operator.pass_events import EventContent, event_manifest, pass_events, pending_event
 from operator_objects import NOW, applied, fitting_owner, planned, running, snapshot
 
 OF = fitting_owner()

@@ -8,7 +8,7 @@ import pytest
 
 from mamba_api import names
 from mamba_api.v1alpha1.conditions import Reason
-from mamba_operator.children.changes import Change
+from mamba_operator.children.child_comparison import Change
 from mamba_operator.memory.verdict import (
     DoesNotFit,
     Fits,

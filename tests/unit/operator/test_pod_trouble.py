@@ -16,7 +16,7 @@ from mamba_operator.objects.pod_trouble import (
     replaced_failure,
     trouble,
 )
-from mamba_operator.objects.workload_state import WorkloadState, workload_state
+from mamba_operator.objects.recorded_status import WorkloadState, workload_state
 from operator_objects import NOW
 
 READY = {"type": "Ready", "status": "True"}

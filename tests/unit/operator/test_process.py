@@ -21,7 +21,7 @@ from virtual_time import in_virtual_time
 
 
 def operator(cluster: FakeCluster, *, namespaces: tuple[str, ...] = ()) -> Operator:
-    settings = OperatorSettings(liveness_port=0, resync=300, lease_namespace="models", namespaces=namespaces)
+    settings = OperatorSettings(liveness_port=0, resync=300, lease_namespace="models", namespace=namespaces)
     return Operator(settings, cluster)
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from mamba_api.v1alpha1.conditions import ConditionType, Reason, find_condition
 from mamba_api.v1alpha1.profiles import Profiles, ResourceProfile
-from mamba_operator.children.changes import Change
+from mamba_operator.children.child_comparison import Change
 from mamba_operator.conditions.status import summarize
 from mamba_operator.decision.reconcile_plan import ReconcilePlan
 from mamba_operator.memory.verdict import Fits, SpecInvalid

@@ -8,12 +8,11 @@ import pytest
 
 from fake_cluster import FakeCluster, Watched
 from mamba_operator.children import child_comparison
-from mamba_operator.children.drift import drift
+from mamba_operator.children.child_comparison import drift
 from mamba_operator.objects.errors import ClusterError, Conflict, NameTaken
 from mamba_operator.objects.manifest import Key, Manifest
 from mamba_operator.process.metrics import OperatorMetrics
-from mamba_operator.reconcile import Reconciler
-from mamba_operator.reconciler_parts import PassSettings, Runtime
+from mamba_operator.reconcile import PassSettings, Reconciler, Runtime
 from operator_objects import NOW, TOKEN, creating_pod, fitting_owner
 
 KEY = Key("models", "nano")

@@ -20,8 +20,7 @@ from mamba_operator.objects.errors import (
 )
 from mamba_operator.objects.manifest import Key, Manifest
 from mamba_operator.process.metrics import OperatorMetrics
-from mamba_operator.reconcile import Reconciler
-from mamba_operator.reconciler_parts import PassSettings, Runtime
+from mamba_operator.reconcile import PassSettings, Reconciler, Runtime
 from operator_objects import NOW, TOKEN, UID, creating_pod, fitting_owner, owner
 
 KEY = Key("models", "nano")

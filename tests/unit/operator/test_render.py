@@ -18,10 +18,8 @@ from mamba_api.v1alpha1 import MambaDeployment
 from mamba_api.v1alpha1.documents import load_documents
 from mamba_operator.objects.manifest import Manifest, metadata, sealed
 from mamba_operator.render import render
-from mamba_operator.render.context import Context
-from mamba_operator.render.default_images import OF_THIS_VERSION, DefaultImages
+from mamba_operator.render.context import OF_THIS_VERSION, Context, DefaultImages, Scraper, operator_pods
 from mamba_operator.render.loader import loader_job
-from mamba_operator.render.scrapers import Scraper, operator_pods
 from mamba_settings.engine_settings import EngineSettings
 from model_loads import loaded
 from operator_objects import UID, fitting_owner, nano_config, owner, planned

@@ -30,7 +30,7 @@ def test_a_shorter_lease_needs_a_shorter_period_and_the_message_says_which(
     monkeypatch.setenv("MAMBASERVE_LEASE_DURATION", "6")
 
     with pytest.raises(InvalidInput, match=r"--renew-every: .*\b2 s"):
-        operate.command()
+        operate.run({})
 
 
 @pytest.mark.parametrize(("duration", "every"), [(15, 5), (6, 0.5), (60, 4)])
@@ -73,8 +73,8 @@ def test_the_lease_lives_where_the_operator_does(monkeypatch: pytest.MonkeyPatch
     monkeypatch.delenv("POD_NAMESPACE", raising=False)
 
     assert main.own_namespace(OperatorSettings()) == "default"
-    assert main.own_namespace(OperatorSettings(namespaces=("first", "second"))) == "first"
+    assert main.own_namespace(OperatorSettings(namespace=("first", "second"))) == "first"
     account.write_text("from-the-account\n")
-    assert main.own_namespace(OperatorSettings(namespaces=("first",))) == "from-the-account"
+    assert main.own_namespace(OperatorSettings(namespace=("first",))) == "from-the-account"
     monkeypatch.setenv("POD_NAMESPACE", "from-the-pod")
     assert main.own_namespace(OperatorSettings()) == "from-the-pod"

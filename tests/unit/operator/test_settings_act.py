@@ -13,7 +13,7 @@ from mamba_operator.process.settings import OperatorSettings
 from mamba_settings.engine_settings import EngineSettings
 
 CODE: dict[type[BaseModel], tuple[str, ...]] = {
-    OperatorSettings: ("mamba_operator",),
+    OperatorSettings: ("mamba_operator", "mamba_cli.commands"),
     GatewaySettings: ("mamba_gateway", "mamba_cli.commands", "mamba_edge", "mamba_telemetry"),
     EngineSettings: ("mamba_server", "mamba_planner", "mamba_edge", "mamba_telemetry"),
 }

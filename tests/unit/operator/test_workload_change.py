@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from mamba_api.v1alpha1 import ProposedStrategy
 from mamba_operator.workload.change import HELD, MARGIN, NOTICE, WorkloadChange, workload_change
-from mamba_planner.alternative import Alternative
+from mamba_planner.engine_plan import Alternative
 from operator_objects import NOW
 
 LAZY = Alternative("ExtraBufferLazy", "float32", 0.27)

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mamba_planner import Device, InsufficientMemory, Workload, plan_engine
-from mamba_planner.alternative import best_alternative
+from mamba_planner.engine_plan import best_alternative
 from mamba_planner.families import model_config_from_hf
 from mamba_settings.engine_settings import EngineSettings
 from operator_objects import nano_config

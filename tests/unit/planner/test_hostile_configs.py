@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mamba_planner.errors import MissingField, UnknownArchitecture, UnreadableConfig, WrongField
 from mamba_planner.families import ModelConfigError, load_model_config, model_config_from_hf
-from mamba_planner.families.errors import MissingField, UnknownArchitecture, UnreadableConfig, WrongField
 from mamba_planner.model_config import ModelConfig
 
 CONFIGS = Path(__file__).parents[2] / "golden" / "configs"

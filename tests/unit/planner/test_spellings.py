@@ -6,13 +6,8 @@ from typing import Any
 
 import pytest
 
+from mamba_planner.errors import MissingField, UnknownArchitecture, UnreadableConfig, WrongField
 from mamba_planner.families import ModelConfigError, load_model_config, model_config_from_hf
-from mamba_planner.families.errors import (
-    MissingField,
-    UnknownArchitecture,
-    UnreadableConfig,
-    WrongField,
-)
 
 CONFIGS = Path(__file__).parents[2] / "golden" / "configs"
 

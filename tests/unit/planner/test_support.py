@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mamba_planner.families import model_config_from_hf
-from mamba_planner.families.support import ACTIVATIONS_SERVED, EXPERT_ACTIVATIONS_SERVED, why_not_served
+from mamba_planner.families.registry import ACTIVATIONS_SERVED, EXPERT_ACTIVATIONS_SERVED, why_not_served
 from mamba_planner.model_config import ModelConfig
 from mamba_server.model.layers.mlp import ACTIVATIONS
 from mamba_server.model.layers.moe import ACTIVATIONS as EXPERT_ACTIVATIONS

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mamba_planner import Constraints, Workload
+from mamba_planner.candidates import NO_BUFFER_SHARE, StepTraffic, expected_saved, expected_throughput
 from mamba_planner.families import model_config_from_hf
 from mamba_planner.model_config import ModelConfig
 from mamba_planner.strategy import reservation
-from mamba_planner.throughput import NO_BUFFER_SHARE, StepTraffic, expected_saved, expected_throughput
 
 CONFIGS = Path(__file__).parents[2] / "golden" / "configs"
 CHAT = Workload(4000, 500, 0.5, declared=True)

@@ -16,7 +16,7 @@ from mamba_kernels.cpu.packed_linear import PackedLinear
 from mamba_kernels.dispatch.backend import TRITON, Backend, backend_for
 from mamba_kernels.precision import accumulator
 from mamba_kernels.rope import frequencies, turns
-from mamba_planner.families.support import why_not_served
+from mamba_planner.families.registry import why_not_served
 from mamba_planner.model_config import LayerKind, ModelConfig
 from mamba_server.model.cache_views import CacheViews
 from mamba_server.model.checkpoint.errors import UnsupportedModel

@@ -1,14 +1,71 @@
-"""The condition Progressing: whether the pods are on their way to the spec. Pure; called by `summary`."""
+"""The conditions Planned and Progressing: the planner's verdict, and whether the pods are on their way. Pure.
+
+Called by `status`. The sentences about a roll-out also stand in the condition Degraded (`health`).
+"""
+
+from dataclasses import replace
 
 from mamba_api.v1alpha1.conditions import Reason
+from mamba_api.v1alpha1.profiles import profile_in_words
 from mamba_operator.conditions.chain import Chain, ConditionInputs, ConditionResult, evaluate
-from mamba_operator.conditions.rollout_text import in_place_text, roll_back_text, stuck_text
+from mamba_operator.decision.reconcile_plan import ReconcilePlan
+from mamba_operator.memory.verdict import Fits, SpecInvalid, Unknown
 from mamba_operator.model.model_load import downloads_in_words
 from mamba_operator.objects.pod_trouble import is_draining, is_loading, replaced_failure
+from mamba_operator.rollout.rollback import ERROR_RATE_ROSE
 
 
 def nothing_may_be_changed(view: ConditionInputs) -> ConditionResult | None:
     return view.blocked
+
+
+def new_strategy_is_announced(view: ConditionInputs) -> ConditionResult | None:
+    if not isinstance(view.verdict, Fits) or view.plan.announcement is None:
+        return None
+    return ConditionResult(
+        "True", Reason.STRATEGY_ANNOUNCED, f"{view.verdict.message}; {view.plan.announcement}"
+    )
+
+
+def new_pods_would_get_another_plan(view: ConditionInputs) -> ConditionResult | None:
+    if (difference := view.plan.plan_difference) is None:
+        return None
+    if isinstance(view.verdict, Fits):
+        return ConditionResult("True", Reason.PLAN_DIFFERS, f"{view.verdict.message}; {difference}")
+    return ConditionResult("Unknown", Reason.PLAN_DIFFERS, f"engines planned for themselves; {difference}")
+
+
+def plan_is_unknown(view: ConditionInputs) -> ConditionResult | None:
+    if not isinstance(view.verdict, Unknown):
+        return None
+    return ConditionResult("Unknown", view.verdict.reason, view.verdict.message)
+
+
+def engines_reported_their_plan(view: ConditionInputs) -> ConditionResult | None:
+    if not isinstance(view.verdict, Fits) or not view.verdict.reported:
+        return None
+    return ConditionResult("True", Reason.PLAN_REPORTED, view.verdict.message)
+
+
+PLANNED: Chain = (
+    nothing_may_be_changed,
+    new_strategy_is_announced,
+    new_pods_would_get_another_plan,
+    plan_is_unknown,
+    engines_reported_their_plan,
+)
+
+
+def planned(view: ConditionInputs) -> ConditionResult:
+    """Return the condition Planned. Its message names the resource profile that was used."""
+    result = evaluate(
+        PLANNED, view, otherwise=ConditionResult("True", Reason.PLAN_COMPUTED, view.verdict.message)
+    )
+    deployment = view.plan.deployment
+    if isinstance(view.verdict, SpecInvalid) or deployment is None:
+        return result
+    profile = profile_in_words(deployment)
+    return replace(result, message=f"{result.message}; {profile}") if profile else result
 
 
 def mode_is_plan(view: ConditionInputs) -> ConditionResult | None:
@@ -163,3 +220,52 @@ UP_TO_DATE = ConditionResult("False", Reason.UP_TO_DATE, "every pod runs the des
 def progressing(view: ConditionInputs) -> ConditionResult:
     """Return the condition Progressing."""
     return evaluate(PROGRESSING, view, otherwise=UP_TO_DATE)
+
+
+def roll_back_text(plan: ReconcilePlan) -> str:
+    """Explain why engines were rolled back; `plan.failed` must be set."""
+    failed = plan.failed
+    assert failed is not None
+    outcome = "was rolled back" if failed.reason == ERROR_RATE_ROSE else "did not become ready"
+    return (
+        f"engines run {plan.ready_revision}, the last revision that was ready: correct the spec, or undo the "
+        f"change; {failed.revision} {outcome}: {failed.reason}: {failed.message}"
+    )
+
+
+def stuck_text(view: ConditionInputs) -> str | None:
+    """Explain what made no progress until its deadline, and which engines keep serving; None if nothing."""
+    engine, gateway = view.engine, view.gateway
+    # The controller's message may still refer to the revision that was rolled back. Where all engines that
+    # there is room for run the desired revision, only room is missing and the roll-out is complete.
+    if engine.stuck is not None and view.plan.failed is None and not view.rolled_out:
+        if view.old_engines <= 0 or not engine.updated or view.plan.ready_revision is None:
+            return f"engine: {engine.stuck}"
+        return (
+            f"engine: {engine.stuck.removesuffix('.')}; {engine.updated} engines have the new revision and "
+            f"{view.old_engines} the older one: engines that serve keep running"
+        )
+    return f"gateway: {gateway.stuck}" if gateway.stuck is not None else None
+
+
+def in_place_text(view: ConditionInputs) -> str:
+    """Explain how a roll-out goes on where there is no room for an additional engine; empty if there is."""
+    deployment = view.plan.deployment
+    if view.plan.in_place:
+        return (
+            "; there is no room for an additional engine, so an old one is removed first and requests wait "
+            "at the gateway"
+        )
+    if view.plan.in_place_refused:
+        return (
+            "; there is no room for an additional engine, and spec.rollout.maxUnavailable 0 does not allow "
+            "the operator to remove an old one first: make room, or set spec.rollout.inPlaceAfter"
+        )
+    if view.plan.in_place_soon and deployment is not None:
+        limits, rollout = deployment.spec.gateway.limits, deployment.spec.rollout
+        return (
+            f"; there is no room for an additional engine: after waiting {rollout.in_place_wait} "
+            "(spec.rollout.inPlaceAfter) an old one is removed first, and while no engine is ready requests "
+            f"wait at the gateway for {limits.queue_timeout} at most"
+        )
+    return ""

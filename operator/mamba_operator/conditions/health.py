@@ -1,11 +1,80 @@
-"""The condition Degraded: the most serious trouble. Pure; called by `summary`."""
+"""The conditions Available and Degraded: whether requests are answered, and the most serious trouble.
+
+Pure; called by `status`.
+"""
 
 from dataclasses import replace
 
 from mamba_api.v1alpha1.conditions import Reason
 from mamba_operator.conditions.chain import Chain, ConditionInputs, ConditionResult, evaluate
-from mamba_operator.conditions.rollout_text import roll_back_text, stuck_text
+from mamba_operator.conditions.progress import roll_back_text, stuck_text
 from mamba_operator.objects.pod_trouble import advised, advised_refusal, trouble
+
+
+def enough_engines_are_ready(view: ConditionInputs) -> ConditionResult | None:
+    if view.engine.ready < view.minimum:
+        return None
+    if view.gateway.ready:
+        message = f"{view.engine.ready} of {view.engine.desired} engines are ready"
+        return ConditionResult("True", Reason.REPLICAS_AVAILABLE, message)
+    return ConditionResult(
+        "False", Reason.GATEWAY_NOT_READY, "engines are ready, but no gateway is ready yet"
+    )
+
+
+def nothing_may_be_changed(view: ConditionInputs) -> ConditionResult | None:
+    return view.blocked
+
+
+def mode_is_plan(view: ConditionInputs) -> ConditionResult | None:
+    if not view.plan_mode:
+        return None
+    return ConditionResult("False", Reason.PLAN_MODE, "spec.mode is Plan: nothing is created")
+
+
+def scaled_to_zero(view: ConditionInputs) -> ConditionResult | None:
+    if view.plan.replicas != 0:
+        return None
+    if view.gateway.ready:
+        message = f"no engine runs; the first request starts one{_late_start_text(view)}"
+        return ConditionResult("True", Reason.SCALED_TO_ZERO, message)
+    return ConditionResult(
+        "False", Reason.GATEWAY_NOT_READY, "no engine runs, and no gateway is ready yet that could start one"
+    )
+
+
+def fewer_engines_than_the_minimum_are_ready(view: ConditionInputs) -> ConditionResult | None:
+    if not view.engine.ready:
+        return None
+    message = f"{view.engine.ready} engines are ready, at least {view.minimum} are required"
+    return ConditionResult("False", Reason.BELOW_MINIMUM, message)
+
+
+AVAILABLE: Chain = (
+    enough_engines_are_ready,
+    nothing_may_be_changed,
+    mode_is_plan,
+    scaled_to_zero,
+    fewer_engines_than_the_minimum_are_ready,
+)
+
+
+def available(view: ConditionInputs) -> ConditionResult:
+    """Return the condition Available."""
+    none_ready = f"0 of {view.plan.replicas} engines are ready"
+    return evaluate(AVAILABLE, view, otherwise=ConditionResult("False", Reason.NO_READY_REPLICA, none_ready))
+
+
+def _late_start_text(view: ConditionInputs) -> str:
+    """Say that the first request will not wait for its engine, if engines are known to start too slowly."""
+    latest, deployment = view.snapshot.latest_decision, view.plan.deployment
+    start = latest.decision.memory.start_seconds if latest is not None else 0.0
+    if deployment is None or start <= deployment.spec.gateway.limits.queue_timeout.seconds:
+        return ""
+    return (
+        f" and gets 503 after {deployment.spec.gateway.limits.queue_timeout}, because engines took "
+        f"{start:.0f} s to start: raise spec.gateway.limits.queueTimeout"
+    )
 
 
 def change_failed(view: ConditionInputs) -> ConditionResult | None:
@@ -16,7 +85,7 @@ def change_failed(view: ConditionInputs) -> ConditionResult | None:
     return ConditionResult("True", first.reason, first.message + suffix)
 
 
-def nothing_may_be_changed(view: ConditionInputs) -> ConditionResult | None:
+def spec_allows_no_change(view: ConditionInputs) -> ConditionResult | None:
     blocked = view.blocked
     return replace(blocked, status="True") if blocked is not None else None
 
@@ -88,7 +157,7 @@ def autoscaler_lacks_metrics(view: ConditionInputs) -> ConditionResult | None:
 
 DEGRADED: Chain = (
     change_failed,
-    nothing_may_be_changed,
+    spec_allows_no_change,
     pod_has_trouble,
     download_failed,
     pods_are_refused,

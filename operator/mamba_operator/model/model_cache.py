@@ -1,0 +1,101 @@
+"""The volume of the model cache: why its claim stays unchanged, which copies are needed, who uses it. Pure.
+
+Called by `child_comparison`, by `model_load` when a loader is created, and by `reconcile`. A loader that
+lacks room removes every other copy. An annotation of each engine pod names the commit that it reads; while a
+pod that mounts the volume has none, no copy may be removed.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from mamba_api import names
+from mamba_api.quantity import parse_quantity
+from mamba_operator.objects.indices import Indices
+from mamba_operator.objects.kinds import MAMBA_DEPLOYMENT, POD
+from mamba_operator.objects.manifest import Key, Manifest, annotation, metadata, section
+from mamba_operator.objects.pod_trouble import has_ended, is_loader
+from mamba_operator.observation.snapshot import Snapshot
+from mamba_operator.render.context import Context
+from mamba_operator.render.revision import revision_in
+
+
+def why_unchanged(desired: Manifest, observed: Manifest) -> str | None:
+    """Return why the existing claim cannot become the desired one, and what to do; None if it can.
+
+    The class and the access modes of a claim never change; its size may only grow, and only once the claim is
+    bound. The API server would refuse any other change in every pass.
+    """
+    new, old = desired["spec"], observed.get("spec") or {}
+    differences = []
+    if (modes := old.get("accessModes")) and modes != new["accessModes"]:
+        differences.append(f"has access mode {', '.join(modes)}, not {', '.join(new['accessModes'])}")
+    new_class, old_class = new.get("storageClassName"), old.get("storageClassName")
+    if new_class is not None and old_class is not None and new_class != old_class:
+        differences.append(f"has storage class {old_class}, not {new_class}")
+    if (size_difference := _size_difference(_size(new), _size(old), observed)) is not None:
+        differences.append(size_difference)
+    if not differences:
+        return None
+    name = metadata(observed).get("name")
+    return (
+        f"PersistentVolumeClaim {name} {' and '.join(differences)}: a claim cannot be changed in that way, "
+        "and it is used as it is; delete it (the model is downloaded again), or undo the change of "
+        "spec.model.cache"
+    )
+
+
+def _size_difference(new: str | None, old: str | None, observed: Manifest) -> str | None:
+    if new is None or old is None or parse_quantity(new) == parse_quantity(old):
+        return None
+    if parse_quantity(new) < parse_quantity(old):
+        return f"has {old}, which cannot shrink to {new}"
+    if (phase := (observed.get("status") or {}).get("phase")) != "Bound":
+        return f"has {old} and cannot grow to {new} while it is {phase or 'Pending'}"
+    return None
+
+
+def _size(spec: Manifest) -> str | None:
+    size = ((spec.get("resources") or {}).get("requests") or {}).get("storage")
+    return str(size) if size is not None else None
+
+
+def commits_in_use(context: Context, snapshot: Snapshot) -> frozenset[str] | None:
+    """Return the commits that pods read, or may read again after a roll-back.
+
+    None means that an unknown commit is in use, so that every copy has to stay.
+    """
+    if snapshot.cache_shared:
+        return None
+    claim = context.children.model_cache
+    engine = snapshot.child("Deployment", context.children.engine)
+    last_ready = revision_in(snapshot.child("ConfigMap", context.children.last_ready))
+    users = [pod for pod in snapshot.pods if not (is_loader(pod) or has_ended(pod))]
+    users += [engine["spec"]["template"]] if engine is not None else []
+    users += [last_ready.template] if last_ready is not None else []
+    commits = {annotation(user, names.ANNOTATION_COMMIT) for user in users if _mounts(user, claim)}
+    return frozenset(commit for commit in commits if commit) if all(commits) else None
+
+
+def is_cache_shared(indices: Indices, key: Key) -> bool:
+    """Return whether another MambaDeployment names the volume that is created for this one, or mounts it."""
+    claim = names.Children(key.name).model_cache
+    others = [
+        other
+        for other in {*indices.keys(MAMBA_DEPLOYMENT), *indices.keys(POD)} - {key}
+        if other.namespace == key.namespace
+    ]
+    return any(
+        _names(section(section(owner, "spec"), "model"), claim)
+        for other in others
+        for owner in indices.of(MAMBA_DEPLOYMENT, other)
+    ) or any(_mounts(pod, claim) for other in others for pod in indices.of(POD, other) if not has_ended(pod))
+
+
+def _mounts(pod: Manifest, claim: str) -> bool:
+    volumes: Iterable[Any] = (pod.get("spec") or {}).get("volumes") or ()
+    return any((volume.get("persistentVolumeClaim") or {}).get("claimName") == claim for volume in volumes)
+
+
+def _names(model: Mapping[str, Any], claim: str) -> bool:
+    uri = f"{model.get('uri') or ''}/"
+    return section(model, "cache").get("claimName") == claim or uri.startswith(f"pvc://{claim}/")
