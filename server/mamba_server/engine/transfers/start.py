@@ -91,7 +91,8 @@ def start_transfers(
         store = _open_store(settings, layout)
         tier = Tier(
             store, memory, counts, core.speed, importer.bandwidth,
-            page_size=layout.page_size, clock=core.clock,
+            page_size=layout.page_size,
+            outlives_process=settings.disk_cache is not None, clock=core.clock,
         )  # fmt: skip
     if not serves:
         core.transfers = EngineTransfers(cache, importer, counts, lambda: core.step_number + 1, tier=tier)
