@@ -143,7 +143,7 @@ class Tier:
         while self._copied and self._clock() < end:
             self.poll()
             time.sleep(PAUSE_SECONDS)
-        self.store.drain(max(0.0, end - self._clock()))
+        self.store.save(max(0.0, end - self._clock()))
 
     def poll(self) -> None:
         """Hand copies that are complete to the store, in a thread. Between two steps."""
