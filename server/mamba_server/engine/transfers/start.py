@@ -5,7 +5,6 @@ Called once, when the engine is booted and before it is ready.
 
 import hashlib
 import ipaddress
-import logging
 import os
 import secrets
 import socket
@@ -33,6 +32,7 @@ from mamba_server.engine.transfers.tier import Tier
 from mamba_server.engine.transfers.transfer_counts import TransferCounts
 from mamba_server.wire import Fetch
 from mamba_settings.engine_settings import EngineSettings
+from mamba_telemetry.logs import get_logger
 from mamba_tier.bundle_shape import BundleShape, StoreSettings
 from mamba_tier.bundle_store import BundleStore
 from mamba_tier.errors import TierError
@@ -47,7 +47,7 @@ from mamba_transfer import (
     Wanted,
 )
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 POD_IP = "POD_IP"
 """Variable with the address at which other pods reach this one."""
 
@@ -111,7 +111,7 @@ def start_transfers(
         tier=tier,
         close=server.close,
     )
-    log.info("transfer server at %s, incarnation %s, role %s", address, incarnation, settings.role)
+    log.info("transfer_server", address=str(address), incarnation=incarnation, role=settings.role)
     return TransferEndpoint(str(address), incarnation)
 
 
