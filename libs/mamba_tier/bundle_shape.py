@@ -9,7 +9,7 @@ from pathlib import Path
 from mamba_tier.errors import BadBudget, SizeMismatch
 
 BLOCK_TOKENS = 256
-"""Smallest number of tokens of a block of pages: the unit in which checkpoints of one path share pages."""
+"""Tokens of a block of pages, unless a page has more: checkpoints of one path share whole blocks."""
 STAGING_BYTES = 256 << 20
 
 
@@ -27,6 +27,8 @@ class BundleShape:
     """Bytes of a recurrent state."""
     page_bytes: int
     """Bytes of an attention page; 0 = the model has no attention layers."""
+    most_block_tokens: int = BLOCK_TOKENS
+    """Largest number of tokens of a block, where that is a page or more."""
 
     def __post_init__(self) -> None:
         if self.page_size < 1 or self.state_bytes < 0 or self.page_bytes < 0:
@@ -37,7 +39,7 @@ class BundleShape:
     @property
     def block_pages(self) -> int:
         """Return the number of pages of a block."""
-        return max(1, BLOCK_TOKENS // self.page_size)
+        return max(1, self.most_block_tokens // self.page_size)
 
     @property
     def block_tokens(self) -> int:

@@ -5,9 +5,11 @@ needs into memory that it reserved (`read`). Nothing here computes on states, an
 a request: a bundle that cannot be stored or read is dropped.
 """
 
+import os
 import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 import structlog
@@ -19,14 +21,18 @@ from mamba_tier.byte_row import ByteRow, copy
 from mamba_tier.disk_folder import DiskFolder
 from mamba_tier.disk_tier import DiskTier
 from mamba_tier.errors import SizeMismatch
+from mamba_tier.host_pool import rounded
 from mamba_tier.host_tier import HostTier
 from mamba_tier.items import Item, Record, let_go
-from mamba_tier.outcomes import Match, PutOutcome, ReadOutcome, StoreStatus
+from mamba_tier.landing import SHARE_BYTES, Landing, Share
+from mamba_tier.outcomes import COUNTERS, Match, PutOutcome, ReadOutcome, StoreStatus
 from mamba_tier.prefix_names import PrefixNames, whole_pages
-from mamba_tier.record_header import Part, parts
+from mamba_tier.shared_work import SharedWork
 from mamba_tier.store_writer import StagedBundle, StoreWriter
 
 Buffers = Sequence[memoryview]
+HELPERS = min(3, (os.cpu_count() or 1) - 1)
+"""Number of threads that help a reader to read and verify a large bundle."""
 MOST_WAITING = 256
 """Number of bundles that wait for the writer at most."""
 log = structlog.get_logger("mambaserve.tier")
@@ -40,7 +46,7 @@ class BundleStore:
         self._shape = shape
         self._chain = PageChain(shape.page_size, shape.fingerprint)
         self._lock = threading.RLock()
-        self._counters: Counter[str] = Counter()
+        self._counters = Counter(dict.fromkeys(COUNTERS, 0))
         self._closed = False
         self._disk: DiskTier | None = None
         if settings.directory is not None:
@@ -56,6 +62,7 @@ class BundleStore:
         self._writer = StoreWriter(
             shape, self._host, self._disk, self._lock, self._counters, sync=settings.sync
         )
+        self._helpers = ThreadPoolExecutor(max(1, HELPERS), "bundle-reader")
         self._writer.start()
 
     def missing_from(self, token_ids: Tokens, salt: str) -> int | None:
@@ -120,12 +127,10 @@ class BundleStore:
         page = self._shape.page_size
         with self._lock:
             for depth in range(names.tokens, above // page * page, -page):
-                for tier in self._tiers:
-                    record = tier.records.get(names.key(depth))
-                    if record is not None and record.digest == names.digest(depth):
-                        match = self._match(record, names, min(base, depth))
-                        if match is not None:
-                            return match
+                record = self._record(names, depth)
+                match = None if record is None else self._match(record, names, min(base, depth))
+                if match is not None:
+                    return match
         return None
 
     def read(self, match: Match, state: Buffers, pages: Buffers) -> ReadOutcome:
@@ -147,8 +152,9 @@ class BundleStore:
                 item.references += 1
         outcome, damaged = ReadOutcome.GONE, None
         try:
-            reads = (item for item in held if not self._read(item, match.base, state_row, pages_row))
-            damaged = next(reads, None)
+            work = SharedWork(Landing(self._shape, state_row, pages_row, match.base).shares(held), self._read)
+            work.run(self._helpers, min(HELPERS, match.total_bytes // SHARE_BYTES))
+            damaged = None if work.failed is None else work.failed.item
             outcome = ReadOutcome.VALID if damaged is None else ReadOutcome.CORRUPT
         except FileNotFoundError:
             # Somebody else removed the file: the record is no use, and the disk no worse.
@@ -170,6 +176,13 @@ class BundleStore:
         """Wait until the writer has nothing to do; False = it still had after `seconds`."""
         return self._writer.drain(seconds)
 
+    def save(self, seconds: float) -> bool:
+        """Move what host memory has to disk, the most valuable bundles first; False = not all of it.
+
+        This is for the end of an engine: from this call on the host tier keeps nothing.
+        """
+        return self._writer.save(seconds)
+
     def close(self) -> None:
         """Stop the writer, drop what waits for it, and unlock the directory. Further calls find nothing."""
         with self._lock:
@@ -177,6 +190,7 @@ class BundleStore:
                 return
             self._closed = True
         self._writer.close()
+        self._helpers.shutdown()
         with self._lock:
             for tier in self._tiers:
                 tier.reason = tier.reason or "the store is closed"
@@ -208,6 +222,8 @@ class BundleStore:
             return PutOutcome.DROPPED
         spans = [(end - shape.block_tokens, end) for end in ends if end - shape.block_tokens >= first]
         sizes = [shape.pages_bytes(shape.block_tokens)] * len(spans) + [record_bytes]
+        if sum(map(rounded, sizes)) > self._host.pool.capacity:
+            return PutOutcome.OFF
         places = self._host.take_all(sizes)
         if places is None:
             return PutOutcome.DROPPED
@@ -239,11 +255,19 @@ class BundleStore:
                 yield end
 
     def _has_record(self, names: PrefixNames) -> bool:
-        key, digest = names.key(names.tokens), names.digest(names.tokens)
-        stored = any(
-            (record := tier.records.get(key)) is not None and record.digest == digest for tier in self._tiers
-        )
-        return stored or self._writer.records.get(key) == digest
+        """Return whether a tier or the writer has the record of the whole prefix."""
+        if self._record(names, names.tokens) is not None:
+            return True
+        return self._writer.records.get(names.key(names.tokens)) == names.digest(names.tokens)
+
+    def _record(self, names: PrefixNames, depth: int) -> Record | None:
+        """Return the stored record of a prefix of `depth` tokens; None = no tier has it."""
+        key = names.key(depth)
+        for tier in self._tiers:
+            record = tier.records.get(key)
+            if record is not None and record.digest == names.digest(depth):
+                return record
+        return None
 
     def _block(self, key: int, digest: bytes) -> Item | None:
         for tier in self._tiers:
@@ -280,26 +304,15 @@ class BundleStore:
                 return record
         return None
 
-    def _read(self, item: Item, base: int, state_row: ByteRow, pages_row: ByteRow) -> bool:
-        """Read what is needed of one item; False = the item is damaged. Raises OSError."""
-        shape = self._shape
-        state_bytes = shape.state_bytes if isinstance(item, Record) else 0
-        pages = (item.depth - item.first) // shape.page_size
-        # Where the item's pages begin in the landing buffers: negative where the base is behind.
-        offset = shape.pages_bytes(item.first) - shape.pages_bytes(base) - state_bytes
-        wanted: list[Part] = []
-        landing: list[Buffers] = []
-        for part in parts(state_bytes, shape.page_bytes, pages):
-            if part.start < state_bytes:
-                wanted.append(part)
-                landing.append(state_row.cut(part.start, part.length))
-            elif part.start + offset >= 0:
-                wanted.append(part)
-                landing.append(pages_row.cut(part.start + offset, part.length))
+    def _read(self, share: Share) -> bool:
+        """Read a share of a bundle; False = its item is damaged. Raises OSError."""
+        item, targets = share
         if item.keeper is self._host:
-            return self._host.read(item, wanted, landing, state_bytes + pages * shape.page_bytes)
+            total = self._shape.pages_bytes(item.depth - item.first)
+            total += self._shape.state_bytes if isinstance(item, Record) else 0
+            return self._host.read(item, targets, total)
         assert self._disk is not None
-        return self._disk.read(item, wanted, landing)
+        return self._disk.read(item, targets)
 
     def _end_read(self, held: list[Item], damaged: Item | None, outcome: ReadOutcome, match: Match) -> None:
         record = held[0]
@@ -322,6 +335,6 @@ class BundleStore:
         return outcome
 
 
-def _same_size(row: ByteRow, wanted: int, what: str) -> None:
-    if len(row) != wanted:
-        raise SizeMismatch(f"the buffers of the {what} have {len(row)} bytes: give exactly {wanted}")
+def _same_size(row: ByteRow, size: int, what: str) -> None:
+    if len(row) != size:
+        raise SizeMismatch(f"the buffers of the {what} have {len(row)} bytes: give exactly {size}")

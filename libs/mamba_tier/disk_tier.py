@@ -14,10 +14,11 @@ from mamba_tier.byte_row import Buffers, checksum
 from mamba_tier.disk_folder import DiskFolder, StoredFile, read_all, read_header
 from mamba_tier.host_pool import rounded
 from mamba_tier.items import Item, Record
-from mamba_tier.record_header import PART_BYTES, Header, Part, encoded, packed, parts, unpacked
+from mamba_tier.landing import Target
+from mamba_tier.record_header import PART_BYTES, Header, encoded, packed, part_pages, parts, unpacked
 from mamba_tier.tier_index import TierIndex
 
-RUN_BYTES = 512 << 10
+RUN_BYTES = 1 << 20
 """Bytes that one system call reads before they are verified, still in the processor's cache."""
 
 
@@ -66,7 +67,7 @@ class DiskTier(TierIndex):
             shape.fingerprint, shape.layout, is_record, shape.page_size,
             shape.state_bytes if is_record else 0, shape.page_bytes,
             item.key, item.digest, item.first, item.depth,
-            item.tokens if isinstance(item, Record) else 0, PART_BYTES, item.sums,
+            item.tokens if isinstance(item, Record) else 0, PART_BYTES, part_pages(shape), item.sums,
             packed(item.block_keys) if isinstance(item, Record) else b"",
         )  # fmt: skip
         raw = encoded(header)
@@ -75,12 +76,12 @@ class DiskTier(TierIndex):
     def write(self, source: Item, header: bytes, payload: Buffers, cost: int, *, sync: bool) -> Item:
         """Write a file and return its item, which no index has yet. Raises OSError."""
         name = self.folder.write(source.key, [memoryview(header), *payload], sync=sync)
-        known = (self, source.key, source.digest, source.first, source.depth, cost, name)
+        facts = (self, source.key, source.digest, source.first, source.depth, cost, name)
         if isinstance(source, Record):
-            return Record(*known, block_keys=source.block_keys, tokens=source.tokens, hits=source.hits)
-        return Item(*known)
+            return Record(*facts, block_keys=source.block_keys, tokens=source.tokens, hits=source.hits)
+        return Item(*facts)
 
-    def read(self, item: Item, wanted: list[Part], landing: list[Buffers]) -> bool:
+    def read(self, item: Item, targets: list[Target]) -> bool:
         """Read parts of an item into their landing buffers; False = the file is damaged. Raises OSError."""
         descriptor = self.folder.open(cast("str", item.place))
         try:
@@ -89,11 +90,11 @@ class DiskTier(TierIndex):
                 return False
             header, payload = front
             sums = unpacked(header.sums)
-            for run in _runs(wanted, landing):
-                buffers = [buffer for _, target in run for buffer in target]
-                if not read_all(descriptor, buffers, payload + run[0][0].start):
+            for run in _runs(targets):
+                buffers = [buffer for target in run for buffer in target.buffers]
+                if not read_all(descriptor, buffers, payload + run[0].part.start):
                     return False
-                if any(checksum(target) != sums[part.number] for part, target in run):
+                if any(checksum(target.buffers) != sums[target.part.number] for target in run):
                     return False
             return True
         finally:
@@ -103,6 +104,16 @@ class DiskTier(TierIndex):
         """Count a use of the record, also for the order of the next start."""
         super().touch(record)
         self.folder.touch(cast("str", record.place))
+
+    def drop(self, item: Item) -> None:
+        """Take an item out of the index. The file of a damaged block goes at once, whoever refers to it."""
+        if item.gone or isinstance(item, Record):
+            super().drop(item)
+            return
+        super().drop(item)
+        self.used_bytes -= item.cost
+        item.cost = 0
+        self._free(item)
 
     def remove_files(self) -> None:
         """Remove the files of all items that are gone. For the writer alone. Raises OSError."""
@@ -129,13 +140,14 @@ class DiskTier(TierIndex):
 
     def _is_current(self, header: Header) -> bool:
         shape = self._shape
-        written = (header.fingerprint, header.layout, header.page_size, header.page_bytes, header.part_bytes)
-        same = written == (shape.fingerprint, shape.layout, shape.page_size, shape.page_bytes, PART_BYTES)
+        same_model = (header.fingerprint, header.layout) == (shape.fingerprint, shape.layout)
+        written = (header.page_size, header.page_bytes, header.part_bytes, header.part_pages)
+        same = same_model and written == (shape.page_size, shape.page_bytes, PART_BYTES, part_pages(shape))
         pages = (header.depth - header.first) // shape.page_size
-        number = len(list(parts(header.state_bytes, shape.page_bytes, pages)))
+        number = sum(1 for _ in parts(shape, header.depth - header.first, is_record=header.is_record))
         if not same or pages < 0 or len(header.sums) != 8 * number:
             return False
-        # The size of blocks is a constant of the program, which another release may change.
+        # Another release may have blocks of another size.
         if not header.is_record:
             return pages == shape.block_pages and not header.depth % shape.block_tokens
         blocks = shape.blocks_before(header.first)
@@ -143,10 +155,10 @@ class DiskTier(TierIndex):
         return header.state_bytes == shape.state_bytes and whole and len(header.block_keys) == 8 * blocks
 
     def _item(self, header: Header, file: StoredFile) -> Item:
-        known = (self, header.key, header.digest, header.first, header.depth, rounded(file.size), file.name)
+        facts = (self, header.key, header.digest, header.first, header.depth, rounded(file.size), file.name)
         if not header.is_record:
-            return Item(*known)
-        return Record(*known, block_keys=tuple(unpacked(header.block_keys)), tokens=header.tokens)
+            return Item(*facts)
+        return Record(*facts, block_keys=tuple(unpacked(header.block_keys)), tokens=header.tokens)
 
     def _free(self, item: Item) -> None:
         # The files of a tier that is off are for the next start.
@@ -154,18 +166,13 @@ class DiskTier(TierIndex):
             self._removals.append(cast("str", item.place))
 
 
-def _runs(wanted: list[Part], landing: list[Buffers]) -> Iterator[list[tuple[Part, Buffers]]]:
-    """Yield parts with their buffers, in runs without gaps that one system call reads."""
-    run: list[tuple[Part, Buffers]] = []
-    for part, target in zip(wanted, landing, strict=True):
-        if run and not _continues(run[0][0], run[-1][0], part):
+def _runs(targets: list[Target]) -> Iterator[list[Target]]:
+    """Yield adjacent parts in runs that one system call reads."""
+    run: list[Target] = []
+    for target in targets:
+        if run and target.part.start + target.part.length - run[0].part.start > RUN_BYTES:
             yield run
             run = []
-        run.append((part, target))
+        run.append(target)
     if run:
         yield run
-
-
-def _continues(first: Part, last: Part, part: Part) -> bool:
-    adjacent = last.start + last.length == part.start
-    return adjacent and part.start + part.length - first.start <= RUN_BYTES

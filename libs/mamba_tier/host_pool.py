@@ -7,6 +7,10 @@ import mmap
 from bisect import bisect_left
 
 GRAIN = 4096
+TOUCH_BYTES = 4 << 20
+"""Bytes that are provided at once, about a millisecond."""
+_MADV_POPULATE_WRITE = 23
+"""The advice that provides memory without changing what stands there; `mmap` has no name for the number."""
 Pieces = tuple[tuple[int, int], ...]
 """Start and length of each piece in bytes, in the order of the item's bytes."""
 
@@ -17,7 +21,7 @@ def rounded(count: int) -> int:
 
 
 class HostPool:
-    """Memory for items, reserved at once and touched by the first item that lies there."""
+    """Memory for items, which the writer of the store lets the system provide from the start on."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = max(GRAIN, rounded(capacity))
@@ -25,21 +29,37 @@ class HostPool:
         self._memory = mmap.mmap(-1, self.capacity, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         if hasattr(mmap, "MADV_HUGEPAGE"):
             self._memory.madvise(mmap.MADV_HUGEPAGE)
+        self._touched = 0
         self._view = memoryview(self._memory)
         self._free: list[tuple[int, int]] = [(0, self.capacity)]
 
+    def touch_more(self) -> bool:
+        """Let the system provide a little more of the memory; False = all of it is there.
+
+        Otherwise the first put that gets a piece would wait until the system has cleared it.
+        """
+        if self._touched < self.capacity:
+            try:
+                step = min(TOUCH_BYTES, self.capacity - self._touched)
+                self._memory.madvise(_MADV_POPULATE_WRITE, self._touched, step)
+                self._touched += step
+            except OSError:
+                # A kernel before 5.14, or too little memory: pieces come when they are used.
+                self._touched = self.capacity
+        return self._touched < self.capacity
+
     def take(self, count: int) -> Pieces | None:
         """Reserve memory for `count` bytes, from the lowest free addresses; None = too little is free."""
-        wanted = rounded(count)
-        if wanted > self.free_bytes:
+        rest = rounded(count)
+        if rest > self.free_bytes:
             return None
-        self.free_bytes -= wanted
+        self.free_bytes -= rest
         out = []
-        while wanted:
+        while rest:
             start, length = self._free[0]
-            part = min(length, wanted)
+            part = min(length, rest)
             out.append((start, part))
-            wanted -= part
+            rest -= part
             if part == length:
                 del self._free[0]
             else:

@@ -3,10 +3,11 @@
 from collections.abc import Iterable
 from typing import cast
 
-from mamba_tier.byte_row import Buffers, ByteRow, checksum, copy
+from mamba_tier.byte_row import ByteRow, checksum, copy
 from mamba_tier.host_pool import HostPool, Pieces
 from mamba_tier.items import Item, Record
-from mamba_tier.record_header import Part, unpacked
+from mamba_tier.landing import Target
+from mamba_tier.record_header import unpacked
 from mamba_tier.tier_index import TierIndex
 
 
@@ -23,8 +24,8 @@ class HostTier(TierIndex):
         for size in sizes:
             pieces = self.pool.take(size)
             if pieces is None:
-                for taken in out:
-                    self.pool.give_back(taken)
+                for reserved in out:
+                    self.pool.give_back(reserved)
                 return None
             out.append(pieces)
         return out
@@ -48,13 +49,13 @@ class HostTier(TierIndex):
         """Return the first `count` bytes of an item."""
         return self.pool.views(cast("Pieces", item.place), count)
 
-    def read(self, item: Item, wanted: list[Part], landing: list[Buffers], total: int) -> bool:
+    def read(self, item: Item, targets: list[Target], total: int) -> bool:
         """Copy parts of an item of `total` bytes into their landing buffers; False = a part is damaged."""
         row, sums = ByteRow(self.views(item, total)), unpacked(item.sums)
-        for part, target in zip(wanted, landing, strict=True):
-            copy(row.cut(part.start, part.length), target)
+        for part, buffers in targets:
+            copy(row.cut(part.start, part.length), buffers)
             # The landed bytes are verified, not those that were copied.
-            if checksum(target) != sums[part.number]:
+            if checksum(buffers) != sums[part.number]:
                 return False
         return True
 

@@ -6,6 +6,24 @@ from enum import StrEnum
 
 from mamba_tier.items import Item
 
+COUNTERS = {
+    "accepted": "bundles that a put copied",
+    "known": "bundles that were stored already",
+    "dropped": "bundles that found the writer behind",
+    "off": "bundles that no tier takes",
+    "stored": "bundles that the host tier got",
+    "demoted": "bundles that were written to disk",
+    "demoted_bytes": "bytes of files that were written",
+    "no_room": "bundles that the disk tier had no room for",
+    "restored_host": "bundles that were read, all from host memory",
+    "restored_disk": "bundles that were read, some of it from disk",
+    "restored_bytes": "bytes that were read",
+    "corrupt": "damaged records and blocks",
+    "stale": "files of another model or layout that a start removed",
+    "gone": "reads that came after an eviction or a failure",
+}
+"""Counters of a store, and what each counts since the start."""
+
 
 class PutOutcome(StrEnum):
     """The answer to a bundle that was offered."""
@@ -17,7 +35,7 @@ class PutOutcome(StrEnum):
     DROPPED = "dropped"
     """No memory was free for the bundle: the writer is behind."""
     OFF = "off"
-    """Every tier is off or too small for the bundle."""
+    """Every tier is off or too small for the bundle, or the memory for what waits is."""
 
 
 class ReadOutcome(StrEnum):
@@ -63,7 +81,7 @@ class TierState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TierStatus:
-    """What one tier holds."""
+    """Contents and state of one tier."""
 
     state: TierState
     reason: str

@@ -7,23 +7,28 @@ payload stands in it. Pure.
 
 import struct
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
 import xxhash
 
+from mamba_tier.bundle_shape import BundleShape
+
 FORMAT = 1
 """Version of the format of files. Whoever changes what a file means raises it."""
 MAGIC = b"mambatr\n"
 ALIGNMENT = 4096
-PART_BYTES = 256 << 10
+PART_BYTES = 1 << 20
 """Bytes of a part of a state: small enough to be still in the processor's cache when it is verified."""
+PAGES_PART_BYTES = 256 << 10
+"""Bytes of a part of several pages: a read from within such a part reads it from its beginning."""
 _FRONT = struct.Struct("<8sIIIIQ")
 _LARGEST = 64 << 20
 
 
-class Part(msgspec.Struct, frozen=True):
-    """A part of a payload with a checksum of its own: [start, start + length)."""
+class Part(NamedTuple):
+    """A part of a payload with a checksum of its own: bytes [start, start + length)."""
 
     number: int
     start: int
@@ -47,8 +52,11 @@ class Header(msgspec.Struct, frozen=True, array_like=True):
     tokens: int
     """Tokens of recomputation that the record saves."""
     part_bytes: int
+    """Bytes of a part of the state."""
+    part_pages: int
+    """Pages of a part of the pages."""
     sums: bytes
-    """XXH3 of each part, 8 bytes each: parts of the state, then pages."""
+    """XXH3 of each part, 8 bytes each: parts of the state, then of the pages."""
     block_keys: bytes
     """Chain hashes of the blocks of [0, first), 8 bytes each."""
 
@@ -58,14 +66,22 @@ class Header(msgspec.Struct, frozen=True, array_like=True):
         return self.state_bytes + (self.depth - self.first) // self.page_size * self.page_bytes
 
 
-def parts(state_bytes: int, page_bytes: int, pages: int, part_bytes: int = PART_BYTES) -> Iterator[Part]:
-    """Return the parts of a payload in order."""
-    number = 0
-    for start in range(0, state_bytes, part_bytes):
-        yield Part(number, start, min(part_bytes, state_bytes - start))
+def parts(shape: BundleShape, tokens: int, *, is_record: bool) -> Iterator[Part]:
+    """Return the parts of the payload of an item with the pages of `tokens` tokens, in order."""
+    number, state_bytes = 0, shape.state_bytes if is_record else 0
+    for start in range(0, state_bytes, PART_BYTES):
+        yield Part(number, start, min(PART_BYTES, state_bytes - start))
         number += 1
-    for page in range(pages if page_bytes else 0):
-        yield Part(number + page, state_bytes + page * page_bytes, page_bytes)
+    end = state_bytes + shape.pages_bytes(tokens)
+    step = part_pages(shape) * shape.page_bytes
+    for start in range(state_bytes, end, step or 1):
+        yield Part(number, start, min(step, end - start))
+        number += 1
+
+
+def part_pages(shape: BundleShape) -> int:
+    """Return the number of pages that have one checksum together."""
+    return max(1, min(shape.block_pages, PAGES_PART_BYTES // max(1, shape.page_bytes)))
 
 
 def packed(numbers: list[int] | tuple[int, ...]) -> bytes:
@@ -103,13 +119,13 @@ def decoded(raw: bytes) -> Header | None:
     """Return the header of exactly these bytes; None = the bytes are damaged."""
     if header_bytes(raw) != len(raw):
         return None
-    _, _, _, body, _, wanted = _FRONT.unpack_from(raw)
+    _, _, _, body, _, expected = _FRONT.unpack_from(raw)
     blank = bytearray(raw)
     blank[_FRONT.size - 8 : _FRONT.size] = bytes(8)
-    if xxhash.xxh3_64_intdigest(blank) != wanted:
+    if xxhash.xxh3_64_intdigest(blank) != expected:
         return None
     try:
         header = msgspec.msgpack.decode(raw[_FRONT.size : _FRONT.size + body], type=Header)
     except msgspec.DecodeError:
         return None
-    return header if header.page_size > 0 and header.part_bytes > 0 else None
+    return header if header.page_size > 0 else None

@@ -56,7 +56,7 @@ class StoreWriter:
         self.blocks: dict[int, bytes] = {}
         """The same of blocks."""
         self._changed = threading.Condition(lock)
-        self._closing, self._busy = False, False
+        self._closing, self._busy, self._saving = False, False, False
         self._thread = threading.Thread(target=self._run, name="bundle-writer", daemon=True)
 
     def start(self) -> None:
@@ -93,6 +93,15 @@ class StoreWriter:
         with self._changed:
             return self._changed.wait_for(self._is_idle, seconds)
 
+    def save(self, seconds: float) -> bool:
+        """Move all records of the host tier to disk; False = not all were moved after `seconds`."""
+        with self._changed:
+            if self._disk is None or not self._disk.on:
+                return False
+            self._saving, self._host.budget_bytes = True, 0
+            self._changed.notify_all()
+            return self._changed.wait_for(self._is_idle, seconds) and self._disk.on
+
     def close(self) -> None:
         """Stop the thread after the record that it writes."""
         with self._changed:
@@ -102,14 +111,17 @@ class StoreWriter:
 
     def _is_idle(self) -> bool:
         removals = self._disk is not None and self._disk.has_removals
-        return self._closing or not (self._queue or self._busy or removals)
+        unsaved = self._saving and bool(self._host.records)
+        return self._closing or not (self._queue or self._busy or removals or unsaved)
 
     def _run(self) -> None:
         while True:
             with self._changed:
                 self._busy = False
                 self._changed.notify_all()
-                self._changed.wait_for(lambda: self._closing or not self._is_idle(), IDLE_SECONDS)
+            seconds = 0.0 if self._host.pool.touch_more() else IDLE_SECONDS
+            with self._changed:
+                self._changed.wait_for(lambda: self._closing or not self._is_idle(), seconds)
                 if self._closing:
                     return
                 self._busy = True
@@ -158,14 +170,11 @@ class StoreWriter:
                 self._host.add_block(block)
             tiers = (self._host,) if self._disk is None else (self._host, self._disk)
             for key in record.block_keys:
-                candidates = (tier.blocks.get(key) for tier in tiers)
-                wanted = bundle.digests[key]
-                block = next(
-                    (each for each in candidates if each is not None and each.digest == wanted), None
-                )
-                if block is not None:
-                    block.references += 1
-                    record.blocks.append(block)
+                candidates = [tier.blocks[key] for tier in tiers if key in tier.blocks]
+                stored = [candidate for candidate in candidates if candidate.digest == bundle.digests[key]]
+                if stored:
+                    stored[0].references += 1
+                    record.blocks.append(stored[0])
             if self._disk is not None and (older := self._disk.records.get(record.key)) is not None:
                 self._disk.drop(older)
             self._host.add_record(record)
@@ -186,9 +195,7 @@ class StoreWriter:
     def _sums(self, item: Item) -> bytes:
         total = self._payload_bytes(item)
         row = ByteRow(self._host.views(item, total))
-        state = self._shape.state_bytes if isinstance(item, Record) else 0
-        pages = (item.depth - item.first) // self._shape.page_size
-        spans = parts(state, self._shape.page_bytes, pages)
+        spans = parts(self._shape, item.depth - item.first, is_record=isinstance(item, Record))
         return packed([checksum(row.cut(part.start, part.length)) for part in spans])
 
     def _lower_host(self) -> None:
@@ -197,7 +204,8 @@ class StoreWriter:
             with self._changed:
                 if self._closing or self._host.used_bytes <= self._host.budget_bytes:
                     return
-                victim = self._host.victim()
+                # Time may run out while an engine ends: the most valuable records are saved first.
+                victim = self._host.best() if self._saving else self._host.victim()
                 if victim is None:
                     return
                 # The writer reads the victim's bytes.

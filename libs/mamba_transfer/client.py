@@ -48,7 +48,7 @@ from mamba_transfer.transport import Arrival, Transport, WriterPending
 
 Answer = TypeVar("Answer", Welcome, Offer, Checksums, Renewed, Valid)
 _MOST_FRAME_BYTES = (1 << 16) + MOST_DESCRIPTION_BYTES
-_POLL_SECONDS = 0.05
+_CONNECT_POLL_SECONDS = 0.05
 PATIENCE_SECONDS = 10.0
 """Time for which a peer may say nothing, whatever the deadline."""
 
@@ -90,7 +90,7 @@ class TransferClient:
     def fetch(
         self,
         peer: Peer,
-        wanted: Wanted,
+        request: Wanted,
         landing: Buffers,
         *,
         deadline: float,
@@ -101,7 +101,7 @@ class TransferClient:
 
         Args:
             peer: the source.
-            wanted: the checkpoint.
+            request: the checkpoint.
             landing: the state, then whole pages for the tokens [base, depth), which the bytes are written to.
             deadline: time by the clock at which to give up.
             cancelled: asked every 50 ms; True ends the fetch.
@@ -111,12 +111,12 @@ class TransferClient:
         """
         limit = Limit(self._clock, deadline, cancelled, self._patience)
         carrier = self._transports[transport]
-        _check_landing(self.layout, wanted, landing)
+        _check_landing(self.layout, request, landing)
         connection = None
         try:
             connection = _connect(peer.address, limit.step())
             layout = _greet(connection, Hello(peer.incarnation, self.layout, transport), limit)
-            return self._receive(connection, layout, wanted, landing, carrier, limit)
+            return self._receive(connection, layout, request, landing, carrier, limit)
         except _Ended as end:
             return end.outcome
         except WriterPending as pending:
@@ -163,7 +163,7 @@ class TransferClient:
         self,
         connection: Connection,
         source: StateLayout,
-        wanted: Wanted,
+        request: Wanted,
         landing: Buffers,
         transport: Transport,
         limit: Limit,
@@ -171,10 +171,10 @@ class TransferClient:
         portion = plan_of_pair(source, self.layout).portions.get(source.rank)
         if portion is None:
             return Outcome(Verdict.REFUSED, f"rank ({source.rank} sends nothing to rank {self.layout.rank})")
-        sizes = portion.sizes((wanted.depth - wanted.base) // self.layout.page_size)
-        _say(connection, wanted, limit)
+        sizes = portion.sizes((request.depth - request.base) // self.layout.page_size)
+        _say(connection, request, limit)
         offer = _hear(connection, Offer, limit)
-        if (offer.depth, offer.base, offer.length) != (wanted.depth, wanted.base, sum(sizes)):
+        if (offer.depth, offer.base, offer.length) != (request.depth, request.base, sum(sizes)):
             raise ForeignFrame(f"an offer of {offer.length} bytes for {sum(sizes)} that were asked for")
         parts = pieces(portion, "destination", self.layout, landing)
         arrival: Arrival = transport.receive(connection, offer.description, parts, sizes, limit)
@@ -186,10 +186,10 @@ class TransferClient:
         return Outcome(Verdict.VALID, received=arrival.received)
 
 
-def _check_landing(layout: StateLayout, wanted: Wanted, landing: Buffers) -> None:
-    tokens = wanted.depth - wanted.base
+def _check_landing(layout: StateLayout, request: Wanted, landing: Buffers) -> None:
+    tokens = request.depth - request.base
     if tokens < 0 or tokens % layout.page_size:
-        raise ValueError(f"tokens {wanted.base} to {wanted.depth} are no whole pages of {layout.page_size}")
+        raise ValueError(f"tokens {request.base} to {request.depth} are no whole pages of {layout.page_size}")
     pages = sum(buffer.nbytes for buffer in landing[1:])
     if not landing or (landing[0].nbytes, pages) != (
         layout.state_bytes,
@@ -208,7 +208,7 @@ def _connect(address: Address, limit: Limit) -> Connection:
         poller.register(end, select.POLLOUT)
         while code == errno.EINPROGRESS:
             limit.check()
-            if poller.poll(1000 * _POLL_SECONDS):
+            if poller.poll(1000 * _CONNECT_POLL_SECONDS):
                 code = end.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
                 break
         if code:
@@ -230,9 +230,13 @@ def _say(connection: Connection, message: FromReader, limit: Limit) -> None:
 
 def _hear(connection: Connection, kind: type[Answer], limit: Limit, room: int = 0) -> Answer:
     """Return the next message. Raises _Ended if it is another one than the expected `kind`."""
-    message = unpack_from_source(connection.receive_frame(_MOST_FRAME_BYTES + room, limit.step()))
-    if isinstance(message, kind):
-        return message
+    while True:
+        message = unpack_from_source(connection.receive_frame(_MOST_FRAME_BYTES + room, limit.step()))
+        if isinstance(message, kind):
+            return message
+        # A transport may have renewed the lease amid its read; Done tells whether the lease lives.
+        if not isinstance(message, Renewed):
+            break
     if isinstance(message, Expired):
         raise _Ended(Verdict.EXPIRED)
     if isinstance(message, Refuse):

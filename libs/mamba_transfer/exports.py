@@ -24,7 +24,7 @@ class OpenExport:
 class ExportSource(Protocol):
     """The engine's side of a transfer server. All methods are called by threads of the server."""
 
-    def open(self, wanted: Wanted) -> OpenExport | None:
+    def open(self, request: Wanted) -> OpenExport | None:
         """Return the checkpoint that is asked for, locked; None if there is none, or its lease has ended.
 
         The call may block its thread until the engine's loop has answered.

@@ -20,7 +20,6 @@ _HEADER = struct.Struct(">4sHI")
 _SLICE_SECONDS = 0.05
 _TIMEVAL = struct.pack("@ll", 0, int(_SLICE_SECONDS * 1e6))
 _READ_BYTES = 1 << 16
-_BUFFER_BYTES = 4 << 20
 MOST_VECTORS = 512
 """Pieces in one call of the kernel, which takes 1024 at most."""
 
@@ -81,8 +80,6 @@ class Connection:
         magic, version, length = _HEADER.unpack(header)
         if magic != MAGIC:
             raise ForeignFrame("the peer does not speak the transfer protocol")
-        if version != VERSION:
-            raise ForeignVersion(version)
         if length > most:
             raise ForeignFrame(f"a message of {length} bytes, where at most {most} are allowed")
         body = bytearray()
@@ -90,6 +87,9 @@ class Connection:
             part = bytearray(min(_READ_BYTES, length - len(body)))
             self.receive_into(memoryview(part), limit)
             body += part
+        # Only now, since bytes that nobody has read would make the kernel discard the answer.
+        if version != VERSION:
+            raise ForeignVersion(version)
         return body
 
     def send(self, pieces: Sequence[memoryview], limit: Limit) -> None:

@@ -6,6 +6,7 @@ are those of the arena: within a slot the recurrent states of all layers, then t
 layers; within a page the keys and the values of each attention layer. Nothing here touches memory.
 """
 
+from collections.abc import Sequence
 from typing import Annotated, Literal, Self
 
 import msgspec
@@ -138,27 +139,39 @@ class StateLayout(msgspec.Struct, frozen=True):
 
     def refusal(self, other: "StateLayout") -> str | None:
         """Return the name of the field for which no state can travel between the two; None if one can."""
-        for field in ("fingerprint", "page_size"):
-            if (here := getattr(self, field)) != (there := getattr(other, field)):
-                return f"{field} ({here} here, {there} there)"
-        names = [[part.name for part in layout.parts] for layout in (self, other)]
+        if (difference := _difference("", self, other, ("fingerprint", "page_size"))) is not None:
+            return difference
+        names = [", ".join(part.name for part in layout.parts) for layout in (self, other)]
         if names[0] != names[1]:
-            return f"parts ({', '.join(names[0])} here, {', '.join(names[1])} there)"
-        for mine, yours in zip(self.parts, other.parts, strict=True):
-            for field in ("place", "dtype", "layers", "rows", "units", "width"):
-                if (here := getattr(mine, field)) != (there := getattr(yours, field)):
-                    return f"{mine.name}.{field} ({here} here, {there} there)"
+            return f"parts ({names[0]} here, {names[1]} there)"
         if other.rank >= other.ranks:
             return f"rank ({other.rank} of {other.ranks} there)"
+        fields = ("place", "dtype", "layers", "rows", "units", "width")
+        if (difference := _part_difference(self, other, fields)) is not None:
+            return difference
         try:
             expected = self.at(other.rank, other.ranks)
         except IncompatibleLayouts as error:
             return error.field
-        for mine, yours in zip(expected.parts, other.parts, strict=True):
-            for field in ("first", "last", "replicas"):
-                if (here := getattr(mine, field)) != (there := getattr(yours, field)):
-                    return f"{mine.name}.{field} ({here} here, {there} there)"
-        return None
+        return _part_difference(expected, other, ("first", "last", "replicas"))
+
+
+def _part_difference(layout: StateLayout, other: StateLayout, fields: Sequence[str]) -> str | None:
+    for mine, theirs in zip(layout.parts, other.parts, strict=True):
+        if (difference := _difference(f"{mine.name}.", mine, theirs, fields)) is not None:
+            return difference
+    return None
+
+
+def _difference(
+    owner: str, mine: msgspec.Struct, theirs: msgspec.Struct, fields: Sequence[str]
+) -> str | None:
+    """Return the first field that differs, with both values; None if none does."""
+    for field in fields:
+        values = getattr(mine, field), getattr(theirs, field)
+        if values[0] != values[1]:
+            return f"{owner}{field} ({values[0]} here, {values[1]} there)"
+    return None
 
 
 def _parts(model: ModelConfig, state_dtype: str, dtype: str, page_size: int) -> list[TensorPart]:

@@ -6,7 +6,7 @@ from typing import Protocol
 
 
 class Verdict(StrEnum):
-    """What became of a fetch. Bytes that landed may be used only after VALID."""
+    """The way a fetch ended. Bytes that landed may be used only after VALID."""
 
     VALID = "valid"
     """All bytes landed, their checksums agree, and the source held the export until then."""

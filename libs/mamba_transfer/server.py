@@ -114,26 +114,36 @@ class TransferServer:
         while not self._closing.is_set():
             try:
                 end, _ = listener.accept()
+                connection = Connection(end)
             except OSError:
-                # Closed, or out of descriptors: wait a moment, or for ever if it is closed.
+                # The listener is closed, the process is out of descriptors, or the reader has left already.
                 self._closing.wait(0.05)
                 continue
             with self._one:
                 if len(self._readers) >= self._most_connections or self._closing.is_set():
-                    end.close()
+                    connection.close()
                     continue
-                connection = Connection(end)
                 thread = threading.Thread(
                     target=self._serve, args=(connection,), name="transfer-reader", daemon=True
                 )
                 self._readers[thread] = connection
+            self._begin(thread, connection)
+
+    def _begin(self, thread: threading.Thread, connection: Connection) -> None:
+        try:
             thread.start()
+        except RuntimeError as error:
+            log.warning("a reader is turned away: the system gives no thread", error=str(error))
+            with self._one:
+                del self._readers[thread]
+            connection.close()
 
     def _serve(self, connection: Connection) -> None:
         try:
-            self._converse(connection)
-        except ConnectionFailed as error:
-            log.debug("a reader left", reason=str(error))
+            # The source learns of a lost reader when its export is closed; a peer that speaks nonsense has no
+            # export, and must not fill the log.
+            with suppress(ConnectionFailed):
+                self._converse(connection)
         except Exception:
             log.exception("a transfer failed; its reader computes the prefix itself")
         finally:

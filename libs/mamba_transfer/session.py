@@ -113,12 +113,12 @@ class ReaderSession:
             case Hello():
                 raise ForeignFrame("a second Hello")
 
-    def _fetch(self, wanted: Wanted) -> None:
+    def _fetch(self, request: Wanted) -> None:
         if self._export is not None:
             raise ForeignFrame("a Fetch while another export is open")
-        if not wanted.sound:
-            raise ForeignFrame(f"a Fetch of tokens {wanted.base} to {wanted.depth} with other tokens")
-        export = self._export = self._source.open(wanted)
+        if not request.sound:
+            raise ForeignFrame(f"a Fetch of tokens {request.base} to {request.depth} with other tokens")
+        export = self._export = self._source.open(request)
         if export is None:
             return self._answer(Expired())
         parts = pieces(self._portion, "source", self._layout, export.buffers)

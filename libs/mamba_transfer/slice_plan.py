@@ -7,6 +7,7 @@ offset is ever sent.
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from itertools import groupby
 from typing import Literal, NamedTuple
 
@@ -47,7 +48,7 @@ class Portion(NamedTuple):
 
 
 class SlicePlan:
-    """What a destination reads from each source rank that it needs.
+    """The parts of its memory that a destination reads from each source rank.
 
     Attributes:
         portions: what each source rank sends. A rank that is missing sends nothing.
@@ -77,10 +78,11 @@ class SlicePlan:
         }
 
 
+@lru_cache(maxsize=16)
 def plan_of_pair(source: StateLayout, destination: StateLayout) -> SlicePlan:
     """Return the plan between all ranks of the source's engine and one destination.
 
-    Raises IncompatibleLayouts, which names the field.
+    Plans are kept for the next connection of the same pair. Raises IncompatibleLayouts, with the field.
     """
     if (field := destination.refusal(source)) is not None:
         raise IncompatibleLayouts(field)
@@ -124,11 +126,11 @@ def _copies(
     copies: dict[int, dict[tuple[str, int], list[Copy]]] = defaultdict(lambda: defaultdict(list))
     for number, (part, row) in enumerate(_rows(destination, place)):
         for rank, first, last in intervals[part.name]:
-            other, there = rows[rank][number]
+            other, source_row = rows[rank][number]
             size = part.unit_bytes
             copies[rank][part.block, row.layer].append(
                 Copy(
-                    there.offset + (first - other.first) * size,
+                    source_row.offset + (first - other.first) * size,
                     row.offset + (first - part.first) * size,
                     (last - first) * size,
                 )

@@ -33,9 +33,10 @@ class SocketTransport:
         """Send all bytes; return the checksums. Raises PeerLost, or Stopped."""
         checksums = BlockChecksums(sizes)
         for chunk in _chunks(pieces):
+            connection.send(chunk, limit())
+            # The reader is still busy with what the kernel holds for it, and the chunk is in the cache now.
             for piece in chunk:
                 checksums.update(piece)
-            connection.send(chunk, limit())
         return checksums.digests
 
     def receive(

@@ -1,4 +1,4 @@
-"""Two engines as processes: one computes prompts, the other writes the answers; and what goes wrong between."""
+"""Two engine processes: one computes prompts, the other writes answers, and much goes wrong between."""
 
 import json
 import os

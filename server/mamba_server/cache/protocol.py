@@ -347,10 +347,11 @@ class StateCache(Protocol):
     def install(self, reception: Reception, step: int) -> bool:
         """Give a confirmed reception, whose bytes are known to be right, to the tree; end the reception.
 
-        Steps from `step` on resume from it. A copy to the slot and the pages on the forward stream is part of
+        Steps from `step` on resume from it. A copy to the slot and the pages on the forward stream belongs to
         launch `step - 1`: it is launched before this call, and `advance` passes that number once it is
-        complete. If that step fails, the checkpoint is dropped; who has resumed from it meanwhile fails with
-        it. False = the tree got the same checkpoint meanwhile, and the memory is returned.
+        complete. Others may read the copy by then, so a copy that fails is the loss of the device; who cannot
+        afford that installs once the copy was seen complete. False = the tree got the same checkpoint
+        meanwhile, and the memory is returned.
         """
 
     def abandon(self, reception: Reception, *, writer_ended: bool) -> None:
@@ -380,6 +381,9 @@ class ManagedStateCache(StateCache, Protocol):
 
     def listen(self, listener: PrefixListener) -> None:
         """Report every change of the tree to `listener`, the only one, from now on."""
+
+    def checkpoints(self) -> Iterator[EvictedCheckpoint]:
+        """Read only: yield every checkpoint that can be resumed; void after any other call."""
 
     def flush(self) -> int:
         """Forget every checkpoint that no sequence is reading; return their number."""

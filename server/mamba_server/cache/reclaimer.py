@@ -3,11 +3,11 @@
 The state cache is the only caller. The eviction policy decides which checkpoint goes first.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from mamba_server.cache.arena import Allocation, AllocationSite, Arena, PageOwner
 from mamba_server.cache.node import Node
-from mamba_server.cache.protocol import CacheCounters, EvictedCheckpoint, EvictionListener
+from mamba_server.cache.protocol import CacheCounters
 from mamba_server.cache.tree import RadixTree
 
 NODES_PER_SWEEP = 8
@@ -21,7 +21,7 @@ class Reclaimer:
         self.arena = arena
         self.tree = tree
         self.counters = counters
-        self.on_eviction: EvictionListener | None = None
+        self.on_eviction: Callable[[Node], None] | None = None
         """Called before a checkpoint is evicted; not for one that is forgotten or wrong."""
         self._to_sweep: list[Node] = []
         """Roots of the subtrees that may still hold forgotten checkpoints, themselves included."""
@@ -96,7 +96,7 @@ class Reclaimer:
     def evict_state(self, node: Node, *, report: bool = True) -> None:
         """Evict the unlocked checkpoint of `node`, and no pages."""
         if report and self.on_eviction is not None and node.epoch == self.tree.epoch:
-            self.on_eviction(EvictedCheckpoint(node))
+            self.on_eviction(node)
         self.tree.eviction.evicted(node)
         self._free_state(node)
         self.counters.evicted += 1

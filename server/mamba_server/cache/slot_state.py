@@ -68,7 +68,6 @@ TRANSITIONS: dict[tuple[SlotState, SlotState], int] = {
     (SlotState.CONFIRMING, SlotState.INSTALLED): WRITER,
     (SlotState.CONFIRMING, SlotState.FENCED): WRITER,
     (SlotState.INSTALLED, SlotState.CACHED): STEP,
-    (SlotState.INSTALLED, SlotState.FENCED): 0,
     (SlotState.CACHED, SlotState.EXPORTED): STEP,
     (SlotState.EXPORTED, SlotState.CACHED): 0,
 }

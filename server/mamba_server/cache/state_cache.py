@@ -349,7 +349,7 @@ class RadixStateCache(Transit):
             ]
         self.arena.advance(step)
         if self.installs:
-            self._complete_installs(step, failed=failed)
+            self._complete_installs()
 
     def commit(self, allocation: SequenceAllocation, token_ids: Tokens, step: int) -> None:
         """Donate or keep the checkpoints of `allocation` that `step` has completed.

@@ -6,6 +6,7 @@ moves the bytes says when a writer or a reader has ended, and nothing here waits
 comments are those of the state-cache page.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +17,7 @@ from mamba_server.cache.donation import Donation
 from mamba_server.cache.errors import LedgerViolation
 from mamba_server.cache.ghost_tree import CheckpointKind, Ghost, GhostMatch, GhostTree
 from mamba_server.cache.node import Node, Tokens
-from mamba_server.cache.protocol import CacheCounters, EvictionListener, Export, Reception
+from mamba_server.cache.protocol import CacheCounters, EvictedCheckpoint, EvictionListener, Export, Reception
 from mamba_server.cache.reclaimer import Reclaimer
 from mamba_server.cache.slot_state import SlotState
 from mamba_server.cache.tree import RadixTree
@@ -61,8 +62,22 @@ class Transit:
         self._number = 0
 
     def on_eviction(self, listener: EvictionListener | None) -> None:
-        """Call `listener` before a checkpoint is evicted."""
-        self.reclaimer.on_eviction = listener
+        """Call `listener` before a checkpoint is evicted, unless a launch still writes one of its pages."""
+
+        def report(node: Node) -> None:
+            evicted = EvictedCheckpoint(node)
+            if listener is not None and not (self.installs and self._is_being_written(node, evicted.pages)):
+                listener(evicted)
+
+        self.reclaimer.on_eviction = report if listener is not None else None
+
+    def checkpoints(self) -> Iterator[EvictedCheckpoint]:
+        """Yield every checkpoint that can be resumed, as a listener to evictions sees it."""
+        for node in self.tree.walk():
+            if node.slot and node.epoch == self.tree.epoch:
+                checkpoint = EvictedCheckpoint(node)
+                if not (self.installs and self._is_being_written(node, checkpoint.pages)):
+                    yield checkpoint
 
     @property
     def ghosts(self) -> GhostTree | None:
@@ -239,14 +254,12 @@ class Transit:
         if not self._slots_to_spare:
             self.donation.cap_path(node, set())
 
-    def _complete_installs(self, step: int, *, failed: bool) -> None:
-        """Complete the installs that `step` has written; drop them if it `failed`."""
+    def _complete_installs(self) -> None:
+        """Complete the installs whose launch is complete: nothing writes to them any more (T5)."""
         completed = self.arena.completed
         due = [install for install in self.installs if install.fence <= completed]
         self.installs = [install for install in self.installs if install.fence > completed]
         for install in due:
-            if failed and install.fence == step:
-                self.tree.distrust(install.node)
             self.arena.move(install.node.slot, SlotState.CACHED)
             self._unlock(install.node)
 

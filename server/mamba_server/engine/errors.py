@@ -1,9 +1,8 @@
 """Errors of the engine process itself.
 
 EngineError
-├── NoDevice            the requested device is not here (exit 2)
-├── TransfersUnusable   transfer server or cache tiers cannot be used (exit 2)
-└── DeviceLost          the device failed for good, while it served or before (exit 1)
+├── NoDevice     the requested device is not here (exit 2)
+└── DeviceLost   the device failed for good, while it served or before (exit 1)
 """
 
 
@@ -15,12 +14,6 @@ class EngineError(Exception):
 
 class DeviceLost(EngineError):
     """The device fails every step: only another process can use it again."""
-
-
-class TransfersUnusable(EngineError):
-    """The port of the transfer server or the directory of a cache tier cannot be used."""
-
-    exit_code = 2
 
 
 class NoDevice(EngineError):

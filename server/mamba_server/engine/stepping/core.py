@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from mamba_kernels.device_errors import ends_the_device
 from mamba_planner.strategy import reservation
-from mamba_server.cache import ManagedStateCache, Refusal, SequenceAllocation, Tokens
+from mamba_server.cache import ManagedStateCache, Refusal, SequenceAllocation
 from mamba_server.engine.scheduling.scheduler import Scheduler
 from mamba_server.engine.sequences.output_grammar import OutputGrammar
 from mamba_server.engine.sequences.schedule import Schedule
@@ -24,12 +24,12 @@ from mamba_server.engine.sequences.sequence import Phase, Sequence
 from mamba_server.engine.sequences.timeline import Timeline
 from mamba_server.engine.stepping.forward_stream import ForwardStream, Ticket
 from mamba_server.engine.stepping.prefill_speed import PrefillSpeed
+from mamba_server.engine.stepping.state_transfers import NO_HAND_OVER, StateTransfers
 from mamba_server.engine.stepping.step_pace import StepPace
 from mamba_server.engine.stepping.tree_changes import TreeChanges
 from mamba_server.wire import (
     AbortRequest,
     AddRequest,
-    Fetch,
     FinishReason,
     HandOver,
     RequestRejected,
@@ -63,54 +63,6 @@ class StepRunner(Protocol):
     """
 
     def prepare(self, schedule: Schedule) -> Callable[[], Callable[[], StepResult]]: ...
-
-
-class StateTransfers(Protocol):
-    """States that come from elsewhere and go elsewhere, as the core uses them between two steps."""
-
-    def expect(self, group: list[Sequence], fetch: Fetch | None) -> bool:
-        """Begin to fetch the state of the group's prompt; return False if it cannot or need not come."""
-        ...
-
-    def arrived(self) -> list[list[Sequence]]:
-        """Return the groups whose state has come or will not come. Called once before each step."""
-        ...
-
-    def cancel(self, request_id: str) -> None:
-        """Give up the state for a request that has ended."""
-        ...
-
-    def export(self, token_ids: Tokens, salt: str) -> HandOver:
-        """Keep the deepest state of a prompt for the engine that is to fetch it."""
-        ...
-
-    def release(self, export: str) -> bool:
-        """End an export; return whether there was one."""
-        ...
-
-    @property
-    def changes(self) -> int:
-        """Number of changes of the cache's memory by transfers."""
-        ...
-
-    def counters(self) -> dict[str, float]:
-        """Return the counters by metric name."""
-        ...
-
-    def gauges(self) -> dict[str, float]:
-        """Return the gauges by metric name."""
-        ...
-
-    def take_seconds(self) -> list[tuple[str, float]]:
-        """Return and clear direction and seconds of the transfers that ended."""
-        ...
-
-    def close(self) -> None:
-        """Stop all transfers, at the end of the process."""
-        ...
-
-
-NO_HAND_OVER = HandOver("", 0, 0.0)
 
 
 @dataclass(slots=True)
@@ -215,10 +167,14 @@ class EngineCore:
                 self.scheduler.add(sequence)
         return None
 
+    def _handed_over(self, request: AddRequest) -> int:
+        """Return the tokens of a prompt up to its last page boundary before its end."""
+        page_size = self.cache.capacity.page_size
+        return (len(request.token_ids) - 1) // page_size * page_size
+
     def _begin_hand_over(self, request: AddRequest) -> None:
         """Queue the part of the prompt that another engine gets, unless its state is cached already."""
-        prompt, page_size = np.array(request.token_ids, np.int32), self.cache.capacity.page_size
-        depth = (len(prompt) - 1) // page_size * page_size
+        prompt, depth = np.array(request.token_ids, np.int32), self._handed_over(request)
         sequence = Sequence(
             request.request_id, 0, prompt[:depth], msgspec.structs.replace(request.params, max_tokens=0),
             order=self._next_order, priority=request.priority, salt=request.cache_salt,
@@ -258,7 +214,7 @@ class EngineCore:
                 f"prompt ({prompt_len}) and max_tokens ({most_tokens}) exceed the model's "
                 f"{limit} tokens: shorten the prompt or lower max_tokens",
             )  # fmt: skip
-        if capacity.never_fits(total):
+        if capacity.never_fits(self._handed_over(request) if request.hand_over else total):
             return RequestRejected(
                 request.request_id, 400, "invalid_request_error", "context_length_exceeded",
                 f"a sequence of {total} tokens does not fit this engine's arena of "

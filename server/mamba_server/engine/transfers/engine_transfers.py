@@ -19,6 +19,9 @@ from mamba_server.wire import Fetch, HandOver
 ReadState = Callable[[Fetch, Tokens, str, Reception, Buffers, float, threading.Event], ReadResult]
 """Reads a state from another engine: source, prefix, salt, reception, buffers, deadline, cancellation."""
 
+SAVE_SECONDS = 3.0
+"""Seconds in which an engine that ends writes its checkpoints to disk; the API process kills it after 5."""
+
 
 class EngineTransfers:
     """Transfers of one engine.
@@ -135,4 +138,6 @@ class EngineTransfers:
         self._close()
         self._importer.close()
         if self.tier is not None:
+            if self.tier.outlives_process:
+                self.tier.save(self._cache.checkpoints(), SAVE_SECONDS)
             self.tier.store.close()

@@ -43,7 +43,7 @@ class _Held:
 class _Question:
     """Question of a server's thread to the loop."""
 
-    wanted: Wanted
+    request: Wanted
     done: threading.Event = field(default_factory=threading.Event)
     guard: threading.Lock = field(default_factory=threading.Lock)
     given_up: bool = False
@@ -105,7 +105,7 @@ class Exporter:
             self._end(name, "expired")
         while self._questions:
             question = self._questions.popleft()
-            answer = self._answer(question.wanted, step)
+            answer = self._answer(question.request, step)
             with question.guard:
                 question.answer = answer
                 is_late = question.given_up
@@ -113,31 +113,31 @@ class Exporter:
             if is_late and answer is not None:
                 self._end(answer[0].lease.export, "lost")
 
-    def _answer(self, wanted: Wanted, step: int) -> tuple[OpenExport, OutgoingBundle] | None:
-        if wanted.base % self._page_size or wanted.base > wanted.depth:
+    def _answer(self, request: Wanted, step: int) -> tuple[OpenExport, OutgoingBundle] | None:
+        if request.base % self._page_size or request.base > request.depth:
             return None
-        if wanted.export:
-            held, lease = self._held.get(wanted.export), None
-            if held is not None and held.export.depth == wanted.depth:
-                lease = self._leases.take(wanted.export)
+        if request.export:
+            held, lease = self._held.get(request.export), None
+            if held is not None and held.export.depth == request.depth:
+                lease = self._leases.take(request.export)
             if held is None or lease is None:
                 return None
         else:
-            token_ids = np.frombuffer(wanted.token_ids, "<i4").astype(np.int32)
-            if len(token_ids) != wanted.depth or not wanted.depth:
+            token_ids = np.frombuffer(request.token_ids, "<i4").astype(np.int32)
+            if len(token_ids) != request.depth or not request.depth:
                 return None
-            export = self._cache.export(token_ids, wanted.salt, step)
+            export = self._cache.export(token_ids, request.salt, step)
             if export is None:
                 return None
-            if export.depth != wanted.depth:
+            if export.depth != request.depth:
                 self._cache.end_export(export)
                 return None
             lease = Lease(secrets.token_hex(NAME_BYTES), self._lease_seconds, self._clock)
             held = self._hold(lease.export, export)
-        pages = held.export.pages[wanted.base // self._page_size :]
+        pages = held.export.pages[request.base // self._page_size :]
         outgoing = self._memory.outgoing(held.export.slot, pages)
         held.size = bundle_bytes(self._memory.layout, len(pages))
-        return OpenExport(held.export.depth, wanted.base, outgoing.buffers, lease), outgoing
+        return OpenExport(held.export.depth, request.base, outgoing.buffers, lease), outgoing
 
     def _hold(self, name: str, export: Export) -> _Held:
         self._counts.changes += 1
@@ -153,9 +153,9 @@ class Exporter:
 
     # --- by threads of the server --------------------------------------------------------------------
 
-    def open(self, wanted: Wanted) -> OpenExport | None:
+    def open(self, request: Wanted) -> OpenExport | None:
         """Return the wanted checkpoint, locked; None if there is none. Waits for the loop."""
-        question = _Question(wanted)
+        question = _Question(request)
         self._questions.append(question)
         self._wake()
         if not question.done.wait(ANSWER_SECONDS):

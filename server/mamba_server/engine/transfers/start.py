@@ -5,7 +5,6 @@ Called once, when the engine is booted and before it is ready.
 
 import hashlib
 import ipaddress
-import logging
 import os
 import secrets
 import socket
@@ -18,7 +17,6 @@ import msgspec
 import torch
 
 from mamba_server.cache import Reception, Tokens
-from mamba_server.engine.errors import TransfersUnusable
 from mamba_server.engine.stepping.core import EngineCore
 from mamba_server.engine.stepping.forward_stream import ForwardStream
 from mamba_server.engine.transfers.bundle_memory import (
@@ -34,6 +32,7 @@ from mamba_server.engine.transfers.tier import Tier
 from mamba_server.engine.transfers.transfer_counts import TransferCounts
 from mamba_server.wire import Fetch
 from mamba_settings.engine_settings import EngineSettings
+from mamba_telemetry.logs import get_logger
 from mamba_tier.bundle_shape import BundleShape, StoreSettings
 from mamba_tier.bundle_store import BundleStore
 from mamba_tier.errors import TierError
@@ -48,9 +47,15 @@ from mamba_transfer import (
     Wanted,
 )
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 POD_IP = "POD_IP"
 """Variable with the address at which other pods reach this one."""
+
+
+class TransfersUnusable(Exception):
+    """The port of the transfer server or the directory of a cache tier cannot be used."""
+
+    exit_code = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +91,8 @@ def start_transfers(
         store = _open_store(settings, layout)
         tier = Tier(
             store, memory, counts, core.speed, importer.bandwidth,
-            page_size=layout.page_size, clock=core.clock,
+            page_size=layout.page_size,
+            outlives_process=settings.disk_cache is not None, clock=core.clock,
         )  # fmt: skip
     if not serves:
         core.transfers = EngineTransfers(cache, importer, counts, lambda: core.step_number + 1, tier=tier)
@@ -105,7 +111,7 @@ def start_transfers(
         tier=tier,
         close=server.close,
     )
-    log.info("transfer server at %s, incarnation %s, role %s", address, incarnation, settings.role)
+    log.info("transfer_server", address=str(address), incarnation=incarnation, role=settings.role)
     return TransferEndpoint(str(address), incarnation)
 
 
@@ -130,14 +136,14 @@ class PeerReader:
             peer = Peer(Address.parse(fetch.address), fetch.incarnation)
         except UnusableAddress as error:
             return ReadResult("refused", str(error))
-        wanted = Wanted(
+        request = Wanted(
             depth=fetch.depth,
             base=reception.base,
             export=fetch.export,
             salt="" if fetch.export else salt,
             token_ids=b"" if fetch.export else prefix.astype("<i4").tobytes(),
         )
-        outcome = self._client.fetch(peer, wanted, buffers, deadline=deadline, cancelled=cancelled.is_set)
+        outcome = self._client.fetch(peer, request, buffers, deadline=deadline, cancelled=cancelled.is_set)
         detail = outcome.detail if outcome.verdict is not Verdict.VALID else ""
         return ReadResult(outcome.verdict.value, detail, outcome.writer)
 

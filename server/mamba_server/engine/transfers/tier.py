@@ -8,7 +8,7 @@ its memory is full, or the ring before it, the victim is dropped.
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -30,6 +30,8 @@ from mamba_tier.outcomes import PutOutcome, ReadOutcome
 from mamba_transfer.bundle import bundle_bytes
 
 RING_SLABS = 2
+PAUSE_SECONDS = 0.001
+"""Seconds between two looks at the ring at the end of the process."""
 MAX_RING_BYTES = 256 << 20
 """Largest bundle that is copied from a device on its way to the store."""
 OUTCOMES = {
@@ -64,9 +66,12 @@ class Tier:
         bandwidth: Bandwidth,
         *,
         page_size: int,
+        outlives_process: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.store = store
+        self.outlives_process = outlives_process
+        """Whether the store is on a disk, so that the next process finds it."""
         self._memory, self._counts, self._page_size = memory, counts, page_size
         self._speed, self._bandwidth, self._clock = speed, bandwidth, clock
         self._free_slabs: list[torch.Tensor] | None = None
@@ -122,6 +127,24 @@ class Tier:
         self._copied.append(_Victim(token_ids, evicted.salt, first, slab, outgoing, began))
         return ""
 
+    def save(self, checkpoints: Iterable[EvictedCheckpoint], seconds: float) -> None:
+        """Offer the checkpoints of an engine that ends to the store, and wait until it has written them.
+
+        After `seconds` the rest is lost.
+        """
+        end = self._clock() + seconds
+        for checkpoint in checkpoints:
+            while self.pending and not self._free_slabs and self._clock() < end:
+                self.poll()
+                time.sleep(PAUSE_SECONDS)
+            if self._clock() >= end:
+                break
+            self.on_eviction(checkpoint)
+        while self.pending and self._clock() < end:
+            self.poll()
+            time.sleep(PAUSE_SECONDS)
+        self.store.save(max(0.0, end - self._clock()))
+
     def poll(self) -> None:
         """Hand copies that are complete to the store, in a thread. Between two steps."""
         while self._stored:
@@ -142,6 +165,11 @@ class Tier:
         except Exception:
             outcome = "failed"
         self._stored.append((victim, outcome))
+
+    @property
+    def pending(self) -> bool:
+        """Whether victims are on their way from a device to the store."""
+        return self._free_slabs is not None and len(self._free_slabs) < RING_SLABS
 
     # --- into the arena ------------------------------------------------------------------------------
 
