@@ -66,6 +66,8 @@ def engine_document(context: Context) -> dict[str, Any]:
         choice["state_dtype"] = "float32"
     if (disk := spec.state_cache.disk) is not None:
         choice |= {"disk_cache": DISK_MOUNT, "disk_cache_bytes": disk_budget(disk)}
+        if disk.claim_name is not None:
+            choice["disk_cache_shared"] = True
     if context.role != "unified":
         choice["transfer_host"] = EVERY_ADDRESS
     settings = engine_settings(
@@ -289,7 +291,8 @@ def _resources(context: Context) -> dict[str, Any]:
     size = _downloaded_bytes(context)
     # Weights without a volume fill the node's disk: a node with too little room would evict the pod.
     storage = (math.ceil(size / 2**30) + 1) * 2**30 if size else 0
-    if (disk := context.deployment.spec.state_cache.disk) is not None and disk.storage_class_name is None:
+    disk = context.deployment.spec.state_cache.disk
+    if disk is not None and disk.storage_class_name is None and disk.claim_name is None:
         storage += disk.size.bytes
     if storage:
         requests["ephemeral-storage"] = exact_size(storage)
@@ -342,7 +345,9 @@ def _volumes(context: Context) -> list[dict[str, Any]]:
 
 
 def _disk_volume(disk: DiskCache) -> dict[str, Any]:
-    """Return the volume of the disk cache: the node's disk, or a claim that lives as long as the pod."""
+    """Return the volume of the disk cache: the node's disk, a claim of the pod's own, or the user's."""
+    if disk.claim_name is not None:
+        return {"name": DISK_VOLUME, "persistentVolumeClaim": {"claimName": disk.claim_name}}
     if disk.storage_class_name is None:
         return {"name": DISK_VOLUME, "emptyDir": {"sizeLimit": str(disk.size)}}
     claim = {

@@ -192,6 +192,17 @@ def test_a_storage_class_gives_each_engine_a_volume() -> None:
     assert "states" not in json.dumps(prefill["spec"]["template"]["spec"]["volumes"])
 
 
+def test_engines_share_a_claim_of_the_users_and_each_takes_a_folder_of_its_own() -> None:
+    disk = {"size": "100Gi", "claimName": "states"}
+    children = applied(fitting_owner(stateCache={"disk": disk}))
+    engine = child(children, "Deployment", "nano-engine")
+    volumes = {each["name"]: each for each in engine["spec"]["template"]["spec"]["volumes"]}
+
+    assert volumes["states"]["persistentVolumeClaim"] == {"claimName": "states"}
+    assert "ephemeral-storage" not in container(engine)["resources"].get("requests", {})
+    assert settings(children, "engine")["disk_cache_shared"] is True
+
+
 def test_the_status_has_each_pool_with_its_plan() -> None:
     of = pooled(disaggregation={"prefill": {"replicas": 2}})
     children = ready(applied(of), prefill=1)
