@@ -182,7 +182,8 @@ def hand_over(model: str, arena: int, length: int, rounds: int) -> dict[str, Any
     both = {"arena_bytes": arena, "transfer_port": 0}
     with instance(model, **both) as prefill, instance(model, **both) as decode:
         vocabulary = prefill.engine.model.vocab_size
-        warm_up(prefill), warm_up(decode)
+        for side in (prefill, decode):
+            warm_up(side)
         for number in range(rounds):
             prompt = prompts(1, length, 200 + number, vocabulary)[0]
             name = f"h{number}"
