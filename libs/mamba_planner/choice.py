@@ -55,9 +55,9 @@ def enough_in_full_precision(candidates: list[Candidate], workload: Workload) ->
 
 
 def _has_room(candidate: Candidate) -> bool:
-    """Return whether more than the planned sequences fit.
+    """Return whether more sequences fit than are planned.
 
-    Where mean lengths only just fit, longer sequences make others wait.
+    Sequences are planned with mean lengths: without such room, a sequence that is longer makes others wait.
     """
     return candidate.fits > candidate.planned
 
@@ -85,7 +85,7 @@ def _most_robust_first(constraints: Constraints) -> list[str]:
 
 
 def why(chosen: Candidate, candidates: list[Candidate], constraints: Constraints, workload: Workload) -> str:
-    """Return the reason for the choice, in words, with numbers."""
+    """Return why `chosen` was chosen among `candidates`, in words, with numbers."""
     fitting = [candidate for candidate in candidates if not candidate.misfit]
     slots = f"{chosen.slots_each} slot{'s' if chosen.slots_each > 1 else ''} each"
     clauses = [f"up to {chosen.running} sequences of {chosen.workload.tokens} tokens at once, {slots}"]

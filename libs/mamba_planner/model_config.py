@@ -50,7 +50,7 @@ class MambaConfig:
 
     @property
     def state_elements(self) -> int:
-        """Elements of the recurrent part of a state."""
+        """Number of elements of one sequence's recurrent state in one layer, without the convolution."""
         return self.inner * self.state_size
 
 
@@ -73,7 +73,7 @@ class GatedDeltaConfig:
 
     @property
     def state_elements(self) -> int:
-        """Elements of the recurrent part of a state."""
+        """Number of elements of one sequence's recurrent state in one layer, without the convolution."""
         return self.value_heads * self.value_dim * self.key_dim
 
 

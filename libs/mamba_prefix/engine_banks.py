@@ -13,7 +13,10 @@ MAX_ENGINES = 16 * ENGINES_PER_TABLE
 
 
 class EngineBanks:
-    """Hashes and their engines, engines as numbers below `MAX_ENGINES`; `most` bounds all entries."""
+    """Record of which engines have which hashes. Engines are numbers below `MAX_ENGINES`.
+
+    `most`: largest number of entries of all tables together.
+    """
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -41,7 +44,7 @@ class EngineBanks:
         return depths_by_engine
 
     def add(self, engine: int, hashes: Hashes) -> int:
-        """Add hashes of `engine`, without duplicates, and return how many of them did not fit."""
+        """Add hashes of `engine` and return how many did not fit. `hashes` must contain no duplicates."""
         bank, bit = divmod(engine, ENGINES_PER_TABLE)
         table = self._tables.get(bank)
         if table is None:
@@ -50,7 +53,7 @@ class EngineBanks:
         return table.add(bit, hashes)
 
     def remove(self, engine: int, hashes: Hashes) -> None:
-        """Remove hashes of `engine`, without duplicates."""
+        """Remove hashes of `engine`. `hashes` must contain no duplicates."""
         bank, bit = divmod(engine, ENGINES_PER_TABLE)
         if (table := self._tables.get(bank)) is not None:
             table.remove(bit, hashes)

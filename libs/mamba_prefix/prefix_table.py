@@ -147,7 +147,7 @@ class PrefixTable:
         return rows[order], bits[places[order]]
 
     def add(self, engine: int, hashes: Hashes) -> int:
-        """Add hashes of `engine`, without duplicates, and return how many of them did not fit."""
+        """Add hashes of `engine` and return how many did not fit. `hashes` must contain no duplicates."""
         if len(self._old_keys):
             self._move(self._old_places(hashes))
         places = self._find(self._keys, hashes)
@@ -189,7 +189,7 @@ class PrefixTable:
         return out
 
     def remove(self, engine: int, hashes: Hashes) -> None:
-        """Remove hashes of `engine`, without duplicates."""
+        """Remove hashes of `engine`. `hashes` must contain no duplicates."""
         if len(self._old_keys):
             self._move(self._old_places(hashes))
         places = self._find(self._keys, hashes)

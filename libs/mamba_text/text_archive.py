@@ -34,14 +34,14 @@ _EPOCH = (1980, 1, 1, 0, 0, 0)
 
 @dataclass(frozen=True, slots=True)
 class TextArchive:
-    """The packed files. `fingerprint`: a digest of the files' names and contents."""
+    """Archive of packed files. `fingerprint`: a digest of the files' names and contents."""
 
     data: bytes
     fingerprint: str
 
     @classmethod
     def pack(cls, directory: Path) -> "TextArchive":
-        """Pack the files of a model directory. Raises OSError."""
+        """Return an archive of the `FILES` that `directory` has. Raises OSError if one cannot be read."""
         out, digest = io.BytesIO(), hashlib.blake2b(digest_size=16)
         with zipfile.ZipFile(out, "w") as archive:
             for name in FILES:

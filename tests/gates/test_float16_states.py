@@ -22,6 +22,8 @@ from mamba_server.engine.execution import runner
 from mamba_server.model.forward_batch import HostBatch
 from mamba_server.wire import AddRequest, SamplingParams
 
+pytestmark = pytest.mark.slow
+
 LENGTH = 1500
 LIMIT = 1e-5
 """Limit of the mean divergence, in nats; 6e-8 to 8e-7 were measured."""

@@ -81,7 +81,9 @@ async def test_the_states_on_the_way_to_serving(life: Life) -> None:
     assert "1 of 2 engines load the model" in await life.becomes("Progressing", "LoadingModel")
 
     await life.set_pod_status(first, phase="Running", conditions=[READY])
-    assert "at least 2 are required" in await life.becomes("Available", "BelowMinimum")
+    assert "1 of the 2 engines that spec.scaling.minReplicas requires" in await life.becomes(
+        "Available", "BelowMinimum"
+    )
 
     await life.set_pod_status(second, phase="Running", conditions=[READY])
     assert "no gateway is ready yet" in await life.becomes("Available", "GatewayNotReady")
@@ -121,7 +123,7 @@ async def test_an_engine_more_than_is_wanted_is_named_for_as_long_as_it_is_there
     with pods_stay(plane, namespace, metadata(engines[0])["name"]):
         await life.change(replicas=1)
 
-        assert await life.becomes("Progressing", "ScalingDown") == "2 engines run, 1 are desired"
+        assert "2 engines run, more than the desired 1" in await life.becomes("Progressing", "ScalingDown")
         assert (await life.condition("Progressing"))[0] == "True"
         assert (await life.condition("UpToDate"))[:2] == ("False", "ScalingDown")
         assert (await life.condition("Ready"))[:2] == ("True", "Serving")

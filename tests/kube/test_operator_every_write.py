@@ -20,7 +20,7 @@ from property_runs import BUDGET
 from struck_server import Blow
 from testcluster.control_plane import ControlPlane
 
-pytestmark = pytest.mark.kube
+pytestmark = [pytest.mark.kube, pytest.mark.slow]
 SIDE_BY_SIDE = 8
 LONGEST = 3000 if BUDGET == "large" else 300
 """Seconds of a test."""

@@ -28,7 +28,7 @@ from mamba_cli.errors import InvalidInput, RunFailed
 
 @dataclass(frozen=True, slots=True)
 class LoadPlan:
-    """One run: the prompts, the way they are sent, and the options for the report."""
+    """Plan of one run: the server, the prompts, the way they are sent, and the options for the report."""
 
     url: str
     prompts: Callable[[], Iterator[LoadPrompt]]
@@ -40,9 +40,12 @@ class LoadPlan:
     limit: int | None
     """Most requests in flight of an open loop; None = no limit."""
     warmup: int
+    """Number of requests that are sent before the run and not counted."""
     model: str | None
+    """Model to ask for; None = the first that the server lists."""
     api_key: str | None
     timeout: float
+    """Seconds after which a request counts as failed."""
     slo: LatencyLimits
     load: dict[str, Any]
     """Options of the run, for the report."""

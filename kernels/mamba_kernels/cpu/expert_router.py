@@ -17,7 +17,10 @@ class ExpertRouter:
     def __init__(
         self, library: Library, weight: PackedWeight, routing: Routing, correction: torch.Tensor | None
     ) -> None:
-        """Prepare the call. weight: [E, d] float32; correction: [E] float32, added to choose."""
+        """Prepare the call.
+
+        weight: [E, d] float32; correction: [E] float32, added to the scores for the choice alone.
+        """
         experts = weight.outputs
         if correction is not None:
             check("correction", correction, (experts,), dtypes=(torch.float32,), device=CPU)

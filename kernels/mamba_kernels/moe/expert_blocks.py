@@ -54,7 +54,7 @@ def rows_of_a_block(pairs: int, experts: int) -> int:
 
 
 def counted_apart(pairs: int, experts: int) -> bool:
-    """Return whether the pairs of each expert are counted in a separate launch."""
+    """Return whether there are so many pairs or experts that a separate launch counts each expert's pairs."""
     return pairs > MAX_PAIRS_COUNTED_INLINE or experts > MAX_EXPERTS_COUNTED_INLINE
 
 

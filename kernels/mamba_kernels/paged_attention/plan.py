@@ -38,11 +38,12 @@ class AttentionPiece:
 
 @dataclass(frozen=True, slots=True)
 class AttentionPlan:
-    """Groups of decodes and prefill pieces of one batch."""
+    """Plan of the attention of one batch: which pages each of its S sequences reads, and for which rows."""
 
     groups: list[DecodeGroup]
+    """Decodes, those of one padded length together."""
     pieces: list[AttentionPiece]
-    """Prefill pieces; `groups` and `pieces` are both empty if kernels attend."""
+    """Prefill pieces, one per sequence; `groups` and `pieces` are both empty if kernels attend."""
     tokens: int
     """T: rows of the batch."""
     decodes: int
@@ -50,7 +51,7 @@ class AttentionPlan:
     longest_piece: int
     """Rows of the longest piece; 0 = there is none."""
     page_table: torch.Tensor
-    """[R, W] int32: pages of all sequences, arbitrary numbers beyond their ends."""
+    """[R, W] int32: W page ids in each of R rows; those beyond the end of a sequence are arbitrary."""
     table_row: torch.Tensor
     """[S] int32 on the device: row of the table for each sequence."""
     context_len: torch.Tensor
@@ -78,7 +79,7 @@ class AttentionPlan:
             decodes: number of sequences with one row.
             query_start: [S + 1] first row of each sequence.
             context_len: [S] positions of each context.
-            page_table: [R, W] on the device.
+            page_table: [R, W] page ids, on the device; `table_row` says which row is whose.
             page_size: positions of a page.
             device: device of the kernels.
             table_row: row of the table for each sequence; None = row s for sequence s.

@@ -27,9 +27,9 @@ _BODILESS = (204, 304)
 
 
 class DirectExchange:
-    """The direct access of one request.
+    """Access to one request and its answer that bypasses the messages of ASGI.
 
-    `on_disconnect` takes a callback for when the client leaves, or None.
+    `on_disconnect(callback)` sets the one callback that runs when the client leaves; None removes it.
     """
 
     __slots__ = ("_cycle", "on_disconnect", "through_send")
@@ -58,7 +58,7 @@ class DirectExchange:
     def begin(self, status: int, headers: Sequence[tuple[bytes, bytes]], part: bytes, more: bool) -> bool:
         """Write status, headers and the first part of the body; with `more` = False the body is complete.
 
-        Header names are in lower case.
+        Header names are in lower case. Returns whether all of it was written; if not, `send` has to do it.
         """
         cycle = self._cycle
         if cycle.response_started or cycle.disconnected or self.through_send or cycle.flow.write_paused:
@@ -96,7 +96,7 @@ class DirectExchange:
         return size == length or (size < length and more)
 
     def write(self, part: bytes) -> bool:
-        """Write a further part of a body of unknown length."""
+        """Write a further part of a body of unknown length; return whether it was written."""
         cycle = self._cycle
         if not cycle.chunked_encoding or cycle.response_complete or cycle.disconnected:
             return False

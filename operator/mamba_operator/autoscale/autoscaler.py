@@ -62,7 +62,7 @@ class Autoscaler(PodPoller[_ScalingSpec, _DeploymentState]):
     """Decider on the number of engines of every deployment. One instance per active operator.
 
     Args:
-        indices: what the watches hold.
+        indices: the objects of each deployment, as the operator's watches last saw them.
         read: reads the `/metrics` of a pod.
         wake: called with each deployment whose number of engines is to change.
         metrics: publishes demand and capacity.

@@ -47,17 +47,20 @@ def sizes(config: AutoscalerConfig) -> tuple[int, ...]:
 
 
 class VirtualFleetState(msgspec.Struct, frozen=True, kw_only=True):
-    """The fields of the memory that describe virtual fleets."""
+    """State of the virtual fleets, as `AutoscalerMemory` keeps it."""
 
     backlog: tuple[float, ...]
+    """Seconds of waiting work in each virtual fleet, in the order of `sizes`."""
     met: tuple[float, ...]
+    """Requests that each virtual fleet would have served in time, decayed."""
     came: float
+    """Requests that arrived, decayed."""
 
 
 def advance(
     memory: AutoscalerMemory, config: AutoscalerConfig, costs: EngineCosts, arrivals: IntervalArrivals
 ) -> VirtualFleetState:
-    """Return the virtual fleets after one more interval."""
+    """Return the state of the virtual fleets one interval after the state in `memory`."""
     fleets = sizes(config)
     backlog = memory.backlog if len(memory.backlog) == len(fleets) else (0.0,) * len(fleets)
     met = memory.met if len(memory.met) == len(fleets) else (0.0,) * len(fleets)

@@ -33,7 +33,7 @@ GetPlan = Callable[[str, str], Awaitable[str | None]]
 async def put_strategy(
     address: str, token: str, body: Mapping[str, Any], port: int = names.ADMIN_PORT
 ) -> AdminResponse:
-    """Send live settings to one engine and return its response."""
+    """Send live settings to one engine and return its response; status 0 if the engine gives none."""
     url = f"http://{authority(address, port)}/admin/strategy"
     headers = {"Authorization": f"Bearer {token}"}
     try:
@@ -47,7 +47,10 @@ async def put_strategy(
 
 
 async def get_plan(address: str, token: str, port: int = names.ADMIN_PORT) -> str | None:
-    """Fetch the plan that one engine runs with, as JSON; None if the engine gives none."""
+    """Return the plan that one engine runs with, as the text of a JSON document.
+
+    None if the engine does not answer in time, answers with an error, or sends more than `MAX_PLAN_BYTES`.
+    """
     url = f"http://{authority(address, port)}/admin/plan"
     headers = {"Authorization": f"Bearer {token}"}
     try:

@@ -29,7 +29,9 @@ def nothing_may_be_changed(view: ConditionInputs) -> ConditionResult | None:
 def mode_is_plan(view: ConditionInputs) -> ConditionResult | None:
     if not view.plan_mode:
         return None
-    return ConditionResult("False", Reason.PLAN_MODE, "spec.mode is Plan: nothing is created")
+    return ConditionResult(
+        "False", Reason.PLAN_MODE, "spec.mode is Plan: nothing is created; set it to Active to serve"
+    )
 
 
 def scaled_to_zero(view: ConditionInputs) -> ConditionResult | None:
@@ -46,7 +48,9 @@ def scaled_to_zero(view: ConditionInputs) -> ConditionResult | None:
 def fewer_engines_than_the_minimum_are_ready(view: ConditionInputs) -> ConditionResult | None:
     if not view.engine.ready:
         return None
-    message = f"{view.engine.ready} engines are ready, at least {view.minimum} are required"
+    message = (
+        f"{view.engine.ready} of the {view.minimum} engines that spec.scaling.minReplicas requires are ready"
+    )
     return ConditionResult("False", Reason.BELOW_MINIMUM, message)
 
 

@@ -71,7 +71,9 @@ def planned(view: ConditionInputs) -> ConditionResult:
 def mode_is_plan(view: ConditionInputs) -> ConditionResult | None:
     if not view.plan_mode:
         return None
-    return ConditionResult("False", Reason.PLAN_MODE, "spec.mode is Plan: nothing is changed")
+    return ConditionResult(
+        "False", Reason.PLAN_MODE, "spec.mode is Plan: nothing is changed; set it to Active to serve"
+    )
 
 
 def model_is_downloading(view: ConditionInputs) -> ConditionResult | None:
@@ -157,9 +159,8 @@ def old_revision_runs(view: ConditionInputs) -> ConditionResult | None:
 def too_many_engines(view: ConditionInputs) -> ConditionResult | None:
     if view.engine.replicas <= view.desired:
         return None
-    return ConditionResult(
-        "True", Reason.SCALING_DOWN, f"{view.engine.replicas} engines run, {view.desired} are desired"
-    )
+    message = f"{view.engine.replicas} engines run, more than the desired {view.desired}: the surplus ends"
+    return ConditionResult("True", Reason.SCALING_DOWN, message)
 
 
 def engine_downloads_the_model(view: ConditionInputs) -> ConditionResult | None:
@@ -192,7 +193,7 @@ def gateway_rolls_out(view: ConditionInputs) -> ConditionResult | None:
 def key_waits_for_gateways(view: ConditionInputs) -> ConditionResult | None:
     if not view.plan.key_blocked:
         return None
-    message = "engines require a key of gateways once the last gateway without the key has ended"
+    message = "engines will require a key of gateways once the last gateway without the key has ended"
     return ConditionResult("True", Reason.ROLLING_OUT, message)
 
 
@@ -242,8 +243,8 @@ def stuck_text(view: ConditionInputs) -> str | None:
         if view.old_engines <= 0 or not engine.updated or view.plan.ready_revision is None:
             return f"engine: {engine.stuck}"
         return (
-            f"engine: {engine.stuck.removesuffix('.')}; {engine.updated} engines have the new revision and "
-            f"{view.old_engines} the older one: engines that serve keep running"
+            f"engine: {engine.stuck.removesuffix('.')}; {engine.updated} of {engine.replicas} engines have "
+            f"the new revision, {view.old_engines} an old one: engines that serve keep running"
         )
     return f"gateway: {gateway.stuck}" if gateway.stuck is not None else None
 

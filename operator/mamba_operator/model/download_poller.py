@@ -38,7 +38,7 @@ class DownloadPoller(PodPoller[list[Manifest], Mapping[str, DownloadProgress]]):
     """Poller of download progress. One instance per active operator.
 
     Args:
-        indices: what the watches hold.
+        indices: the objects of each deployment, as the operator's watches last saw them.
         read: reads the `/metrics` of a pod.
         wake: called with each deployment whose progress changed.
     """

@@ -89,7 +89,10 @@ def _conditions(job: Manifest) -> dict[str, dict[str, Any]]:
 
 
 def true_since(job: Manifest, condition: str) -> str | None:
-    """Return the time since when a condition of the Job is true; None where it is not true."""
+    """Return since when a condition of the Job is true, as its status writes it; None if it is not true.
+
+    "-" if the condition is true and its status has no time.
+    """
     value = _conditions(job).get(condition) or {}
     return str(value.get("lastTransitionTime") or "-") if value.get("status") == "True" else None
 

@@ -27,7 +27,7 @@ class PodPoller(ABC, Generic[Selection, Report]):
     """Poller of one kind of report, for all deployments.
 
     Args:
-        indices: what the watches hold.
+        indices: the objects of each deployment, as the operator's watches last saw them.
         wake: called with each deployment whose report a pass has to look at.
         period: seconds from the beginning of one poll to the beginning of the next.
         failure_event: log event for a deployment whose poll raised an exception.

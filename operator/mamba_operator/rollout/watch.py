@@ -39,7 +39,7 @@ class RolloutWatch(PodPoller[Mapping[str, str], AttemptWindow]):
     """Poller of failed attempts. One instance per active operator.
 
     Args:
-        indices: what the watches hold.
+        indices: the objects of each deployment, as the operator's watches last saw them.
         read: reads the `/metrics` of a pod.
         wake: called with each deployment of which an engine failed requests.
         now: monotonic clock, in seconds.

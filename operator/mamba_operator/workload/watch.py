@@ -47,10 +47,10 @@ class _DeploymentTraffic:
 
 
 class WorkloadWatch(PodPoller[Manifest, _DeploymentTraffic]):
-    """Poller of measured traffic. One instance per active operator.
+    """Poller of the traffic that engines have served. One instance per active operator.
 
     Args:
-        indices: what the watches hold.
+        indices: the objects of each deployment, as the operator's watches last saw them.
         read: reads the `/metrics` of a pod.
         wake: called with each deployment whose measured traffic changed clearly.
         now: monotonic clock, in seconds.

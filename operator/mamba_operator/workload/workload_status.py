@@ -58,7 +58,7 @@ def differs_clearly(before: MeasuredWorkload, now: MeasuredWorkload) -> bool:
 
 
 def recorded_workload(status: WorkloadStatus) -> MeasuredWorkload:
-    """Return the measurement that the status records."""
+    """Return the measured traffic that the status records."""
     return MeasuredWorkload(
         float(status.prompt_tokens),
         float(status.output_tokens),
@@ -69,7 +69,7 @@ def recorded_workload(status: WorkloadStatus) -> MeasuredWorkload:
 
 
 def _due(old: WorkloadStatus, now: datetime) -> bool:
-    """Return whether the status may change again; it may, too, after the clock was set back."""
+    """Return whether `SELDOM` seconds have passed since `old` was written, or the clock was set back."""
     written = parse_timestamp(old.time)
     return written is None or not timedelta() <= now - written < timedelta(seconds=SELDOM)
 

@@ -21,7 +21,7 @@ STRUCT = "google.protobuf.Struct"
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One field of a message."""
+    """One field of a protobuf message."""
 
     number: int
     kind: str

@@ -38,16 +38,16 @@ class PickTrace:
         self._queue = self._route = self._attempt = root
 
     def queue(self) -> None:
-        """Begin the wait for a permit."""
+        """Begin the span of the wait for a permit."""
         self._queue = self.request.begin(names.GATEWAY_QUEUE)
 
     def route(self) -> None:
-        """Begin the choice of an engine, after the wait for a permit."""
+        """End the span of the wait for a permit, and begin the span of the choice of an engine."""
         self.request.end(self._queue)
         self._route = self.request.begin(names.GATEWAY_ROUTE)
 
     def picked(self, record: RoutingRecord) -> None:
-        """End the choice, and begin the attempt of the proxy."""
+        """Record the choice in its span, end that span, and begin the span of the proxy's attempt."""
         record.describe(self._route)
         self.request.end(self._route)
         self._attempt = self.request.begin(names.GATEWAY_ATTEMPT, kind=SpanKind.CLIENT)

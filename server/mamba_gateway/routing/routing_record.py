@@ -70,7 +70,7 @@ class RoutingRecord(msgspec.Struct, frozen=True):
         return line.encode("ascii")
 
     def describe(self, span: SpanNote) -> None:
-        """Record the decision in the span of the choice."""
+        """Set attributes of `span`, the span of the choice of an engine, to what was decided and why."""
         decision = self.decision
         span.set(names.ENDPOINT, decision.endpoint.name)
         span.set(names.ROUTE_REASON, decision.reason)

@@ -117,22 +117,22 @@ class Arena:
 
     @property
     def free_slots(self) -> int:
-        """Slabs that are free and can become slots at once."""
+        """Number of slabs that can become slots now, without an eviction."""
         return len(self._free_slabs)
 
     @property
     def free_pages(self) -> int:
-        """Pages that can be allocated at once; a pure recurrent model needs none."""
+        """Number of pages that can be allocated now, without an eviction; 0 for a pure recurrent model."""
         return self._partial_free + len(self._free_slabs) * self.pages_per_slab
 
     @property
     def emptiable_slabs(self) -> int:
-        """Slabs that are free, or that become free when all unpinned pages of the tree are freed."""
+        """Number of slabs that are free, or that become so when all unpinned pages of the tree are freed."""
         return self.slabs - 1 - sum(self.slots_by_state.values()) - self._kept_slabs
 
     @property
     def partial_pages(self) -> int:
-        """Free pages in slabs that already hold pages."""
+        """Number of free pages in slabs that already hold pages."""
         return self._partial_free
 
     @property

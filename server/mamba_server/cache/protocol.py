@@ -307,7 +307,10 @@ class StateCache(Protocol):
         """
 
     def release_retired(self) -> None:
-        """Free the memory of retired sequences whose last step is complete. After the commits of a step."""
+        """Free the memory of retired sequences whose last step is complete.
+
+        Called after the commits of a step.
+        """
 
     def retire(self, allocation: SequenceAllocation, token_ids: Callable[[], Tokens]) -> None:
         """End the sequence, at any time; `allocation` is not used again.

@@ -407,7 +407,7 @@ class RadixStateCache(Transit):
             self._retire_now(allocation, token_ids())
 
     def release_retired(self) -> None:
-        """Free the memory of retired sequences whose fence has passed. After the commits of a step."""
+        """Free the memory of retired sequences whose fence has passed. Called after the commits of a step."""
         if self._retiring:
             completed = self.arena.completed
             due = [retiring for retiring in self._retiring if retiring.fence <= completed]

@@ -217,7 +217,7 @@ def pick_device(requested: Literal["auto", "cpu", "cuda"]) -> torch.device:
 
 
 def use_threads(engine: Engine, count: int | None) -> None:
-    """Compute with `count` threads on a CPU from now on; None = as many as OpenMP was given."""
+    """Compute with `count` threads on a CPU from now on; None = as many as torch uses already."""
     if count is not None:
         torch.set_num_threads(count)
     if engine.kernels.library is not None:

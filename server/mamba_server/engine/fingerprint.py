@@ -15,7 +15,11 @@ READ_WHOLE = ("config.json", "tokenizer.json", "tokenizer_config.json", "chat_te
 
 
 def fingerprint_of(directory: Path, dtype: str, state_dtype: str, quantization: Quantization = "none") -> str:
-    """Return 32 hexadecimal digits for the model in `directory`, computed with these types."""
+    """Return 32 hexadecimal digits that identify the model in `directory` and the types it is run with.
+
+    The digest is of the types, the whole files in `READ_WHOLE`, and three samples of each file of weights.
+    Raises OSError if a file cannot be read.
+    """
     digest = blake2b(digest_size=16)
 
     def add(part: bytes) -> None:

@@ -20,6 +20,8 @@ from mamba_server.wire import AddRequest, SamplingParams
 from mamba_settings.engine_settings import EngineSettings
 from peak_memory import peak_bytes
 
+pytestmark = pytest.mark.slow
+
 CONFIG = {
     "model_type": "nemotron_h",
     "architectures": ["NemotronHForCausalLM"],

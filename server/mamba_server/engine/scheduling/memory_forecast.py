@@ -36,7 +36,10 @@ class MemoryForecast:
         self._growth = sum(self._final_growth(growth) for growth in self._running)
 
     def admits(self, newcomer: SequenceGrowth) -> bool:
-        """Return whether `newcomer` and the running sequences fit until each ends; if so, count it in."""
+        """Return whether `newcomer` and the running sequences fit until each ends.
+
+        If so, `newcomer` counts as one of the running sequences from now on.
+        """
         upper_bound = self._growth + self._final_growth(newcomer)
         # First the upper bound, as if no sequence ended.
         if upper_bound > self._free and self._peak([*self._running, newcomer]) > self._free:

@@ -10,7 +10,7 @@ from mamba_planner.model_config import LayerKind
 
 @dataclass(frozen=True, slots=True)
 class BlockNames:
-    """Names of the tensors of a residual block, below its layer."""
+    """Names of the tensors of a residual block, without the prefix of the layer."""
 
     norm: str
     """Name of the weight of the norm before the mixer."""
@@ -20,7 +20,7 @@ class BlockNames:
 
 @dataclass(frozen=True, slots=True)
 class MoeNames:
-    """Names of the tensors of a sparse feed-forward, below its layer."""
+    """Names of the tensors of a sparse feed-forward (mixture of experts), without the prefix of the layer."""
 
     router: str
     correction: str
@@ -29,6 +29,7 @@ class MoeNames:
     """Names of the first projection of the experts, in one part or two: tensors of all experts, or of each if
     the names contain "{expert}", which stands for its number."""
     down: str
+    """Name of the last projection of the experts, of all or of each like `gate_up`."""
     shared_gate_up: tuple[str, ...]
     shared_down: str
     shared_gate: str = ""
@@ -37,7 +38,7 @@ class MoeNames:
 
 @dataclass(frozen=True, slots=True)
 class ParallelNames:
-    """Prefixes of the tensors of two mixers that share a block, below its layer."""
+    """Prefixes of the tensors of two mixers that share a block, without the prefix of the layer."""
 
     mamba: str
     attention: str

@@ -58,7 +58,7 @@ class Mamba2Mixer:
     ) -> torch.Tensor:
         """Compute one step. Returns [T, d].
 
-        x: [T, d]; conv: [slabs, K-1, C] and ssm: [slabs, H, P, N], which are both written.
+        x: [T, d]; conv: [slabs, K-1, C] and ssm: [slabs, H, P, N], both updated in place.
         """
         projected = self.in_proj(x)
         if self.kernels is None:
