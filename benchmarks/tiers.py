@@ -107,6 +107,7 @@ def run(of: Instance, requests: Sequence[AddRequest], *others: Instance) -> Run:
 def cold_tier(model: str, arena: int, length: int, count: int, rounds: int) -> dict[str, Any]:
     """Compare the throughput of new prompts, whose states push others out, with a tier and without."""
     ratios: dict[str, list[float]] = {"wall": [], "cpu": []}
+    demoting, running = 0.0, 0.0
     folder = Path(tempfile.mkdtemp(prefix="tiers-"))
     tier = {"disk_cache": str(folder), "disk_cache_bytes": 8 << 30}
     try:
@@ -117,9 +118,11 @@ def cold_tier(model: str, arena: int, length: int, count: int, rounds: int) -> d
                 sides = [off, on] if number % 2 else [on, off]
                 runs = {id(side): run(side, [request(f"{number}-{i}", p) for i, p in enumerate(batch)])
                         for side in sides}  # fmt: skip
+                demotions = _demoted_seconds(on)
                 if number:  # the first round fills both caches
                     ratios["wall"].append(runs[id(off)].wall / runs[id(on)].wall)
                     ratios["cpu"].append(runs[id(off)].cpu / runs[id(on)].cpu)
+                    demoting, running = demoting + demotions, running + runs[id(on)].wall
             assert on.engine.core.transfers is not None
             counters = on.engine.core.transfers.counters()
             tokens = rounds * count * (length + ANSWER)
@@ -129,8 +132,17 @@ def cold_tier(model: str, arena: int, length: int, count: int, rounds: int) -> d
         "tokens": tokens,
         "throughput_with_tier": {name: statistics.median(values) for name, values in ratios.items()},
         "all": ratios,
+        "share_of_time_in_demotions": demoting / running,
         "counters": counters,
     }
+
+
+def _demoted_seconds(of: Instance) -> float:
+    """Return the seconds for which the loop copied evicted states, since the last call."""
+    assert of.engine.core.transfers is not None
+    return sum(
+        seconds for direction, seconds in of.engine.core.transfers.take_seconds() if direction == "demoted"
+    )
 
 
 def warm_start(model: str, arena: int, length: int, rounds: int) -> dict[str, Any]:
@@ -182,7 +194,8 @@ def hand_over(model: str, arena: int, length: int, rounds: int) -> dict[str, Any
     both = {"arena_bytes": arena, "transfer_port": 0}
     with instance(model, **both) as prefill, instance(model, **both) as decode:
         vocabulary = prefill.engine.model.vocab_size
-        warm_up(prefill), warm_up(decode)
+        for side in (prefill, decode):
+            warm_up(side)
         for number in range(rounds):
             prompt = prompts(1, length, 200 + number, vocabulary)[0]
             name = f"h{number}"
@@ -217,32 +230,41 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tiny", action="store_true", help="the shipped model, to see that it runs")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--parts", nargs="*", default=["cold", "warm", "hand-over"])
     options = parser.parse_args()
     if options.tiny:
         model, arena, length, long, count = "builtin://tiny-recall", 4 << 20, 400, 1800, 12
     else:
         model = str(random_350m(CACHE / "random-350m"))
         arena, length, long, count = 512 << 20, 1536, 16_128, 4
-    cold = cold_tier(model, arena, length, count, options.rounds * 2)
-    warm = warm_start(model, arena, long, options.rounds)
-    handed = hand_over(model, arena, length, options.rounds)
-    shares = cold["throughput_with_tier"]
-    lines = [
-        "",
-        "| what | value | target |",
-        "| --- | --- | --- |",
-        f"| throughput with a cold disk tier, wall clock | {shares['wall']:.3f} | 0.97 |",
-        f"| the same by CPU seconds | {shares['cpu']:.3f} | 0.97 |",
-        f"| first token of {long} tokens from disk, of computing it | {warm['ratio']:.3f} | 0.3 |",
-        f"| seconds to compute it | {statistics.median(warm['computed']):.2f} | |",
-        f"| seconds from disk | {statistics.median(warm['restored']):.3f} | |",
-        f"| bytes of a hand-over of {length} tokens | {handed['bytes']:,} | |",
-        f"| seconds of as many bytes over a plain socket | {handed['raw_seconds']:.4f} | |",
-        f"| seconds until they are installed | {statistics.median(handed['bundle_seconds']):.4f} | |",
-        f"| added beyond the bytes, in decode steps | {handed['added_beyond_the_bytes_in_steps']:.2f} | |",
-    ]
-    name = "tiers-tiny" if options.tiny else "tiers"
-    write(name, {"model": model, "cold": cold, "warm": warm, "hand_over": handed}, lines)
+    lines = ["", "| what | value | target |", "| --- | --- | --- |"]
+    results: dict[str, Any] = {"model": model}
+    if "cold" in options.parts:
+        cold = results["cold"] = cold_tier(model, arena, length, count, options.rounds * 2)
+        shares = cold["throughput_with_tier"]
+        lines += [
+            f"| throughput with a cold disk tier, wall clock | {shares['wall']:.3f} | 0.97 |",
+            f"| the same by CPU seconds | {shares['cpu']:.3f} | 0.97 |",
+            f"| share of the time in demotions | {cold['share_of_time_in_demotions']:.4f} | 0.03 |",
+        ]
+    if "warm" in options.parts:
+        warm = results["warm"] = warm_start(model, arena, long, options.rounds)
+        lines += [
+            f"| first token of {long} tokens from disk, of computing it | {warm['ratio']:.3f} | 0.3 |",
+            f"| seconds to compute it | {statistics.median(warm['computed']):.2f} | |",
+            f"| seconds from disk | {statistics.median(warm['restored']):.3f} | |",
+        ]
+    if "hand-over" in options.parts:
+        handed = results["hand_over"] = hand_over(model, arena, length, options.rounds)
+        steps = handed["added_beyond_the_bytes_in_steps"]
+        lines += [
+            f"| bytes of a hand-over of {length} tokens | {handed['bytes']:,} | |",
+            f"| seconds of as many bytes over a plain socket | {handed['raw_seconds']:.4f} | |",
+            f"| seconds until they are installed | {statistics.median(handed['bundle_seconds']):.4f} | |",
+            f"| added beyond the bytes, in decode steps | {steps:.2f} | |",
+        ]
+    parts = "" if len(results) == 4 else "-" + "-".join(options.parts)
+    write(f"tiers{'-tiny' if options.tiny else ''}{parts}", results, lines)
 
 
 if __name__ == "__main__":

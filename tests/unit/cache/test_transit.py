@@ -487,7 +487,7 @@ def test_memory_in_transit_is_not_available_and_quarantined_memory_is_not_counte
     bench.cache.abandon(reception, writer_ended=False)
     capacity = bench.cache.capacity
     assert (capacity.quarantined, capacity.quarantined_pages) == (1, 4)
-    assert (capacity.available_pages, capacity.never_fits(80), capacity.never_fits(48)) == (16, True, False)
+    assert (capacity.available_pages, capacity.never_fits(64), capacity.never_fits(48)) == (16, True, False)
     bench.cache.writer_ended(reception)
     assert not bench.cache.capacity.never_fits(80)
 
