@@ -165,7 +165,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse bytes that arrived, or hold them behind a request that is not answered."""
-        if self._held or self._behind:
+        if self._held.data or (self.cycle is not None and self._behind):
             self._held.hold(data)
         else:
             self._parse(data, 0)
@@ -191,14 +191,18 @@ class LimitedProtocol(HttpToolsProtocol):
         first, size = start, len(data)
         try:
             while start < size:
-                end = self._end_of_part(data, start, first=start == first)
+                if self._in_body and self._body_left:
+                    end = min(size, start + self._body_left)
+                else:
+                    continued = start == first and (self._in_head or self._in_body)
+                    end = end_of_part(data, start, continued=continued)
                 try:
                     self.parser.feed_data(data if end - start == size else memoryview(data)[start:end])
                     start = end
                 except httptools.HttpParserUpgrade as offer:
                     start += offer.args[0]
                     self._pass_over_offer()
-                if start < size and self._behind:
+                if start < size and not self._in_body and self._behind:
                     self._held.hold(data, start)
                     break
         except httptools.HttpParserError:
@@ -217,11 +221,6 @@ class LimitedProtocol(HttpToolsProtocol):
         if self._in_head or self._in_body:
             return False
         return self.cycle is not None and not self.cycle.response_complete
-
-    def _end_of_part(self, data: bytes, start: int, *, first: bool) -> int:
-        if self._in_body and self._body_left:
-            return min(len(data), start + self._body_left)
-        return end_of_part(data, start, continued=first and (self._in_head or self._in_body))
 
     def _pass_over_offer(self) -> None:
         """Begin the request again, at a parser that does not see which protocol the client offers."""
@@ -296,12 +295,11 @@ class LimitedProtocol(HttpToolsProtocol):
             self.server_state.default_headers, asyncio.Event(), self.expect_100_continue,
             version != "1.0" and parser.should_keep_alive(), self.on_response_complete,
         )  # fmt: skip
-        begin = functools.partial(self._start_asgi_task, self.cycle, self.app)
         if self._has_turn or path in PROBES or self._turns.take():
             self._has_turn = False
-            begin()
+            self._start_asgi_task(self.cycle, self.app)
         else:
-            self._begin = begin
+            self._begin = functools.partial(self._start_asgi_task, self.cycle, self.app)
             self._turns.wait(self)
 
     def on_body(self, body: bytes) -> None:
@@ -335,7 +333,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self.server_state.total_requests += 1
         if self.transport.is_closing():
             self._limit_closing()
-        elif self._held:
+        elif self._held.data:
             self._turns.wait(self)
         else:
             self.flow.resume_reading()

@@ -18,7 +18,7 @@ class HoldingFlow(FlowControl):
 
     def resume_reading(self) -> None:
         """Read on if little is held."""
-        if not self.full:
+        if self.read_paused and not self.full:
             super().resume_reading()
 
 
@@ -27,25 +27,23 @@ class HeldRequests:
 
     def __init__(self, flow: HoldingFlow) -> None:
         self._flow = flow
-        self._data = b""
+        self.data = b""
+        """The bytes that are held, behind those before `_start`; empty = nothing is held."""
         self._start = 0
-
-    def __len__(self) -> int:
-        return len(self._data) - self._start
 
     def hold(self, data: bytes, start: int = 0) -> None:
         """Keep the data from `start` on, behind the bytes that are held already."""
-        if self:
-            data, start = self._data[self._start :] + data[start:], 0
-        self._data, self._start = data, start
-        if len(self) > HIGH_WATER_LIMIT:
+        if self.data:
+            data, start = self.data[self._start :] + data[start:], 0
+        self.data, self._start = data, start
+        if len(data) - start > HIGH_WATER_LIMIT:
             self._flow.full = True
             self._flow.pause_reading()
 
     def release(self) -> tuple[bytes, int]:
         """Return all bytes that are held, and the position in them where the next request begins."""
-        held = self._data, self._start
-        self._data, self._start = b"", 0
+        held = self.data, self._start
+        self.data, self._start = b"", 0
         self._flow.full = False
         return held
 

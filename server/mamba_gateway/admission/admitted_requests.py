@@ -4,7 +4,6 @@ Requests that wait or still send their body count, since a relayed request canno
 the most of them loses one. Used by `admission`. Pure.
 """
 
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -31,9 +30,10 @@ class AdmittedRequests:
     def __init__(self) -> None:
         self.count = 0
         """Number of admitted requests that stay."""
-        self._by_key: Counter[str] = Counter()
-        self._relayed: Counter[str] = Counter()
-        self._going: Counter[str] = Counter()
+        # Plain dicts: a `Counter` looks up a key that it lacks by a method of Python.
+        self._by_key: dict[str, int] = {}
+        self._relayed: dict[str, int] = {}
+        self._going: dict[str, int] = {}
         """Number of requests by key that were sent away and have not left yet."""
         self._arriving: dict[Dismissable, None] = {}
         """Requests whose body arrives, the oldest first."""
@@ -43,7 +43,7 @@ class AdmittedRequests:
     def enter(self, key: str) -> None:
         """Count a request of the key."""
         self.count += 1
-        self._by_key[key] += 1
+        self._by_key[key] = self._by_key.get(key, 0) + 1
 
     def leave(self, key: str) -> None:
         """Count a request of the key as gone."""
@@ -54,7 +54,7 @@ class AdmittedRequests:
 
     def relay(self, key: str) -> None:
         """Count a request of the key as relayed."""
-        self._relayed[key] += 1
+        self._relayed[key] = self._relayed.get(key, 0) + 1
 
     def end_relay(self, key: str) -> None:
         """Count a relayed request of the key as waiting again, or as ended."""
@@ -84,8 +84,9 @@ class AdmittedRequests:
         """
 
         def held(key: str) -> tuple[int, int, bool]:
-            is_newcomer, count = key == newcomer, self._by_key[key]
-            return count - self._relayed[key] + is_newcomer, count + is_newcomer, is_newcomer
+            is_newcomer, count = key == newcomer, self._by_key.get(key, 0)
+            waiting = count - self._relayed.get(key, 0)
+            return waiting + is_newcomer, count + is_newcomer, is_newcomer
 
         return max({newcomer, *self._by_key}, key=held)
 
@@ -102,14 +103,16 @@ class AdmittedRequests:
     def dismiss(self, key: str) -> None:
         """Count a request of the key as gone that was sent away; its `leave` then counts for nothing."""
         self._forget(key)
-        self._going[key] += 1
+        self._going[key] = self._going.get(key, 0) + 1
 
     def _forget(self, key: str) -> None:
         self.count -= 1
         _less(self._by_key, key)
 
 
-def _less(counter: Counter[str], key: str) -> None:
-    counter[key] -= 1
-    if counter[key] <= 0:
-        del counter[key]
+def _less(counts: dict[str, int], key: str) -> None:
+    left = counts.get(key, 0) - 1
+    if left > 0:
+        counts[key] = left
+    else:
+        counts.pop(key, None)

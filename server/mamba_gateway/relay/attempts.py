@@ -14,6 +14,7 @@ from mamba_gateway.relay.retry_limits import Comparison
 from mamba_gateway.routing.routing_record import RoutingRecord
 from mamba_gateway.upstream.deadlines import Interrupt
 from mamba_gateway.upstream.request import UpstreamRequest
+from mamba_gateway.upstream.response import UpstreamResponse
 from mamba_gateway.upstream.silence import SilenceWatch
 from mamba_telemetry.request_trace import SpanNote
 
@@ -38,6 +39,11 @@ class RelayProgress(msgspec.Struct, eq=False):
     rejecting_engines: tuple[str, ...] = ()
     """URLs of the engines that rejected the request."""
 
+    @property
+    def tried(self) -> tuple[str, ...]:
+        """URLs of the engines that get no further attempt."""
+        return self.lost_engines + self.rejecting_engines
+
 
 class Attempt(msgspec.Struct, eq=False):
     """One attempt: the request at one engine."""
@@ -54,6 +60,8 @@ class Attempt(msgspec.Struct, eq=False):
     """Whether no retry may follow."""
     watch: SilenceWatch
     span: SpanNote
+    response: UpstreamResponse | None = None
+    """The engine's response; None = it has not begun."""
     begun: bool = False
     """Whether the client gets this engine's answer."""
     failed: bool | None = None
@@ -61,14 +69,11 @@ class Attempt(msgspec.Struct, eq=False):
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
-    """The client has the answer of an engine, or its stream has ended with an error event."""
-
-
-@dataclass(frozen=True, slots=True)
 class Retry:
     """The request is to be tried again."""
 
+    endpoint: Endpoint
+    """The engine that failed it."""
     reason: RetryReason
     detail: str
     waits: bool = False
@@ -83,4 +88,4 @@ class GiveUp:
     cause: Exception
 
 
-Outcome = Answered | Retry | GiveUp
+Failure = Retry | GiveUp

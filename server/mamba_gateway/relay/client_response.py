@@ -89,7 +89,7 @@ class ClientResponse:
         if not self._begin_now(status, headers, part, more):
             return False
         self.answering, self.status = True, status
-        self.over_own_limit = is_over_own_limit(status, headers)
+        self.over_own_limit = status >= 400 and is_over_own_limit(status, headers)
         if part:
             self.first_byte = time.monotonic()
         return True

@@ -7,6 +7,7 @@ import asyncio
 
 from starlette.types import Send
 
+from mamba_edge.connection.direct_exchange import Begin
 from mamba_edge.errors import ApiError
 from mamba_gateway.admission.usage_meter import UsageMeter
 from mamba_gateway.errors import CUT_SHORT, SILENT, UpstreamIdleTimeout, UpstreamLost
@@ -76,8 +77,8 @@ class EngineAnswer:
     """
 
     __slots__ = (
-        "_aligner", "_headers", "_meter", "_response", "_send", "_span", "_watch", "_write", "failed",
-        "status",
+        "_aligner", "_begin", "_headers", "_meter", "_response", "_send", "_span", "_watch", "_write",
+        "failed", "status",
     )  # fmt: skip
 
     def __init__(
@@ -93,29 +94,30 @@ class EngineAnswer:
         self.status = response.status
         self._response, self._send, self._span, self._watch = response, send, span, watch
         self._meter = meter if response.status == 200 else None
-        self._headers = [*to_client(response.headers), *added]
+        self._headers = to_client(response.headers)
+        self._headers += added
         self._aligner: EventAligner | None = None
         if is_event_stream(response.headers):
             self._aligner = EventAligner()
             # A declared length would leave no room for an error event.
             self._headers = [pair for pair in self._headers if pair[0] != b"content-length"]
+        self._begin: Begin | None = getattr(send, "begin", None)
         self._write = getattr(send, "write", None)
         self.failed: bool | None = False
         """Whether the answer says that it failed on the way; None = by a mistake of the client."""
 
     def send_whole(self, part: bytes) -> bool:
         """Send a whole answer that is no stream without a wait; False: nothing is sent."""
-        if self._aligner is not None or not self._response.complete:
+        if self._begin is None or self._aligner is not None or not self._response.complete:
             return False
-        if not self.begin_now(part, more=False):
+        if not self._begin(self.status, self._headers, part, False):
             return False
         self.take(part)
         return True
 
     def begin_now(self, part: bytes, *, more: bool) -> bool:
         """Send status, headers and the first part without a wait; False = nothing is sent, use `begin`."""
-        begin = getattr(self._send, "begin", None)
-        return begin is not None and bool(begin(self.status, self._headers, part, more))
+        return self._begin is not None and self._begin(self.status, self._headers, part, more)
 
     async def begin(self) -> None:
         """Send status and headers."""

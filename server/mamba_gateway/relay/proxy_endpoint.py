@@ -6,7 +6,6 @@ must neither buffer nor parse; errors before the first byte go up to the request
 """
 
 import asyncio
-import contextlib
 import time
 from typing import Any
 
@@ -39,7 +38,6 @@ DISCARDED_LIMITS = 4
 """Largest part of a body over the limit that is read and dropped, as a multiple of the limit."""
 LOGGED_MODEL = 128
 """Largest number of characters of a model's name in a log line: it is the client's text."""
-_NO_COMMENTS = contextlib.nullcontext()
 
 
 class ProxyEndpoint:
@@ -78,7 +76,17 @@ class ProxyEndpoint:
             self._check_client(client)
             self._admission.enter(client.key)
             try:
-                await self._serve(client)
+                client.limits, body = self._limiter.limits_of(client.key), self._arrived_body(client)
+                if body is None:
+                    body = await self._read_body(client)
+                request = self._upstream_request(client, body)
+                del body  # the request lets go of it once an engine answers
+                if client.fields.stream and self._comment_interval > 0:
+                    # A request that waits may be streamed to a client behind a balancer with little patience.
+                    with response.kept_alive(self._comment_interval):
+                        await self._relay_while_connected(client, request)
+                else:
+                    await self._relay_while_connected(client, request)
             finally:
                 self._admission.leave(client.key)
         except ClientGone:
@@ -117,20 +125,12 @@ class ProxyEndpoint:
         if (coding := client.context.header_values.get(b"content-encoding")) is not None:
             require_plain(coding.decode("latin-1"))
 
-    async def _serve(self, client: RelayedRequest) -> None:
-        """Read the body of an admitted request, and relay it."""
-        client.limits, body = self._limiter.limits_of(client.key), None
-        if client.context.direct is not None:
-            body = whole_body(self._max_body_bytes, client.context.body_share, client.context.direct)
-        if body is None:
-            body = await self._read_body(client)
-        client.fields = routing_fields(body)
-        request = self._upstream_request(client, body)
-        del body  # the request lets go of it once an engine answers
-        # A request that waits may be streamed to a client behind a balancer with little patience.
-        streams = client.fields.stream and self._comment_interval > 0
-        with client.response.kept_alive(self._comment_interval) if streams else _NO_COMMENTS:
-            await self._relay_while_connected(client, request)
+    def _arrived_body(self, client: RelayedRequest) -> bytes | None:
+        """Return the body of the request if all of it has arrived."""
+        context = client.context
+        if context.direct is None:
+            return None
+        return whole_body(self._max_body_bytes, context.body_share, context.direct)
 
     async def _read_body(self, client: RelayedRequest) -> bytes:
         """Wait for the body; admission and the end of a drain may cut it."""
@@ -156,13 +156,11 @@ class ProxyEndpoint:
 
     def _upstream_request(self, client: RelayedRequest, body: bytes) -> UpstreamRequest:
         """Return the request as engines get it."""
+        context = client.context
+        client.fields = fields = routing_fields(body)
         engine_key = self._backend_keys.first if self._backend_keys else None
-        headers = to_engine(
-            client.headers,
-            client.context.request_id,
-            traced=client.context.trace.caller.is_valid,
-            key=engine_key,
-        )
+        traced = context.trace.caller.is_valid
+        headers = to_engine(client.headers, context.request_id, traced=traced, key=engine_key)
         if self._keys:
             headers.append((CLIENT_HEADER, client.key.encode()))
         if client.limits.tokens_per_minute is not None:
@@ -172,13 +170,13 @@ class ProxyEndpoint:
             query=client.query,
             headers=headers,
             body=body,
-            model=client.fields.model,
-            body_share=client.context.body_share,
-            request_id=client.context.request_id,
+            model=fields.model,
+            body_share=context.body_share,
+            request_id=context.request_id,
             meter=UsageMeter(),
-            explain=client.context.header_values.get(REQUEST_HEADER) == b"1",
-            trace=client.context.trace,
-            has_form=client.fields.has_form,
+            explain=context.header_values.get(REQUEST_HEADER) == b"1",
+            trace=context.trace,
+            has_form=fields.has_form,
         )
 
     async def _relay_while_connected(self, client: RelayedRequest, request: UpstreamRequest) -> None:

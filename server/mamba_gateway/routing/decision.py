@@ -38,6 +38,8 @@ class NoCandidate(Enum):
 class RoutingDecision(msgspec.Struct, frozen=True):
     """The chosen endpoint and the comparison that it was chosen by."""
 
+    endpoint: Endpoint
+    """The chosen endpoint."""
     index: int
     """Index of the chosen endpoint in `comparison.endpoints`."""
     comparison: CostComparison
@@ -45,11 +47,6 @@ class RoutingDecision(msgspec.Struct, frozen=True):
     reason: Reason
     """only: the only candidate; prefix: it can resume part of the prompt; home: home engine of a prompt that
     no engine has; load: it begins with the prompt first."""
-
-    @property
-    def endpoint(self) -> Endpoint:
-        """The chosen endpoint."""
-        return self.comparison.endpoints[self.index]
 
     @property
     def cost(self) -> Cost:
@@ -141,6 +138,8 @@ FILTERS = (
     Filter(with_room, NoCandidate.ALL_TRIED, "full lately"),
 )
 """Every filter of a decision, in order; each gets the endpoints that the one before it let pass."""
+FIRST_FILTERS = tuple(step for step in FILTERS if step.keep not in (allowed, untried))
+"""Filters that leave endpoints out of the first attempt of a request that no proxy restricts."""
 
 
 def survivors(snapshot: Endpoints, request: RoutingRequest) -> Endpoints | NoCandidate:
@@ -148,7 +147,8 @@ def survivors(snapshot: Endpoints, request: RoutingRequest) -> Endpoints | NoCan
     if not snapshot:
         return NoCandidate.NONE_KNOWN
     endpoints = snapshot
-    for keep, outcome, _ in FILTERS:
+    restricted = request.tried or request.allowed_addresses is not None
+    for keep, outcome, _ in FILTERS if restricted else FIRST_FILTERS:
         endpoints = keep(endpoints, request)
         if not endpoints:
             return outcome
@@ -189,9 +189,10 @@ def choose(
         return candidates
     comparison = CostComparison.of(candidates, request, weights, rng)
     if len(candidates) == 1:
-        return RoutingDecision(0, comparison, "only")
+        return RoutingDecision(candidates[0], 0, comparison, "only")
     index = cheapest(comparison.totals(), rng)
-    return RoutingDecision(index, comparison, _reason(comparison.cost(index), comparison))
+    reason = _reason(comparison.cost(index), comparison)
+    return RoutingDecision(candidates[index], index, comparison, reason)
 
 
 def _reason(chosen: Cost, comparison: CostComparison) -> Reason:

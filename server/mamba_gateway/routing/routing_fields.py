@@ -16,6 +16,7 @@ charge."""
 MOST_DIGITS = 20
 _TYPE_ERRORS = {"model": "must be a valid string", "stream": "must be a valid boolean"}
 _ABSENT = msgspec.Raw(b"")
+_NO_FORMS = (_ABSENT, _ABSENT, _ABSENT)
 _NO_FORM = frozenset((b"", b"null", b'"auto"', b'"none"'))
 """Values of the fields of a form with which the answer has none."""
 
@@ -35,8 +36,10 @@ class RoutingFields(msgspec.Struct, frozen=True):
     @property
     def has_form(self) -> bool:
         """Whether the answer has a form or is a call, so that native code reads what the client wrote."""
-        forms = (bytes(self.response_format), bytes(self.structured_outputs), bytes(self.tool_choice))
-        return any(form not in _NO_FORM for form in forms)
+        forms = (self.response_format, self.structured_outputs, self.tool_choice)
+        if forms == _NO_FORMS:  # as of most requests
+            return False
+        return any(bytes(form) not in _NO_FORM for form in forms)
 
     @property
     def rank(self) -> int:
