@@ -13,11 +13,11 @@ the error envelope too.
 import asyncio
 import contextvars
 import functools
-from collections.abc import Awaitable, Callable
-from typing import Any, cast
+from collections.abc import Callable
+from typing import Any
 
 import httptools
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
@@ -279,7 +279,7 @@ class LimitedProtocol(HttpToolsProtocol):
             "http_version": version,
             "server": self.server,
             "client": self.client,
-            "scheme": cast("Any", self.scheme),
+            "scheme": self.scheme,  # type: ignore[typeddict-item]
             "root_path": self.root_path,
             "headers": self.headers,
             "state": self.app_state.copy(),
@@ -336,7 +336,8 @@ class LimitedProtocol(HttpToolsProtocol):
         elif self._held.data:
             self._turns.wait(self)
         else:
-            self.flow.resume_reading()
+            if self.flow.read_paused:
+                self.flow.resume_reading()
             self._wait_for_request()
             self._room.wait(self)
         if self.cycle.response_complete and not (self._in_head or self._in_body):
@@ -414,7 +415,8 @@ class LimitedProtocol(HttpToolsProtocol):
     def _on_disconnect(self, leave: Callable[[], None] | None) -> None:
         self._leave = leave
         if leave is not None:
-            self.flow.resume_reading()  # otherwise the end of the connection would go unnoticed
+            if self.flow.read_paused:
+                self.flow.resume_reading()  # otherwise the end of the connection would go unnoticed
             if self.transport.is_closing():
                 leave()
 
@@ -422,12 +424,12 @@ class LimitedProtocol(HttpToolsProtocol):
         if cycle.scope["http_version"] == "1.0":
             app = CloseDelimitedResponses(app, cycle)
 
-        def with_direct(scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        def with_direct(scope: Scope, receive: Receive, send: Send) -> Any:
             # In a copy: the exchange refers to the scope, and the cycle would live until the next collection.
             direct = DirectExchange(cycle, self._on_disconnect)
-            return cast("ASGIApp", app)({**scope, DIRECT: direct}, receive, send)
+            return app({**scope, DIRECT: direct}, receive, send)
 
-        super()._start_asgi_task(cycle, cast("Any", with_direct))
+        super()._start_asgi_task(cycle, with_direct)  # type: ignore[arg-type]
 
     def send_400_response(self, msg: str) -> None:
         """Answer a request that is invalid or refused; the connection ends with the answer."""

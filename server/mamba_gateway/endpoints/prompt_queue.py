@@ -5,14 +5,13 @@ Some tokens may then count twice for that long; if they did not count at all, th
 request, too. Used by the pool. Pure.
 """
 
-from dataclasses import dataclass
+import msgspec
 
 LAG = 1.0
 """Largest age of a report in seconds: an engine counts twice a second, and its answer takes a while."""
 
 
-@dataclass(slots=True)
-class _QueuedPrompt:
+class _QueuedPrompt(msgspec.Struct, eq=False):
     tokens: float
     at: float
     reported: bool = False

@@ -116,6 +116,8 @@ def untried(endpoints: Endpoints, request: RoutingRequest) -> Endpoints:
 
 def with_room(endpoints: Endpoints, _: RoutingRequest) -> Endpoints:
     """Return the endpoints that were not full lately; if all were, all of them."""
+    if len(endpoints) == 1:
+        return endpoints
     return [endpoint for endpoint in endpoints if not endpoint.avoided] or endpoints
 
 

@@ -4,9 +4,9 @@ The relay sends the request with `ask`, once for each attempt; parts that query 
 """
 
 from collections.abc import Awaitable
-from dataclasses import dataclass, field
 
 import aiohttp
+import msgspec
 
 from mamba_edge.exchange.body_budget import BodyShare
 from mamba_gateway.admission.admission import Permit
@@ -17,29 +17,32 @@ from mamba_gateway.upstream.response import UpstreamResponse
 from mamba_telemetry.request_trace import UNTRACED, RequestTrace, SpanNote
 
 
-@dataclass(slots=True)
-class UpstreamRequest:
+class UpstreamRequest(msgspec.Struct, eq=False):
     """One request for an engine, the same for every attempt."""
 
     path: str
     query: str
     headers: list[tuple[bytes, bytes]]
-    body: bytes = field(repr=False)
+    body: bytes
     model: str | None = None
-    body_share: BodyShare | None = field(default=None, repr=False)
+    body_share: BodyShare | None = None
     """Share of the body in the bytes that the gateway may hold."""
     request_id: str = ""
-    prompt: PromptPrefix | None = field(default=None, repr=False)
+    prompt: PromptPrefix | None = None
     """The prompt, where it is known."""
-    permit: Permit | None = field(default=None, repr=False)
+    permit: Permit | None = None
     """Permit of the request, which records when it is at an engine."""
-    meter: UsageMeter | None = field(default=None, repr=False)
+    meter: UsageMeter | None = None
     """Meter that reads the answer."""
     trace: RequestTrace = UNTRACED
     has_form: bool = False
     """Whether the answer has a form that the client wrote."""
     explain: bool = False
     """Whether the answer explains the choice of the engine to the client."""
+
+    def __repr__(self) -> str:
+        """Return a text without anything that a client wrote."""
+        return f"{type(self).__name__}({self.request_id!r})"
 
     def release_body(self) -> None:
         """Release the body once an engine has begun to answer: no other attempt needs it."""

@@ -1,11 +1,11 @@
 """Frozen endpoints for the pure parts, and a relay with its pool for the others."""
 
 from collections.abc import AsyncIterator, Callable
-from dataclasses import replace
 from random import Random
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from mamba_gateway.endpoints.endpoint import Endpoint
 from mamba_gateway.endpoints.pool import Pool, ProbeReport, Target

@@ -5,11 +5,11 @@ import contextlib
 import json
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from random import Random
 from typing import Any, get_args
 
 import pytest
+from msgspec.structs import replace
 
 from eventually import until
 from kept_spans import KeptSpans, tracing_to

@@ -2,12 +2,12 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from dataclasses import replace
 from random import Random
 from typing import Any
 
 import aiohttp
 import pytest
+from msgspec.structs import replace
 
 from eventually import until
 from mamba_gateway.endpoints.outlier_ejection import FAILURES
