@@ -14,7 +14,7 @@ from starlette.types import ASGIApp
 from mamba_edge.connection.accept_queue import AcceptQueue
 from mamba_edge.connection.connection_room import ConnectionRoom
 from mamba_edge.connection.limited_protocol import LimitedProtocol
-from mamba_edge.connection.request_turns import RequestTurns
+from mamba_edge.connection.waiting_requests import RequestTurns
 from mamba_settings.http_limits import HttpLimits
 from mamba_telemetry.logs import get_logger
 

@@ -23,9 +23,8 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from mamba_edge.connection.connection_room import PROBES, ConnectionRoom
 from mamba_edge.connection.direct_exchange import DIRECT, CloseDelimitedResponses, DirectExchange
-from mamba_edge.connection.pipelined_requests import HeldRequests, HoldingFlow, end_of_part
 from mamba_edge.connection.request_head import head_without_offer, targets
-from mamba_edge.connection.request_turns import RequestTurns
+from mamba_edge.connection.waiting_requests import HeldRequests, HoldingFlow, RequestTurns, end_of_part
 from mamba_edge.errors import (
     ApiError,
     HeadersTooLarge,

@@ -12,7 +12,7 @@ import msgspec
 
 from mamba_api.names import GATEWAY_KEY
 from mamba_edge.connection.direct_exchange import Begin, DirectExchange
-from mamba_edge.exchange.body_budget import BodyShare
+from mamba_edge.exchange.request_body import BodyShare
 from mamba_telemetry.request_trace import RequestTrace
 
 CONTEXT = "mambaserve.request"

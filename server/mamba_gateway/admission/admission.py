@@ -15,9 +15,7 @@ import msgspec
 
 from mamba_edge.errors import TooManyRequests
 from mamba_edge.exchange.request_arrivals import RequestArrivals
-from mamba_gateway.admission.admitted_requests import AdmittedRequests, Dismissable
-from mamba_gateway.admission.fair_queue import FairQueue, WaitingRequest
-from mamba_gateway.clock import Clock
+from mamba_gateway.admission.fair_queue import AdmittedRequests, Dismissable, FairQueue, WaitingRequest
 from mamba_gateway.errors import GatewayDraining
 
 DRAINING = "the gateway is draining: it finishes what runs and takes nothing new; send the request again"
@@ -164,7 +162,7 @@ class Admission:
         max_in_flight: int,
         max_queue: int,
         queue_timeout: float,
-        clock: Clock,
+        clock: Callable[[], float],
         *,
         capacity: EngineCapacity = lambda _: math.inf,
         weight: Callable[[str], float] = lambda _: 1.0,

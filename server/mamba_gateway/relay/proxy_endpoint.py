@@ -1,38 +1,79 @@
 """The proxy endpoint: one relayed request from the client's first header to the last byte of its answer.
 
 Its steps, in this order: the key of the client, admission, the body, the limits of the key, a permit, the
-relay; a watch for the client's disconnect runs beside them. An ASGI application of its own, because a relay
-must neither buffer nor parse; errors before the first byte go up to the request middleware.
+relay; a watch for the client's disconnect runs beside them. `RelayedRequest` is what the steps know of the
+request. An ASGI application of its own, because a relay must neither buffer nor parse; errors before the
+first byte go up to the request middleware.
 """
 
 import asyncio
 import time
 from typing import Any
 
+import msgspec
 from starlette.types import Receive, Scope, Send
 
 from mamba_edge.api_keys import KeyFile
 from mamba_edge.errors import ApiError, as_api_error
 from mamba_edge.exchange.asgi_responses import USAGE_HEADER, DisconnectWatch
-from mamba_edge.exchange.request_body import ClientGone, read_body, require_plain, whole_body
-from mamba_edge.exchange.request_context import CLIENT_HEADER
+from mamba_edge.exchange.request_body import ClientGone, RawHeaders, read_body, require_plain, whole_body
+from mamba_edge.exchange.request_context import CLIENT_HEADER, RequestContext, context_of
 from mamba_edge.exchange.request_middleware import CLIENT_GONE, FAILED_FROM
 from mamba_gateway.admission.admission import DRAINING, Admission, PermitRequest
-from mamba_gateway.admission.rate_limiter import RateLimiter
-from mamba_gateway.admission.usage_meter import UsageMeter
+from mamba_gateway.admission.rate_limiter import RateLimiter, RequestCharge
+from mamba_gateway.body_fields import NO_FIELDS, RoutingFields, UsageMeter, routing_fields
 from mamba_gateway.errors import CUT_SHORT, GatewayDraining, KeyOverLimit, UpstreamLost
 from mamba_gateway.headers import to_engine
+from mamba_gateway.key_limits import ANYONE, NO_LIMITS, KeyLimits
 from mamba_gateway.metrics.gateway_metrics import KEY_LIMIT, UNKNOWN_MODEL, GatewayMetrics
 from mamba_gateway.prompt_prefix import tokens_of
 from mamba_gateway.prompts.prompt_reader import PromptReader
-from mamba_gateway.relay.engine_response import ResponseTruncated
+from mamba_gateway.relay.answer import ClientResponse, ResponseTruncated
 from mamba_gateway.relay.relay import Relay
-from mamba_gateway.relay.relayed_request import RelayedRequest
-from mamba_gateway.routing.routing_fields import routing_fields
-from mamba_gateway.routing.routing_record import REQUEST_HEADER
-from mamba_gateway.upstream.request import UpstreamRequest
+from mamba_gateway.routing.decision import REQUEST_HEADER
+from mamba_gateway.upstream.connector import UpstreamRequest
 from mamba_telemetry import conventions as names
 from mamba_telemetry.request_trace import SpanNote
+
+
+class RelayedRequest(msgspec.Struct, eq=False):
+    """One request from its headers to the last byte of its answer; the steps of the endpoint fill it in."""
+
+    context: RequestContext
+    """Facts that the request middleware hands down."""
+    receive: Receive
+    response: ClientResponse
+    path: str
+    query: str
+    headers: RawHeaders
+    key: str = ANYONE
+    """Name of the key that came with the request."""
+    limits: KeyLimits = NO_LIMITS
+    """Limits of the key."""
+    fields: RoutingFields = NO_FIELDS
+    prompt_tokens: float = 0.0
+    """Tokens of the prompt, estimated where nobody tokenized it."""
+    charge: RequestCharge | None = None
+    """The request's charge to the limits of its key; None = the key has no limits."""
+    client_left: bool = False
+    """Whether the client went away before the end of its answer."""
+    refusal_reason: str = ""
+    """Label of the reason of a refusal by the gateway."""
+
+    @classmethod
+    def of(cls, scope: Scope, receive: Receive, send: Send) -> "RelayedRequest":
+        """Read a request from its ASGI scope."""
+        context = context_of(scope)
+        direct = context.direct
+        return cls(
+            context,
+            receive,
+            ClientResponse(send, direct.write if direct else None, context.begin),
+            scope["path"],
+            scope.get("query_string", b"").decode("latin-1"),
+            scope["headers"],
+        )
+
 
 DISCARDED_LIMITS = 4
 """Largest part of a body over the limit that is read and dropped, as a multiple of the limit."""

@@ -14,8 +14,8 @@ from opentelemetry.trace import SpanKind
 from starlette.types import Send
 
 from mamba_edge.errors import ApiError, TooManyRequests
-from mamba_edge.exchange.engine_limit import is_full, is_over_own_limit
-from mamba_gateway.endpoints.outlier_ejection import SUSPICIOUS
+from mamba_edge.exchange.asgi_responses import is_full, is_over_own_limit
+from mamba_gateway.endpoints.endpoint import SUSPICIOUS
 from mamba_gateway.endpoints.pool import Pool
 from mamba_gateway.errors import (
     ENDED_AN_ENGINE,
@@ -28,18 +28,22 @@ from mamba_gateway.errors import (
     UpstreamLost,
 )
 from mamba_gateway.metrics.gateway_metrics import GatewayMetrics
-from mamba_gateway.relay.attempts import Attempt, Failure, GiveUp, RelayProgress, Retry
-from mamba_gateway.relay.engine_response import EngineAnswer, ResponseTruncated, upstream_error
-from mamba_gateway.relay.retry_limits import Comparison, LostForms, RetryBudget
-from mamba_gateway.routing.decision import NoCandidate
-from mamba_gateway.routing.endpoint_wait import EndpointWait
-from mamba_gateway.routing.router import Router
-from mamba_gateway.routing.routing_record import RESPONSE_HEADER, RoutingRecord
-from mamba_gateway.upstream.connection import EngineUnreachable
-from mamba_gateway.upstream.connector import UpstreamConnector
+from mamba_gateway.relay.answer import EngineAnswer, ResponseTruncated, upstream_error
+from mamba_gateway.relay.attempts import (
+    Attempt,
+    Comparison,
+    Failure,
+    GiveUp,
+    LostForms,
+    RelayProgress,
+    Retry,
+    RetryBudget,
+)
+from mamba_gateway.routing.decision import RESPONSE_HEADER, NoCandidate, RoutingRecord
+from mamba_gateway.routing.router import EndpointWait, Router
+from mamba_gateway.upstream.connection import ConnectionLost, EngineUnreachable, IdleTimeout, UpstreamResponse
+from mamba_gateway.upstream.connector import UpstreamConnector, UpstreamRequest, ask
 from mamba_gateway.upstream.deadlines import Deadlines, Interrupt
-from mamba_gateway.upstream.request import UpstreamRequest, ask
-from mamba_gateway.upstream.response import ConnectionLost, IdleTimeout, UpstreamResponse
 from mamba_gateway.upstream.silence import LivenessChecks, SilenceWatch
 from mamba_telemetry import conventions as names
 
@@ -186,7 +190,9 @@ class Relay:
             request.trace.end(attempt.span)
         return failure
 
-    async def _wait_for_engine(self, progress: RelayProgress, decision: NoCandidate) -> RoutingRecord:
+    async def _wait_for_engine(
+        self, progress: RelayProgress, decision: RoutingRecord | NoCandidate
+    ) -> RoutingRecord:
         """Wait for an engine that has not failed the request yet, where there is none now."""
         request = progress.request
         decide = functools.partial(self._decide, request, progress.tried)

@@ -9,10 +9,9 @@ import math
 from types import TracebackType
 from typing import Any, Self
 
-from mamba_gateway.upstream.connection import EngineUnreachable
+from mamba_gateway.upstream.connection import ConnectionLost, EngineUnreachable, IdleTimeout
 from mamba_gateway.upstream.connector import UpstreamConnector
 from mamba_gateway.upstream.deadlines import Deadlines, Interrupt
-from mamba_gateway.upstream.response import ConnectionLost, IdleTimeout
 
 MAX_ENGINES = 1024
 """Number of engines whose last sign of life is kept; the oldest is dropped first."""

@@ -12,8 +12,7 @@ from mamba_gateway.endpoints.pool import Pool, ProbeReport, Target
 from mamba_gateway.metrics.gateway_metrics import GatewayMetrics
 from mamba_gateway.relay.relay import Relay
 from mamba_gateway.routing.router import Router
-from mamba_gateway.upstream.connector import upstream_connector
-from mamba_gateway.upstream.request import UpstreamRequest
+from mamba_gateway.upstream.connector import UpstreamRequest, upstream_connector
 from mamba_gateway.upstream.silence import LivenessChecks
 from virtual_loop import loop_factories
 

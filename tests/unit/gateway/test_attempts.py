@@ -10,8 +10,8 @@ import pytest
 
 from mamba_edge.errors import ApiError
 from mamba_gateway.errors import UpstreamLost
-from mamba_gateway.relay.engine_response import ResponseTruncated
-from mamba_gateway.upstream.request import UpstreamRequest
+from mamba_gateway.relay.answer import ResponseTruncated
+from mamba_gateway.upstream.connector import UpstreamRequest
 from raw_engine import OK, SSE, RawEngine, says
 
 Harnesses = Callable[..., Any]

@@ -1,7 +1,14 @@
-"""The fields of a request's body that the gateway itself reads: for its route and its estimated cost.
+"""The few fields that the gateway reads of bodies which it passes on: of a request, and of an answer.
 
-Pure. A wrong body is refused in the words of an engine that gets the same one.
+A request's fields decide its route and its estimated cost; a wrong body is refused in the words of an engine
+that gets the same one. An answer says how many tokens it took, by the engine's own `usage`, the only object
+of it that is parsed. The header `USAGE_HEADER` makes an engine of ours end each stream with that object in a
+comment, which clients skip; of other engines, and of answers that broke off, each event counts as one token.
+Used by the relay and the endpoint picker. Pure.
 """
+
+import re
+from typing import Annotated
 
 import msgspec
 from pydantic_core import from_json
@@ -56,7 +63,7 @@ class RoutingFields(msgspec.Struct, frozen=True):
 
 NO_FIELDS = RoutingFields()
 """Fields of a request whose body was not read."""
-_decode = msgspec.json.Decoder(RoutingFields).decode
+_decode_fields = msgspec.json.Decoder(RoutingFields).decode
 
 
 def _number(raw: msgspec.Raw) -> int | None:
@@ -71,7 +78,7 @@ def _number(raw: msgspec.Raw) -> int | None:
 def routing_fields(body: bytes) -> RoutingFields:
     """Read the fields of a body. Raises `InvalidRequest`, in the words of an engine with the same body."""
     try:
-        fields = _decode(body)
+        fields = _decode_fields(body)
         # For an engine, too, an empty name means no model.
         return fields if fields.model != "" else msgspec.structs.replace(fields, model=None)
     except msgspec.ValidationError as error:
@@ -97,3 +104,77 @@ def _syntax_error(body: bytes) -> str:
         except ValueError as error:
             return str(error)
     return ""
+
+
+# In the text of an answer the quotes are escaped: only the engine's own words look like this.
+_USAGE = re.compile(rb'"usage"\s*:\s*(\{(?:[^{}]|\{[^{}]*\})*\})')
+_MARK = b'"usage"'
+_LONGEST = 2048
+"""Largest number of bytes of a usage object that comes in pieces."""
+_EVENT = b"data: {"
+_Count = Annotated[int, msgspec.Meta(ge=0, lt=10**12)]
+
+
+class _Details(msgspec.Struct, frozen=True):
+    cached_tokens: _Count | None = None
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """Token counts of one answer, as the engine reports them."""
+
+    prompt_tokens: _Count = 0
+    completion_tokens: _Count = 0
+    total_tokens: _Count = 0
+    prompt_tokens_details: _Details | None = None
+
+    @property
+    def cached_tokens(self) -> int | None:
+        """Tokens of the prompt that the engine resumed; None = the engine does not say."""
+        return self.prompt_tokens_details.cached_tokens if self.prompt_tokens_details else None
+
+    @property
+    def total(self) -> int:
+        """Tokens of prompt and answer."""
+        return self.total_tokens or self.prompt_tokens + self.completion_tokens
+
+
+_decode_usage = msgspec.json.Decoder(Usage).decode
+
+
+class UsageMeter:
+    """The token count of one answer."""
+
+    __slots__ = ("_events", "_tail", "size", "usage")
+
+    def __init__(self) -> None:
+        self.size = 0
+        """Number of bytes of the answer so far."""
+        self.usage: Usage | None = None
+        """The last usage that the answer contained; None = it contained none."""
+        self._events = 0
+        self._tail = b""
+
+    def feed(self, chunk: bytes) -> None:
+        """Read the next bytes of the answer, not compressed."""
+        self.size += len(chunk)
+        self._events += chunk.count(_EVENT)
+        data = self._tail + chunk if self._tail else chunk
+        mark = data.rfind(_MARK)
+        if mark < 0:
+            # No mark goes on behind a line's end.
+            self._tail = b"" if data.endswith(b"\n") else data[1 - len(_MARK) :]
+            return
+        if match := _USAGE.search(data, mark):
+            self._tail = b""
+            try:
+                self.usage = _decode_usage(match[1])
+            except msgspec.DecodeError:
+                return  # some other thing of this name
+        else:
+            self._tail = data[mark:] if len(data) - mark <= _LONGEST else data[1 - len(_MARK) :]
+
+    def used(self, prompt_tokens: float) -> float:
+        """Return the tokens of prompt and answer; without a reported usage by the number of events."""
+        if self.usage is not None:
+            return self.usage.total
+        return prompt_tokens + self._events if self.size else 0.0
