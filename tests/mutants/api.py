@@ -193,7 +193,7 @@ MUTANTS = (
     Mutant(
         name="a crowd's connections are accepted one by one",
         keeps="Each iteration of the loop accepts many of the connections that wait.",
-        where="accept_queue:AcceptQueue.accept",
+        where="http_server:AcceptQueue.accept",
         old="self._accepted or self._closed",
         new="True",
         tests=("tests/unit/edge/test_crowds.py",),
