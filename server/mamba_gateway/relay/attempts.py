@@ -9,8 +9,7 @@ import hashlib
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import msgspec
 from starlette.types import Send
@@ -84,7 +83,8 @@ class RetryBudget:
 class Comparison:
     """A request that one engine rejected and that another engine has: its answer tells whose fault it was.
 
-    The engine that rejected the request gets no other one meanwhile.
+    The engine that rejected the request gets no other one meanwhile, so `end` follows, however the request
+    ends.
     """
 
     __slots__ = ("_pool", "_url")
@@ -105,14 +105,6 @@ class Comparison:
         if self._url:
             url, self._url = self._url, ""
             self._pool.end_comparison(url, took=took)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.end(took=None)
 
 
 class LostForms:

@@ -158,7 +158,7 @@ class Relay:
         url = attempt.endpoint.url
         failure: Failure | None
         try:
-            # One coroutine, since each further one costs every request; the steps in it are calls.
+            # Each coroutine on this way costs every request, so the steps of an answer are plain calls.
             with attempt.watch:
                 response, first = await ask(self._connector, url, request, attempt.span)
                 attempt.response = response
