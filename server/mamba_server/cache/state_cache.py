@@ -12,17 +12,22 @@ from mamba_planner.strategy import Reservation, decode_spacing
 from mamba_server.cache import ledger
 from mamba_server.cache.arena import NO_PAGES, AllocationSite, Arena, PageOwner
 from mamba_server.cache.checkpoint_choice import CheckpointChoice, CheckpointChooser
-from mamba_server.cache.counters import CacheCounters
-from mamba_server.cache.donation import Donation
 from mamba_server.cache.eviction import Eviction, Policy
 from mamba_server.cache.ghost_tree import GhostMatch, GhostTree
 from mamba_server.cache.node import NO_TOKENS, Node, PrefixListener, Tokens
 from mamba_server.cache.persistent_batch import Ints, PersistentBatch
 from mamba_server.cache.placement import Placement
-from mamba_server.cache.protocol import CacheSettings, Capacity, DecodeRows, ManagedStateCache, Refusal
-from mamba_server.cache.reclaimer import Reclaimer
+from mamba_server.cache.protocol import (
+    CacheSettings,
+    Capacity,
+    DecodeRows,
+    LedgerAccount,
+    ManagedStateCache,
+    Refusal,
+)
 from mamba_server.cache.sequence_allocation import Checkpoint, PendingCheckpoint, SequenceAllocation
 from mamba_server.cache.slot_state import SlotState
+from mamba_server.cache.transit import Transit
 from mamba_server.cache.tree import Match, RadixTree
 
 AllocationFault = Callable[[AllocationSite], bool]
@@ -36,7 +41,7 @@ class _RetiringSequence:
     token_ids: Callable[[], Tokens]
 
 
-class RadixStateCache:
+class RadixStateCache(Transit):
     """State cache of one device. The keyword arguments are those of `CacheSettings`."""
 
     def __init__(
@@ -51,20 +56,15 @@ class RadixStateCache:
         prefix_caching: bool = True,
         min_checkpoint_depth: int = 0,
     ) -> None:
-        self.arena = arena
-        self.tree = tree
+        super().__init__(arena, tree, cap)
         self.batch = batch
         self.strategy = strategy
         self.page_size = tree.page_size
         self.track_interval = track_interval
         self.prefix_caching = prefix_caching
         self.min_checkpoint_depth = min_checkpoint_depth
-        self.counters = CacheCounters()
-        self.reclaimer = Reclaimer(arena, tree, self.counters)
-        tree.on_pin = arena.pin
         self.allocations: dict[int, SequenceAllocation] = {}
         self._retiring: list[_RetiringSequence] = []
-        self.donation = Donation(arena, tree, self.counters, None, cap)
         self.donation.ghosts = self._new_ghost_tree()
         self._prefilling: Counter[tuple[str, bytes]] = Counter()
 
@@ -88,6 +88,7 @@ class RadixStateCache:
         """Memory at this moment."""
         arena, tree, strategy = self.arena, self.tree, self.strategy
         free_slots, retiring = arena.free_slots, len(self._retiring)
+        receiving, exported, quarantined, quarantined_pages = self._in_transit()
         return Capacity(
             page_size=self.page_size,
             slabs=arena.slabs - 1,
@@ -101,8 +102,12 @@ class RadixStateCache:
             checkpoints=tree.checkpoints,
             admitted=len(self.allocations) - retiring,
             retiring=retiring,
-            returning=retiring > 0 or arena.has_fenced,
+            returning=retiring > 0 or arena.has_fenced or bool(self.installs),
             accepts_checkpoints=self.prefix_caching and (strategy.evicts_for_checkpoints or free_slots > 0),
+            receiving=receiving,
+            exported=exported,
+            quarantined=quarantined,
+            quarantined_pages=quarantined_pages,
         )
 
     @property
@@ -113,11 +118,6 @@ class RadixStateCache:
     @cap.setter
     def cap(self, cap: int) -> None:
         self.donation.cap = cap
-
-    @property
-    def ghosts(self) -> GhostTree | None:
-        """Ghost tree that predicts returns; None with an eviction policy that uses no prediction."""
-        return self.donation.ghosts
 
     def _new_ghost_tree(self) -> GhostTree | None:
         """Connect the policy in force to a new ghost tree, if it uses one; return that tree."""
@@ -172,7 +172,11 @@ class RadixStateCache:
                 self.tree.unlock_state(match.node)
                 self.tree.unlock(match.node)
             return None
-        ghost_match = self._observe_prompt(self.ghosts, token_ids, salt) if self.ghosts is not None else None
+        ghost_match = None
+        if self.ghosts is not None:
+            ghost_match = self._observe_prompt(self.ghosts, token_ids, salt)
+            if match.node is not None:
+                self._expect_returns(self.ghosts, match.node, ghost_match)
         choice = CheckpointChoice(Placement((), ()))
         if self.prefix_caching:
             choice = self._chooser.choose(len(token_ids), ghost_match, match, turn_boundary, branches)
@@ -269,11 +273,6 @@ class RadixStateCache:
             checkpoints.append(checkpoint)
         return checkpoints
 
-    @property
-    def _slots_to_spare(self) -> bool:
-        """Whether slots are free beyond those of the next two sequences, which are reserved for them."""
-        return self.arena.free_slots > 2 * self.strategy.slots_per_sequence
-
     def _optional_slot(self, allocation: SequenceAllocation, depth: int) -> int:
         """Return a free slot for a track-interval checkpoint, or that of a less valuable state; 0 = none."""
         if self._slots_to_spare:
@@ -350,6 +349,8 @@ class RadixStateCache:
                 for retiring in self._retiring
             ]
         self.arena.advance(step)
+        if self.installs:
+            self._complete_installs()
 
     def commit(self, allocation: SequenceAllocation, token_ids: Tokens, step: int) -> None:
         """Donate or keep the checkpoints of `allocation` that `step` has completed.
@@ -426,8 +427,8 @@ class RadixStateCache:
     def _drop_untrusted(self, deepest: Node, depth: int) -> None:
         for node in reversed(list(deepest.path())):
             # A sequence that is resuming from this checkpoint detects the failure at its own commit.
-            if node.slot and node.depth >= depth and not node.state_lock:
-                self.reclaimer.evict(node)
+            if node.slot and node.depth >= depth:
+                self._drop_wrong(node)
 
     def _retire_now(self, allocation: SequenceAllocation, token_ids: Tokens) -> None:
         step = allocation.last_step
@@ -491,7 +492,7 @@ class RadixStateCache:
 
     # --- upkeep --------------------------------------------------------------------------------------
 
-    def account(self) -> ledger.LedgerAccount:
+    def account(self) -> LedgerAccount:
         """Return the owners of all slots and pages."""
         return ledger.account(self)
 
@@ -554,7 +555,7 @@ class RadixStateCache:
             return Refusal(
                 f"{strategy.name} needs {len(recipients)} more tracking slots for {len(self.allocations)} "
                 f"running sequences; {self.arena.free_slots} are free and "
-                f"{self.tree.evictable_slots} evictable"
+                f"{self.tree.evictable_slots} evictable, {sum(self._in_transit()[:3])} received or exported"
             )
         for allocation, slot in zip(recipients, grant.slots, strict=True):
             allocation.spare.append(slot)

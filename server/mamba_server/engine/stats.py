@@ -49,6 +49,9 @@ def collect(
         "tracking": account.slots_tracking,
         "cached": account.slots_cached,
         "fenced": account.slots_fenced,
+        "receiving": account.slots_receiving,
+        "exported": account.slots_exported,
+        "quarantined": account.slots_quarantined,
         "pages": account.slabs_of_pages,
     }
     pages = {
@@ -56,6 +59,8 @@ def collect(
         "sequence": account.pages_sequence,
         "tree": account.pages_tree,
         "fenced": account.pages_fenced,
+        "receiving": account.pages_receiving,
+        "quarantined": account.pages_quarantined,
     }
     gauges: dict[str, float] = {
         "requests_running": scheduler.running,
@@ -76,7 +81,7 @@ def collect(
     }
     gauges.update({f"slabs{{owner={owner}}}": count for owner, count in slots.items()})
     gauges.update(
-        {f"slots{{owner={owner}}}": slots[owner] for owner in ("live", "tracking", "cached", "fenced")}
+        {f"slots{{owner={owner}}}": slots[owner] for owner in slots if owner not in ("free", "pages")}
     )
     gauges.update({f"pages{{owner={owner}}}": count for owner, count in pages.items()})
     gauges.update(device_gauges)
@@ -107,5 +112,12 @@ def _evictable_slabs(capacity: Capacity) -> float:
 
 
 def _kv_usage(account: LedgerAccount) -> float:
-    total = account.pages_free + account.pages_sequence + account.pages_tree + account.pages_fenced
+    total = (
+        account.pages_free
+        + account.pages_sequence
+        + account.pages_tree
+        + account.pages_fenced
+        + account.pages_receiving
+        + account.pages_quarantined
+    )
     return account.pages_sequence / total if total else 0.0
