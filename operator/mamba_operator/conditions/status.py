@@ -96,8 +96,8 @@ def _parts(snapshot: Snapshot, plan: ReconcilePlan) -> Iterator[tuple[Role, Snap
     """Yield the snapshot and the plan of each role; those of a pool with the changes of the whole."""
     if not plan.pools:
         # The roles of a spec that cannot be read are unknown: those of the engines that run are shown.
-        known = plan.deployment is not None or not snapshot.roles
-        roles: tuple[Role, ...] = ("unified",) if known else snapshot.roles
+        readable = plan.deployment is not None or not snapshot.roles
+        roles: tuple[Role, ...] = ("unified",) if readable else snapshot.roles
         for role in roles:
             yield role, snapshot.of_pool(role), plan
         return
