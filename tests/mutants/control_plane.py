@@ -22,7 +22,7 @@ MUTANTS = (
     Mutant(
         name="a model that no engine can serve is started",
         keeps="Nothing is created for a plan that cannot work.",
-        where="mamba_operator.plan:make_plan",
+        where="mamba_operator.plan:_blocks",
         old="SpecInvalid | DoesNotFit | ModelNotServed",
         new="SpecInvalid | DoesNotFit",
         tests=(
@@ -279,5 +279,29 @@ MUTANTS = (
         old="rules = (*model.rules, *model.change_rules)",
         new="pass",
         tests=("tests/unit/api/test_schema.py",),
+    ),
+    Mutant(
+        name="old engines end before the new pools serve",
+        keeps="A change between unified engines and two pools never leaves a moment without engines.",
+        where="mamba_operator.children.engine_rollout:outgoing_roles",
+        old="all(_serves(part, snapshot) for part in engines)",
+        new="True",
+        tests=("tests/unit/operator/test_pools.py",),
+    ),
+    Mutant(
+        name="two pools hold states of two types",
+        keeps="Engines hand over states only in the type in which both pools hold them.",
+        where="mamba_operator.memory.pin:pinned_pools",
+        old="len(pinned) == 1",
+        new="True",
+        tests=("tests/unit/operator/test_pools.py",),
+    ),
+    Mutant(
+        name="the better pool decides a condition",
+        keeps="A deployment is available only with an engine of each pool.",
+        where="mamba_operator.conditions.combination:_worst",
+        old="max(rank.values())",
+        new="min(rank.values())",
+        tests=("tests/unit/operator/test_pools.py",),
     ),
 )

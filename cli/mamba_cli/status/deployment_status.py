@@ -3,6 +3,7 @@
 Only the objects are read, with the rights of the kubeconfig; pods are not contacted and nothing is changed.
 """
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 from urllib.parse import quote
@@ -14,6 +15,20 @@ PAGE_OBJECTS = 500
 """Number of objects per page of a list request."""
 _TROUBLE = {"Planned": "False", "Available": "False", "Degraded": "True", "Ready": "False"}
 """Condition -> status that reports a problem."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolState:
+    """The status of one pool; None = the operator has not written the field."""
+
+    name: str
+    replicas: int
+    """Desired number of engines."""
+    ready_replicas: int
+    strategy: str | None = None
+    slots: int | None = None
+    max_running_requests: int | None = None
+    headroom: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +51,8 @@ class DeploymentStatus:
     slots: int | None = None
     max_running_requests: int | None = None
     headroom: str | None = None
+    pools: tuple[PoolState, ...] = ()
+    """Pools of a deployment with disaggregation, each with its plan."""
     url: str = ""
     troubles: dict[str, str] = field(default_factory=dict)
     """Conditions other than Ready that report a problem, with their messages."""
@@ -98,7 +115,7 @@ def _status(manifest: dict[str, Any]) -> DeploymentStatus:
     meta, spec, status = (manifest.get(part) or {} for part in ("metadata", "spec", "status"))
     conditions = {str(condition.get("type")): condition for condition in status.get("conditions") or ()}
     ready, plan = conditions.get("Ready") or {}, status.get("plan") or {}
-    replicas = (status.get("scaling") or {}).get("desired", spec.get("replicas"))
+    pools = tuple(_pool(pool) for pool in status.get("pools") or ())
     return DeploymentStatus(
         name=str(meta.get("name", "")),
         namespace=str(meta.get("namespace", "")),
@@ -107,14 +124,36 @@ def _status(manifest: dict[str, Any]) -> DeploymentStatus:
         message=str(ready.get("message", "")) or ("" if ready else "no operator has reconciled it yet"),
         current=int(status.get("observedGeneration") or 0) >= int(meta.get("generation") or 0),
         model=str((spec.get("model") or {}).get("uri", "")),
-        replicas=1 if replicas is None else int(replicas),
+        replicas=_desired(spec, status, pools),
         ready_replicas=int(status.get("readyReplicas") or 0),
         strategy=plan.get("strategy"),
         slots=plan.get("slots"),
         max_running_requests=plan.get("maxRunningRequests"),
         headroom=plan.get("headroom"),
+        pools=pools,
         url=str(status.get("url", "")),
         troubles=_troubles(conditions),
+    )
+
+
+def _desired(spec: dict[str, Any], status: dict[str, Any], pools: Sequence[PoolState]) -> int:
+    """Return the desired number of engines."""
+    if pools:
+        return sum(pool.replicas for pool in pools)
+    replicas = (status.get("scaling") or {}).get("desired", spec.get("replicas"))
+    return 1 if replicas is None else int(replicas)
+
+
+def _pool(status: dict[str, Any]) -> PoolState:
+    plan = status.get("plan") or {}
+    return PoolState(
+        name=str(status.get("name", "")),
+        replicas=int(status.get("desiredReplicas") or 0),
+        ready_replicas=int(status.get("readyReplicas") or 0),
+        strategy=plan.get("strategy"),
+        slots=plan.get("slots"),
+        max_running_requests=plan.get("maxRunningRequests"),
+        headroom=plan.get("headroom"),
     )
 
 

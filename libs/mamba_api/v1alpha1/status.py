@@ -79,6 +79,17 @@ class OtherSize(StatusModel):
     """Why the engine does not fit, with numbers."""
 
 
+class TierStatus(StatusModel):
+    """One tier of the state cache below the arena."""
+
+    tier: Literal["hostMemory", "disk"]
+    """Kind of the tier."""
+    bytes: Count
+    """Number of bytes that one engine may take there."""
+    states: Count
+    """Number of states of the planned lengths that these bytes hold, each with its pages."""
+
+
 class PlanStatus(StatusModel):
     """The planner's choice for one engine."""
 
@@ -106,6 +117,15 @@ class PlanStatus(StatusModel):
     """Use of every byte; the lines add up to the budget."""
     rejected: Annotated[list[RejectedChoice], Field(max_length=32)] = []
     """The other choices, each with the reason against it."""
+    receiving: Count | None = None
+    """Number of states that a decode engine receives at once. Absent for other engines."""
+    exported: Count | None = None
+    """Number of states that a prefill engine keeps until decode engines have read them. Absent for other
+    engines."""
+    raised: LongText | None = None
+    """Why spec.memory.arena was raised, with numbers. Absent if the configured size suffices, if any."""
+    tiers: Annotated[list[TierStatus], Field(max_length=4)] = []
+    """Tiers below the arena, the fastest first."""
     one_size_down: OtherSize | None = None
     """The same engine on a GPU of the next smaller size on the market. Absent without a GPU, with
     spec.memory.arena, or if there is no smaller size."""
@@ -171,6 +191,27 @@ class RolloutStatus(StatusModel):
     more requests than the older ones that served at the same time."""
     message: LongText = ""
     """The cause in words, with the message of the pod or the cluster."""
+
+
+class PoolStatus(StatusModel):
+    """One pool of engines of a deployment with disaggregation."""
+
+    name: Literal["prefill", "decode"]
+    """Name of the pool."""
+    replicas: Count = 0
+    """Number of engine pods of the pool that exist."""
+    ready_replicas: Count = 0
+    """Number of engine pods of the pool that answer requests."""
+    desired_replicas: Count = 0
+    """Number of engines that the pool should have."""
+    strategy: Annotated[str, Field(max_length=64)] = ""
+    """Chosen strategy of the pool. Auto while each engine chooses for itself at its start."""
+    plan: PlanStatus | None = None
+    """The planner's choice for one engine of the pool. Absent while the operator does not know the model or
+    the memory."""
+    rollout: RolloutStatus | None = None
+    """The engine revision of the pool to go back to, and the one that failed. Absent until all engines of the
+    pool have been ready once."""
 
 
 class ProposedStrategy(StatusModel):
@@ -244,6 +285,14 @@ class Status(StatusModel):
     plan: PlanStatus | None = None
     """The planner's choice. While the operator does not know the model or the memory, this is the plan that
     an engine reports; absent until one answers."""
+    pools: Annotated[
+        list[PoolStatus],
+        Field(
+            max_length=2,
+            json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+        ),
+    ] = []
+    """The pools of a deployment with disaggregation; plan and rollout are then those of each pool."""
     rollout: RolloutStatus | None = None
     """The engine revision to go back to, and the one that failed. Absent until all engines have been ready
     once."""

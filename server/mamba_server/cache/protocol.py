@@ -382,6 +382,9 @@ class ManagedStateCache(StateCache, Protocol):
     def listen(self, listener: PrefixListener) -> None:
         """Report every change of the tree to `listener`, the only one, from now on."""
 
+    def checkpoints(self) -> Iterator[EvictedCheckpoint]:
+        """Read only: yield every checkpoint that can be resumed; void after any other call."""
+
     def flush(self) -> int:
         """Forget every checkpoint that no sequence is reading; return their number."""
 

@@ -6,6 +6,7 @@ moves the bytes says when a writer or a reader has ended, and nothing here waits
 comments are those of the state-cache page.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -71,6 +72,14 @@ class Transit:
                 listener(evicted)
 
         self.reclaimer.on_eviction = report if listener is not None else None
+
+    def checkpoints(self) -> Iterator[EvictedCheckpoint]:
+        """Yield every checkpoint that can be resumed, as a listener to evictions sees it."""
+        for node in self.tree.walk():
+            if node.slot and node.epoch == self.tree.epoch:
+                checkpoint = EvictedCheckpoint(node)
+                if not (self.installs and self._is_being_written(node, checkpoint.pages)):
+                    yield checkpoint
 
     @property
     def ghosts(self) -> GhostTree | None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from mamba_server.engine.process_memory.cpu_threads import set_up_threads, threads_for
 from mamba_server.host_cores import usable_cores
 from mamba_settings.engine_settings import EngineSettings
+from mamba_telemetry.logs import set_up_logs
 
 if TYPE_CHECKING:
     from mamba_server.engine.engine_loop import EngineSockets
@@ -39,6 +40,7 @@ def main() -> int:
     # A terminal's Ctrl-C goes to the whole group; the API process handles it by draining.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     settings = EngineSettings.model_validate_json(options.settings)
+    set_up_logs(level=settings.log_level, process="engine")
 
     cores = usable_cores()
     chooses_threads = set_up_threads(os.environ, cores)
@@ -91,9 +93,13 @@ def _serve(settings: EngineSettings, port: "EngineSockets", cores: int | None) -
     from mamba_server.engine.engine_loop import EngineLoop, report_progress
     from mamba_server.engine.grammar_compiler import GrammarCompiler
     from mamba_server.engine.process_memory.garbage import never_search_old_objects
+    from mamba_server.engine.transfers.start import start_transfers
     from mamba_server.wire import Ready
 
     engine = boot(settings, report_progress(port))
+    endpoint = start_transfers(
+        engine.core, settings, engine.stream, engine.memory, engine.state_layout, port.wake
+    )
     use_threads(engine, None if cores is None else threads_for(engine.plan.weights_bytes, cores))
     plan = ready_plan(engine)
     admin = AdminCalls(engine.core, plan)
@@ -116,9 +122,13 @@ def _serve(settings: EngineSettings, port: "EngineSockets", cores: int | None) -
                 plan=plan,
                 fingerprint=engine.core.cache.settings.fingerprint,
                 page_size=engine.core.cache.capacity.page_size,
+                transfer_address=endpoint.address,
+                incarnation=endpoint.incarnation,
             )
         )
     finally:
+        if engine.core.transfers is not None:
+            engine.core.transfers.close()
         engine.stream.close()
     return 0
 

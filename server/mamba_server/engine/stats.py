@@ -64,7 +64,7 @@ def collect(
     }
     gauges: dict[str, float] = {
         "requests_running": scheduler.running,
-        "requests_waiting": len(scheduler.waiting),
+        "requests_waiting": scheduler.waiting_count,
         "max_running_requests": scheduler.limits.max_running,
         "checkpoints": capacity.checkpoints,
         # Memory that is not available at once, even by eviction: that of the pool that limits.
@@ -86,7 +86,12 @@ def collect(
     gauges.update({f"pages{{owner={owner}}}": count for owner, count in pages.items()})
     gauges.update(device_gauges)
     times = core.drain_step_times()
-    return EngineStats(counters, gauges, times.seconds, times.batch_sizes)
+    seconds: list[tuple[str, float]] = []
+    if core.transfers is not None:
+        counters.update(core.transfers.counters())
+        gauges.update(core.transfers.gauges())
+        seconds = core.transfers.take_seconds()
+    return EngineStats(counters, gauges, times.seconds, times.batch_sizes, seconds)
 
 
 def _prompt_tokens_waiting(core: EngineCore) -> float:
