@@ -64,7 +64,7 @@ MUTANTS = (
     Mutant(
         name="a stored state is read where another depth was expected",
         keeps="A prompt resumes from the state of its own depth.",
-        where="mamba_server.engine.transfers.tier:Tier.on_eviction",
+        where="mamba_server.engine.transfers.tier:Tier._offer",
         old="evicted.pages[first // self._page_size:]",
         new="evicted.pages[:len(evicted.pages) - first // self._page_size]",
         tests=(TIERS,),
