@@ -197,6 +197,20 @@ def test_states_survive_a_restart_on_disk_alone(random_model: Path, tmp_path: Pa
         second.check_empty()
 
 
+def test_an_engine_that_failed_leaves_nothing_on_disk_but_what_was_evicted(
+    random_model: Path, tmp_path: Path
+) -> None:
+    tier = {"disk_cache": str(tmp_path), "disk_cache_bytes": 64 << 20, **TIERED}
+    request = prompts(11, 1)[0]
+    for save, depth in ((False, 0), (True, 144)):
+        first = Joined(small(random_model), **tier)
+        again([request], first)
+        first.close(save=save)
+        second = Joined(small(random_model), **tier)
+        with joined(second):
+            assert again([request], second)[request.request_id].cached_tokens == depth
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_a_flipped_bit_is_a_miss_with_its_own_cause(random_model: Path, tmp_path: Path, seed: int) -> None:
     requests = prompts(6)

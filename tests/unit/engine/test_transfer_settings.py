@@ -64,7 +64,7 @@ def test_a_port_that_is_taken_is_named(shipped_engine: Engine) -> None:
         with pytest.raises(TransfersUnusable, match="--transfer-host"):
             begin(EngineSettings(model="m", transfer_port=0, transfer_host="no.such.host"))
     finally:
-        transfers.close()
+        transfers.close(save=True)
 
 
 @pytest.mark.parametrize("everywhere", ["0.0.0.0", "::"])
@@ -81,5 +81,5 @@ def test_an_engine_that_listens_everywhere_names_the_address_of_its_pod(
         port = int(endpoint.address.rpartition(":")[2])
         # Pods of a cluster with IPv4 reach it, too.
         socket.create_connection(("127.0.0.1", port)).close()
-        engine.core.transfers.close()
+        engine.core.transfers.close(save=True)
         assert endpoint.address.startswith(address)
