@@ -1,7 +1,23 @@
-"""The notes of a gateway for the operator: texts in the ConfigMap X-wake, all that a gateway may write."""
+"""The notes of a gateway for the operator: texts in the ConfigMap X-wake, all that a gateway may write.
+
+`Waker` asks for an engine while requests are held and none is ready: the relay calls `request`, and a task of
+its own writes the time, again every few seconds, because a scaled-to-zero deployment falls asleep if the
+request is not repeated. `IndexReporter` reports that the Redis of the prefix index is unusable: only after
+several failed checks in a row, repeated because the operator lets reports expire, and removed when the
+trouble is over.
+"""
+
+import asyncio
+from collections.abc import Callable
+from datetime import datetime
+
+import structlog
 
 from mamba_api import names
 from mamba_kube.api_server import MERGE_PATCH, ApiServer
+from mamba_kube.errors import short
+
+log = structlog.get_logger("mambaserve.gateway")
 
 
 class OperatorNote:
@@ -20,3 +36,89 @@ class OperatorNote:
             body={"data": {key: text}},
             content_type=MERGE_PATCH,
         )
+
+
+WRITE_SECONDS = 15.0
+"""Seconds between two writes while requests are held."""
+
+
+class Waker:
+    """Wakes one MambaDeployment."""
+
+    def __init__(
+        self,
+        server: ApiServer,
+        namespace: str,
+        name: str,
+        now: Callable[[], datetime],
+        every: float = WRITE_SECONDS,
+    ) -> None:
+        self._name, self._now, self._every = name, now, every
+        self._note = OperatorNote(server, namespace, name)
+        self._requested = asyncio.Event()
+
+    def request(self) -> None:
+        """Ask for an engine, since a request is held."""
+        self._requested.set()
+
+    async def work(self) -> None:
+        """Write for ever, whenever requested; ends only by cancellation."""
+        while True:
+            await self._requested.wait()
+            self._requested.clear()
+            try:
+                await self.wake()
+                log.info("asked for an engine", deployment=self._name)
+            except Exception as error:
+                # The request that is held now must not be the last one that could wake the deployment.
+                log.warning("could not ask for an engine", deployment=self._name, error=short(error))
+            await asyncio.sleep(self._every)
+
+    async def wake(self) -> None:
+        """Write the time once. Raises ApiError."""
+        await self._note.write(names.WAKE_KEY, self._now().isoformat(timespec="seconds"))
+
+
+CHECK_SECONDS = 5.0
+MIN_FAILED_CHECKS = 3
+"""Failed checks in a row before the first report."""
+CHECKS_PER_WRITE = 6
+"""Failed checks between two writes of the same report."""
+
+
+class IndexReporter:
+    """Reports the trouble of one index: `trouble` returns what is wrong now, None = nothing."""
+
+    def __init__(
+        self, note: OperatorNote, trouble: Callable[[], str | None], now: Callable[[], datetime]
+    ) -> None:
+        self._note, self._trouble, self._now = note, trouble, now
+        self._failed_checks = 0
+        self._written = False
+
+    async def work(self) -> None:
+        """Check periodically; ends only by cancellation."""
+        while True:
+            try:
+                await self.check()
+            except Exception as error:
+                log.warning("could not tell of the prefix index", error=short(error))
+            await asyncio.sleep(CHECK_SECONDS)
+
+    async def check(self) -> None:
+        """Check once, and write or remove the report if due. Raises ApiError, OSError, TimeoutError."""
+        trouble = self._trouble()
+        if trouble is None:
+            self._failed_checks = 0
+            if self._written:
+                await self._note.write(names.INDEX_TROUBLE_KEY, None)
+                self._written = False
+            return
+        self._failed_checks += 1
+        if (
+            self._failed_checks >= MIN_FAILED_CHECKS
+            and (self._failed_checks - MIN_FAILED_CHECKS) % CHECKS_PER_WRITE == 0
+        ):
+            time = self._now().isoformat(timespec="seconds")
+            self._written = True
+            await self._note.write(names.INDEX_TROUBLE_KEY, f"{time} {trouble}")

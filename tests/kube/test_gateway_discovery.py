@@ -17,7 +17,7 @@ from mamba_api.v1alpha1 import MambaDeployment
 from mamba_gateway.endpoints.discovery import watch_engines
 from mamba_gateway.endpoints.pool import Target
 from mamba_gateway.endpoints.watch import Watch, WatchExpired
-from mamba_gateway.wake import Waker
+from mamba_gateway.operator_note import Waker
 from mamba_kube.access import connected, load_access
 from mamba_kube.api_server import MERGE_PATCH, ApiServer
 from mamba_kube.errors import ApiError

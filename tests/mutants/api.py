@@ -177,7 +177,7 @@ MUTANTS = (
     Mutant(
         name="connections go on with what clients sent ahead all at once",
         keeps="A few connections continue in each iteration of the loop, so that a crowd delays no probe.",
-        where="request_turns:RequestTurns._take",
+        where="waiting_requests:RequestTurns._take",
         old="min(REQUESTS_PER_TURN, len(self._waiting))",
         new="len(self._waiting)",
         tests=("tests/unit/edge/test_requests_sent_ahead.py",),
@@ -185,7 +185,7 @@ MUTANTS = (
     Mutant(
         name="all requests of a crowd begin at once",
         keeps="A few requests begin in each iteration of the loop.",
-        where="request_turns:RequestTurns.take",
+        where="waiting_requests:RequestTurns.take",
         old="self._waiting or self._begun >= REQUESTS_PER_TURN",
         new="False",
         tests=("tests/unit/edge/test_crowds.py",),
@@ -193,7 +193,7 @@ MUTANTS = (
     Mutant(
         name="a crowd's connections are accepted one by one",
         keeps="Each iteration of the loop accepts many of the connections that wait.",
-        where="accept_queue:AcceptQueue.accept",
+        where="http_server:AcceptQueue.accept",
         old="self._accepted or self._closed",
         new="True",
         tests=("tests/unit/edge/test_crowds.py",),

@@ -77,7 +77,7 @@ MUTANTS = (
     Mutant(
         name="requests that wait for an engine block the admission of others",
         keeps="A request that is held gives its permit back while it waits.",
-        where="routing.endpoint_wait:EndpointWait._engine",
+        where="routing.router:EndpointWait._engine",
         old="changed if permit is None else permit.while_held(changed)",
         new="changed",
         tests=("tests/integration/gateway/test_held_requests.py",),
@@ -93,7 +93,7 @@ MUTANTS = (
     Mutant(
         name="an error in a stream is cut off by the declared length",
         keeps="A relayed stream has no content-length.",
-        where="relay.engine_response:EngineAnswer.__init__",
+        where="relay.answer:EngineAnswer.__init__",
         old="[pair for pair in self._headers if pair[0] != b'content-length']",
         new="[pair for pair in self._headers]",
         tests=("tests/unit/gateway/test_relay.py",),
@@ -101,7 +101,7 @@ MUTANTS = (
     Mutant(
         name="half an event is sent before an error event",
         keeps="A stream that breaks ends with whole events.",
-        where="relay.engine_response:EventAligner.feed",
+        where="relay.answer:EventAligner.feed",
         old="(data[:end], data[end:])",
         new="(data, b'')",
         tests=("tests/unit/gateway/test_events.py",),

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from failing_fleet import PLACES, QUEUE, Engine, Fleet
-from mamba_gateway.endpoints.outlier_ejection import SUSPICIOUS
+from mamba_gateway.endpoints.endpoint import SUSPICIOUS
 from virtual_time import in_virtual_time
 
 budget = settings(max_examples=40)

@@ -12,7 +12,7 @@ from mamba_gateway.endpoints.engine_speed import EngineSpeed
 from mamba_gateway.endpoints.probe import read_gauges
 from mamba_gateway.errors import UpstreamLost
 from mamba_gateway.prompt_prefix import DEPTHS, PromptPrefix
-from mamba_gateway.relay.engine_response import DONE, EventAligner
+from mamba_gateway.relay.answer import DONE, EventAligner
 from mamba_gateway.routing.decision import NoCandidate, choose
 from mamba_gateway.routing.scoring import JITTER, RoutingRequest, RoutingWeights
 

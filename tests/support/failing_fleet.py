@@ -13,7 +13,7 @@ from mamba_gateway.metrics.gateway_metrics import GatewayMetrics
 from mamba_gateway.relay.relay import Relay
 from mamba_gateway.routing.router import Router
 from mamba_gateway.upstream.connection import EngineUnreachable
-from mamba_gateway.upstream.request import UpstreamRequest
+from mamba_gateway.upstream.connector import UpstreamRequest
 from mamba_gateway.upstream.silence import LivenessChecks
 
 PLACES = 4

@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 
 from mamba_edge.api_keys import KeyFile
-from mamba_edge.exchange.body_budget import BodyBudget
+from mamba_edge.exchange.request_body import BodyBudget
 from mamba_gateway.admission.admission import Admission
 from mamba_gateway.admission.rate_limiter import RateLimiter
 from mamba_gateway.endpoint_picker.ext_proc import (
@@ -29,14 +29,13 @@ from mamba_gateway.endpoint_picker.ext_proc import (
     ProtocolConfiguration,
     Struct,
 )
+from mamba_gateway.endpoint_picker.picker import SharedParts
 from mamba_gateway.endpoint_picker.server import make_picker, picker_listening
 from mamba_gateway.endpoints.pool import Pool, ProbeReport, Target
 from mamba_gateway.metrics.gateway_metrics import GatewayMetrics
 from mamba_gateway.prompts.prompt_reader import PromptReader
 from mamba_gateway.prompts.text_processors import TextProcessors
-from mamba_gateway.relay.shared_parts import SharedParts
-from mamba_gateway.routing.endpoint_wait import EndpointWait
-from mamba_gateway.routing.router import Router
+from mamba_gateway.routing.router import EndpointWait, Router
 from mamba_gateway.settings import GatewaySettings
 from mamba_telemetry.tracing import OFF, Tracing
 

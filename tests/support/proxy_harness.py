@@ -12,7 +12,7 @@ from starlette.types import Send
 
 from asgi import Asked, ask
 from mamba_edge.api_keys import KeyFile
-from mamba_edge.exchange.body_budget import BodyBudget
+from mamba_edge.exchange.request_body import BodyBudget
 from mamba_edge.exchange.request_middleware import RequestMiddleware
 from mamba_gateway.admission.admission import Admission
 from mamba_gateway.admission.rate_limiter import RateLimiter
@@ -20,7 +20,7 @@ from mamba_gateway.endpoints.pool import Pool, ProbeReport, Target
 from mamba_gateway.key_limits import KeyLimits, KeyLimitTable
 from mamba_gateway.metrics.gateway_metrics import GatewayMetrics
 from mamba_gateway.relay.proxy_endpoint import ProxyEndpoint
-from mamba_gateway.upstream.request import UpstreamRequest
+from mamba_gateway.upstream.connector import UpstreamRequest
 from mamba_telemetry.tracing import OFF
 
 PATH = "/v1/completions"

@@ -22,7 +22,6 @@ and the applications around it. Below the middleware it is in the `RequestContex
 Begin = Callable[[int, Sequence[tuple[bytes, bytes]], bytes, bool], bool]
 """Function of status, headers, first part of the body, and whether more follows; see
 `DirectExchange.begin`."""
-_FRAMING = (b"connection", b"transfer-encoding")
 _BODILESS = (204, 304)
 
 
@@ -65,9 +64,10 @@ class DirectExchange:
             return False
         pairs = [*cycle.default_headers, *headers]
         values = dict(pairs)
-        length = _declared_length(values)
-        if not self._fits(status, length, len(part), more=more) or not _are_plain(pairs, values):
+        declared = values.get(b"content-length")
+        if not self._fits(status, declared, len(part), more) or not _are_plain(pairs, values):
             return False
+        length = None if declared is None else int(declared)
         lines = [STATUS_LINE[status], *[b"%b: %b\r\n" % pair for pair in pairs]]
         if not cycle.keep_alive:
             lines.append(b"connection: close\r\n")
@@ -86,14 +86,14 @@ class DirectExchange:
             self._complete(cycle)
         return True
 
-    def _fits(self, status: int, length: int | None, size: int, *, more: bool) -> bool:
+    def _fits(self, status: int, declared: bytes | None, size: int, more: bool) -> bool:
         """Return whether a first part of `size` bytes can be written for this declared length."""
         scope = self._cycle.scope
         if scope["method"] == "HEAD":
             return False
-        if length is None:
+        if declared is None:
             return status not in _BODILESS and scope["http_version"] != "1.0"
-        return size == length or (size < length and more)
+        return declared.isdigit() and (size == int(declared) or (size < int(declared) and more))
 
     def write(self, part: bytes) -> bool:
         """Write a further part of a body of unknown length; return whether it was written."""
@@ -113,17 +113,9 @@ class DirectExchange:
         cycle.on_response()
 
 
-def _declared_length(values: Mapping[bytes, bytes]) -> int | None:
-    """Return the value of the Content-Length header; -1 = not a number, None = no such header."""
-    value = values.get(b"content-length")
-    if value is None:
-        return None
-    return int(value) if value.isdigit() else -1
-
-
 def _are_plain(pairs: Sequence[tuple[bytes, bytes]], values: Mapping[bytes, bytes]) -> bool:
     """Return whether the headers are valid and leave the framing to us; `send` reports what is wrong."""
-    if not values.keys().isdisjoint(_FRAMING):
+    if b"connection" in values or b"transfer-encoding" in values:
         return False
     return not (HEADER_RE.search(b"".join(values)) or HEADER_VALUE_RE.search(b"".join([v for _, v in pairs])))
 

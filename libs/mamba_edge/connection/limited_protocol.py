@@ -13,19 +13,18 @@ the error envelope too.
 import asyncio
 import contextvars
 import functools
-from collections.abc import Awaitable, Callable
-from typing import Any, cast
+from collections.abc import Callable
+from typing import Any
 
 import httptools
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from mamba_edge.connection.connection_room import PROBES, ConnectionRoom
 from mamba_edge.connection.direct_exchange import DIRECT, CloseDelimitedResponses, DirectExchange
-from mamba_edge.connection.pipelined_requests import HeldRequests, HoldingFlow, end_of_part
 from mamba_edge.connection.request_head import head_without_offer, targets
-from mamba_edge.connection.request_turns import RequestTurns
+from mamba_edge.connection.waiting_requests import HeldRequests, HoldingFlow, RequestTurns, end_of_part
 from mamba_edge.errors import (
     ApiError,
     HeadersTooLarge,
@@ -165,7 +164,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse bytes that arrived, or hold them behind a request that is not answered."""
-        if self._held or self._behind:
+        if self._held.data or (self.cycle is not None and self._behind):
             self._held.hold(data)
         else:
             self._parse(data, 0)
@@ -191,14 +190,18 @@ class LimitedProtocol(HttpToolsProtocol):
         first, size = start, len(data)
         try:
             while start < size:
-                end = self._end_of_part(data, start, first=start == first)
+                if self._in_body and self._body_left:
+                    end = min(size, start + self._body_left)
+                else:
+                    continued = start == first and (self._in_head or self._in_body)
+                    end = end_of_part(data, start, continued=continued)
                 try:
                     self.parser.feed_data(data if end - start == size else memoryview(data)[start:end])
                     start = end
                 except httptools.HttpParserUpgrade as offer:
                     start += offer.args[0]
                     self._pass_over_offer()
-                if start < size and self._behind:
+                if start < size and not self._in_body and self._behind:
                     self._held.hold(data, start)
                     break
         except httptools.HttpParserError:
@@ -217,11 +220,6 @@ class LimitedProtocol(HttpToolsProtocol):
         if self._in_head or self._in_body:
             return False
         return self.cycle is not None and not self.cycle.response_complete
-
-    def _end_of_part(self, data: bytes, start: int, *, first: bool) -> int:
-        if self._in_body and self._body_left:
-            return min(len(data), start + self._body_left)
-        return end_of_part(data, start, continued=first and (self._in_head or self._in_body))
 
     def _pass_over_offer(self) -> None:
         """Begin the request again, at a parser that does not see which protocol the client offers."""
@@ -280,7 +278,7 @@ class LimitedProtocol(HttpToolsProtocol):
             "http_version": version,
             "server": self.server,
             "client": self.client,
-            "scheme": cast("Any", self.scheme),
+            "scheme": self.scheme,  # type: ignore[typeddict-item]
             "root_path": self.root_path,
             "headers": self.headers,
             "state": self.app_state.copy(),
@@ -296,12 +294,11 @@ class LimitedProtocol(HttpToolsProtocol):
             self.server_state.default_headers, asyncio.Event(), self.expect_100_continue,
             version != "1.0" and parser.should_keep_alive(), self.on_response_complete,
         )  # fmt: skip
-        begin = functools.partial(self._start_asgi_task, self.cycle, self.app)
         if self._has_turn or path in PROBES or self._turns.take():
             self._has_turn = False
-            begin()
+            self._start_asgi_task(self.cycle, self.app)
         else:
-            self._begin = begin
+            self._begin = functools.partial(self._start_asgi_task, self.cycle, self.app)
             self._turns.wait(self)
 
     def on_body(self, body: bytes) -> None:
@@ -335,10 +332,11 @@ class LimitedProtocol(HttpToolsProtocol):
         self.server_state.total_requests += 1
         if self.transport.is_closing():
             self._limit_closing()
-        elif self._held:
+        elif self._held.data:
             self._turns.wait(self)
         else:
-            self.flow.resume_reading()
+            if self.flow.read_paused:
+                self.flow.resume_reading()
             self._wait_for_request()
             self._room.wait(self)
         if self.cycle.response_complete and not (self._in_head or self._in_body):
@@ -416,7 +414,8 @@ class LimitedProtocol(HttpToolsProtocol):
     def _on_disconnect(self, leave: Callable[[], None] | None) -> None:
         self._leave = leave
         if leave is not None:
-            self.flow.resume_reading()  # otherwise the end of the connection would go unnoticed
+            if self.flow.read_paused:
+                self.flow.resume_reading()  # otherwise the end of the connection would go unnoticed
             if self.transport.is_closing():
                 leave()
 
@@ -424,12 +423,12 @@ class LimitedProtocol(HttpToolsProtocol):
         if cycle.scope["http_version"] == "1.0":
             app = CloseDelimitedResponses(app, cycle)
 
-        def with_direct(scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        def with_direct(scope: Scope, receive: Receive, send: Send) -> Any:
             # In a copy: the exchange refers to the scope, and the cycle would live until the next collection.
             direct = DirectExchange(cycle, self._on_disconnect)
-            return cast("ASGIApp", app)({**scope, DIRECT: direct}, receive, send)
+            return app({**scope, DIRECT: direct}, receive, send)
 
-        super()._start_asgi_task(cycle, cast("Any", with_direct))
+        super()._start_asgi_task(cycle, with_direct)  # type: ignore[arg-type]
 
     def send_400_response(self, msg: str) -> None:
         """Answer a request that is invalid or refused; the connection ends with the answer."""

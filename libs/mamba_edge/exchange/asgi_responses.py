@@ -1,6 +1,7 @@
-"""Answers as ASGI messages, and the watch for a client that left.
+"""Answers as ASGI messages, their headers between engine and gateway, and the watch for a client that left.
 
-For endpoints that speak ASGI themselves, because every token of a stream passes here.
+For endpoints that speak ASGI themselves, because every token of a stream passes here. A header tells a full
+engine from a client above a limit of its own, both with a 429.
 """
 
 import asyncio
@@ -12,7 +13,24 @@ from starlette.types import Receive, Send
 
 from mamba_edge.connection.direct_exchange import DirectExchange
 from mamba_edge.errors import ApiError
-from mamba_edge.exchange.request_body import ClientGone, RawHeaders
+from mamba_edge.exchange.request_body import ClientGone, RawHeaders, find_header
+
+LIMIT_HEADER = b"x-mambaserve-limit"
+"""Header of an engine's 429 with the limit that is reached; without it the engine takes no more requests."""
+FORMS = "forms"
+"""Limit on answer formats that wait to be checked."""
+_TOO_MANY = 429
+
+
+def is_full(status: int, headers: RawHeaders) -> bool:
+    """Return whether the answer says that the engine takes no more requests."""
+    return status == _TOO_MANY and not find_header(headers, LIMIT_HEADER)
+
+
+def is_over_own_limit(status: int, headers: RawHeaders) -> bool:
+    """Return whether this client exceeds a limit, so that no other engine is to be tried."""
+    return status == _TOO_MANY and bool(find_header(headers, LIMIT_HEADER))
+
 
 USAGE_HEADER = b"x-mambaserve-usage"
 """Request header: with the value 1 the stream ends with the usage in a comment, whatever the client itself

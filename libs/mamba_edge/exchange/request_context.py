@@ -6,12 +6,13 @@ with `context_of`. Nothing else passes from the middleware to them.
 
 import re
 from collections.abc import Mapping, MutableMapping
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from mamba_api.names import GATEWAY_KEY
 from mamba_edge.connection.direct_exchange import Begin, DirectExchange
-from mamba_edge.exchange.body_budget import BodyShare
+from mamba_edge.exchange.request_body import BodyShare
 from mamba_telemetry.request_trace import RequestTrace
 
 CONTEXT = "mambaserve.request"
@@ -22,8 +23,7 @@ of the gateway."""
 _CLIENT_NAME = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 
 
-@dataclass(slots=True)
-class RequestContext:
+class RequestContext(msgspec.Struct, eq=False):
     """One request below the request middleware."""
 
     request_id: str

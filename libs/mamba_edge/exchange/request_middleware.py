@@ -18,8 +18,7 @@ from mamba_edge.connection.connection_room import PROBES
 from mamba_edge.connection.direct_exchange import DIRECT, DirectExchange
 from mamba_edge.errors import ApiError, as_api_error
 from mamba_edge.exchange.asgi_responses import send_error
-from mamba_edge.exchange.body_budget import BodyBudget, BodyShare
-from mamba_edge.exchange.request_body import ClientGone, first_values
+from mamba_edge.exchange.request_body import BodyBudget, BodyShare, ClientGone, first_values
 from mamba_edge.exchange.request_context import CONTEXT, RequestContext
 from mamba_telemetry import conventions as names
 from mamba_telemetry.logs import LogContext, get_logger, log_request

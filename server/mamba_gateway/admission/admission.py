@@ -8,7 +8,6 @@ waits for one. Called by the proxy endpoint and the endpoint picker; knows nothi
 import asyncio
 import contextlib
 import math
-from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Protocol, Self
 
@@ -16,9 +15,7 @@ import msgspec
 
 from mamba_edge.errors import TooManyRequests
 from mamba_edge.exchange.request_arrivals import RequestArrivals
-from mamba_gateway.admission.admitted_requests import AdmittedRequests, Dismissable
-from mamba_gateway.admission.fair_queue import FairQueue, WaitingRequest
-from mamba_gateway.clock import Clock
+from mamba_gateway.admission.fair_queue import AdmittedRequests, Dismissable, FairQueue, WaitingRequest
 from mamba_gateway.errors import GatewayDraining
 
 DRAINING = "the gateway is draining: it finishes what runs and takes nothing new; send the request again"
@@ -165,7 +162,7 @@ class Admission:
         max_in_flight: int,
         max_queue: int,
         queue_timeout: float,
-        clock: Clock,
+        clock: Callable[[], float],
         *,
         capacity: EngineCapacity = lambda _: math.inf,
         weight: Callable[[str], float] = lambda _: 1.0,
@@ -178,7 +175,7 @@ class Admission:
         """Requests admitted and not finished: in flight, waiting, or still sending their body."""
         self.in_flight = 0
         self._admitted = AdmittedRequests()
-        self._unsent: Counter[str | None] = Counter()
+        self._unsent: dict[str | None, int] = {}
         """Requests with a permit that are at no engine yet, by model."""
         self._queue = FairQueue(weight)
         self._capacity, self._on_refused = capacity, on_refused
@@ -195,7 +192,7 @@ class Admission:
     @property
     def unsent(self) -> int:
         """Number of requests in flight that are at no engine yet."""
-        return self._unsent.total()
+        return sum(self._unsent.values())
 
     def waiting(self) -> dict[str, int]:
         """Return the number of requests that wait for their turn, by name of their key."""
@@ -281,8 +278,10 @@ class Admission:
 
     def count_sent(self, model: str | None) -> None:
         """Record that a request for the model has reached its engine, whose load includes it from now on."""
-        self._unsent[model] -= 1
-        if not self._unsent[model]:
+        left = self._unsent.get(model, 0) - 1
+        if left:
+            self._unsent[model] = left
+        else:
             del self._unsent[model]
 
     def give_back(self, claim: PermitRequest, *, sent: bool) -> None:
@@ -316,12 +315,12 @@ class Admission:
     def _has_capacity(self, model: str | None) -> bool:
         unsent = self._unsent
         # Requests that name no model may go to any engine.
-        before = unsent.total() if model is None else unsent[model] + unsent[None]
+        before = sum(unsent.values()) if model is None else unsent.get(model, 0) + unsent.get(None, 0)
         return self._capacity(model) - before >= 1
 
     def _grant(self, key: str, model: str | None) -> None:
         self.in_flight += 1
-        self._unsent[model] += 1
+        self._unsent[model] = self._unsent.get(model, 0) + 1
         self._admitted.relay(key)
 
     async def _wait_for_turn(self, entry: WaitingRequest, seconds: float) -> None:

@@ -8,7 +8,7 @@ import asyncio
 import itertools
 import math
 import secrets
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,6 @@ from mamba_gateway.admission.allowance import (
     KeyAllowance,
     seconds_until,
 )
-from mamba_gateway.clock import Clock
 from mamba_gateway.errors import KeyOverLimit
 from mamba_gateway.key_limits import KeyLimits, KeyLimitTable
 from mamba_gateway.metrics.gateway_metrics import GatewayMetrics
@@ -75,7 +74,7 @@ class RateLimiter:
         self,
         table: KeyLimitTable,
         metrics: GatewayMetrics,
-        clock: Clock,
+        clock: Callable[[], float],
         shared: "SharedAllowances | None" = None,
     ) -> None:
         self._table, self._metrics, self._clock, self._shared = table, metrics, clock, shared

@@ -33,7 +33,7 @@ from mamba_edge.app.application import (
     make_application,
     publish,
 )
-from mamba_edge.exchange.body_budget import BodyBudget
+from mamba_edge.exchange.request_body import BodyBudget
 from mamba_edge.exchange.request_middleware import RequestMiddleware
 from mamba_edge.status_page import add_status_page
 from mamba_gateway.api.local_routes import DecisionList, GatewayReadiness, LocalRoutes

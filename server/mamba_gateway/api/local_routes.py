@@ -16,12 +16,10 @@ from mamba_api.openai_responses import Readiness
 from mamba_edge.app.application import JsonResponse
 from mamba_edge.errors import ModelNotFound, NotReady
 from mamba_gateway.admission.admission import Admission
-from mamba_gateway.clock import Clock
 from mamba_gateway.endpoints.pool import Pool
 from mamba_gateway.metrics.gateway_metrics import GatewayMetrics
 from mamba_gateway.prompts.text_processors import TextProcessors
-from mamba_gateway.routing.decision import no_such_model
-from mamba_gateway.routing.routing_record import MAX_RECORDS, RoutingLog
+from mamba_gateway.routing.decision import MAX_RECORDS, RoutingLog, no_such_model
 from mamba_prefix.prefix_index import PrefixIndex
 from mamba_telemetry.registry import expose
 
@@ -52,7 +50,9 @@ class WarmUp:
     The gateway serves requests meanwhile; but a client that can send them elsewhere should.
     """
 
-    def __init__(self, pool: Pool, index: PrefixIndex, texts: TextProcessors | None, clock: Clock) -> None:
+    def __init__(
+        self, pool: Pool, index: PrefixIndex, texts: TextProcessors | None, clock: Callable[[], float]
+    ) -> None:
         self._pool, self._index, self._texts, self._clock = pool, index, texts, clock
         self._until = clock() + WARM_UP_SECONDS
         self._over = texts is None

@@ -2,14 +2,13 @@
 
 from dataclasses import dataclass, field
 
-from mamba_edge.exchange.body_budget import BodyShare
-from mamba_gateway.admission.usage_meter import UsageMeter
+from mamba_edge.exchange.request_body import BodyShare
+from mamba_gateway.body_fields import RoutingFields, UsageMeter
 from mamba_gateway.endpoint_picker.pick_trace import PickTrace
 from mamba_gateway.endpoint_picker.request_head import RequestHead
 from mamba_gateway.metrics.gateway_metrics import UNKNOWN_MODEL
 from mamba_gateway.prompt_prefix import PromptPrefix
-from mamba_gateway.routing.routing_fields import RoutingFields
-from mamba_gateway.routing.routing_record import RoutingRecord
+from mamba_gateway.routing.decision import RoutingRecord
 from mamba_gateway.routing.scoring import Cost
 
 OK = 200

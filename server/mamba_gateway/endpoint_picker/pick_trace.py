@@ -10,7 +10,7 @@ from mamba_gateway.api.app import CHAT_COMPLETIONS, COMPLETIONS
 from mamba_gateway.endpoint_picker.request_head import RequestHead
 from mamba_gateway.endpoints.endpoint import Endpoint
 from mamba_gateway.metrics.gateway_metrics import UNKNOWN_MODEL
-from mamba_gateway.routing.routing_record import RoutingRecord
+from mamba_gateway.routing.decision import RoutingRecord
 from mamba_telemetry import conventions as names
 from mamba_telemetry.request_trace import SpanNote, error_code
 from mamba_telemetry.tracing import Tracing

@@ -7,34 +7,37 @@ Knows the messages of external processing and nothing of gRPC; called by the ser
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
 from itertools import chain, islice
 
 import structlog
 
 from mamba_edge.api_keys import KeyFile
 from mamba_edge.errors import ApiError, BodyTooLarge, RequestTimeout, as_api_error
-from mamba_edge.exchange.body_budget import BodyShare
-from mamba_edge.exchange.engine_limit import is_full, is_over_own_limit
-from mamba_edge.exchange.request_body import require_plain
+from mamba_edge.exchange.asgi_responses import is_full, is_over_own_limit
+from mamba_edge.exchange.request_body import BodyBudget, BodyShare, require_plain
 from mamba_edge.exchange.request_context import CLIENT_HEADER
-from mamba_gateway.admission.admission import Permit, PermitRequest
+from mamba_gateway.admission.admission import Admission, Permit, PermitRequest
+from mamba_gateway.admission.rate_limiter import RateLimiter
 from mamba_gateway.api.app import CHAT_COMPLETIONS, COMPLETIONS
-from mamba_gateway.clock import Clock
+from mamba_gateway.body_fields import routing_fields
 from mamba_gateway.endpoint_picker import messages
 from mamba_gateway.endpoint_picker.exchange import OK, Exchange
 from mamba_gateway.endpoint_picker.ext_proc import HeaderMutation, ProcessingRequest, ProcessingResponse
 from mamba_gateway.endpoint_picker.pick_trace import PickTrace
 from mamba_gateway.endpoint_picker.picker_metrics import PickerMetrics
 from mamba_gateway.endpoint_picker.request_head import RequestHead, headers_of, served_by
+from mamba_gateway.endpoints.pool import Pool
 from mamba_gateway.headers import bearer, is_credential
 from mamba_gateway.key_limits import ANYONE
+from mamba_gateway.metrics.gateway_metrics import GatewayMetrics
 from mamba_gateway.prompt_prefix import tokens_of
+from mamba_gateway.prompts.prompt_reader import PromptReader
 from mamba_gateway.relay.proxy_endpoint import LOGGED_MODEL
 from mamba_gateway.relay.relay import RETRIED_STATUSES
-from mamba_gateway.relay.shared_parts import SharedParts
-from mamba_gateway.routing.routing_fields import routing_fields
-from mamba_gateway.routing.routing_record import REQUEST_HEADER, RESPONSE_HEADER
-from mamba_gateway.upstream.request import UpstreamRequest
+from mamba_gateway.routing.decision import REQUEST_HEADER, RESPONSE_HEADER
+from mamba_gateway.routing.router import EndpointWait, Router
+from mamba_gateway.upstream.connector import UpstreamRequest
 from mamba_telemetry import conventions as names
 from mamba_telemetry.tracing import OFF, Tracing
 
@@ -46,6 +49,20 @@ Write = Callable[[ProcessingResponse], Awaitable[None]]
 
 class StreamEnded(Exception):
     """The proxy ended the stream: the client has gone, or the proxy needs no more of the picker."""
+
+
+@dataclass(frozen=True, slots=True)
+class SharedParts:
+    """The parts that relay and picker of one gateway share: each learns from the other's requests."""
+
+    pool: Pool
+    metrics: GatewayMetrics
+    admission: Admission
+    limiter: RateLimiter
+    router: Router
+    hold: EndpointWait
+    prompts: PromptReader | None
+    bodies: BodyBudget
 
 
 class EndpointPicker:
@@ -63,7 +80,7 @@ class EndpointPicker:
         hold_timeout: float,
         most_addresses: int,
         tracing: Tracing = OFF,
-        clock: Clock = time.monotonic,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._pool, self._router, self._admission = parts.pool, parts.router, parts.admission
         self._limiter = parts.limiter

@@ -11,7 +11,7 @@ from prometheus_client import Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from mamba_gateway.admission.usage_meter import Usage
+from mamba_gateway.body_fields import Usage
 from mamba_gateway.endpoints.endpoint import Endpoint
 from mamba_gateway.metrics.gateway_metrics import GatewayMetrics
 

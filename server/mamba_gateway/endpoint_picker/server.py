@@ -15,10 +15,9 @@ from mamba_edge.errors import Unauthorized
 from mamba_edge.listener import CannotListen
 from mamba_gateway.endpoint_picker.certificate import CertificateFiles, credentials
 from mamba_gateway.endpoint_picker.ext_proc import METHOD, SERVICE, ProcessingRequest, ProcessingResponse
-from mamba_gateway.endpoint_picker.picker import EndpointPicker
+from mamba_gateway.endpoint_picker.picker import EndpointPicker, SharedParts
 from mamba_gateway.endpoint_picker.picker_metrics import PickerMetrics
 from mamba_gateway.endpoints.pool import Pool
-from mamba_gateway.relay.shared_parts import SharedParts
 from mamba_gateway.settings import GatewaySettings
 from mamba_telemetry.tracing import OFF, Tracing
 

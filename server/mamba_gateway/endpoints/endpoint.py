@@ -1,12 +1,15 @@
-"""One engine as routing and admission see it, frozen, and how many more requests the engines are given. Pure.
+"""One engine as routing and admission see it: its snapshot, its queue of prompts, and whether it fails.
 
-Everything that a decision would derive from an endpoint again and again is derived once.
+The pool keeps a `PromptQueue` and an `OutlierEjection` for each engine, and freezes them with the engine's
+report into an `Endpoint`. Everything that a decision would derive from an endpoint again and again is derived
+once. Pure.
 """
 
 import functools
 import hashlib
 import math
 from collections.abc import Iterable
+from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 import msgspec
@@ -136,3 +139,132 @@ def _short_of_memory(endpoint: Endpoint) -> bool:
     # The requests that wait there do not fit, so no more will run than do.
     room, queued = endpoint.room, endpoint.queued_tokens
     return endpoint.waiting > 0 and room is not None and queued is not None and room < queued
+
+
+LAG = 1.0
+"""Largest age of a report in seconds: an engine counts twice a second, and its answer takes a while."""
+
+
+class _QueuedPrompt(msgspec.Struct, eq=False):
+    tokens: float
+    at: float
+    reported: bool = False
+    """Whether the last report includes the prompt, which was sent long enough before it."""
+
+
+class PromptQueue:
+    """The queued prompts of one engine: its report, corrected by this gateway's requests.
+
+    A report is older than the moment at which it is read: prompts sent within `LAG` before it count in
+    addition. Some tokens may then count twice for that long; if they did not count at all, they would attract
+    the next request, too. A ticket stands for one request; times are monotonic seconds.
+    """
+
+    def __init__(self) -> None:
+        self._sent: dict[int, _QueuedPrompt] = {}
+        self._reported: float | None = None
+        self._answered = 0.0
+        """Tokens of reported prompts that were answered since the report."""
+        self._unreported = 0.0
+        """Tokens of prompts that were sent and not answered, and that no report includes yet."""
+
+    def send(self, ticket: int, tokens: float, now: float) -> None:
+        """Record that a request with this number of tokens to compute goes to the engine."""
+        self._sent[ticket] = _QueuedPrompt(tokens, now)
+        self._unreported += tokens
+
+    def answer(self, ticket: int) -> None:
+        """Record that the engine has begun to answer, or never will. Unknown tickets are ignored."""
+        sent = self._sent.pop(ticket, None)
+        if sent is None:
+            return
+        if sent.reported:
+            self._answered += sent.tokens
+        else:
+            # Rounding errors of adding and subtracting end with the last prompt.
+            self._unreported = self._unreported - sent.tokens if self._sent else 0.0
+
+    def report(self, tokens: float | None, now: float) -> None:
+        """Take the number of tokens that the engine reports; None = it reports none."""
+        self._reported, self._answered = tokens, 0.0
+        for sent in self._sent.values():
+            sent.reported = tokens is not None and sent.at < now - LAG
+        self._unreported = sum(sent.tokens for sent in self._sent.values() if not sent.reported)
+
+    @property
+    def tokens(self) -> float:
+        """Estimated number of tokens to be computed now."""
+        return max(0.0, self._unreported) + max(0.0, (self._reported or 0.0) - self._answered)
+
+
+FAILURES = 3
+"""Failures in a row after which an engine is left out."""
+SUSPICIOUS = 3
+"""Rejections in a row after which each further one is compared with another engine's answer."""
+COMPARED_SECONDS = 2.0
+"""Longest time that an engine gets no request while a rejection is compared. Clients that make mistakes
+without end, at another engine that is slow, must not keep the engine out for longer."""
+FIRST_SECONDS, LONGEST_SECONDS = 5.0, 300.0
+"""Time for which an engine is left out the first time, doubled each time; longest such time."""
+
+
+@dataclass(slots=True)
+class OutlierEjection:
+    """The judgement of one engine by the outcome of its requests. Times are monotonic seconds.
+
+    What the engine reports of itself may be wrong. After failures in a row it is left out for a while; then
+    one request is sent, and if the engine answers it, the engine is as good as any, else it is left out for
+    longer. A request that one engine rejects and another takes counts as a failure of the first, which gets
+    no further request until the other has answered.
+    """
+
+    failures: int = 0
+    """Number of failures since the last answer."""
+    ejections: int = 0
+    until: float = 0.0
+    """Time until which the engine is left out."""
+    reason: str = ""
+    rejections: int = 0
+    """Requests that the engine rejected as mistakes of clients, since the last one that it took."""
+    comparisons: int = 0
+    """Requests that the engine rejected and that another engine has now."""
+    compared_until: float = 0.0
+    """Time until which the first comparison keeps other requests away."""
+    trial: int | None = None
+    """Ticket of the request that shows whether the engine works again."""
+
+    @property
+    def doubted(self) -> bool:
+        """Whether the engine was left out and has not answered since."""
+        return self.ejections > 0
+
+    @property
+    def uncertain(self) -> bool:
+        """Whether the engine is left out, or may be soon: its state has to be looked at each time."""
+        return self.doubted or self.comparisons > 0
+
+    def excludes(self, now: float) -> bool:
+        """Return whether the engine gets no request now."""
+        if self.comparisons > 0 and now < self.compared_until:
+            return True
+        return self.doubted and (now < self.until or self.trial is not None)
+
+    def compare(self, now: float) -> None:
+        """Record that a request that the engine rejected goes to another engine."""
+        if self.comparisons == 0:
+            self.compared_until = now + COMPARED_SECONDS
+        self.comparisons += 1
+
+    def fail(self, reason: str, now: float, *, may_eject: bool) -> None:
+        """Record a failed request; with `may_eject` the engine may be left out from now on."""
+        self.failures += 1
+        self.reason = reason
+        if not may_eject or now < self.until or not (self.doubted or self.failures >= FAILURES):
+            return
+        self.until = now + min(LONGEST_SECONDS, FIRST_SECONDS * 2.0**self.ejections)
+        self.ejections += 1
+
+    def answer(self) -> None:
+        """Record that the engine has answered a request."""
+        self.failures = self.ejections = self.rejections = 0
+        self.until, self.trial = 0.0, None

@@ -14,11 +14,8 @@ from typing import Any
 import msgspec
 from msgspec.structs import force_setattr
 
-from mamba_gateway.clock import Clock
-from mamba_gateway.endpoints.endpoint import Endpoint, engine_capacity
+from mamba_gateway.endpoints.endpoint import Endpoint, OutlierEjection, PromptQueue, engine_capacity
 from mamba_gateway.endpoints.engine_speed import EngineSpeed, pooled_speed
-from mamba_gateway.endpoints.outlier_ejection import OutlierEjection
-from mamba_gateway.endpoints.prompt_queue import PromptQueue
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +73,7 @@ class _EndpointRecord:
     outlier: OutlierEjection = field(default_factory=OutlierEjection)
     queue: PromptQueue = field(default_factory=PromptQueue)
     sent_at: dict[int, float] = field(default_factory=dict)
-    """Clock time at which each of our requests was sent, by ticket."""
+    """Callable[[], float] time at which each of our requests was sent, by ticket."""
     service_seconds: float = 1.0
     answered: int = 0
     failed: int = 0
@@ -86,7 +83,7 @@ class _EndpointRecord:
     avoided: bool = False
     """Whether the engine was full lately, so that others are preferred."""
     avoided_until: float = 0.0
-    """Clock time after which the next report ends `avoided`."""
+    """Callable[[], float] time after which the next report ends `avoided`."""
     names: frozenset[str] | None = None
     """Names of the models that the engine serves; None = unknown."""
     speed: EngineSpeed | None = None
@@ -102,7 +99,7 @@ class Pool:
 
     def __init__(
         self,
-        clock: Clock = time.monotonic,
+        clock: Callable[[], float] = time.monotonic,
         expected_model: str | None = None,
         on_change: Callable[[], None] = lambda: None,
     ) -> None:

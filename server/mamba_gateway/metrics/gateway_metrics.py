@@ -14,8 +14,7 @@ from prometheus_client.registry import Collector
 from mamba_gateway.endpoints.endpoint import Endpoint
 from mamba_gateway.metrics.prefix_index import PrefixIndexCollector
 from mamba_prefix.prefix_index import PrefixIndex
-from mamba_telemetry.gathering_counter import GatheringCounter
-from mamba_telemetry.gathering_histogram import GatheringHistogram
+from mamba_telemetry.gathering_metrics import GatheringCounter, GatheringHistogram
 from mamba_telemetry.trace_metrics import TraceMetrics
 from mamba_telemetry.tracing import OFF, Tracing
 

@@ -24,9 +24,7 @@ async def endpoints_followed(
         return
     # The Kubernetes client is large, and only this source needs it.
     from mamba_gateway.endpoints.discovery import watch_engines
-    from mamba_gateway.operator_note import OperatorNote
-    from mamba_gateway.prefix_index.reporter import IndexReporter
-    from mamba_gateway.wake import Waker
+    from mamba_gateway.operator_note import IndexReporter, OperatorNote, Waker
     from mamba_kube.access import connected, load_access
 
     access = await load_access(settings.kubeconfig)

@@ -16,7 +16,7 @@ from starlette.types import ASGIApp
 
 from mamba_edge.api_keys import KeyFile
 from mamba_edge.app.cors import with_cors
-from mamba_edge.exchange.body_budget import BodyBudget
+from mamba_edge.exchange.request_body import BodyBudget
 from mamba_gateway.admission.admission import Admission
 from mamba_gateway.admission.allowance import LEAVE_SECONDS
 from mamba_gateway.admission.rate_limiter import RateLimiter
@@ -33,19 +33,17 @@ from mamba_gateway.prompts.prompt_reader import PromptReader
 from mamba_gateway.prompts.text_processors import TextProcessors
 from mamba_gateway.relay.proxy_endpoint import ProxyEndpoint
 from mamba_gateway.relay.relay import Relay
-from mamba_gateway.relay.shared_parts import SharedParts
-from mamba_gateway.routing.endpoint_wait import EndpointWait
-from mamba_gateway.routing.router import Router
+from mamba_gateway.routing.router import EndpointWait, Router
 from mamba_gateway.routing.scoring import RoutingWeights
 from mamba_gateway.settings import GatewaySettings
-from mamba_gateway.upstream.connector import upstream_connector
-from mamba_gateway.upstream.request import make_session
+from mamba_gateway.upstream.connector import make_session, upstream_connector
 from mamba_gateway.upstream.silence import LivenessChecks
 from mamba_prefix.prefix_index import PrefixIndex
 from mamba_prefix.redis_url import url_from
 from mamba_telemetry.tracing import Tracing
 
 if TYPE_CHECKING:
+    from mamba_gateway.endpoint_picker.picker import SharedParts
     from mamba_gateway.endpoint_picker.server import PickerServer
 
 
@@ -149,10 +147,15 @@ async def built(
         status = StatusEndpoint(pool, admission, metrics, routes.readiness, fetch)
         app = make_app(routes, status, proxy, keys.clients, bodies, tracing)
         hold = EndpointWait(pool, metrics, wake)
-        parts = SharedParts(pool, metrics, admission, limiter, router, hold, prompts, bodies)
+
+        def shared_parts() -> "SharedParts":
+            from mamba_gateway.endpoint_picker.picker import SharedParts
+
+            return SharedParts(pool, metrics, admission, limiter, router, hold, prompts, bodies)
+
         if texts is not None:
             await enter(_running(texts.work(), "tokenizers"))
-        picker = await enter(_picker(settings, parts, keys, tracing, picker_ready))
+        picker = await enter(_picker(settings, shared_parts, keys, tracing, picker_ready))
         yield Gateway(with_cors(app, settings.cors_origin), pool, admission, proxy, picker)
 
 
@@ -190,7 +193,7 @@ async def _limiter(
 @contextlib.asynccontextmanager
 async def _picker(
     settings: GatewaySettings,
-    parts: SharedParts,
+    shared_parts: Callable[[], "SharedParts"],
     keys: KeyFiles,
     tracing: Tracing,
     ready: Callable[[int], None],
@@ -201,6 +204,7 @@ async def _picker(
         return
     from mamba_gateway.endpoint_picker.server import make_picker, picker_listening
 
+    parts = shared_parts()
     picker = make_picker(settings, parts, keys.clients, keys.engines, tracing)
     async with picker_listening(settings, picker, parts.pool) as listening:
         ready(listening.port)

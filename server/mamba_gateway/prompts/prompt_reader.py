@@ -15,7 +15,7 @@ from mamba_api.openai import ChatCompletionRequest, CompletionRequest
 from mamba_gateway.metrics.gateway_metrics import GatewayMetrics
 from mamba_gateway.prompt_prefix import PromptPrefix
 from mamba_gateway.prompts.text_processors import ModelText, TextProcessors
-from mamba_gateway.upstream.request import UpstreamRequest
+from mamba_gateway.upstream.connector import UpstreamRequest
 from mamba_text.encoder_pool import EncoderPool, GivenUp
 from mamba_text.errors import TemplateRefused
 from mamba_text.prompt import chat_token_ids, completion_token_ids

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import aiohttp
 import structlog
 
-from mamba_gateway.clock import Clock
 from mamba_gateway.endpoints.endpoint import Endpoint
 from mamba_gateway.endpoints.pool import Pool
 from mamba_gateway.headers import bearer
@@ -57,7 +56,7 @@ class TextProcessors:
         self,
         session: aiohttp.ClientSession,
         pool: Pool,
-        clock: Clock,
+        clock: Callable[[], float],
         key: Callable[[], bytes] | None = None,
     ) -> None:
         self._session, self._pool, self._clock, self._key = session, pool, clock, key

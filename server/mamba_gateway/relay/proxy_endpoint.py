@@ -1,45 +1,84 @@
 """The proxy endpoint: one relayed request from the client's first header to the last byte of its answer.
 
 Its steps, in this order: the key of the client, admission, the body, the limits of the key, a permit, the
-relay; a watch for the client's disconnect runs beside them. An ASGI application of its own, because a relay
-must neither buffer nor parse; errors before the first byte go up to the request middleware.
+relay; a watch for the client's disconnect runs beside them. `RelayedRequest` is what the steps know of the
+request. An ASGI application of its own, because a relay must neither buffer nor parse; errors before the
+first byte go up to the request middleware.
 """
 
 import asyncio
-import contextlib
 import time
 from typing import Any
 
+import msgspec
 from starlette.types import Receive, Scope, Send
 
 from mamba_edge.api_keys import KeyFile
 from mamba_edge.errors import ApiError, as_api_error
 from mamba_edge.exchange.asgi_responses import USAGE_HEADER, DisconnectWatch
-from mamba_edge.exchange.request_body import ClientGone, read_body, require_plain, whole_body
-from mamba_edge.exchange.request_context import CLIENT_HEADER
+from mamba_edge.exchange.request_body import ClientGone, RawHeaders, read_body, require_plain, whole_body
+from mamba_edge.exchange.request_context import CLIENT_HEADER, RequestContext, context_of
 from mamba_edge.exchange.request_middleware import CLIENT_GONE, FAILED_FROM
 from mamba_gateway.admission.admission import DRAINING, Admission, PermitRequest
-from mamba_gateway.admission.rate_limiter import RateLimiter
-from mamba_gateway.admission.usage_meter import UsageMeter
+from mamba_gateway.admission.rate_limiter import RateLimiter, RequestCharge
+from mamba_gateway.body_fields import NO_FIELDS, RoutingFields, UsageMeter, routing_fields
 from mamba_gateway.errors import CUT_SHORT, GatewayDraining, KeyOverLimit, UpstreamLost
 from mamba_gateway.headers import to_engine
+from mamba_gateway.key_limits import ANYONE, NO_LIMITS, KeyLimits
 from mamba_gateway.metrics.gateway_metrics import KEY_LIMIT, UNKNOWN_MODEL, GatewayMetrics
 from mamba_gateway.prompt_prefix import tokens_of
 from mamba_gateway.prompts.prompt_reader import PromptReader
-from mamba_gateway.relay.engine_response import ResponseTruncated
+from mamba_gateway.relay.answer import ClientResponse, ResponseTruncated
 from mamba_gateway.relay.relay import Relay
-from mamba_gateway.relay.relayed_request import RelayedRequest
-from mamba_gateway.routing.routing_fields import routing_fields
-from mamba_gateway.routing.routing_record import REQUEST_HEADER
-from mamba_gateway.upstream.request import UpstreamRequest
+from mamba_gateway.routing.decision import REQUEST_HEADER
+from mamba_gateway.upstream.connector import UpstreamRequest
 from mamba_telemetry import conventions as names
 from mamba_telemetry.request_trace import SpanNote
+
+
+class RelayedRequest(msgspec.Struct, eq=False):
+    """One request from its headers to the last byte of its answer; the steps of the endpoint fill it in."""
+
+    context: RequestContext
+    """Facts that the request middleware hands down."""
+    receive: Receive
+    response: ClientResponse
+    path: str
+    query: str
+    headers: RawHeaders
+    key: str = ANYONE
+    """Name of the key that came with the request."""
+    limits: KeyLimits = NO_LIMITS
+    """Limits of the key."""
+    fields: RoutingFields = NO_FIELDS
+    prompt_tokens: float = 0.0
+    """Tokens of the prompt, estimated where nobody tokenized it."""
+    charge: RequestCharge | None = None
+    """The request's charge to the limits of its key; None = the key has no limits."""
+    client_left: bool = False
+    """Whether the client went away before the end of its answer."""
+    refusal_reason: str = ""
+    """Label of the reason of a refusal by the gateway."""
+
+    @classmethod
+    def of(cls, scope: Scope, receive: Receive, send: Send) -> "RelayedRequest":
+        """Read a request from its ASGI scope."""
+        context = context_of(scope)
+        direct = context.direct
+        return cls(
+            context,
+            receive,
+            ClientResponse(send, direct.write if direct else None, context.begin),
+            scope["path"],
+            scope.get("query_string", b"").decode("latin-1"),
+            scope["headers"],
+        )
+
 
 DISCARDED_LIMITS = 4
 """Largest part of a body over the limit that is read and dropped, as a multiple of the limit."""
 LOGGED_MODEL = 128
 """Largest number of characters of a model's name in a log line: it is the client's text."""
-_NO_COMMENTS = contextlib.nullcontext()
 
 
 class ProxyEndpoint:
@@ -78,7 +117,17 @@ class ProxyEndpoint:
             self._check_client(client)
             self._admission.enter(client.key)
             try:
-                await self._serve(client)
+                client.limits, body = self._limiter.limits_of(client.key), self._arrived_body(client)
+                if body is None:
+                    body = await self._read_body(client)
+                request = self._upstream_request(client, body)
+                del body  # the request lets go of it once an engine answers
+                if client.fields.stream and self._comment_interval > 0:
+                    # A request that waits may be streamed to a client behind a balancer with little patience.
+                    with response.kept_alive(self._comment_interval):
+                        await self._relay_while_connected(client, request)
+                else:
+                    await self._relay_while_connected(client, request)
             finally:
                 self._admission.leave(client.key)
         except ClientGone:
@@ -117,20 +166,12 @@ class ProxyEndpoint:
         if (coding := client.context.header_values.get(b"content-encoding")) is not None:
             require_plain(coding.decode("latin-1"))
 
-    async def _serve(self, client: RelayedRequest) -> None:
-        """Read the body of an admitted request, and relay it."""
-        client.limits, body = self._limiter.limits_of(client.key), None
-        if client.context.direct is not None:
-            body = whole_body(self._max_body_bytes, client.context.body_share, client.context.direct)
-        if body is None:
-            body = await self._read_body(client)
-        client.fields = routing_fields(body)
-        request = self._upstream_request(client, body)
-        del body  # the request lets go of it once an engine answers
-        # A request that waits may be streamed to a client behind a balancer with little patience.
-        streams = client.fields.stream and self._comment_interval > 0
-        with client.response.kept_alive(self._comment_interval) if streams else _NO_COMMENTS:
-            await self._relay_while_connected(client, request)
+    def _arrived_body(self, client: RelayedRequest) -> bytes | None:
+        """Return the body of the request if all of it has arrived."""
+        context = client.context
+        if context.direct is None:
+            return None
+        return whole_body(self._max_body_bytes, context.body_share, context.direct)
 
     async def _read_body(self, client: RelayedRequest) -> bytes:
         """Wait for the body; admission and the end of a drain may cut it."""
@@ -156,13 +197,11 @@ class ProxyEndpoint:
 
     def _upstream_request(self, client: RelayedRequest, body: bytes) -> UpstreamRequest:
         """Return the request as engines get it."""
+        context = client.context
+        client.fields = fields = routing_fields(body)
         engine_key = self._backend_keys.first if self._backend_keys else None
-        headers = to_engine(
-            client.headers,
-            client.context.request_id,
-            traced=client.context.trace.caller.is_valid,
-            key=engine_key,
-        )
+        traced = context.trace.caller.is_valid
+        headers = to_engine(client.headers, context.request_id, traced=traced, key=engine_key)
         if self._keys:
             headers.append((CLIENT_HEADER, client.key.encode()))
         if client.limits.tokens_per_minute is not None:
@@ -172,13 +211,13 @@ class ProxyEndpoint:
             query=client.query,
             headers=headers,
             body=body,
-            model=client.fields.model,
-            body_share=client.context.body_share,
-            request_id=client.context.request_id,
+            model=fields.model,
+            body_share=context.body_share,
+            request_id=context.request_id,
             meter=UsageMeter(),
-            explain=client.context.header_values.get(REQUEST_HEADER) == b"1",
-            trace=client.context.trace,
-            has_form=client.fields.has_form,
+            explain=context.header_values.get(REQUEST_HEADER) == b"1",
+            trace=context.trace,
+            has_form=fields.has_form,
         )
 
     async def _relay_while_connected(self, client: RelayedRequest, request: UpstreamRequest) -> None:

@@ -14,8 +14,8 @@ from opentelemetry.trace import SpanKind
 from starlette.types import Send
 
 from mamba_edge.errors import ApiError, TooManyRequests
-from mamba_edge.exchange.engine_limit import is_full, is_over_own_limit
-from mamba_gateway.endpoints.outlier_ejection import SUSPICIOUS
+from mamba_edge.exchange.asgi_responses import is_full, is_over_own_limit
+from mamba_gateway.endpoints.endpoint import SUSPICIOUS
 from mamba_gateway.endpoints.pool import Pool
 from mamba_gateway.errors import (
     ENDED_AN_ENGINE,
@@ -28,18 +28,22 @@ from mamba_gateway.errors import (
     UpstreamLost,
 )
 from mamba_gateway.metrics.gateway_metrics import GatewayMetrics
-from mamba_gateway.relay.attempts import Answered, Attempt, GiveUp, Outcome, RelayProgress, Retry
-from mamba_gateway.relay.engine_response import EngineAnswer, ResponseTruncated, upstream_error
-from mamba_gateway.relay.retry_limits import Comparison, LostForms, RetryBudget
-from mamba_gateway.routing.decision import NoCandidate
-from mamba_gateway.routing.endpoint_wait import EndpointWait
-from mamba_gateway.routing.router import Router
-from mamba_gateway.routing.routing_record import RESPONSE_HEADER, RoutingRecord
-from mamba_gateway.upstream.connection import EngineUnreachable
-from mamba_gateway.upstream.connector import UpstreamConnector
+from mamba_gateway.relay.answer import EngineAnswer, ResponseTruncated, upstream_error
+from mamba_gateway.relay.attempts import (
+    Attempt,
+    Comparison,
+    Failure,
+    GiveUp,
+    LostForms,
+    RelayProgress,
+    Retry,
+    RetryBudget,
+)
+from mamba_gateway.routing.decision import RESPONSE_HEADER, NoCandidate, RoutingRecord
+from mamba_gateway.routing.router import EndpointWait, Router
+from mamba_gateway.upstream.connection import ConnectionLost, EngineUnreachable, IdleTimeout, UpstreamResponse
+from mamba_gateway.upstream.connector import UpstreamConnector, UpstreamRequest, ask
 from mamba_gateway.upstream.deadlines import Deadlines, Interrupt
-from mamba_gateway.upstream.request import UpstreamRequest, ask
-from mamba_gateway.upstream.response import ConnectionLost, IdleTimeout, UpstreamResponse
 from mamba_gateway.upstream.silence import LivenessChecks, SilenceWatch
 from mamba_telemetry import conventions as names
 
@@ -53,7 +57,6 @@ REFUSED_HERE = frozenset((401, 403, 404, 429))
 """Statuses that rather speak of the engine than of the request, and are compared with another engine's."""
 NO_LIVENESS = "it was silent and did not say at /livez that it lives"
 STOPPED = "the gateway stopped before the answer was complete"
-ANSWERED = Answered()
 
 
 class Relay:
@@ -98,50 +101,25 @@ class Relay:
         Raises an `ApiError` for the client (a stream that has begun carries it already),
         `ResponseTruncated` if a non-stream answer broke off.
         """
+        if request.has_form and request.body in self._lost_forms:
+            raise UpstreamLost(ENDED_AN_ENGINE)
         task = asyncio.current_task(self.loop)
         assert task is not None
-        lifetime = Interrupt(task)
-        self._deadlines.begin(lifetime)
+        self._budget.record_request()
+        lifetime, comparison = Interrupt(task), Comparison(self._pool)
+        hold_until = self._deadlines.begin(lifetime) + self._hold_timeout
+        progress = RelayProgress(request, send, task, lifetime, comparison, hold_until)
         try:
-            with lifetime, Comparison(self._pool) as comparison:
-                hold_until = self.loop.time() + self._hold_timeout
-                await self._attempts(RelayProgress(request, send, task, lifetime, comparison, hold_until))
+            with lifetime:
+                while (failure := await self._attempt(progress)) is not None:
+                    if isinstance(failure, GiveUp):
+                        raise failure.error from failure.cause
+                    await self._prepare_retry(progress, failure)
         except TimeoutError:
             raise self._timed_out() from None
         finally:
+            comparison.end(took=None)
             self._deadlines.end(lifetime)
-
-    async def _attempts(self, progress: RelayProgress) -> None:
-        request = progress.request
-        if request.has_form and request.body in self._lost_forms:
-            raise UpstreamLost(ENDED_AN_ENGINE)
-        self._budget.record_request()
-        while True:
-            progress.number += 1
-            record = await self._route(progress)
-            attempt = self._begin(progress, record)
-            match await self._attempt(progress, attempt):
-                case Answered():
-                    return
-                case GiveUp(error, cause):
-                    raise error from cause
-                case Retry() as retry:
-                    await self._prepare_retry(progress, attempt, retry)
-
-    async def _route(self, progress: RelayProgress) -> RoutingRecord:
-        """Choose an engine that has not failed the request yet; wait for one if there is none."""
-        request = progress.request
-        tried = progress.lost_engines + progress.rejecting_engines
-        with request.trace.span(names.GATEWAY_ROUTE) as span:
-            decision = self._decide(request, tried)
-            record = self._hold.decided(decision)
-            if record is None:
-                decide = functools.partial(self._decide, request, tried)
-                until = progress.hold_until
-                record = await self._hold.wait(decision, decide, request.model, until, request.permit)
-            if request.trace.recording:
-                record.describe(span)
-        return record
 
     def _decide(self, request: UpstreamRequest, tried: tuple[str, ...]) -> RoutingRecord | NoCandidate:
         return self._router.decide(
@@ -150,8 +128,9 @@ class Relay:
         )  # fmt: skip
 
     def _begin(self, progress: RelayProgress, record: RoutingRecord) -> Attempt:
-        """Count the request as sent to the chosen engine; `_attempt` follows."""
+        """Count the request as sent to the chosen engine."""
         request, endpoint = progress.request, record.decision.endpoint
+        progress.number += 1
         last = progress.number >= self._max_attempts or not self._budget.available
         sent_at = self.loop.time()
         ticket = self._router.sent(record, request.prompt)
@@ -164,48 +143,67 @@ class Relay:
         watch = SilenceWatch(self._liveness, endpoint.url, progress.task)
         return Attempt(record, endpoint, ticket, sent_at, last, watch, span)
 
-    async def _attempt(self, progress: RelayProgress, attempt: Attempt) -> Outcome:
-        """Send the request to the attempt's engine, and pass its answer on unless another may do better."""
-        request, url = progress.request, attempt.endpoint.url
-        outcome: Outcome
+    async def _attempt(self, progress: RelayProgress) -> Failure | None:
+        """Send the request to an engine, and pass its answer on unless another engine may do better.
+
+        None = the client has the answer, or its stream has ended with an error event.
+        """
+        request = progress.request
+        with request.trace.span(names.GATEWAY_ROUTE) as span:
+            decision = self._decide(request, progress.tried)
+            record = self._hold.decided(decision) or await self._wait_for_engine(progress, decision)
+            if request.trace.recording:
+                record.describe(span)
+        attempt = self._begin(progress, record)
+        url = attempt.endpoint.url
+        failure: Failure | None
         try:
+            # Each coroutine on this way costs every request, so the steps of an answer are plain calls.
             with attempt.watch:
                 response, first = await ask(self._connector, url, request, attempt.span)
-                try:
-                    attempt.span.set(names.HTTP_STATUS, response.status)
-                    reply = self._refusal(progress, attempt, response, first) or self._begin_answer(
-                        progress, attempt, response
-                    )
-                    if isinstance(reply, EngineAnswer) and not reply.send_whole(first):
-                        await self._forward(progress, attempt, response, first, reply)
-                    outcome = reply if isinstance(reply, Retry) else self._end_answer(request, attempt, reply)
-                finally:
-                    response.close()
+                attempt.response = response
+                failure = self._refusal(progress, attempt, response, first)
+                if failure is None:
+                    answer = self._begin_answer(progress, attempt, response)
+                    if not answer.send_whole(first):
+                        await self._forward(progress, attempt, response, first, answer)
+                    self._end_answer(request, attempt, answer)
         except EngineUnreachable as error:
-            outcome = self._on_unreachable(progress, attempt, error)
+            failure = self._on_unreachable(progress, attempt, error)
         except ConnectionLost as error:
-            outcome = await self._on_connection_lost(progress, attempt, error)
+            failure = await self._on_connection_lost(progress, attempt, error)
         except IdleTimeout as error:
-            outcome = self._on_idle_timeout(attempt, error)
+            failure = self._on_idle_timeout(attempt, error)
         except TimeoutError as error:
             if not attempt.watch.fired:
                 raise
-            outcome = self._on_silence(progress, attempt, error)
+            failure = self._on_silence(progress, attempt, error)
         except ResponseTruncated as error:
             # The engine is not to blame where the gateway cut the answer: at its own end, or after the
             # longest life of a request.
             attempt.failed = True if isinstance(error.__cause__, UpstreamLost | UpstreamIdleTimeout) else None
             raise
         finally:
+            if attempt.response is not None:
+                attempt.response.close()
             self._pool.end(url, attempt.ticket, failed=attempt.failed)
             request.trace.end(attempt.span)
-        return outcome
+        return failure
+
+    async def _wait_for_engine(
+        self, progress: RelayProgress, decision: RoutingRecord | NoCandidate
+    ) -> RoutingRecord:
+        """Wait for an engine that has not failed the request yet, where there is none now."""
+        request = progress.request
+        decide = functools.partial(self._decide, request, progress.tried)
+        return await self._hold.wait(decision, decide, request.model, progress.hold_until, request.permit)
 
     def _refusal(
         self, progress: RelayProgress, attempt: Attempt, response: UpstreamResponse, first: bytes
     ) -> Retry | None:
         """Return a retry if another engine may do better than this one; None = the client gets the answer."""
         request, status = progress.request, response.status
+        attempt.span.set(names.HTTP_STATUS, status)
         lost_form = request.has_form and ENGINE_LOST in first
         if lost_form:
             self._lost_forms.add(request.body)
@@ -215,14 +213,14 @@ class Relay:
                 if not full:
                     progress.comparison.begin(attempt.endpoint.url)
                 attempt.span.fail("rejected")
-                return Retry("rejected", f"it answered {status}")
+                return Retry(attempt.endpoint, "rejected", f"it answered {status}")
             if full and self._may_wait(progress):
                 attempt.span.fail("rejected")
-                return Retry("rejected", f"it answered {status}", waits=True)
+                return Retry(attempt.endpoint, "rejected", f"it answered {status}", waits=True)
         if status in RETRIED_STATUSES and not (attempt.last or lost_form):
             attempt.failed = True
             attempt.span.fail("refused")
-            return Retry("refused", f"it answered {status}")
+            return Retry(attempt.endpoint, "refused", f"it answered {status}")
         return None
 
     def _another_may_take(
@@ -239,8 +237,7 @@ class Relay:
             return False
         if progress.number >= self._max_attempts or not self._comparisons.available:
             return False
-        tried = (*progress.lost_engines, *progress.rejecting_engines, url)
-        other = self._decide(progress.request, tried)
+        other = self._decide(progress.request, (*progress.tried, url))
         return isinstance(other, RoutingRecord) and not other.decision.endpoint.full
 
     def _may_wait(self, progress: RelayProgress) -> bool:
@@ -252,23 +249,23 @@ class Relay:
         self, progress: RelayProgress, attempt: Attempt, response: UpstreamResponse
     ) -> EngineAnswer:
         """Record that the client gets the answer of this engine, so that no other attempt follows."""
-        request, status, record = progress.request, response.status, attempt.record
-        self._pool.response_started(attempt.endpoint.url, attempt.ticket, well=status < 400)
-        unclear = status >= 500 or is_over_own_limit(status, response.headers)
-        progress.comparison.end(took=None if unclear else status < 400)
+        request, status = progress.request, response.status
+        well = status < 400
+        self._pool.response_started(attempt.endpoint.url, attempt.ticket, well=well)
+        unclear = not well and (status >= 500 or is_over_own_limit(status, response.headers))
+        progress.comparison.end(took=None if unclear else well)
         request.release_body()
         attempt.begun = True
-        added = ((RESPONSE_HEADER, record.header()),) if request.explain else ()
+        added = ((RESPONSE_HEADER, attempt.record.header()),) if request.explain else ()
         return EngineAnswer(response, progress.send, request.meter, attempt.span, attempt.watch, added)
 
-    def _end_answer(self, request: UpstreamRequest, attempt: Attempt, answer: EngineAnswer) -> Answered:
+    def _end_answer(self, request: UpstreamRequest, attempt: Attempt, answer: EngineAnswer) -> None:
         """Record how the answer ended, and what the engine resumed."""
         if not 400 <= answer.status < 500:
             attempt.failed = True if answer.status >= 500 else answer.failed
         usage = request.meter.usage if request.meter is not None else None
         if usage is not None:
             self._router.answered(attempt.record, request.prompt, usage)
-        return ANSWERED
 
     async def _forward(
         self,
@@ -327,7 +324,7 @@ class Relay:
         attempt.span.fail("unreachable")
         if progress.number >= self._max_attempts:
             return GiveUp(NoEndpoint("no engine could be reached", retry_after=2), error)
-        return Retry("unreachable", str(error))
+        return Retry(attempt.endpoint, "unreachable", str(error))
 
     async def _on_connection_lost(
         self, progress: RelayProgress, attempt: Attempt, error: ConnectionLost
@@ -343,7 +340,7 @@ class Relay:
             self._lost_forms.add(request.body)
             self._pool.fail(url, detail)
             return GiveUp(UpstreamLost(ENDED_AN_ENGINE), error)
-        return Retry("died", detail)
+        return Retry(attempt.endpoint, "died", detail)
 
     def _on_idle_timeout(self, attempt: Attempt, error: IdleTimeout) -> GiveUp:
         attempt.failed = True
@@ -357,11 +354,11 @@ class Relay:
         if attempt.last or progress.lost_engines or attempt.begun:
             self._pool.fail(attempt.endpoint.url, NO_LIVENESS)
             return GiveUp(UpstreamIdleTimeout(SILENT), error)
-        return Retry("silent", NO_LIVENESS)
+        return Retry(attempt.endpoint, "silent", NO_LIVENESS)
 
-    async def _prepare_retry(self, progress: RelayProgress, attempt: Attempt, retry: Retry) -> None:
+    async def _prepare_retry(self, progress: RelayProgress, retry: Retry) -> None:
         """Record a failed attempt, so that the next one goes elsewhere."""
-        endpoint, number = attempt.endpoint, progress.number
+        endpoint, number = retry.endpoint, progress.number
         if retry.waits:
             progress.number, progress.rejecting_engines = 0, ()
             await self._wait_for_place(progress)

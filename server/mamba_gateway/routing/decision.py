@@ -1,9 +1,16 @@
-"""Routing: filter -> score -> pick over one frozen snapshot. Pure; the router calls `choose`."""
+"""Routing: filter -> score -> pick over one frozen snapshot, and the record that explains the decision.
 
-from collections.abc import Callable, Sequence
+Pure; the router calls `choose`. A record is rendered on demand: for a client that sends the explain header,
+and for `/v1/routing/decisions`.
+"""
+
+import json
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from datetime import UTC, datetime
 from enum import Enum
 from random import Random
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -16,6 +23,9 @@ from mamba_gateway.routing.scoring import (
     RoutingRequest,
     RoutingWeights,
 )
+from mamba_prefix.prefix_index import NOTHING, Depths
+from mamba_telemetry import conventions as names
+from mamba_telemetry.request_trace import SpanNote
 
 TIE_SECONDS = 1e-9
 """Difference up to which two costs count as equal."""
@@ -38,6 +48,8 @@ class NoCandidate(Enum):
 class RoutingDecision(msgspec.Struct, frozen=True):
     """The chosen endpoint and the comparison that it was chosen by."""
 
+    endpoint: Endpoint
+    """The chosen endpoint."""
     index: int
     """Index of the chosen endpoint in `comparison.endpoints`."""
     comparison: CostComparison
@@ -45,11 +57,6 @@ class RoutingDecision(msgspec.Struct, frozen=True):
     reason: Reason
     """only: the only candidate; prefix: it can resume part of the prompt; home: home engine of a prompt that
     no engine has; load: it begins with the prompt first."""
-
-    @property
-    def endpoint(self) -> Endpoint:
-        """The chosen endpoint."""
-        return self.comparison.endpoints[self.index]
 
     @property
     def cost(self) -> Cost:
@@ -119,6 +126,8 @@ def untried(endpoints: Endpoints, request: RoutingRequest) -> Endpoints:
 
 def with_room(endpoints: Endpoints, _: RoutingRequest) -> Endpoints:
     """Return the endpoints that were not full lately; if all were, all of them."""
+    if len(endpoints) == 1:
+        return endpoints
     return [endpoint for endpoint in endpoints if not endpoint.avoided] or endpoints
 
 
@@ -141,6 +150,8 @@ FILTERS = (
     Filter(with_room, NoCandidate.ALL_TRIED, "full lately"),
 )
 """Every filter of a decision, in order; each gets the endpoints that the one before it let pass."""
+FIRST_FILTERS = tuple(step for step in FILTERS if step.keep not in (allowed, untried))
+"""Filters that leave endpoints out of the first attempt of a request that no proxy restricts."""
 
 
 def survivors(snapshot: Endpoints, request: RoutingRequest) -> Endpoints | NoCandidate:
@@ -148,7 +159,8 @@ def survivors(snapshot: Endpoints, request: RoutingRequest) -> Endpoints | NoCan
     if not snapshot:
         return NoCandidate.NONE_KNOWN
     endpoints = snapshot
-    for keep, outcome, _ in FILTERS:
+    restricted = request.tried or request.allowed_addresses is not None
+    for keep, outcome, _ in FILTERS if restricted else FIRST_FILTERS:
         endpoints = keep(endpoints, request)
         if not endpoints:
             return outcome
@@ -189,12 +201,119 @@ def choose(
         return candidates
     comparison = CostComparison.of(candidates, request, weights, rng)
     if len(candidates) == 1:
-        return RoutingDecision(0, comparison, "only")
+        return RoutingDecision(candidates[0], 0, comparison, "only")
     index = cheapest(comparison.totals(), rng)
-    return RoutingDecision(index, comparison, _reason(comparison.cost(index), comparison))
+    reason = _reason(comparison.cost(index), comparison)
+    return RoutingDecision(candidates[index], index, comparison, reason)
 
 
 def _reason(chosen: Cost, comparison: CostComparison) -> Reason:
     if chosen.resumable:
         return "prefix"
     return "home" if not chosen.apart and comparison.charges else "load"
+
+
+REQUEST_HEADER = b"x-mambaserve-explain"
+RESPONSE_HEADER = b"x-mambaserve-explain"
+MAX_SHOWN = 16
+"""Largest number of endpoints of each kind that are listed, the cheapest first."""
+MOST_HEADER_BYTES = 4096
+"""Largest size of the header in bytes: proxies refuse larger ones."""
+MAX_RECORDS = 256
+"""Number of recent decisions that are kept."""
+
+
+class RoutingRecord(msgspec.Struct, frozen=True):
+    """One decision with everything that it was made from."""
+
+    request_id: str
+    at: float
+    """Seconds since the epoch."""
+    snapshot: tuple[Endpoint, ...]
+    request: RoutingRequest
+    decision: RoutingDecision
+    index: str
+    """State of the index of resumable prefixes at the time."""
+    exact: bool
+    """Whether the prompt was tokenized; else its length is estimated from its bytes."""
+    published: Depths = NOTHING
+    """Depths of the prompt in the prefix index, without this gateway's own guesses."""
+
+    def explained(self, most: int = MAX_SHOWN) -> dict[str, Any]:
+        """Return the explanation as JSON objects; seconds are weighted ones."""
+        ordered = sorted(self.decision.costs(), key=lambda cost: cost.total)
+        left_out = drop_reasons(self.snapshot, self.request)
+        return {
+            "engine": self.decision.endpoint.name,
+            "reason": self.decision.reason,
+            "promptTokens": self.request.prompt_tokens,
+            "tokenized": self.exact,
+            "index": self.index,
+            "considered": [_cost_fields(cost) for cost in ordered[:most]],
+            "notShown": max(0, len(ordered) - most),
+            "dropped": dict(list(left_out.items())[:most]),
+        }
+
+    def header(self) -> bytes:
+        """Return the explanation as a line of ASCII of at most `MOST_HEADER_BYTES`, cut to fit."""
+        most = MAX_SHOWN
+        while len(line := json.dumps(self.explained(most), separators=(",", ":"))) > MOST_HEADER_BYTES:
+            most //= 2
+            if not most:  # names alone may be long
+                line = json.dumps({"reason": self.decision.reason})
+                break
+        return line.encode("ascii")
+
+    def describe(self, span: SpanNote) -> None:
+        """Set attributes of `span`, the span of the choice of an engine, to what was decided and why."""
+        decision = self.decision
+        span.set(names.ENDPOINT, decision.endpoint.name)
+        span.set(names.ROUTE_REASON, decision.reason)
+        span.set(names.ROUTE_INDEX, self.index)
+        span.set(names.ROUTE_SECONDS, round(decision.cost.total, 6))
+        span.set(names.ROUTE_CANDIDATES, decision.candidates)
+        span.set(names.PROMPT_TOKENS, self.request.prompt_tokens)
+        span.set(names.RESUMABLE_TOKENS, decision.cost.resumable)
+
+    def log_entry(self) -> dict[str, Any]:
+        """Return an entry of `/v1/routing/decisions`: the explanation with time, request id and model."""
+        time = datetime.fromtimestamp(self.at, UTC).isoformat(timespec="milliseconds")
+        return {
+            "at": time,
+            "requestId": self.request_id,
+            "model": self.request.model,
+            **self.explained(1 << 16),
+        }
+
+
+class RoutingLog:
+    """The recent decisions of one gateway."""
+
+    def __init__(self) -> None:
+        self._records: deque[RoutingRecord] = deque(maxlen=MAX_RECORDS)
+
+    def add(self, record: RoutingRecord) -> None:
+        """Keep a record in place of the oldest."""
+        self._records.append(record)
+
+    def last(self, most: int = MAX_RECORDS) -> Iterable[RoutingRecord]:
+        """Return the last `most` records, the newest first."""
+        newest_first = list(self._records)[::-1]
+        return newest_first[:most]
+
+
+def _cost_fields(cost: Cost) -> dict[str, Any]:
+    parts = {
+        "compute": cost.compute,
+        "queue": cost.queue,
+        "memory": cost.memory,
+        "decode": cost.decode,
+        "apart": cost.apart,
+    }
+    return {
+        "engine": cost.endpoint.name,
+        "seconds": round(cost.total, 6),
+        "resumable": cost.resumable,
+        "seen": cost.seen,
+        **{name: round(value, 6) for name, value in parts.items() if value},
+    }

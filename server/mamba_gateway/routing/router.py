@@ -1,21 +1,24 @@
 """`Router`: routes requests by the pool, the prefix index and its own recent decisions, which it records.
 
 Called by the relay once per attempt, which also reports where the request was sent and how many tokens the
-engine resumed. No I/O and no waiting: a decision takes well below a millisecond.
+engine resumed. A decision does no I/O, does not wait, and takes well below a millisecond. `EndpointWait` is
+the wait of a request for which there is no engine: a rollout or a wake from zero takes a moment.
 """
 
+import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from random import Random
 
-from mamba_gateway.admission.usage_meter import Usage
-from mamba_gateway.clock import Clock
+from mamba_edge.errors import ModelNotFound
+from mamba_gateway.admission.admission import Permit
+from mamba_gateway.body_fields import Usage
 from mamba_gateway.endpoints.pool import Pool
+from mamba_gateway.errors import NO_ANSWER, NoEndpoint, UpstreamLost
 from mamba_gateway.metrics.gateway_metrics import GatewayMetrics
 from mamba_gateway.prompt_prefix import BYTES_PER_TOKEN, PromptPrefix
-from mamba_gateway.routing.decision import NoCandidate, choose
-from mamba_gateway.routing.routing_record import RoutingLog, RoutingRecord
+from mamba_gateway.routing.decision import NoCandidate, RoutingLog, RoutingRecord, choose, no_such_model
 from mamba_gateway.routing.scoring import EVEN, Cost, RoutingRequest, RoutingWeights
 from mamba_prefix.prefix_index import NOTHING, Depths, PrefixIndex
 
@@ -37,10 +40,10 @@ class RecentPrefixes:
     the engine looks for itself in any case.
     """
 
-    def __init__(self, clock: Clock, most: int = MAX_PREFIXES) -> None:
+    def __init__(self, clock: Callable[[], float], most: int = MAX_PREFIXES) -> None:
         self._clock, self._most = clock, most
         self._engines: OrderedDict[bytes, dict[str, float]] = OrderedDict()
-        """Clock time at which each prefix, by its digest, was sent to an engine."""
+        """Callable[[], float] time at which each prefix, by its digest, was sent to an engine."""
 
     def note(self, prompt: PromptPrefix, engine: str) -> None:
         """Record that `engine` gets the prompt."""
@@ -80,7 +83,7 @@ class Router:
         *,
         weights: RoutingWeights = EVEN,
         index: PrefixIndex | None = None,
-        clock: Clock = time.monotonic,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._pool, self._metrics, self._rng, self._weights = pool, metrics, rng, weights
         self._index = index or PrefixIndex(off=True)
@@ -180,3 +183,82 @@ def _deeper(published: Mapping[str, int], sent: Mapping[str, int]) -> Mapping[st
     for engine, depth in sent.items():
         out[engine] = max(depth, out.get(engine, 0))
     return out
+
+
+Decide = Callable[[], RoutingRecord | NoCandidate]
+
+
+class EndpointWait:
+    """The wait for engines of one gateway. `wake` is called while a request waits."""
+
+    def __init__(self, pool: Pool, metrics: GatewayMetrics, wake: Callable[[], None]) -> None:
+        self._pool, self._metrics, self._wake = pool, metrics, wake
+
+    async def until_decided(
+        self, decide: Decide, model: str | None, deadline: float, permit: Permit | None = None
+    ) -> RoutingRecord:
+        """Return the first decision for an engine, by `deadline` in the loop's time.
+
+        Raises ModelNotFound, UpstreamLost when every engine was tried, NoEndpoint, and TooManyRequests when
+        engines came and none had a place in time.
+        """
+        outcome = decide()
+        return self.decided(outcome) or await self.wait(outcome, decide, model, deadline, permit)
+
+    def decided(self, outcome: RoutingRecord | NoCandidate) -> RoutingRecord | None:
+        """Return the decision if it is for an engine; None = the request has to `wait`."""
+        if not isinstance(outcome, RoutingRecord):
+            return None
+        if outcome.decision.endpoint.draining:
+            self._wake()  # no other engine is left, and perhaps no other request asks for one
+        return outcome
+
+    async def wait(
+        self,
+        outcome: RoutingRecord | NoCandidate,
+        decide: Decide,
+        model: str | None,
+        deadline: float,
+        permit: Permit | None = None,
+    ) -> RoutingRecord:
+        """Wait as `until_decided` does, where the first `outcome` was no engine.
+
+        The request has no permit meanwhile: requests that waited together go to a new engine as fast as it
+        has places, and the keys take turns.
+        """
+        while not isinstance(outcome, RoutingRecord):
+            outcome = await self._engine(outcome, decide, model, deadline, permit)
+            if permit is not None:
+                await permit.resume(max(0.0, deadline - asyncio.get_running_loop().time()))
+                outcome = decide()
+        return outcome
+
+    async def _engine(
+        self,
+        outcome: RoutingRecord | NoCandidate,
+        decide: Decide,
+        model: str | None,
+        deadline: float,
+        permit: Permit | None,
+    ) -> RoutingRecord | NoCandidate:
+        with self._metrics.held.track_inprogress():
+            while not isinstance(outcome, RoutingRecord):
+                if outcome is NoCandidate.MODEL_UNKNOWN or not self._pool.may_serve(model):
+                    raise ModelNotFound(no_such_model(model, self._pool.model_names()), param="model")
+                self._wake()  # only here, where an engine would help: an unknown model starts none
+                if outcome is NoCandidate.ALL_TRIED:
+                    raise UpstreamLost(NO_ANSWER)
+                if outcome is NoCandidate.NONE_ASKED_FOR:
+                    raise self._no_endpoint(outcome)
+                changed = self._pool.changed()
+                try:
+                    async with asyncio.timeout_at(deadline):
+                        await (changed if permit is None else permit.while_held(changed))
+                except TimeoutError:
+                    raise self._no_endpoint(outcome) from None
+                outcome = decide()
+        return outcome
+
+    def _no_endpoint(self, outcome: NoCandidate) -> NoEndpoint:
+        listed = "; ".join(f"{name}: {reason}" for name, reason in list(self._pool.reasons().items())[:3])
+        return NoEndpoint(f"{outcome.value}; retry later" + (f" ({listed})" if listed else ""), retry_after=2)

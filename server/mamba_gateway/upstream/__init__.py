@@ -5,5 +5,5 @@ microsecond of theirs counts and a relay needs little: it passes heads and bodie
 for a token, and tells a connection that never opened from one that broke. What the gateway asks of engines
 for itself, about once a second and engine, goes through aiohttp, which parses, redirects and decodes: probes
 (`endpoints.probe`), tokenizers (`prompts.text_processors`), prefix changes (`prefix_index.direct_feed`) and
-`/v1/status` (`api.serving_status`), all with the session that `request.make_session` makes.
+`/v1/status` (`api.serving_status`), all with the session that `connector.make_session` makes.
 """

@@ -1,4 +1,8 @@
-"""Upstream connector: the connections to all engines, kept for the next request, opened on demand."""
+"""Upstream connector: the connections to all engines, kept for the next request, opened on demand.
+
+The relay sends an `UpstreamRequest` with `ask`, once for each attempt. What the gateway asks of engines for
+itself goes through the aiohttp session that `make_session` makes.
+"""
 
 import asyncio
 import contextvars
@@ -12,10 +16,17 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from urllib.parse import unquote, urlsplit
 
+import aiohttp
+import msgspec
+
 from mamba_api.names import authority
-from mamba_gateway.upstream.connection import EngineUnreachable, UpstreamConnection
+from mamba_edge.exchange.request_body import BodyShare
+from mamba_gateway.admission.admission import Permit
+from mamba_gateway.body_fields import UsageMeter
+from mamba_gateway.prompt_prefix import PromptPrefix
+from mamba_gateway.upstream.connection import EngineUnreachable, Pair, UpstreamConnection, UpstreamResponse
 from mamba_gateway.upstream.deadlines import Deadlines
-from mamba_gateway.upstream.response import Pair, UpstreamResponse
+from mamba_telemetry.request_trace import UNTRACED, RequestTrace, SpanNote
 
 IDLE_SECONDS = 4.0
 """Time for which an idle connection is kept. Below the five seconds after which the servers in use close
@@ -245,3 +256,70 @@ def keepalive_socket(family: int, kind: int, protocol: int) -> socket.socket:
     if (option := getattr(socket, "TCP_USER_TIMEOUT", None)) is not None:
         opened.setsockopt(socket.IPPROTO_TCP, option, 40_000)
     return opened
+
+
+class UpstreamRequest(msgspec.Struct, eq=False):
+    """One request for an engine, the same for every attempt."""
+
+    path: str
+    query: str
+    headers: list[tuple[bytes, bytes]]
+    body: bytes
+    model: str | None = None
+    body_share: BodyShare | None = None
+    """Share of the body in the bytes that the gateway may hold."""
+    request_id: str = ""
+    prompt: PromptPrefix | None = None
+    """The prompt, where it is known."""
+    permit: Permit | None = None
+    """Permit of the request, which records when it is at an engine."""
+    meter: UsageMeter | None = None
+    """Meter that reads the answer."""
+    trace: RequestTrace = UNTRACED
+    has_form: bool = False
+    """Whether the answer has a form that the client wrote."""
+    explain: bool = False
+    """Whether the answer explains the choice of the engine to the client."""
+
+    def __repr__(self) -> str:
+        """Return a text without anything that a client wrote."""
+        return f"{type(self).__name__}({self.request_id!r})"
+
+    def release_body(self) -> None:
+        """Release the body once an engine has begun to answer: no other attempt needs it."""
+        self.body = b""
+        if self.body_share is not None:
+            self.body_share.release()
+
+
+def make_session(connect_timeout: float, idle_timeout: float) -> aiohttp.ClientSession:
+    """Return the session of all queries of engines: no cookies, no limit of its own on connections."""
+    connector = aiohttp.TCPConnector(
+        limit=0,
+        # Below the five seconds after which the servers in use close idle connections, so that none races.
+        keepalive_timeout=4,
+        socket_factory=lambda address: keepalive_socket(*address[:3]),
+    )
+    return aiohttp.ClientSession(
+        connector=connector,
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout, sock_read=idle_timeout),
+        auto_decompress=False,
+        cookie_jar=aiohttp.DummyCookieJar(),
+        skip_auto_headers=("User-Agent", "Content-Type", "Accept", "Accept-Encoding"),
+    )
+
+
+def ask(
+    connector: UpstreamConnector, base: str, request: UpstreamRequest, span: SpanNote | None = None
+) -> Awaitable[tuple[UpstreamResponse, bytes]]:
+    """Send the request, as a child of `span`; return the response and the first bytes of its body.
+
+    The bytes are empty if there is no body. Close the response: before the body's end that closes the
+    connection, which the engine sees as a cancellation. Raises EngineUnreachable, ConnectionLost,
+    IdleTimeout.
+    """
+    headers = request.headers
+    if traceparent := request.trace.traceparent(span):
+        headers = [*headers, (b"traceparent", traceparent.encode())]
+    start = f"POST {request.path}?{request.query}" if request.query else f"POST {request.path}"
+    return connector.send(base, start, headers, request.body)

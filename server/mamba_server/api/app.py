@@ -31,7 +31,7 @@ from mamba_edge.app.application import (
     publish,
 )
 from mamba_edge.app.cors import with_cors
-from mamba_edge.exchange.body_budget import BodyBudget
+from mamba_edge.exchange.request_body import BodyBudget
 from mamba_edge.exchange.request_middleware import RequestMiddleware
 from mamba_edge.status_page import add_status_page
 from mamba_server.api.endpoints import GenerationEndpoints

@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from mamba_gateway.admission import admitted_requests
+from mamba_gateway.admission import fair_queue
 from mamba_gateway.endpoints.endpoint import ENGINE_QUEUE
 
 BODY = {"model": "m", "prompt": "x"}
@@ -152,7 +152,7 @@ async def test_a_key_whose_requests_are_all_held_loses_one_to_another_key(
 async def test_bodies_that_do_not_come_keep_no_other_key_out(
     engine, gateway, client, keys, monkeypatch
 ) -> None:
-    monkeypatch.setattr(admitted_requests, "SLOW_BODY_SECONDS", 0.5)
+    monkeypatch.setattr(fair_queue, "SLOW_BODY_SECONDS", 0.5)
     fake = await engine()
     through = await gateway(fake, api_key_file=keys, **FULL)
     opened = [await unfinished(through.url, "sk-a") for _ in range(12)]

@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 from mamba_edge.api_keys import GRACE_SECONDS, KeyFile, KeyFileError
 from mamba_edge.app.application import KeyGuard
 from mamba_edge.errors import Unauthorized
-from mamba_edge.exchange.body_budget import BodyBudget, BodyShare
+from mamba_edge.exchange.request_body import BodyBudget, BodyShare
 from mamba_edge.exchange.request_context import CONTEXT, RequestContext, context_of
 from mamba_telemetry.request_trace import UNTRACED
 

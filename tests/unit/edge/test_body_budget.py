@@ -6,8 +6,7 @@ from starlette.types import Receive, Scope, Send
 from asgi import Asked
 from mamba_edge.errors import BodyTooLarge, TooManyBodies
 from mamba_edge.exchange.asgi_responses import send_json
-from mamba_edge.exchange.body_budget import BodyBudget, BodyShare
-from mamba_edge.exchange.request_body import read_body
+from mamba_edge.exchange.request_body import BodyBudget, BodyShare, read_body
 from mamba_edge.exchange.request_context import context_of
 from mamba_edge.exchange.request_middleware import RequestMiddleware
 

@@ -15,7 +15,7 @@ from mamba_edge.connection.connection_room import ConnectionRoom
 from mamba_edge.connection.direct_exchange import DIRECT, DirectExchange
 from mamba_edge.connection.http_server import HttpServer
 from mamba_edge.connection.limited_protocol import LimitedProtocol
-from mamba_edge.connection.request_turns import RequestTurns
+from mamba_edge.connection.waiting_requests import RequestTurns
 from mamba_edge.exchange.request_body import ClientGone, read_body
 from mamba_edge.exchange.request_context import context_of
 from mamba_edge.exchange.request_middleware import RequestMiddleware

@@ -7,7 +7,7 @@ from starlette.types import Receive, Scope, Send
 from mamba_edge.connection.connection_room import ConnectionRoom
 from mamba_edge.connection.http_server import HttpServer
 from mamba_edge.connection.limited_protocol import LimitedProtocol
-from mamba_edge.connection.request_turns import RequestTurns
+from mamba_edge.connection.waiting_requests import RequestTurns
 from mamba_edge.exchange.asgi_responses import send_json
 from mamba_settings.http_limits import HttpLimits
 from virtual_time import in_virtual_time

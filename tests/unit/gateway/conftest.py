@@ -1,19 +1,18 @@
 """Frozen endpoints for the pure parts, and a relay with its pool for the others."""
 
 from collections.abc import AsyncIterator, Callable
-from dataclasses import replace
 from random import Random
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from mamba_gateway.endpoints.endpoint import Endpoint
 from mamba_gateway.endpoints.pool import Pool, ProbeReport, Target
 from mamba_gateway.metrics.gateway_metrics import GatewayMetrics
 from mamba_gateway.relay.relay import Relay
 from mamba_gateway.routing.router import Router
-from mamba_gateway.upstream.connector import upstream_connector
-from mamba_gateway.upstream.request import UpstreamRequest
+from mamba_gateway.upstream.connector import UpstreamRequest, upstream_connector
 from mamba_gateway.upstream.silence import LivenessChecks
 from virtual_loop import loop_factories
 

@@ -2,16 +2,16 @@
 
 import asyncio
 import contextlib
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 
 from mamba_edge.errors import ApiError
 from mamba_gateway.errors import UpstreamLost
-from mamba_gateway.relay.engine_response import ResponseTruncated
-from mamba_gateway.upstream.request import UpstreamRequest
+from mamba_gateway.relay.answer import ResponseTruncated
+from mamba_gateway.upstream.connector import UpstreamRequest
 from raw_engine import OK, SSE, RawEngine, says
 
 Harnesses = Callable[..., Any]
@@ -105,10 +105,10 @@ async def test_a_form_on_which_an_engine_ended_goes_to_no_other_one_also_when_it
         made.engines(first.url, second.url)
         for _ in range(3):
             with contextlib.suppress(UpstreamLost):
-                await made.run(dataclasses.replace(FORMED))
+                await made.run(msgspec.structs.replace(FORMED))
         assert made.status != 200
         assert counts(made, second.url) == (0, 0)
-        other = dataclasses.replace(FORMED, body=b'{"another": 1}')
+        other = msgspec.structs.replace(FORMED, body=b'{"another": 1}')
         made.engines(second.url)
         made.sent.clear()
         await made.run(other)

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from eventually import until
-from mamba_edge.exchange.body_budget import BodyBudget, BodyShare
+from mamba_edge.exchange.request_body import BodyBudget, BodyShare
 from mamba_gateway.upstream.connection import PIECE_BYTES
-from mamba_gateway.upstream.request import UpstreamRequest
+from mamba_gateway.upstream.connector import UpstreamRequest
 from proxy_harness import ProxyHarness, fine, hang
 from raw_engine import SSE, RawEngine, says
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 from mamba_edge.exchange.asgi_responses import EVENT_STREAM
-from mamba_gateway.relay.client_response import ClientResponse
+from mamba_gateway.relay.answer import ClientResponse
 
 START = {"type": "http.response.start", "status": 200, "headers": list(EVENT_STREAM)}
 

@@ -17,8 +17,8 @@ from mamba_gateway.endpoints.pool import Pool, ProbeReport, Target
 from mamba_gateway.key_limits import KeyLimits, KeyLimitTable
 from mamba_gateway.metrics.gateway_metrics import GatewayMetrics
 from mamba_gateway.relay.proxy_endpoint import ProxyEndpoint
-from mamba_gateway.routing.routing_record import RoutingLog
-from mamba_gateway.upstream.request import UpstreamRequest
+from mamba_gateway.routing.decision import RoutingLog
+from mamba_gateway.upstream.connector import UpstreamRequest
 
 CARD = {
     "id": "m", "object": "model", "created": 1, "owned_by": "mambaserve", "root": "/m", "max_model_len": 64,

@@ -3,7 +3,7 @@
 import json
 
 from mamba_gateway.errors import UpstreamLost
-from mamba_gateway.relay.engine_response import MAX_BUFFERED, EventAligner
+from mamba_gateway.relay.answer import MAX_BUFFERED, EventAligner
 
 BROKEN = UpstreamLost("gone")
 END = BROKEN.event() + b"data: [DONE]\n\n"

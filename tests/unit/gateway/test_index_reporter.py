@@ -5,8 +5,7 @@ from datetime import UTC, datetime
 
 from api_script import Answer, ApiScript
 from mamba_api import names
-from mamba_gateway.operator_note import OperatorNote
-from mamba_gateway.prefix_index.reporter import IndexReporter
+from mamba_gateway.operator_note import IndexReporter, OperatorNote
 from virtual_time import in_virtual_time
 
 AT = datetime(2026, 1, 2, 3, 4, 5, 678, tzinfo=UTC)

@@ -13,7 +13,7 @@ from mamba_edge.exchange.asgi_responses import USAGE_HEADER
 from mamba_gateway.endpoints.endpoint import ENGINE_QUEUE
 from mamba_gateway.key_limits import KeyLimits, KeyLimitTable
 from mamba_gateway.prompt_prefix import PromptPrefix
-from mamba_gateway.upstream.request import UpstreamRequest
+from mamba_gateway.upstream.connector import UpstreamRequest
 from proxy_harness import ProxyHarness, hang, samples
 
 

@@ -2,14 +2,14 @@
 
 import asyncio
 
-from mamba_gateway.endpoints.outlier_ejection import (
+from mamba_gateway.endpoints.endpoint import (
     FAILURES,
     FIRST_SECONDS,
     LONGEST_SECONDS,
     OutlierEjection,
 )
 from mamba_gateway.endpoints.pool import Pool, ProbeReport, Target
-from mamba_gateway.relay.retry_limits import MIN_RETRIES, RETRY_RATIO, WINDOW_SECONDS, RetryBudget
+from mamba_gateway.relay.attempts import MIN_RETRIES, RETRY_RATIO, WINDOW_SECONDS, RetryBudget
 
 
 def pool(*names: str) -> Pool:

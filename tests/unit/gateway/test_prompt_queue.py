@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mamba_gateway.endpoints.prompt_queue import LAG, PromptQueue
+from mamba_gateway.endpoints.endpoint import LAG, PromptQueue
 
 
 def test_what_is_sent_counts_at_once_and_until_it_is_answered() -> None:

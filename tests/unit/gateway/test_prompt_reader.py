@@ -21,7 +21,7 @@ from mamba_gateway.prompts.prompt_reader import (
     text_of,
 )
 from mamba_gateway.prompts.text_processors import ModelText
-from mamba_gateway.upstream.request import UpstreamRequest
+from mamba_gateway.upstream.connector import UpstreamRequest
 from mamba_text.segment_cache import SegmentCache
 from scripted_engine import READY, Api
 

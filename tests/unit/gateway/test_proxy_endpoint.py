@@ -20,10 +20,10 @@ from mamba_api.openai import CompletionRequest
 from mamba_edge.api_keys import KeyFile
 from mamba_edge.app.validation import invalid
 from mamba_edge.errors import ApiError, InvalidRequest
+from mamba_gateway.body_fields import routing_fields
 from mamba_gateway.errors import NoEndpoint, UpstreamLost
-from mamba_gateway.relay.engine_response import ResponseTruncated
-from mamba_gateway.routing.routing_fields import routing_fields
-from mamba_gateway.upstream.request import UpstreamRequest
+from mamba_gateway.relay.answer import ResponseTruncated
+from mamba_gateway.upstream.connector import UpstreamRequest
 from mamba_server.api.requests.json_fields import parse_json_object
 from proxy_harness import ProxyHarness, Script, begun, fine, hang
 

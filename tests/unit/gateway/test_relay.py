@@ -5,24 +5,24 @@ import contextlib
 import json
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from random import Random
 from typing import Any, get_args
 
 import pytest
+from msgspec.structs import replace
 
 from eventually import until
 from kept_spans import KeptSpans, tracing_to
 from mamba_edge.errors import ApiError
-from mamba_gateway.admission.usage_meter import UsageMeter
+from mamba_gateway.body_fields import UsageMeter
 from mamba_gateway.endpoints.pool import ProbeReport
 from mamba_gateway.errors import NoEndpoint, UpstreamIdleTimeout, UpstreamLost
 from mamba_gateway.headers import to_engine
 from mamba_gateway.metrics.gateway_metrics import GatewayMetrics, RetryReason
 from mamba_gateway.prompt_prefix import PromptPrefix
-from mamba_gateway.relay.engine_response import ResponseTruncated
+from mamba_gateway.relay.answer import ResponseTruncated
 from mamba_gateway.upstream.connection import PIECE_BYTES
-from mamba_gateway.upstream.request import UpstreamRequest
+from mamba_gateway.upstream.connector import UpstreamRequest
 from mamba_prefix.prefix_index import Depths, PrefixIndex
 from raw_engine import KEPT, OK, SSE, RawEngine, says
 

@@ -6,14 +6,13 @@ from random import Random
 import numpy as np
 import pytest
 
-from mamba_gateway.admission.usage_meter import UsageMeter
+from mamba_gateway.body_fields import UsageMeter
 from mamba_gateway.endpoints.engine_speed import EngineSpeed
 from mamba_gateway.endpoints.pool import Pool, ProbeReport, Target
 from mamba_gateway.metrics.gateway_metrics import GatewayMetrics
 from mamba_gateway.prompt_prefix import PromptPrefix
-from mamba_gateway.routing.decision import NoCandidate
+from mamba_gateway.routing.decision import MAX_RECORDS, MOST_HEADER_BYTES, NoCandidate
 from mamba_gateway.routing.router import BESIDE_INDEX_SECONDS, Router
-from mamba_gateway.routing.routing_record import MAX_RECORDS, MOST_HEADER_BYTES
 from mamba_gateway.routing.scoring import RECOMPUTE_FACTOR
 from mamba_prefix.messages import Snapshot, pack_entries
 from mamba_prefix.page_chain import PageChain

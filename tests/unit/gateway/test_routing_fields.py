@@ -3,7 +3,7 @@
 import pytest
 
 from mamba_edge.errors import InvalidRequest
-from mamba_gateway.routing.routing_fields import routing_fields
+from mamba_gateway.body_fields import routing_fields
 
 
 def test_only_model_and_stream_are_read() -> None:

@@ -17,7 +17,7 @@ from mamba_gateway.api.serving_status import (
 )
 from mamba_gateway.endpoints.pool import Pool, ProbeReport, Target
 from mamba_gateway.metrics.gateway_metrics import GatewayMetrics
-from mamba_gateway.routing.routing_record import RoutingLog
+from mamba_gateway.routing.decision import RoutingLog
 
 READY = ProbeReport(ready=True, models=({"id": "m"},), running=3, waiting=1, kv_usage=0.5)
 SAID = EngineStatus(name="as it calls itself", status="ready", model="m", slots={"live": 2})

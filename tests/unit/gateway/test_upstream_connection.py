@@ -16,9 +16,12 @@ from hypothesis import strategies as st
 
 from mamba_gateway.endpoint_picker.certificate import self_signed
 from mamba_gateway.upstream.connection import (
+    BUFFERED_BYTES,
     HEAD_BYTES,
     PIECE_BYTES,
+    ConnectionLost,
     EngineUnreachable,
+    IdleTimeout,
     UpstreamConnection,
 )
 from mamba_gateway.upstream.connector import (
@@ -28,7 +31,6 @@ from mamba_gateway.upstream.connector import (
     upstream_connector,
 )
 from mamba_gateway.upstream.deadlines import Deadlines
-from mamba_gateway.upstream.response import BUFFERED_BYTES, ConnectionLost, IdleTimeout
 from raw_engine import KEPT, OK, SSE, RawEngine, says
 
 CHUNKED = SSE + b"Transfer-Encoding: chunked\r\n\r\n"

@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from mamba_gateway.admission.usage_meter import UsageMeter
+from mamba_gateway.body_fields import UsageMeter
 
 USAGE = {
     "prompt_tokens": 7,

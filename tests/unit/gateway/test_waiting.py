@@ -11,8 +11,8 @@ from asgi import Asked
 from eventually import until
 from mamba_edge.errors import ApiError
 from mamba_gateway.errors import NoEndpoint, UpstreamLost
-from mamba_gateway.relay.engine_response import ResponseTruncated
-from mamba_gateway.upstream.request import UpstreamRequest
+from mamba_gateway.relay.answer import ResponseTruncated
+from mamba_gateway.upstream.connector import UpstreamRequest
 from proxy_harness import ProxyHarness, Script, hang
 
 STREAM = {"model": "m", "prompt": "x", "stream": True}

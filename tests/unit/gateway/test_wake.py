@@ -9,7 +9,7 @@ import pytest
 
 from api_script import Answer, ApiScript
 from mamba_api import names
-from mamba_gateway.wake import Waker
+from mamba_gateway.operator_note import Waker
 from mamba_kube.errors import ApiError
 from virtual_time import in_virtual_time
 

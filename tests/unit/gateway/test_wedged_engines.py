@@ -2,20 +2,20 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from dataclasses import replace
 from random import Random
 from typing import Any
 
 import aiohttp
 import pytest
+from msgspec.structs import replace
 
 from eventually import until
-from mamba_gateway.endpoints.outlier_ejection import FAILURES
+from mamba_gateway.endpoints.endpoint import FAILURES
 from mamba_gateway.endpoints.pool import ProbeReport, Target
 from mamba_gateway.endpoints.probe import Prober
 from mamba_gateway.errors import UpstreamIdleTimeout, UpstreamLost
-from mamba_gateway.relay.retry_limits import MIN_RETRIES
-from mamba_gateway.upstream.request import UpstreamRequest
+from mamba_gateway.relay.attempts import MIN_RETRIES
+from mamba_gateway.upstream.connector import UpstreamRequest
 from raw_engine import OK, SSE, RawEngine, Speech, says
 
 Harnesses = Callable[..., Any]

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Counter, generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 
-from mamba_telemetry.gathering_counter import GatheringCounter
+from mamba_telemetry.gathering_metrics import GatheringCounter
 
 steps = st.lists(st.one_of(st.none(), st.tuples(st.sampled_from("ab"), st.integers(0, 9))), max_size=60)
 

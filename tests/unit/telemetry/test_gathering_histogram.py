@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 
-from mamba_telemetry.gathering_histogram import MAX_PENDING, GatheringHistogram
+from mamba_telemetry.gathering_metrics import MAX_PENDING, GatheringHistogram
 
 BOUNDS = (0.5, 1, 2, 4)
 # Sums of eighths are exact in whatever order.

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mamba_api.openai import ChatCompletionRequest
-from mamba_text.chat_messages import template_messages
+from mamba_text.prompt import template_messages
 
 
 def arguments(function: dict[str, Any]) -> Any:

@@ -6,8 +6,7 @@
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
-from mamba_telemetry.gathering_counter import GatheringCounter
-from mamba_telemetry.gathering_histogram import GatheringHistogram
+from mamba_telemetry.gathering_metrics import GatheringCounter, GatheringHistogram
 from mamba_telemetry.registry import (
     FIRST_TOKEN_BUCKETS,
     LENGTH_BUCKETS,

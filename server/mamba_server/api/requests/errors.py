@@ -17,7 +17,7 @@ ServeError
 """
 
 from mamba_edge.errors import ApiError, InvalidRequest
-from mamba_edge.exchange.engine_limit import FORMS, LIMIT_HEADER
+from mamba_edge.exchange.asgi_responses import FORMS, LIMIT_HEADER
 from mamba_server.wire import AdminReply, RequestRejected
 
 

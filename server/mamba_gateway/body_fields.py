@@ -1,0 +1,180 @@
+"""The few fields that the gateway reads of bodies which it passes on: of a request, and of an answer.
+
+A request's fields decide its route and its estimated cost; a wrong body is refused in the words of an engine
+that gets the same one. An answer says how many tokens it took, by the engine's own `usage`, the only object
+of it that is parsed. The header `USAGE_HEADER` makes an engine of ours end each stream with that object in a
+comment, which clients skip; of other engines, and of answers that broke off, each event counts as one token.
+Used by the relay and the endpoint picker. Pure.
+"""
+
+import re
+from typing import Annotated
+
+import msgspec
+from pydantic_core import from_json
+
+from mamba_edge.errors import NO_BODY, InvalidRequest
+
+WORDED_BODY = 64 * 1024
+"""Largest malformed body that is read again to locate its error, in bytes."""
+USUAL_ANSWER, MOST_ANSWER = 256, 100_000
+"""Tokens of an answer that its key is charged in advance where the client sets no limit; largest such
+charge."""
+MOST_DIGITS = 20
+_TYPE_ERRORS = {"model": "must be a valid string", "stream": "must be a valid boolean"}
+_ABSENT = msgspec.Raw(b"")
+_NO_FORMS = (_ABSENT, _ABSENT, _ABSENT)
+_NO_FORM = frozenset((b"", b"null", b'"auto"', b'"none"'))
+"""Values of the fields of a form with which the answer has none."""
+
+
+class RoutingFields(msgspec.Struct, frozen=True):
+    """The fields that the gateway reads; all others are skipped, not decoded, and passed on as they came."""
+
+    model: str | None = None
+    stream: bool | None = None
+    priority: msgspec.Raw = _ABSENT
+    max_tokens: msgspec.Raw = _ABSENT
+    max_completion_tokens: msgspec.Raw = _ABSENT
+    response_format: msgspec.Raw = _ABSENT
+    structured_outputs: msgspec.Raw = _ABSENT
+    tool_choice: msgspec.Raw = _ABSENT
+
+    @property
+    def has_form(self) -> bool:
+        """Whether the answer has a form or is a call, so that native code reads what the client wrote."""
+        forms = (self.response_format, self.structured_outputs, self.tool_choice)
+        if forms == _NO_FORMS:  # as of most requests
+            return False
+        return any(bytes(form) not in _NO_FORM for form in forms)
+
+    @property
+    def rank(self) -> int:
+        """The priority; 0 where it is not a number, which the engine will refuse."""
+        return 0 if self.priority is _ABSENT else _number(self.priority) or 0
+
+    @property
+    def answer_tokens(self) -> int:
+        """Largest number of tokens of the answer, as far as the client sets it."""
+        limit = None if self.max_completion_tokens is _ABSENT else _number(self.max_completion_tokens)
+        limit = limit or _number(self.max_tokens)
+        return min(max(0, limit), MOST_ANSWER) if limit is not None else USUAL_ANSWER
+
+
+NO_FIELDS = RoutingFields()
+"""Fields of a request whose body was not read."""
+_decode_fields = msgspec.json.Decoder(RoutingFields).decode
+
+
+def _number(raw: msgspec.Raw) -> int | None:
+    if raw is _ABSENT:
+        return None
+    text = bytes(raw)
+    if len(text) >= MOST_DIGITS or not (text.isdigit() or text.lstrip(b"-").isdigit()):
+        return None
+    return int(text)
+
+
+def routing_fields(body: bytes) -> RoutingFields:
+    """Read the fields of a body. Raises `InvalidRequest`, in the words of an engine with the same body."""
+    try:
+        fields = _decode_fields(body)
+        # For an engine, too, an empty name means no model.
+        return fields if fields.model != "" else msgspec.structs.replace(fields, model=None)
+    except msgspec.ValidationError as error:
+        field = str(error).replace("`", "").partition(" - at $.")[2]
+        if field in _TYPE_ERRORS:
+            raise InvalidRequest(
+                f"{field}: {_TYPE_ERRORS[field]}", param=field, code="invalid_type"
+            ) from None
+        broken = _syntax_error(body)
+        message = f"the body is not valid JSON: {broken}" if broken else "the body must be a JSON object"
+        raise InvalidRequest(message, code="invalid_json") from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        broken = f"the body is not valid JSON: {_syntax_error(body) or error}"
+        message = broken if body.strip() else NO_BODY
+        raise InvalidRequest(message, code="invalid_json") from None
+
+
+def _syntax_error(body: bytes) -> str:
+    # The engine's parser creates objects of everything that it reads: for small bodies alone.
+    if len(body) <= WORDED_BODY:
+        try:
+            from_json(body, allow_inf_nan=False)
+        except ValueError as error:
+            return str(error)
+    return ""
+
+
+# In the text of an answer the quotes are escaped: only the engine's own words look like this.
+_USAGE = re.compile(rb'"usage"\s*:\s*(\{(?:[^{}]|\{[^{}]*\})*\})')
+_MARK = b'"usage"'
+_LONGEST = 2048
+"""Largest number of bytes of a usage object that comes in pieces."""
+_EVENT = b"data: {"
+_Count = Annotated[int, msgspec.Meta(ge=0, lt=10**12)]
+
+
+class _Details(msgspec.Struct, frozen=True):
+    cached_tokens: _Count | None = None
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """Token counts of one answer, as the engine reports them."""
+
+    prompt_tokens: _Count = 0
+    completion_tokens: _Count = 0
+    total_tokens: _Count = 0
+    prompt_tokens_details: _Details | None = None
+
+    @property
+    def cached_tokens(self) -> int | None:
+        """Tokens of the prompt that the engine resumed; None = the engine does not say."""
+        return self.prompt_tokens_details.cached_tokens if self.prompt_tokens_details else None
+
+    @property
+    def total(self) -> int:
+        """Tokens of prompt and answer."""
+        return self.total_tokens or self.prompt_tokens + self.completion_tokens
+
+
+_decode_usage = msgspec.json.Decoder(Usage).decode
+
+
+class UsageMeter:
+    """The token count of one answer."""
+
+    __slots__ = ("_events", "_tail", "size", "usage")
+
+    def __init__(self) -> None:
+        self.size = 0
+        """Number of bytes of the answer so far."""
+        self.usage: Usage | None = None
+        """The last usage that the answer contained; None = it contained none."""
+        self._events = 0
+        self._tail = b""
+
+    def feed(self, chunk: bytes) -> None:
+        """Read the next bytes of the answer, not compressed."""
+        self.size += len(chunk)
+        self._events += chunk.count(_EVENT)
+        data = self._tail + chunk if self._tail else chunk
+        mark = data.rfind(_MARK)
+        if mark < 0:
+            # No mark goes on behind a line's end.
+            self._tail = b"" if data.endswith(b"\n") else data[1 - len(_MARK) :]
+            return
+        if match := _USAGE.search(data, mark):
+            self._tail = b""
+            try:
+                self.usage = _decode_usage(match[1])
+            except msgspec.DecodeError:
+                return  # some other thing of this name
+        else:
+            self._tail = data[mark:] if len(data) - mark <= _LONGEST else data[1 - len(_MARK) :]
+
+    def used(self, prompt_tokens: float) -> float:
+        """Return the tokens of prompt and answer; without a reported usage by the number of events."""
+        if self.usage is not None:
+            return self.usage.total
+        return prompt_tokens + self._events if self.size else 0.0

@@ -1,0 +1,332 @@
+"""One answer on its way from an engine to the client: what its bytes say, and what the client has got so far.
+
+`EngineAnswer` is the engine's side, which the relay drives: it passes bytes on, and ends an answer that broke
+off. `ClientResponse` is the client's side, which the proxy endpoint makes: a streamed request that waits long
+gets SSE comments there, so that no balancer takes the silence for death. The first comment sends status and
+headers; from then on every answer has to fit into that stream. The relay sees a plain ASGI `send`.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import msgspec
+from starlette.types import Message, Send
+
+from mamba_edge.connection.direct_exchange import Begin
+from mamba_edge.errors import ApiError
+from mamba_edge.exchange.asgi_responses import EVENT_STREAM, is_over_own_limit
+from mamba_gateway.body_fields import UsageMeter
+from mamba_gateway.errors import CUT_SHORT, SILENT, UpstreamIdleTimeout, UpstreamLost
+from mamba_gateway.headers import is_event_stream, to_client
+from mamba_gateway.upstream.connection import IdleTimeout, Pair, UpstreamResponse
+from mamba_gateway.upstream.silence import SilenceWatch
+from mamba_telemetry.request_trace import SpanNote
+
+DONE = b"data: [DONE]\n\n"
+MAX_BUFFERED = 1024 * 1024
+"""Size in bytes from which a partial event is passed on as it is, so that memory stays bounded."""
+ERROR_EVENT_SECONDS = 3.0
+"""Longest time that an error event may wait for the client's socket."""
+ERROR_EVENT = b'data: {"error":'
+"""Beginning of the last event of a stream that failed; in an answer's text the quotes have backslashes."""
+CLIENTS_MISTAKE = b'"invalid_request_error"'
+"""Part of such an event where no engine could have answered the request."""
+
+
+class ResponseTruncated(Exception):
+    """The answer broke off and its framing has no room for an error: the connection has to be closed."""
+
+
+class EventAligner:
+    """Cuts a stream of server-sent events behind the last complete event.
+
+    Events are neither parsed nor changed. Only an incomplete event at the end is buffered, so that an error
+    event can follow at any time without corrupting a half-sent one.
+    """
+
+    def __init__(self) -> None:
+        self._buffer = b""
+        self._mid_event = False
+        """Whether a part of an incomplete event has been passed on already."""
+
+    def feed(self, chunk: bytes) -> bytes:
+        """Return the bytes to pass on now; the rest waits for more."""
+        data = self._buffer + chunk if self._buffer else chunk
+        end = _last_boundary(data)
+        if end == 0 and len(data) > MAX_BUFFERED:
+            self._buffer, self._mid_event = b"", True
+            return data
+        if end:
+            self._mid_event = False
+        out, self._buffer = data[:end], data[end:]
+        return out
+
+    def flush(self) -> bytes:
+        """Return the buffered rest of a stream that ended normally."""
+        rest, self._buffer = self._buffer, b""
+        return rest
+
+    def terminate(self, error: ApiError) -> bytes:
+        """Return the bytes that end a broken stream as an engine would: the error event, then [DONE].
+
+        A buffered partial event is dropped.
+        """
+        self._buffer = b""
+        return (b"\n\n" if self._mid_event else b"") + error.event() + DONE
+
+
+class EngineAnswer:
+    """One answer of an engine that goes to the client, byte for byte.
+
+    A stream of events is passed on event by event, so that an error can end it. Everything that can go out
+    without a wait does, where the client's side has `begin` and `write`.
+    """
+
+    __slots__ = (
+        "_aligner", "_begin", "_headers", "_meter", "_response", "_send", "_span", "_watch", "_write",
+        "failed", "status",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        response: UpstreamResponse,
+        send: Send,
+        meter: UsageMeter | None,
+        span: SpanNote,
+        watch: SilenceWatch,
+        added: tuple[Pair, ...],
+    ) -> None:
+        """Begin an answer; `added` are the gateway's own headers."""
+        self.status = response.status
+        self._response, self._send, self._span, self._watch = response, send, span, watch
+        self._meter = meter if response.status == 200 else None
+        self._headers = to_client(response.headers)
+        self._headers += added
+        self._aligner: EventAligner | None = None
+        if is_event_stream(response.headers):
+            self._aligner = EventAligner()
+            # A declared length would leave no room for an error event.
+            self._headers = [pair for pair in self._headers if pair[0] != b"content-length"]
+        self._begin: Begin | None = getattr(send, "begin", None)
+        self._write = getattr(send, "write", None)
+        self.failed: bool | None = False
+        """Whether the answer says that it failed on the way; None = by a mistake of the client."""
+
+    def send_whole(self, part: bytes) -> bool:
+        """Send a whole answer that is no stream without a wait; False: nothing is sent."""
+        if self._begin is None or self._aligner is not None or not self._response.complete:
+            return False
+        if not self._begin(self.status, self._headers, part, False):
+            return False
+        self.take(part)
+        return True
+
+    def begin_now(self, part: bytes, *, more: bool) -> bool:
+        """Send status, headers and the first part without a wait; False = nothing is sent, use `begin`."""
+        return self._begin is not None and self._begin(self.status, self._headers, part, more)
+
+    async def begin(self) -> None:
+        """Send status and headers."""
+        start = {"type": "http.response.start", "status": self.status, "headers": self._headers}
+        await self._send(start)
+
+    def take(self, chunk: bytes) -> bytes:
+        """Record what bytes of the engine say, and return the bytes that may go to the client now."""
+        self._watch.record_activity()
+        if self._meter is not None:
+            self._meter.feed(chunk)
+        if ERROR_EVENT in chunk:
+            self._span.fail("error_event")
+            self.failed = None if CLIENTS_MISTAKE in chunk else True
+        return self._aligner.feed(chunk) if self._aligner else chunk
+
+    def pass_on(self, chunk: bytes) -> bytes:
+        """Send bytes of the engine without a wait; return those that need one."""
+        part = self.take(chunk)
+        return b"" if part and self._write is not None and self._write(part) else part
+
+    def rest(self) -> bytes:
+        """Return the end of a complete answer, as far as it was kept back for a whole event."""
+        return self._aligner.flush() if self._aligner else b""
+
+    async def break_off(self, error: ApiError) -> None:
+        """End the answer with an error event. Raises `ResponseTruncated` where there is no room for one."""
+        if self._aligner is None:
+            raise ResponseTruncated from error
+        event = self._aligner.terminate(error)
+        try:
+            async with asyncio.timeout(ERROR_EVENT_SECONDS):
+                await self._send({"type": "http.response.body", "body": event, "more_body": False})
+        except TimeoutError:
+            # A client that has stopped reading does not get to keep the request.
+            raise ResponseTruncated from error
+
+
+def upstream_error(error: Exception) -> ApiError:
+    """Return the error that a client gets whose answer ended with `error` of the upstream connection."""
+    if isinstance(error, IdleTimeout):
+        return UpstreamIdleTimeout(SILENT)
+    return UpstreamLost(CUT_SHORT)
+
+
+def _last_boundary(data: bytes) -> int:
+    if data.endswith(b"\n\n"):  # as nearly every piece does
+        return len(data)
+    # A blank line ends an event; the line end may be LF, CR LF or CR (HTML standard, section 9.2.5).
+    ends = (data.rfind(mark) + len(mark) for mark in (b"\n\n", b"\r\n\r\n", b"\r\r") if mark in data)
+    return max(ends, default=0)
+
+
+COMMENT = b": waiting\n\n"
+MAX_REFUSAL = 64 * 1024
+"""Largest part of an engine's error that becomes an event, in bytes."""
+
+
+class ClientResponse:
+    """One response to a client, which may begin with comments."""
+
+    __slots__ = (
+        "_begin_now", "_one_sender", "_opened", "_refusal", "_send", "_write_now", "answering", "first_byte",
+        "over_own_limit", "status",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        send: Send,
+        write_now: Callable[[bytes], bool] | None = None,
+        begin_now: Begin | None = None,
+    ) -> None:
+        self.status = 0
+        """Status of the answer or the error that the client got; 0 before either, comments or not."""
+        self.first_byte: float | None = None
+        """Time of the first byte of the answer, monotonic seconds; comments do not count."""
+        self.over_own_limit = False
+        """Whether an engine answered that the client exceeds a limit of its own while there is room."""
+        self.answering = False
+        """Whether the answer or an error event has begun, so that no comment follows."""
+        self._send, self._write_now, self._begin_now = send, write_now, begin_now
+        self._opened = False
+        """Whether comments have sent status and headers."""
+        self._refusal: bytearray | None = None
+        """Body of an answer that does not fit into the stream that comments have opened."""
+        self._one_sender: asyncio.Lock | None = None
+        """Lock for senders of comments and answer; None = not needed so far."""
+
+    async def __call__(self, message: Message) -> None:
+        """Send one ASGI message of the answer."""
+        if message["type"] == "http.response.start":
+            self.answering = True
+            self.status = message["status"]
+            self.over_own_limit = is_over_own_limit(self.status, message["headers"])
+            async with self._sender():  # a comment may be on its way
+                if not self._opened:
+                    await self._send(message)
+                elif not _is_plain_stream(message):
+                    self._refusal = bytearray()
+            return
+        body = message.get("body", b"")
+        if body and self.first_byte is None:
+            self.first_byte = time.monotonic()
+        if self._refusal is None:
+            await self._send(message)
+            return
+        self._refusal += body[: MAX_REFUSAL - len(self._refusal)]
+        if not message.get("more_body", False):
+            await self._end(_refusal_event(self.status, bytes(self._refusal)))
+
+    def begin(self, status: int, headers: Sequence[tuple[bytes, bytes]], part: bytes, more: bool) -> bool:
+        """Send the beginning of the answer, or all of it, without a wait.
+
+        False: nothing is sent, and only messages can send it.
+        """
+        if self._begin_now is None or self._opened or (self._one_sender and self._one_sender.locked()):
+            return False
+        if not self._begin_now(status, headers, part, more):
+            return False
+        self.answering, self.status = True, status
+        self.over_own_limit = status >= 400 and is_over_own_limit(status, headers)
+        if part:
+            self.first_byte = time.monotonic()
+        return True
+
+    def write(self, part: bytes) -> bool:
+        """Send a further part of the answer without a wait; False: nothing is sent, only a message can."""
+        # The first byte goes through the ASGI applications around this one, and so do parts for a slow
+        # client.
+        return (
+            self._write_now is not None
+            and self.first_byte is not None
+            and self._refusal is None
+            and self._write_now(part)
+        )
+
+    @contextlib.contextmanager
+    def kept_alive(self, every: float) -> Iterator[None]:
+        """Send a comment for each `every` seconds without an answer in the block."""
+        comments: asyncio.Task[None] | None = None
+
+        def begin() -> None:
+            nonlocal comments
+            comments = asyncio.create_task(self._comment(every))
+
+        # A timer, since hardly any request waits that long: a task for each would cost more.
+        timer = asyncio.get_running_loop().call_later(every, begin)
+        try:
+            yield
+        finally:
+            timer.cancel()
+            if comments is not None:
+                comments.cancel()
+
+    async def fail(self, error: ApiError) -> bool:
+        """Send an error as the last event of a stream that comments opened.
+
+        False: no comment has opened a stream, or the answer itself has begun.
+        """
+        if not self._opened or (self.answering and self._refusal is None):
+            return False
+        self.answering = True
+        self.status = error.status
+        with contextlib.suppress(TimeoutError):
+            # A client that has stopped reading does not get to keep the request.
+            async with asyncio.timeout(ERROR_EVENT_SECONDS), self._sender():
+                await self._end(error.event())
+        return True
+
+    async def _comment(self, every: float) -> None:
+        while True:
+            async with self._sender():
+                if self.answering:
+                    return
+                if not self._opened:
+                    start = {"type": "http.response.start", "status": 200, "headers": list(EVENT_STREAM)}
+                    await self._send(start)
+                    self._opened = True
+                await self._send({"type": "http.response.body", "body": COMMENT, "more_body": True})
+            await asyncio.sleep(every)
+
+    def _sender(self) -> asyncio.Lock:
+        if self._one_sender is None:
+            self._one_sender = asyncio.Lock()
+        return self._one_sender
+
+    async def _end(self, event: bytes) -> None:
+        await self._send({"type": "http.response.body", "body": event + DONE, "more_body": False})
+
+
+def _is_plain_stream(start: Message) -> bool:
+    return start["status"] == 200 and is_event_stream(start["headers"])
+
+
+def _refusal_event(status: int, body: bytes) -> bytes:
+    """Return the engine's own error envelope as an event, or one of the gateway's where there is none."""
+    try:
+        error = msgspec.json.decode(body, type=dict[str, Any]).get("error")
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        error = None
+    if not isinstance(error, dict):
+        return UpstreamLost(f"the engine answered {status} in place of a stream").event()
+    return b"data: " + msgspec.json.encode({"error": error}) + b"\n\n"
