@@ -167,11 +167,8 @@ class Relay:
             attempt.source = (state.header(self.loop.time()),)
             attempt.fetchable = state.hand_over.depth
         elif (peer := self._router.peer_of(attempt.record, self._hand_over_tokens)) is not None:
-            endpoint, depth = peer
-            if endpoint.transfer is not None:
-                attempt.source = (peer_header(endpoint.transfer, depth),)
-                attempt.fetchable = depth
-                self._metrics.peer_hints.inc()
+            attempt.source, attempt.fetchable = (peer_header(*peer),), peer[1]
+            self._metrics.peer_hints.inc()
 
     async def _attempt(self, progress: RelayProgress) -> Failure | None:
         """Send the request to an engine, and pass its answer on unless another engine may do better.

@@ -19,6 +19,7 @@ from mamba_gateway.body_fields import Usage
 from mamba_gateway.endpoints.endpoint import Endpoint
 from mamba_gateway.endpoints.pool import Pool
 from mamba_gateway.errors import NO_ANSWER, NoEndpoint, UpstreamLost
+from mamba_gateway.hand_over import TransferReport
 from mamba_gateway.metrics.gateway_metrics import GatewayMetrics
 from mamba_gateway.prompt_prefix import BYTES_PER_TOKEN, PromptPrefix
 from mamba_gateway.routing.decision import NoCandidate, RoutingLog, RoutingRecord, choose, no_such_model
@@ -175,7 +176,7 @@ class Router:
             replace(record, request=request, snapshot=snapshot, prefill=prefill, handed_over=depth)
         )
 
-    def peer_of(self, record: RoutingRecord, least: int) -> tuple[Endpoint, int] | None:
+    def peer_of(self, record: RoutingRecord, least: int) -> tuple[TransferReport, int] | None:
         """Return the engine that can give the chosen one most of the prompt, and the tokens it has cached.
 
         None = no engine of the same weights has at least `least` tokens more, as far as the index shows.
@@ -187,17 +188,15 @@ class Router:
             return None
         others = self._of_other_weights(chosen.name, record.snapshot, fingerprints=True)
         peers = [
-            (published[endpoint.name], endpoint)
+            (endpoint.transfer, published[endpoint.name])
             for endpoint in record.snapshot
             if endpoint.name in published
             and endpoint.ready
             and endpoint.transfer is not None
             and endpoint.name not in others
         ]
-        depth, peer = max(peers, key=lambda one: one[0], default=(0, chosen))
-        if peer is chosen or depth - record.decision.resumable < least:
-            return None
-        return peer, depth
+        peer = max(peers, key=lambda one: one[1], default=None)
+        return None if peer is None or peer[1] - record.decision.resumable < least else peer
 
     def _choose(self, record: RoutingRecord) -> RoutingRecord | NoCandidate:
         """Return `record` with the choice for its request and snapshot, or why there is none."""
