@@ -80,17 +80,18 @@ def test_another_salt_or_text_finds_nothing(store: BundleStore) -> None:
     assert store.lookup(tokens(40, seed=1), "one") is None
 
 
+@pytest.mark.parametrize("depth", [12, 40], ids=["without blocks", "with blocks"])
 def test_prompts_with_equal_hashes_are_told_apart(
-    store: BundleStore, monkeypatch: pytest.MonkeyPatch
+    store: BundleStore, monkeypatch: pytest.MonkeyPatch, depth: int
 ) -> None:
     monkeypatch.setattr(
         PageChain, "hashes", lambda self, ids, salt: np.arange(1, len(ids) // 4 + 1, dtype=np.uint64)
     )
-    stored(store, tokens(40))
-    assert store.lookup(tokens(40, seed=1), "") is None
-    stored(store, tokens(40, seed=1))
-    assert resumed(store, tokens(40, seed=1)) == 40
-    assert resumed(store, tokens(40)) in (0, 40)
+    stored(store, tokens(depth))
+    assert store.lookup(tokens(depth, seed=1), "") is None
+    stored(store, tokens(depth, seed=1))
+    assert resumed(store, tokens(depth, seed=1)) == depth
+    assert resumed(store, tokens(depth)) in (0, depth)
 
 
 def test_checkpoints_of_one_path_share_their_pages(store: BundleStore) -> None:
@@ -141,6 +142,14 @@ def test_a_store_whose_writer_is_behind_drops_what_comes(tmp_path: Path) -> None
     assert store.drain(PATIENCE)
     for seed, outcome in enumerate(outcomes):
         assert resumed(store, tokens(8, seed)) == (8 if outcome is PutOutcome.ACCEPTED else 0)
+    store.close()
+
+
+def test_a_bundle_larger_than_the_memory_for_what_waits_is_refused(tmp_path: Path) -> None:
+    settings = StoreSettings(disk_bytes=1 << 20, directory=tmp_path, staging_bytes=8 << 10)
+    store = BundleStore(SHAPE, settings)
+    assert put(store, tokens(40)) is PutOutcome.OFF
+    assert put(store, tokens(12)) is PutOutcome.ACCEPTED
     store.close()
 
 

@@ -90,6 +90,7 @@ def test_a_record_that_is_read_is_no_victim_and_keeps_its_bytes() -> None:
     add(shelf, 1, 100)
     add(shelf, 2, 100)
     assert shelf.freed == [1]
+    assert shelf.records[0] is read
     shelf.drop(read)
     assert (shelf.freed, shelf.used_bytes) == ([1], 20)
     let_go(read)
