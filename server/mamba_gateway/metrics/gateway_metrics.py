@@ -37,7 +37,9 @@ class _EndpointCollector(Collector):
 
     def collect(self) -> list[Metric]:
         ready = GaugeMetricFamily(
-            "mambaserve_gateway_endpoint_ready", "1 if the endpoint may be chosen.", labels=["endpoint"]
+            "mambaserve_gateway_endpoint_ready",
+            "1 if the endpoint may be chosen, by its role.",
+            labels=["endpoint", "role"],
         )
         draining = GaugeMetricFamily(
             "mambaserve_gateway_endpoint_draining", "1 if the endpoint is going away.", labels=["endpoint"]
@@ -66,7 +68,7 @@ class _EndpointCollector(Collector):
             attempts.add_metric([endpoint.name, "answered"], endpoint.answered)
             attempts.add_metric([endpoint.name, "failed"], endpoint.failed)
             attempts.add_metric([endpoint.name, "rejected"], endpoint.rejected)
-            ready.add_metric([endpoint.name], float(endpoint.ready and not endpoint.draining))
+            ready.add_metric([endpoint.name, endpoint.role], float(endpoint.ready and not endpoint.draining))
             draining.add_metric([endpoint.name], float(endpoint.draining))
             ejected.add_metric([endpoint.name], float(endpoint.ejected))
             in_flight.add_metric([endpoint.name], endpoint.in_flight)

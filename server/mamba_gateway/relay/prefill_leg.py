@@ -166,6 +166,7 @@ class PrefillLeg:
         self._metrics.hand_overs.labels("computed" if hand_over.depth else "nothing").inc()
         if not hand_over.depth:
             return "nothing"
+        self._router.answered(choice, progress.request.prompt, hand_over)
         until = self._loop.time() + hand_over.lease_seconds
         progress.handed_over = HandedOver(hand_over, record, choice, until)
         return "computed"

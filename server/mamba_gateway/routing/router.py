@@ -10,12 +10,12 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from random import Random
+from typing import Protocol
 
 from msgspec.structs import replace
 
 from mamba_edge.errors import ModelNotFound
 from mamba_gateway.admission.admission import Permit
-from mamba_gateway.body_fields import Usage
 from mamba_gateway.endpoints.endpoint import Endpoint
 from mamba_gateway.endpoints.pool import Pool
 from mamba_gateway.errors import NO_ANSWER, NoEndpoint, UpstreamLost
@@ -76,6 +76,18 @@ class RecentPrefixes:
 
     def __len__(self) -> int:
         return len(self._engines)
+
+
+class TokenCounts(Protocol):
+    """Token counts of one prompt, as an engine reports them."""
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of the prompt."""
+
+    @property
+    def cached_tokens(self) -> int | None:
+        """Tokens of the prompt that the engine resumed; None = the engine does not say."""
 
 
 class Router:
@@ -244,7 +256,7 @@ class Router:
         self,
         record: RoutingRecord,
         prompt: PromptPrefix | None,
-        usage: Usage | None,
+        usage: TokenCounts | None,
         cost: Cost | None = None,
         *,
         fetched: int = 0,
