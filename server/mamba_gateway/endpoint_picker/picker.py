@@ -240,8 +240,12 @@ class EndpointPicker:
     def _mutation(self, exchange: Exchange) -> HeaderMutation:
         # As for a request that the gateway relays itself, the client's credentials do not go on.
         head = exchange.head
-        credentials = {name.decode("latin-1") for name, _ in head.headers if is_credential(name)}
-        credentials.update(name.decode() for name in (CLIENT_HEADER, HAND_OVER_HEADER, PEER_HEADER))
+        credentials = {
+            name.decode("latin-1")
+            for name, _ in head.headers
+            if is_credential(name) or name in (HAND_OVER_HEADER, PEER_HEADER)
+        }
+        credentials.add(CLIENT_HEADER.decode())
         put = [
             (messages.DESTINATION, ",".join(self._addresses(exchange)).encode()),
             ("x-request-id", head.request_id.encode()),
