@@ -61,7 +61,7 @@ MUTANTS = (
     Mutant(
         name="a client gets the refusal of one misconfigured engine",
         keeps="Statuses that concern one engine are tried elsewhere.",
-        where="relay.relay:REFUSED_HERE",
+        where="relay.attempts:REFUSED_HERE",
         old="frozenset((401, 403, 404, 429))",
         new="frozenset()",
         tests=("tests/integration/gateway/test_failures.py",),

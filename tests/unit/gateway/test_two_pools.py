@@ -1,9 +1,13 @@
 """Prefill and decode engines in the pool and in routing: who is chosen, and what is known of states."""
 
+import json
+from collections.abc import Callable
 from random import Random
+from typing import Any
 
 import pytest
 
+from kept_spans import KeptSpans, tracing_to
 from mamba_gateway.admission.admission import Admission
 from mamba_gateway.endpoints.endpoint import FAILURES, engine_capacity
 from mamba_gateway.endpoints.engine_speed import EngineSpeed
@@ -13,7 +17,9 @@ from mamba_gateway.metrics.gateway_metrics import GatewayMetrics
 from mamba_gateway.prompt_prefix import PromptPrefix
 from mamba_gateway.routing.decision import NoCandidate, RoutingRecord
 from mamba_gateway.routing.router import Router
+from mamba_gateway.upstream.connector import UpstreamRequest
 from mamba_prefix.prefix_index import Depths, EngineView, PrefixIndex
+from raw_engine import OK, RawEngine, says
 
 PROMPT = PromptPrefix.of(list(range(1, 4097)))
 WELL = {"ready": True, "speed": EngineSpeed(10_000.0), "prompt_tokens_waiting": 0.0, "room": 1e6}
@@ -245,3 +251,38 @@ def test_what_could_not_be_a_header_is_no_hand_over(body: bytes) -> None:
 )
 def test_an_engine_that_says_nothing_usable_of_transfers_moves_no_states(body: bytes) -> None:
     assert transfer_report(body) is None
+
+
+def document(value: dict[str, object]) -> bytes:
+    """Return a whole answer with this JSON."""
+    body = json.dumps(value).encode()
+    return b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+
+
+async def test_a_request_over_two_engines_is_one_trace_and_says_so_in_its_log_line(
+    harness: Callable[..., Any],
+) -> None:
+    place = {"address": "127.0.0.1:7001", "incarnation": "p"}
+    exported = document({"handover": {**place, "export": "x", "depth": 4080, "lease_seconds": 30}})
+    async with RawEngine(says(exported)) as prefill, RawEngine(says(OK)) as decode:
+        relayed, kept = harness(), KeptSpans()
+        relayed.engines(prefill.url, decode.url)
+        for engine, role in ((prefill, "prefill"), (decode, "decode")):
+            relayed.pool.report(engine.url, ProbeReport(ready=True, transfer=moves(role, role)))
+        tracing = tracing_to(kept)
+        trace = tracing.begin("POST /v1/completions", {}, at=1.0)
+        request = UpstreamRequest("/v1/completions", "", [], b"{}", prompt=PROMPT, trace=trace)
+        await relayed.run(request)
+        tracing.end(trace)
+    [first], [second] = kept.named("gateway.prefill"), kept.named("gateway.attempt")
+    for engine, span in ((prefill, first), (decode, second)):
+        [(head, _)] = engine.requests
+        context = span.context
+        assert f"traceparent: 00-{context.trace_id:032x}-{context.span_id:016x}-01".encode() in head
+        assert span.attributes
+        assert span.attributes["mambaserve.endpoint"] == engine.url.removeprefix("http://")
+    assert first.attributes
+    assert first.attributes["mambaserve.tokens.to"] == 4080
+    assert request.log_fields["prefill"] == prefill.url.removeprefix("http://")
+    assert request.log_fields["handed_over"] == 4080
+    assert request.log_fields["prefill_seconds"] >= 0
