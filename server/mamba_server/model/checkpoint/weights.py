@@ -83,6 +83,10 @@ class Weights:
         self.nbytes = sum(entry.nbytes for entry in self._entries.values())
         self._bytes_read = 0
 
+    def has(self, name: str) -> bool:
+        """Return whether the files hold the tensor `name`."""
+        return name in self._entries
+
     def take(
         self, name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
     ) -> torch.Tensor:
