@@ -255,7 +255,12 @@ def random_qwen3_5(directory: Path, **more: Any) -> Path:
 
 
 def random_multimodal_qwen3_5(
-    directory: Path, *, seed: int = 0, stacked_experts: bool = False, **overrides: Any
+    directory: Path,
+    *,
+    seed: int = 0,
+    shard: str = "5GB",
+    stacked_experts: bool = False,
+    **overrides: Any,
 ) -> Path:
     """Write a random Qwen3.5 as it is published: a text model with a vision tower and heads for drafts.
 
@@ -273,8 +278,8 @@ def random_multimodal_qwen3_5(
     )
     model = AutoModelForImageTextToText.from_config(config)
     randomize(model, seed, zero_centered=True)
-    model.save_pretrained(directory, save_original_format=not stacked_experts)
-    file = directory / "model.safetensors"
+    model.save_pretrained(directory, save_original_format=not stacked_experts, max_shard_size=shard)
+    file = max(directory.glob("*.safetensors"))
     drafts = {"mtp.fc.weight": torch.ones(48, 96), "mtp.layers.0.input_layernorm.weight": torch.ones(48)}
     save_file({**load_file(file), **drafts}, file, metadata={"format": "pt"})
     write_tokenizer(directory)

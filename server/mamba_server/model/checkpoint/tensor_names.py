@@ -6,6 +6,7 @@ The names do not have the prefix that `Weights` removes.
 from dataclasses import dataclass, replace
 
 from mamba_planner.model_config import LayerKind
+from mamba_server.model.checkpoint.weight_files import DRAFT_HEADS
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +91,7 @@ _QWEN = TensorNames(
         stacked=("mlp.experts.gate_up_proj", "mlp.experts.down_proj"),
     ),
     norm_offset=1.0,
-    unused=("mtp.",),
+    unused=(DRAFT_HEADS,),
 )
 
 NAMES: dict[str, TensorNames] = {
@@ -108,7 +109,7 @@ NAMES: dict[str, TensorNames] = {
         embedding="embeddings.weight",
         norm="norm_f.weight",
         blocks={"mamba": _ONE_MIXER, "attention": _ONE_MIXER, "mlp": _ONE_MIXER, "moe": _ONE_MIXER},
-        unused=("mtp.",),
+        unused=(DRAFT_HEADS,),
         moe=MoeNames(
             router="mixer.gate.weight",
             correction="mixer.gate.e_score_correction_bias",
