@@ -66,7 +66,8 @@ class Weights:
         names = [entry.name for entries in headers.values() for entry in entries]
         multimodal = is_multimodal(names)
         if multimodal and (parts := other_parts(names)):
-            log.info("only the text model of the checkpoint is loaded, without %s", ", ".join(parts))
+            # An engine writes nothing below a warning.
+            log.warning("only the text model of the checkpoint is loaded, without %s", ", ".join(parts))
         for path, entries in headers.items():
             for entry in entries:
                 # Of a multimodal checkpoint only the text model is served.
