@@ -54,7 +54,8 @@ def _check(fields: Fields, *, sparse: bool) -> None:
     """
     if not fields.flag("attn_output_gate", default=True):
         raise fields.wrong("attn_output_gate", "false is not supported: attention of this family has a gate")
-    if (gate := fields.word("output_gate_type", default="silu")) not in _SILU:
+    gate = fields.word("output_gate_type", default="silu")
+    if gate not in _SILU:
         raise fields.wrong("output_gate_type", f"{gate!r} is not supported; supported: {', '.join(_SILU)}")
     if not sparse:
         return
