@@ -15,6 +15,10 @@ class RandomWeights:
     def __init__(self, seed: int = 0) -> None:
         self._seed = seed
 
+    def has(self, name: str) -> bool:
+        """Return False: of several forms of a model, the one with most tensors is drawn."""
+        return False
+
     def take(
         self, name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
     ) -> torch.Tensor:

@@ -164,7 +164,7 @@ class ModelConfig:
     """
 
     family: str
-    """Name of the family: nemotron_h, bamba, granitemoehybrid, falcon_h1, mamba2 or qwen3_next."""
+    """Name of the family: nemotron_h, bamba, granitemoehybrid, falcon_h1, mamba2, qwen3_next or qwen3_5."""
     architecture: str
     hidden_size: int
     vocab_size: int
@@ -188,7 +188,8 @@ class ModelConfig:
     checkpoint_layers: tuple[int, ...] = ()
     """Checkpoint layer of each entry of `layers` (same length); empty = one to one."""
     state_dtype_hint: str | None = None
-    """Type the checkpoint requires for its SSM state, if it names one (`mamba_ssm_cache_dtype`)."""
+    """Type the checkpoint requires for its SSM state, if it names one (`mamba_ssm_cache_dtype`, Qwen3.5
+    `mamba_ssm_dtype`)."""
     quantized: str | None = None
     """Quantization method of the stored weights; None = plain numbers, or FP8 with scales."""
 

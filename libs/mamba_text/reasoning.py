@@ -26,7 +26,7 @@ class ReasoningFormat:
 
 
 THINK = ReasoningFormat("<think>", "</think>")
-"""Format of Nemotron Nano v2, Nemotron 3, Qwen3-Next and Falcon-H1R."""
+"""Format of Nemotron Nano v2, Nemotron 3, Qwen3-Next, Qwen3.5 and later, and Falcon-H1R."""
 
 
 def reasoning_format_of(template: str) -> ReasoningFormat | None:

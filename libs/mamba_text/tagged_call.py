@@ -1,4 +1,4 @@
-"""A call whose arguments are text in tags, as Nemotron 3 and Qwen's coders write it. Pure.
+"""A call whose arguments are text in tags, as Nemotron 3, Qwen3.5 and Qwen's coders write it. Pure.
 
     <function=NAME>
     <parameter=KEY>

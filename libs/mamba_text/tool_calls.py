@@ -48,7 +48,7 @@ GRANITE = ToolCallFormat("<|tool_call|>", "", listed=True)
 HERMES = ToolCallFormat("<tool_call>", "</tool_call>")
 """Format of Hermes, Qwen and Granite 4."""
 TAGGED = ToolCallFormat("<tool_call>", "</tool_call>", tagged=True)
-"""Format of Nemotron 3 and Qwen's coders."""
+"""Format of Nemotron 3, Qwen3.5 and later, and Qwen's coders."""
 
 
 def format_of(template: str) -> ToolCallFormat | None:

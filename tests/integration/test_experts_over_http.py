@@ -14,7 +14,12 @@ import torch
 
 from eventually import wait_until
 from servers import Server
-from testmodels.checkpoints import random_granite, random_nemotron_h, random_qwen3_next
+from testmodels.checkpoints import (
+    random_granite,
+    random_multimodal_qwen3_5,
+    random_nemotron_h,
+    random_qwen3_next,
+)
 from testmodels.published_limits import follow_published_limits
 
 TOLERANCE = 1e-4
@@ -33,6 +38,7 @@ MODELS = {
     "granite": (random_granite, {"num_local_experts": 8, "num_experts_per_tok": 3}, "ExtraBufferLazy"),
     "nemotron-3": (random_nemotron_h, NEMOTRON_3, "NoBuffer"),
     "qwen3-next": (random_qwen3_next, {}, "ExtraBuffer"),
+    "qwen3.5": (random_multimodal_qwen3_5, {"num_experts": 8, "stacked_experts": True}, "ExtraBuffer"),
 }
 
 

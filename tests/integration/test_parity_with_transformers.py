@@ -16,7 +16,9 @@ from testmodels.checkpoints import (
     random_falcon_h1,
     random_granite,
     random_mamba2,
+    random_multimodal_qwen3_5,
     random_nemotron_h,
+    random_qwen3_5,
     random_qwen3_next,
 )
 from testmodels.published_limits import follow_published_limits
@@ -59,6 +61,8 @@ OTHERS: dict[str, tuple[Callable[..., Path], dict[str, Any]]] = {
     "bamba": (random_bamba, {}),
     "falcon-h1": (random_falcon_h1, {}),
     "qwen3-next": (random_qwen3_next, {}),
+    "qwen3.5": (random_qwen3_5, {}),
+    "qwen3.5-experts": (random_multimodal_qwen3_5, {"num_experts": 8, "stacked_experts": True}),
 }
 
 

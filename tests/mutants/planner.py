@@ -83,4 +83,12 @@ MUTANTS = (
         new="running",
         tests=("tests/unit/planner/test_pool_plan.py",),
     ),
+    Mutant(
+        name="an output gate that the published code does not have is ignored",
+        keeps="A field that asks for a computation which the family does not have is refused by its name.",
+        where="mamba_planner.families.qwen3_5:_check",
+        old="gate not in _SILU",
+        new="False",
+        tests=("tests/unit/planner/test_hostile_configs.py",),
+    ),
 )

@@ -1,14 +1,24 @@
-"""Qwen3-Next: gated delta rule layers with full attention every few layers, sparse feed-forward."""
+"""Qwen3-Next: gated delta rule layers with full attention every few layers, sparse feed-forward.
+
+The registry calls `model_config`; the adapter of Qwen3.5 calls the functions that read one part each.
+"""
 
 from mamba_planner.families import blocks
 from mamba_planner.families.fields import Fields
-from mamba_planner.model_config import GatedDeltaConfig, LayerKind, MlpConfig, ModelConfig, MoeConfig
+from mamba_planner.model_config import (
+    AttentionConfig,
+    GatedDeltaConfig,
+    LayerKind,
+    MlpConfig,
+    ModelConfig,
+    MoeConfig,
+)
 
 
 def model_config(fields: Fields, architecture: str) -> ModelConfig:
-    mixers = _mixers(fields)
-    feed_forward = _feed_forward(fields, len(mixers))
-    layers, owners = blocks.with_feed_forward(mixers, feed_forward)
+    kinds = mixers(fields)
+    feed_forward = _feed_forward(fields, len(kinds))
+    layers, owners = blocks.with_feed_forward(kinds, feed_forward)
     activation = fields.word("hidden_act", default="silu")
     eps = fields.number("rms_norm_eps", default=1e-6)
     return ModelConfig(
@@ -19,28 +29,14 @@ def model_config(fields: Fields, architecture: str) -> ModelConfig:
         layers=layers,
         checkpoint_layers=owners,
         mamba=None,
-        gated_delta=_gated_delta(fields, eps, activation) if "gated_delta" in mixers else None,
-        attention=(
-            blocks.attention(
-                fields,
-                kv_heads=2,
-                head_dim=256,
-                output_gate=True,
-                qk_norm=True,
-                rope_theta=blocks.rope_theta(fields),
-                rotary_fraction=blocks.rotary_fraction(
-                    fields, default=fields.number("partial_rotary_factor", default=0.25)
-                ),
-            )
-            if "attention" in mixers
-            else None
-        ),
+        gated_delta=gated_delta(fields, eps, activation) if "gated_delta" in kinds else None,
+        attention=attention(fields, kv_heads=2) if "attention" in kinds else None,
         mlp=(
             MlpConfig(fields.integer("intermediate_size"), activation, gated=True, bias=False)
             if "mlp" in feed_forward
             else None
         ),
-        moe=_moe(fields, activation) if "moe" in feed_forward else None,
+        moe=moe(fields, activation) if "moe" in feed_forward else None,
         norm_eps=eps,
         tie_embeddings=fields.flag("tie_word_embeddings", default=False),
         residual_in_fp32=False,
@@ -49,7 +45,23 @@ def model_config(fields: Fields, architecture: str) -> ModelConfig:
     )
 
 
-def _gated_delta(fields: Fields, eps: float, activation: str) -> GatedDeltaConfig:
+def attention(fields: Fields, *, kv_heads: int) -> AttentionConfig:
+    """Read gated attention with head norms, a part of each head rotated; `kv_heads`: the default."""
+    return blocks.attention(
+        fields,
+        kv_heads=kv_heads,
+        head_dim=256,
+        output_gate=True,
+        qk_norm=True,
+        rope_theta=blocks.rope_theta(fields),
+        rotary_fraction=blocks.rotary_fraction(
+            fields, default=fields.number("partial_rotary_factor", default=0.25)
+        ),
+    )
+
+
+def gated_delta(fields: Fields, eps: float, activation: str) -> GatedDeltaConfig:
+    """Read the mixers of the gated delta rule. Raises `WrongField` for heads that cannot be grouped."""
     value_heads = fields.integer("linear_num_value_heads")
     key_heads = fields.integer("linear_num_key_heads")
     if value_heads % key_heads:
@@ -65,8 +77,9 @@ def _gated_delta(fields: Fields, eps: float, activation: str) -> GatedDeltaConfi
     )
 
 
-def _moe(fields: Fields, activation: str) -> MoeConfig:
-    moe = MoeConfig(
+def moe(fields: Fields, activation: str) -> MoeConfig:
+    """Read experts behind a softmax, and one for all tokens with a gate of its own."""
+    experts = MoeConfig(
         experts=fields.integer("num_experts"),
         experts_per_token=fields.integer("num_experts_per_tok"),
         intermediate=fields.integer("moe_intermediate_size"),
@@ -78,10 +91,11 @@ def _moe(fields: Fields, activation: str) -> MoeConfig:
         normalize=fields.flag("norm_topk_prob", default=True),
         shared_gate=True,
     )
-    return blocks.check_experts(fields, moe)
+    return blocks.check_experts(fields, experts)
 
 
-def _mixers(fields: Fields) -> list[LayerKind]:
+def mixers(fields: Fields) -> list[LayerKind]:
+    """Read the mixer of each layer from the list of layers, or else from the interval of attention."""
     values = fields.items("layer_types")
     if values is None:
         count = fields.layer_count("num_hidden_layers")

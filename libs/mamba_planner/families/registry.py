@@ -19,6 +19,7 @@ from mamba_planner.families import (
     granitemoehybrid,
     mamba2,
     nemotron_h,
+    qwen3_5,
     qwen3_next,
 )
 from mamba_planner.families.blocks import QUANTIZATION
@@ -32,7 +33,10 @@ FAMILIES: dict[str, tuple[str, Callable[[Fields, str], ModelConfig]]] = {
     "falcon_h1": ("FalconH1ForCausalLM", falcon_h1.model_config),
     "mamba2": ("Mamba2ForCausalLM", mamba2.model_config),
     "qwen3_next": ("Qwen3NextForCausalLM", qwen3_next.model_config),
+    "qwen3_5_text": ("Qwen3_5ForCausalLM", qwen3_5.model_config),
+    "qwen3_5_moe_text": (qwen3_5.MOE, qwen3_5.model_config),
 }
+"""Architectures and adapters by `model_type`. Multimodal models are read through their `text_config`."""
 _INHERITED_FIELDS = ("dtype", "torch_dtype", "tie_word_embeddings", *QUANTIZATION)
 """Fields that a multimodal configuration has outside of its `text_config`."""
 
@@ -43,8 +47,8 @@ def model_config_from_hf(config: Mapping[str, Any], source: str = "config.json")
     A multimodal configuration is read through its `text_config`. `source` opens every message. Raises the
     errors of `mamba_planner.errors` below `ModelConfigError`.
     """
-    family = _family(config)
-    if family is None and isinstance(nested := config.get("text_config"), Mapping):
+    family, nested = _family(config), config.get("text_config")
+    if isinstance(nested, Mapping) and (family is None or _family(nested) is not None):
         inherited = {key: config[key] for key in _INHERITED_FIELDS if key in config}
         config, source = {**inherited, **nested}, f"{source}: text_config"
         family = _family(config)
@@ -92,7 +96,7 @@ def _family(config: Mapping[str, Any]) -> str | None:
     return None
 
 
-FAMILIES_SERVED = ("bamba", "falcon_h1", "granitemoehybrid", "mamba2", "nemotron_h", "qwen3_next")
+FAMILIES_SERVED = ("bamba", "falcon_h1", "granitemoehybrid", "mamba2", "nemotron_h", "qwen3_5", "qwen3_next")
 ACTIVATIONS_SERVED = ("relu2", "relu", "silu", "swish", "gelu", "gelu_pytorch_tanh", "gelu_new")
 CONVOLUTION_ACTIVATIONS_SERVED = ("silu", "swish")
 """Two names of one function."""

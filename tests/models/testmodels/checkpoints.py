@@ -94,6 +94,51 @@ SMALL_QWEN3_NEXT: dict[str, Any] = {
     "bos_token_id": 257,
     "eos_token_id": 258,
 }
+SMALL_QWEN3_5: dict[str, Any] = {
+    "model_type": "qwen3_5_text",
+    "vocab_size": VOCAB,
+    "hidden_size": 48,
+    "num_hidden_layers": 4,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention", "full_attention"],
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 10_000.0,
+        "partial_rotary_factor": 0.5,
+        "mrope_interleaved": True,
+        "mrope_section": [3, 3, 2],
+    },
+    "intermediate_size": 80,
+    "linear_num_value_heads": 6,
+    "linear_num_key_heads": 2,
+    "linear_value_head_dim": 12,
+    "linear_key_head_dim": 16,
+    "linear_conv_kernel_dim": 4,
+    "tie_word_embeddings": False,
+    "max_position_embeddings": 2048,
+    "pad_token_id": 256,
+    "bos_token_id": 257,
+    "eos_token_id": 258,
+}
+SMALL_QWEN3_5_MOE: dict[str, Any] = {
+    **{name: value for name, value in SMALL_QWEN3_5.items() if name != "intermediate_size"},
+    "model_type": "qwen3_5_moe_text",
+    "num_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 24,
+    "shared_expert_intermediate_size": 40,
+}
+SMALL_VISION: dict[str, Any] = {
+    "depth": 1,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_heads": 2,
+    "patch_size": 4,
+    "num_position_embeddings": 16,
+}
+"""Vision tower of a small multimodal Qwen3.5."""
 SMALL_FALCON_H1: dict[str, Any] = {
     "model_type": "falcon_h1",
     "vocab_size": VOCAB,
@@ -175,7 +220,7 @@ def random_checkpoint(
 
     config = AutoConfig.for_model(**{**fields, **overrides})
     model = AutoModelForCausalLM.from_config(config)
-    randomize(model, seed, zero_centered=config.model_type == "qwen3_next")
+    randomize(model, seed, zero_centered=config.model_type.startswith("qwen3_"))
     directory.mkdir(parents=True, exist_ok=True)
     tensors = model.to(dtype).state_dict()
     if config.tie_word_embeddings:
@@ -202,6 +247,43 @@ def random_falcon_h1(directory: Path, **more: Any) -> Path:
 def random_qwen3_next(directory: Path, **more: Any) -> Path:
     """Write a random Qwen3-Next model, whose recurrence is the gated delta rule."""
     return random_checkpoint(SMALL_QWEN3_NEXT, directory, **more)
+
+
+def random_qwen3_5(directory: Path, **more: Any) -> Path:
+    """Write a random text model of Qwen3.5; with `num_experts`, one whose layers have experts."""
+    return random_checkpoint(SMALL_QWEN3_5_MOE if "num_experts" in more else SMALL_QWEN3_5, directory, **more)
+
+
+def random_multimodal_qwen3_5(
+    directory: Path,
+    *,
+    seed: int = 0,
+    shard: str = "5GB",
+    stacked_experts: bool = False,
+    **overrides: Any,
+) -> Path:
+    """Write a random Qwen3.5 as it is published: a text model with a vision tower and heads for drafts.
+
+    With `num_experts`, its layers have experts, one tensor for all of them with `stacked_experts`.
+    """
+    from safetensors.torch import load_file, save_file
+    from transformers import AutoConfig, AutoModelForImageTextToText
+
+    text = {**(SMALL_QWEN3_5_MOE if "num_experts" in overrides else SMALL_QWEN3_5), **overrides}
+    config = AutoConfig.for_model(
+        text["model_type"].removesuffix("_text"),
+        text_config=text,
+        vision_config={**SMALL_VISION, "out_hidden_size": text["hidden_size"]},
+        tie_word_embeddings=text["tie_word_embeddings"],
+    )
+    model = AutoModelForImageTextToText.from_config(config)
+    randomize(model, seed, zero_centered=True)
+    model.save_pretrained(directory, save_original_format=not stacked_experts, max_shard_size=shard)
+    file = max(directory.glob("*.safetensors"))
+    drafts = {"mtp.fc.weight": torch.ones(48, 96), "mtp.layers.0.input_layernorm.weight": torch.ones(48)}
+    save_file({**load_file(file), **drafts}, file, metadata={"format": "pt"})
+    write_tokenizer(directory)
+    return directory
 
 
 def random_bamba(directory: Path, **more: Any) -> Path:

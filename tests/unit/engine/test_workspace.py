@@ -50,6 +50,9 @@ CONFIG = {
 class AnyWeights:
     """Weights without files."""
 
+    def has(self, name: str) -> bool:
+        return False
+
     def take(
         self, name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
     ) -> torch.Tensor:

@@ -20,7 +20,9 @@ from testmodels.checkpoints import (
     random_falcon_h1,
     random_granite,
     random_mamba2,
+    random_multimodal_qwen3_5,
     random_nemotron_h,
+    random_qwen3_5,
     random_qwen3_next,
 )
 from testmodels.published_limits import follow_published_limits
@@ -154,12 +156,31 @@ QWEN3_NEXT: dict[str, dict[str, Any]] = {
         "seed": 16,
     },
 }
+QWEN3_5: dict[str, tuple[Write, dict[str, Any]]] = {
+    "Qwen3.5, three value heads for each key head": (random_qwen3_5, {"seed": 17}),
+    "Qwen3.5, tied, a vision tower, biases": (
+        random_multimodal_qwen3_5,
+        {
+            "linear_num_value_heads": 3,
+            "linear_num_key_heads": 3,
+            "tie_word_embeddings": True,
+            "attention_bias": True,
+            "seed": 18,
+        },
+    ),
+    "Qwen3.5, one tensor for all experts": (
+        random_multimodal_qwen3_5,
+        {"num_experts": 8, "linear_num_value_heads": 4, "stacked_experts": True, "seed": 19},
+    ),
+    "Qwen3.5, tensors for each expert": (random_qwen3_5, {"num_experts": 8, "seed": 20}),
+}
 FAMILIES: dict[str, tuple[Write, dict[str, Any]]] = {
     **{name: (random_nemotron_h, fields) for name, fields in CHECKPOINTS.items()},
     **{name: (random_granite, fields) for name, fields in GRANITE.items()},
     **{name: (random_bamba, fields) for name, fields in BAMBA.items()},
     **{name: (random_falcon_h1, fields) for name, fields in FALCON_H1.items()},
     **{name: (random_qwen3_next, fields) for name, fields in QWEN3_NEXT.items()},
+    **QWEN3_5,
     **{name: (random_mamba2, fields) for name, fields in MAMBA2.items()},
 }
 

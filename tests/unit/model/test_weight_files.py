@@ -48,6 +48,22 @@ def index(directory: Path, **files: str) -> None:
     (directory / INDEX).write_text(json.dumps({"weight_map": files}))
 
 
+def test_heads_that_foresee_tokens_take_no_memory(tmp_path: Path) -> None:
+    tensors(tmp_path / FILE, **{"model.norm.weight": 8, "mtp.fc.weight": 40})
+    assert weights_size(tmp_path) == WeightsSize(32, 8, 0)
+
+
+def test_the_log_names_the_parts_of_a_multimodal_checkpoint_that_are_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    text = {"model.language_model.norm.weight": 8, "lm_head.weight": 8}
+    tensors(tmp_path / FILE, **text, **{"model.visual.blocks.0.bias": 4, "mtp.fc.weight": 40})
+    Weights(tmp_path)
+    (line,) = caplog.messages
+    assert "mtp, visual" in line
+    assert weights_size(tmp_path) == WeightsSize(64, 16, 0)
+
+
 def test_matrices_of_all_experts_are_matrices_and_a_convolution_is_none(tmp_path: Path) -> None:
     header, offset = {}, 0
     for name, shape in {"up": [6, 5], "experts": [4, 6, 5], "conv1d": [8, 1, 4], "bias": [6]}.items():

@@ -19,6 +19,13 @@ transformers = pytest.importorskip("transformers")
 CONFIGS = Path(__file__).parents[2] / "golden" / "configs"
 PUBLISHED = sorted(path.stem for path in CONFIGS.glob("*.json"))
 
+QWEN3_5: dict[str, Any] = {
+    "vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 8,
+    "num_key_value_heads": 2, "head_dim": 8, "intermediate_size": 48, "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8, "linear_num_key_heads": 2, "linear_num_value_heads": 6,
+}  # fmt: skip
+TEXT = {"Qwen3_5": "Qwen3_5Text", "Qwen3_5Moe": "Qwen3_5MoeText"}
+"""Names of the configurations of text models, if they differ from those of the models."""
 SMALL: dict[str, dict[str, Any]] = {
     "NemotronH": {
         "vocab_size": 96, "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -55,6 +62,12 @@ SMALL: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 2,
         "mlp_only_layers": [1],
     },
+    "Qwen3_5": QWEN3_5,
+    "Qwen3_5Moe": {
+        **{name: value for name, value in QWEN3_5.items() if name != "intermediate_size"},
+        "moe_intermediate_size": 20, "shared_expert_intermediate_size": 24, "num_experts": 4,
+        "num_experts_per_tok": 2,
+    },
 }  # fmt: skip
 
 
@@ -64,7 +77,7 @@ def published(name: str) -> dict[str, Any]:
 
 def saved(name: str) -> tuple[Any, dict[str, Any]]:
     """Return the transformers configuration and the config.json that it would write."""
-    config = getattr(transformers, f"{name}Config")(**SMALL[name])
+    config = getattr(transformers, f"{TEXT.get(name, name)}Config")(**SMALL[name])
     written = json.loads(config.to_json_string(use_diff=True))
     return config, {**written, "architectures": [f"{name}ForCausalLM"]}
 
@@ -97,7 +110,8 @@ def of_transformers(config: dict[str, Any]) -> ModelConfig:
         {**json.loads(filled.to_json_string(use_diff=False)), "model_type": filled.model_type}
     )
     # A hint is what a checkpoint asks for, not what a class assumes.
-    return read if "mamba_ssm_cache_dtype" in config else replace(read, state_dtype_hint=None)
+    asked = {"mamba_ssm_cache_dtype", "mamba_ssm_dtype"} & {*config, *config.get("text_config", {})}
+    return read if asked else replace(read, state_dtype_hint=None)
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

@@ -18,7 +18,7 @@ from mamba_planner.model_config import ModelConfig
 
 CONFIGS = Path(__file__).parents[2] / "golden" / "configs"
 NAMES = ("nemotron-3-nano-30b-a3b", "nemotron-nano-9b-v2", "granite-4.0-h-small", "falcon-h1-7b", "bamba-9b",
-         "mamba2-2.7b", "qwen3-next-80b-a3b")  # fmt: skip
+         "mamba2-2.7b", "qwen3-next-80b-a3b", "qwen3.6-27b", "qwen3.6-35b-a3b")  # fmt: skip
 
 
 @cache
@@ -30,8 +30,17 @@ def published(name: str, **changes: Any) -> dict[str, Any]:
     return {**json.loads(text(name)), **changes}
 
 
+def text_model(name: str) -> dict[str, Any]:
+    """Return the published configuration, of a multimodal model that of its text model."""
+    config = published(name)
+    if "text_config" not in config:
+        return config
+    (whole,) = config["architectures"]
+    return {**config["text_config"], "architectures": [whole.replace("ConditionalGeneration", "CausalLM")]}
+
+
 def fields_of(name: str) -> list[str]:
-    return sorted(json.loads(text(name)))
+    return sorted(text_model(name))
 
 
 scalars = st.one_of(
@@ -51,7 +60,7 @@ values = st.recursive(
 )
 changed = st.sampled_from(NAMES).flatmap(
     lambda name: st.builds(
-        lambda changes: published(name, **changes),
+        lambda changes: {**text_model(name), **changes},
         st.dictionaries(st.sampled_from(fields_of(name)), values, min_size=1, max_size=3),
     )
 )
@@ -91,7 +100,7 @@ def sound(found: ModelConfig) -> None:
 def test_a_configuration_with_any_field_left_out_is_read_or_refused_by_name(name: str) -> None:
     missed = []
     for gone in fields_of(name):
-        config = published(name)
+        config = text_model(name)
         del config[gone]
         found, refused = read(config)
         if refused is None:
@@ -217,11 +226,19 @@ def test_a_directory_in_the_place_of_the_file_is_named(tmp_path: Path) -> None:
         ("granite-4.0-h-small", {"num_experts_per_tok": 73}, "num_experts_per_tok"),
         ("qwen3-next-80b-a3b", {"partial_rotary_factor": 1.5}, "partial_rotary_factor"),
         ("qwen3-next-80b-a3b", {"partial_rotary_factor": -0.5}, "partial_rotary_factor"),
+        ("qwen3.5-0.8b", {"attn_output_gate": False}, "attn_output_gate"),
+        ("qwen3.5-0.8b", {"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, "rope_parameters"),
+        ("qwen3.6-27b", {"output_gate_type": "sigmoid"}, "output_gate_type"),
+        ("qwen3.6-27b", {"linear_num_key_heads": 5}, "linear_num_key_heads"),
+        ("qwen3.6-35b-a3b", {"norm_topk_prob": False}, "norm_topk_prob"),
+        ("qwen3.6-35b-a3b", {"mlp_only_layers": [0]}, "mlp_only_layers"),
+        ("qwen3.6-35b-a3b", {"decoder_sparse_step": 2}, "decoder_sparse_step"),
+        ("qwen3.6-35b-a3b", {"num_experts_per_tok": 257}, "num_experts_per_tok"),
     ],
 )
-def test_experts_and_rotary_shares_that_no_kernel_can_serve_are_refused_by_their_field(
+def test_a_computation_that_no_kernel_does_is_refused_by_its_field(
     name: str, changes: dict[str, Any], field: str
 ) -> None:
     with pytest.raises(WrongField) as caught:
-        model_config_from_hf(published(name, **changes))
+        model_config_from_hf({**text_model(name), **changes})
     assert caught.value.field == field

@@ -61,6 +61,25 @@ def test_the_nested_text_configuration_of_a_multimodal_model_is_used() -> None:
     assert model_config_from_hf(outer) == model_config_from_hf(published("nemotron-nano-9b-v2"))
 
 
+def test_a_multimodal_model_that_names_the_architecture_of_its_text_model_is_read_through_it() -> None:
+    whole = published("qwen3.6-35b-a3b")
+    renamed = {**whole, "architectures": ["Qwen3_5MoeForCausalLM"]}
+    assert model_config_from_hf(renamed) == model_config_from_hf(whole)
+
+
+@pytest.mark.parametrize("name", ["qwen3.5-0.8b", "qwen3.6-27b", "qwen3.6-35b-a3b"])
+def test_the_text_model_alone_is_that_of_the_multimodal_model(name: str) -> None:
+    whole = published(name)
+    (architecture,) = whole["architectures"]
+    text = {
+        **whole["text_config"],
+        "architectures": [architecture.replace("ConditionalGeneration", "CausalLM")],
+    }
+    assert model_config_from_hf(text) == model_config_from_hf(whole)
+    # Text models were also saved with the type of the whole.
+    assert model_config_from_hf({**text, "model_type": whole["model_type"]}) == model_config_from_hf(whole)
+
+
 def test_the_architecture_decides_when_the_model_type_is_absent() -> None:
     config = published("falcon-h1-7b")
     del config["model_type"]

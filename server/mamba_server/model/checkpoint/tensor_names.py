@@ -3,9 +3,10 @@
 The names do not have the prefix that `Weights` removes.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mamba_planner.model_config import LayerKind
+from mamba_server.model.checkpoint.weight_files import DRAFT_HEADS
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,9 @@ class MoeNames:
     shared_down: str
     shared_gate: str = ""
     """Name of the weight of the shared expert's gate; "" = the shared expert has the weight 1."""
+    stacked: tuple[str, str] | None = None
+    """Names of the first and the last projection in checkpoints with one tensor for all experts; None = the
+    family has no such checkpoints besides those that `gate_up` and `down` name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +61,9 @@ class TensorNames:
     down_proj: str = "down_proj"
     moe: MoeNames | None = None
     parallel: ParallelNames | None = None
+    delta_apart: bool = False
+    """Whether the input projections of a delta mixer are four matrices (q | k | v, z, b, a); otherwise they
+    are two, whose rows are grouped by key head."""
     norm_offset: float = 0.0
     """Offset that is added to the weights of norms, except those after a mixer's gate."""
     unused: tuple[str, ...] = ()
@@ -64,6 +71,28 @@ class TensorNames:
 
 
 _ONE_MIXER = BlockNames("norm.weight", "mixer")
+_QWEN = TensorNames(
+    embedding="embed_tokens.weight",
+    norm="norm.weight",
+    blocks={
+        "gated_delta": BlockNames("input_layernorm.weight", "linear_attn"),
+        "attention": BlockNames("input_layernorm.weight", "self_attn"),
+        "mlp": BlockNames("post_attention_layernorm.weight", "mlp"),
+        "moe": BlockNames("post_attention_layernorm.weight", "mlp"),
+    },
+    moe=MoeNames(
+        router="mlp.gate.weight",
+        correction="",
+        gate_up=("mlp.experts.{expert}.gate_proj.weight", "mlp.experts.{expert}.up_proj.weight"),
+        down="mlp.experts.{expert}.down_proj.weight",
+        shared_gate_up=("mlp.shared_expert.gate_proj.weight", "mlp.shared_expert.up_proj.weight"),
+        shared_down="mlp.shared_expert.down_proj.weight",
+        shared_gate="mlp.shared_expert_gate.weight",
+        stacked=("mlp.experts.gate_up_proj", "mlp.experts.down_proj"),
+    ),
+    norm_offset=1.0,
+    unused=(DRAFT_HEADS,),
+)
 
 NAMES: dict[str, TensorNames] = {
     "bamba": TensorNames(
@@ -80,7 +109,7 @@ NAMES: dict[str, TensorNames] = {
         embedding="embeddings.weight",
         norm="norm_f.weight",
         blocks={"mamba": _ONE_MIXER, "attention": _ONE_MIXER, "mlp": _ONE_MIXER, "moe": _ONE_MIXER},
-        unused=("mtp.",),
+        unused=(DRAFT_HEADS,),
         moe=MoeNames(
             router="mixer.gate.weight",
             correction="mixer.gate.e_score_correction_bias",
@@ -119,26 +148,7 @@ NAMES: dict[str, TensorNames] = {
         gate_up_proj="input_linear",
         down_proj="output_linear",
     ),
-    "qwen3_next": TensorNames(
-        embedding="embed_tokens.weight",
-        norm="norm.weight",
-        blocks={
-            "gated_delta": BlockNames("input_layernorm.weight", "linear_attn"),
-            "attention": BlockNames("input_layernorm.weight", "self_attn"),
-            "mlp": BlockNames("post_attention_layernorm.weight", "mlp"),
-            "moe": BlockNames("post_attention_layernorm.weight", "mlp"),
-        },
-        moe=MoeNames(
-            router="mlp.gate.weight",
-            correction="",
-            gate_up=("mlp.experts.{expert}.gate_proj.weight", "mlp.experts.{expert}.up_proj.weight"),
-            down="mlp.experts.{expert}.down_proj.weight",
-            shared_gate_up=("mlp.shared_expert.gate_proj.weight", "mlp.shared_expert.up_proj.weight"),
-            shared_down="mlp.shared_expert.down_proj.weight",
-            shared_gate="mlp.shared_expert_gate.weight",
-        ),
-        norm_offset=1.0,
-        unused=("mtp.",),
-    ),
+    "qwen3_next": _QWEN,
+    "qwen3_5": replace(_QWEN, delta_apart=True),
 }
 """Names by `ModelConfig.family`."""

@@ -8,6 +8,10 @@ import torch
 class TensorSource(Protocol):
     """Source of a model's tensors, under names without a prefix such as `layers.0.mixer.A_log`."""
 
+    def has(self, name: str) -> bool:
+        """Return whether there is a tensor of that name."""
+        ...
+
     def take(
         self, name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
     ) -> torch.Tensor:

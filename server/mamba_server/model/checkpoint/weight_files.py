@@ -20,6 +20,8 @@ SCALES = ("_scale", "_scale_inv")
 not used."""
 TEXT_PARTS = ("model.language_model.", "language_model.")
 """Prefixes of the text model's tensors in a multimodal checkpoint."""
+DRAFT_HEADS = "mtp."
+"""Prefix of the tensors of heads that predict several tokens, which are not loaded."""
 _HEAD = "lm_head."
 _LARGEST_HEADER = 100 << 20
 
@@ -49,6 +51,12 @@ def text_name(name: str) -> str | None:
         if name.startswith(part):
             return name.removeprefix(part)
     return name if name.startswith(_HEAD) else None
+
+
+def other_parts(names: Iterable[str]) -> list[str]:
+    """Return the prefixes of a multimodal checkpoint's tensors that are not the text model's."""
+    others = (name.removeprefix("model.") for name in names if text_name(name) is None)
+    return sorted({name.partition(".")[0] for name in others})
 
 
 def scale_endings(dtypes: Iterable[str]) -> tuple[str, ...]:
@@ -106,7 +114,9 @@ def _file_size(path: Path, tensors: dict[str, Any], multimodal: bool) -> Weights
     try:
         scales = scale_endings(tensor["dtype"] for tensor in tensors.values())
         for name, tensor in tensors.items():
-            if not name.endswith(scales) and not (multimodal and text_name(name) is None):
+            if multimodal and text_name(name) is None:
+                continue
+            if not name.endswith(scales) and not name.startswith(DRAFT_HEADS):
                 begin, end = tensor["data_offsets"]
                 if not 0 <= begin <= end:
                     raise ValueError(f"{name} reaches from byte {begin} to byte {end}")

@@ -7,6 +7,7 @@ ones, and reading a few bytes of a mapping brings the bytes around them into mem
 """
 
 import json
+import logging
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,11 +25,13 @@ from mamba_server.model.checkpoint.weight_files import (
     INDEX,
     SCALES,
     is_multimodal,
+    other_parts,
     scale_endings,
     shards,
     text_name,
 )
 
+log = logging.getLogger(__name__)
 PREFIXES = ("model.", "backbone.")
 """Prefixes of all names of a checkpoint, which depend on the version of transformers that wrote it."""
 STORED = ("F32", "BF16", "F16", "F64")
@@ -60,7 +63,11 @@ class Weights:
         self._progress = progress
         indexed = shards(directory)
         headers = {path: _header(path) for path in indexed}
-        multimodal = is_multimodal(entry.name for entries in headers.values() for entry in entries)
+        names = [entry.name for entries in headers.values() for entry in entries]
+        multimodal = is_multimodal(names)
+        if multimodal and (parts := other_parts(names)):
+            # An engine writes nothing below a warning.
+            log.warning("only the text model of the checkpoint is loaded, without %s", ", ".join(parts))
         for path, entries in headers.items():
             for entry in entries:
                 # Of a multimodal checkpoint only the text model is served.
@@ -82,6 +89,10 @@ class Weights:
             raise WeightsError(f"{directory}: its *.safetensors files contain no tensor")
         self.nbytes = sum(entry.nbytes for entry in self._entries.values())
         self._bytes_read = 0
+
+    def has(self, name: str) -> bool:
+        """Return whether the files hold the tensor `name`."""
+        return name in self._entries
 
     def take(
         self, name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device

@@ -19,24 +19,29 @@ from mamba_server.model.step_plans import StepPlans
 class GatedDeltaMixer:
     """Weights and forward of one mixer. A and dt_bias are float32, like the states that they act on."""
 
-    def __init__(self, config: GatedDeltaConfig, hidden_size: int, loader: Loader) -> None:
-        """Take the weights of one layer. Raises UnsupportedModel, WeightsError."""
+    def __init__(
+        self, config: GatedDeltaConfig, hidden_size: int, loader: Loader, *, apart: bool = False
+    ) -> None:
+        """Take the weights of one layer. Raises UnsupportedModel, WeightsError.
+
+        `apart`: whether the input projections are four matrices instead of two by key head.
+        """
         if loader.batch_invariant:
             raise UnsupportedModel(
                 "there are no batch-invariant kernels for the gated delta rule of this model: serve without "
                 "--batch-invariant"
             )
         self.config, self.operators = config, loader.operators
-        heads, keys = config.value_heads, config.key_heads * config.key_dim
+        heads = config.value_heads
         values = heads * config.value_dim
-        qkvz = loader.tensor("in_proj_qkvz.weight", 2 * keys + 2 * values, hidden_size)
-        ba = loader.tensor("in_proj_ba.weight", 2 * heads, hidden_size)
-        qkvz_rows, ba_rows = by_kind(config)
-        rows = [qkvz[qkvz_rows], ba[ba_rows]]
-        give_back(qkvz)
-        self.in_proj = loader.product(one_matrix(rows), None)
         self.widths = (config.conv_dim, values, heads, heads)
         """Numbers of outputs: q | k | v, z, b and a."""
+        if apart:
+            names = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
+            widths = dict(zip(names, self.widths, strict=True))
+            self.in_proj = loader.join(widths, hidden_size, bias=False)
+        else:
+            self.in_proj = loader.product(_by_key_head(config, hidden_size, loader), None)
         self.out_proj = loader.linear("out_proj", values, hidden_size, bias=False)
         weight = loader.wide("conv1d.weight", config.conv_dim, 1, config.conv_kernel)
         self.conv_weight = weight[:, 0].t().contiguous()  # [K, C]
@@ -105,6 +110,17 @@ class GatedDeltaMixer:
             A=self.A,
             dt_bias=self.dt_bias,
         )
+
+
+def _by_key_head(config: GatedDeltaConfig, hidden_size: int, loader: Loader) -> torch.Tensor:
+    """Load both input projections, whose rows are grouped by key head, as one matrix in our order."""
+    heads = config.value_heads
+    qkvz = loader.tensor("in_proj_qkvz.weight", config.conv_dim + heads * config.value_dim, hidden_size)
+    ba = loader.tensor("in_proj_ba.weight", 2 * heads, hidden_size)
+    qkvz_rows, ba_rows = by_kind(config)
+    rows = [qkvz[qkvz_rows], ba[ba_rows]]
+    give_back(qkvz)
+    return one_matrix(rows)
 
 
 def by_kind(config: GatedDeltaConfig) -> tuple[torch.Tensor, torch.Tensor]:

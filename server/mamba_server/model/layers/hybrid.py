@@ -292,7 +292,8 @@ class HybridModel:
             return Attention(config.attention, d, inside, config.norm_eps)
         if kind == "gated_delta" and config.gated_delta is not None:
             # The weights of the norm after the recurrence are near one, and have no offset.
-            return GatedDeltaMixer(config.gated_delta, d, replace(inside, norm_offset=0.0))
+            offset_free, apart = replace(inside, norm_offset=0.0), self._names.delta_apart
+            return GatedDeltaMixer(config.gated_delta, d, offset_free, apart=apart)
         if kind == "mamba_attention":
             return self._parallel(layer)
         if kind == "mlp" and config.mlp is not None:

@@ -55,6 +55,10 @@ class Loader:
         here = self.at("layers", index)
         return replace(here, factors=factors, layer=here.prefix)
 
+    def has(self, name: str) -> bool:
+        """Return whether the checkpoint has the tensor `name` below the prefix."""
+        return self.weights.has(self.prefix + name)
+
     def tensor(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
         """Return the tensor `name` below the prefix.
 

@@ -48,8 +48,11 @@ class Moe:
         router = loader.wide(names.router, config.experts, hidden_size)
         gate = loader.wide(names.shared_gate, 1, hidden_size) if names.shared_gate else None
         inner, per_inner = config.intermediate, self.activation.projections
-        gate_up = _of_experts(names.gate_up, (config.experts, per_inner * inner, hidden_size), loader)
-        down = _of_experts([names.down], (config.experts, hidden_size, inner), loader)
+        first, last = names.gate_up, names.down
+        if names.stacked is not None and loader.has(names.stacked[0]):
+            first, last = (names.stacked[0],), names.stacked[1]
+        gate_up = _of_experts(first, (config.experts, per_inner * inner, hidden_size), loader)
+        down = _of_experts([last], (config.experts, hidden_size, inner), loader)
         shared = None
         if width := config.shared_intermediate:
             shared = SharedExpert(
