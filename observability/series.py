@@ -34,6 +34,8 @@ ENGINE_LABELS = {
     "sequences_finished": ("reason",),
     "decode_steps": ("kind",),
     "kernels_left_out": ("operator", "cause"),
+    "transfers": ("direction", "outcome"),
+    "transfer_bytes": ("direction",),
 }
 """Labels of the engine process's own series that have some beside the model."""
 ENGINE_GAUGES = frozenset(
@@ -41,7 +43,8 @@ ENGINE_GAUGES = frozenset(
         "requests_running", "requests_waiting", "checkpoints", "slabs", "slots", "pages", "arena_usage",
         "state_usage", "kv_usage", "prompt_tokens_waiting", "prompt_room_tokens", "prefill_tokens_per_second",
         "prefill_speed_error", "prefill_attention_ratio", "decode_step_seconds", "max_running_requests",
-        "decode_steps", "kernels_left_out",
+        "decode_steps", "kernels_left_out", "transfer_receiving", "transfer_exported", "transfer_quarantined",
+        "transfer_credits",
     }
 )  # fmt: skip
 """Names among the engine process's own series that are gauges."""

@@ -71,12 +71,12 @@ class WatchedArena(Arena):
         self.refused = self.refused_for_shape = 0
 
     def allocate(
-        self, site: AllocationSite, *, live: int = 0, tracking: int = 0, pages: int = 0
+        self, site: AllocationSite, *, live: int = 0, tracking: int = 0, pages: int = 0, writer: int = 0
     ) -> Allocation | None:
-        grant = super().allocate(site, live=live, tracking=tracking, pages=pages)
+        grant = super().allocate(site, live=live, tracking=tracking, pages=pages, writer=writer)
         if grant is None:
             self.refused += 1
-            slots = live + tracking
+            slots = live + tracking + (writer > 0)
             self.refused_for_shape += self.free_pages >= pages + slots * self.pages_per_slab
         return grant
 

@@ -17,3 +17,7 @@ Eviction = Literal["RecomputeCost", "LRU"]
 Quantization = Literal["none", "int8"]
 """How an engine holds and multiplies the matrices of a model: none = in the type of the weights; int8 = one
 byte a weight with a scale for 32 inputs of an output, multiplied by activations quantized in the same way."""
+
+Role = Literal["unified", "prefill", "decode"]
+"""Work of an engine: unified = whole requests; prefill = prompts whose states it hands over; decode = answers
+to prompts that other engines computed."""

@@ -295,6 +295,19 @@ class ModelList(_Answer):
     """The served models."""
 
 
+class TransferStatus(_Answer):
+    """Endpoint of an engine for states that move between engines."""
+
+    address: str
+    """Address of its transfer server."""
+    incarnation: str
+    """Random name of the engine process, which changes with every start."""
+    role: Literal["unified", "prefill", "decode"]
+    """Work that gateways give the engine."""
+    credits: int
+    """Number of states that the engine can take now."""
+
+
 class Readiness(_Answer):
     """Body of `/readyz` and `/health`."""
 
@@ -308,3 +321,5 @@ class Readiness(_Answer):
     """Finished units of the stage."""
     total: int | None = None
     """All units of the stage."""
+    transfer: TransferStatus | None = None
+    """Endpoint for states that move between engines; null where the engine moves none."""

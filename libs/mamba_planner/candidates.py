@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import get_args
 
-from mamba_api.choices import Strategy
+from mamba_api.choices import Role, Strategy
 from mamba_planner.arithmetic import active_parameters, kv_bytes_per_token, slab_bytes, state_bytes
 from mamba_planner.constraints import Constraints, StateDtype, Workload
 from mamba_planner.memory import CPU_ARENA_PART, MOST_RUNNING, MemoryBudget
@@ -95,6 +95,13 @@ CACHED_PER_RUNNING = 2
 CHECKPOINTS_PER_PATH = 1
 """Checkpoints that a cached path needs: the next turn resumes at the last one."""
 
+RUNNING_PER_RECEPTION = 8
+"""Running sequences of a decode engine for each reception: an answer takes many times as long as the state of
+its prompt takes to arrive."""
+EXPORTS_PER_RUNNING = 1
+"""States that wait for their reader on a prefill engine for each prompt that it computes: the previous ones
+are read while the next ones are computed."""
+
 
 @dataclass(frozen=True, slots=True)
 class SlabGeometry:
@@ -118,8 +125,12 @@ class SlabGeometry:
 
     def slabs(self, sequences: int, slots: int, tokens: int) -> int:
         """Return the slabs that `sequences` of `tokens` tokens take with `slots` slots each."""
+        return sequences * slots + self.page_slabs(sequences, tokens)
+
+    def page_slabs(self, sequences: int, tokens: int) -> int:
+        """Return the slabs that the pages of `sequences` of `tokens` tokens take."""
         pages = sequences * self.pages(tokens)
-        return sequences * slots + (-(-pages // self.pages_per_slab) if pages else 0)
+        return -(-pages // self.pages_per_slab) if pages else 0
 
     def most(self, slabs: int, slots: int, tokens: int) -> int:
         """Return the largest number of sequences n with `self.slabs(n, slots, tokens) <= slabs`."""
@@ -128,6 +139,70 @@ class SlabGeometry:
         if not self.page:
             return slabs // slots
         return slabs * self.pages_per_slab // (self.pages(tokens) + slots * self.pages_per_slab)
+
+
+@dataclass(frozen=True, slots=True)
+class RoleDemand:
+    """Memory that an engine with a role and a strategy holds, by the number of its running sequences.
+
+    A unified engine holds what it runs. A decode engine also holds what it receives, and starts a reception
+    only if it can run the sequence afterwards: a reception counts as a whole sequence although it takes one
+    slot at first. A prefill engine also holds what it has computed until a decode engine has read it: one
+    slot, and the pages.
+    """
+
+    role: Role
+    slots_each: int
+    """Slots of one running sequence."""
+
+    def receptions(self, running: int) -> int:
+        """Return the number of states that a decode engine receives at once."""
+        return -(-running // RUNNING_PER_RECEPTION) if self.role == "decode" else 0
+
+    def exports(self, running: int) -> int:
+        """Return the number of states that a prefill engine keeps for their readers."""
+        return running * EXPORTS_PER_RUNNING if self.role == "prefill" else 0
+
+    def sequences(self, running: int) -> int:
+        """Return the number of sequences whose pages are held."""
+        return running + self.receptions(running) + self.exports(running)
+
+    def slots(self, running: int) -> int:
+        """Return the number of slots that are held."""
+        return (running + self.receptions(running)) * self.slots_each + self.exports(running)
+
+    def slabs(self, shape: SlabGeometry, running: int, tokens: int) -> int:
+        """Return the slabs for `running` sequences of `tokens` tokens and what is handed over."""
+        return self.slots(running) + shape.page_slabs(self.sequences(running), tokens)
+
+    def most(self, shape: SlabGeometry, slabs: int, tokens: int) -> int:
+        """Return the largest number n of running sequences with `self.slabs(shape, n, tokens) <= slabs`."""
+        high = shape.most(slabs, self.slots_each, tokens)
+        if self.role == "unified":
+            return high
+        low = 0
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self.slabs(shape, middle, tokens) <= slabs:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    def longest(self, shape: SlabGeometry, slabs: int) -> int:
+        """Return the tokens for which one running sequence has room."""
+        pages = (slabs - self.slots(1)) * shape.pages_per_slab // self.sequences(1)
+        return pages * shape.page_size
+
+    def sum_in_words(self, running: int) -> str:
+        """Return the sum of slots in words, such as `(8 running + 1 receiving) x 2 slots`."""
+        each = f"{self.slots_each} slot{'s' if self.slots_each > 1 else ''}"
+        match self.role:
+            case "decode":
+                return f"({running} running + {self.receptions(running)} receiving) x {each}"
+            case "prefill":
+                return f"{running} running x {each} + {self.exports(running)} exported"
+        return f"{running} running x {each}"
 
 
 def slab_geometry(model: ModelConfig, constraints: Constraints, state_dtype: StateDtype) -> SlabGeometry:
@@ -185,6 +260,16 @@ class Candidate:
     """Bytes of arena that one sequence would need."""
     half: OperatingPoint | None = None
     """Result for half as many sequences, if the best trade-off leaves no checkpoint."""
+    role: Role = "unified"
+    required: int = 1
+    """Number of sequences for which a configured arena is raised."""
+    required_bytes: int = 0
+    """Bytes of arena that they would need."""
+
+    @property
+    def demand(self) -> RoleDemand:
+        """Memory of running sequences and of what is handed over."""
+        return RoleDemand(self.role, self.slots_each)
 
     @property
     def checkpoints(self) -> int:
@@ -202,7 +287,7 @@ class Candidate:
 
     @property
     def _planned_slots(self) -> int:
-        return self.planned * self.slots_each + self.checkpoints
+        return self.demand.slots(self.planned) + self.checkpoints
 
 
 @lru_cache(maxsize=2048)  # an operator evaluates the same twelve for each object again and again
@@ -218,31 +303,37 @@ def evaluate(
     shape = slab_geometry(model, constraints, state_dtype)
     slot_rule = reservation(strategy, overlap=constraints.overlaps(budget.device.kind))
     slots = slot_rule.slots_per_sequence
+    demand = RoleDemand(constraints.role, slots)
+    workload = workload.of_role(constraints.role)
     limit = constraints.max_running_requests or MOST_RUNNING[budget.device.kind]
     longest = constraints.max_model_len or model.max_position
-    slabs = _arena_slabs(shape, budget, constraints, slots, limit, longest)
+    required = _required(constraints, workload, limit)
+    required_slabs = 1 + demand.slabs(shape, required, min(workload.tokens, longest))
+    slabs = _arena_slabs(shape, budget, constraints, demand, required_slabs, limit, longest)
     free = slabs - 1
     min_tokens = longest if constraints.max_model_len else min(workload.tokens, longest)
-    min_bytes = (1 + shape.slabs(1, slots, min_tokens)) * shape.slab
+    min_bytes = (1 + demand.slabs(shape, 1, min_tokens)) * shape.slab
+    required_bytes = max(min_bytes, required_slabs * shape.slab)
     if min_bytes > slabs * shape.slab:
         misfit = (
-            f"one sequence of {min_tokens} tokens needs {slots} slots of {binary_size(shape.slab)} and "
-            f"{shape.pages(min_tokens)} pages, {binary_size(min_bytes)} with padding; the arena has "
-            f"{binary_size(budget.arena)}"
+            f"{_one_sequence(demand, min_tokens)} {demand.slots(1)} slots of {binary_size(shape.slab)} and "
+            f"{demand.sequences(1) * shape.pages(min_tokens)} pages, {binary_size(min_bytes)} with padding; "
+            f"the arena has {binary_size(budget.arena)}"
         )
         return Candidate(
-            strategy, state_dtype, shape, slots, slabs, 0, 0, 0, 0, 0, workload, 0.0, 0.0, misfit, min_bytes
-        )
+            strategy, state_dtype, shape, slots, slabs, 0, 0, 0, 0, 0, workload, 0.0, 0.0, misfit, min_bytes,
+            role=constraints.role, required=required, required_bytes=required_bytes,
+        )  # fmt: skip
     if shape.page:
-        longest = min(longest, (free - slots) * shape.pages_per_slab * shape.page_size)
+        longest = min(longest, demand.longest(shape, free))
     traffic = workload.within(longest)
-    fits = shape.most(free, slots, traffic.tokens)
+    fits = demand.most(shape, free, traffic.tokens)
     running = min(fits, limit)
     planned = min(running, workload.concurrency) if workload.concurrency else None
     loads = [planned] if planned else range(1, running + 1)
 
     def operating_point(load: int) -> OperatingPoint:
-        rest = free - shape.slabs(load, slots, traffic.tokens)
+        rest = free - demand.slabs(shape, load, traffic.tokens)
         paths = shape.most(rest, CHECKPOINTS_PER_PATH, traffic.tokens) if constraints.prefix_caching else 0
         saved = expected_saved(slot_rule, constraints, traffic, load, paths)
         step = StepTraffic(load, shape.state, shape.kv, budget.weights)
@@ -252,19 +343,45 @@ def evaluate(
     half = operating_point(best.running // 2) if best.running > 1 and not best.cached_paths else None
     return Candidate(
         strategy, state_dtype, shape, slots, slabs, running, best.running, fits, best.cached_paths, longest,
-        traffic, best.saved, best.score, half=half,
+        traffic, best.saved, best.score, half=half, role=constraints.role, required=required,
+        required_bytes=required_bytes,
     )  # fmt: skip
 
 
+def _required(constraints: Constraints, workload: Workload, limit: int) -> int:
+    """Return the number of sequences for which the arena of an engine of a pool is raised."""
+    if constraints.role == "unified":
+        return 1
+    return min(workload.concurrency or constraints.max_running_requests or 1, limit)
+
+
+def _one_sequence(demand: RoleDemand, tokens: int) -> str:
+    """Return the subject and verb of the message that not even one sequence fits."""
+    match demand.role:
+        case "decode":
+            return f"one sequence and one that is being received, of {tokens} tokens each, need"
+        case "prefill":
+            return f"one sequence and one that is being handed over, of {tokens} tokens each, need"
+    return f"one sequence of {tokens} tokens needs"
+
+
 def _arena_slabs(
-    shape: SlabGeometry, budget: MemoryBudget, constraints: Constraints, slots: int, limit: int, longest: int
+    shape: SlabGeometry,
+    budget: MemoryBudget,
+    constraints: Constraints,
+    demand: RoleDemand,
+    required_slabs: int,
+    limit: int,
+    longest: int,
 ) -> int:
     slabs = budget.arena // shape.slab
     if not budget.arena_limited:
         return slabs
-    running = shape.slabs(limit, slots, longest)
+    running = demand.slabs(shape, limit, longest)
     cached = shape.slabs(limit * CACHED_PER_RUNNING, constraints.max_checkpoints_per_path, longest)
     if not constraints.prefix_caching:
         cached = 0
-    single = 1 + shape.slabs(1, slots, longest)
-    return min(slabs, 1 + running + cached, max(slabs // CPU_ARENA_PART, single))
+    least = 1 + demand.slabs(shape, 1, longest)
+    if demand.role != "unified":
+        least = max(least, required_slabs)
+    return min(slabs, 1 + running + cached, max(slabs // CPU_ARENA_PART, least))

@@ -6,7 +6,7 @@ A MambaDeployment reaches it through `spec_settings`, so that cluster, workstati
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from mamba_api.choices import Quantization, Strategy
+from mamba_api.choices import Quantization, Role, Strategy
 from mamba_api.v1alpha1 import Workload as DeclaredWorkload
 from mamba_planner.errors import UnusableInput
 from mamba_settings.engine_settings import EngineSettings
@@ -66,6 +66,13 @@ class Workload:
         """Prompt and output length for people."""
         return f"{self.prompt_tokens:,} + {self.output_tokens:,}"
 
+    def of_role(self, role: Role) -> "Workload":
+        """Return the part of the traffic that an engine of that role has: prefill engines write no answers.
+
+        The one output token stands for the last token of the prompt, which the decode engine computes.
+        """
+        return replace(self, output_tokens=1) if role == "prefill" else self
+
     def within(self, longest: int) -> "Workload":
         """Return the same traffic with sequences of at most `longest` tokens."""
         output = min(self.output_tokens, max(longest - 1, 1))
@@ -95,6 +102,11 @@ class Constraints:
     """Whether step n+1 is planned while step n runs; None = the default of the device."""
     utilization: float = 0.9
     arena_bytes: int | None = None
+    role: Role = "unified"
+    host_memory: int = 0
+    """Bytes of main memory for states that the arena has no room for."""
+    disk: int = 0
+    """Bytes of disk space for such states."""
     tensor_parallel: int = 1
     """Number of devices to plan for. Engines run on one device, so it is not one of their settings."""
 
@@ -138,4 +150,7 @@ class Constraints:
             overlap=settings.overlap,
             utilization=settings.utilization,
             arena_bytes=None if settings.arena_bytes is None else int(settings.arena_bytes),
+            role=settings.role,
+            host_memory=int(settings.host_memory or 0),
+            disk=int(settings.disk_cache_bytes or 0),
         )

@@ -5,10 +5,10 @@ Pure.
 The engine, the operator and the command line call it; `plan` below it decides.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
-from mamba_api.choices import Strategy
+from mamba_api.choices import Role, Strategy
 from mamba_planner.candidates import STATE_DTYPES, Candidate, evaluate
 from mamba_planner.choice import choose, enough_in_full_precision
 from mamba_planner.constraints import Constraints, StateDtype, Workload
@@ -21,6 +21,10 @@ from mamba_planner.planner import does_not_fit, plan, state_hint
 from mamba_planner.remedies import ways_to_fit
 from mamba_planner.strategy import MOST_ROBUST_FIRST
 from mamba_settings.engine_settings import EngineSettings
+
+PlannedDtype = Callable[[Role, StateDtype | None], StateDtype | None]
+"""Returns the state type of the plan of a pool, given a fixed type or None for the planner's choice; None if
+nothing fits."""
 
 
 def plan_engine(
@@ -101,6 +105,19 @@ def _on_other_size(
     if all(candidate.misfit for candidate in candidates):
         raise does_not_fit(min(candidates, key=lambda candidate: candidate.need), budget)
     return OtherSize(device.memory, choose(candidates, constraints, traffic, state_hint(model, constraints)))
+
+
+def pool_state_dtype(planned: PlannedDtype) -> StateDtype | None:
+    """Return the type for both pools: that of the decode pool, unless only 16-bit states fit the other pool.
+
+    Engines hand over states only in the type in which they hold them, so both pools are planned with it.
+    The result is None if the decode pool does not fit with any type.
+    """
+    decode = planned("decode", None)
+    if decode != "float32" or planned("prefill", "float32") is not None:
+        return decode
+    both = all(planned(role, "float16") is not None for role in ("prefill", "decode"))
+    return "float16" if both else decode
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,24 +96,25 @@ class MemoryBudget:
         workspace += RUNTIME_BYTES[device.kind]
         if device.kind == "cuda":
             workspace += captured_bytes(model, dtype, ways)
+        memory, of_memory = _memory_above_tiers(device, constraints)
         if (arena := constraints.arena_bytes) is not None:
             total = weights + workspace + arena
-            if device.kind == "cpu" and not device.declared and total > device.memory:
+            if device.kind == "cpu" and not device.declared and total > memory:
                 # The kernel would overcommit, and kill this process or another one when the memory is used.
                 raise InsufficientMemory(
                     f"weights {binary_size(weights)}, workspace {binary_size(workspace)} and the arena of "
                     f"{binary_size(arena)} need {binary_size(total)} of main memory, of which "
-                    f"{binary_size(device.memory)} are free",
+                    f"{of_memory} are free",
                     need=total,
-                    have=device.memory,
+                    have=memory,
                 )
             return cls(device, total, weights, workspace, arena, arena_limited=False)
-        share = int(device.memory * constraints.utilization)
+        share = int(memory * constraints.utilization)
         total = share if device.free is None else min(share, device.free)
         if (rest := total - weights - workspace) <= 0:
             raise InsufficientMemory(
                 f"weights {binary_size(weights)} and workspace {binary_size(workspace)} need "
-                f"{binary_size(weights + workspace)}; {binary_size(device.memory)} at utilization "
+                f"{binary_size(weights + workspace)}; {of_memory} at utilization "
                 f"{constraints.utilization:g} gives {binary_size(total)}"
                 f"{' because other processes hold memory of this GPU' if total < share else ''}",
                 need=weights + workspace,
@@ -121,3 +122,12 @@ class MemoryBudget:
             )
         limited = device.kind == "cpu" and not device.declared
         return cls(device, total, weights, workspace, rest, arena_limited=limited)
+
+
+def _memory_above_tiers(device: Device, constraints: Constraints) -> tuple[int, str]:
+    """Return the memory without a tier of host memory that is part of it, and the same in words."""
+    memory, in_words = device.memory, binary_size(device.memory)
+    if constraints.host_memory and device.kind == "cpu" and not device.declared:
+        memory -= constraints.host_memory
+        in_words += f" less {binary_size(constraints.host_memory)} of host memory for states"
+    return memory, in_words

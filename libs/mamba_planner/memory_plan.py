@@ -4,9 +4,9 @@ Only the planner creates it.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
-from mamba_api.choices import Strategy
+from mamba_api.choices import Role, Strategy
 from mamba_planner.candidates import Candidate
 from mamba_planner.constraints import StateDtype, Workload
 from mamba_settings.byte_size import binary_size, exact_size
@@ -30,6 +30,52 @@ class RejectedCandidate:
     strategy: Strategy
     state_dtype: StateDtype
     reason: str
+
+
+Tier = Literal["hostMemory", "disk"]
+
+
+@dataclass(frozen=True, slots=True)
+class TierPlan:
+    """One tier of the state cache below the arena."""
+
+    tier: Tier
+    bytes: int
+    """Bytes that the engine may take there."""
+    states: int
+    """States of the planned lengths, each with its pages, that these bytes hold."""
+
+    def to_status(self) -> dict[str, str | int]:
+        """Return the entry of `status.plan.tiers` of a MambaDeployment."""
+        return {"tier": self.tier, "bytes": self.bytes, "states": self.states}
+
+
+@dataclass(frozen=True, slots=True)
+class RaisedArena:
+    """An arena that was raised, because the configured size does not hold what an engine of a pool needs."""
+
+    configured: int
+    """Bytes in the settings."""
+    arena: int
+    """Bytes that are planned in their place."""
+    held: int
+    """Slots that the configured size holds beside the pages of the same sequences."""
+    needed: int
+    """Slots that are needed."""
+    why: str
+    """Sum of the needed slots in words."""
+    pages_before: int
+    """Pages of the plan with the configured size; 0 if nothing fits it."""
+    pages: int
+    """Pages of this plan."""
+
+    def words(self) -> str:
+        """Return a sentence without its full stop."""
+        return (
+            f"the arena of {binary_size(self.configured)} holds {self.held} slots beside their pages, and "
+            f"{self.needed} are needed, {self.why}: raised to {binary_size(self.arena)} "
+            f"({self.arena:,} bytes), with {self.pages:,} pages instead of {self.pages_before:,}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +154,16 @@ class MemoryPlan:
     """Uses of memory, which add up to `budget_bytes`."""
     rejected: tuple[RejectedCandidate, ...]
     notes: tuple[str, ...] = ()
-    """Values that the planner assumed or lowered."""
+    """Values that the planner assumed, lowered or raised."""
+    role: Role = "unified"
+    receptions: int = 0
+    """States that a decode engine receives at once with `planned_running` sequences."""
+    exports: int = 0
+    """States that a prefill engine keeps for their readers with `planned_running` sequences."""
+    raised: RaisedArena | None = None
+    """The configured size that was too small; None = the planned size is the configured one, if any."""
+    tiers: tuple[TierPlan, ...] = ()
+    """Tiers below the arena."""
     one_size_down: OtherSize | None = None
     """Choice on a GPU of the next smaller size; None = there is none, or memory decides nothing."""
     one_size_up: OtherSize | None = None
@@ -138,12 +193,24 @@ class MemoryPlan:
                 for choice in self.rejected
             ],
             **{name: size.to_status() for name, size in sizes.items() if size is not None},
+            **self._handed_over(),
+            **({"raised": self.raised.words()} if self.raised is not None else {}),
+            "tiers": [tier.to_status() for tier in self.tiers],
         }
+
+    def _handed_over(self) -> dict[str, int]:
+        match self.role:
+            case "decode":
+                return {"receiving": self.receptions}
+            case "prefill":
+                return {"exported": self.exports}
+        return {}
 
     def to_json(self) -> dict[str, Any]:
         """Return `to_status` with further numbers for engineers."""
         return {
             **self.to_status(),
+            "role": self.role,
             "arenaBytes": self.arena_bytes,
             "slabBytes": self.slab_bytes,
             "slabs": self.slabs,

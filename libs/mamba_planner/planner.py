@@ -4,6 +4,8 @@ The engine sizes its arena with it, the operator writes it into the status and t
 computation, so that the plan shown is the plan that runs.
 """
 
+from dataclasses import replace
+
 from mamba_planner.candidates import (
     CHECKPOINTS_PER_PATH,
     STATE_DTYPES,
@@ -14,7 +16,15 @@ from mamba_planner.choice import choose, reject, why
 from mamba_planner.constraints import Constraints, Workload
 from mamba_planner.errors import InsufficientMemory
 from mamba_planner.memory import CPU_ARENA_PART, MOST_RUNNING, Device, MemoryBudget
-from mamba_planner.memory_plan import OUTSIDE, LedgerLine, MemoryPlan, RejectedCandidate
+from mamba_planner.memory_plan import (
+    OUTSIDE,
+    LedgerLine,
+    MemoryPlan,
+    RaisedArena,
+    RejectedCandidate,
+    Tier,
+    TierPlan,
+)
 from mamba_planner.model_config import ModelConfig
 from mamba_planner.strategy import MOST_ROBUST_FIRST
 from mamba_settings.byte_size import binary_size
@@ -44,24 +54,88 @@ def plan(
     """
     traffic = workload or Workload()
     budget = MemoryBudget.of(model, constraints, device, weights_bytes, workspace)
-    candidates = [
-        evaluate(model, constraints, budget, traffic, strategy, state_dtype)
-        for state_dtype in STATE_DTYPES
-        for strategy in MOST_ROBUST_FIRST
-    ]
-    allowed = [
-        candidate
-        for candidate in candidates
-        if constraints.strategy in (None, candidate.strategy)
-        and constraints.state_dtype in (None, candidate.state_dtype)
-    ]
+    candidates = _candidates(model, constraints, budget, traffic)
+    allowed = _allowed(candidates, constraints)
+    small: Candidate | None = None
+    if constraints.role != "unified" and constraints.arena_bytes is not None:
+        small = _closest_below_need(allowed, constraints.arena_bytes)
+    if small is not None:
+        arena = _raised_size(small, budget, constraints)
+        larger = replace(constraints, arena_bytes=arena)
+        budget = MemoryBudget.of(model, larger, device, weights_bytes, workspace)
+        candidates = _candidates(model, constraints, budget, traffic)
+        allowed = _allowed(candidates, constraints)
     if all(candidate.misfit for candidate in allowed):
         raise does_not_fit(min(allowed, key=lambda candidate: candidate.need), budget)
     hint = state_hint(model, constraints)
     chosen = choose(allowed, constraints, traffic, hint)
     reason = why(chosen, allowed, constraints, traffic)
     rejected = reject(candidates, chosen, constraints, traffic, hint)
-    return _plan(model, constraints, budget, traffic, chosen, reason, rejected)
+    memory_plan = _plan(model, constraints, budget, traffic, chosen, reason, rejected)
+    return memory_plan if small is None else _with_raise(memory_plan, small, constraints, budget)
+
+
+def _candidates(
+    model: ModelConfig, constraints: Constraints, budget: MemoryBudget, traffic: Workload
+) -> list[Candidate]:
+    return [
+        evaluate(model, constraints, budget, traffic, strategy, state_dtype)
+        for state_dtype in STATE_DTYPES
+        for strategy in MOST_ROBUST_FIRST
+    ]
+
+
+def _allowed(candidates: list[Candidate], constraints: Constraints) -> list[Candidate]:
+    """Return the candidates that the settings do not exclude."""
+    return [
+        candidate
+        for candidate in candidates
+        if constraints.strategy in (None, candidate.strategy)
+        and constraints.state_dtype in (None, candidate.state_dtype)
+    ]
+
+
+def _closest_below_need(candidates: list[Candidate], arena: int) -> Candidate | None:
+    """Return the choice that needs the smallest raise; None if one of them needs none.
+
+    The choice has 32-bit states if any has: a raise must not round states to save some of itself.
+    """
+    if any(candidate.required_bytes <= arena for candidate in candidates):
+        return None
+    exact = [candidate for candidate in candidates if candidate.state_dtype == "float32"]
+    return min(exact or candidates, key=lambda candidate: candidate.required_bytes)
+
+
+def _raised_size(small: Candidate, budget: MemoryBudget, constraints: Constraints) -> int:
+    """Return the bytes of the raised arena: what the required sequences need, as far as memory allows.
+
+    At least one sequence always fits; the caller's budget refuses what the machine does not have.
+    """
+    if not budget.device.memory:
+        return small.required_bytes
+    room = int(budget.device.memory * constraints.utilization) - budget.weights - budget.workspace
+    slab = small.shape.slab
+    one = (1 + small.demand.slabs(small.shape, 1, small.workload.tokens)) * slab
+    return max(min(small.required_bytes, room // slab * slab), one, small.need)
+
+
+def _with_raise(
+    memory_plan: MemoryPlan, small: Candidate, constraints: Constraints, budget: MemoryBudget
+) -> MemoryPlan:
+    """Return the plan with the raise and its numbers as the first note."""
+    shape, demand = small.shape, small.demand
+    configured = constraints.arena_bytes or 0
+    page_slabs = shape.page_slabs(demand.sequences(small.required), small.workload.tokens)
+    raised = RaisedArena(
+        configured=configured,
+        arena=budget.arena,
+        held=max(configured // shape.slab - 1 - page_slabs, 0),
+        needed=demand.slots(small.required),
+        why=demand.sum_in_words(small.required),
+        pages_before=0 if small.misfit else small.pages,
+        pages=memory_plan.pages,
+    )
+    return replace(memory_plan, raised=raised, notes=(raised.words(), *memory_plan.notes))
 
 
 def state_hint(model: ModelConfig, constraints: Constraints) -> str | None:
@@ -120,7 +194,11 @@ def _plan(
         budget_bytes=budget.total,
         ledger=ledger,
         rejected=rejected,
-        notes=_notes(model, constraints, budget, traffic, candidate),
+        notes=_notes(model, constraints, budget, traffic.of_role(candidate.role), candidate),
+        role=candidate.role,
+        receptions=candidate.demand.receptions(candidate.planned),
+        exports=candidate.demand.exports(candidate.planned),
+        tiers=_tiers(constraints, candidate),
     )
 
 
@@ -130,6 +208,10 @@ _RUNNING_ITEMS = (
     "padding slab",
     "slots of running sequences",
     "pages of running sequences",
+    "slots of receptions",
+    "pages of receptions",
+    "slots of exports",
+    "pages of exports",
 )
 
 
@@ -138,6 +220,7 @@ def _ledger(candidate: Candidate, budget: MemoryBudget) -> tuple[LedgerLine, ...
     tokens = candidate.workload.tokens
     live = candidate.planned * candidate.slots_each
     running = candidate.shape.slabs(candidate.planned, candidate.slots_each, tokens)
+    held = candidate.demand.slabs(candidate.shape, candidate.planned, tokens)
     cached = candidate.shape.slabs(candidate.cached_paths, CHECKPOINTS_PER_PATH, tokens)
     lines = [
         LedgerLine("weights", budget.weights),
@@ -145,12 +228,35 @@ def _ledger(candidate: Candidate, budget: MemoryBudget) -> tuple[LedgerLine, ...
         LedgerLine("padding slab", slab),
         LedgerLine("slots of running sequences", live * slab),
         LedgerLine("pages of running sequences", (running - live) * slab),
+        *_handed_over(candidate, running, live),
         LedgerLine("slots of checkpoints", candidate.checkpoints * slab),
         LedgerLine("pages of checkpoints", (cached - candidate.checkpoints) * slab),
-        LedgerLine("free slabs", (candidate.slabs - 1 - running - cached) * slab),
+        LedgerLine("free slabs", (candidate.slabs - 1 - held - cached) * slab),
     ]
     lines.append(LedgerLine(OUTSIDE, budget.total - sum(line.bytes for line in lines)))
     return tuple(lines)
+
+
+def _handed_over(candidate: Candidate, running: int, live: int) -> list[LedgerLine]:
+    """Return the lines of what an engine of a pool receives or hands over, beside its running sequences."""
+    if candidate.role == "unified":
+        return []
+    demand, slab = candidate.demand, candidate.shape.slab
+    slots = demand.slots(candidate.planned) - live
+    held = demand.slabs(candidate.shape, candidate.planned, candidate.workload.tokens)
+    what = "receptions" if candidate.role == "decode" else "exports"
+    return [
+        LedgerLine(f"slots of {what}", slots * slab),
+        LedgerLine(f"pages of {what}", (held - running - slots) * slab),
+    ]
+
+
+def _tiers(constraints: Constraints, candidate: Candidate) -> tuple[TierPlan, ...]:
+    """Return the tiers that the settings name, the fastest first."""
+    shape = candidate.shape
+    bundle = shape.state + shape.pages(candidate.workload.tokens) * shape.page
+    sizes: dict[Tier, int] = {"hostMemory": constraints.host_memory, "disk": constraints.disk}
+    return tuple(TierPlan(tier, size, size // max(bundle, 1)) for tier, size in sizes.items() if size)
 
 
 def _binding(candidate: Candidate, constraints: Constraints) -> str:
@@ -158,8 +264,10 @@ def _binding(candidate: Candidate, constraints: Constraints) -> str:
         return "configured limit" if constraints.max_running_requests else "default limit"
     if candidate.running <= 1:
         return "memory"
-    live = candidate.running * candidate.slots_each
-    pages = candidate.shape.slabs(candidate.running, candidate.slots_each, candidate.workload.tokens) - live
+    live = candidate.demand.slots(candidate.running)
+    pages = candidate.shape.page_slabs(
+        candidate.demand.sequences(candidate.running), candidate.workload.tokens
+    )
     return "state slots" if live >= pages else "kv pages"
 
 

@@ -5,9 +5,9 @@ are generated from it, one group per class. Settings that a MambaDeployment also
 there.
 """
 
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ByteSize, ConfigDict, Field
+from pydantic import BaseModel, ByteSize, ConfigDict, Field, model_validator
 
 from mamba_api.choices import Quantization
 from mamba_api.v1alpha1 import Engine, Limits, Memory, Rollout, StateCache, Workload
@@ -148,6 +148,34 @@ class PrefixIndexSettings(SettingsGroup):
     """Name shared by the engines and gateways of one index; default: the served model's name."""
 
 
+class TransferSettings(SettingsGroup):
+    """Transfers between engines."""
+
+    role: Literal["unified", "prefill", "decode"] = "unified"
+    """Work that gateways give the engine: unified = whole requests; prefill = prompts whose states it hands
+    over; decode = answers, whose prompts other engines computed. prefill and decode need transfer_port."""
+    transfer_host: str = "127.0.0.1"
+    """Address that the transfer server binds and that other engines connect to."""
+    transfer_port: int | None = Field(None, ge=0, le=65535)
+    """Port of the transfer server, from which other engines fetch cached states; 0 = a free one; default: no
+    transfer server. Anybody who reaches the port can read states, so it belongs into a private network."""
+    transfer_lease: float = Field(30.0, gt=0, le=3600)
+    """Seconds for which a state is kept for the engine that is to fetch it, and for which a request waits for
+    a state that it fetches."""
+
+
+class TierSettings(SettingsGroup):
+    """Cache tiers."""
+
+    disk_cache: str | None = None
+    """Directory to which evicted states are written, and from which prompts resume, also after a restart;
+    default: evicted states are lost."""
+    disk_cache_bytes: Bytes | None = None
+    """Size of the disk cache; required with disk_cache."""
+    host_memory: Bytes | None = None
+    """Host memory for evicted states, besides the arena; default: none."""
+
+
 class ProcessSettings(SettingsGroup):
     """Process."""
 
@@ -161,7 +189,7 @@ class ProcessSettings(SettingsGroup):
 
 class EngineSettings(
     ModelSettings, ServerSettings, BrowserOrigins, HttpLimits, SchedulerSettings, StateCache, MemorySettings,
-    TrafficSettings, PrefixIndexSettings, TraceSettings, ProcessSettings,
+    TrafficSettings, PrefixIndexSettings, TransferSettings, TierSettings, TraceSettings, ProcessSettings,
 ):  # fmt: skip
     """Settings of one engine. Sizes are bytes, lengths are tokens, times are seconds.
 
@@ -177,6 +205,21 @@ class EngineSettings(
 
     state_dtype: Literal["auto", "float32", "float16"] = "auto"  # type: ignore[assignment]
     """Type of the stored SSM state; auto lets the planner choose."""
+
+    @model_validator(mode="after")
+    def _check_transfers_and_tiers(self) -> Self:
+        """Refuse a role without a transfer server, and tiers without a size or without prefix caching."""
+        if self.role != "unified" and self.transfer_port is None:
+            raise ValueError(
+                f"role {self.role} moves states between engines: set transfer_port (0 = a free port)"
+            )
+        if (self.disk_cache is None) != (self.disk_cache_bytes is None):
+            raise ValueError("disk_cache and disk_cache_bytes belong together: set both or neither")
+        moving = {"transfer_port": self.transfer_port, "disk_cache": self.disk_cache,
+                  "host_memory": self.host_memory}  # fmt: skip
+        if not self.prefix_caching and (names := [name for name in moving if moving[name] is not None]):
+            raise ValueError(f"{names[0]} moves cached states, and prefix_caching is off: switch it on")
+        return self
 
     def document(self) -> dict[str, Any]:
         """Return the values that were set, as the JSON object for `mambaserve serve --config FILE`."""

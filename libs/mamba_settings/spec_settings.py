@@ -5,24 +5,44 @@ Callers add the settings that depend on where the engine runs (addresses, files,
 
 from typing import Any
 
-from mamba_api.v1alpha1 import MambaDeployment
+from mamba_api.choices import Role
+from mamba_api.quantity import Quantity
+from mamba_api.v1alpha1 import DiskCache, MambaDeployment, StateCache
 from mamba_settings.engine_settings import EngineSettings
 
 SMALLEST_BODY_LIMIT = 1024
 """Smallest limit in bytes that an engine accepts; the gateway in front of it enforces the spec's limit."""
 
 
-def engine_settings(deployment: MambaDeployment) -> EngineSettings:
+def disk_budget(disk: DiskCache) -> int:
+    """Return the bytes that an engine stores in its disk cache.
+
+    The rest of the space, a sixteenth, is for files that are being written and for the file system itself.
+    """
+    return disk.size.bytes - disk.size.bytes // 16
+
+
+def engine_settings(
+    deployment: MambaDeployment, role: Role = "unified", *, transfer_port: int | None = None
+) -> EngineSettings:
     """Return the settings in the spec, including its defaults. Absent fields stay unset.
 
-    `spec.stateCache` is copied field by field under the same names.
+    `spec.stateCache` is copied field by field under the same names. Where the disk cache is depends on where
+    the engine runs, so the caller adds it.
+
+    Args:
+        deployment: the deployment; with disaggregation that of one pool (`pool_deployments`).
+        role: work of the engine.
+        transfer_port: port of the transfer server; None = any free port for an engine of a pool, and no
+            server for a unified one.
     """
     spec = deployment.spec
     engine, memory = spec.engine, spec.memory
-    cache = {name: getattr(spec.state_cache, name) for name in type(spec.state_cache).model_fields}
+    cache = {name: getattr(spec.state_cache, name) for name in StateCache.model_fields}
     values: dict[str, Any] = {
         **cache,
         "state_dtype": _auto(spec.state_cache.state_dtype),
+        "host_memory": _bytes(spec.state_cache.host_memory),
         "model": spec.model.uri,
         "served_model_name": deployment.served_name,
         "max_model_len": spec.model.max_model_len,
@@ -37,14 +57,20 @@ def engine_settings(deployment: MambaDeployment) -> EngineSettings:
         "batch_invariant": engine.batch_invariant,
         "decode_graphs": engine.decode_graphs.lower(),
         "utilization": memory.utilization,
-        "device_memory": memory.device_memory.bytes if memory.device_memory is not None else None,
-        "arena_bytes": memory.arena.bytes if memory.arena is not None else None,
+        "device_memory": _bytes(memory.device_memory),
+        "arena_bytes": _bytes(memory.arena),
         "max_body_bytes": max(spec.gateway.limits.max_body_size.bytes, SMALLEST_BODY_LIMIT),
         "drain_timeout": spec.rollout.drain_timeout.seconds,
     }
+    if role != "unified":
+        values |= {"role": role, "transfer_port": transfer_port or 0}
     if spec.workload is not None:
         values |= {f"workload_{name}": value for name, value in spec.workload}
     return EngineSettings(**{name: value for name, value in values.items() if value is not None})
+
+
+def _bytes(size: Quantity | None) -> int | None:
+    return size.bytes if size is not None else None
 
 
 def _auto(choice: str) -> str:

@@ -58,6 +58,30 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     """Grammar in llguidance's notation that the whole answer follows; "" = none."""
 
 
+class Fetch(msgspec.Struct, array_like=True, frozen=True):
+    """Source from which the state of a prompt's prefix can be fetched: another engine."""
+
+    address: str
+    """Address of its transfer server, HOST:PORT."""
+    incarnation: str
+    """Incarnation of the engine process that was seen at that address."""
+    depth: int
+    """Tokens of the prefix."""
+    export: str = ""
+    """Export that was made for this request; "" = none, the other engine looks its cache up."""
+
+
+class HandOver(msgspec.Struct, array_like=True, frozen=True):
+    """State that is kept for the engine that goes on with a prompt."""
+
+    export: str
+    """Identifier of the export; "" = there is none."""
+    depth: int
+    """Tokens of the exported prefix; 0 = nothing to hand over."""
+    lease: float
+    """Seconds for which the export is kept."""
+
+
 class AddRequest(msgspec.Struct, tag="add", frozen=True, omit_defaults=True):
     """One prompt with `n` sequences (outputs)."""
 
@@ -78,6 +102,11 @@ class AddRequest(msgspec.Struct, tag="add", frozen=True, omit_defaults=True):
     traceparent: str = ""
     """`traceparent` of the span that waits for the request, if one is recorded: deltas then carry
     timelines."""
+    fetch: Fetch | None = None
+    """Source of the prompt's state: the request waits for it, and computes the prompt if it does not come."""
+    hand_over: bool = False
+    """Whether the prompt is computed only up to its last page boundary, to be handed over to another
+    engine."""
 
 
 class StopSequence(msgspec.Struct, tag="stop", frozen=True):
@@ -95,7 +124,7 @@ class AbortRequest(msgspec.Struct, tag="abort", frozen=True):
 
 
 class AdminCall(msgspec.Struct, tag="admin", frozen=True):
-    """Admin operation: flush_cache, plan, ledger, strategy, requests. Answered by `AdminReply`."""
+    """Admin operation: flush_cache, plan, ledger, strategy, requests, release. Answered by `AdminReply`."""
 
     call_id: int
     verb: str
@@ -128,6 +157,10 @@ class Ready(msgspec.Struct, tag="ready", frozen=True):
     """Fingerprint of model, tokenizer and number types: engines with different ones share no states."""
     page_size: int = 0
     """Tokens per page; 0 = not reported."""
+    transfer_address: str = ""
+    """Address of the transfer server; "" = there is none."""
+    incarnation: str = ""
+    """Random name of this engine process, which its transfer server checks."""
 
 
 class TokenLogprobs(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -168,12 +201,29 @@ class PrefillTiming(msgspec.Struct, array_like=True, frozen=True):
     """Steps of the piece; more than 1 where several pieces are reported as one."""
 
 
+class Arrival(msgspec.Struct, array_like=True, frozen=True):
+    """Attempt to get the state of a prompt's prefix from elsewhere."""
+
+    began: float
+    ended: float
+    source: str
+    """`peer`, `disk` or `memory`."""
+    outcome: str
+    """Outcome of the transfer, as in the metric."""
+    depth: int
+    """Tokens of the prefix."""
+    size: int
+    """Bytes that were to be moved."""
+
+
 class SequenceTimeline(msgspec.Struct, array_like=True, frozen=True):
     """Times of a traced sequence since its previous timeline."""
 
     pieces: tuple[PrefillTiming, ...] = ()
     checkpoints: tuple[int, ...] = ()
     """Depths of the checkpoints that decode steps wrote."""
+    arrivals: tuple[Arrival, ...] = ()
+    """Attempts to get the state of the prompt from elsewhere."""
 
 
 class SequenceDelta(msgspec.Struct, omit_defaults=True, frozen=True):
@@ -204,6 +254,8 @@ class SequenceDelta(msgspec.Struct, omit_defaults=True, frozen=True):
     """Time of the sequence's first token (with the first delta)."""
     timeline: SequenceTimeline | None = None
     """Timeline of a traced sequence, if anything was recorded."""
+    hand_over: HandOver | None = None
+    """State that the request was to hand over, with its last delta."""
 
 
 class Taken(msgspec.Struct, tag="taken", frozen=True):
@@ -241,6 +293,8 @@ class EngineStats(msgspec.Struct, tag="stats", frozen=True):
     step_seconds: list[tuple[float, float, float]]
     """Seconds of (schedule, run, commit) of each step since the last message."""
     batch_sizes: list[int]
+    transfer_seconds: list[tuple[str, float]] = []
+    """Direction and seconds of each transfer that ended since the last message."""
 
 
 class PrefixChanges(msgspec.Struct, tag="prefix", frozen=True):

@@ -14,7 +14,7 @@ MUTANTS = (
     Mutant(
         name="a strategy in the spec is a suggestion",
         keeps="What the user sets explicitly is planned or refused.",
-        where="mamba_planner.planner:plan",
+        where="mamba_planner.planner:_allowed",
         old="constraints.strategy in (None, candidate.strategy)",
         new="True",
         tests=("tests/unit/planner/test_planner.py",),
@@ -63,8 +63,8 @@ MUTANTS = (
         name="a plan uses a device beyond its share",
         keeps="gpuMemoryUtilization bounds the whole plan.",
         where="mamba_planner.memory:MemoryBudget.of",
-        old="device.memory * constraints.utilization",
-        new="device.memory",
+        old="memory * constraints.utilization",
+        new="memory",
         tests=("tests/unit/planner/test_memory.py",),
     ),
 )

@@ -28,10 +28,10 @@ class GuardedArena(Arena):
         return False
 
     def allocate(
-        self, site: AllocationSite, *, live: int = 0, tracking: int = 0, pages: int = 0
+        self, site: AllocationSite, *, live: int = 0, tracking: int = 0, pages: int = 0, writer: int = 0
     ) -> Allocation | None:
         before = (self.free_slots, self.free_pages, self.page_owner.tobytes())
-        grant = super().allocate(site, live=live, tracking=tracking, pages=pages)
+        grant = super().allocate(site, live=live, tracking=tracking, pages=pages, writer=writer)
         if grant is None:
             assert before == (self.free_slots, self.free_pages, self.page_owner.tobytes()), "W6"
             return None

@@ -7,6 +7,7 @@ when it is launched. `SlotWorld.actions` are all things that may happen next; an
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Self
 
 import numpy as np
 
@@ -62,11 +63,12 @@ class SlotWorld:
     moves: set[tuple[SlotState, SlotState]] = field(default_factory=set)
 
     @classmethod
-    def make(cls, strategy: str, steps: int) -> SlotWorld:
+    def make(cls, strategy: str, steps: int, actors: int = 2) -> Self:
         bench = CacheBench.make(
             strategy=strategy, slabs=SLOTS + 1, per_slab=0, page_size=1, interval=1, cap=2
         )
-        world = cls(bench, [Actor(ids(1, 2, range(first, first + 9))) for first in (10, 20)], steps)
+        texts = [ids(1, 2, range(first, first + 9)) for first in (10, 20)]
+        world = cls(bench, [Actor(text) for text in texts[:actors]], steps)
         move, arena = bench.arena.move, bench.arena
 
         def watched(slot: int, state: SlotState, fence: int = 0) -> None:
@@ -83,7 +85,8 @@ class SlotWorld:
         """Return every event that can come next."""
         out: list[Action] = []
         if len(self.flights) < 2 and self.bench.step < self.steps:
-            out += [("launch", subset) for subset in (1, 2, 3) if self._may_launch(subset)]
+            subsets = range(1, 1 << len(self.actors))
+            out += [("launch", subset) for subset in subsets if self._may_launch(subset)]
         if any(not flight.done for flight in self.flights):
             out.append(("complete", 0))
         if self.flights and self.flights[0].done:

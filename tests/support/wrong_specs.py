@@ -19,10 +19,47 @@ WRONG_SPECS: dict[str, list[dict[str, Any]]] = {
         {"replicas": 3, "scaling": {"maxReplicas": 2}},
         {"replicas": 3, "scaling": {"mode": "External", "maxReplicas": 2}},
     ],
-    "disaggregation is refused": [
-        {"disaggregation": {"prefillReplicas": 1, "decodeReplicas": 1}},
-        {"disaggregation": {"prefillReplicas": 1, "decodeReplicas": 2}},
+    "spec.replicas and scaling are for unified engines": [
+        {"disaggregation": {}, **more}
+        for more in (
+            {"replicas": 2},
+            {"scaling": {"mode": "External"}},
+            {"scaling": {"minReplicas": 1}},
+            {"scaling": {"maxReplicas": 1}},
+        )
     ],
+    "scaling is refused": [{"disaggregation": {pool: {"scaling": {}}}} for pool in ("prefill", "decode")],
+    "engines hand states over through their prefix caches": [
+        {"disaggregation": {"decode": {"replicas": 2}}, "stateCache": {"prefixCaching": False}}
+    ],
+    "sends each request to one engine": [
+        {"disaggregation": {}, "gateway": {"inferencePool": {"proxyNamespace": "envoy"}}}
+    ],
+    **{
+        f"disaggregation.{pool}.stateCache.trackInterval must be a multiple": [
+            {"disaggregation": {pool: {"stateCache": {"trackInterval": interval}}}} for interval in (15, 17)
+        ]
+        for pool in ("prefill", "decode")
+    },
+    **{
+        f"set disaggregation.{pool}.resources.gpus to 0": [
+            {
+                "engine": {"quantization": "int8"},
+                "resources": {"gpus": 0},
+                "disaggregation": {pool: {"resources": {"gpus": 1}}},
+            }
+        ]
+        for pool in ("prefill", "decode")
+    },
+    "stateCache.hostMemory and disk keep states": [
+        {"stateCache": {"prefixCaching": False, **tier}}
+        for tier in ({"hostMemory": "1Gi"}, {"disk": {"size": "1Gi"}})
+    ],
+    "stateCache.hostMemory is 0": [
+        {"stateCache": {"hostMemory": "0Gi"}},
+        {"disaggregation": {"prefill": {"stateCache": {"hostMemory": 0}}}},
+    ],
+    "stateCache.disk.size is 0": [{"stateCache": {"disk": {"size": size}}} for size in (0, "0.0Gi")],
     "only hf:// is downloaded": [
         {"model": {"uri": uri, "cache": {"size": "1Gi"}}} for uri in ("pvc://claim/a", "file:///srv/a")
     ],

@@ -90,7 +90,7 @@ def test_every_package_with_decisions_has_defects(seeding: ModuleType, mutants: 
     }
     assert packages >= {
         "mamba_api", "mamba_planner", "mamba_operator", "mamba_edge", "mamba_gateway", "mamba_prefix",
-        "mamba_server", "mamba_telemetry", "mamba_text", "mamba_kernels",
+        "mamba_server", "mamba_telemetry", "mamba_text", "mamba_tier", "mamba_kernels",
     }  # fmt: skip
 
 

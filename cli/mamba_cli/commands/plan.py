@@ -256,9 +256,9 @@ def _plan_engines(source: str, flags: "PlanFlags", output: OutputFormat, *, verb
         # The table already has the numbers; after JSON, standard error gets the whole reason.
         raise NoFittingPlan(
             "; ".join(
-                f"the plan of {outcome.name} does not fit"
+                f"the plan of {outcome.title} does not fit"
                 if output is OutputFormat.table
-                else f"{outcome.name}: {outcome.misfit}"
+                else f"{outcome.title}: {outcome.misfit}"
                 for outcome in misfits
             )
         )

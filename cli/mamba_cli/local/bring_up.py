@@ -7,11 +7,13 @@ import asyncio
 import functools
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from mamba_api.v1alpha1 import MambaDeployment, pool_deployments
 from mamba_api.v1alpha1.profiles import Profiles
 from mamba_cli.errors import InvalidInput, NoFittingPlan, RunFailed
 from mamba_cli.extras import SERVER, need
@@ -19,11 +21,18 @@ from mamba_cli.local.cluster_only import not_in_local_mode
 from mamba_cli.local.documents import LoadedDeployment, read_deployments
 from mamba_cli.local.model_facts import local_uri
 from mamba_cli.local.plan_view import plan_view
-from mamba_cli.local.planning import PlanFlags, PlanOutcome, cpu_device, gpu_memory, plan_deployment
+from mamba_cli.local.planning import (
+    PlanFlags,
+    PlannedPool,
+    PlanOutcome,
+    cpu_device,
+    gpu_memory,
+    plan_pools,
+)
 from mamba_cli.local.ports import free_ports, front_ports
 from mamba_cli.local.running import noted
 from mamba_cli.local.supervisor import RestartPolicy
-from mamba_cli.local.unit import LAUNCHER, Unit, unit_of
+from mamba_cli.local.unit import LAUNCHER, LocalEngine, Unit, local_engine, unit_of
 from mamba_cli.resource_profiles import of_this_machine
 from mamba_planner import Device
 from mamba_planner.shipped_profiles import SHIPPED
@@ -31,6 +40,8 @@ from mamba_settings.byte_size import binary_size
 
 HUB_VARIABLES = "HF_"
 """Prefix of the environment variables that the Hub's client reads."""
+PORTS_PER_ENGINE = 3
+"""Ports of one engine on this machine: requests, admin calls, and states that engines exchange."""
 if TYPE_CHECKING:
     from mamba_cli.local.edits import FileEdits
 
@@ -51,32 +62,31 @@ def bring_up(
 
     Raises `InvalidInput` (exit code 2), `NoFittingPlan` (3) and `RunFailed` (1).
     """
-    read = functools.partial(read_deployments, files, of_this_machine(profiles))
+    profiles = of_this_machine(profiles)
+    read = functools.partial(read_deployments, files, profiles)
     loaded = read()
     _check_names(loaded)
     # Ports are checked before the plans are shown, because a port in use prevents the start anyway.
     fronts = front_ports(host, port, sum(document.deployment.spec.mode == "Active" for document in loaded))
-    gpu = gpu_memory() if any(document.deployment.spec.resources.gpus for document in loaded) else None
+    gpu = gpu_memory() if any(map(_uses_gpus, loaded)) else None
     # The free memory is read once: later it no longer includes what the engines use.
     machine = functools.cache(cpu_device)
-    outcomes = [_plan(document, gpu, machine) for document in loaded]
-    planned = list(zip(loaded, outcomes, strict=True))
+    planned = [(document, _plan(document, gpu, machine, profiles)) for document in loaded]
     _show(planned, gpu, console)
-    if misfits := [outcome.name for outcome in outcomes if outcome.plan is None]:
+    outcomes = [pool.outcome for _, pools in planned for pool in pools]
+    if misfits := [outcome.title for outcome in outcomes if outcome.plan is None]:
         raise NoFittingPlan(f"the plan of {', '.join(misfits)} does not fit; the numbers are above")
-    active = [
-        (document, outcome) for document, outcome in planned if document.deployment.spec.mode == "Active"
-    ]
+    active = [(document, pools) for document, pools in planned if document.deployment.spec.mode == "Active"]
     if refused := [
         f"{document.path}: {outcome.name}: {outcome.not_served}"
-        for document, outcome in active
+        for document, outcome in ((document, pools[0].outcome) for document, pools in active)
         if outcome.not_served
     ]:
         raise InvalidInput("\n".join(refused))
     if not active:
         console.print("nothing is started, because spec.mode is Plan")
         return 0
-    _check_room([outcome for _, outcome in active])
+    _check_room([pool.outcome for _, pools in active for pool in pools], machine)
     need(*SERVER)
     for document, _ in active:
         _check_download(document)
@@ -84,14 +94,21 @@ def bring_up(
 
     directory = _logs(logs)
     units = _units(active, host, fronts, directory, launcher)
-    edits = FileEdits(units, loaded, read, lambda document: _plan(document, gpu, machine))
+    edits = FileEdits(units, loaded, read, lambda document: _plan(document, gpu, machine, profiles))
     with noted(units, port or fronts[0]):
         return asyncio.run(_run(units, edits, once=once, demo=demo, logs=directory, console=console))
 
 
-def _show(planned: list[tuple[LoadedDeployment, PlanOutcome]], gpu: int | None, console: Console) -> None:
-    for document, outcome in planned:
-        console.print(plan_view(outcome))
+def _uses_gpus(loaded: LoadedDeployment) -> bool:
+    return any(pool.spec.resources.gpus for pool in pool_deployments(loaded.deployment).values())
+
+
+def _show(
+    planned: list[tuple[LoadedDeployment, list[PlannedPool]]], gpu: int | None, console: Console
+) -> None:
+    for document, pools in planned:
+        for pool in pools:
+            console.print(plan_view(pool.outcome))
         for note in _notes(document, gpu):
             console.print(
                 f"note: {document.deployment.name}: {note}", style="yellow", highlight=False, markup=False
@@ -118,31 +135,43 @@ def _check_names(loaded: list[LoadedDeployment]) -> None:
             )
 
 
-def _plan(loaded: LoadedDeployment, gpu: int | None, machine: Callable[[], Device]) -> PlanOutcome:
-    spec = loaded.deployment.spec
-    if spec.resources.gpus and gpu is not None:
-        configured = spec.memory.device_memory
-        device = Device("cuda", configured.bytes if configured else gpu)
-    else:
-        device = machine()
-    # Local mode starts one engine on one device, so there is no tensor parallelism.
-    return plan_deployment(loaded, PlanFlags(gpus=1), device)
+def _plan(
+    loaded: LoadedDeployment, gpu: int | None, machine: Callable[[], Device], profiles: Profiles
+) -> list[PlannedPool]:
+    """Plan the pools of one object, which share this machine: each gets an equal part of its memory."""
+    shares = len(pool_deployments(loaded.deployment))
+
+    def here(pool: MambaDeployment) -> tuple[MambaDeployment, Device]:
+        memory = pool.spec.memory
+        if not pool.spec.resources.gpus or gpu is None:
+            free = machine()
+            return pool, replace(free, memory=free.memory // shares)
+        device = Device("cuda", memory.device_memory.bytes if memory.device_memory else gpu)
+        share = memory.model_copy(update={"utilization": memory.utilization / shares})
+        return pool.model_copy(update={"spec": pool.spec.model_copy(update={"memory": share})}), device
+
+    # Local mode starts one engine of a pool on one device, so there is no tensor parallelism.
+    return plan_pools(loaded, PlanFlags(gpus=1, profiles=profiles), here)
 
 
-def _check_room(outcomes: list[PlanOutcome]) -> None:
-    """Raise `NoFittingPlan` if the engines on the CPU, each planned as if alone, exceed the free memory."""
-    on_cpu = [outcome for outcome in outcomes if outcome.device.kind == "cpu" and outcome.plan is not None]
-    needed = sum(
-        outcome.plan.budget_bytes - outcome.plan.unused_bytes
-        for outcome in on_cpu
-        if outcome.plan is not None
-    )
-    if on_cpu and needed > on_cpu[0].device.memory:
+def _check_room(outcomes: list[PlanOutcome], machine: Callable[[], Device]) -> None:
+    """Raise `NoFittingPlan` if the engines together exceed the free memory; deployments are planned alone."""
+    needed = sum(_main_memory(outcome) for outcome in outcomes)
+    names = ", ".join(outcome.title for outcome in outcomes if _main_memory(outcome))
+    if needed and needed > (free := machine().memory):
         raise NoFittingPlan(
-            f"{', '.join(outcome.name for outcome in on_cpu)} together need {binary_size(needed)} of main "
-            f"memory, but {binary_size(on_cpu[0].device.memory)} are free: give each a smaller "
-            "spec.memory.arena"
+            f"{names} together need {binary_size(needed)} of main memory, but {binary_size(free)} are free: "
+            "give each a smaller spec.memory.arena or spec.stateCache.hostMemory"
         )
+
+
+def _main_memory(outcome: PlanOutcome) -> int:
+    """Return the bytes of main memory that an engine takes, its tier of host memory included."""
+    if outcome.plan is None:
+        return 0
+    tiers = sum(tier.bytes for tier in outcome.plan.tiers if tier.tier == "hostMemory")
+    on_cpu = outcome.device.kind == "cpu"
+    return tiers + (outcome.plan.budget_bytes - outcome.plan.unused_bytes if on_cpu else 0)
 
 
 def _check_download(loaded: LoadedDeployment) -> None:
@@ -164,23 +193,26 @@ def _check_download(loaded: LoadedDeployment) -> None:
 
 
 def _units(
-    active: list[tuple[LoadedDeployment, PlanOutcome]],
+    active: list[tuple[LoadedDeployment, list[PlannedPool]]],
     host: str,
     fronts: list[int],
     directory: Path,
     launcher: tuple[str, ...],
 ) -> list[Unit]:
-    inner = iter(free_ports(2 * len(active)))
-    units = []
-    for (loaded, outcome), front in zip(active, fronts, strict=True):
-        assert outcome.plan is not None  # deployments that do not fit were refused
-        units.append(
-            unit_of(
-                loaded, outcome.plan, device=outcome.device.kind, host=host, port=front,
-                engine_port=next(inner), admin_port=next(inner), directory=directory, launcher=launcher,
-            )
+    inner = iter(free_ports(PORTS_PER_ENGINE * sum(len(pools) for _, pools in active)))
+
+    def engine(pool: PlannedPool) -> LocalEngine:
+        assert pool.outcome.plan is not None  # deployments that do not fit were refused
+        ports = [next(inner) for _ in range(PORTS_PER_ENGINE)]
+        return local_engine(
+            pool.loaded, pool.outcome.plan, device=pool.outcome.device.kind, port=ports[0],
+            admin_port=ports[1], directory=directory, role=pool.role, transfer_port=ports[2],
         )  # fmt: skip
-    return units
+
+    return [
+        unit_of(loaded, [engine(pool) for pool in pools], host=host, port=front, launcher=launcher)
+        for (loaded, pools), front in zip(active, fronts, strict=True)
+    ]
 
 
 def _drain_timeout(loaded: LoadedDeployment) -> float:
@@ -189,7 +221,7 @@ def _drain_timeout(loaded: LoadedDeployment) -> float:
 
 def _notes(loaded: LoadedDeployment, gpu: int | None) -> list[str]:
     notes = not_in_local_mode(loaded.deployment.spec)
-    if loaded.deployment.spec.resources.gpus and gpu is None:
+    if _uses_gpus(loaded) and gpu is None:
         notes.append("this machine has no NVIDIA GPU: the engine runs on the CPU")
     return notes
 

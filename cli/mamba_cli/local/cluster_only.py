@@ -8,7 +8,8 @@ from typing import Any
 
 from pydantic.alias_generators import to_snake
 
-from mamba_api.v1alpha1 import Spec
+from mamba_api.v1alpha1 import Pool, Resources, Spec
+from mamba_api.v1alpha1.base import ApiModel
 
 ONE_ENGINE = (
     "replicas",
@@ -19,19 +20,29 @@ ONE_ENGINE = (
     "scaling.tpotTarget",
     "scaling.scaleDownDelay",
 )
+POOLS = ("prefill", "decode")
+OF_POOL_PODS = (
+    "replicas", "resources.profile", "resources.gpuResource", "resources.cpu", "resources.memory",
+    "stateCache.disk.storageClassName",
+)  # fmt: skip
 OF_PODS = (
     "model.tokenSecretRef", "model.cache", "engine.image", "resources.gpuResource", "resources.cpu",
-    "resources.memory", "scheduling.nodeSelector", "scheduling.tolerations", "scheduling.affinity",
-    "scheduling.priorityClassName", "scheduling.runtimeClassName", "gateway.image", "gateway.replicas",
-    "gateway.podTemplate", "gateway.inferencePool", "rollout.maxSurge",
-    "rollout.maxUnavailable", "rollout.inPlaceAfter", "rollout.minReadyTime", "rollout.pause",
-    "rollout.progressDeadline", "podTemplate", "workloadSource",
+    "resources.memory", "stateCache.disk.storageClassName", "scheduling.nodeSelector",
+    "scheduling.tolerations", "scheduling.affinity", "scheduling.priorityClassName",
+    "scheduling.runtimeClassName", "gateway.image", "gateway.replicas", "gateway.podTemplate",
+    "gateway.inferencePool", "rollout.maxSurge", "rollout.maxUnavailable", "rollout.inPlaceAfter",
+    "rollout.minReadyTime", "rollout.pause", "rollout.progressDeadline", "podTemplate", "workloadSource",
 )  # fmt: skip
 PROFILE = "resources.profile"
 AUTH, KEY_LIMITS = "gateway.auth", "gateway.limits.keys[]"
 REDIS_SECRET = "prefixIndex.redis.secretRef"  # noqa: S105 - a path in the spec
 VALUE_FROM = "engine.env[].valueFrom"
-CLUSTER_ONLY = frozenset((*ONE_ENGINE, *OF_PODS, PROFILE, AUTH, KEY_LIMITS, REDIS_SECRET, VALUE_FROM))
+CLUSTER_ONLY = frozenset(
+    (
+        *ONE_ENGINE, *OF_PODS, PROFILE, AUTH, KEY_LIMITS, REDIS_SECRET, VALUE_FROM,
+        *(f"disaggregation.{pool}.{path}" for pool in POOLS for path in OF_POOL_PODS),
+    )
+)  # fmt: skip
 """Paths below spec, as YAML spells them."""
 
 _DEFAULTS = Spec.model_validate({"model": {"uri": "builtin://any"}})
@@ -53,8 +64,28 @@ def not_in_local_mode(spec: Spec) -> list[str]:
         notes.append(f"spec.{REDIS_SECRET}: Secrets are not read here; export MAMBASERVE_REDIS_URL instead")
     if unread := [variable.name for variable in spec.engine.env if variable.value_from is not None]:
         notes.append(f"spec.engine.env: {', '.join(unread)}: valueFrom is not read here; export the variable")
+    notes += _pool_notes(spec)
     if fields := _changed_fields(spec, OF_PODS):
         notes.append(f"{fields}: {'have' if ', ' in fields else 'has'} an effect only in a cluster")
+    return notes
+
+
+def _pool_notes(spec: Spec) -> list[str]:
+    """Return the notes on fields of the pools; one engine of each pool runs on this machine."""
+    pools = spec.disaggregation
+    if pools is None:
+        return []
+    notes = []
+    for name in POOLS:
+        pool: Pool = getattr(pools, name)
+        if pool.replicas != 1:
+            notes.append(f"spec.disaggregation.{name}.replicas: ignored, because one engine of it runs here")
+        default = Pool(resources=Resources())
+        if fields := [
+            path for path in OF_POOL_PODS[1:] if _value(pool, path) not in (None, _value(default, path))
+        ]:
+            words = ", ".join(f"spec.disaggregation.{name}.{path}" for path in fields)
+            notes.append(f"{words}: {'have' if len(fields) > 1 else 'has'} an effect only in a cluster")
     return notes
 
 
@@ -63,8 +94,9 @@ def _changed_fields(spec: Spec, paths: tuple[str, ...]) -> str:
     return ", ".join(f"spec.{path}" for path in paths if _value(spec, path) != _value(_DEFAULTS, path))
 
 
-def _value(spec: Spec, path: str) -> Any:
-    value: Any = spec
+def _value(part: ApiModel, path: str) -> Any:
+    """Return the value at `path`; None where a part on the way to it is absent."""
+    value: Any = part
     for name in path.split("."):
-        value = getattr(value, to_snake(name))
+        value = getattr(value, to_snake(name)) if value is not None else None
     return value

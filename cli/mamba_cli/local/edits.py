@@ -13,17 +13,22 @@ from typing import Any
 
 import aiohttp
 
-from mamba_api.v1alpha1 import MambaDeployment
+from mamba_api.v1alpha1 import MambaDeployment, Pool
 from mamba_cli.errors import CliError
 from mamba_cli.local.documents import LoadedDeployment
 from mamba_cli.local.loading.readiness import put_strategy
-from mamba_cli.local.planning import PlanOutcome
-from mamba_cli.local.unit import Unit
+from mamba_cli.local.planning import PlannedPool
+from mamba_cli.local.unit import LocalEngine, Unit
 from mamba_settings.live_settings import LIVE
 
 Reload = Callable[[], list[LoadedDeployment]]
-Replan = Callable[[LoadedDeployment], PlanOutcome]
-_LIVE = tuple(f"spec.stateCache.{field}" for field in LIVE.values())
+Replan = Callable[[LoadedDeployment], list[PlannedPool]]
+_CACHES = (
+    "spec.stateCache",
+    "spec.disaggregation.prefill.stateCache",
+    "spec.disaggregation.decode.stateCache",
+)
+_LIVE = tuple(f"{cache}.{field}" for cache in _CACHES for field in LIVE.values())
 """Fields that a running engine can change."""
 _NEXT = "takes effect at the next start"
 
@@ -83,33 +88,47 @@ class FileEdits:
         differs = different(runs, now.deployment)
         if any(field in _LIVE for field in differs):
             # A change that the engine refused is tried again with each edit.
-            line, applied = await self._apply_live_fields(http, self._units[name], now)
-            lines.append(line)
+            live_lines, applied = await self._apply_live_fields(http, self._units[name], now)
+            lines += live_lines
             if applied:
                 self._running[name] = _with_live_fields_of(now.deployment, runs)
         return [*lines, *_lines_on_others(name, before, now.deployment, differs)]
 
     async def _apply_live_fields(
         self, http: aiohttp.ClientSession, unit: Unit, loaded: LoadedDeployment
-    ) -> tuple[str, bool]:
-        """Send the live fields to the engine; return a line on it, and whether the engine accepted."""
+    ) -> tuple[list[str], bool]:
+        """Send the live fields to the engines; return lines on them, and whether all engines accepted."""
         try:
-            outcome = self._replan(loaded)
+            pools = {pool.role: pool for pool in self._replan(loaded)}
         except CliError as error:
-            return f"{unit.name}: {error}", False
-        if outcome.plan is None:
-            return f"{unit.name}: {outcome.misfit}", False
-        strategy, cache = outcome.plan.strategy, loaded.deployment.spec.state_cache
+            return [f"{unit.name}: {error}"], False
+        lines, applied = [], True
+        for engine in unit.engines:
+            # Without a pool of that role, the pools themselves were edited, which takes effect later.
+            if (pool := pools.get(engine.role)) is not None:
+                line, accepted = await self._apply_to_engine(http, unit.name, engine, pool)
+                lines.append(line)
+                applied = applied and accepted
+        return lines, applied
+
+    async def _apply_to_engine(
+        self, http: aiohttp.ClientSession, unit: str, engine: LocalEngine, pool: PlannedPool
+    ) -> tuple[str, bool]:
+        shown = unit if engine.role == "unified" else engine.name
+        if pool.outcome.plan is None:
+            return f"{shown}: {pool.outcome.misfit}", False
+        strategy, cache = pool.outcome.plan.strategy, pool.loaded.deployment.spec.state_cache
         settings = {name: getattr(cache, name) for name in LIVE} | {"strategy": strategy}
         body = {LIVE[name]: value for name, value in settings.items()}
-        problem = await put_strategy(http, unit.admin_url, body)
+        problem = await put_strategy(http, engine.admin_url, body)
         if problem:
-            return f"{unit.name}: the engine did not switch to strategy {strategy}: {problem}", False
+            return f"{shown}: the engine did not switch to strategy {strategy}: {problem}", False
         # After a crash the engine starts with these settings, not with those of its first start.
-        self._units[unit.name] = unit.with_settings(unit.settings.model_copy(update=settings))
+        updated = engine.settings.model_copy(update=settings)
+        self._units[unit] = self._units[unit].with_settings(engine.name, updated)
         interval, most = cache.track_interval, cache.max_checkpoints_per_path
         line = (
-            f"{unit.name}: now runs {strategy} with a checkpoint every {interval} tokens, {most} per path, "
+            f"{shown}: now runs {strategy} with a checkpoint every {interval} tokens, {most} per path, "
             f"and eviction by {cache.eviction}, without a restart"
         )
         return line, True
@@ -134,9 +153,25 @@ def _lines_on_others(
 
 
 def _with_live_fields_of(old: MambaDeployment, new: MambaDeployment) -> MambaDeployment:
+    """Return `new` with the live fields of `old`, those of its pools included."""
+    spec, pools, old_pools = new.spec, new.spec.disaggregation, old.spec.disaggregation
     kept = {name: getattr(old.spec.state_cache, name) for name in LIVE}
-    state_cache = new.spec.state_cache.model_copy(update=kept)
-    return new.model_copy(update={"spec": new.spec.model_copy(update={"state_cache": state_cache})})
+    parts: dict[str, Any] = {"state_cache": spec.state_cache.model_copy(update=kept)}
+    if pools is not None and old_pools is not None:
+        parts["disaggregation"] = pools.model_copy(
+            update={
+                "prefill": _pool_with_live_fields(old_pools.prefill, pools.prefill),
+                "decode": _pool_with_live_fields(old_pools.decode, pools.decode),
+            }
+        )
+    return new.model_copy(update={"spec": spec.model_copy(update=parts)})
+
+
+def _pool_with_live_fields(old: Pool, new: Pool) -> Pool:
+    if old.state_cache is None or new.state_cache is None:
+        return new
+    kept = {name: getattr(old.state_cache, name) for name in LIVE}
+    return new.model_copy(update={"state_cache": new.state_cache.model_copy(update=kept)})
 
 
 def different(old: MambaDeployment, new: MambaDeployment) -> tuple[str, ...]:

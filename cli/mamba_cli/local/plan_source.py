@@ -20,8 +20,8 @@ from mamba_cli.local.planning import (
     PlanFlags,
     PlanOutcome,
     plan_config,
-    plan_deployment,
     plan_directory,
+    plan_pools,
     plan_uri,
 )
 
@@ -31,7 +31,10 @@ _ON_HUB = re.compile(r"[\w.-]+/[\w.-]+(?<!\.yaml)(?<!\.yml)(?<!\.json)", re.ASCI
 
 
 def plan_source(source: str, flags: PlanFlags) -> list[PlanOutcome]:
-    """Return one outcome for each object in `source`. Raises `InvalidInput`, `RunFailed`."""
+    """Return one outcome for each object in `source`, or for each of its pools.
+
+    Raises `InvalidInput`, `RunFailed`.
+    """
     # `os.path` functions are used, because those of `Path` raise for a path that the system refuses.
     if source.startswith(KNOWN):
         file = published_config(source.removeprefix(KNOWN))
@@ -50,7 +53,8 @@ def plan_source(source: str, flags: PlanFlags) -> list[PlanOutcome]:
         raise InvalidInput(
             f"{source}: no such file; for the model with that name on the Hub write hf://{source}"
         )
-    return [plan_deployment(loaded, flags) for loaded in read_deployments([path], flags.profiles)]
+    documents = read_deployments([path], flags.profiles)
+    return [pool.outcome for loaded in documents for pool in plan_pools(loaded, flags)]
 
 
 def published_config(name: str) -> Path:

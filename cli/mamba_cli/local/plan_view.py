@@ -24,6 +24,10 @@ _LOOK = {
     "padding slab": ("┃", "white", "padding"),
     "slots of running sequences": ("▚", "green", "slots, running"),
     "pages of running sequences": ("▒", "bright_green", "pages, running"),
+    "slots of receptions": ("▙", "bright_cyan", "slots, receiving"),
+    "pages of receptions": ("▖", "bright_cyan", "pages, receiving"),
+    "slots of exports": ("▟", "bright_cyan", "slots, handed over"),
+    "pages of exports": ("▗", "bright_cyan", "pages, handed over"),
     "slots of checkpoints": ("▞", "magenta", "slots, checkpoints"),
     "pages of checkpoints": ("░", "bright_magenta", "pages, checkpoints"),
     "free slabs": ("·", "yellow", "free slabs"),
@@ -41,7 +45,7 @@ def plan_view(outcome: PlanOutcome, *, verbose: bool = False) -> RenderableType:
         body = Group(Text(f"not served: {outcome.not_served}", style="bold yellow"), Text(), body)
     return Panel(
         Group(Text(_model_line(outcome), style="dim"), body),
-        title=Text(outcome.name, style="bold"),
+        title=Text(outcome.title, style="bold"),
         title_align="left",
         border_style="green" if outcome.plan else "red",
         padding=(0, 2),
@@ -128,6 +132,8 @@ def _fitting(outcome: PlanOutcome, plan: MemoryPlan, verbose: bool) -> Renderabl
             else f"nothing is resumed while all {plan.planned_running:,} sequences run; fewer leave room "
             "for checkpoints; --verbose shows how many, and why",
         )
+    for name, words in (*_handed_over(plan), *_tiers(plan)):
+        facts.add_row(name, words)
     facts.add_row("longest", f"{plan.max_model_len:,} tokens")
     parts: list[RenderableType] = [facts, *_memory(outcome, plan, verbose)]
     if notes := (*outcome.notes, *plan.notes):
@@ -137,6 +143,27 @@ def _fitting(outcome: PlanOutcome, plan: MemoryPlan, verbose: bool) -> Renderabl
     if verbose and (plan.one_size_down or plan.one_size_up):
         parts += [Text(), Text("one GPU size down and up", style="bold"), *_other_sizes(outcome, plan)]
     return Group(*parts)
+
+
+def _handed_over(plan: MemoryPlan) -> Iterator[tuple[str, str]]:
+    """Yield the row about what an engine of a pool receives or hands over."""
+    each = f"beside {plan.planned_running:,} running"
+    if plan.role == "decode":
+        yield "receiving", f"{plan.receptions:,} {_noun('state', plan.receptions)} at once, {each}"
+    if plan.role == "prefill":
+        yield "handed over", f"{plan.exports:,} {_noun('state', plan.exports)} kept for readers, {each}"
+
+
+def _tiers(plan: MemoryPlan) -> Iterator[tuple[str, str]]:
+    """Yield one row for each tier below the arena."""
+    for tier in plan.tiers:
+        name = "host memory" if tier.tier == "hostMemory" else tier.tier
+        states = f"{tier.states:,} {_noun('state', tier.states)} of {plan.workload.lengths} tokens"
+        yield name, f"{binary_size(tier.bytes)}, {states}"
+
+
+def _noun(noun: str, count: int) -> str:
+    return noun if count == 1 else f"{noun}s"
 
 
 def _running(outcome: PlanOutcome, plan: MemoryPlan) -> str:

@@ -4,13 +4,16 @@ The module also reads the devices of this machine and the sizes that options giv
 """
 
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+from mamba_api.choices import Role
 from mamba_api.errors import InvalidModelUri, InvalidQuantity
-from mamba_api.v1alpha1.profiles import Profiles, profile_in_words
+from mamba_api.v1alpha1 import MambaDeployment
+from mamba_api.v1alpha1.profiles import Profiles, profile_in_words, profiled_pools
 from mamba_cli.errors import InvalidInput, RunFailed
 from mamba_cli.local.documents import LoadedDeployment
 from mamba_cli.local.model_facts import (
@@ -23,6 +26,8 @@ from mamba_cli.local.model_facts import (
 )
 from mamba_planner import Constraints, Device, InsufficientMemory, MemoryPlan, UnusableInput, plan_engine
 from mamba_planner.arithmetic import kv_bytes_per_token, state_bytes, weights_bytes
+from mamba_planner.constraints import StateDtype
+from mamba_planner.engine_plan import pool_state_dtype
 from mamba_planner.families.registry import why_not_served
 from mamba_planner.gpu_sizes import MIB_OF, card_memory
 from mamba_planner.model_config import ModelConfig
@@ -32,7 +37,7 @@ from mamba_server.model.checkpoint.errors import ModelError
 from mamba_server.model.checkpoint.source import display_name
 from mamba_settings.byte_size import binary_size, exact_size, read_size
 from mamba_settings.engine_settings import EngineSettings
-from mamba_settings.spec_settings import engine_settings
+from mamba_settings.spec_settings import disk_budget, engine_settings
 
 ASSUMED_MEMORY = 80 << 30
 """Memory in bytes of a GPU that a file requires and nothing describes."""
@@ -62,7 +67,7 @@ class PlanFlags:
 
 @dataclass(frozen=True, slots=True)
 class PlanOutcome:
-    """The plan of one object, or the reason why there is none."""
+    """The plan of one object or of one of its pools, or the reason why there is none."""
 
     name: str
     source: str
@@ -73,6 +78,16 @@ class PlanOutcome:
     plan: MemoryPlan | None
     misfit: InsufficientMemory | None
     notes: tuple[str, ...] = ()
+
+    @property
+    def role(self) -> Role:
+        """Return the work of the planned engine."""
+        return self.constraints.role
+
+    @property
+    def title(self) -> str:
+        """Return the name of the object, with that of its pool if it has pools."""
+        return self.name if self.role == "unified" else f"{self.name} {self.role}"
 
     @property
     def not_served(self) -> str | None:
@@ -86,6 +101,7 @@ class PlanOutcome:
         document: dict[str, Any] = {
             "name": self.name,
             "source": self.source,
+            **({} if self.role == "unified" else {"role": self.role}),
             "fits": self.plan is not None,
             "served": self.not_served is None,
             "model": {
@@ -112,8 +128,61 @@ class PlanOutcome:
         return document
 
 
-def plan_deployment(loaded: LoadedDeployment, flags: PlanFlags, device: Device | None = None) -> PlanOutcome:
-    """Plan one object for `device`; None = that of file and flags. Raises `InvalidInput`, `RunFailed`."""
+@dataclass(frozen=True, slots=True)
+class PlannedPool:
+    """One pool of an object, or the whole unified object, and its plan."""
+
+    role: Role
+    loaded: LoadedDeployment
+    """The deployment of the pool alone, with the type of states that both pools have."""
+    outcome: PlanOutcome
+
+
+Adjust = Callable[[MambaDeployment], tuple[MambaDeployment, Device | None]]
+"""Returns the deployment of a pool as it runs on some machine, and the device; None = that of file and flags.
+"""
+
+
+def plan_pools(loaded: LoadedDeployment, flags: PlanFlags, adjust: Adjust | None = None) -> list[PlannedPool]:
+    """Plan each pool of one object; a unified object is one pool. Raises `InvalidInput`, `RunFailed`."""
+    pools = profiled_pools(loaded.deployment, flags.profiles)
+
+    @cache
+    def planned(role: Role, state_dtype: StateDtype | None) -> PlannedPool:
+        pool, device = pools[role], None
+        if state_dtype is not None:
+            pool = with_state_dtype(pool, state_dtype)
+        if adjust is not None:
+            pool, device = adjust(pool)
+        document = replace(loaded, deployment=pool)
+        return PlannedPool(role, document, plan_deployment(document, flags, device, role))
+
+    def planned_dtype(role: Role, state_dtype: StateDtype | None) -> StateDtype | None:
+        memory_plan = planned(role, state_dtype).outcome.plan
+        return memory_plan.state_dtype if memory_plan is not None else None
+
+    both: StateDtype | None = None
+    if loaded.deployment.spec.disaggregation is not None:
+        both = pool_state_dtype(planned_dtype)
+    return [planned(role, both) for role in pools]
+
+
+def with_state_dtype(pool: MambaDeployment, state_dtype: StateDtype) -> MambaDeployment:
+    """Return the deployment with `stateCache.stateDtype` set, if its own value is Auto."""
+    cache_spec = pool.spec.state_cache
+    if cache_spec.state_dtype != "Auto":
+        return pool
+    fixed = cache_spec.model_copy(update={"state_dtype": state_dtype})
+    return pool.model_copy(update={"spec": pool.spec.model_copy(update={"state_cache": fixed})})
+
+
+def plan_deployment(
+    loaded: LoadedDeployment, flags: PlanFlags, device: Device | None = None, role: Role = "unified"
+) -> PlanOutcome:
+    """Plan one object or pool for `device`; None = that of file and flags.
+
+    Raises `InvalidInput`, `RunFailed`.
+    """
     spec = loaded.deployment.spec
     facts = facts_of_model(spec.model.uri, spec.model.config, loaded.path)
     notes: tuple[str, ...] = ()
@@ -128,7 +197,9 @@ def plan_deployment(loaded: LoadedDeployment, flags: PlanFlags, device: Device |
             device = replace(device, declared=True)
         if profile_note := profile_in_words(loaded.deployment):
             notes = (*notes, profile_note)
-    settings = engine_settings(loaded.deployment)
+    settings = engine_settings(loaded.deployment, role)
+    if (disk := spec.state_cache.disk) is not None:
+        settings = settings.model_copy(update={"disk_cache_bytes": disk_budget(disk)})
     return _outcome(loaded.deployment.name, str(loaded.path), facts, settings, flags, device, notes)
 
 

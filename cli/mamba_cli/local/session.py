@@ -37,7 +37,7 @@ from mamba_cli.local.supervisor import (
     step,
     wake_at,
 )
-from mamba_cli.local.unit import ENGINE_RANK, GATEWAY_RANK, Command, Unit
+from mamba_cli.local.unit import ENGINE_RANK, GATEWAY_RANK, Command, LocalEngine, Unit
 
 OnEdit = Callable[[aiohttp.ClientSession], Awaitable[tuple[list[str], list[Unit]]]]
 """Called when a watched file changed; returns lines to show, and the units for their next start."""
@@ -69,7 +69,7 @@ class LocalSession:
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._processes = Processes(options.logs, self._put_exit)
         self._commands = _commands(units)
-        children = [Child(unit.engine, ENGINE_RANK) for unit in units]
+        children = [Child(engine.name, ENGINE_RANK) for unit in units for engine in unit.engines]
         children += [Child(unit.gateway, GATEWAY_RANK) for unit in units]
         self._state = SupervisorState(tuple(children))
         self._tasks: set[asyncio.Task[None]] = set()
@@ -162,23 +162,32 @@ class LocalSession:
             self._events.put_nowait(DrainRequested(self._now(), exit_code=error.exit_code))
 
     async def _until_ready(self, http: aiohttp.ClientSession, unit: Unit) -> None:
-        engine_was_ready = False
+        await asyncio.gather(*(self._until_engine_ready(http, unit, engine) for engine in unit.engines))
         while True:
-            if not engine_was_ready:
-                readiness = await engine_readiness(http, unit.engine_url)
-                if not self._state.draining:
-                    self._view.show(unit.name, readiness)
-                if readiness is not None and readiness.ready:
-                    engine_was_ready = True
-                    self._mark_ready(unit.engine)
-            elif await gateway_ready(http, unit.url, unit.engine_url):
+            if await self._gateway_ready(http, unit):
                 self._mark_ready(unit.gateway)
-                self._view.finish(unit.name)
-                self._task(self._report_unready(unit))
+                break
+            await asyncio.sleep(self._options.probe_interval)
+        for engine in unit.engines:
+            self._view.finish(_shown_name(unit, engine))
+            self._task(self._report_unready(engine))
+
+    async def _until_engine_ready(self, http: aiohttp.ClientSession, unit: Unit, engine: LocalEngine) -> None:
+        while True:
+            readiness = await engine_readiness(http, engine.url)
+            if not self._state.draining:
+                self._view.show(_shown_name(unit, engine), readiness)
+            if readiness is not None and readiness.ready:
+                self._mark_ready(engine.name)
                 return
             await asyncio.sleep(self._options.probe_interval)
 
-    async def _report_unready(self, unit: Unit) -> None:
+    async def _gateway_ready(self, http: aiohttp.ClientSession, unit: Unit) -> bool:
+        """Return whether the gateway may send requests to all engines of the unit."""
+        answers = [await gateway_ready(http, unit.url, engine.url) for engine in unit.engines]
+        return all(answers)
+
+    async def _report_unready(self, engine: LocalEngine) -> None:
         """Report when a running engine becomes unready and ready again.
 
         Its server restarts a dead engine process by itself, but the running requests have failed.
@@ -186,29 +195,30 @@ class LocalSession:
         ready = True
         while True:
             await asyncio.sleep(self._options.watch_interval)
-            if unit.engine not in self._ready or self._state.draining:
+            if engine.name not in self._ready or self._state.draining:
                 ready = True  # a restart of the child has its own report
                 continue
-            readiness = await engine_readiness(self._http, unit.engine_url)
+            readiness = await engine_readiness(self._http, engine.url)
             if readiness is None or readiness.ready == ready:
                 continue
             ready = readiness.ready
             if ready:
-                self._view.print_line(f"{unit.engine} is ready again", style="green")
+                self._view.print_line(f"{engine.name} is ready again", style="green")
             else:
                 why = readiness.reason or readiness.stage
-                self._view.print_line(f"{unit.engine} is not ready: {why}", style="yellow")
+                self._view.print_line(f"{engine.name} is not ready: {why}", style="yellow")
 
     async def _until_ready_again(self, name: str) -> None:
         """Wait until a restarted child is ready, and report it."""
-        unit = next(unit for unit in self._units if name in (unit.engine, unit.gateway))
+        engines = {engine.name: engine for unit in self._units for engine in unit.engines}
+        gateways = {unit.gateway: unit for unit in self._units}
         while True:
             await asyncio.sleep(self._options.probe_interval)
-            if name == unit.engine:
-                readiness = await engine_readiness(self._http, unit.engine_url)
+            if name in engines:
+                readiness = await engine_readiness(self._http, engines[name].url)
                 ready = readiness is not None and readiness.ready
             else:
-                ready = await gateway_ready(self._http, unit.url, unit.engine_url)
+                ready = await self._gateway_ready(self._http, gateways[name])
             if ready and name not in self._ready and self._runs(name):
                 self._mark_ready(name)
                 self._view.print_line(f"{name} is ready again", style="green")
@@ -259,7 +269,8 @@ class LocalSession:
             for line in absent.lines(now):
                 self._view.print_line(line, style="yellow")
             if edited := changed(stamps, now):
-                if not all(unit.engine in self._ready for unit in self._units):
+                names = [engine.name for unit in self._units for engine in unit.engines]
+                if not all(name in self._ready for name in names):
                     # A loading engine accepts no settings. The edit is found again at the next check.
                     if not postponed:
                         words = (
@@ -309,6 +320,11 @@ class LocalSession:
     @staticmethod
     def _now() -> float:
         return asyncio.get_running_loop().time()
+
+
+def _shown_name(unit: Unit, engine: LocalEngine) -> str:
+    """Return the name under which the loading of an engine is shown."""
+    return unit.name if engine.role == "unified" else engine.name
 
 
 def _commands(units: list[Unit]) -> dict[str, Command]:

@@ -1,14 +1,18 @@
-"""`Unit`: the engine and the gateway of one deployment on this machine, and their commands and settings.
+"""`Unit`: the engines and the gateway of one deployment on this machine, their commands and settings.
 
-The engine's settings are the document that the operator writes for a pod, with this machine's addresses and
-the plan. Pure: `Processes` writes the document before it starts the engine.
+The settings of an engine are the document that the operator writes for a pod, with this machine's addresses
+and the plan. Pure: `Processes` writes the document before it starts the engine.
 """
 
 import json
+import os
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+from mamba_api.choices import Role
 from mamba_api.names import ENV_PREFIX
 from mamba_api.v1alpha1 import MambaDeployment
 from mamba_cli.local.documents import LoadedDeployment
@@ -16,7 +20,7 @@ from mamba_cli.local.model_facts import local_uri
 from mamba_edge.listener import url_at
 from mamba_planner import MemoryPlan
 from mamba_settings.engine_settings import EngineSettings
-from mamba_settings.spec_settings import engine_settings
+from mamba_settings.spec_settings import disk_budget, engine_settings
 from mamba_settings.trace_settings import trace_variables
 
 LAUNCHER = (sys.executable, "-m", "mamba_cli")
@@ -35,17 +39,27 @@ class Command:
 
 
 @dataclass(frozen=True, slots=True)
+class LocalEngine:
+    """One engine of a deployment: the only one, or that of a pool."""
+
+    name: str
+    """Name of its process: `NAME-engine`, `NAME-prefill` or `NAME-decode`."""
+    role: Role
+    settings: EngineSettings
+    """Settings, including edits that the engine accepted while running."""
+    settings_file: Path
+    url: str
+    admin_url: str
+
+
+@dataclass(frozen=True, slots=True)
 class Unit:
-    """The engine and the gateway of one deployment; their names are `NAME-engine` and `NAME-gateway`."""
+    """The engines and the gateway of one deployment; the gateway's process is `NAME-gateway`."""
 
     loaded: LoadedDeployment
     launcher: tuple[str, ...]
-    settings: EngineSettings
-    """Settings of the engine, including edits that it accepted while running."""
-    settings_file: Path
+    engines: tuple[LocalEngine, ...]
     gateway_argv: tuple[str, ...]
-    engine_url: str
-    admin_url: str
     url: str
 
     @property
@@ -59,37 +73,37 @@ class Unit:
         return self.loaded.deployment.served_name
 
     @property
-    def engine(self) -> str:
-        """Return the name of the engine's process."""
-        return f"{self.name}-engine"
-
-    @property
     def gateway(self) -> str:
         """Return the name of the gateway's process."""
         return f"{self.name}-gateway"
 
     def commands(self) -> dict[str, Command]:
         """Return the commands by child; the deployment's env and extraArgs override the document."""
-        engine = self.loaded.deployment.spec.engine
+        spec = self.loaded.deployment.spec.engine
         shared = {**prefix_sharing(self.loaded.deployment), **trace_variables(self.loaded.deployment)}
+        own = {variable.name: variable.value for variable in spec.env if variable.value is not None}
         return {
-            self.engine: Command(
-                (*self.launcher, "serve", "--config", str(self.settings_file), *engine.extra_args),
-                {
-                    **shared,
-                    **{
-                        variable.name: variable.value for variable in engine.env if variable.value is not None
-                    },
-                },
-                self.settings_file,
-                json.dumps(self.settings.document(), indent=2) + "\n",
-            ),
+            **{
+                engine.name: Command(
+                    (*self.launcher, "serve", "--config", str(engine.settings_file), *spec.extra_args),
+                    {**shared, **own},
+                    engine.settings_file,
+                    json.dumps(engine.settings.document(), indent=2) + "\n",
+                )
+                for engine in self.engines
+            },
             self.gateway: Command((*self.launcher, *self.gateway_argv), shared),
         }
 
-    def with_settings(self, settings: EngineSettings) -> "Unit":
-        """Return the unit with the settings for its next start."""
-        return replace(self, settings=settings)
+    def with_settings(self, name: str, settings: EngineSettings) -> "Unit":
+        """Return the unit with the settings for the next start of the engine `name`."""
+        return replace(
+            self,
+            engines=tuple(
+                replace(engine, settings=settings) if engine.name == name else engine
+                for engine in self.engines
+            ),
+        )
 
     def curl(self, *, chat: bool = True) -> str:
         """Return a curl command that sends a request; `chat`: the model has a chat template."""
@@ -104,42 +118,68 @@ class Unit:
 
 def unit_of(
     loaded: LoadedDeployment,
-    plan: MemoryPlan,
+    engines: Sequence[LocalEngine],
     *,
-    device: str,
     host: str,
     port: int,
-    engine_port: int,
-    admin_port: int,
-    directory: Path,
     launcher: tuple[str, ...] = LAUNCHER,
 ) -> Unit:
-    """Return the unit of a planned deployment, with the engine's settings file in `directory`."""
-    deployment = loaded.deployment
-    engine_url = f"http://127.0.0.1:{engine_port}"
-    settings = local_settings(loaded, plan, device=device, port=engine_port, admin_port=admin_port)
+    """Return the unit of a planned deployment with these engines."""
+    backends = [engine.url for engine in engines]
     return Unit(
         loaded=loaded,
         launcher=launcher,
-        settings=settings,
-        settings_file=directory.absolute() / f"{deployment.name}-engine.json",
-        gateway_argv=tuple(gateway_argv(deployment, backend=engine_url, host=host, port=port)),
-        engine_url=engine_url,
-        admin_url=f"http://127.0.0.1:{admin_port}",
+        engines=tuple(engines),
+        gateway_argv=tuple(gateway_argv(loaded.deployment, backends=backends, host=host, port=port)),
         url=url_at(host, port),
     )
 
 
+def local_engine(
+    loaded: LoadedDeployment,
+    plan: MemoryPlan,
+    *,
+    device: str,
+    port: int,
+    admin_port: int,
+    directory: Path,
+    role: Role = "unified",
+    transfer_port: int | None = None,
+) -> LocalEngine:
+    """Return the planned engine of a deployment or pool, with its settings file in `directory`."""
+    name = f"{loaded.deployment.name}-{'engine' if role == 'unified' else role}"
+    return LocalEngine(
+        name=name,
+        role=role,
+        settings=local_settings(
+            loaded, plan, name=name, device=device, port=port, admin_port=admin_port, role=role,
+            transfer_port=transfer_port,
+        ),
+        settings_file=directory.absolute() / f"{name}.json",
+        url=f"http://127.0.0.1:{port}",
+        admin_url=f"http://127.0.0.1:{admin_port}",
+    )  # fmt: skip
+
+
 def local_settings(
-    loaded: LoadedDeployment, plan: MemoryPlan, *, device: str, port: int, admin_port: int
+    loaded: LoadedDeployment,
+    plan: MemoryPlan,
+    *,
+    name: str,
+    device: str,
+    port: int,
+    admin_port: int,
+    role: Role = "unified",
+    transfer_port: int | None = None,
 ) -> EngineSettings:
     """Return the settings of the spec, completed by the plan.
 
     On a CPU, the settings include the arena, because free memory changes between two readings; on a GPU, the
-    engine plans with the memory that it finds on the device.
+    engine plans with the memory that it finds on the device. The disk cache is in the user's cache folder, so
+    that the next `up` finds it.
     """
     deployment = loaded.deployment
-    update = {
+    update: dict[str, Any] = {
         "model": local_uri(deployment.spec.model.uri, loaded.path),
         "device": device,
         "port": port,
@@ -150,15 +190,22 @@ def local_settings(
     }
     if device == "cpu":
         update["arena_bytes"] = plan.arena_bytes
-    return engine_settings(deployment).model_copy(update=update)
+    if (disk := deployment.spec.state_cache.disk) is not None:
+        update |= {"disk_cache": str(states_folder() / name), "disk_cache_bytes": disk_budget(disk)}
+    return engine_settings(deployment, role, transfer_port=transfer_port).model_copy(update=update)
 
 
-def gateway_argv(deployment: MambaDeployment, *, backend: str, host: str, port: int) -> list[str]:
-    """Return the arguments of `mambaserve gateway` for the engine at `backend`."""
+def states_folder() -> Path:
+    """Return the folder of the disk caches of this user's engines."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "mambaserve" / "states"
+
+
+def gateway_argv(deployment: MambaDeployment, *, backends: Sequence[str], host: str, port: int) -> list[str]:
+    """Return the arguments of `mambaserve gateway` for the engines at `backends`."""
     origins = [word for origin in deployment.spec.gateway.cors_origins for word in ("--cors-origin", origin)]
     limits, routing = deployment.spec.gateway.limits, deployment.spec.gateway.routing
     options = {
-        "--backend": backend,
         "--host": host,
         "--port": str(port),
         "--max-in-flight": str(limits.max_in_flight),
@@ -178,7 +225,8 @@ def gateway_argv(deployment: MambaDeployment, *, backend: str, host: str, port: 
             "--concurrent-requests": limits.per_key.concurrent_requests,
         }
         options |= {name: str(value) for name, value in key_limits.items() if value is not None}
-    return ["gateway", *(word for option in options.items() for word in option), *origins]
+    engines = [word for backend in backends for word in ("--backend", backend)]
+    return ["gateway", *engines, *(word for option in options.items() for word in option), *origins]
 
 
 def prefix_sharing(deployment: MambaDeployment) -> dict[str, str]:

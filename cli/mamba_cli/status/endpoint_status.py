@@ -4,7 +4,8 @@ They are read from `/version`, `/readyz` and `/metrics`, which need no key.
 """
 
 import asyncio
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -25,6 +26,8 @@ class ScrapedEngine:
     name: str
     ready: bool
     reason: str = ""
+    role: str | None = None
+    """Work of an engine that exchanges states with others: prefill, decode or unified."""
     model: str | None = None
     strategy: str | None = None
     running: int | None = None
@@ -79,7 +82,8 @@ async def endpoint_status(session: aiohttp.ClientSession, url: str) -> EndpointS
     engines: tuple[ScrapedEngine, ...]
     if kind == "engine":
         name = urlsplit(url).netloc
-        engines = (_engine(name, readiness.get("status") == "ready", _text(readiness, "reason"), metrics),)
+        engine = _engine(name, readiness.get("status") == "ready", _text(readiness, "reason"), metrics)
+        engines = (replace(engine, role=_role(readiness)),)
     else:
         reasons = readiness.get("reasons")
         engines = await _behind(session, metrics, reasons if isinstance(reasons, dict) else {})
@@ -99,17 +103,25 @@ async def _behind(
 
     async def read_engine(name: str) -> ScrapedEngine:
         reason = str(reasons.get(name) or "")
+        metrics, readiness = Scrape(), dict[str, Any]()
         try:
             # An engine in a pod has the name of the pod, which is no address.
-            metrics = await _scrape(session, f"http://{name}") if ":" in name else Scrape()
+            if ":" in name:
+                metrics = await _scrape(session, f"http://{name}")
+                readiness = await _json(session, f"http://{name}/readyz")
         except (RunFailed, TimeoutError, aiohttp.ClientError, OSError):
-            metrics = Scrape()
+            pass
         if _ENGINE in metrics.values:
-            return _engine(name, ready[name] == 1, reason, metrics)
+            return replace(_engine(name, ready[name] == 1, reason, metrics), role=_role(readiness))
         load = gateway.total("mambaserve_gateway_endpoint_load", endpoint=name)
         return ScrapedEngine(name, ready[name] == 1, reason, running=None if load is None else int(load))
 
     return tuple(await asyncio.gather(*(read_engine(name) for name in sorted(ready))))
+
+
+def _role(readiness: Mapping[str, Any]) -> str | None:
+    transfer = readiness.get("transfer")
+    return str(transfer["role"]) if isinstance(transfer, dict) and transfer.get("role") else None
 
 
 def _engine(name: str, ready: bool, reason: str, metrics: Scrape) -> ScrapedEngine:

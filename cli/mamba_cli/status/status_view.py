@@ -24,9 +24,8 @@ def status_view(status: EndpointStatus) -> RenderableType:
     lines.append(Text(f"{status.ready} of {len(status.engines)} engines ready; {queue}"))
     for engine in status.engines:
         word = "ready" if engine.ready else "not ready"
-        lines.append(
-            Text.assemble("\n", (f"engine {engine.name}", "bold"), "  ", (word, _colour(engine.ready)))
-        )
+        title = f"{engine.role or ''} engine {engine.name}".strip()
+        lines.append(Text.assemble("\n", (title, "bold"), "  ", (word, _colour(engine.ready))))
         lines.append(_engine(engine))
     return Group(*lines)
 

@@ -8,6 +8,7 @@ from mamba_api.choices import Strategy
 from mamba_api.v1alpha1.base import SecretKeyRef, SecretRef
 from mamba_api.v1alpha1.deployment import MambaDeployment, Metadata, Spec
 from mamba_api.v1alpha1.engine import (
+    DiskCache,
     Engine,
     EnvVar,
     Memory,
@@ -15,6 +16,7 @@ from mamba_api.v1alpha1.engine import (
     ModelCache,
     StateCache,
     StateDtype,
+    TieredStateCache,
     Workload,
 )
 from mamba_api.v1alpha1.gateway import (
@@ -27,7 +29,9 @@ from mamba_api.v1alpha1.gateway import (
     Routing,
     Telemetry,
 )
-from mamba_api.v1alpha1.pods import Disaggregation, Resources, Rollout, Scaling, Scheduling
+from mamba_api.v1alpha1.pods import Resources, Rollout, Scaling, Scheduling
+from mamba_api.v1alpha1.pool_deployments import pool_deployments
+from mamba_api.v1alpha1.pools import Disaggregation, Pool
 from mamba_api.v1alpha1.status import (
     Condition,
     LedgerEntry,
@@ -45,6 +49,7 @@ __all__ = [
     "Auth",
     "Condition",
     "Disaggregation",
+    "DiskCache",
     "Engine",
     "EnvVar",
     "Gateway",
@@ -57,6 +62,7 @@ __all__ = [
     "Model",
     "ModelCache",
     "PlanStatus",
+    "Pool",
     "PrefixIndex",
     "ProposedStrategy",
     "Redis",
@@ -77,6 +83,8 @@ __all__ = [
     "Status",
     "Strategy",
     "Telemetry",
+    "TieredStateCache",
     "Workload",
     "WorkloadStatus",
+    "pool_deployments",
 ]

@@ -5,10 +5,11 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field
 
 from mamba_api.names import MAX_NAME_LENGTH
-from mamba_api.v1alpha1.base import ApiModel, FreeForm, Rule, refused
-from mamba_api.v1alpha1.engine import Engine, Memory, Model, StateCache, Workload
+from mamba_api.v1alpha1.base import ApiModel, FreeForm, Rule
+from mamba_api.v1alpha1.engine import Engine, Memory, Model, StateCache, TieredStateCache, Workload
 from mamba_api.v1alpha1.gateway import Gateway, PrefixIndex, Telemetry
-from mamba_api.v1alpha1.pods import Disaggregation, ReplicaCount, Resources, Rollout, Scaling, Scheduling
+from mamba_api.v1alpha1.pods import ReplicaCount, Resources, Rollout, Scaling, Scheduling
+from mamba_api.v1alpha1.pools import Disaggregation
 from mamba_api.v1alpha1.status import Status
 
 NAME_PATTERN = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
@@ -39,6 +40,45 @@ class Metadata(ApiModel):
     """Names of the steps to finish before the object is removed."""
 
 
+def _interval_of_pool(pool: str) -> Rule:
+    """Return the rule that a pool's own track interval consists of whole pages."""
+    cache = f"self.disaggregation.{pool}.stateCache"
+    return Rule(
+        cel=f"!has(self.disaggregation) || !has({cache}) || !has({cache}.trackInterval) || "
+        f"{cache}.trackInterval % self.engine.pageSize == 0",
+        message=(
+            f"disaggregation.{pool}.stateCache.trackInterval must be a multiple of engine.pageSize, because "
+            "a checkpoint needs whole pages: change one so that the page size divides the interval"
+        ),
+        holds=lambda self: (
+            self.disaggregation is None
+            or (own := getattr(self.disaggregation, pool).state_cache) is None
+            or own.track_interval is None
+            or own.track_interval % self.engine.page_size == 0
+        ),
+    )
+
+
+def _quantization_of_pool(pool: str) -> Rule:
+    """Return the rule that engines of a pool with int8 matrices have no GPUs."""
+    resources = f"self.disaggregation.{pool}.resources"
+    return Rule(
+        cel=f"self.engine.quantization == 'none' || !has(self.disaggregation) || !has({resources}) || "
+        f"!has({resources}.gpus) || {resources}.gpus == 0",
+        message=(
+            f"engine.quantization int8 is for engines without GPUs: remove it, or set "
+            f"disaggregation.{pool}.resources.gpus to 0"
+        ),
+        holds=lambda self: (
+            self.engine.quantization == "none"
+            or self.disaggregation is None
+            or (own := getattr(self.disaggregation, pool).resources) is None
+            or "gpus" not in own.model_fields_set
+            or own.gpus == 0
+        ),
+    )
+
+
 class Spec(ApiModel):
     """The desired state of the deployment."""
 
@@ -54,7 +94,7 @@ class Spec(ApiModel):
     for scaling.scaleDownDelay."""
     engine: Engine = Engine()
     """How each engine runs. A change replaces the engine pods."""
-    state_cache: StateCache = StateCache()
+    state_cache: TieredStateCache = TieredStateCache()
     """How recurrent states are cached and reused. A change replaces the engine pods, except for fields whose
     description says that running engines apply a change."""
     memory: Memory = Memory()
@@ -75,7 +115,10 @@ class Spec(ApiModel):
     scaling: Scaling = Scaling()
     """Policy and bounds for the number of engines."""
     disaggregation: Disaggregation | None = None
-    """Separate pools for prefill and decode. Refused by this version, whose engines are unified."""
+    """Separate pools of engines for prompts and for answers, in place of engines that do both. The fields
+    resources, stateCache and workload of the spec are the defaults of both pools; replicas and scaling are
+    those of unified engines and stay at their defaults. Adding or removing it replaces the engine pods: the
+    old ones end once the new ones serve. Strategies follow the declared workload."""
     gateway: Gateway = Gateway()
     """The OpenAI endpoint in front of the engines. A change replaces the gateway pods."""
     prefix_index: PrefixIndex = PrefixIndex()
@@ -136,10 +179,41 @@ class Spec(ApiModel):
                 self.scaling.max_replicas is None or self.replicas <= self.scaling.max_replicas
             ),
         ),
-        refused(
-            "disaggregation",
-            "its engines do not hand states over to each other; remove disaggregation to serve with unified "
-            "engines",
+        *(_interval_of_pool(pool) for pool in ("prefill", "decode")),
+        *(_quantization_of_pool(pool) for pool in ("prefill", "decode")),
+        Rule(
+            cel="!has(self.disaggregation) || (self.replicas == 1 && self.scaling.mode == 'Internal' && "
+            "!has(self.scaling.minReplicas) && !has(self.scaling.maxReplicas))",
+            message=(
+                "spec.replicas and scaling are for unified engines, and with disaggregation each pool has "
+                "its own number: set disaggregation.prefill.replicas and decode.replicas, and remove "
+                "spec.replicas, scaling.mode, minReplicas and maxReplicas"
+            ),
+            holds=lambda self: (
+                self.disaggregation is None
+                or (
+                    self.replicas == 1
+                    and self.scaling.mode == "Internal"
+                    and self.scaling.min_replicas is None
+                    and self.scaling.max_replicas is None
+                )
+            ),
+        ),
+        Rule(
+            cel="!has(self.disaggregation) || self.stateCache.prefixCaching",
+            message=(
+                "with disaggregation, engines hand states over through their prefix caches: set "
+                "stateCache.prefixCaching to true, or remove disaggregation"
+            ),
+            holds=lambda self: self.disaggregation is None or self.state_cache.prefix_caching,
+        ),
+        Rule(
+            cel="!has(self.disaggregation) || !has(self.gateway.inferencePool)",
+            message=(
+                "the proxy of gateway.inferencePool sends each request to one engine, which cannot hand it "
+                "over: remove inferencePool or disaggregation"
+            ),
+            holds=lambda self: self.disaggregation is None or self.gateway.inference_pool is None,
         ),
     )
 

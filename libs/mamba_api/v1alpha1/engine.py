@@ -8,6 +8,7 @@ import re
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
+from pydantic.alias_generators import to_snake
 from pydantic.config import JsonDict
 
 from mamba_api.choices import Eviction, Quantization, StrategyChoice
@@ -244,6 +245,11 @@ class Engine(ApiModel):
 StateDtype = Literal["float32", "float16"]
 
 
+TrackInterval = Annotated[int, Field(ge=1, le=1_048_576)]
+CheckpointsPerPath = Annotated[int, Field(ge=1, le=1024)]
+CheckpointDepth = Annotated[int, Field(ge=0, le=16_777_216)]
+
+
 class StateCache(ApiModel):
     """The state cache of every engine."""
 
@@ -254,13 +260,13 @@ class StateCache(ApiModel):
     replaced only if the plan then takes another stateDtype."""
     state_dtype: Literal["Auto", "float32", "float16"] = "Auto"
     """Type of the stored SSM state. Auto lets the planner choose. float16 doubles the number of slots."""
-    track_interval: Annotated[int, Field(ge=1, le=1_048_576)] = 256
+    track_interval: TrackInterval = 256
     """Maximum number of tokens between checkpoints while decoding (the first checkpoints of an answer are
     closer together); a multiple of spec.engine.pageSize. Running engines apply a change."""
-    max_checkpoints_per_path: Annotated[int, Field(ge=1, le=1024)] = 4
+    max_checkpoints_per_path: CheckpointsPerPath = 4
     """Maximum number of checkpoints that a prompt adds to its path of the radix tree, and maximum number kept
     on that path when slots are short. Running engines apply a change."""
-    min_checkpoint_depth: Annotated[int, Field(ge=0, le=16_777_216)] = 0
+    min_checkpoint_depth: CheckpointDepth = 0
     """Minimum number of tokens that a checkpoint covers. A shorter prefix is cheap to compute again, while
     its state would take a whole slot. 0 keeps all checkpoints."""
     eviction: Eviction = "RecomputeCost"
@@ -268,6 +274,58 @@ class StateCache(ApiModel):
     or the least recently used (LRU). Running engines apply a change."""
     prefix_caching: bool = True
     """Whether requests that share a prefix reuse checkpoints."""
+
+
+def above_zero(field: str, name: str) -> Rule:
+    """Return the rule that a size is above zero, because a tier of no bytes keeps nothing.
+
+    Args:
+        field: name of the size inside its model, in YAML spelling.
+        name: name of the size in the message.
+    """
+    attribute = to_snake(field)
+    return Rule(
+        cel=f"!has(self.{field}) || (type(self.{field}) == string ? self.{field}.matches('[1-9]') : "
+        f"self.{field} > 0)",
+        message=f"{name} is 0, which keeps nothing: set it above 0, such as 16Gi, or remove it",
+        holds=lambda self: (size := getattr(self, attribute)) is None or size.value > 0,
+    )
+
+
+class DiskCache(ApiModel):
+    """Space on a disk to which an engine writes states that its memory has no room for."""
+
+    size: Quantity
+    """Size of the space of one engine, such as 100Gi. The scheduler reserves as many bytes of the node's
+    ephemeral storage, or the volume has that size."""
+    storage_class_name: ObjectName | None = None
+    """Storage class of a volume for each engine, which is deleted with its pod. Defaults to the node's own
+    disk."""
+
+    rules = (above_zero("size", "stateCache.disk.size"),)
+
+
+class TieredStateCache(StateCache):
+    """The state cache of every engine, and the slower memory below it."""
+
+    host_memory: Quantity | None = None
+    """Main memory of one engine for states that its arena has no room for. Pods request it in addition to
+    resources.memory. If absent, such states go to the disk, or are lost."""
+    disk: DiskCache | None = None
+    """Disk space of one engine for such states, from which prompts also resume after the engine restarts in
+    its pod. If absent, nothing is written to a disk."""
+
+    rules = (
+        Rule(
+            cel="self.prefixCaching || (!has(self.hostMemory) && !has(self.disk))",
+            message=(
+                "stateCache.hostMemory and disk keep states for later prompts, and prefixCaching is false: "
+                "set it to true, or remove hostMemory and disk"
+            ),
+            holds=lambda self: self.prefix_caching or (self.host_memory is None and self.disk is None),
+        ),
+        above_zero("hostMemory", "stateCache.hostMemory"),
+    )
 
 
 class Memory(ApiModel):
@@ -284,14 +342,19 @@ class Memory(ApiModel):
     a machine without a GPU this sets how much main memory to use."""
 
 
+MeanTokens = Annotated[int, Field(ge=1, le=16_777_216)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Concurrency = Annotated[int, Field(ge=1, le=65_536)]
+
+
 class Workload(ApiModel):
     """Traffic that the plan is computed for."""
 
-    prompt_tokens: Annotated[int, Field(ge=1, le=16_777_216)] = 2048
+    prompt_tokens: MeanTokens = 2048
     """Mean prompt length in tokens."""
-    output_tokens: Annotated[int, Field(ge=1, le=16_777_216)] = 256
+    output_tokens: MeanTokens = 256
     """Mean output length in tokens."""
-    shared_prefix_ratio: Annotated[float, Field(ge=0, le=1)] = 0.5
+    shared_prefix_ratio: Share = 0.5
     """Share of prompt tokens that an earlier request also had."""
-    concurrency: Annotated[int, Field(ge=1, le=65_536)] | None = None
+    concurrency: Concurrency | None = None
     """Number of sequences that one engine should run at once. The plan prefers a choice that reaches it."""

@@ -1,4 +1,4 @@
-"""Placement and number of engines: `spec.resources`, `scheduling`, `scaling`, `rollout`, `disaggregation`.
+"""Placement and number of engines: `spec.resources`, `scheduling`, `scaling`, `rollout`.
 
 These parts say what the cluster provides for one engine, and how many engines there are. None of them changes
 what an engine computes.
@@ -163,15 +163,6 @@ class Scaling(ApiModel):
             and self.max_replicas is not None
             and self.min_replicas < self.max_replicas
         )
-
-
-class Disaggregation(ApiModel):
-    """Sizes of the two pools. Refused by this version, whose engines both prefill and decode."""
-
-    prefill_replicas: Annotated[int, Field(ge=1, le=10_000)] = 1
-    """Engines that only prefill."""
-    decode_replicas: Annotated[int, Field(ge=1, le=10_000)] = 1
-    """Engines that only decode."""
 
 
 IN_PLACE_AFTER = Duration("10m")

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, TypeAdapter, ValidationError
 
+from mamba_api.choices import Role
 from mamba_api.errors import InvalidDocument, InvalidProfile, UnknownProfile
 from mamba_api.quantity import Quantity
 from mamba_api.v1alpha1.base import ApiModel, FreeForm, ObjectName
@@ -27,6 +28,7 @@ from mamba_api.v1alpha1.pods import (
     Resources,
     Scheduling,
 )
+from mamba_api.v1alpha1.pool_deployments import pool_deployments
 
 
 class ResourceProfile(ApiModel):
@@ -55,14 +57,30 @@ Profiles = Mapping[ProfileName, ResourceProfile]
 """Resource profiles by name."""
 
 
+def profiled_pools(deployment: MambaDeployment, profiles: Profiles) -> dict[Role, MambaDeployment]:
+    """Return the deployment of each pool by role, with the profile of each filled in.
+
+    Raises:
+        UnknownProfile: no profile has that name; the message lists the existing ones.
+        InvalidProfile: a pool breaks a rule with its profile.
+    """
+    return {role: with_profile(pool, profiles) for role, pool in pool_deployments(deployment).items()}
+
+
 def with_profile(deployment: MambaDeployment, profiles: Profiles) -> MambaDeployment:
     """Return the object with its profile filled in, or unchanged if it names none.
+
+    An object with disaggregation is returned as it is, once the profiles of its pools are checked: each pool
+    may have another profile (see `profiled_pools`).
 
     Raises:
         UnknownProfile: no profile has that name; the message lists the existing ones.
         InvalidProfile: the object breaks a rule with this profile.
     """
     spec = deployment.spec
+    if spec.disaggregation is not None:
+        profiled_pools(deployment, profiles)
+        return deployment
     name = spec.resources.profile
     if name is None:
         return deployment

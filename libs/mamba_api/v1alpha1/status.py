@@ -79,6 +79,17 @@ class OtherSize(StatusModel):
     """Why the engine does not fit, with numbers."""
 
 
+class TierStatus(StatusModel):
+    """One tier of the state cache below the arena."""
+
+    tier: Literal["hostMemory", "disk"]
+    """Kind of the tier."""
+    bytes: Count
+    """Number of bytes that one engine may take there."""
+    states: Count
+    """Number of states of the planned lengths that these bytes hold, each with its pages."""
+
+
 class PlanStatus(StatusModel):
     """The planner's choice for one engine."""
 
@@ -106,6 +117,15 @@ class PlanStatus(StatusModel):
     """Use of every byte; the lines add up to the budget."""
     rejected: Annotated[list[RejectedChoice], Field(max_length=32)] = []
     """The other choices, each with the reason against it."""
+    receiving: Count | None = None
+    """Number of states that a decode engine receives at once. Absent for other engines."""
+    exported: Count | None = None
+    """Number of states that a prefill engine keeps until decode engines have read them. Absent for other
+    engines."""
+    raised: LongText | None = None
+    """Why spec.memory.arena was raised, with numbers. Absent if the configured size suffices, if any."""
+    tiers: Annotated[list[TierStatus], Field(max_length=4)] = []
+    """Tiers below the arena, the fastest first."""
     one_size_down: OtherSize | None = None
     """The same engine on a GPU of the next smaller size on the market. Absent without a GPU, with
     spec.memory.arena, or if there is no smaller size."""

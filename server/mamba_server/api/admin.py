@@ -11,15 +11,17 @@ from fastapi import Security
 from fastapi.security import HTTPAuthorizationCredentials
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
-from starlette.requests import HTTPConnection
+from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from mamba_api.choices import Eviction, Strategy
 from mamba_edge.api_keys import KeyFile
 from mamba_edge.app.application import JsonResponse, KeyGuard, error_responses, make_application, publish
+from mamba_edge.errors import InvalidRequest
 from mamba_edge.exchange.request_middleware import RequestMiddleware
 from mamba_server.api.requests.errors import AdminRefused, Forbidden
+from mamba_server.api.requests.hand_over_header import HAND_OVER_HEADER, released_export
 from mamba_server.api.requests.request_body import limited_route
 from mamba_server.api.serving import Serving
 
@@ -122,6 +124,16 @@ class AdminEndpoints:
             self._serving.on_strategy(change.strategy)
         return answer
 
+    async def handover(self, request: Request) -> Response:
+        """End an export that no engine has fetched, named by the header `X-Mambaserve-Hand-Over: release=ID`.
+
+        Raises InvalidRequest.
+        """
+        export = released_export(request.headers.get(HAND_OVER_HEADER.decode(), "").encode("latin-1"))
+        if export is None:
+            raise InvalidRequest("X-Mambaserve-Hand-Over: send 'release=ID', the export of a hand-over")
+        return await self._relay("release", {"export": export})
+
     async def drain(self) -> DrainState:
         """Refuse new requests and finish running ones."""
         self._serving.drain.draining = True
@@ -166,6 +178,7 @@ def make_admin(serving: Serving, token: KeyFile | None) -> ASGIApp:
         ("GET", "ledger", admin.ledger, dict[str, Any]),
         ("GET", "requests", admin.requests, dict[str, Any]),
         ("PUT", "strategy", admin.strategy, dict[str, Any]),
+        ("POST", "handover", admin.handover, dict[str, Any]),
         ("POST", "drain", admin.drain, DrainState),
         ("POST", "undrain", admin.undrain, DrainState),
     ):
@@ -176,7 +189,7 @@ def make_admin(serving: Serving, token: KeyFile | None) -> ASGIApp:
             operation_id=name,
             dependencies=[Security(guard)],
             response_model=answer,
-            responses=_ERRORS | (_BODY_ERRORS if name == "strategy" else {}),
+            responses=_ERRORS | (_BODY_ERRORS if name in ("strategy", "handover") else {}),
         )
     return RequestMiddleware(
         app, route_of=publish(app, key_needed=token is not None), answered=serving.metrics.answered

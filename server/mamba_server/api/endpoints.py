@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -27,11 +28,12 @@ from mamba_server.api.answers.responses import UsageBody
 from mamba_server.api.answers.score_json import let_go
 from mamba_server.api.forms.followed_schema import LEFT_OUT_HEADER
 from mamba_server.api.forms.output_grammar import GrammarCheck, OutputForm, output_grammar
+from mamba_server.api.requests.hand_over_header import comes_from_gateway, hands_over, source_of
 from mamba_server.api.requests.model_limits import ModelLimits
 from mamba_server.api.requests.prompts import PromptBuilder
 from mamba_server.api.requests.sampling import output_tokens, prompt_alternatives, sampling_params
 from mamba_server.api.serving import Places, Serving
-from mamba_server.wire import AddRequest, TokenIds, TokenLogprobs
+from mamba_server.wire import AddRequest, Fetch, HandOver, TokenIds, TokenLogprobs
 from mamba_telemetry import conventions as names
 from mamba_telemetry.logs import get_logger
 from mamba_telemetry.request_trace import RequestTrace, error_code
@@ -108,6 +110,7 @@ class GenerationEndpoints:
                 context,
                 form.grammar,
                 priorities=priorities,
+                fetch=self._source(context) if len(prompts) == 1 else None,
             )
             for place, prompt in enumerate(prompts)
         ]
@@ -132,7 +135,15 @@ class GenerationEndpoints:
         response_id = f"chatcmpl-{uuid.uuid4().hex}"
         priorities = self._serving.settings.anonymous_priority
         add = _add_request(
-            request, response_id, prompt, text, limits, context, form.grammar, priorities=priorities
+            request,
+            response_id,
+            prompt,
+            text,
+            limits,
+            context,
+            form.grammar,
+            priorities=priorities,
+            fetch=self._source(context),
         )
         self._reserve_scores(request, [prompt], context)
         answer_format = AnswerFormat.of(request, text.template)
@@ -180,6 +191,14 @@ class GenerationEndpoints:
             trace.root.set(names.REQUEST_MODEL, self._serving.model_name)
             trace.root.set(names.REQUEST_STREAM, bool(request.stream))
 
+    def _takes_headers(self, context: RequestContext) -> bool:
+        """Return whether the headers by which states are moved count for this request."""
+        serving = self._serving
+        return serving.moves_states and comes_from_gateway(context, serving.keys)
+
+    def _source(self, context: RequestContext) -> Fetch | None:
+        return source_of(context) if self._takes_headers(context) else None
+
     def _check_grammar(self, context: RequestContext, places: Places) -> GrammarCheck:
         client = context.client
         return lambda grammar: self._serving.check_grammar(grammar, client, places)
@@ -215,6 +234,9 @@ class GenerationEndpoints:
             visible_special: special tokens that stay in the text, because the answer is parsed by them.
             headers: additional response headers.
         """
+        if self._takes_headers(context) and hands_over(context):
+            await self._hand_over(request, adds, text, context, send, headers)
+            return
         fields = context.log_fields
         fields["answer"] = adds[0].request_id
         serving = self._serving
@@ -246,6 +268,49 @@ class GenerationEndpoints:
                 cached_tokens=active.counts.cached_total,
             )
 
+    async def _hand_over(
+        self,
+        request: GenerationRequest,
+        adds: list[AddRequest],
+        text: TextProcessor,
+        context: RequestContext,
+        send: Send,
+        headers: RawHeaders,
+    ) -> None:
+        """Compute the prompt, keep its state for the engine that writes the answer, and name it.
+
+        Several prompts, and prompts whose tokens are scored, are not handed over: the depth is 0.
+        """
+        serving = self._serving
+        hand_over, tokens, cached = HandOver("", 0, 0.0), len(adds[0].token_ids), 0
+        if len(adds) == 1 and prompt_alternatives(request) is None:
+            add = msgspec.structs.replace(
+                adds[0], n=1, fetch=None, hand_over=True,
+                params=msgspec.structs.replace(adds[0].params, max_tokens=0, logprobs=-1, grammar=""),
+            )  # fmt: skip
+            visibility = TextVisibility((), special_tokens=False, stop=False)
+            active = ActiveRequest(
+                serving.engine, text.tokenizer, [add], visibility, serving.metrics, context.trace
+            )
+            async with active:
+                async for update in active.updates():
+                    hand_over = update.hand_over or hand_over
+            cached = active.counts.cached_total
+        context.log_fields.update(prompt_tokens=tokens, cached_tokens=cached, handed_over=hand_over.depth)
+        ready = serving.engine.require_ready()
+        body = {
+            "handover": {
+                "address": ready.transfer_address,
+                "incarnation": ready.incarnation,
+                "export": hand_over.export,
+                "depth": hand_over.depth,
+                "prompt_tokens": tokens,
+                "cached_tokens": cached,
+                "lease_seconds": hand_over.lease,
+            }
+        }
+        await send_json_pieces(send, [msgspec.json.encode(body)], headers)
+
 
 def _add_request(
     request: GenerationRequest,
@@ -257,10 +322,12 @@ def _add_request(
     grammar: str,
     *,
     priorities: bool,
+    fetch: Fetch | None,
 ) -> AddRequest:
     """Build the message that submits one prompt to the engine.
 
-    `priorities`: whether the priority of clients without a name has an effect, too.
+    `priorities`: whether the priority of clients without a name has an effect, too. `fetch`: source of the
+    prompt's state.
     """
     client = context.client
     max_tokens = output_tokens(request, len(prompt.token_ids), limits)
@@ -274,6 +341,7 @@ def _add_request(
         cache_salt=request.cache_salt or "",
         turn_boundary=prompt.turn_boundary,
         arrival=context.arrival,
+        fetch=fetch,
     )
 
 

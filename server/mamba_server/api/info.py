@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry
 from starlette.requests import Request
 from starlette.responses import Response
 
-from mamba_api.openai_responses import ModelCard, ModelList, Readiness
+from mamba_api.openai_responses import ModelCard, ModelList, Readiness, TransferStatus
 from mamba_edge.app.application import JsonResponse
 from mamba_edge.errors import NotReady
 from mamba_server.api.serving import Serving
@@ -22,7 +22,25 @@ def readiness(serving: Serving) -> Readiness:
         reason = f"draining: {serving.drain.under_way} requests are finishing"
         return Readiness(status="draining", reason=reason)
     return Readiness(
-        status=state.phase, reason=state.reason, stage=state.stage, done=state.done, total=state.total
+        status=state.phase,
+        reason=state.reason,
+        stage=state.stage,
+        done=state.done,
+        total=state.total,
+        transfer=_transfer(serving) if state.phase == "ready" else None,
+    )
+
+
+def _transfer(serving: Serving) -> TransferStatus | None:
+    """Return the endpoint for states that move between engines; None = there is none."""
+    ready, stats = serving.engine.ready, serving.engine.stats
+    if ready is None or not serving.moves_states:
+        return None
+    return TransferStatus(
+        address=ready.transfer_address,
+        incarnation=ready.incarnation,
+        role=serving.settings.role,
+        credits=0 if stats is None else int(stats.gauges.get("transfer_credits", 0)),
     )
 
 

@@ -131,7 +131,7 @@ class Server:
         )
         self._engine_metrics.health = lambda: (engine.state.phase == "ready", engine.restarts)
         metrics = RequestMetrics(self._registry, name)
-        self._serving = Serving(settings, name, engine, metrics, Drain(), tracing=tracing)
+        self._serving = Serving(settings, name, engine, metrics, Drain(), tracing=tracing, keys=self._keys)
         TraceMetrics(self._registry, tracing)
         try:
             self._redis_url = url_from(settings.redis_url, settings.redis_url_file)

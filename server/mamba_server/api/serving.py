@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from mamba_edge.api_keys import KeyFile
 from mamba_edge.errors import InvalidRequest, ModelNotFound, NotReady, TooManyRequests
 from mamba_server.api.drain import Drain
 from mamba_server.api.engine_link.engine_client import EngineClient
@@ -43,7 +44,15 @@ class Serving:
     preparing: int = 0
     """Number of admitted prompts that are not with the engine yet."""
     tracing: Tracing = OFF
+    keys: KeyFile | None = None
+    """Accepted API keys; None = no key is needed."""
     created: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def moves_states(self) -> bool:
+        """Whether other engines can fetch states from this one, which then also fetches from them."""
+        ready = self.engine.ready
+        return ready is not None and bool(ready.transfer_address)
 
     def limits(self) -> ModelLimits:
         """Return the limits that requests are checked against. Raises NotReady."""

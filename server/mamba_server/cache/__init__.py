@@ -4,17 +4,21 @@ This module is the interface: the engine imports these names and none of the mod
 call is allowed when.
 """
 
-from mamba_server.cache.counters import CacheCounters
 from mamba_server.cache.eviction import POLICIES
-from mamba_server.cache.ledger import LedgerAccount
 from mamba_server.cache.node import NO_TOKENS, CachedPrefix, PrefixListener, Tokens, common_pages
 from mamba_server.cache.persistent_batch import Bools, Ints, PersistentBatch
 from mamba_server.cache.placement import aligned_piece, chunk_ends
 from mamba_server.cache.protocol import (
+    CacheCounters,
     CacheSettings,
     Capacity,
     DecodeRows,
+    EvictedCheckpoint,
+    EvictionListener,
+    Export,
+    LedgerAccount,
     ManagedStateCache,
+    Reception,
     Refusal,
     StateCache,
 )
@@ -33,12 +37,16 @@ __all__ = [
     "Capacity",
     "Checkpoint",
     "DecodeRows",
+    "EvictedCheckpoint",
+    "EvictionListener",
+    "Export",
     "Ints",
     "LedgerAccount",
     "ManagedStateCache",
     "Match",
     "PersistentBatch",
     "PrefixListener",
+    "Reception",
     "Refusal",
     "SequenceAllocation",
     "StateCache",

@@ -31,6 +31,8 @@ class AllocationSite(Enum):
     """Second tracking slot of a lazy sequence, around a boundary."""
     STRATEGY = "strategy"
     """Additional tracking slots for a running sequence after a change of strategy."""
+    RECEIVE = "receive"
+    """Slot and pages that a writer outside the forward stream fills."""
 
 
 class PageOwner:
@@ -41,6 +43,13 @@ class PageOwner:
     TREE = 2
     FENCED = 3
     PADDING = 4
+    TRANSFER = 5
+    """The page belongs to a reception: it is being filled, or what it holds is not in the tree yet."""
+    QUARANTINED = 6
+    """The page belongs to a reception that was given up before anybody saw the end of its writer."""
+
+
+PAGE_OWNERS = 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +60,7 @@ class Allocation:
     pages: Pages
 
 
-_UNEVICTABLE = (PageOwner.SEQUENCE, PageOwner.FENCED)
+_UNEVICTABLE = (PageOwner.SEQUENCE, PageOwner.FENCED, PageOwner.TRANSFER, PageOwner.QUARANTINED)
 """Owners whose pages eviction cannot free."""
 _FREE, _SLOT, _PAGES, _PADDING = 0, 1, 2, 3
 SLABS_PER_SLICE = 512
@@ -86,7 +95,7 @@ class Arena:
         self._partial_free = 0
         self.page_owner = np.zeros(max(1, slabs * pages_per_slab), np.int8)
         self.page_owner[: max(1, pages_per_slab)] = PageOwner.PADDING
-        self.pages_by_owner = [0] * 5
+        self.pages_by_owner = [0] * PAGE_OWNERS
         """Number of pages of each owner except FREE."""
         self.pages_by_owner[PageOwner.PADDING] = max(1, pages_per_slab)
         self._kept = [0] * slabs
@@ -96,6 +105,13 @@ class Arena:
         """Number of slabs whose entry in `_kept` is not 0."""
         self._fenced_slots: list[tuple[int, int]] = []
         self._fenced_pages: list[tuple[int, Pages]] = []
+        self._writers: dict[int, tuple[int, Pages]] = {}
+        """Slot and pages of each writer outside the forward stream whose end nobody has seen.
+
+        The key is the number of its reception.
+        """
+        self._slot_writer: dict[int, int] = {}
+        """For each slot of such a writer, the number of its reception."""
 
     # --- capacity ------------------------------------------------------------------------------------
 
@@ -137,20 +153,33 @@ class Arena:
     # --- allocate ------------------------------------------------------------------------------------
 
     def allocate(
-        self, site: AllocationSite, *, live: int = 0, tracking: int = 0, pages: int = 0
+        self, site: AllocationSite, *, live: int = 0, tracking: int = 0, pages: int = 0, writer: int = 0
     ) -> Allocation | None:
-        """Take slots (`live` ones first) and pages for a sequence; return None, with no change, if short."""
+        """Take slots (`live` ones first) and pages for a sequence; return None, with no change, if short.
+
+        `writer`: number of a reception, which gets one slot and the pages instead of a sequence.
+        """
         if self._fail is not None and self._fail(site):
             return None
-        if not self.fits(live + tracking, pages):
+        count = live + tracking + (writer > 0)
+        if not self.fits(count, pages):
             return None
-        slots = tuple(self._free_slabs.pop() for _ in range(live + tracking))
+        slots = tuple(self._free_slabs.pop() for _ in range(count))
         for index, slot in enumerate(slots):
             self._role[slot] = _SLOT
-            self.move(slot, SlotState.LIVE if index < live else SlotState.TRACK_PENDING)
-        return Allocation(slots, self._take_pages(pages))
+            if writer:
+                self.move(slot, SlotState.RECEIVING)
+            else:
+                self.move(slot, SlotState.LIVE if index < live else SlotState.TRACK_PENDING)
+        grant = Allocation(
+            slots, self._take_pages(pages, PageOwner.TRANSFER if writer else PageOwner.SEQUENCE)
+        )
+        if writer:
+            self._writers[writer] = slots[0], grant.pages
+            self._slot_writer[slots[0]] = writer
+        return grant
 
-    def _take_pages(self, count: int) -> Pages:
+    def _take_pages(self, count: int, owner: int) -> Pages:
         if not self.pages_per_slab or not count:
             return np.zeros(count, np.int32)
         out: list[int] = []
@@ -172,7 +201,7 @@ class Arena:
             if free:
                 heapq.heappush(self._partial, (len(free), slab))
         pages = np.array(out, np.int32)
-        self._count_users(pages, PageOwner.FREE, PageOwner.SEQUENCE)
+        self._count_users(pages, PageOwner.FREE, owner)
         return pages
 
     def _fullest_partial(self) -> int:
@@ -189,7 +218,8 @@ class Arena:
         """Move `slot` to `state` along the life-cycle table; `fence`: last step that names the slot."""
         fence = max(fence, self._slot_fence[slot])
         before = self._slot_state[slot]
-        check_transition(slot, before, state, fence=fence, completed=self.completed)
+        writer = self._slot_writer.get(slot, 0)
+        check_transition(slot, before, state, fence=fence, completed=self.completed, writer=writer)
         if before is not SlotState.FREE:
             self.slots_by_state[before] -= 1
         if state is not SlotState.FREE:
@@ -201,10 +231,29 @@ class Arena:
         """Record that launched step `step` uses `slot`: no move that needs its fence happens before."""
         self._slot_fence[slot] = max(self._slot_fence[slot], step)
 
-    def give_pages_to_tree(self, pages: Pages) -> None:
+    def give_pages_to_tree(self, pages: Pages, owner: int = PageOwner.SEQUENCE) -> None:
+        """Make the tree the owner of `pages`, which belonged to `owner`."""
         if self.pages_per_slab:
-            self._expect(pages, PageOwner.SEQUENCE)
-            self._count_users(pages, PageOwner.SEQUENCE, PageOwner.TREE)
+            self._expect(pages, owner)
+            self._expect_no_writer(pages, owner)
+            self._count_users(pages, owner, PageOwner.TREE)
+
+    def quarantine_pages(self, pages: Pages) -> None:
+        """Record that the reception of `pages` was given up before the end of its writer was seen."""
+        if self.pages_per_slab:
+            self._expect(pages, PageOwner.TRANSFER)
+            self._count_users(pages, PageOwner.TRANSFER, PageOwner.QUARANTINED)
+
+    def end_writer(self, writer: int) -> None:
+        """Record that the end of the writer of reception `writer` was seen: it writes no more."""
+        if writer not in self._writers:
+            raise LedgerViolation(f"T3: the writer of reception {writer} ended twice, or never began")
+        slot, _ = self._writers.pop(writer)
+        del self._slot_writer[slot]
+
+    def open_writers(self) -> set[int]:
+        """Return the numbers of the receptions whose writers may still write."""
+        return set(self._writers)
 
     def _count_users(self, pages: Pages, old_owner: int, new_owner: int) -> None:
         self.page_owner[pages] = new_owner
@@ -247,6 +296,7 @@ class Arena:
         if not self.pages_per_slab or not len(pages):
             return
         self._expect(pages, owner)
+        self._expect_no_writer(pages, owner)
         if fence > self.completed:
             self._count_users(pages, owner, PageOwner.FENCED)
             self._fenced_pages.append((fence, pages))
@@ -305,6 +355,16 @@ class Arena:
                 f"W1: page {int(wrong[0])} belongs to {int(self.page_owner[wrong[0]])}, expected {owner}"
             )
 
+    def _expect_no_writer(self, pages: Pages, owner: int) -> None:
+        """Raise if a page leaves its reception while the writer may still write to it."""
+        if owner < PageOwner.TRANSFER:
+            return
+        for writer, (_, written) in self._writers.items():
+            if np.isin(pages, written).any():
+                raise LedgerViolation(
+                    f"T3: a page of owner {owner} left reception {writer} before the end of its writer"
+                )
+
     # --- checks --------------------------------------------------------------------------------------
 
     def slots_of(self, slabs: range) -> Iterator[tuple[int, SlotState]]:
@@ -352,9 +412,9 @@ class Arena:
 
     def check_pages(self) -> Iterator[None]:
         """Check that the counters of pages match the owners, in slices like `check_slabs`."""
-        owners = np.zeros(5, np.int64)
+        owners = np.zeros(PAGE_OWNERS, np.int64)
         for first in range(0, len(self.page_owner), PAGES_PER_SLICE):
-            owners += np.bincount(self.page_owner[first : first + PAGES_PER_SLICE], minlength=5)
+            owners += np.bincount(self.page_owner[first : first + PAGES_PER_SLICE], minlength=PAGE_OWNERS)
             yield
         if owners[1:].tolist() != self.pages_by_owner[1:]:
             raise LedgerViolation(f"W5: pages by owner are {owners.tolist()}, counted {self.pages_by_owner}")

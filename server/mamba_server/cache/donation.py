@@ -7,10 +7,10 @@ Invariant names in comments are those of the state-cache page.
 import numpy as np
 
 from mamba_server.cache.arena import Arena, PageOwner
-from mamba_server.cache.counters import CacheCounters
 from mamba_server.cache.errors import LedgerViolation
 from mamba_server.cache.ghost_tree import CheckpointKind, GhostTree
 from mamba_server.cache.node import Node, Tokens
+from mamba_server.cache.reclaimer import Reclaimer
 from mamba_server.cache.sequence_allocation import Checkpoint, SequenceAllocation
 from mamba_server.cache.slot_state import SlotState
 from mamba_server.cache.tree import RadixTree
@@ -23,11 +23,12 @@ class Donation:
         self,
         arena: Arena,
         tree: RadixTree,
-        counters: CacheCounters,
+        reclaimer: Reclaimer,
         ghosts: GhostTree | None,
         cap: int,
     ) -> None:
-        self._arena, self._tree, self._counters = arena, tree, counters
+        self._arena, self._tree, self._reclaimer = arena, tree, reclaimer
+        self._counters = reclaimer.counters
         self.ghosts = ghosts
         """Ghost tree that predicts returns; None with an eviction policy that uses no prediction."""
         self.cap = cap
@@ -55,7 +56,7 @@ class Donation:
             self._arena.move(checkpoint.slot, SlotState.CACHED)
             self._counters.created += 1
             if capped:
-                self._cap_path(node, allocation.awaited_depths)
+                self.cap_path(node, allocation.awaited_depths)
         else:
             self._arena.free_slot(checkpoint.slot)
             self._counters.duplicates += 1
@@ -105,7 +106,7 @@ class Donation:
             allocation.replace_pages(of_tree)
             self._arena.free_pages_of(spare, allocation.last_step, PageOwner.SEQUENCE)
 
-    def _cap_path(self, node: Node, awaited_depths: set[int]) -> None:
+    def cap_path(self, node: Node, awaited_depths: set[int]) -> None:
         """Drop checkpoints from the path to `node` until it has at most `cap`, the cheapest to lose first.
 
         Ends, branches and the checkpoints at `awaited_depths` stay.
@@ -129,6 +130,4 @@ class Donation:
             if not droppable:
                 return
             dropped = path.pop(min(droppable)[1])
-            self._tree.eviction.evicted(dropped)
-            self._arena.free_slot(self._tree.drop_state(dropped))
-            self._counters.evicted += 1
+            self._reclaimer.evict_state(dropped)

@@ -43,8 +43,8 @@ class Ghost:
     """Ghost of a possible checkpoint: the run of page hashes that ends there."""
 
     __slots__ = (
-        "adopted", "age_bin", "children", "created_at", "depth", "due", "excess", "kind", "length", "node",
-        "parent", "passed", "raw", "returns", "since", "traffic", "turn", "uses",
+        "adopted", "age_bin", "arrived", "children", "created_at", "depth", "due", "excess", "kind", "length",
+        "node", "parent", "passed", "raw", "returns", "since", "traffic", "turn", "uses",
     )  # fmt: skip
 
     def __init__(self, parent: "Ghost | None", raw: bytes, kind: CheckpointKind) -> None:
@@ -79,6 +79,9 @@ class Ghost:
         """Pages of the text in which it was first seen, as far as that text was new."""
         self.node: Node | None = None
         """Node that holds the checkpoint now; None = not cached."""
+        self.arrived = False
+        """Whether it stands for a received checkpoint that no prompt has resumed from: it has no place in the
+        tree and counts in no statistics."""
         self.adopted: Ghost | None = None
         """Deeper ghost without a checkpoint, whose returns resume from the checkpoint here."""
 
@@ -256,6 +259,20 @@ class GhostTree:
         self._forget()
         return end
 
+    def arrival(self) -> Ghost:
+        """Return a ghost for a received checkpoint, with the forecast of a place that was used just now.
+
+        The request for which a checkpoint is received is no return to it, so nothing is counted until that
+        request has a place of its own.
+        """
+        ghost = Ghost(self._root, b"", CheckpointKind.END)
+        ghost.arrived = True
+        ghost.uses = 1
+        ghost.returns = self._by_turn[CheckpointKind.END, 1, 0]
+        ghost.since = self.now
+        self._enter(ghost, 0)
+        return ghost
+
     # --- statistics ----------------------------------------------------------------------------------
 
     def _start(self, ghost: Ghost) -> None:
@@ -284,7 +301,8 @@ class GhostTree:
         returns, excess = ghost.returns, ghost.excess
         assert returns is not None
         ghost.age_bin = age_bin
-        returns.entered(age_bin)
+        if not ghost.arrived:
+            returns.entered(age_bin)
         if excess is not None:
             share = returns.share(age_bin)
             excess.entered(share)
@@ -311,7 +329,7 @@ class GhostTree:
         """Move every ghost that has outgrown its bin to the next one; return all of them."""
         aged, now = [], self.now
         for ghost in self._clock.pop(now, ()):
-            if ghost.due != now or ghost.parent is None:
+            if ghost.due != now or ghost.parent is None or (ghost.arrived and ghost.node is None):
                 continue
             # Ages grow by one, so each ghost is handled exactly at the edge between two bins.
             if ghost.age_bin < BINS - 2:

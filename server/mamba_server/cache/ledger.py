@@ -6,7 +6,6 @@ event, the engine when it is idle, in slices. Metrics and the admin call show `a
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
 from typing import Protocol
 
 import numpy as np
@@ -14,8 +13,11 @@ import numpy.typing as npt
 
 from mamba_server.cache.arena import SLABS_PER_SLICE, Arena, PageOwner, Pages
 from mamba_server.cache.errors import LedgerViolation
+from mamba_server.cache.node import Node
+from mamba_server.cache.protocol import LedgerAccount
 from mamba_server.cache.sequence_allocation import SequenceAllocation
 from mamba_server.cache.slot_state import SlotState
+from mamba_server.cache.transit import HeldReception, PendingInstall
 from mamba_server.cache.tree import RadixTree
 
 Nodes = npt.NDArray[np.object_]
@@ -31,26 +33,13 @@ class Books(Protocol):
     arena: Arena
     tree: RadixTree
     allocations: dict[int, SequenceAllocation]
+    exports: dict[int, Node]
+    receptions: dict[int, HeldReception]
+    installs: list[PendingInstall]
 
 
-@dataclass(frozen=True, slots=True)
-class LedgerAccount:
-    """Slots and pages by owner. `free` slots are free slabs, which could become pages instead."""
-
-    slots_total: int
-    slots_free: int
-    slots_live: int
-    slots_tracking: int
-    slots_cached: int
-    slots_fenced: int
-    slabs_of_pages: int
-    pages_free: int
-    pages_sequence: int
-    pages_tree: int
-    pages_fenced: int
-
-    def as_dict(self) -> dict[str, int]:
-        return asdict(self)
+_TREE_STATES = (SlotState.CACHED, SlotState.INSTALLED, SlotState.EXPORTED)
+_RECEPTION_STATES = (SlotState.RECEIVING, SlotState.CONFIRMING, SlotState.QUARANTINED)
 
 
 def account(cache: Books) -> LedgerAccount:
@@ -62,20 +51,26 @@ def account(cache: Books) -> LedgerAccount:
         slots_free=arena.free_slots,
         slots_live=slots[SlotState.LIVE],
         slots_tracking=slots[SlotState.TRACK_PENDING] + slots[SlotState.TRACK_READY],
-        slots_cached=slots[SlotState.CACHED],
+        slots_cached=slots[SlotState.CACHED] + slots[SlotState.INSTALLED],
         slots_fenced=slots[SlotState.FENCED],
+        slots_receiving=slots[SlotState.RECEIVING] + slots[SlotState.CONFIRMING],
+        slots_exported=slots[SlotState.EXPORTED],
+        slots_quarantined=slots[SlotState.QUARANTINED],
         slabs_of_pages=arena.slabs - 1 - arena.free_slots - sum(slots.values()),
         pages_free=arena.free_pages,
         pages_sequence=pages[PageOwner.SEQUENCE],
         pages_tree=pages[PageOwner.TREE],
         pages_fenced=pages[PageOwner.FENCED],
+        pages_receiving=pages[PageOwner.TRANSFER],
+        pages_quarantined=pages[PageOwner.QUARANTINED],
     )
 
 
 def check(cache: Books) -> None:
     """Recount everything.
 
-    Raises LedgerViolation for wrong owners (W1, W8), locks (W4), sums (W5) or depths (P1, P5).
+    Raises LedgerViolation for wrong owners (W1, W8, T1), locks (W4), sums (W5), depths (P1, P5), writers (T3)
+    or readers (T6).
     """
     for _ in audit(cache):
         pass
@@ -90,6 +85,7 @@ def audit(cache: Books) -> Iterator[None]:
         nodes.append(np.array(part, np.object_))
         yield
     yield from _check_slots(cache, nodes)
+    _check_transit(cache)
     if cache.arena.pages_per_slab:
         yield from _check_pages(cache, nodes)
     yield from _check_tree(cache, nodes)
@@ -97,11 +93,13 @@ def audit(cache: Books) -> Iterator[None]:
 
 def _check_slots(cache: Books, nodes: list[Nodes]) -> Iterator[None]:
     arena = cache.arena
-    of_sequences, of_tree = np.zeros(arena.slabs, np.int32), np.zeros(arena.slabs, np.int32)
+    of_sequences, of_tree, of_receptions = (np.zeros(arena.slabs, np.int32) for _ in range(3))
     for first in range(1, arena.slabs, SLABS_PER_SLICE):
         for slot, state in arena.slots_of(range(first, min(first + SLABS_PER_SLICE, arena.slabs))):
-            if state is SlotState.CACHED:
+            if state in _TREE_STATES:
                 of_tree[slot] = 1
+            elif state in _RECEPTION_STATES:
+                of_receptions[slot] = 1
             elif state is not SlotState.FENCED:
                 of_sequences[slot] = 1
         yield
@@ -110,12 +108,48 @@ def _check_slots(cache: Books, nodes: list[Nodes]) -> Iterator[None]:
         np.add.at(held, [allocation.live, *allocation.tracking_slots], 1)
     _compare("W1 slots of sequences", held, of_sequences)
     held[:] = 0
+    np.add.at(held, [each.reception.slot for each in cache.receptions.values()], 1)
+    _compare("T1 slots of receptions", held, of_receptions)
+    held[:] = 0
     for part in nodes:
         np.add.at(held, [node.slot for node in part], 1)
         yield
     # Slot 0 stands for a node without a checkpoint.
     held[0] = 0
     _compare("W1 slots of the tree", held, of_tree)
+
+
+def _check_transit(cache: Books) -> None:
+    """Check that each reception has a writer while it needs one, and that slots say who reads them."""
+    arena = cache.arena
+    states = {number: arena.slot_state(each.reception.slot) for number, each in cache.receptions.items()}
+    written = {number for number, state in states.items() if state is not SlotState.CONFIRMING}
+    if written != arena.open_writers():
+        raise LedgerViolation(f"T3: receptions {sorted(written)} are written, writers {arena.open_writers()}")
+    read = {node.slot for node in cache.exports.values()}
+    if len(read) != arena.slots_by_state[SlotState.EXPORTED] or any(
+        arena.slot_state(slot) is not SlotState.EXPORTED for slot in read
+    ):
+        raise LedgerViolation(f"T6: slots {sorted(read)} are read outside, their states say otherwise")
+    installed = {install.node.slot for install in cache.installs}
+    if len(installed) != arena.slots_by_state[SlotState.INSTALLED] or any(
+        arena.slot_state(slot) is not SlotState.INSTALLED for slot in installed
+    ):
+        raise LedgerViolation(
+            f"T5: slots {sorted(installed)} are being installed, their states say otherwise"
+        )
+
+
+def _check_pages_of_receptions(cache: Books, held: npt.NDArray[np.int32]) -> None:
+    """Check the owners of the pages of receptions. `held`: memory for the counts, one for each page."""
+    arena = cache.arena
+    for owner, quarantined in ((PageOwner.TRANSFER, False), (PageOwner.QUARANTINED, True)):
+        held[:] = 0
+        for each in cache.receptions.values():
+            reception = each.reception
+            if (arena.slot_state(reception.slot) is SlotState.QUARANTINED) is quarantined:
+                np.add.at(held, reception.pages, 1)
+        _compare("T1 pages of receptions", held, arena.page_owner == owner)
 
 
 def _check_pages(cache: Books, nodes: list[Nodes]) -> Iterator[None]:
@@ -155,12 +189,14 @@ def _check_pages(cache: Books, nodes: list[Nodes]) -> Iterator[None]:
         yield
     _compare("W1 pages of sequences", held, arena.page_owner == PageOwner.SEQUENCE)
     yield
+    _check_pages_of_receptions(cache, held)
+    yield
     yield from arena.check_pages()
     yield from arena.check_pins(pinned)
 
 
-def _locks_of_sequences(cache: Books) -> tuple[dict[int, int], dict[int, int]]:
-    """Count the page locks and the state locks that sequences hold, by `id` of the node."""
+def _locks(cache: Books) -> tuple[dict[int, int], dict[int, int]]:
+    """Count the page locks and the state locks of sequences, exports and receptions, by `id` of the node."""
     kv_locks: dict[int, int] = {}
     state_locks: dict[int, int] = {}
     for allocation in cache.allocations.values():
@@ -170,13 +206,22 @@ def _locks_of_sequences(cache: Books) -> tuple[dict[int, int], dict[int, int]]:
             kv_locks[id(node)] = kv_locks.get(id(node), 0) + 1
         if allocation.match_node is not None:
             state_locks[id(allocation.match_node)] = state_locks.get(id(allocation.match_node), 0) + 1
+    used_outside = [*cache.exports.values(), *(install.node for install in cache.installs)]
+    for node in used_outside:
+        state_locks[id(node)] = state_locks.get(id(node), 0) + 1
+    bases = [each.base for each in cache.receptions.values() if each.base is not None]
+    for node in itertools.chain.from_iterable(last.path() for last in (*used_outside, *bases)):
+        kv_locks[id(node)] = kv_locks.get(id(node), 0) + 1
+    for each in cache.receptions.values():
+        if each.base is not None and each.base.depth != each.reception.base:
+            raise LedgerViolation(f"T4: reception {each.reception.number} locks {each.base.depth} tokens")
     return kv_locks, state_locks
 
 
 def _check_tree(cache: Books, nodes: list[Nodes]) -> Iterator[None]:
     tree = cache.tree
     number = checkpoints = pages = locked_pages = locked_states = forgotten = 0
-    kv_locks, state_locks = _locks_of_sequences(cache)
+    kv_locks, state_locks = _locks(cache)
     for number, node in enumerate(itertools.chain.from_iterable(nodes), 1):
         assert node.parent is not None
         if not number % SLABS_PER_SLICE:

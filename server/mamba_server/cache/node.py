@@ -13,6 +13,8 @@ import numpy.typing as npt
 Tokens = npt.NDArray[np.int32]
 Pages = npt.NDArray[np.int32]
 NO_TOKENS: Tokens = np.empty(0, np.int32)
+UNTRUSTED = -1
+"""Epoch of a node whose checkpoint is wrong: it is never resumed, and no insertion makes it valid again."""
 
 
 class NodeHeap(Protocol):

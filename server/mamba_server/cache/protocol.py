@@ -5,21 +5,21 @@ shortage is a return value and never an exception: None or False means "not now"
 changed. Only `LedgerViolation` is raised, where the caller or the cache broke an invariant. Memory that a
 launched step names is free only after `advance` has passed that step, however it was returned.
 
-A state that leaves the arena for another engine, or comes from one, would be two more methods of
-`StateCache`: one that locks a checkpoint as `match` and `admit` do and reads its slot and pages until the
-copy is complete, and one that allocates like `admit` and ends in the tree like `commit`. Drafted tokens would
-be another argument of `launch`, whose depth may then shrink at the commit.
+A state leaves the arena between `export` and `end_export`, and comes in between `receive` and `install` or
+`abandon`. Whoever reads or writes that memory is outside the forward stream, and no step says when it has
+ended: the caller has to see its end, and says so. Drafted tokens would be another argument of `launch`, whose
+depth may then shrink at the commit.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import NamedTuple, Protocol
 
+import numpy as np
+
 from mamba_planner.strategy import Reservation
-from mamba_server.cache.counters import CacheCounters
 from mamba_server.cache.eviction import Policy
-from mamba_server.cache.ledger import LedgerAccount
-from mamba_server.cache.node import PrefixListener, Tokens
+from mamba_server.cache.node import Node, Pages, PrefixListener, Tokens
 from mamba_server.cache.persistent_batch import Bools, Ints
 from mamba_server.cache.sequence_allocation import Checkpoint, SequenceAllocation
 from mamba_server.cache.tree import Match
@@ -86,6 +86,14 @@ class Capacity(NamedTuple):
     """Whether a step in flight holds memory that is free after its fence."""
     accepts_checkpoints: bool
     """Whether a prefill that starts now can be expected to get slots for its checkpoints."""
+    receiving: int
+    """Receptions whose memory is being written, or whose bytes await their confirmation."""
+    exported: int
+    """Checkpoints that somebody outside the forward stream reads."""
+    quarantined: int
+    """Slots of receptions that were given up before anybody saw the end of their writers."""
+    quarantined_pages: int
+    """Pages of these receptions."""
 
     def pages_for(self, tokens: int) -> int:
         """Return the pages of a sequence of `tokens` tokens."""
@@ -94,11 +102,126 @@ class Capacity(NamedTuple):
     def never_fits(self, tokens: int, slots_per_sequence: int | None = None) -> bool:
         """Return whether a sequence of `tokens` tokens would not even fit an otherwise empty arena.
 
-        `slots_per_sequence`: slots under another strategy than the one in force.
+        Quarantined memory does not count, because nobody knows when it is free. `slots_per_sequence`: slots
+        under another strategy than the one in force.
         """
         slots = self.slots_per_sequence if slots_per_sequence is None else slots_per_sequence
-        slabs = self.slabs - slots
-        return slabs < 0 or (self.pages_per_slab > 0 and self.pages_for(tokens) > slabs * self.pages_per_slab)
+        slabs = self.slabs - self.quarantined - slots
+        pages = slabs * self.pages_per_slab - self.quarantined_pages
+        return slabs < 0 or (self.pages_per_slab > 0 and self.pages_for(tokens) > pages)
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerAccount:
+    """Slots and pages by owner. `free` slots are free slabs, which could become pages instead."""
+
+    slots_total: int
+    slots_free: int
+    slots_live: int
+    slots_tracking: int
+    slots_cached: int
+    slots_fenced: int
+    slots_receiving: int
+    """Slots of receptions that are being written or await their confirmation."""
+    slots_exported: int
+    """Slots of checkpoints that somebody outside reads; the tree's, but not among `slots_cached`."""
+    slots_quarantined: int
+    slabs_of_pages: int
+    pages_free: int
+    pages_sequence: int
+    pages_tree: int
+    pages_fenced: int
+    pages_receiving: int
+    pages_quarantined: int
+
+    def as_dict(self) -> dict[str, int]:
+        return asdict(self)
+
+
+@dataclass(slots=True)
+class CacheCounters:
+    """Counters of checkpoints: each counts one event in their life and only grows."""
+
+    created: int = 0
+    """Checkpoints that the tree took over, received ones included."""
+    skipped: int = 0
+    """Checkpoints that found no free slot."""
+    evicted: int = 0
+    duplicates: int = 0
+    """Checkpoints that the tree already had."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Export:
+    """Checkpoint that somebody outside the forward stream reads; eviction spares it until `end_export`."""
+
+    number: int
+    """Number of the export, unique among the exports and receptions of a cache."""
+    depth: int
+    slot: int
+    pages: Pages
+    """Pages of [0, depth)."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reception:
+    """Memory that a writer outside the forward stream fills with one checkpoint and its pages."""
+
+    number: int
+    """Number of the reception, unique among the exports and receptions of a cache."""
+    token_ids: Tokens
+    """Prefix whose state is received: exactly `depth` tokens."""
+    salt: str
+    depth: int
+    base: int
+    """Tokens whose pages the tree had already, so that they need not travel."""
+    slot: int
+    pages: Pages
+    """Pages of [base, depth), to be written."""
+
+
+class EvictedCheckpoint:
+    """Checkpoint that is about to be evicted, as a listener sees it; void once the listener returns."""
+
+    __slots__ = ("_node",)
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+
+    @property
+    def salt(self) -> str:
+        return self._node.salt
+
+    @property
+    def depth(self) -> int:
+        return self._node.depth
+
+    @property
+    def slot(self) -> int:
+        """Slot that holds the state."""
+        return self._node.slot
+
+    @property
+    def fence(self) -> int:
+        """Last step that wrote the state; it is complete."""
+        return self._node.produced_step
+
+    def token_ids(self) -> Tokens:
+        """Return the tokens of the whole prefix, a copy."""
+        return np.concatenate([node.token_ids for node in self._node.path()])
+
+    @property
+    def pages(self) -> Pages:
+        """Pages of [0, depth), a copy."""
+        return np.concatenate([node.pages for node in self._node.path()])
+
+
+EvictionListener = Callable[[EvictedCheckpoint], None]
+"""Function that is called with each checkpoint before its memory is returned.
+
+It may read the memory, and calls no method of the cache. When it returns, whatever is launched later may
+write there: its reads are over, or precede all later launches on the forward stream.
+"""
 
 
 class DecodeRows(NamedTuple):
@@ -199,6 +322,50 @@ class StateCache(Protocol):
     def discard_results(self, allocation: SequenceAllocation) -> None:
         """Drop everything that was computed for the sequence, also from the tree. Before it is retired."""
 
+    # States that leave the cache or come in belong to no sequence; these calls may come at any time.
+
+    def export(self, token_ids: Tokens, salt: str, step: int, *, most: int | None = None) -> Export | None:
+        """Lock the deepest checkpoint of the prefix, so that it can be read outside the forward stream.
+
+        Only a checkpoint whose writes were seen complete is exported. `step`: the next step to launch.
+        `most`: greatest depth, in tokens. None = there is no such checkpoint.
+        """
+
+    def end_export(self, export: Export) -> None:
+        """Record that the reader has ended: the checkpoint can be evicted again."""
+
+    def receive(self, token_ids: Tokens, salt: str) -> Reception | None:
+        """Take memory for the state of `token_ids`, whole pages, evicting for it; a writer may fill it now.
+
+        The pages that the tree has of the prefix stay until the reception has ended. None = not now, or the
+        tree has the checkpoint.
+        """
+
+    def confirm(self, reception: Reception) -> None:
+        """Record that all bytes have landed and that the end of the writer was seen."""
+
+    def install(self, reception: Reception, step: int) -> bool:
+        """Give a confirmed reception, whose bytes are known to be right, to the tree; end the reception.
+
+        Steps from `step` on resume from it. A copy to the slot and the pages on the forward stream belongs to
+        launch `step - 1`: it is launched before this call, and `advance` passes that number once it is
+        complete. Others may read the copy by then, so a copy that fails is the loss of the device; who cannot
+        afford that installs once the copy was seen complete. False = the tree got the same checkpoint
+        meanwhile, and the memory is returned.
+        """
+
+    def abandon(self, reception: Reception, *, writer_ended: bool) -> None:
+        """End a reception without a result: its memory is free at once if the end of its writer was seen.
+
+        Otherwise the memory is quarantined until `writer_ended`.
+        """
+
+    def writer_ended(self, reception: Reception) -> None:
+        """Record that the end of the writer of an abandoned reception was seen: its memory is free."""
+
+    def on_eviction(self, listener: EvictionListener | None) -> None:
+        """Call `listener`, the only one, before a checkpoint is evicted; flushed ones are not reported."""
+
 
 class ManagedStateCache(StateCache, Protocol):
     """State cache together with its upkeep, which the engine does between two steps."""
@@ -214,6 +381,9 @@ class ManagedStateCache(StateCache, Protocol):
 
     def listen(self, listener: PrefixListener) -> None:
         """Report every change of the tree to `listener`, the only one, from now on."""
+
+    def checkpoints(self) -> Iterator[EvictedCheckpoint]:
+        """Read only: yield every checkpoint that can be resumed; void after any other call."""
 
     def flush(self) -> int:
         """Forget every checkpoint that no sequence is reading; return their number."""

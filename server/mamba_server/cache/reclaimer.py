@@ -3,11 +3,11 @@
 The state cache is the only caller. The eviction policy decides which checkpoint goes first.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from mamba_server.cache.arena import Allocation, AllocationSite, Arena, PageOwner
-from mamba_server.cache.counters import CacheCounters
 from mamba_server.cache.node import Node
+from mamba_server.cache.protocol import CacheCounters
 from mamba_server.cache.tree import RadixTree
 
 NODES_PER_SWEEP = 8
@@ -21,20 +21,30 @@ class Reclaimer:
         self.arena = arena
         self.tree = tree
         self.counters = counters
+        self.on_eviction: Callable[[Node], None] | None = None
+        """Called before a checkpoint is evicted; not for one that is forgotten or wrong."""
         self._to_sweep: list[Node] = []
         """Roots of the subtrees that may still hold forgotten checkpoints, themselves included."""
 
     def allocate(
-        self, site: AllocationSite, *, live: int = 0, tracking: int = 0, pages: int = 0, evict: bool = True
+        self,
+        site: AllocationSite,
+        *,
+        live: int = 0,
+        tracking: int = 0,
+        pages: int = 0,
+        writer: int = 0,
+        evict: bool = True,
     ) -> Allocation | None:
         """Take slots (`live` ones first) and pages, all or none; return None if eviction cannot free enough.
 
-        `evict`: unused checkpoints and pages may be evicted for it. A refused call changes nothing (W6).
+        `writer`: number of the reception that gets a slot and the pages. `evict`: unused checkpoints and
+        pages may be evicted for it. A refused call changes nothing (W6).
         """
-        slots = live + tracking
+        slots = live + tracking + (writer > 0)
         if evict and not self.arena.fits(slots, pages) and self._can_make_room(slots, pages):
             self.make_room(slots, pages)
-        return self.arena.allocate(site, live=live, tracking=tracking, pages=pages)
+        return self.arena.allocate(site, live=live, tracking=tracking, pages=pages, writer=writer)
 
     @property
     def available_pages(self) -> int:
@@ -75,11 +85,32 @@ class Reclaimer:
             elif not node.children and not node.kv_lock:
                 self._drop_leaf(node)
 
-    def evict(self, node: Node) -> None:
-        """Evict the unlocked checkpoint of `node` and the pages that only this checkpoint could resume."""
+    def evict(self, node: Node, *, report: bool = True) -> None:
+        """Evict the unlocked checkpoint of `node` and the pages that only this checkpoint could resume.
+
+        `report`: the eviction listener may copy the checkpoint before; not one that is wrong.
+        """
+        self.evict_state(node, report=report)
+        self._drop_useless(node)
+
+    def evict_state(self, node: Node, *, report: bool = True) -> None:
+        """Evict the unlocked checkpoint of `node`, and no pages."""
+        if report and self.on_eviction is not None and node.epoch == self.tree.epoch:
+            self.on_eviction(node)
         self.tree.eviction.evicted(node)
-        self.arena.free_slot(self.tree.drop_state(node))
+        self._free_state(node)
         self.counters.evicted += 1
+
+    def drop_forgotten(self, node: Node) -> None:
+        """Drop the unlocked checkpoint of `node`, which is forgotten, and what only it could resume."""
+        self._free_state(node)
+        self._drop_useless(node)
+
+    def _free_state(self, node: Node) -> None:
+        self.arena.free_slot(self.tree.drop_state(node))
+
+    def _drop_useless(self, node: Node) -> None:
+        """Drop the pages of `node`, which has lost its checkpoint, that no other checkpoint needs."""
         if self.arena.pages_per_slab:
             self._drop_bare(node)
         elif not node.children and not node.kv_lock:
@@ -110,9 +141,10 @@ class Reclaimer:
     # --- flush ---------------------------------------------------------------------------------------
 
     def flush(self, spared: Sequence[Node]) -> int:
-        """Forget every checkpoint except `spared`, which are all that are locked; return the number lost.
+        """Forget every checkpoint except `spared`, which sequences are reading; return the number lost.
 
-        No forgotten checkpoint is resumed from now on; its memory comes back when it is swept or needed.
+        No forgotten checkpoint is resumed from now on. Its memory comes back when it is swept or needed, and
+        not before its exports have ended.
         """
         lost = self.tree.forget(spared)
         self._to_sweep = list(self.tree.roots.values())
@@ -135,6 +167,6 @@ class Reclaimer:
             pending.extend(node.children.values())
             if node.parent is None or node.epoch == epoch:
                 continue
-            if node.slot:
-                self.arena.free_slot(self.tree.drop_state(node))
+            if node.slot and not node.state_lock:
+                self._free_state(node)
             self.drop_upwards(node)

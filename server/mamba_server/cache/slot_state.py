@@ -1,8 +1,10 @@
 """Life cycle of a slot as one table, which drives the arena, the property tests and the exhaustive model.
 
-A transition that follows a device write is legal only after a fence: the step whose completion makes the
-write visible. The arena calls `check_transition` for every move; the explorer in the tests walks the same
-table.
+A fence is a writer and a number. The forward stream's fences are steps: a move that follows a write of a step
+waits until that step is complete. A writer outside the stream fills the memory of one reception, whose number
+is its fence: a move that hands this memory on waits until somebody has seen the writer's end, since no time
+and no step says when the last byte has landed. The arena calls `check_transition` for every move; the
+explorer in the tests walks the same table.
 """
 
 from enum import Enum
@@ -27,34 +29,68 @@ class SlotState(Enum):
     """The slot belongs to the tree, locked or not."""
     FENCED = "fenced"
     """The slot was returned, but a launched step still names it."""
+    RECEIVING = "receiving"
+    """A writer outside the forward stream fills the slot for a reception."""
+    CONFIRMING = "confirming"
+    """The bytes of the reception have landed and its writer has ended; they may still be wrong."""
+    INSTALLED = "installed"
+    """The slot holds a received checkpoint and belongs to the tree; the launch that completes it may still
+    run."""
+    EXPORTED = "exported"
+    """The slot belongs to the tree, and somebody outside the forward stream reads it."""
+    QUARANTINED = "quarantined"
+    """The reception was given up, but nobody has seen the end of its writer."""
 
 
-TRANSITIONS: dict[tuple[SlotState, SlotState], bool] = {
-    # (from, to): whether the move needs the fence of the last step that names the slot.
-    (SlotState.FREE, SlotState.LIVE): False,
-    (SlotState.FREE, SlotState.TRACK_PENDING): False,
-    (SlotState.LIVE, SlotState.CACHED): True,
-    (SlotState.TRACK_PENDING, SlotState.TRACK_READY): True,
-    (SlotState.TRACK_READY, SlotState.TRACK_PENDING): False,
-    (SlotState.TRACK_READY, SlotState.CACHED): True,
-    (SlotState.LIVE, SlotState.FENCED): False,
-    (SlotState.TRACK_PENDING, SlotState.FENCED): False,
-    (SlotState.TRACK_READY, SlotState.FENCED): False,
-    (SlotState.CACHED, SlotState.FENCED): False,
-    (SlotState.FENCED, SlotState.FREE): True,
+STEP = 1
+"""Fence of a move: the last step that names the slot is complete."""
+WRITER = 2
+"""Fence of a move: the end of the writer outside the forward stream was seen."""
+
+TRANSITIONS: dict[tuple[SlotState, SlotState], int] = {
+    # (from, to): the fences that have to pass before the move, as a sum.
+    (SlotState.FREE, SlotState.LIVE): 0,
+    (SlotState.FREE, SlotState.TRACK_PENDING): 0,
+    (SlotState.LIVE, SlotState.CACHED): STEP,
+    (SlotState.TRACK_PENDING, SlotState.TRACK_READY): STEP,
+    (SlotState.TRACK_READY, SlotState.TRACK_PENDING): 0,
+    (SlotState.TRACK_READY, SlotState.CACHED): STEP,
+    (SlotState.LIVE, SlotState.FENCED): 0,
+    (SlotState.TRACK_PENDING, SlotState.FENCED): 0,
+    (SlotState.TRACK_READY, SlotState.FENCED): 0,
+    (SlotState.CACHED, SlotState.FENCED): 0,
+    (SlotState.FENCED, SlotState.FREE): STEP + WRITER,
+    (SlotState.FREE, SlotState.RECEIVING): STEP + WRITER,
+    (SlotState.RECEIVING, SlotState.CONFIRMING): WRITER,
+    (SlotState.RECEIVING, SlotState.QUARANTINED): 0,
+    (SlotState.RECEIVING, SlotState.FENCED): WRITER,
+    (SlotState.QUARANTINED, SlotState.FENCED): WRITER,
+    (SlotState.CONFIRMING, SlotState.INSTALLED): WRITER,
+    (SlotState.CONFIRMING, SlotState.FENCED): WRITER,
+    (SlotState.INSTALLED, SlotState.CACHED): STEP,
+    (SlotState.CACHED, SlotState.EXPORTED): STEP,
+    (SlotState.EXPORTED, SlotState.CACHED): 0,
 }
 
 
-def check_transition(slot: int, old: SlotState, new: SlotState, *, fence: int, completed: int) -> None:
-    """Raise if the table does not have the move, or if its fence has not passed.
+def check_transition(
+    slot: int, old: SlotState, new: SlotState, *, fence: int, completed: int, writer: int = 0
+) -> None:
+    """Raise if the table does not have the move, or if one of its fences has not passed.
+
+    `writer`: number of the reception whose writer may still write to the slot; 0 = there is none.
 
     Raises:
         LedgerViolation: names the slot, the move and the fence.
     """
-    needs_fence = TRANSITIONS.get((old, new))
-    if needs_fence is None:
+    needed = TRANSITIONS.get((old, new))
+    if needed is None:
         raise LedgerViolation(f"slot {slot}: no transition {old.name} -> {new.name}")
-    if needs_fence and fence > completed:
+    if needed & STEP and fence > completed:
         raise LedgerViolation(
             f"slot {slot}: {old.name} -> {new.name} before the fence of step {fence} (completed {completed})"
+        )
+    if needed & WRITER and writer:
+        raise LedgerViolation(
+            f"T3: slot {slot}: {old.name} -> {new.name} before the end of the writer of reception {writer}"
         )

@@ -12,17 +12,22 @@ from mamba_planner.strategy import Reservation, decode_spacing
 from mamba_server.cache import ledger
 from mamba_server.cache.arena import NO_PAGES, AllocationSite, Arena, PageOwner
 from mamba_server.cache.checkpoint_choice import CheckpointChoice, CheckpointChooser
-from mamba_server.cache.counters import CacheCounters
-from mamba_server.cache.donation import Donation
 from mamba_server.cache.eviction import Eviction, Policy
 from mamba_server.cache.ghost_tree import GhostMatch, GhostTree
 from mamba_server.cache.node import NO_TOKENS, Node, PrefixListener, Tokens
 from mamba_server.cache.persistent_batch import Ints, PersistentBatch
 from mamba_server.cache.placement import Placement
-from mamba_server.cache.protocol import CacheSettings, Capacity, DecodeRows, ManagedStateCache, Refusal
-from mamba_server.cache.reclaimer import Reclaimer
+from mamba_server.cache.protocol import (
+    CacheSettings,
+    Capacity,
+    DecodeRows,
+    LedgerAccount,
+    ManagedStateCache,
+    Refusal,
+)
 from mamba_server.cache.sequence_allocation import Checkpoint, PendingCheckpoint, SequenceAllocation
 from mamba_server.cache.slot_state import SlotState
+from mamba_server.cache.transit import Transit
 from mamba_server.cache.tree import Match, RadixTree
 
 AllocationFault = Callable[[AllocationSite], bool]
@@ -36,7 +41,7 @@ class _RetiringSequence:
     token_ids: Callable[[], Tokens]
 
 
-class RadixStateCache:
+class RadixStateCache(Transit):
     """State cache of one device. The keyword arguments are those of `CacheSettings`."""
 
     def __init__(
@@ -51,20 +56,15 @@ class RadixStateCache:
         prefix_caching: bool = True,
         min_checkpoint_depth: int = 0,
     ) -> None:
-        self.arena = arena
-        self.tree = tree
+        super().__init__(arena, tree, cap)
         self.batch = batch
         self.strategy = strategy
         self.page_size = tree.page_size
         self.track_interval = track_interval
         self.prefix_caching = prefix_caching
         self.min_checkpoint_depth = min_checkpoint_depth
-        self.counters = CacheCounters()
-        self.reclaimer = Reclaimer(arena, tree, self.counters)
-        tree.on_pin = arena.pin
         self.allocations: dict[int, SequenceAllocation] = {}
         self._retiring: list[_RetiringSequence] = []
-        self.donation = Donation(arena, tree, self.counters, None, cap)
         self.donation.ghosts = self._new_ghost_tree()
         self._prefilling: Counter[tuple[str, bytes]] = Counter()
 
@@ -87,7 +87,7 @@ class RadixStateCache:
     def capacity(self) -> Capacity:
         """Memory at this moment."""
         arena, tree, strategy = self.arena, self.tree, self.strategy
-        free_slots, retiring = arena.free_slots, len(self._retiring)
+        free_slots, retiring, slots = arena.free_slots, len(self._retiring), arena.slots_by_state
         return Capacity(
             page_size=self.page_size,
             slabs=arena.slabs - 1,
@@ -103,6 +103,10 @@ class RadixStateCache:
             retiring=retiring,
             returning=retiring > 0 or arena.has_fenced,
             accepts_checkpoints=self.prefix_caching and (strategy.evicts_for_checkpoints or free_slots > 0),
+            receiving=slots[SlotState.RECEIVING] + slots[SlotState.CONFIRMING],
+            exported=slots[SlotState.EXPORTED],
+            quarantined=slots[SlotState.QUARANTINED],
+            quarantined_pages=arena.pages_by_owner[PageOwner.QUARANTINED],
         )
 
     @property
@@ -113,11 +117,6 @@ class RadixStateCache:
     @cap.setter
     def cap(self, cap: int) -> None:
         self.donation.cap = cap
-
-    @property
-    def ghosts(self) -> GhostTree | None:
-        """Ghost tree that predicts returns; None with an eviction policy that uses no prediction."""
-        return self.donation.ghosts
 
     def _new_ghost_tree(self) -> GhostTree | None:
         """Connect the policy in force to a new ghost tree, if it uses one; return that tree."""
@@ -172,7 +171,11 @@ class RadixStateCache:
                 self.tree.unlock_state(match.node)
                 self.tree.unlock(match.node)
             return None
-        ghost_match = self._observe_prompt(self.ghosts, token_ids, salt) if self.ghosts is not None else None
+        ghost_match = None
+        if self.ghosts is not None:
+            ghost_match = self._observe_prompt(self.ghosts, token_ids, salt)
+            if match.node is not None:
+                self._expect_returns(self.ghosts, match.node, ghost_match)
         choice = CheckpointChoice(Placement((), ()))
         if self.prefix_caching:
             choice = self._chooser.choose(len(token_ids), ghost_match, match, turn_boundary, branches)
@@ -269,11 +272,6 @@ class RadixStateCache:
             checkpoints.append(checkpoint)
         return checkpoints
 
-    @property
-    def _slots_to_spare(self) -> bool:
-        """Whether slots are free beyond those of the next two sequences, which are reserved for them."""
-        return self.arena.free_slots > 2 * self.strategy.slots_per_sequence
-
     def _optional_slot(self, allocation: SequenceAllocation, depth: int) -> int:
         """Return a free slot for a track-interval checkpoint, or that of a less valuable state; 0 = none."""
         if self._slots_to_spare:
@@ -350,6 +348,8 @@ class RadixStateCache:
                 for retiring in self._retiring
             ]
         self.arena.advance(step)
+        if self.installs:
+            self._complete_installs()
 
     def commit(self, allocation: SequenceAllocation, token_ids: Tokens, step: int) -> None:
         """Donate or keep the checkpoints of `allocation` that `step` has completed.
@@ -426,8 +426,8 @@ class RadixStateCache:
     def _drop_untrusted(self, deepest: Node, depth: int) -> None:
         for node in reversed(list(deepest.path())):
             # A sequence that is resuming from this checkpoint detects the failure at its own commit.
-            if node.slot and node.depth >= depth and not node.state_lock:
-                self.reclaimer.evict(node)
+            if node.slot and node.depth >= depth:
+                self._drop_wrong(node)
 
     def _retire_now(self, allocation: SequenceAllocation, token_ids: Tokens) -> None:
         step = allocation.last_step
@@ -491,7 +491,7 @@ class RadixStateCache:
 
     # --- upkeep --------------------------------------------------------------------------------------
 
-    def account(self) -> ledger.LedgerAccount:
+    def account(self) -> LedgerAccount:
         """Return the owners of all slots and pages."""
         return ledger.account(self)
 
@@ -554,7 +554,7 @@ class RadixStateCache:
             return Refusal(
                 f"{strategy.name} needs {len(recipients)} more tracking slots for {len(self.allocations)} "
                 f"running sequences; {self.arena.free_slots} are free and "
-                f"{self.tree.evictable_slots} evictable"
+                f"{self.tree.evictable_slots} evictable, {self._slots_in_transit} are received or exported"
             )
         for allocation, slot in zip(recipients, grant.slots, strict=True):
             allocation.spare.append(slot)

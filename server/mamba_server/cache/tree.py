@@ -14,7 +14,7 @@ import numpy as np
 
 from mamba_server.cache.errors import LedgerViolation
 from mamba_server.cache.eviction import Eviction
-from mamba_server.cache.node import Node, Pages, PrefixListener, ReturnForecast, Tokens
+from mamba_server.cache.node import UNTRUSTED, Node, Pages, PrefixListener, ReturnForecast, Tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +190,41 @@ class RadixTree:
             return "evicted"
         return "too_deep" if checkpoints.too_deep else "no_state"
 
+    def complete_checkpoints(self, token_ids: Tokens, salt: str, step: int) -> list[Node]:
+        """Return the checkpoints of prefixes of `token_ids` that `step` could resume from, deepest first."""
+        path, _ = self._longest_path(token_ids, salt)
+        return [
+            node
+            for node, shared in reversed(path)
+            if node.slot
+            and node.epoch == self.epoch
+            and shared == len(node.pages)
+            and node.produced_step < step
+        ]
+
     # --- locks ---------------------------------------------------------------------------------------
+
+    def lock_pages(self, token_ids: Tokens, salt: str) -> tuple[Node | None, int]:
+        """Lock the pages of `token_ids` that the tree has; return the last locked node, and their tokens.
+
+        The node may reach beyond them, until `cut` has split it.
+        """
+        path, depth = self._longest_path(token_ids, salt)
+        node = path[-1][0] if path else None
+        if node is not None:
+            self.lock(node, state=False)
+        return node, depth
+
+    def cut(self, node: Node, depth: int) -> Node:
+        """Return the node that ends at `depth` on the path to `node`; move the caller's page lock to it."""
+        parent = node.parent
+        assert parent is not None
+        if node.depth == depth:
+            return node
+        upper = self._split(node, (depth - parent.depth) // self.page_size)
+        self.lock(upper, state=False)
+        self.unlock(node)
+        return upper
 
     def lock(self, node: Node, *, state: bool) -> None:
         """Pin the pages of the path to `node`, and its checkpoint if `state` (W4: 0 <= state <= kv locks)."""
@@ -294,6 +328,8 @@ class RadixTree:
 
     def _insert_checkpoint(self, node: Node, slot: int, step: int, ghost: ReturnForecast | None) -> bool:
         """Return whether `node` took the checkpoint in `slot`; a node that has one already revives it."""
+        if node.slot and node.epoch == UNTRUSTED:
+            return False
         if node.epoch != self.epoch and self.listener is not None:
             self.listener.pages_gained(node)
         if node.slot:
@@ -350,18 +386,31 @@ class RadixTree:
     # --- evict ---------------------------------------------------------------------------------------
 
     def forget(self, spared: Sequence[Node]) -> int:
-        """Forget all checkpoints except `spared`, which are all that are locked; return the number lost.
+        """Forget all checkpoints except `spared`, which sequences are reading; return the number lost.
 
-        None of them is resumed any more. They stay in the tree, and evictable, until they are dropped.
+        None of them is resumed any more. They stay in the tree until they are dropped: at once if nobody uses
+        them, otherwise when their last export has ended.
         """
-        lost = self.evictable_slots - self.forgotten
+        kept = {id(node): node for node in spared if node.slot and node.epoch == self.epoch}
+        lost = self.checkpoints - self.forgotten - len(kept)
         self.epoch += 1
         self.forgotten += lost
-        for node in spared:
+        for node in kept.values():
             node.epoch = self.epoch
         if self.listener is not None:
-            self.listener.flushed(node for node in spared if node.slot)
+            self.listener.flushed(iter(kept.values()))
         return lost
+
+    def distrust(self, node: Node) -> None:
+        """Forget the checkpoint of `node`, which is wrong, although somebody still reads it."""
+        if node.epoch == UNTRUSTED:
+            return
+        if node.epoch == self.epoch:
+            self.forgotten += 1
+            if self.listener is not None:
+                self.listener.lost(node)
+                self.listener.pages_lost(node)
+        node.epoch = UNTRUSTED
 
     def drop_state(self, node: Node) -> int:
         """Take the checkpoint from `node`, which stays as a tombstone; return the slot."""

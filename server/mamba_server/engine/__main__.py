@@ -91,9 +91,13 @@ def _serve(settings: EngineSettings, port: "EngineSockets", cores: int | None) -
     from mamba_server.engine.engine_loop import EngineLoop, report_progress
     from mamba_server.engine.grammar_compiler import GrammarCompiler
     from mamba_server.engine.process_memory.garbage import never_search_old_objects
+    from mamba_server.engine.transfers.start import start_transfers
     from mamba_server.wire import Ready
 
     engine = boot(settings, report_progress(port))
+    endpoint = start_transfers(
+        engine.core, settings, engine.stream, engine.memory, engine.state_layout, port.wake
+    )
     use_threads(engine, None if cores is None else threads_for(engine.plan.weights_bytes, cores))
     plan = ready_plan(engine)
     admin = AdminCalls(engine.core, plan)
@@ -116,9 +120,13 @@ def _serve(settings: EngineSettings, port: "EngineSockets", cores: int | None) -
                 plan=plan,
                 fingerprint=engine.core.cache.settings.fingerprint,
                 page_size=engine.core.cache.capacity.page_size,
+                transfer_address=endpoint.address,
+                incarnation=endpoint.incarnation,
             )
         )
     finally:
+        if engine.core.transfers is not None:
+            engine.core.transfers.close()
         engine.stream.close()
     return 0
 

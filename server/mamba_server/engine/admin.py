@@ -20,6 +20,7 @@ class AdminCalls:
             "plan": lambda _: (200, self.plan),
             "strategy": self._strategy,
             "requests": self._requests,
+            "release": self._release,
         }
 
     @property
@@ -49,11 +50,17 @@ class AdminCalls:
         return {
             **account,
             "running": self._core.scheduler.running,
-            "waiting": len(self._core.scheduler.waiting),
+            "waiting": self._core.scheduler.waiting_count,
             "checkpoints": self._core.cache.capacity.checkpoints,
             "step": self._core.step_number,
             "recounted": recounted,
         }
+
+    def _release(self, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        """End an export that nobody has opened: the engine that was to fetch it does not."""
+        transfers = self._core.transfers
+        released = transfers is not None and transfers.release(str(body.get("export", "")))
+        return 200, {"released": released}
 
     def _strategy(self, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         cache, settings = self._core.cache, self._core.cache.settings

@@ -53,6 +53,7 @@ from mamba_server.model.device_arena import DTYPES, DeviceArena
 from mamba_server.model.layers.hybrid import HybridModel
 from mamba_server.model.layout import CacheLayout
 from mamba_settings.engine_settings import EngineSettings
+from mamba_transfer import StateLayout
 
 Report = Callable[[str, int, int], None]
 
@@ -94,6 +95,10 @@ class Engine:
     """Kernels in use."""
     device_counters: Counters
     device_gauges: Gauges
+    memory: torch.Tensor
+    """The arena's bytes."""
+    state_layout: StateLayout
+    """Layout of states and pages in the arena, in terms that two engines can compare."""
     decode_steps: dict[str, int]
     """Value of `DecodeSteps.counts` after the start."""
 
@@ -174,7 +179,23 @@ def boot(settings: EngineSettings, report: Report, overrides: BootOverrides = NO
         _prepare(stream, lambda: try_out(lambda: runner.warm_up(report)))
     counters = device_counters(device, model.backend)
     gauges, steps = device_gauges(runner, model.backend), runner.decode_step_counts
-    return Engine(core, plan, config, directory, stream, model.backend, counters, gauges, steps)
+    state_layout = StateLayout.of(
+        config, fingerprint=fingerprint, state_dtype=plan.state_dtype, dtype=dtype, page_size=plan.page_size
+    )
+    assert state_layout.slab_bytes == layout.slab_bytes
+    return Engine(
+        core,
+        plan,
+        config,
+        directory,
+        stream,
+        model.backend,
+        counters,
+        gauges,
+        memory.memory,
+        state_layout,
+        steps,
+    )
 
 
 def _prepare(stream: ForwardStream, work: Callable[[], object]) -> None:

@@ -4,6 +4,7 @@ Messages are read between two steps, deltas are sent after each step, statistics
 with `Shutdown`, when the parent process is gone, or with `Fatal` when the engine cannot start.
 """
 
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 
@@ -61,17 +62,29 @@ class EngineSockets:
         self._push.set_hwm(0)
         self._push.setsockopt(zmq.LINGER, 2000)
         self._push.connect(from_engine)
+        self._wakeups = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._poller = zmq.Poller()
+        self._poller.register(self._pull, zmq.POLLIN)
+        self._poller.register(self._wakeups, zmq.POLLIN)
         self._decode: Callable[[bytes], ToEngine] = wire.decoder(ToEngine).decode
         self._encode = wire.encoder().encode
 
     def send(self, message: FromEngine) -> None:
         self._push.send(self._encode(message))
 
+    def wake(self) -> None:
+        """End the wait of `receive`, from any thread: something else than a message is there."""
+        os.eventfd_write(self._wakeups, 1)
+
     def receive(self, timeout: float) -> list[ToEngine]:
-        """Return up to `MAX_MESSAGES` messages; wait at most `timeout` seconds for the first."""
+        """Return up to `MAX_MESSAGES` messages; wait at most `timeout` seconds for the first, or `wake`."""
         messages: list[ToEngine] = []
-        if timeout > 0 and not self._pull.poll(int(timeout * 1000)):
-            return messages
+        if timeout > 0:
+            ready = dict(self._poller.poll(int(timeout * 1000)))
+            if self._wakeups in ready:
+                os.eventfd_read(self._wakeups)
+            if self._pull not in ready:
+                return messages
         while len(messages) < MAX_MESSAGES:
             try:
                 messages.append(self._decode(self._pull.recv(zmq.NOBLOCK)))
@@ -83,6 +96,7 @@ class EngineSockets:
         self._pull.close()
         self._push.close()
         self._context.term()
+        os.close(self._wakeups)
 
 
 class EngineLoop:
@@ -119,12 +133,15 @@ class EngineLoop:
         Raises LedgerViolation if the memory accounting is inconsistent, and DeviceLost.
         """
         self._port.send(ready)
-        stalled = False
+        stalled, changes_before = False, 0
         while True:
             is_resting = self._core.idle and not self._maintenance.due
             wait_seconds = CHANGES_SECONDS if self._core.tree_changes.pending else STATS_SECONDS
             if self._grammars.pending:
                 wait_seconds = GRAMMAR_SECONDS
+            if self._core.awaits_states:
+                # A thread wakes the loop when one has come.
+                is_resting, wait_seconds = True, min(wait_seconds, CHANGES_SECONDS)
             messages = self._port.receive(wait_seconds if is_resting else 0.001 if stalled else 0.0)
             for message in self._without_aborted(messages):
                 if isinstance(message, Shutdown):
@@ -135,6 +152,9 @@ class EngineLoop:
                 self._add(request, grammar)
             step_before = self._core.step_number
             deltas = self._core.step()
+            if self._core.transfer_changes != changes_before:
+                changes_before = self._core.transfer_changes
+                self._disturb()
             stalled = self._core.step_number == step_before and not deltas
             for outputs in output_messages(deltas):
                 self._port.send(outputs)

@@ -49,6 +49,9 @@ def collect(
         "tracking": account.slots_tracking,
         "cached": account.slots_cached,
         "fenced": account.slots_fenced,
+        "receiving": account.slots_receiving,
+        "exported": account.slots_exported,
+        "quarantined": account.slots_quarantined,
         "pages": account.slabs_of_pages,
     }
     pages = {
@@ -56,10 +59,12 @@ def collect(
         "sequence": account.pages_sequence,
         "tree": account.pages_tree,
         "fenced": account.pages_fenced,
+        "receiving": account.pages_receiving,
+        "quarantined": account.pages_quarantined,
     }
     gauges: dict[str, float] = {
         "requests_running": scheduler.running,
-        "requests_waiting": len(scheduler.waiting),
+        "requests_waiting": scheduler.waiting_count,
         "max_running_requests": scheduler.limits.max_running,
         "checkpoints": capacity.checkpoints,
         # Memory that is not available at once, even by eviction: that of the pool that limits.
@@ -76,12 +81,17 @@ def collect(
     }
     gauges.update({f"slabs{{owner={owner}}}": count for owner, count in slots.items()})
     gauges.update(
-        {f"slots{{owner={owner}}}": slots[owner] for owner in ("live", "tracking", "cached", "fenced")}
+        {f"slots{{owner={owner}}}": slots[owner] for owner in slots if owner not in ("free", "pages")}
     )
     gauges.update({f"pages{{owner={owner}}}": count for owner, count in pages.items()})
     gauges.update(device_gauges)
     times = core.drain_step_times()
-    return EngineStats(counters, gauges, times.seconds, times.batch_sizes)
+    seconds: list[tuple[str, float]] = []
+    if core.transfers is not None:
+        counters.update(core.transfers.counters())
+        gauges.update(core.transfers.gauges())
+        seconds = core.transfers.take_seconds()
+    return EngineStats(counters, gauges, times.seconds, times.batch_sizes, seconds)
 
 
 def _prompt_tokens_waiting(core: EngineCore) -> float:
@@ -107,5 +117,12 @@ def _evictable_slabs(capacity: Capacity) -> float:
 
 
 def _kv_usage(account: LedgerAccount) -> float:
-    total = account.pages_free + account.pages_sequence + account.pages_tree + account.pages_fenced
+    total = (
+        account.pages_free
+        + account.pages_sequence
+        + account.pages_tree
+        + account.pages_fenced
+        + account.pages_receiving
+        + account.pages_quarantined
+    )
     return account.pages_sequence / total if total else 0.0

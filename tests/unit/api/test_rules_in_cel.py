@@ -16,19 +16,23 @@ from mamba_api.errors import ContractError
 from mamba_api.model_uri import parse_model_uri
 from mamba_api.quantity import MAX_LENGTH, Duration, Quantity
 from mamba_api.v1alpha1 import (
+    DiskCache,
     Engine,
     EnvVar,
     Gateway,
     Limits,
     Model,
     ModelCache,
+    Pool,
     Redis,
     Resources,
     Rollout,
     Scaling,
     Spec,
+    TieredStateCache,
 )
 from mamba_api.v1alpha1.base import ApiModel
+from mamba_api.v1alpha1.pools import PoolStateCache
 from mamba_api.v1alpha1.schema import custom_resource_definition
 
 SPEC = custom_resource_definition()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
@@ -152,6 +156,10 @@ def some(
 
 
 COMMIT = "0123456789" * 4
+POOL = some(
+    {}, replicas=SMALL, resources=some({}, gpus=st.integers(0, 1), profile=st.just("a")),
+    stateCache=some({}, trackInterval=st.integers(1, 64), strategy=st.just("NoBuffer")),
+)  # fmt: skip
 OBJECTS: dict[type[ApiModel], st.SearchStrategy[dict[str, Any]]] = {
     Scaling: some(
         {}, mode=st.sampled_from(["Internal", "External"]), minReplicas=COUNT, maxReplicas=SMALL,
@@ -185,10 +193,15 @@ OBJECTS: dict[type[ApiModel], st.SearchStrategy[dict[str, Any]]] = {
         replicas=COUNT,
         engine=some({}, pageSize=SMALL, quantization=st.sampled_from(["none", "int8"])),
         resources=some({}, gpus=st.integers(0, 1), profile=st.just("a")),
-        stateCache=some({}, trackInterval=st.integers(1, 64)),
-        scaling=some({}, minReplicas=st.integers(0, 1), maxReplicas=SMALL),
-        disaggregation=some({}, prefillReplicas=SMALL),
+        stateCache=some({}, trackInterval=st.integers(1, 64), prefixCaching=st.booleans()),
+        scaling=some({}, mode=st.just("External"), minReplicas=st.integers(0, 1), maxReplicas=SMALL),
+        gateway=some({}, inferencePool=st.just({"proxyNamespace": "envoy"})),
+        disaggregation=some({}, prefill=POOL, decode=POOL),
     ),
+    DiskCache: some({"size": SIZES}, storageClassName=st.just("ssd")),
+    TieredStateCache: some({}, prefixCaching=st.booleans(), hostMemory=SIZES, disk=st.just({"size": "1Gi"})),
+    PoolStateCache: some({}, hostMemory=SIZES, trackInterval=SMALL),
+    Pool: some({}, replicas=SMALL, scaling=st.just({"minReplicas": 1})),
 }  # fmt: skip
 
 

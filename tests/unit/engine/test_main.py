@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from engine_trial import EngineTrial, TrialSetup
 from mamba_kernels.dispatch.backend import TORCH
@@ -30,6 +31,9 @@ class Port:
     def __init__(self) -> None:
         self.sent: list[FromEngine] = []
         self.closed = False
+
+    def wake(self) -> None:
+        """Do nothing: the scripted loop never waits."""
 
     def send(self, message: FromEngine) -> None:
         assert not self.closed, "words after the end"
@@ -171,6 +175,8 @@ def test_no_full_search_for_garbage_stops_a_serving_engine(
         kernels=TORCH,
         device_counters=dict,
         device_gauges=dict,
+        memory=torch.zeros(0, dtype=torch.uint8),
+        state_layout=None,
         decode_steps={},
     )
     monkeypatch.setattr("mamba_server.engine.boot.boot", lambda *_: booted)

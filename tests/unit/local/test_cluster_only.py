@@ -65,6 +65,27 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
         {"prefixIndex": {"redis": {"secretRef": {"name": "s"}}}},
         "export MAMBASERVE_REDIS_URL",
     ),
+    (
+        "stateCache.disk.storageClassName",
+        {"stateCache": {"disk": {"size": "1Gi", "storageClassName": "ssd"}}},
+        "only in a cluster",
+    ),
+    *(
+        (f"disaggregation.{pool}.{path}", {"disaggregation": {pool: parts}}, words)
+        for pool in ("prefill", "decode")
+        for path, parts, words in (
+            ("replicas", {"replicas": 2}, "one engine of it runs here"),
+            ("resources.profile", {"resources": {"profile": "nvidia-l4"}}, "only in a cluster"),
+            ("resources.gpuResource", {"resources": {"gpuResource": "amd.com/gpu"}}, "only in a cluster"),
+            ("resources.cpu", {"resources": {"cpu": "2"}}, "only in a cluster"),
+            ("resources.memory", {"resources": {"memory": "2Gi"}}, "only in a cluster"),
+            (
+                "stateCache.disk.storageClassName",
+                {"stateCache": {"disk": {"size": "1Gi", "storageClassName": "ssd"}}},
+                "only in a cluster",
+            ),
+        )
+    ),
 ]
 
 
@@ -85,6 +106,7 @@ def test_nothing_is_said_about_what_acts_here_too() -> None:
         engine={"pageSize": 32, "env": [{"name": "A", "value": "b"}]}, memory={"arena": "1Gi"},
         stateCache={"strategy": "NoBuffer"}, rollout={"drainTimeout": "1s"}, resources={"gpus": 0},
         gateway={"limits": {"maxQueued": 1, "maxBodySize": "1Mi", "queueTimeout": "1s"}},
+        disaggregation={"prefill": {"resources": {"gpus": 0}}, "decode": {"stateCache": {"eviction": "LRU"}}},
     )  # fmt: skip
 
     assert not_in_local_mode(acting) == []

@@ -15,8 +15,8 @@ from mamba_api.v1alpha1 import MambaDeployment
 from mamba_cli.errors import InvalidInput, RunFailed
 from mamba_cli.local.documents import LoadedDeployment
 from mamba_cli.local.edits import FileEdits, FileStamp, MissingFiles, Replan
-from mamba_cli.local.planning import PlanFlags, PlanOutcome, plan_deployment
-from mamba_cli.local.unit import Unit, unit_of
+from mamba_cli.local.planning import PlanFlags, PlannedPool, plan_pools
+from mamba_cli.local.unit import Unit, local_engine, unit_of
 from mamba_planner import Device
 
 CONFIG = json.loads(
@@ -36,8 +36,9 @@ def loaded(name: str = "one", **spec: Any) -> LoadedDeployment:
     return LoadedDeployment(Path("f.yaml"), MambaDeployment.model_validate(body))
 
 
-def replan(each: LoadedDeployment) -> PlanOutcome:
-    return plan_deployment(each, PlanFlags(gpus=1), Device("cpu", 4 << 30, declared=False))
+def replan(each: LoadedDeployment) -> list[PlannedPool]:
+    here = Device("cpu", 4 << 30, declared=False)
+    return plan_pools(each, PlanFlags(gpus=1), lambda pool: (pool, here))
 
 
 @dataclass
@@ -76,13 +77,17 @@ class File:
 
     @staticmethod
     def _unit(each: LoadedDeployment, engine: Engine) -> Unit:
-        outcome = replan(each)
-        assert outcome.plan is not None
         admin = int(engine.url.rpartition(":")[2])
-        return unit_of(
-            each, outcome.plan, device="cpu", host="127.0.0.1", port=1, engine_port=2, admin_port=admin,
-            directory=Path(),
-        )  # fmt: skip
+        engines = [
+            local_engine(
+                pool.loaded, pool.outcome.plan, device="cpu", port=2, admin_port=admin, directory=Path(),
+                role=pool.role,
+            )
+            for pool in replan(each)
+            if pool.outcome.plan is not None
+        ]  # fmt: skip
+        assert engines
+        return unit_of(each, engines, host="127.0.0.1", port=1)
 
     def _read(self) -> list[LoadedDeployment]:
         if isinstance(self.objects, InvalidInput):
@@ -100,7 +105,8 @@ class File:
 
     def starts_with(self, name: str) -> list[Any]:
         """Return the values of the setting `name` with which engines would start now."""
-        return [json.loads(unit.commands()[unit.engine].document)[name] for unit in self.units]
+        engines = [(unit.commands(), engine.name) for unit in self.units for engine in unit.engines]
+        return [json.loads(commands[engine].document)[name] for commands, engine in engines]
 
 
 TOLD = {"maxCheckpointsPerPath": 4, "eviction": "RecomputeCost"}
@@ -147,13 +153,13 @@ async def test_extra_arguments_keep_the_last_word_after_an_edit(engine: Engine) 
     file = File(engine, loaded(engine=extra))
     await file.edit(loaded(engine=extra, stateCache={"strategy": "NoBuffer"}))
     unit = file.units[0]
-    assert unit.commands()[unit.engine].argv[-2:] == ("--strategy", "ExtraBuffer")
+    assert unit.commands()[unit.engines[0].name].argv[-2:] == ("--strategy", "ExtraBuffer")
 
 
 async def test_auto_is_sent_as_the_strategy_that_the_planner_chose(engine: Engine) -> None:
     file = File(engine, cached(strategy="NoBuffer"))
     await file.edit(cached(strategy="Auto"))
-    assert [each["strategy"] for each in engine.taken] == [replan(loaded()).plan.strategy]  # type: ignore[union-attr]
+    assert [each["strategy"] for each in engine.taken] == [replan(loaded())[0].outcome.plan.strategy]  # type: ignore[union-attr]
 
 
 async def test_saving_the_same_again_does_nothing(engine: Engine) -> None:
@@ -290,7 +296,7 @@ def test_a_file_that_is_gone_is_said_at_the_second_look_and_so_is_its_return() -
 
 
 async def test_a_model_that_cannot_be_read_again_is_said_and_nothing_is_sent(engine: Engine) -> None:
-    def failing(_: LoadedDeployment) -> PlanOutcome:
+    def failing(_: LoadedDeployment) -> list[PlannedPool]:
         raise RunFailed("the free memory cannot be read")
 
     file = File(engine, loaded(), replan=failing)

@@ -12,7 +12,7 @@ from mamba_api.v1alpha1 import MambaDeployment
 from mamba_cli import main
 from mamba_cli.local.cluster_only import not_in_local_mode
 from mamba_cli.local.documents import LoadedDeployment
-from mamba_cli.local.unit import Unit, gateway_argv, unit_of
+from mamba_cli.local.unit import Unit, gateway_argv, local_engine, unit_of
 from mamba_cli.settings_options import chosen_settings
 from mamba_gateway.key_limits import ANYONE, KeyLimits
 from mamba_gateway.settings import GatewaySettings
@@ -45,13 +45,16 @@ def parsed(argv: tuple[str, ...]) -> dict[str, Any]:
 
 def unit_for(spec: MambaDeployment, planned: MemoryPlan, folder: Path, **more: Any) -> Unit:
     loaded = LoadedDeployment(folder / "mamba.yaml", spec)
-    made = {"device": "cpu", "host": "0.0.0.0", "port": 8000, "engine_port": 5, "admin_port": 6, **more}
-    return unit_of(loaded, planned, directory=folder, launcher=("run",), **made)
+    place = {"host": more.pop("host", "0.0.0.0"), "port": more.pop("port", 8000)}
+    engine = local_engine(
+        loaded, planned, directory=folder, **{"device": "cpu", "port": 5, "admin_port": 6, **more}
+    )
+    return unit_of(loaded, [engine], launcher=("run",), **place)
 
 
 def settings_of(unit: Unit) -> EngineSettings:
     """Return the settings that the engine reads, once its file is written."""
-    command = unit.commands()[unit.engine]
+    command = unit.commands()[unit.engines[0].name]
     assert command.file is not None
     command.file.write_text(command.document)
     assert command.argv[:2] == ("run", "serve")
@@ -105,13 +108,13 @@ def test_on_a_gpu_the_engine_plans_with_what_the_device_has(planned: MemoryPlan,
 def test_extra_arguments_have_the_last_word(planned: MemoryPlan, tmp_path: Path) -> None:
     spec = deployment(engine={"extraArgs": ["--seed", "7", "--page-size", "32"]})
     unit = unit_for(spec, planned, tmp_path)
-    assert unit.commands()[unit.engine].argv[-2:] == ("--page-size", "32")
+    assert unit.commands()[unit.engines[0].name].argv[-2:] == ("--page-size", "32")
     settings = settings_of(unit)
     assert (settings.seed, settings.page_size) == (7, 32)
 
 
 def test_gateway_accepts_its_arguments() -> None:
-    argv = gateway_argv(deployment(), backend="http://127.0.0.1:5", host="127.0.0.1", port=9)
+    argv = gateway_argv(deployment(), backends=["http://127.0.0.1:5"], host="127.0.0.1", port=9)
     options = parsed(tuple(argv))
     assert options["backend"] == ["http://127.0.0.1:5"] or options["backend"] == ("http://127.0.0.1:5",)
     assert options["port"] == 9
@@ -123,14 +126,14 @@ def test_the_gateway_here_has_the_limits_of_the_spec() -> None:
     }  # fmt: skip
     argv = gateway_argv(
         deployment(gateway={"limits": limits, "routing": {"prefixWeight": 0.1234567, "loadWeight": 0}}),
-        backend="http://127.0.0.1:5", host="127.0.0.1", port=9,
+        backends=["http://127.0.0.1:5"], host="127.0.0.1", port=9,
     )  # fmt: skip
     settings = GatewaySettings(**parsed(tuple(argv)))
     assert (settings.prefix_weight, settings.load_weight) == (0.1234567, 0)
     assert (settings.max_in_flight, settings.max_queue) == (3, 4)
     assert (settings.queue_timeout, settings.hold_timeout, settings.request_timeout) == (5, 5, 360)
     assert settings.max_body_bytes == 7 << 20
-    unset = gateway_argv(deployment(), backend="http://127.0.0.1:5", host="127.0.0.1", port=9)
+    unset = gateway_argv(deployment(), backends=["http://127.0.0.1:5"], host="127.0.0.1", port=9)
     default = GatewaySettings(backend=("http://127.0.0.1:5",), port=9)
     assert GatewaySettings(**parsed(tuple(unset))) == default
 
@@ -140,7 +143,7 @@ def test_the_gateway_here_limits_all_clients_together() -> None:
     keys = [{"name": "batch", "weight": 2}]
     auth = {"secretRef": {"name": "keys"}}
     spec = deployment(gateway={"auth": auth, "limits": {"perKey": each, "keys": keys}})
-    argv = gateway_argv(spec, backend="http://127.0.0.1:5", host="127.0.0.1", port=9)
+    argv = gateway_argv(spec, backends=["http://127.0.0.1:5"], host="127.0.0.1", port=9)
     assert GatewaySettings(**parsed(tuple(argv))).key_limits.limits_of(ANYONE) == KeyLimits(60, 9000, 4)
     assert any("gateway.limits.keys" in note for note in not_in_local_mode(spec.spec))
 
@@ -148,7 +151,7 @@ def test_the_gateway_here_limits_all_clients_together() -> None:
 def test_the_gateway_here_lets_the_pages_of_the_spec_call() -> None:
     origins = ["https://a.example.org", "http://localhost:3000"]
     spec = deployment(gateway={"corsOrigins": origins})
-    argv = gateway_argv(spec, backend="http://127.0.0.1:5", host="127.0.0.1", port=9)
+    argv = gateway_argv(spec, backends=["http://127.0.0.1:5"], host="127.0.0.1", port=9)
     assert GatewaySettings(**parsed(tuple(argv))).cors_origin == tuple(origins)
 
 
@@ -179,11 +182,11 @@ def test_a_unit_knows_its_children_and_addresses(planned: MemoryPlan, tmp_path: 
         rollout={"drainTimeout": "12s"},
     )
     unit = unit_for(spec, planned, tmp_path)
-    assert (unit.engine, unit.gateway) == ("one-engine", "one-gateway")
-    assert (unit.url, unit.engine_url) == ("http://127.0.0.1:8000", "http://127.0.0.1:5")
+    assert (unit.engines[0].name, unit.gateway) == ("one-engine", "one-gateway")
+    assert (unit.url, unit.engines[0].url) == ("http://127.0.0.1:8000", "http://127.0.0.1:5")
     assert settings_of(unit).model == str(tmp_path / "model")
     assert unit.gateway_argv[-2:] == ("--drain-timeout", "12")
-    assert unit.commands()[unit.engine].environment == {
+    assert unit.commands()[unit.engines[0].name].environment == {
         "A": "b", "MAMBASERVE_PREFIX_INDEX_SCOPE": "default/one",
     }  # fmt: skip
     assert '"model": "one"' in unit.curl()

@@ -18,7 +18,7 @@ from mamba_server.api.engine_link.inbox import Inbox
 from mamba_server.api.forms.grammar_words import readable_failure
 from mamba_server.api.metrics.engine_spans import EngineSpans
 from mamba_server.api.metrics.request_metrics import RequestMetrics
-from mamba_server.wire import AddRequest, FinishReason, SequenceDelta, TokenLogprobs
+from mamba_server.wire import AddRequest, FinishReason, HandOver, SequenceDelta, TokenLogprobs
 from mamba_telemetry.request_trace import UNTRACED, RequestTrace, error_code
 from mamba_text.sequence_text import SequenceText, TextVisibility
 from mamba_text.tokenizer import Tokenizer
@@ -38,6 +38,8 @@ class ChoiceUpdate:
     first: bool
     """Whether this is the choice's first update."""
     prompt_logprobs: Logprobs | None = None
+    hand_over: HandOver | None = None
+    """State that is kept for another engine, if that was requested."""
 
 
 @dataclass(slots=True)
@@ -179,6 +181,7 @@ class ActiveRequest:
             finish_reason=finish,
             first=first,
             prompt_logprobs=scores,
+            hand_over=delta.hand_over,
         )
 
     def _add_scores(self, sequence: _Sequence, scores: Iterable[TokenLogprobs | None]) -> None:

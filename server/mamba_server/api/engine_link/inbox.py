@@ -37,7 +37,9 @@ def _join_timelines(
 ) -> SequenceTimeline | None:
     if first is None or second is None:
         return first or second
-    return SequenceTimeline(first.pieces + second.pieces, first.checkpoints + second.checkpoints)
+    return SequenceTimeline(
+        first.pieces + second.pieces, first.checkpoints + second.checkpoints, first.arrivals + second.arrivals
+    )
 
 
 class Inbox:

@@ -16,7 +16,11 @@ from mamba_server.wire import EngineStats, Ready
 from mamba_telemetry.registry import BATCH_BUCKETS, PREFIX, STEP_BUCKETS
 
 _KEY = re.compile(r"^([a-z][a-z0-9_]*)(?:\{([^{}]*)\})?$")
-LABELS = frozenset({"owner", "cause", "reason", "strategy", "kind", "tier", "component", "operator"})
+LABELS = frozenset(
+    {"owner", "cause", "reason", "strategy", "kind", "tier", "component", "operator", "direction", "outcome"}
+)
+TRANSFER_BUCKETS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
+DIRECTIONS = frozenset({"in", "out", "demoted", "restored"})
 MAX_SERIES = 32
 """Maximum number of label combinations of one metric."""
 REQUEST_METRICS = frozenset({"prompt_tokens", "generation_tokens", "cached_tokens", "requests_finished"})
@@ -54,6 +58,12 @@ HELP = {
     "host_syncs": "Device-to-host synchronisations inside a step; 0 is expected.",
     "jit_compilations_after_ready": "Kernels compiled while serving; 0 is expected.",
     "preemptions": "Sequences preempted.",
+    "transfers": "States moved: in and out between engines, demoted and restored between arena and tiers.",
+    "transfer_bytes": "Bytes of the states that were moved whole, by direction.",
+    "transfer_receiving": "State slots that a transfer is filling.",
+    "transfer_exported": "State slots kept for other engines.",
+    "transfer_quarantined": "State slots that the writer of an abandoned transfer may still write.",
+    "transfer_credits": "States that the engine can take from other engines now.",
 }
 
 
@@ -98,6 +108,13 @@ class EngineMetrics(Collector):
             buckets=BATCH_BUCKETS,
             registry=registry,
         ).labels(model)
+        self._transfers = Histogram(
+            PREFIX + "transfer_seconds",
+            "Time of a transfer of a state, by direction, whatever its outcome.",
+            ["model", "direction"],
+            buckets=TRANSFER_BUCKETS,
+            registry=registry,
+        )
         registry.register(self)
 
     def on_ready(self, ready: Ready) -> None:
@@ -116,6 +133,9 @@ class EngineMetrics(Collector):
                 self._steps.labels(self._model, part).observe(seconds)
         for size in stats.batch_sizes:
             self._batch.observe(size)
+        for direction, seconds in stats.transfer_seconds:
+            if direction in DIRECTIONS:
+                self._transfers.labels(self._model, direction).observe(seconds)
 
     def gauge(self, name: str) -> float:
         """Return the current value of an unlabelled gauge; 0 before the engine's first statistics."""

@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from mamba_server.wire import AddRequest, PrefillTiming, SequenceDelta
+from mamba_server.wire import AddRequest, Arrival, PrefillTiming, SequenceDelta
 from mamba_telemetry import conventions as names
 from mamba_telemetry.request_trace import RequestTrace, SpanNote
 
@@ -56,6 +56,8 @@ class EngineSpans:
         if progress is None or progress.finished:
             return
         span = self._requests[delta.request_id]
+        for arrival in delta.timeline.arrivals if delta.timeline is not None else ():
+            self._arrival(span, progress, arrival)
         for piece in delta.timeline.pieces if delta.timeline is not None else ():
             self._piece(span, delta.index, progress, piece)
         if delta.timeline is not None:
@@ -100,6 +102,18 @@ class EngineSpans:
             reasons = span.attributes.get(names.FINISH_REASONS, ())
             if code and (not span.end or (isinstance(reasons, tuple) and "error" in reasons)):
                 span.fail(code)
+
+    def _arrival(self, span: SpanNote, progress: _SequenceProgress, arrival: Arrival) -> None:
+        note = self._trace.begin(names.ENGINE_FETCH, span, at=arrival.began)
+        for name, value in (
+            (names.TRANSFER_SOURCE, arrival.source),
+            (names.TRANSFER_OUTCOME, arrival.outcome),
+            (names.TRANSFER_BYTES, arrival.size),
+            (names.TOKENS_TO, arrival.depth),
+        ):
+            note.set(name, value)
+        note.finish(arrival.ended)
+        progress.idle_since = max(progress.idle_since, arrival.ended)
 
     def _piece(self, span: SpanNote, index: int, progress: _SequenceProgress, piece: PrefillTiming) -> None:
         trace = self._trace

@@ -40,6 +40,11 @@ class CudaStream:
             event.synchronize()
         return ticket.get()
 
+    def is_complete(self, ticket: Ticket[Result]) -> bool:
+        """Return whether the device has done the work of `ticket`, without waiting."""
+        event = self._events.get(id(ticket))
+        return ticket.done.is_set() and (event is None or event.query())
+
     def close(self) -> None:
         """Wait for the issued work. On a lost device that fails; its requests have their errors already."""
         try:

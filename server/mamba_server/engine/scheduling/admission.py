@@ -333,7 +333,7 @@ class Admission:
         self, sequence: Sequence, match: Match, context: int, branches: list[int]
     ) -> SequenceAllocation | None:
         return self.cache.admit(
-            sequence.known_token_ids(),
+            sequence.placement_ids(),
             sequence.salt,
             match,
             context,
@@ -344,6 +344,8 @@ class Admission:
 
     def _count(self, sequence: Sequence, match: Match) -> None:
         resumed, cause = match.resumable, match.cause
+        if sequence.lost_cause:
+            cause = sequence.lost_cause
         if sequence.preemptions:
             self.counters.recomputed_tokens += sequence.known_tokens - resumed
             sequence.recomputed_tokens += sequence.known_tokens - resumed

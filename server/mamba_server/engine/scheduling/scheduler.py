@@ -31,6 +31,8 @@ class Scheduler:
         self.waiting = WaitingQueue()
         self.prefilling: list[Sequence] = []
         self.decoding = DecodeSet()
+        self.arriving: dict[tuple[str, int], Sequence] = {}
+        """Sequences whose state is being fetched: they take no turn before it has come or failed."""
         self.answers = AnswerLengths(limits.answer_tokens)
         self.admission = Admission(
             cache, limits, self.waiting, self.prefilling, self.decoding, self.answers, budget
@@ -44,10 +46,22 @@ class Scheduler:
         return self.admission.running
 
     @property
+    def waiting_count(self) -> int:
+        """Sequences that wait, for a turn or for the state of their prompt."""
+        return len(self.waiting) + len(self.arriving)
+
+    @property
     def idle(self) -> bool:
-        return not self.running and not len(self.waiting)
+        return not self.running and not self.waiting_count
+
+    def hold(self, sequence: Sequence) -> None:
+        """Let `sequence` wait for the state of its prompt, until `add` or `finish`."""
+        sequence.phase = Phase.ARRIVING
+        self.arriving[sequence.key] = sequence
 
     def add(self, sequence: Sequence) -> None:
+        self.arriving.pop(sequence.key, None)
+        sequence.phase = Phase.WAITING
         self.waiting.push(sequence)
         self.admission.arrived(sequence)
 
@@ -248,7 +262,9 @@ class Scheduler:
         """End the sequence; its first `keep` tokens (default: all known) may be donated."""
         if sequence.phase is Phase.FINISHED:
             return
-        if sequence.phase is Phase.WAITING:
+        if sequence.phase is Phase.ARRIVING:
+            del self.arriving[sequence.key]
+        elif sequence.phase is Phase.WAITING:
             self.waiting.remove(sequence)
         else:
             if sequence.params.max_tokens:

@@ -14,6 +14,8 @@ from mamba_server.wire import FinishReason, SamplingParams, TokenLogprobs
 class Phase(Enum):
     """Phase of a sequence."""
 
+    ARRIVING = "arriving"
+    """The state of its prompt is being fetched; it takes no turn yet."""
     WAITING = "waiting"
     PREFILL = "prefill"
     DECODE = "decode"
@@ -40,6 +42,7 @@ class Sequence:
         "index",
         "known_tokens",
         "leader",
+        "lost_cause",
         "miss_cause",
         "order",
         "params",
@@ -60,6 +63,7 @@ class Sequence:
         "timeline",
         "token_ids",
         "turn_boundary",
+        "whole_prompt",
     )
 
     def __init__(
@@ -81,6 +85,7 @@ class Sequence:
         timeline: Timeline | None = None,
         grammar: OutputGrammar | None = None,
         scores_prompt: bool = True,
+        whole_prompt: Tokens | None = None,
     ) -> None:
         self.request_id = request_id
         self.index = index
@@ -110,6 +115,8 @@ class Sequence:
         self.token_ids = token_ids
         """Prompt, shared with siblings; from `make_room` on, prompt and output in one array, so that a prefix
         of both needs no copy."""
+        self.whole_prompt = whole_prompt
+        """Prompt of which `token_ids` is the part to hand over; None = nothing is handed over."""
         self.known_tokens = self.prompt_len
         self.target = self.prompt_len
         """Tokens to prefill before it decodes: the prompt, and after a preemption also the output so far."""
@@ -121,6 +128,8 @@ class Sequence:
         self.cached_tokens = 0
         self.recomputed_tokens = 0
         self.miss_cause = ""
+        self.lost_cause = ""
+        """Cause of a miss that the cache cannot know: why a state that was to arrive did not."""
         self.preemptions = 0
         self.prompt_done = False
         self.reported = False
@@ -154,6 +163,14 @@ class Sequence:
     def outputs(self) -> int:
         """Number of output tokens on the host."""
         return self.known_tokens - self.prompt_len
+
+    def placement_ids(self) -> Tokens:
+        """Return the tokens by which the cache places checkpoints: also those that another engine computes.
+
+        Pieces then end where they end at an engine that computes the whole prompt, so the states have the
+        same bits.
+        """
+        return self.known_token_ids() if self.whole_prompt is None else self.whole_prompt
 
     def known_token_ids(self) -> Tokens:
         """Return the prompt and the committed output."""

@@ -5,7 +5,7 @@ A sequence that is not traced has none. A decode step records nothing but the ch
 
 from msgspec.structs import replace
 
-from mamba_server.wire import PrefillTiming, SequenceTimeline
+from mamba_server.wire import Arrival, PrefillTiming, SequenceTimeline
 
 MAX_PIECES = 32
 """Most pieces between two deltas; of a longer prompt, the last one stands for all that follow."""
@@ -14,12 +14,17 @@ MAX_PIECES = 32
 class Timeline:
     """Timeline of one sequence. `traceparent`: that of its request's span."""
 
-    __slots__ = ("_checkpoints", "_pieces", "traceparent")
+    __slots__ = ("_arrivals", "_checkpoints", "_pieces", "traceparent")
 
     def __init__(self, traceparent: str) -> None:
         self.traceparent = traceparent
         self._pieces: list[PrefillTiming] = []
         self._checkpoints: list[int] = []
+        self._arrivals: list[Arrival] = []
+
+    def arrival(self, arrival: Arrival) -> None:
+        """Record an attempt to get the state of the prompt from elsewhere."""
+        self._arrivals.append(arrival)
 
     def piece(self, timing: PrefillTiming) -> None:
         """Record that a piece has been computed."""
@@ -33,10 +38,10 @@ class Timeline:
 
     def take(self) -> SequenceTimeline | None:
         """Return and clear what was recorded; None = nothing."""
-        if not self._pieces and not self._checkpoints:
+        if not self._pieces and not self._checkpoints and not self._arrivals:
             return None
-        timeline = SequenceTimeline(tuple(self._pieces), tuple(self._checkpoints))
-        self._pieces, self._checkpoints = [], []
+        timeline = SequenceTimeline(tuple(self._pieces), tuple(self._checkpoints), tuple(self._arrivals))
+        self._pieces, self._checkpoints, self._arrivals = [], [], []
         return timeline
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -23,12 +24,14 @@ from mamba_server.engine.sequences.sequence import Phase, Sequence
 from mamba_server.engine.sequences.timeline import Timeline
 from mamba_server.engine.stepping.forward_stream import ForwardStream, Ticket
 from mamba_server.engine.stepping.prefill_speed import PrefillSpeed
+from mamba_server.engine.stepping.state_transfers import NO_HAND_OVER, StateTransfers
 from mamba_server.engine.stepping.step_pace import StepPace
 from mamba_server.engine.stepping.tree_changes import TreeChanges
 from mamba_server.wire import (
     AbortRequest,
     AddRequest,
     FinishReason,
+    HandOver,
     RequestRejected,
     SequenceDelta,
     StopSequence,
@@ -130,6 +133,8 @@ class EngineCore:
         self.seed = seed
         """Seed of requests that have none."""
         self._max_waiting = max_waiting
+        self.transfers: StateTransfers | None = None
+        """Transfers of states; None = states stay in this engine."""
         self.clock = clock
         self._pace = pace
         self._last_step_end = 0.0
@@ -149,17 +154,50 @@ class EngineCore:
         rejected = self._rejection(request)
         if rejected is not None:
             return rejected
+        if request.hand_over:
+            self._begin_hand_over(request)
+            return None
         group = self._sequences_of(request, grammar)
-        for sequence in group:
-            self.scheduler.add(sequence)
         self.sequences[request.request_id] = group
+        arrives = self.transfers is not None and self.transfers.expect(group, request.fetch)
+        for sequence in group:
+            if arrives:
+                self.scheduler.hold(sequence)
+            else:
+                self.scheduler.add(sequence)
         return None
+
+    def _handed_over(self, request: AddRequest) -> int:
+        """Return the tokens of a prompt up to its last page boundary before its end."""
+        page_size = self.cache.capacity.page_size
+        return (len(request.token_ids) - 1) // page_size * page_size
+
+    def _begin_hand_over(self, request: AddRequest) -> None:
+        """Queue the part of the prompt that another engine gets, unless its state is cached already."""
+        prompt, depth = np.array(request.token_ids, np.int32), self._handed_over(request)
+        sequence = Sequence(
+            request.request_id, 0, prompt[:depth], msgspec.structs.replace(request.params, max_tokens=0),
+            order=self._next_order, priority=request.priority, salt=request.cache_salt,
+            client=request.client, turn_boundary=request.turn_boundary, arrival=request.arrival,
+            timeline=Timeline(request.traceparent) if request.traceparent else None,
+            scores_prompt=False, whole_prompt=prompt,
+        )  # fmt: skip
+        self._next_order += 1
+        self.sequences[request.request_id] = [sequence]
+        self.scheduler.add(sequence)
+        if self.cache.match(prompt, sequence.salt, self.step_number + 1).resumable == depth:
+            # Nothing is left to compute, or there is no whole page.
+            sequence.cached_tokens = depth
+            self._hand_over(sequence)
 
     def _rejection(self, request: AddRequest) -> RequestRejected | None:
         """Return why `request` cannot be queued, or None."""
         prompt_len, most_tokens = len(request.token_ids), request.params.max_tokens
         limit, total = self.scheduler.limits.max_model_len, prompt_len + most_tokens
-        capacity, waiting = self.cache.capacity, len(self.scheduler.waiting)
+        if request.hand_over:
+            # Its answer is written elsewhere.
+            total = prompt_len
+        capacity, waiting = self.cache.capacity, self.scheduler.waiting_count
         if request.request_id in self.sequences:
             return RequestRejected(
                 request.request_id, 409, "invalid_request_error", "duplicate_request_id",
@@ -176,7 +214,7 @@ class EngineCore:
                 f"prompt ({prompt_len}) and max_tokens ({most_tokens}) exceed the model's "
                 f"{limit} tokens: shorten the prompt or lower max_tokens",
             )  # fmt: skip
-        if capacity.never_fits(total):
+        if capacity.never_fits(self._handed_over(request) if request.hand_over else total):
             return RequestRejected(
                 request.request_id, 400, "invalid_request_error", "context_length_exceeded",
                 f"a sequence of {total} tokens does not fit this engine's arena of "
@@ -268,9 +306,27 @@ class EngineCore:
             and not self._deltas
         )
 
+    @property
+    def awaits_states(self) -> bool:
+        """Whether there is nothing to do before the state of a prompt has come."""
+        scheduler = self.scheduler
+        return bool(scheduler.arriving) and not (
+            scheduler.running or len(scheduler.waiting) or self._launched or self._deltas
+        )
+
+    @property
+    def transfer_changes(self) -> int:
+        """Number of changes of the cache's memory by transfers."""
+        return self.transfers.changes if self.transfers is not None else 0
+
     def step(self) -> list[SequenceDelta]:
         """Launch the next step if there is one, then commit what is due; return the deltas in order."""
         began = self.clock()
+        if self.transfers is not None:
+            for group in self.transfers.arrived():
+                for sequence in group:
+                    if sequence.phase is Phase.ARRIVING:
+                        self.scheduler.add(sequence)
         tokens = self._pace.tokens(len(self.scheduler.decoding)) if self._pace is not None else None
         schedule = self.scheduler.schedule(self.step_number + 1, tokens)
         for piece in schedule.pieces:
@@ -363,6 +419,9 @@ class EngineCore:
             # The step that ends a prompt samples a token that was not requested and has no place in the
             # array.
             self._commit_cache(sequence, step)
+            if sequence.whole_prompt is not None:
+                self._hand_over(sequence)
+                return
             self._emit(sequence, [], None, "length")
             self._finish(sequence, "length")
             return
@@ -389,6 +448,19 @@ class EngineCore:
         if reason is not None:
             self._finish(sequence, reason)
 
+    def _hand_over(self, sequence: Sequence) -> None:
+        """End a sequence whose prompt is computed, and keep its state for another engine.
+
+        The end gives the live slot to the tree: so there is a checkpoint at exactly this depth under every
+        strategy, also when no other slot was free.
+        """
+        salt, token_ids = sequence.salt, sequence.known_token_ids()
+        self._finish(sequence, "length")
+        hand_over = NO_HAND_OVER
+        if self.transfers is not None and len(token_ids):
+            hand_over = self.transfers.export(token_ids, salt)
+        self._emit(sequence, [], None, "length", hand_over=hand_over)
+
     def _commit_cache(self, sequence: Sequence, step: int) -> None:
         allocation = sequence.allocation
         if allocation is not None and allocation.awaits_commit:
@@ -401,6 +473,8 @@ class EngineCore:
         logprobs: TokenLogprobs | None,
         reason: FinishReason | None,
         stop_token: int | None = None,
+        *,
+        hand_over: HandOver | None = None,
     ) -> None:
         first = not sequence.reported
         sequence.reported = True
@@ -418,10 +492,13 @@ class EngineCore:
                 started=sequence.started if first else 0.0,
                 first_at=self._last_step_end if first else 0.0,
                 timeline=sequence.timeline.take() if sequence.timeline is not None else None,
+                hand_over=hand_over,
             )
         )
 
     def _finish(self, sequence: Sequence, reason: FinishReason, keep: int | None = None) -> None:
+        if sequence.phase is Phase.ARRIVING and self.transfers is not None:
+            self.transfers.cancel(sequence.request_id)
         self.scheduler.finish(sequence, keep)
         sequence.finish_reason = reason
         self.finished[reason] += 1

@@ -1,0 +1,89 @@
+"""`HostPool`: one anonymous mapping, given out in whole pages of memory. An item may lie in several pieces.
+
+The store's lock protects the list of free pieces; bytes are read and written without it.
+"""
+
+import mmap
+from bisect import bisect_left
+
+GRAIN = 4096
+TOUCH_BYTES = 4 << 20
+"""Bytes that are provided at once, about a millisecond."""
+_MADV_POPULATE_WRITE = 23
+"""The advice that provides memory without changing what stands there; `mmap` has no name for the number."""
+Pieces = tuple[tuple[int, int], ...]
+"""Start and length of each piece in bytes, in the order of the item's bytes."""
+
+
+def rounded(count: int) -> int:
+    """Return the bytes that an item of `count` bytes takes."""
+    return -(-count // GRAIN) * GRAIN
+
+
+class HostPool:
+    """Memory for items, which the writer of the store lets the system provide from the start on."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = max(GRAIN, rounded(capacity))
+        self.free_bytes = self.capacity
+        self._memory = mmap.mmap(-1, self.capacity, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            self._memory.madvise(mmap.MADV_HUGEPAGE)
+        self._touched = 0
+        self._view = memoryview(self._memory)
+        self._free: list[tuple[int, int]] = [(0, self.capacity)]
+
+    def touch_more(self) -> bool:
+        """Let the system provide a little more of the memory; False = all of it is there.
+
+        Otherwise the first put that gets a piece would wait until the system has cleared it.
+        """
+        if self._touched < self.capacity:
+            try:
+                step = min(TOUCH_BYTES, self.capacity - self._touched)
+                self._memory.madvise(_MADV_POPULATE_WRITE, self._touched, step)
+                self._touched += step
+            except OSError:
+                # A kernel before 5.14, or too little memory: pieces come when they are used.
+                self._touched = self.capacity
+        return self._touched < self.capacity
+
+    def take(self, count: int) -> Pieces | None:
+        """Reserve memory for `count` bytes, from the lowest free addresses; None = too little is free."""
+        rest = rounded(count)
+        if rest > self.free_bytes:
+            return None
+        self.free_bytes -= rest
+        out = []
+        while rest:
+            start, length = self._free[0]
+            part = min(length, rest)
+            out.append((start, part))
+            rest -= part
+            if part == length:
+                del self._free[0]
+            else:
+                self._free[0] = (start + part, length - part)
+        return tuple(out)
+
+    def give_back(self, pieces: Pieces) -> None:
+        """Return memory that was reserved."""
+        for start, length in pieces:
+            place = bisect_left(self._free, (start, 0))
+            self.free_bytes += length
+            if place < len(self._free) and start + length == self._free[place][0]:
+                length += self._free.pop(place)[1]
+            if place and sum(self._free[place - 1]) == start:
+                start, before = self._free[place - 1]
+                self._free[place - 1] = (start, before + length)
+            else:
+                self._free.insert(place, (start, length))
+
+    def views(self, pieces: Pieces, count: int) -> list[memoryview]:
+        """Return the first `count` bytes of an item."""
+        out = []
+        for start, length in pieces:
+            part = min(length, count)
+            out.append(self._view[start : start + part])
+            count -= part
+        return out

@@ -1,0 +1,54 @@
+"""`PrefixNames`: what the page-aligned prefixes of a prompt are called in a store.
+
+A chain hash finds a record, and a digest proves that the record belongs to the same tokens: chain hashes have
+64 bits and are no secret, so somebody could construct two prompts with the same hash.
+"""
+
+from hashlib import blake2b
+
+import numpy as np
+
+from mamba_prefix.page_chain import PageChain, Tokens
+from mamba_tier.errors import SizeMismatch
+
+DIGEST_BYTES = 16
+
+
+class PrefixNames:
+    """Names of the prefixes of `token_ids` under `salt`."""
+
+    def __init__(self, chain: PageChain, block_tokens: int, token_ids: Tokens, salt: str) -> None:
+        self.tokens = len(token_ids) // chain.page_size * chain.page_size
+        """Tokens of the whole pages."""
+        ids: Tokens = np.ascontiguousarray(token_ids[: self.tokens], "<i4")
+        self._page_size = chain.page_size
+        self._block_tokens = block_tokens
+        self._raw = memoryview(ids.tobytes())
+        self._keys: list[int] = chain.hashes(ids, salt).tolist()
+        start = blake2b(digest_size=DIGEST_BYTES)
+        for part in (chain.fingerprint, salt, str(chain.page_size)):
+            raw = part.encode("utf-8", "surrogatepass")
+            start.update(len(raw).to_bytes(8, "little") + raw)
+        self._at_blocks = [start]
+
+    def key(self, depth: int) -> int:
+        """Return the chain hash of the first `depth` tokens, one page or more."""
+        return self._keys[depth // self._page_size - 1]
+
+    def digest(self, depth: int) -> bytes:
+        """Return the digest of salt and first `depth` tokens."""
+        block, bytes_per_block = depth // self._block_tokens, 4 * self._block_tokens
+        while len(self._at_blocks) <= block:
+            start = (len(self._at_blocks) - 1) * bytes_per_block
+            following = self._at_blocks[-1].copy()
+            following.update(self._raw[start : start + bytes_per_block])
+            self._at_blocks.append(following)
+        last = self._at_blocks[block].copy()
+        last.update(self._raw[block * bytes_per_block : 4 * depth])
+        return last.digest()
+
+
+def whole_pages(tokens: int, page_size: int, what: str) -> None:
+    """Refuse a number of tokens that ends within a page. Raises SizeMismatch."""
+    if tokens < 0 or tokens % page_size:
+        raise SizeMismatch(f"{what} is {tokens} tokens: give a multiple of the page size, {page_size}")

@@ -1,0 +1,47 @@
+"""`SharedWork`: pieces of one piece of work, done by the caller and by whichever helpers are free."""
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor
+from typing import Generic, TypeVar
+
+Piece = TypeVar("Piece")
+
+
+class SharedWork(Generic[Piece]):
+    """Pieces that several threads take one by one, until one of them fails."""
+
+    def __init__(self, pieces: Iterator[Piece], do: Callable[[Piece], bool]) -> None:
+        self._pieces, self._do = pieces, do
+        self._lock = threading.Lock()
+        self._error: BaseException | None = None
+        self.failed: Piece | None = None
+        """The first piece that `do` returned False for."""
+
+    def run(self, helpers: Executor, number: int) -> None:
+        """Do all pieces, and return when no thread does any of them. Raises what `do` raises."""
+        futures = [helpers.submit(self._take) for _ in range(number)]
+        self._take()
+        for future in futures:
+            # A helper that has not begun has nothing left to do.
+            if not future.cancel():
+                future.result()
+        if self._error is not None:
+            raise self._error
+
+    def _take(self) -> None:
+        while True:
+            with self._lock:
+                piece = None if self._error or self.failed else next(self._pieces, None)
+            if piece is None:
+                return
+            try:
+                valid = self._do(piece)
+            except BaseException as error:
+                with self._lock:
+                    self._error = self._error or error
+                return
+            if not valid:
+                with self._lock:
+                    self.failed = self.failed or piece
+                return

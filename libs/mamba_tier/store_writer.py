@@ -1,0 +1,250 @@
+"""`StoreWriter`: the one thread that fills the tiers: checksums, evictions, files.
+
+The thread takes bundles that a put copied into the host tier's pool, adds them to the host tier, and moves
+what is then above the budget to disk. A bundle for which there is no room is dropped; nothing here waits for
+a reader.
+"""
+
+import threading
+from collections import Counter, deque
+from dataclasses import dataclass
+
+import structlog
+
+from mamba_tier.bundle_shape import BundleShape
+from mamba_tier.byte_row import ByteRow, checksum
+from mamba_tier.disk_tier import DiskTier
+from mamba_tier.host_tier import HostTier
+from mamba_tier.items import Item, Record, let_go
+from mamba_tier.record_header import packed, parts
+
+log = structlog.get_logger("mambaserve.tier")
+IDLE_SECONDS = 5.0
+"""Longest pause between two looks of an idle writer, in seconds."""
+
+
+@dataclass(slots=True, eq=False)
+class StagedBundle:
+    """A bundle in the pool that no index has yet: its record, and the blocks that no tier had."""
+
+    record: Record
+    blocks: list[Item]
+    digests: dict[int, bytes]
+    """Digests of all blocks of the record's path, by chain hash."""
+    shallower: list[int]
+    """Chain hashes of the path at shallower depths, the deepest first."""
+
+
+class StoreWriter:
+    """The writer of one store, with the lock and the tiers of that store."""
+
+    def __init__(
+        self,
+        shape: BundleShape,
+        host: HostTier,
+        disk: DiskTier | None,
+        lock: threading.RLock,
+        counters: Counter[str],
+        *,
+        sync: bool,
+    ) -> None:
+        self._shape, self._host, self._disk, self._sync = shape, host, disk, sync
+        self._counters = counters
+        self._queue: deque[StagedBundle] = deque()
+        self.records: dict[int, bytes] = {}
+        """Digests of the records that are not in a tier yet, by chain hash."""
+        self.blocks: dict[int, bytes] = {}
+        """The same of blocks."""
+        self._changed = threading.Condition(lock)
+        self._closing, self._busy = False, False
+        self._thread = threading.Thread(target=self._run, name="bundle-writer", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    @property
+    def waiting(self) -> int:
+        """Return the number of bundles that are not in a tier yet."""
+        return len(self._queue) + self._busy
+
+    def reserve(self, bundle: StagedBundle) -> None:
+        """Announce a bundle, so that nobody copies it twice meanwhile. The caller holds the lock."""
+        self.records[bundle.record.key] = bundle.record.digest
+        self.blocks.update((block.key, block.digest) for block in bundle.blocks)
+
+    def release(self, bundle: StagedBundle) -> None:
+        """Forget the announcement. The caller holds the lock."""
+        self.records.pop(bundle.record.key, None)
+        for block in bundle.blocks:
+            self.blocks.pop(block.key, None)
+
+    def add(self, bundle: StagedBundle) -> None:
+        """Hand over a bundle whose bytes are in the pool. The caller holds the lock."""
+        self._queue.append(bundle)
+        self._changed.notify_all()
+
+    def wake(self) -> None:
+        """Let the writer remove files of dropped items. The caller holds the lock."""
+        self._changed.notify_all()
+
+    def drain(self, seconds: float) -> bool:
+        """Wait until there is nothing to do; False = there still was after `seconds`."""
+        with self._changed:
+            return self._changed.wait_for(self._is_idle, seconds)
+
+    def close(self) -> None:
+        """Stop the thread after the record that it writes."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        self._thread.join()
+
+    def _is_idle(self) -> bool:
+        removals = self._disk is not None and self._disk.has_removals
+        return self._closing or not (self._queue or self._busy or removals)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._busy = False
+                self._changed.notify_all()
+            seconds = 0.0 if self._host.pool.touch_more() else IDLE_SECONDS
+            with self._changed:
+                self._changed.wait_for(lambda: self._closing or not self._is_idle(), seconds)
+                if self._closing:
+                    return
+                self._busy = True
+                bundle = self._queue.popleft() if self._queue else None
+            try:
+                if bundle is not None:
+                    self._publish(bundle)
+                self._lower_host()
+                if self._disk is not None:
+                    self._disk.remove_files()
+            except OSError as error:
+                self.switch_off(error)
+            except Exception:
+                log.exception("the store of bundles is off until the next start: its writer failed")
+                self._stop_all()
+                return
+
+    def _stop_all(self) -> None:
+        with self._changed:
+            self._closing, self._busy = True, False
+            self._queue.clear()
+            self._host.reason = "the writer failed"
+            self._host.clear()
+            if self._disk is not None:
+                self._disk.switch_off(self._host.reason)
+            self._changed.notify_all()
+
+    def switch_off(self, error: OSError) -> None:
+        """Switch the disk tier off for good, with one line in the log. Any thread may call this."""
+        with self._changed:
+            disk = self._disk
+            if disk is None or not disk.on:
+                return
+            reason = error.strerror or type(error).__name__
+            disk.switch_off(reason)
+        log.error("the disk tier is off until the next start", reason=reason, file=error.filename)
+
+    def _publish(self, bundle: StagedBundle) -> None:
+        """Add a bundle to the host tier."""
+        record = bundle.record
+        for item in (*bundle.blocks, record):
+            item.sums = self._sums(item)
+        with self._changed:
+            record.tokens = record.depth - self._depth_above(bundle)
+            for block in bundle.blocks:
+                self._host.add_block(block)
+            tiers = (self._host,) if self._disk is None else (self._host, self._disk)
+            for key in record.block_keys:
+                candidates = [tier.blocks[key] for tier in tiers if key in tier.blocks]
+                stored = [candidate for candidate in candidates if candidate.digest == bundle.digests[key]]
+                if stored:
+                    stored[0].references += 1
+                    record.blocks.append(stored[0])
+            if self._disk is not None and (older := self._disk.records.get(record.key)) is not None:
+                self._disk.drop(older)
+            self._host.add_record(record)
+            self.release(bundle)
+            self._counters["stored"] += 1
+
+    def _depth_above(self, bundle: StagedBundle) -> int:
+        """Return the depth of the deepest stored record above a bundle on its path."""
+        for steps, key in enumerate(bundle.shallower, 1):
+            if key in self._host.records or (self._disk is not None and key in self._disk.records):
+                return bundle.record.depth - steps * self._shape.page_size
+        return 0
+
+    def _payload_bytes(self, item: Item) -> int:
+        state = self._shape.state_bytes if isinstance(item, Record) else 0
+        return state + self._shape.pages_bytes(item.depth - item.first)
+
+    def _sums(self, item: Item) -> bytes:
+        total = self._payload_bytes(item)
+        row = ByteRow(self._host.views(item, total))
+        spans = parts(self._shape, item.depth - item.first, is_record=isinstance(item, Record))
+        return packed([checksum(row.cut(part.start, part.length)) for part in spans])
+
+    def _lower_host(self) -> None:
+        """Move records to disk until the host tier is within its budget."""
+        while True:
+            with self._changed:
+                if self._closing or self._host.used_bytes <= self._host.budget_bytes:
+                    return
+                victim = self._host.victim()
+                if victim is None:
+                    return
+                # The writer reads the victim's bytes.
+                victim.references += 1
+            try:
+                if self._disk is not None and self._disk.on:
+                    self._move(victim, self._disk)
+            finally:
+                with self._changed:
+                    let_go(victim)
+                    self._host.drop(victim)
+                    self._host.evictions += 1
+
+    def _move(self, victim: Record, disk: DiskTier) -> None:
+        """Write a record of the host tier, and those of its blocks that are not on disk. Raises OSError."""
+        headers: dict[Item, tuple[bytes, int]] = {}
+        blocks: list[Item] = []
+        with self._changed:
+            for block in victim.blocks:
+                present = disk.blocks.get(block.key)
+                if present is not None and present.digest == block.digest:
+                    present.references += 1
+                    blocks.append(present)
+                elif not block.gone:
+                    headers[block] = disk.prepare(block)
+            headers[victim] = disk.prepare(victim)
+            if not disk.make_room(sum(cost for _, cost in headers.values())):
+                self._counters["no_room"] += 1
+                for block in blocks:
+                    let_go(block)
+                return
+        try:
+            # The space is free before the first byte is written.
+            disk.remove_files()
+            for item, (header, cost) in headers.items():
+                payload = self._host.views(item, self._payload_bytes(item))
+                stored = disk.write(item, header, payload, cost, sync=self._sync)
+                with self._changed:
+                    if not disk.on:
+                        return
+                    if isinstance(stored, Record):
+                        stored.blocks, blocks = blocks, []
+                        disk.add_record(stored)
+                        self._counters["demoted"] += 1
+                        self._counters["demoted_bytes"] += sum(cost for _, cost in headers.values())
+                    else:
+                        stored.references += 1
+                        disk.add_block(stored)
+                        blocks.append(stored)
+        finally:
+            with self._changed:
+                for block in blocks:
+                    let_go(block)

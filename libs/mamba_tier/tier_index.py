@@ -1,0 +1,132 @@
+"""`TierIndex`: which records and blocks one tier has, what they cost, and which record goes first.
+
+Records are evicted, blocks are not: a block is freed together with the last record that refers to it, so a
+tier never pays for pages without a state. The priority of a record is the index's clock at its last use, plus
+the tokens of recomputation that each byte of it saves, times one more than its hits. The clock is the
+priority of the last victim, so records that nobody uses age. Nothing here touches bytes; the store's lock
+protects all of it.
+"""
+
+import heapq
+from itertools import count
+
+from mamba_tier.items import Item, Record, let_go
+from mamba_tier.outcomes import TierState, TierStatus
+
+
+class TierIndex:
+    """The index of one tier. Subclasses free the bytes of an item."""
+
+    def __init__(self, name: str, budget_bytes: int) -> None:
+        self.name = name
+        self.budget_bytes = budget_bytes
+        self.used_bytes = 0
+        self.evictions = 0
+        """Number of records that were dropped for others."""
+        self.records: dict[int, Record] = {}
+        self.blocks: dict[int, Item] = {}
+        self.reason = ""
+        """Why the tier is off; empty while it is on."""
+        self._clock = 0.0
+        self._heap: list[tuple[float, int, Record]] = []
+        self._numbers = count()
+
+    @property
+    def on(self) -> bool:
+        """Return whether the tier takes and gives bundles."""
+        return not self.reason
+
+    def add_block(self, block: Item) -> None:
+        """Add a block, to which the caller holds at least one reference."""
+        other = self.blocks.get(block.key)
+        if other is not None:
+            other.gone = True
+        self.blocks[block.key] = block
+        self.used_bytes += block.cost
+
+    def add_record(self, record: Record) -> None:
+        """Add a record, which already refers to its blocks."""
+        other = self.records.get(record.key)
+        if other is not None:
+            self.drop(other)
+        record.references += 1
+        self.records[record.key] = record
+        self.used_bytes += record.cost
+        self._push(record)
+
+    def touch(self, record: Record) -> None:
+        """Count a use of the record."""
+        record.hits += 1
+        self._push(record)
+
+    def drop(self, item: Item) -> None:
+        """Take an item out of the index. The item's bytes stay until its last reference goes."""
+        if item.gone:
+            return
+        item.gone = True
+        if isinstance(item, Record):
+            del self.records[item.key]
+            let_go(item)
+        else:
+            del self.blocks[item.key]
+
+    def victim(self) -> Record | None:
+        """Return the record that goes first; None = there is none that nobody reads."""
+        aside = []
+        chosen = None
+        while self._heap and chosen is None:
+            entry = heapq.heappop(self._heap)
+            record = entry[2]
+            if record.gone or record.priority != entry[0]:
+                continue
+            aside.append(entry)
+            if record.references == 1:
+                chosen = record
+                self._clock = max(self._clock, record.priority)
+        # The entry of the victim too: the caller may not drop it.
+        for entry in aside:
+            heapq.heappush(self._heap, entry)
+        return chosen
+
+    def make_room(self, count: int) -> bool:
+        """Drop records until `count` bytes fit into the budget; False = they do not."""
+        if count > self.budget_bytes:
+            return False
+        while self.used_bytes + count > self.budget_bytes:
+            record = self.victim()
+            if record is None:
+                return False
+            self.drop(record)
+            self.evictions += 1
+        return True
+
+    def forget(self, item: Item) -> None:
+        """Take an item without references out of the accounts, and free its bytes."""
+        self.used_bytes -= item.cost
+        if not item.gone and not isinstance(item, Record):
+            item.gone = True
+            del self.blocks[item.key]
+        self._free(item)
+
+    def clear(self) -> None:
+        """Drop all records and blocks."""
+        for item in (*self.records.values(), *self.blocks.values()):
+            self.drop(item)
+
+    def status(self) -> TierStatus:
+        """Return what the tier holds."""
+        state = TierState.ON if self.on else TierState.OFF
+        return TierStatus(
+            state, self.reason, self.used_bytes, self.budget_bytes, len(self.records), self.evictions
+        )
+
+    def _push(self, record: Record) -> None:
+        record.priority = self._clock + (1 + record.hits) * record.tokens / max(1, record.cost)
+        heapq.heappush(self._heap, (record.priority, next(self._numbers), record))
+        if len(self._heap) > 4 * len(self.records) + 64:
+            current = (entry for entry in self._heap if not entry[2].gone)
+            self._heap = [entry for entry in current if entry[0] == entry[2].priority]
+            heapq.heapify(self._heap)
+
+    def _free(self, item: Item) -> None:
+        raise NotImplementedError

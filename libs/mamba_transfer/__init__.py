@@ -1,0 +1,56 @@
+"""States that travel between engines: layouts, slice plans, the protocol, and its transports.
+
+The engine serves its exports with `TransferServer`, reads those of others with `TransferClient`, and compares
+layouts with `StateLayout.refusal`. Nothing here knows the cache, the model's tensors, or torch.
+"""
+
+from mamba_transfer.address import Address, Peer
+from mamba_transfer.bundle import (
+    Buffers,
+    Segment,
+    arena_buffers,
+    bundle_bytes,
+    page_segments,
+    slot_segments,
+)
+from mamba_transfer.checksums import BlockChecksums, checksum
+from mamba_transfer.client import TransferClient
+from mamba_transfer.errors import IncompatibleLayouts, TransferError, UnusableAddress
+from mamba_transfer.exports import ExportSource, OpenExport
+from mamba_transfer.layout import StateLayout, TensorPart
+from mamba_transfer.leases import Lease, LeaseTable
+from mamba_transfer.messages import VERSION, Wanted
+from mamba_transfer.outcome import Outcome, PendingWriter, Verdict
+from mamba_transfer.server import TransferServer
+from mamba_transfer.slice_plan import SlicePlan, plan_of_pair
+
+__all__ = [
+    "VERSION",
+    "Address",
+    "BlockChecksums",
+    "Buffers",
+    "ExportSource",
+    "IncompatibleLayouts",
+    "Lease",
+    "LeaseTable",
+    "OpenExport",
+    "Outcome",
+    "Peer",
+    "PendingWriter",
+    "Segment",
+    "SlicePlan",
+    "StateLayout",
+    "TensorPart",
+    "TransferClient",
+    "TransferError",
+    "TransferServer",
+    "UnusableAddress",
+    "Verdict",
+    "Wanted",
+    "arena_buffers",
+    "bundle_bytes",
+    "checksum",
+    "page_segments",
+    "plan_of_pair",
+    "slot_segments",
+]

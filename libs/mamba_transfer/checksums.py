@@ -1,0 +1,45 @@
+"""Checksums of sub-blocks: xxh3 over the bytes of the stream, piece by piece while they are in the cache.
+
+Both sides compute them over their own memory, so a byte that was damaged on the way or put in a wrong place
+is noticed.
+"""
+
+from collections.abc import Iterable, Sequence
+
+import xxhash
+
+
+def checksum(buffers: Iterable[memoryview | bytes]) -> int:
+    """Return the checksum of all bytes of `buffers`, one after the other."""
+    digest = xxhash.xxh3_64()
+    for buffer in buffers:
+        digest.update(buffer)
+    return digest.intdigest()
+
+
+class BlockChecksums:
+    """Checksums of consecutive sub-blocks of known sizes, whose bytes come in pieces of any size.
+
+    Attributes:
+        digests: checksums of the sub-blocks that are complete.
+    """
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        """Expect sub-blocks of `sizes` bytes."""
+        self.digests: list[int] = []
+        self._sizes = iter(sizes)
+        self._left = next(self._sizes, 0)
+        self._current = xxhash.xxh3_64()
+
+    def update(self, piece: memoryview) -> None:
+        """Take the next bytes of the stream."""
+        start, length = 0, piece.nbytes
+        while start < length:
+            stop = min(length, start + self._left)
+            self._current.update(piece if stop - start == length else piece[start:stop])
+            self._left -= stop - start
+            start = stop
+            if not self._left:
+                self.digests.append(self._current.intdigest())
+                self._current.reset()
+                self._left = next(self._sizes, length)

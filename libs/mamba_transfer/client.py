@@ -1,0 +1,244 @@
+"""The reader's side of transfers: fetches one bundle from a peer into landing memory.
+
+An engine calls `fetch` in a thread of its own. When it returns, no byte can land any more, unless its outcome
+names a pending writer.
+"""
+
+import errno
+import select
+import socket
+import time
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from mamba_transfer.address import Address, Peer
+from mamba_transfer.bundle import Buffers, pieces
+from mamba_transfer.errors import (
+    ForeignFrame,
+    ForeignVersion,
+    IncompatibleLayouts,
+    PeerLost,
+    Stopped,
+    TransferError,
+)
+from mamba_transfer.frames import Connection, Limit
+from mamba_transfer.layout import StateLayout
+from mamba_transfer.leases import Clock
+from mamba_transfer.messages import (
+    MOST_DESCRIPTION_BYTES,
+    Checksums,
+    Done,
+    Expired,
+    FromReader,
+    Hello,
+    Offer,
+    Refuse,
+    Renew,
+    Renewed,
+    Valid,
+    Wanted,
+    Welcome,
+    pack,
+    unpack_from_source,
+)
+from mamba_transfer.outcome import Outcome, Verdict
+from mamba_transfer.slice_plan import plan_of_pair
+from mamba_transfer.socket_transport import SocketTransport
+from mamba_transfer.transport import Arrival, Transport, WriterPending
+
+Answer = TypeVar("Answer", Welcome, Offer, Checksums, Renewed, Valid)
+_MOST_FRAME_BYTES = (1 << 16) + MOST_DESCRIPTION_BYTES
+_CONNECT_POLL_SECONDS = 0.05
+PATIENCE_SECONDS = 10.0
+"""Time for which a peer may say nothing, whatever the deadline."""
+
+
+class _Ended(Exception):
+    """The end of a fetch that the peer decided."""
+
+    def __init__(self, verdict: Verdict, detail: str = "") -> None:
+        super().__init__(detail)
+        self.outcome = Outcome(verdict, detail)
+
+
+class TransferClient:
+    """A reader of the exports of other engines. Safe to use from several threads."""
+
+    def __init__(
+        self,
+        layout: StateLayout,
+        *,
+        transports: Sequence[Transport] = (),
+        patience: float = PATIENCE_SECONDS,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        """Read states in `layout`.
+
+        Args:
+            layout: layout of this engine's rank.
+            transports: transports beside sockets.
+            patience: seconds for which a peer may say nothing.
+            clock: the clock of deadlines.
+        """
+        self.layout = layout
+        self._transports: dict[str, Transport] = {
+            each.name: each for each in (SocketTransport(), *transports)
+        }
+        self._patience = patience
+        self._clock = clock
+
+    def fetch(
+        self,
+        peer: Peer,
+        request: Wanted,
+        landing: Buffers,
+        *,
+        deadline: float,
+        cancelled: Callable[[], bool] | None = None,
+        transport: str = "sockets",
+    ) -> Outcome:
+        """Fetch one bundle into `landing`, and return what became of it.
+
+        Args:
+            peer: the source.
+            request: the checkpoint.
+            landing: the state, then whole pages for the tokens [base, depth), which the bytes are written to.
+            deadline: time by the clock at which to give up.
+            cancelled: asked every 50 ms; True ends the fetch.
+            transport: name of the transport.
+
+        Raises ValueError if `landing` is not such a bundle, KeyError for an unknown transport.
+        """
+        limit = Limit(self._clock, deadline, cancelled, self._patience)
+        carrier = self._transports[transport]
+        _check_landing(self.layout, request, landing)
+        connection = None
+        try:
+            connection = _connect(peer.address, limit.step())
+            layout = _greet(connection, Hello(peer.incarnation, self.layout, transport), limit)
+            return self._receive(connection, layout, request, landing, carrier, limit)
+        except _Ended as end:
+            return end.outcome
+        except WriterPending as pending:
+            verdict = Verdict.CANCELLED if isinstance(pending.reason, Stopped) else Verdict.LOST
+            return Outcome(verdict, str(pending.reason), writer=pending.writer)
+        except IncompatibleLayouts as error:
+            return Outcome(Verdict.REFUSED, error.field)
+        except ForeignVersion as error:
+            return Outcome(Verdict.REFUSED, f"version ({error})")
+        except Stopped as error:
+            return Outcome(Verdict.CANCELLED, str(error))
+        except TransferError as error:
+            return Outcome(Verdict.LOST, str(error))
+        finally:
+            if connection is not None:
+                connection.close()
+
+    def renew(
+        self,
+        peer: Peer,
+        exports: Sequence[str],
+        *,
+        deadline: float,
+        cancelled: Callable[[], bool] | None = None,
+    ) -> frozenset[str]:
+        """Renew the leases of exports that are not fetched yet. Return those that live on.
+
+        An export that is missing in the result will be EXPIRED, or its peer does not answer.
+        """
+        limit = Limit(self._clock, deadline, cancelled, self._patience)
+        connection = None
+        try:
+            connection = _connect(peer.address, limit.step())
+            _greet(connection, Hello(peer.incarnation, self.layout), limit)
+            _say(connection, Renew(tuple(exports)), limit)
+            return frozenset(_hear(connection, Renewed, limit).exports)
+        except (TransferError, _Ended):
+            return frozenset()
+        finally:
+            if connection is not None:
+                connection.close()
+
+    def _receive(
+        self,
+        connection: Connection,
+        source: StateLayout,
+        request: Wanted,
+        landing: Buffers,
+        transport: Transport,
+        limit: Limit,
+    ) -> Outcome:
+        portion = plan_of_pair(source, self.layout).portions.get(source.rank)
+        if portion is None:
+            return Outcome(Verdict.REFUSED, f"rank ({source.rank} sends nothing to rank {self.layout.rank})")
+        sizes = portion.sizes((request.depth - request.base) // self.layout.page_size)
+        _say(connection, request, limit)
+        offer = _hear(connection, Offer, limit)
+        if (offer.depth, offer.base, offer.length) != (request.depth, request.base, sum(sizes)):
+            raise ForeignFrame(f"an offer of {offer.length} bytes for {sum(sizes)} that were asked for")
+        parts = pieces(portion, "destination", self.layout, landing)
+        arrival: Arrival = transport.receive(connection, offer.description, parts, sizes, limit)
+        digests = b"".join(digest.to_bytes(8, "little") for digest in arrival.digests)
+        if _hear(connection, Checksums, limit, len(digests)).digests != digests:
+            return Outcome(Verdict.CORRUPT, "a checksum differs", arrival.received)
+        _say(connection, Done(), limit)
+        _hear(connection, Valid, limit)
+        return Outcome(Verdict.VALID, received=arrival.received)
+
+
+def _check_landing(layout: StateLayout, request: Wanted, landing: Buffers) -> None:
+    tokens = request.depth - request.base
+    if tokens < 0 or tokens % layout.page_size:
+        raise ValueError(f"tokens {request.base} to {request.depth} are no whole pages of {layout.page_size}")
+    pages = sum(buffer.nbytes for buffer in landing[1:])
+    if not landing or (landing[0].nbytes, pages) != (
+        layout.state_bytes,
+        tokens // layout.page_size * layout.page_bytes,
+    ):
+        raise ValueError(f"the landing memory is not a state and the pages of {tokens} tokens")
+
+
+def _connect(address: Address, limit: Limit) -> Connection:
+    """Return a connection. Raises PeerLost, or Stopped."""
+    end = socket.socket(socket.AF_INET6 if ":" in address.host else socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        end.setblocking(False)
+        code = end.connect_ex(tuple(address))
+        poller = select.poll()
+        poller.register(end, select.POLLOUT)
+        while code == errno.EINPROGRESS:
+            limit.check()
+            if poller.poll(1000 * _CONNECT_POLL_SECONDS):
+                code = end.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+                break
+        if code:
+            raise PeerLost(f"no connection to {address}: {errno.errorcode.get(code, code)}")
+        return Connection(end)
+    except BaseException:
+        end.close()
+        raise
+
+
+def _greet(connection: Connection, hello: Hello, limit: Limit) -> StateLayout:
+    _say(connection, hello, limit)
+    return _hear(connection, Welcome, limit).layout
+
+
+def _say(connection: Connection, message: FromReader, limit: Limit) -> None:
+    connection.send_frame(pack(message), limit.step())
+
+
+def _hear(connection: Connection, kind: type[Answer], limit: Limit, room: int = 0) -> Answer:
+    """Return the next message. Raises _Ended if it is another one than the expected `kind`."""
+    while True:
+        message = unpack_from_source(connection.receive_frame(_MOST_FRAME_BYTES + room, limit.step()))
+        if isinstance(message, kind):
+            return message
+        # A transport may have renewed the lease amid its read; Done tells whether the lease lives.
+        if not isinstance(message, Renewed):
+            break
+    if isinstance(message, Expired):
+        raise _Ended(Verdict.EXPIRED)
+    if isinstance(message, Refuse):
+        raise _Ended(Verdict.REFUSED, message.field)
+    raise ForeignFrame(f"a {type(message).__name__}, where a {kind.__name__} was due")

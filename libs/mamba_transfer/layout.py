@@ -1,0 +1,203 @@
+"""Layout of a model's states and pages on one tensor-parallel rank, in terms that two engines can compare.
+
+`StateLayout.of` derives the layout from the model and the settings of the engine. Layouts of a pair of
+engines are compared when the engines connect; `slice_plan` says which bytes travel between them. The offsets
+are those of the arena: within a slot the recurrent states of all layers, then the convolution windows of all
+layers; within a page the keys and the values of each attention layer. Nothing here touches memory.
+"""
+
+from collections.abc import Sequence
+from typing import Annotated, Literal, Self
+
+import msgspec
+
+from mamba_planner.arithmetic import DTYPE_BYTES, kv_bytes_per_token, slab_bytes, state_bytes
+from mamba_planner.model_config import ModelConfig
+from mamba_transfer.errors import IncompatibleLayouts
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 32)]
+Name = Annotated[str, msgspec.Meta(max_length=256)]
+MOST_PARTS = 16
+MOST_RANKS = 1024
+
+
+class TensorPart(msgspec.Struct, frozen=True):
+    """One part of a state or of a page that is split among ranks as a whole: heads, or groups.
+
+    Parts of one block (`window.x`, `window.B`, `window.C`) stand side by side in each row of the block.
+    """
+
+    name: Name
+    """Name of the block, and after a dot the part's own."""
+    place: Literal["state", "page"]
+    dtype: Literal["float64", "float32", "bfloat16", "float16"]
+    layers: Count
+    rows: Count
+    """Rows of one layer: 1 for a recurrent state, K-1 for a window, the tokens of a page for keys."""
+    units: Count
+    """Number of heads or groups of the whole model."""
+    width: Count
+    """Elements of one unit in one row."""
+    first: Count
+    """First unit that this rank has."""
+    last: Count
+    """Unit after the last one that this rank has."""
+    replicas: Count
+    """Number of ranks that have the same units."""
+
+    @property
+    def block(self) -> str:
+        """Name of the block that the part belongs to."""
+        return self.name.partition(".")[0]
+
+    @property
+    def unit_bytes(self) -> int:
+        """Bytes of one unit in one row."""
+        return self.width * DTYPE_BYTES[self.dtype]
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of this rank's units in one row."""
+        return (self.last - self.first) * self.unit_bytes
+
+    def at(self, rank: int, ranks: int) -> "TensorPart":
+        """Return the same part of rank `rank` of `ranks`.
+
+        Raises IncompatibleLayouts if the units can be neither split nor replicated among so many ranks.
+        """
+        if self.units % ranks and ranks % self.units:
+            raise IncompatibleLayouts(f"{self.name}.units ({self.units} among {ranks} ranks)")
+        first = rank * self.units // ranks
+        last = first + max(1, self.units // ranks)
+        return msgspec.structs.replace(self, first=first, last=last, replicas=max(1, ranks // self.units))
+
+
+class StateLayout(msgspec.Struct, frozen=True):
+    """Layout of the states and pages of one model on rank `rank` of `ranks`."""
+
+    fingerprint: Name
+    """Name of the weights and of all else that the numbers in a state depend on."""
+    page_size: Count
+    """Tokens of a page."""
+    rank: Annotated[int, msgspec.Meta(ge=0, lt=MOST_RANKS)]
+    ranks: Annotated[int, msgspec.Meta(ge=1, le=MOST_RANKS)]
+    parts: Annotated[tuple[TensorPart, ...], msgspec.Meta(max_length=MOST_PARTS)]
+    """All parts, in the order of memory."""
+
+    @classmethod
+    def of(
+        cls,
+        model: ModelConfig,
+        *,
+        fingerprint: str,
+        state_dtype: str,
+        dtype: str,
+        page_size: int,
+        rank: int = 0,
+        ranks: int = 1,
+    ) -> Self:
+        """Return the layout of one rank.
+
+        Args:
+            model: shape of the model.
+            fingerprint: name of the weights; only equal ones exchange states.
+            state_dtype: type of the recurrent states.
+            dtype: type of windows, keys and values.
+            page_size: tokens of a page.
+            rank: number of the tensor-parallel rank.
+            ranks: number of ranks.
+
+        Raises UnusableInput if the model cannot be split among so many ranks.
+        """
+        # The planner refuses impossible splits with the names of its own settings.
+        state = state_bytes(model, state_dtype, dtype, ranks)
+        token = kv_bytes_per_token(model, dtype, ranks)
+        parts = [part.at(rank, ranks) for part in _parts(model, state_dtype, dtype, page_size)]
+        layout = cls(fingerprint=fingerprint, page_size=page_size, rank=rank, ranks=ranks, parts=tuple(parts))
+        assert (layout.state_bytes, layout.page_bytes) == (state.total, token * page_size)
+        return layout
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of the state in a slot."""
+        return sum(part.layers * part.rows * part.row_bytes for part in self.parts if part.place == "state")
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of a page; 0 for a model without attention."""
+        return sum(part.layers * part.rows * part.row_bytes for part in self.parts if part.place == "page")
+
+    @property
+    def slab_bytes(self) -> int:
+        """Bytes from one slot of the arena to the next."""
+        return slab_bytes(self.state_bytes, self.page_bytes)
+
+    def at(self, rank: int, ranks: int) -> "StateLayout":
+        """Return the layout of rank `rank` of `ranks`. Raises IncompatibleLayouts for an impossible split."""
+        parts = tuple(part.at(rank, ranks) for part in self.parts)
+        return msgspec.structs.replace(self, rank=rank, ranks=ranks, parts=parts)
+
+    def refusal(self, other: "StateLayout") -> str | None:
+        """Return the name of the field for which no state can travel between the two; None if one can."""
+        if (difference := _difference("", self, other, ("fingerprint", "page_size"))) is not None:
+            return difference
+        names = [", ".join(part.name for part in layout.parts) for layout in (self, other)]
+        if names[0] != names[1]:
+            return f"parts ({names[0]} here, {names[1]} there)"
+        if other.rank >= other.ranks:
+            return f"rank ({other.rank} of {other.ranks} there)"
+        fields = ("place", "dtype", "layers", "rows", "units", "width")
+        if (difference := _part_difference(self, other, fields)) is not None:
+            return difference
+        try:
+            expected = self.at(other.rank, other.ranks)
+        except IncompatibleLayouts as error:
+            return error.field
+        return _part_difference(expected, other, ("first", "last", "replicas"))
+
+
+def _part_difference(layout: StateLayout, other: StateLayout, fields: Sequence[str]) -> str | None:
+    for mine, theirs in zip(layout.parts, other.parts, strict=True):
+        if (difference := _difference(f"{mine.name}.", mine, theirs, fields)) is not None:
+            return difference
+    return None
+
+
+def _difference(
+    owner: str, mine: msgspec.Struct, theirs: msgspec.Struct, fields: Sequence[str]
+) -> str | None:
+    """Return the first field that differs, with both values; None if none does."""
+    for field in fields:
+        values = getattr(mine, field), getattr(theirs, field)
+        if values[0] != values[1]:
+            return f"{owner}{field} ({values[0]} here, {values[1]} there)"
+    return None
+
+
+def _parts(model: ModelConfig, state_dtype: str, dtype: str, page_size: int) -> list[TensorPart]:
+    """Return the parts of the whole model in the order of the arena's memory."""
+    parts: list[TensorPart] = []
+    layers = model.recurrent_layers
+
+    def add(name: str, place: str, dtype: str, layers: int, rows: int, units: int, width: int) -> None:
+        values = (name, place, dtype, layers, rows, units, width, 0, units, 1)
+        fields = dict(zip(TensorPart.__struct_fields__, values, strict=True))
+        parts.append(msgspec.convert(fields, TensorPart))
+
+    if (mamba := model.mamba) is not None:
+        window = mamba.conv_kernel - 1
+        add("state", "state", state_dtype, layers, 1, mamba.heads, mamba.head_dim * mamba.state_size)
+        add("window.x", "state", dtype, layers, window, mamba.heads, mamba.head_dim)
+        add("window.B", "state", dtype, layers, window, mamba.groups, mamba.state_size)
+        add("window.C", "state", dtype, layers, window, mamba.groups, mamba.state_size)
+    elif (delta := model.gated_delta) is not None:
+        window = delta.conv_kernel - 1
+        add("state", "state", state_dtype, layers, 1, delta.value_heads, delta.value_dim * delta.key_dim)
+        add("window.q", "state", dtype, layers, window, delta.key_heads, delta.key_dim)
+        add("window.k", "state", dtype, layers, window, delta.key_heads, delta.key_dim)
+        add("window.v", "state", dtype, layers, window, delta.value_heads, delta.value_dim)
+    if (attention := model.attention) is not None:
+        for name in ("keys", "values"):
+            heads = attention.kv_heads
+            add(name, "page", dtype, model.attention_layers, page_size, heads, attention.head_dim)
+    return parts

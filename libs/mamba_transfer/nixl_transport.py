@@ -1,0 +1,221 @@
+"""A transport over NIXL, for RDMA networks: the reader reads the source's memory by itself.
+
+NIXL is the optional package `nixl`; it is imported when a transport is created, never before. NIXL has no
+cancel: a read that is given up goes on in the background, and so it becomes a pending writer, whose landing
+memory is free only after the end of the read was seen. A dead source ends the read with an error; a stopped
+one may hold it for ever.
+"""
+
+import ctypes
+import importlib
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Annotated, Any
+
+import msgspec
+
+from mamba_transfer.checksums import BlockChecksums
+from mamba_transfer.errors import ConnectionFailed, ForeignFrame, PeerLost, TransferError
+from mamba_transfer.frames import Connection, Limit
+from mamba_transfer.messages import Renew, pack
+from mamba_transfer.transport import Arrival, WriterPending
+
+_READ_POLL_SECONDS = 0.0005
+_RENEW_SECONDS = 5.0
+MOST_RUNS = 1 << 15
+"""Runs of memory in one description."""
+
+
+_Integer = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+
+
+class NixlMissing(TransferError):
+    """An engine that is to use NIXL without the package."""
+
+
+class _Memory(msgspec.Struct, array_like=True, frozen=True):
+    """Description of a source's memory: plain integers, since NIXL's own form is a pickle."""
+
+    agent: bytes
+    """Metadata of the source's agent, with the keys of its registered memory."""
+    runs: Annotated[list[tuple[_Integer, _Integer]], msgspec.Meta(max_length=MOST_RUNS)]
+    """Address and length of each run of bytes, in the order of the stream."""
+
+
+class NixlTransport:
+    """Reads by an agent of NIXL over one registered memory."""
+
+    name = "nixl"
+
+    def __init__(self, agent: str, memory: memoryview) -> None:
+        """Create the agent and register `memory`, which all bundles lie in. Raises NixlMissing.
+
+        Args:
+            agent: name that no other agent has, in no other life of the engine.
+            memory: plain writable bytes of the host, which are never moved.
+        """
+        try:
+            api: Any = importlib.import_module("nixl._api")
+        except ImportError as error:
+            raise NixlMissing(
+                f"the transport nixl needs the package `nixl` ({error}): pip install 'mambaserve[nixl]', "
+                "or use the transport sockets"
+            ) from error
+        self._agent: Any = api.nixl_agent(agent, api.nixl_agent_config(backends=["UCX"]))
+        self._memory = memory
+        self._first = _address(memory)
+        # NIXL's agents are not safe to use from several threads.
+        self._one = threading.Lock()
+        self._registered = self._agent.register_memory([(self._first, memory.nbytes, 0, "")], "DRAM")
+        self._metadata: bytes = self._agent.get_agent_metadata()
+        self._peers: dict[bytes, str] = {}
+
+    def describe(self, pieces: Sequence[memoryview]) -> bytes:
+        """Return the agent's metadata and the runs of `pieces`. Raises ValueError for memory of others."""
+        runs = self._runs(pieces)
+        if len(runs) > MOST_RUNS:
+            raise ValueError(
+                f"a bundle of {len(runs)} runs of memory is above {MOST_RUNS}: use the transport sockets"
+            )
+        return msgspec.msgpack.encode(_Memory(self._metadata, runs))
+
+    def send(
+        self,
+        connection: Connection,
+        pieces: Sequence[memoryview],
+        sizes: Sequence[int],
+        limit: Callable[[], Limit],
+    ) -> list[int]:
+        """Return the checksums; the reader reads by itself."""
+        checksums = BlockChecksums(sizes)
+        for piece in pieces:
+            limit().check()
+            checksums.update(piece)
+        return checksums.digests
+
+    def receive(
+        self,
+        connection: Connection,
+        description: bytes,
+        pieces: Sequence[memoryview],
+        sizes: Sequence[int],
+        limit: Limit,
+    ) -> Arrival:
+        """Read into `pieces`. Raises PeerLost, ForeignFrame, or WriterPending if bytes may still land."""
+        try:
+            source = msgspec.msgpack.decode(description, type=_Memory)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise ForeignFrame(f"no description of memory: {error}") from error
+        pairs = _pairs(self._runs(pieces), source.runs)
+        read = self._begin(source.agent, pairs)
+        renewal = limit.clock() + _RENEW_SECONDS
+        try:
+            while not read.ended():
+                limit.check()
+                if limit.clock() >= renewal:
+                    connection.send_frame(pack(Renew(("",))), limit.step())
+                    renewal = limit.clock() + _RENEW_SECONDS
+                time.sleep(_READ_POLL_SECONDS)
+        except ConnectionFailed as reason:
+            raise WriterPending(reason, read) from reason
+        if read.failed:
+            with self._one:
+                self._peers.pop(source.agent, None)
+            raise PeerLost("the read of the source's memory failed")
+        checksums = BlockChecksums(sizes)
+        for piece in pieces:
+            checksums.update(piece)
+        return Arrival(checksums.digests, sum(sizes))
+
+    def _begin(self, agent: bytes, pairs: Sequence[tuple[int, int, int]]) -> "NixlRead":
+        """Return a read that is under way. Raises PeerLost if NIXL refuses it."""
+        local = [(address, length, 0) for address, _, length in pairs]
+        remote = [(address, length, 0) for _, address, length in pairs]
+        nixl = self._agent
+        with self._one:
+            try:
+                if (peer := self._peers.get(agent)) is None:
+                    added = nixl.add_remote_agent(agent)
+                    peer = self._peers[agent] = added.decode() if isinstance(added, bytes) else added
+                handle = nixl.initialize_xfer(
+                    "READ", nixl.get_xfer_descs(local, "DRAM"), nixl.get_xfer_descs(remote, "DRAM"), peer
+                )
+            except Exception as error:  # NIXL's errors have no class in common
+                raise PeerLost(f"NIXL cannot read from the source: {error}") from error
+            read = NixlRead(nixl, handle, self._one)
+            read.post()
+            return read
+
+    def _runs(self, pieces: Sequence[memoryview]) -> list[tuple[int, int]]:
+        runs = [(_address(piece), piece.nbytes) for piece in pieces]
+        last = self._first + self._memory.nbytes
+        if any(address < self._first or address + length > last for address, length in runs):
+            raise ValueError("a bundle lies outside the memory that is registered with NIXL")
+        return runs
+
+
+class NixlRead:
+    """A read that is under way; a pending writer of its landing memory until its end was seen.
+
+    Attributes:
+        failed: whether the end was an error.
+    """
+
+    def __init__(self, agent: Any, handle: Any, one: threading.Lock) -> None:
+        """Watch `handle` of `agent`, whose calls `one` guards."""
+        self.failed = False
+        self._agent = agent
+        # As long as the read lives, so does its handle: a handle that is collected is released.
+        self._handle = handle
+        self._one = one
+
+    def post(self) -> None:
+        """Begin. The caller holds the lock of the agent."""
+        self._look(self._agent.transfer)
+
+    def ended(self) -> bool:
+        """Return whether no byte can land any more."""
+        with self._one:
+            if self._handle is not None:
+                self._look(self._agent.check_xfer_state)
+            return self._handle is None
+
+    def _look(self, call: Callable[[Any], str]) -> None:
+        try:
+            state = call(self._handle)
+        except Exception:  # NIXL raises the errors of a read that has ended, as one of several classes
+            state = "ERR"
+        if state != "PROC":
+            self.failed = state == "ERR"
+            with suppress(Exception):  # NIXL may have released the handle of a failed read itself
+                self._agent.release_xfer_handle(self._handle)
+            self._handle = None
+
+
+def _address(memory: memoryview) -> int:
+    return ctypes.addressof(ctypes.c_char.from_buffer(memory))
+
+
+def _pairs(
+    landing: Sequence[tuple[int, int]], source: Sequence[tuple[int, int]]
+) -> list[tuple[int, int, int]]:
+    """Return (local address, remote address, length) for runs of the same stream that are cut differently.
+
+    Raises ForeignFrame if the two sides do not have the same number of bytes.
+    """
+    if sum(length for _, length in landing) != sum(length for _, length in source):
+        raise ForeignFrame("the description of the memory is not that of the bundle")
+    pairs = []
+    runs = iter(source)
+    remote = left = 0
+    for local, length in landing:
+        while length:
+            if not left:
+                remote, left = next(runs)
+                continue
+            step = min(length, left)
+            pairs.append((local, remote, step))
+            local, remote, length, left = local + step, remote + step, length - step, left - step
+    return pairs

@@ -1,0 +1,158 @@
+"""The session of one reader after its Hello: fetches, renewals and their ends.
+
+The thread of one connection runs it. However the session ends, its open export is closed once, after the last
+read of its memory.
+"""
+
+import math
+from collections.abc import Callable
+
+from mamba_transfer.bundle import pieces
+from mamba_transfer.errors import ForeignFrame
+from mamba_transfer.exports import ExportSource, OpenExport
+from mamba_transfer.frames import Connection, Limit
+from mamba_transfer.layout import StateLayout
+from mamba_transfer.leases import Clock
+from mamba_transfer.messages import (
+    Abort,
+    Checksums,
+    Done,
+    Expired,
+    FromReader,
+    FromSource,
+    Hello,
+    Offer,
+    Renew,
+    Renewed,
+    Valid,
+    Wanted,
+    pack,
+    unpack_from_reader,
+)
+from mamba_transfer.slice_plan import Portion
+from mamba_transfer.transport import Transport
+
+ANSWER_SECONDS = 5.0
+"""Time for a Hello, and for a reader to take an answer."""
+IDLE_SECONDS = 60.0
+"""Time for which a connection without an open export may say nothing."""
+
+
+class ReaderSession:
+    """The conversation with one reader: one open export at a time."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        source: ExportSource,
+        layout: StateLayout,
+        portion: Portion,
+        transport: Transport,
+        *,
+        clock: Clock,
+        closing: Callable[[], bool],
+        most_frame: int,
+    ) -> None:
+        """Begin after the Welcome.
+
+        Args:
+            connection: the connection, which the server closes.
+            source: the engine.
+            layout: layout of the engine.
+            portion: what this engine's rank sends to the reader.
+            transport: carrier of the bytes.
+            clock: the clock of leases and limits.
+            closing: asked every 50 ms; True ends the session.
+            most_frame: bytes of the longest message of the reader.
+        """
+        self._connection = connection
+        self._source = source
+        self._layout = layout
+        self._portion = portion
+        self._transport = transport
+        self._clock = clock
+        self._closing = closing
+        self._most_frame = most_frame
+        self._export: OpenExport | None = None
+
+    def run(self) -> None:
+        """Serve until the reader leaves. Raises ConnectionFailed."""
+        try:
+            while True:
+                self._handle(self._next())
+        finally:
+            self._end(delivered=False)
+
+    def _next(self) -> FromReader:
+        """Return the reader's next message. An export whose lease ends meanwhile is closed at once."""
+        idle_until = self._clock() + IDLE_SECONDS
+
+        def over() -> bool:
+            nonlocal idle_until
+            if self._export is not None and not self._export.lease.live:
+                self._end(delivered=False)
+                idle_until = self._clock() + IDLE_SECONDS
+            return self._closing() or (self._export is None and self._clock() >= idle_until)
+
+        limit = Limit(self._clock, math.inf, over)
+        return unpack_from_reader(self._connection.receive_frame(self._most_frame, limit))
+
+    def _handle(self, message: FromReader) -> None:
+        match message:
+            case Wanted():
+                self._fetch(message)
+            case Renew(exports):
+                alive = tuple(export for export in exports if self._renew(export))
+                self._answer(Renewed(alive))
+            case Done():
+                live = self._export is not None and self._export.lease.live
+                self._end(delivered=live)
+                self._answer(Valid() if live else Expired())
+            case Abort():
+                self._end(delivered=False)
+            case Hello():
+                raise ForeignFrame("a second Hello")
+
+    def _fetch(self, request: Wanted) -> None:
+        if self._export is not None:
+            raise ForeignFrame("a Fetch while another export is open")
+        if not request.sound:
+            raise ForeignFrame(f"a Fetch of tokens {request.base} to {request.depth} with other tokens")
+        export = self._export = self._source.open(request)
+        if export is None:
+            return self._answer(Expired())
+        parts = pieces(self._portion, "source", self._layout, export.buffers)
+        sizes = self._portion.sizes((export.depth - export.base) // self._layout.page_size)
+        offer = Offer(
+            depth=export.depth,
+            base=export.base,
+            length=sum(sizes),
+            lease_seconds=export.lease.seconds,
+            description=self._transport.describe(parts),
+        )
+        self._answer(offer)
+
+        def limit() -> Limit:
+            # Bytes that the reader takes are as good as a Renew.
+            export.lease.renew()
+            return self._limit(export.lease.remaining)
+
+        digests = self._transport.send(self._connection, parts, sizes, limit)
+        packed = b"".join(digest.to_bytes(8, "little") for digest in digests)
+        return self._answer(Checksums(packed))
+
+    def _renew(self, export: str) -> bool:
+        if export:
+            return self._source.renew(export)
+        return self._export is not None and self._export.lease.renew()
+
+    def _end(self, *, delivered: bool) -> None:
+        export, self._export = self._export, None
+        if export is not None:
+            self._source.close(export, delivered=delivered)
+
+    def _answer(self, message: FromSource) -> None:
+        self._connection.send_frame(pack(message), self._limit(ANSWER_SECONDS))
+
+    def _limit(self, seconds: float) -> Limit:
+        return Limit(self._clock, self._clock() + seconds, self._closing)

@@ -1,0 +1,182 @@
+"""The slice plan: which bytes of which source rank become which bytes of a destination.
+
+The plan is the intersection of the intervals of the two sides. Every byte of the destination is covered
+exactly once, or the pair of layouts is refused. Both peers compute the same plan from both layouts, so no
+offset is ever sent.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
+from itertools import groupby
+from typing import Literal, NamedTuple
+
+from mamba_transfer.errors import IncompatibleLayouts
+from mamba_transfer.layout import StateLayout, TensorPart
+
+Place = Literal["state", "page"]
+
+
+class Copy(NamedTuple):
+    """A run of bytes that is contiguous on both sides, within a state or within a page."""
+
+    source: int
+    """Offset at the source."""
+    destination: int
+    """Offset at the destination."""
+    length: int
+
+
+class Portion(NamedTuple):
+    """All that one source rank sends, in the order in which it is sent: that of the destination's memory."""
+
+    state: tuple[Copy, ...]
+    state_blocks: tuple[int, ...]
+    """Bytes of each sub-block of the state that has a checksum of its own: a block of one layer."""
+    page: tuple[Copy, ...]
+    """Copies of each page; a page has one checksum."""
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of each page that this source rank sends."""
+        return sum(copy.length for copy in self.page)
+
+    def sizes(self, pages: int) -> list[int]:
+        """Return the bytes of each sub-block of a bundle with `pages` pages, in the order of the stream."""
+        size = self.page_bytes
+        return [*self.state_blocks, *([size] * pages if size else [])]
+
+
+class SlicePlan:
+    """The parts of its memory that a destination reads from each source rank.
+
+    Attributes:
+        portions: what each source rank sends. A rank that is missing sends nothing.
+    """
+
+    def __init__(self, sources: Sequence[StateLayout], destination: StateLayout) -> None:
+        """Plan. `sources`: layouts of all ranks of the source.
+
+        Raises IncompatibleLayouts, which names the field, if a byte of the destination would not be covered
+        exactly once.
+        """
+        for source in sources:
+            if (field := destination.refusal(source)) is not None:
+                raise IncompatibleLayouts(field)
+        ranks = [source.rank for source in sources]
+        if len(set(ranks)) != len(ranks):
+            raise IncompatibleLayouts(f"rank ({ranks} at the source, where each may be only once)")
+        state = _copies(sources, destination, "state")
+        page = _copies(sources, destination, "page")
+        self.portions = {
+            rank: Portion(
+                _merged(copy for copies in state[rank].values() for copy in copies),
+                tuple(sum(copy.length for copy in copies) for copies in state[rank].values()),
+                _merged(copy for copies in page[rank].values() for copy in copies),
+            )
+            for rank in sorted({*state, *page})
+        }
+
+
+@lru_cache(maxsize=16)
+def plan_of_pair(source: StateLayout, destination: StateLayout) -> SlicePlan:
+    """Return the plan between all ranks of the source's engine and one destination.
+
+    Plans are kept for the next connection of the same pair. Raises IncompatibleLayouts, with the field.
+    """
+    if (field := destination.refusal(source)) is not None:
+        raise IncompatibleLayouts(field)
+    return SlicePlan([source.at(rank, source.ranks) for rank in range(source.ranks)], destination)
+
+
+class _Rows(NamedTuple):
+    """Where a rank has the units of one part in one row."""
+
+    layer: int
+    offset: int
+    """Offset of the part's first local unit in this row."""
+
+
+def _rows(layout: StateLayout, place: Place) -> Iterator[tuple[TensorPart, _Rows]]:
+    """Yield every row of every part in the order of memory."""
+    parts = [part for part in layout.parts if part.place == place]
+    blocks = [list(group) for _, group in groupby(parts, key=lambda part: part.block)]
+    layers = max((part.layers for part in parts), default=0)
+    # A page holds keys and values of one layer side by side, a slot all states before all windows.
+    order = (
+        [(block, layer) for layer in range(layers) for block in blocks]
+        if place == "page"
+        else [(block, layer) for block in blocks for layer in range(layers)]
+    )
+    offset = 0
+    for block, layer in order:
+        for _ in range(block[0].rows):
+            for part in block:
+                yield part, _Rows(layer, offset)
+                offset += part.row_bytes
+
+
+def _copies(
+    sources: Sequence[StateLayout], destination: StateLayout, place: Place
+) -> dict[int, dict[tuple[str, int], list[Copy]]]:
+    """Return the copies by source rank, and by block and layer in the order of the destination's memory."""
+    parts = [part for part in destination.parts if part.place == place]
+    intervals = {part.name: _intervals(sources, part, destination) for part in parts}
+    rows = {source.rank: list(_rows(source, place)) for source in sources}
+    copies: dict[int, dict[tuple[str, int], list[Copy]]] = defaultdict(lambda: defaultdict(list))
+    for number, (part, row) in enumerate(_rows(destination, place)):
+        for rank, first, last in intervals[part.name]:
+            other, source_row = rows[rank][number]
+            size = part.unit_bytes
+            copies[rank][part.block, row.layer].append(
+                Copy(
+                    source_row.offset + (first - other.first) * size,
+                    row.offset + (first - part.first) * size,
+                    (last - first) * size,
+                )
+            )
+    return copies
+
+
+def _intervals(
+    sources: Sequence[StateLayout], part: TensorPart, destination: StateLayout
+) -> list[tuple[int, int, int]]:
+    """Return (source rank, first unit, unit after the last), which cover the part's interval exactly once."""
+    missing = [(part.first, part.last)]
+    intervals = []
+    for source in sorted(sources, key=lambda source: (not _same_share(source, destination), source.rank)):
+        (other,) = (each for each in source.parts if each.name == part.name)
+        rest = []
+        for first, last in missing:
+            start, stop = max(first, other.first), min(last, other.last)
+            if start >= stop:
+                rest.append((first, last))
+                continue
+            intervals.append((source.rank, start, stop))
+            rest += [(low, high) for low, high in ((first, start), (stop, last)) if low < high]
+        missing = rest
+    if missing:
+        ranges = ", ".join(f"{first} to {last - 1}" for first, last in missing)
+        raise IncompatibleLayouts(f"{part.name} (no rank of the source has units {ranges})")
+    return sorted(intervals, key=lambda interval: interval[1])
+
+
+def _same_share(source: StateLayout, destination: StateLayout) -> bool:
+    """Return whether the two ranks have heads in common: replicas are read where heads are read anyway."""
+    return (
+        source.rank * destination.ranks < (destination.rank + 1) * source.ranks
+        and destination.rank * source.ranks < (source.rank + 1) * destination.ranks
+    )
+
+
+def _merged(copies: Iterable[Copy]) -> tuple[Copy, ...]:
+    """Join copies that are adjacent on both sides."""
+    joined: list[Copy] = []
+    for copy in copies:
+        if joined:
+            last = joined[-1]
+            if (last.source + last.length, last.destination + last.length) == copy[:2]:
+                joined[-1] = Copy(last.source, last.destination, last.length + copy.length)
+                continue
+        joined.append(copy)
+    return tuple(joined)

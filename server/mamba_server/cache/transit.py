@@ -1,0 +1,318 @@
+"""Transit: checkpoints of one cache that somebody outside the forward stream reads or writes.
+
+An *export* locks a checkpoint of the tree while it is read. A *reception* is memory that is written, and then
+given to the tree or returned. `RadixStateCache` is a `Transit` that also serves sequences. Pure: whoever
+moves the bytes says when a writer or a reader has ended, and nothing here waits for that. Invariant names in
+comments are those of the state-cache page.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from mamba_planner.strategy import Reservation
+from mamba_server.cache.arena import NO_PAGES, AllocationSite, Arena, PageOwner, Pages
+from mamba_server.cache.donation import Donation
+from mamba_server.cache.errors import LedgerViolation
+from mamba_server.cache.ghost_tree import CheckpointKind, Ghost, GhostMatch, GhostTree
+from mamba_server.cache.node import Node, Tokens
+from mamba_server.cache.protocol import CacheCounters, EvictedCheckpoint, EvictionListener, Export, Reception
+from mamba_server.cache.reclaimer import Reclaimer
+from mamba_server.cache.slot_state import SlotState
+from mamba_server.cache.tree import RadixTree
+
+
+@dataclass(frozen=True, slots=True)
+class HeldReception:
+    """Reception that has not ended; `base` is the node with the lock on its first pages, None = none."""
+
+    reception: Reception
+    base: Node | None
+
+
+@dataclass(frozen=True, slots=True)
+class PendingInstall:
+    """Received checkpoint of the tree that launch `fence` may still be writing; locked until then."""
+
+    node: Node
+    fence: int
+    pages: Pages
+
+
+class Transit:
+    """Exports and receptions of one arena and one tree; both are known by their number until they end."""
+
+    strategy: Reservation
+    prefix_caching: bool
+    min_checkpoint_depth: int
+
+    def __init__(self, arena: Arena, tree: RadixTree, cap: int) -> None:
+        self.arena = arena
+        self.tree = tree
+        tree.on_pin = arena.pin
+        self.counters = CacheCounters()
+        self.reclaimer = Reclaimer(arena, tree, self.counters)
+        self.donation = Donation(arena, tree, self.reclaimer, None, cap)
+        self.exports: dict[int, Node] = {}
+        """Node that each export reads, and whose lock it holds."""
+        self.receptions: dict[int, HeldReception] = {}
+        """Receptions that have not ended, the quarantined ones included."""
+        self.installs: list[PendingInstall] = []
+        self._number = 0
+
+    def on_eviction(self, listener: EvictionListener | None) -> None:
+        """Call `listener` before a checkpoint is evicted, unless a launch still writes one of its pages."""
+
+        def report(node: Node) -> None:
+            evicted = EvictedCheckpoint(node)
+            if listener is not None and not (self.installs and self._is_being_written(node, evicted.pages)):
+                listener(evicted)
+
+        self.reclaimer.on_eviction = report if listener is not None else None
+
+    def checkpoints(self) -> Iterator[EvictedCheckpoint]:
+        """Yield every checkpoint that can be resumed, as a listener to evictions sees it."""
+        for node in self.tree.walk():
+            if node.slot and node.epoch == self.tree.epoch:
+                checkpoint = EvictedCheckpoint(node)
+                if not (self.installs and self._is_being_written(node, checkpoint.pages)):
+                    yield checkpoint
+
+    @property
+    def ghosts(self) -> GhostTree | None:
+        """Ghost tree that predicts returns; None with an eviction policy that uses no prediction."""
+        return self.donation.ghosts
+
+    @property
+    def _slots_to_spare(self) -> bool:
+        """Whether slots are free beyond those of the next two sequences, which are reserved for them."""
+        return self.arena.free_slots > 2 * self.strategy.slots_per_sequence
+
+    @property
+    def _slots_in_transit(self) -> int:
+        """Slots that eviction spares because somebody outside the forward stream uses them."""
+        slots = self.arena.slots_by_state
+        return (
+            slots[SlotState.RECEIVING]
+            + slots[SlotState.CONFIRMING]
+            + slots[SlotState.QUARANTINED]
+            + slots[SlotState.EXPORTED]
+        )
+
+    # --- export --------------------------------------------------------------------------------------
+
+    def export(self, token_ids: Tokens, salt: str, step: int, *, most: int | None = None) -> Export | None:
+        """Lock the deepest complete checkpoint of the prefix, of at most `most` tokens; None = none."""
+        if not self.prefix_caching:
+            return None
+        for node in self.tree.complete_checkpoints(token_ids, salt, step):
+            if most is not None and node.depth > most:
+                continue
+            pages = np.concatenate([each.pages for each in node.path()])
+            if not self._is_being_written(node, pages):
+                break
+        else:
+            return None
+        self.tree.lock(node, state=True)
+        self.tree.touch(node)
+        if self.arena.slot_state(node.slot) is not SlotState.EXPORTED:
+            self.arena.move(node.slot, SlotState.EXPORTED)
+        self._number += 1
+        self.exports[self._number] = node
+        return Export(self._number, node.depth, node.slot, pages)
+
+    def _is_being_written(self, node: Node, pages: Pages) -> bool:
+        """Return whether a launch that was not seen complete writes the checkpoint or one of its pages."""
+        for install in self.installs:
+            if install.node is node:
+                return True
+            if self.arena.pages_per_slab and np.isin(install.pages, pages).any():
+                return True
+        return False
+
+    def end_export(self, export: Export) -> None:
+        """Unlock the checkpoint, and free it if it was forgotten meanwhile."""
+        node = self.exports.pop(export.number, None)
+        if node is None:
+            raise LedgerViolation(f"T6: export {export.number} ended twice, or never began")
+        if node not in self.exports.values():
+            self.arena.move(node.slot, SlotState.CACHED)
+        self._unlock(node)
+
+    def _unlock(self, node: Node) -> None:
+        """Release a lock on the checkpoint of `node`; free the checkpoint if it is forgotten and unused."""
+        self.tree.unlock_state(node)
+        self.tree.unlock(node)
+        if node.epoch != self.tree.epoch and not node.state_lock:
+            self.reclaimer.drop_forgotten(node)
+
+    # --- receive -------------------------------------------------------------------------------------
+
+    def receive(self, token_ids: Tokens, salt: str) -> Reception | None:
+        """Take a slot and the pages of `token_ids` that the tree lacks; None, with no change, if short.
+
+        The pages that the tree has are locked until the reception has ended, so that they are still there
+        when the rest has arrived (T4).
+        """
+        depth, page_size = len(token_ids), self.tree.page_size
+        if not depth or depth % page_size:
+            raise LedgerViolation(f"P5: a reception of {depth} tokens on pages of {page_size}")
+        if not self.prefix_caching or depth < self.min_checkpoint_depth:
+            return None
+        base_node, base = self.tree.lock_pages(token_ids, salt)
+        if base_node is None:
+            grant = self._allocate(depth)
+        elif self._has_checkpoint(base_node, depth) and base == depth:
+            grant = None
+        else:
+            grant = self._allocate(depth - base)
+        if grant is None:
+            if base_node is not None:
+                self.tree.unlock(base_node)
+            return None
+        if base_node is not None:
+            base_node = self.tree.cut(base_node, base)
+        slot, pages = grant
+        reception = Reception(self._number, token_ids.copy(), salt, depth, base, slot, pages)
+        self.receptions[reception.number] = HeldReception(reception, base_node)
+        return reception
+
+    def _has_checkpoint(self, node: Node, depth: int) -> bool:
+        """Return whether `node` has a checkpoint at `depth` that is not forgotten."""
+        return node.depth == depth and node.slot > 0 and node.epoch == self.tree.epoch
+
+    def _allocate(self, tokens: int) -> tuple[int, Pages] | None:
+        """Take a slot and the pages of `tokens` tokens for the next number; None if short."""
+        number = self._number + 1
+        grant = self.reclaimer.allocate(
+            AllocationSite.RECEIVE, pages=tokens // self.tree.page_size, writer=number
+        )
+        if grant is None:
+            return None
+        self._number = number
+        return grant.slots[0], grant.pages
+
+    def _held(self, reception: Reception, *states: SlotState) -> HeldReception:
+        """Return what is held for `reception`. Raises LedgerViolation if it is in none of `states`."""
+        held = self.receptions.get(reception.number)
+        if held is None or held.reception is not reception:
+            raise LedgerViolation(f"T1: reception {reception.number} has ended, or never began")
+        state = self.arena.slot_state(reception.slot)
+        if state not in states:
+            raise LedgerViolation(f"T1: reception {reception.number} is {state.value}")
+        return held
+
+    def confirm(self, reception: Reception) -> None:
+        """Record that the bytes have landed and that the writer has ended."""
+        self._held(reception, SlotState.RECEIVING)
+        self.arena.end_writer(reception.number)
+        self.arena.move(reception.slot, SlotState.CONFIRMING)
+
+    def install(self, reception: Reception, step: int) -> bool:
+        """Give the checkpoint and its pages to the tree; return whether the tree took the checkpoint.
+
+        What the tree has got meanwhile is returned, once launch `step - 1` is complete, which may write it.
+        """
+        held = self._held(reception, SlotState.CONFIRMING)
+        arena, tree, fence = self.arena, self.tree, step - 1
+        pages, base_pages = reception.pages, NO_PAGES
+        if held.base is not None:
+            base_pages = np.concatenate([node.pages for node in held.base.path()])
+        ghost = self.ghosts.arrival() if self.ghosts is not None else None
+        node, present, accepted = tree.insert(
+            reception.token_ids,
+            np.concatenate([base_pages, pages]),
+            reception.slot,
+            fence,
+            reception.salt,
+            ghost=ghost,
+        )
+        duplicates = (present - reception.base) // tree.page_size
+        if duplicates < 0:
+            raise LedgerViolation(f"T4: the tree lost pages below {reception.base} during a reception")
+        arena.free_pages_of(pages[:duplicates], fence, PageOwner.TRANSFER)
+        arena.give_pages_to_tree(pages[duplicates:], PageOwner.TRANSFER)
+        if accepted:
+            self._accept(node, fence, pages[duplicates:])
+        else:
+            arena.free_slot(reception.slot, fence)
+            self.counters.duplicates += 1
+        self._end(held)
+        return accepted
+
+    def _accept(self, node: Node, fence: int, pages: Pages) -> None:
+        """Record that the tree has the received checkpoint of `node`, which launch `fence` completes."""
+        self.counters.created += 1
+        self.arena.move(node.slot, SlotState.INSTALLED, fence)
+        if fence > self.arena.completed:
+            # Locked, because memory that launch `fence` still writes makes no room for anybody.
+            self.tree.lock(node, state=True)
+            self.installs.append(PendingInstall(node, fence, pages))
+        else:
+            self.arena.move(node.slot, SlotState.CACHED)
+        if not self._slots_to_spare:
+            self.donation.cap_path(node, set())
+
+    def _complete_installs(self) -> None:
+        """Complete the installs whose launch is complete: nothing writes to them any more (T5)."""
+        completed = self.arena.completed
+        due = [install for install in self.installs if install.fence <= completed]
+        self.installs = [install for install in self.installs if install.fence > completed]
+        for install in due:
+            self.arena.move(install.node.slot, SlotState.CACHED)
+            self._unlock(install.node)
+
+    def abandon(self, reception: Reception, *, writer_ended: bool) -> None:
+        """End the reception without a result; quarantine its memory if the writer may still write."""
+        held = self._held(reception, SlotState.RECEIVING, SlotState.CONFIRMING)
+        arena = self.arena
+        if arena.slot_state(reception.slot) is SlotState.CONFIRMING:
+            self._return(held, PageOwner.TRANSFER)
+        elif writer_ended:
+            arena.end_writer(reception.number)
+            self._return(held, PageOwner.TRANSFER)
+        else:
+            arena.move(reception.slot, SlotState.QUARANTINED)
+            arena.quarantine_pages(reception.pages)
+            if held.base is not None:
+                self.tree.unlock(held.base)
+            self.receptions[reception.number] = HeldReception(reception, None)
+
+    def writer_ended(self, reception: Reception) -> None:
+        """Free the memory of a quarantined reception: its writer has ended (T3)."""
+        held = self._held(reception, SlotState.QUARANTINED)
+        self.arena.end_writer(reception.number)
+        self._return(held, PageOwner.QUARANTINED)
+
+    def _return(self, held: HeldReception, owner: int) -> None:
+        """Free the memory of a reception whose writer has ended."""
+        self.arena.free_slot(held.reception.slot)
+        self.arena.free_pages_of(held.reception.pages, 0, owner)
+        self._end(held)
+
+    def _end(self, held: HeldReception) -> None:
+        if held.base is not None:
+            self.tree.unlock(held.base)
+        del self.receptions[held.reception.number]
+
+    # --- checkpoints that are wrong ------------------------------------------------------------------
+
+    def _drop_wrong(self, node: Node) -> None:
+        """Drop the checkpoint of `node`, which is wrong; one that is exported is forgotten until its end."""
+        if not node.state_lock:
+            self.reclaimer.evict(node, report=False)
+        elif node in self.exports.values() or any(node is install.node for install in self.installs):
+            self.tree.distrust(node)
+
+    # --- returns -------------------------------------------------------------------------------------
+
+    def _expect_returns(self, ghosts: GhostTree, node: Node, match: GhostMatch) -> None:
+        """Predict returns to a received checkpoint by the first prompt that resumes from it."""
+        arrival = node.ghost
+        if not isinstance(arrival, Ghost) or not arrival.arrived:
+            return
+        ghost = ghosts.ghost_at(match, node.depth // self.tree.page_size, CheckpointKind.END)
+        if ghost is not None:
+            arrival.node = None
+            node.ghost, ghost.node = ghost, node

@@ -1,0 +1,161 @@
+"""Memory of bundles as buffers of the host: the state of a slot, then pages in the order of their tokens.
+
+Exporter, importer and tiers read and write bundles through it. On a CPU the buffers are the arena itself. On
+a device they are pinned memory of the host, which copies on the forward stream fill and empty, so that a copy
+is in order with the steps and nobody waits for the device.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from mamba_server.cache import Ints
+from mamba_server.engine.stepping.forward_stream import ForwardStream, Ticket
+from mamba_transfer.bundle import Segment, arena_buffers, bundle_bytes, page_segments, slot_segments
+from mamba_transfer.layout import StateLayout
+
+Buffers = list[memoryview]
+
+
+@dataclass(frozen=True, slots=True)
+class OutgoingBundle:
+    """Bytes of a checkpoint that are read: `buffers` hold them once `wait` has returned."""
+
+    buffers: Buffers
+    wait: Callable[[], None]
+    """Blocks the calling thread, which is never that of the loop."""
+    is_ready: Callable[[], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class LandingBundle:
+    """Buffers that a thread writes; `land` brings the bytes into the arena before the next step."""
+
+    buffers: Buffers
+    land: Callable[[], None]
+    """Called between two steps, once the bytes are complete."""
+
+
+class BundleMemory(Protocol):
+    """Memory of one arena."""
+
+    layout: StateLayout
+    copies: bool
+    """Whether the buffers are copies, so that the arena's memory is not read after the next steps begin."""
+
+    def outgoing(self, slot: int, pages: Ints) -> OutgoingBundle:
+        """Return the bytes of a checkpoint. Called between two steps."""
+        ...
+
+    def landing(self, slot: int, pages: Ints) -> LandingBundle:
+        """Return buffers for the bytes of a checkpoint. Called between two steps."""
+        ...
+
+
+class HostBundleMemory:
+    """Bundles of an arena in host memory: no byte is copied."""
+
+    copies = False
+
+    def __init__(self, memory: torch.Tensor, layout: StateLayout) -> None:
+        self.layout = layout
+        self._arena = memory.numpy().data
+
+    def outgoing(self, slot: int, pages: Ints) -> OutgoingBundle:
+        return OutgoingBundle(self._buffers(slot, pages), lambda: None, lambda: True)
+
+    def landing(self, slot: int, pages: Ints) -> LandingBundle:
+        return LandingBundle(self._buffers(slot, pages), lambda: None)
+
+    def _buffers(self, slot: int, pages: Ints) -> Buffers:
+        return arena_buffers(self._arena, self.layout, slot, pages.tolist())
+
+
+class DeviceBundleMemory:
+    """Bundles of an arena in device memory, by way of pinned memory of the host.
+
+    `pinned`: False where a test has no device that could pin.
+    """
+
+    copies = True
+
+    def __init__(
+        self, memory: torch.Tensor, layout: StateLayout, stream: ForwardStream, *, pinned: bool = True
+    ) -> None:
+        self.layout = layout
+        self._memory, self._stream, self._pinned = memory, stream, pinned
+        self._landed: list[Ticket[bool]] = []
+        """Copies into the arena that may not be complete."""
+
+    def outgoing(self, slot: int, pages: Ints) -> OutgoingBundle:
+        return self.copy_out(slot, pages, self.host_buffer(len(pages)))
+
+    def host_buffer(self, pages: int) -> torch.Tensor:
+        """Return pinned memory for a bundle of `pages` pages."""
+        return self.host_buffer_of(bundle_bytes(self.layout, pages))
+
+    def host_buffer_of(self, size: int) -> torch.Tensor:
+        """Return `size` bytes of pinned memory."""
+        return torch.empty(size, dtype=torch.uint8, pin_memory=self._pinned)
+
+    def copy_out(self, slot: int, pages: Ints, host: torch.Tensor) -> OutgoingBundle:
+        """Copy a bundle into the beginning of `host`, behind the steps that are launched."""
+        segments = self._segments(slot, pages)
+
+        def copy() -> bool:
+            offset = 0
+            for start, length in segments:
+                host[offset : offset + length].copy_(self._memory[start : start + length], non_blocking=True)
+                offset += length
+            return True
+
+        ticket = self._stream.launch(copy)
+        return OutgoingBundle(
+            self._host_buffers(host, len(pages)), self._waiter(ticket), lambda: is_done(self._stream, ticket)
+        )
+
+    def landing(self, slot: int, pages: Ints) -> LandingBundle:
+        host, segments = self.host_buffer(len(pages)), self._segments(slot, pages)
+
+        def copy() -> bool:
+            offset = 0
+            for start, length in segments:
+                self._memory[start : start + length].copy_(host[offset : offset + length], non_blocking=True)
+                offset += length
+            return True
+
+        return LandingBundle(self._host_buffers(host, len(pages)), lambda: self._land(copy))
+
+    def _land(self, copy: Callable[[], bool]) -> None:
+        """Issue a copy into the arena; the next step comes behind it on the stream."""
+        complete = [ticket for ticket in self._landed if is_done(self._stream, ticket)]
+        self._landed = [ticket for ticket in self._landed if ticket not in complete]
+        for ticket in complete:
+            self._stream.wait(ticket)
+        ticket = self._stream.launch(copy)
+        if ticket.error is not None:
+            raise ticket.error
+        self._landed.append(ticket)
+
+    def _waiter(self, ticket: Ticket[bool]) -> Callable[[], None]:
+        def wait() -> None:
+            self._stream.wait(ticket)
+
+        return wait
+
+    def _segments(self, slot: int, pages: Ints) -> list[Segment]:
+        return [*slot_segments(self.layout, slot), *page_segments(self.layout, list(pages))]
+
+    def _host_buffers(self, host: torch.Tensor, pages: int) -> Buffers:
+        state = self.layout.state_bytes
+        whole = host.numpy().data
+        end = bundle_bytes(self.layout, pages)
+        return [whole[:state], whole[state:end]] if end > state else [whole[:state]]
+
+
+def is_done(stream: ForwardStream, ticket: Ticket[bool]) -> bool:
+    """Return whether the work of `ticket` is complete on the device, without waiting."""
+    query = getattr(stream, "is_complete", None)
+    return ticket.done.is_set() if query is None else bool(query(ticket))

@@ -1,0 +1,177 @@
+"""`Exporter`: checkpoints that other engines read, from the cache's lock to the end of the last reader.
+
+The threads of the transfer server post questions; the loop answers between two steps, because only the loop
+may call the cache. An export that nobody opens ends with its lease; an open one ends when the server has
+stopped reading its memory, whatever the time is.
+"""
+
+import secrets
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from mamba_server.cache import Export, ManagedStateCache, Tokens
+from mamba_server.engine.transfers.bundle_memory import BundleMemory, OutgoingBundle
+from mamba_server.engine.transfers.transfer_counts import TransferCounts
+from mamba_server.wire import HandOver
+from mamba_transfer.bundle import bundle_bytes
+from mamba_transfer.exports import OpenExport
+from mamba_transfer.leases import Lease, LeaseTable
+from mamba_transfer.messages import Wanted
+
+ANSWER_SECONDS = 30.0
+"""Longest wait of a server's thread for the loop, which may be busy with a long step."""
+NAME_BYTES = 8
+"""Random bytes in the name of an export: others must not guess it."""
+
+
+@dataclass(slots=True)
+class _Held:
+    """Export that is locked in the cache."""
+
+    export: Export
+    began: float
+    size: int = 0
+    """Bytes that travel, once it is open."""
+
+
+@dataclass(slots=True, eq=False)
+class _Question:
+    """Question of a server's thread to the loop."""
+
+    request: Wanted
+    done: threading.Event = field(default_factory=threading.Event)
+    guard: threading.Lock = field(default_factory=threading.Lock)
+    given_up: bool = False
+    answer: tuple[OpenExport, OutgoingBundle] | None = None
+
+
+class Exporter:
+    """Exports of one engine: the `ExportSource` of its transfer server.
+
+    `wake` interrupts the wait of an idle loop; it may be called by any thread.
+    """
+
+    def __init__(
+        self,
+        cache: ManagedStateCache,
+        memory: BundleMemory,
+        counts: TransferCounts,
+        *,
+        lease_seconds: float,
+        wake: Callable[[], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._cache, self._memory, self._counts = cache, memory, counts
+        self._lease_seconds, self._wake, self._clock = lease_seconds, wake, clock
+        self._page_size = cache.capacity.page_size
+        self._leases = LeaseTable(clock)
+        self._held: dict[str, _Held] = {}
+        self._questions: deque[_Question] = deque()
+        self._closed: deque[tuple[str, bool]] = deque()
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    # --- by the loop ---------------------------------------------------------------------------------
+
+    def export(self, token_ids: Tokens, salt: str, step: int) -> HandOver:
+        """Lock the deepest checkpoint of a prompt for `lease_seconds`; depth 0 = there is none."""
+        export = self._cache.export(token_ids, salt, step)
+        if export is None:
+            return HandOver("", 0, 0.0)
+        name = secrets.token_hex(NAME_BYTES)
+        self._hold(name, export)
+        self._leases.grant(name, self._lease_seconds)
+        return HandOver(name, export.depth, self._lease_seconds)
+
+    def release(self, name: str) -> bool:
+        """End an export that nobody has opened; return whether there was one."""
+        released = self._leases.release(name)
+        if released:
+            self._end(name, "released")
+        return released
+
+    def poll(self, step: int) -> None:
+        """Answer the server's threads, and end what was read or has expired. Between two steps."""
+        while self._closed:
+            name, delivered = self._closed.popleft()
+            self._end(name, "valid" if delivered else "lost")
+        for name in self._leases.sweep():
+            self._end(name, "expired")
+        while self._questions:
+            question = self._questions.popleft()
+            answer = self._answer(question.request, step)
+            with question.guard:
+                question.answer = answer
+                is_late = question.given_up
+            question.done.set()
+            if is_late and answer is not None:
+                self._end(answer[0].lease.export, "lost")
+
+    def _answer(self, request: Wanted, step: int) -> tuple[OpenExport, OutgoingBundle] | None:
+        if request.base % self._page_size or request.base > request.depth:
+            return None
+        if request.export:
+            held, lease = self._held.get(request.export), None
+            if held is not None and held.export.depth == request.depth:
+                lease = self._leases.take(request.export)
+            if held is None or lease is None:
+                return None
+        else:
+            token_ids = np.frombuffer(request.token_ids, "<i4").astype(np.int32)
+            if len(token_ids) != request.depth or not request.depth:
+                return None
+            export = self._cache.export(token_ids, request.salt, step)
+            if export is None:
+                return None
+            if export.depth != request.depth:
+                self._cache.end_export(export)
+                return None
+            lease = Lease(secrets.token_hex(NAME_BYTES), self._lease_seconds, self._clock)
+            held = self._hold(lease.export, export)
+        pages = held.export.pages[request.base // self._page_size :]
+        outgoing = self._memory.outgoing(held.export.slot, pages)
+        held.size = bundle_bytes(self._memory.layout, len(pages))
+        return OpenExport(held.export.depth, request.base, outgoing.buffers, lease), outgoing
+
+    def _hold(self, name: str, export: Export) -> _Held:
+        self._counts.changes += 1
+        held = self._held[name] = _Held(export, self._clock())
+        return held
+
+    def _end(self, name: str, outcome: str) -> None:
+        self._counts.changes += 1
+        held = self._held.pop(name)
+        self._cache.end_export(held.export)
+        size = held.size if outcome == "valid" else 0
+        self._counts.record("out", outcome, size, self._clock() - held.began, depth=held.export.depth)
+
+    # --- by threads of the server --------------------------------------------------------------------
+
+    def open(self, request: Wanted) -> OpenExport | None:
+        """Return the wanted checkpoint, locked; None if there is none. Waits for the loop."""
+        question = _Question(request)
+        self._questions.append(question)
+        self._wake()
+        if not question.done.wait(ANSWER_SECONDS):
+            with question.guard:
+                question.given_up = question.answer is None
+        if question.answer is None:
+            return None
+        export, outgoing = question.answer
+        outgoing.wait()
+        return export
+
+    def close(self, export: OpenExport, *, delivered: bool) -> None:
+        """Unlock an export of which no byte is read any more."""
+        self._closed.append((export.lease.export, delivered))
+        self._wake()
+
+    def renew(self, export: str) -> bool:
+        """Renew the lease of an export that is not open yet; return whether there is a live one."""
+        return self._leases.renew(export)

@@ -1,0 +1,230 @@
+"""`Importer`: states that come from elsewhere, and the requests that wait for them.
+
+A request waits until its state is installed in the radix tree, or until it is clear that the state does not
+come; then it is queued like any other. Threads write the received memory and nothing else; the loop does the
+rest between two steps. Memory that a thread may still write is quarantined until that thread has ended.
+"""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from mamba_server.cache import ManagedStateCache, Reception
+from mamba_server.engine.sequences.sequence import Sequence
+from mamba_server.engine.transfers.bandwidth import Bandwidth
+from mamba_server.engine.transfers.bundle_memory import Buffers, BundleMemory, LandingBundle
+from mamba_server.engine.transfers.transfer_counts import TransferCounts
+from mamba_server.wire import Arrival
+from mamba_transfer.bundle import bundle_bytes
+from mamba_transfer.outcome import PendingWriter
+
+MOST_RECEPTIONS = 8
+"""States that arrive at once; further requests wait for a place."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadResult:
+    """End of a read: `valid`, or why the bytes must not be used."""
+
+    outcome: str
+    detail: str = ""
+    writer: PendingWriter | None = None
+    """Writer that may still write the buffers; None = nobody does."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateSource:
+    """Place that a state comes from."""
+
+    kind: str
+    """`peer`, `disk` or `memory`."""
+    direction: str
+    """Direction in the metrics: `in`, or `restored`."""
+    depth: int
+    read: Callable[[Reception, Buffers, float, threading.Event], ReadResult]
+    """Fills the buffers, in a thread, until a deadline or until it is cancelled."""
+    peer: str = ""
+
+
+@dataclass(slots=True, eq=False)
+class _Import:
+    """State that is awaited, with the sequences that wait for it."""
+
+    group: list[Sequence]
+    source: StateSource
+    began: float
+    deadline: float
+    reception: Reception | None = None
+    landing: LandingBundle | None = None
+    size: int = 0
+    cancelled: threading.Event = field(default_factory=threading.Event)
+    given_up: bool = False
+    """Whether nobody waits any more."""
+
+
+class Importer:
+    """Imports of one engine. `wake` interrupts the wait of an idle loop."""
+
+    def __init__(
+        self,
+        cache: ManagedStateCache,
+        memory: BundleMemory,
+        counts: TransferCounts,
+        *,
+        lease_seconds: float,
+        wake: Callable[[], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._cache, self._memory, self._counts = cache, memory, counts
+        self._lease_seconds, self._wake, self._clock = lease_seconds, wake, clock
+        self.bandwidth = Bandwidth()
+        self._waiting: deque[_Import] = deque()
+        """Imports that wait for a place."""
+        self._reading: dict[int, _Import] = {}
+        """Imports that a thread reads, by number of the reception."""
+        self._finished: deque[tuple[_Import, ReadResult]] = deque()
+        self._pending_writers: list[tuple[Reception, PendingWriter]] = []
+        self._threads = ThreadPoolExecutor(MOST_RECEPTIONS, thread_name_prefix="state-import")
+
+    @property
+    def busy(self) -> bool:
+        """Whether a state is awaited, or a thread still reads one that nobody waits for."""
+        return bool(self._waiting or self._reading or self._pending_writers)
+
+    @property
+    def places(self) -> int:
+        """Number of states that could begin to arrive now, as far as threads go."""
+        return max(0, MOST_RECEPTIONS - len(self._reading) - len(self._waiting))
+
+    def expect(self, group: list[Sequence], source: StateSource) -> None:
+        """Let `group` wait for the state of its prompt."""
+        now = self._clock()
+        self._waiting.append(_Import(group, source, now, now + self._lease_seconds))
+
+    def cancel(self, request_id: str) -> None:
+        """Give up the state of a request that has ended."""
+        for awaited in [*self._waiting, *self._reading.values()]:
+            if awaited.group[0].request_id == request_id and not awaited.given_up:
+                self._give_up(awaited, "cancelled")
+
+    def poll(self, step: int) -> list[list[Sequence]]:
+        """Install what has arrived, start what can start; return the groups that wait no longer."""
+        if not self.busy:
+            return []
+        ready = []
+        while self._finished:
+            awaited, result = self._finished.popleft()
+            if self._finish(awaited, result, step):
+                ready.append(awaited.group)
+        self._pending_writers = [
+            (reception, writer) for reception, writer in self._pending_writers
+            if not self._ends(reception, writer)
+        ]  # fmt: skip
+        now = self._clock()
+        for awaited in [*self._waiting, *self._reading.values()]:
+            if now >= awaited.deadline and not awaited.given_up:
+                self._give_up(awaited, "timeout")
+                ready.append(awaited.group)
+        while self._waiting and len(self._reading) < MOST_RECEPTIONS:
+            awaited = self._waiting.popleft()
+            if not self._start(awaited, step):
+                ready.append(awaited.group)
+        return ready
+
+    def close(self) -> None:
+        """Cancel every read, and wait for the threads."""
+        for awaited in [*self._waiting, *self._reading.values()]:
+            awaited.cancelled.set()
+        self._threads.shutdown(cancel_futures=True)
+
+    # --- life of an import ---------------------------------------------------------------------------
+
+    def _start(self, awaited: _Import, step: int) -> bool:
+        """Take memory for the state and begin to read it; return False if the group need not wait."""
+        sequence, depth = awaited.group[0], awaited.source.depth
+        reception = self._cache.receive(sequence.known_token_ids()[:depth], sequence.salt)
+        if reception is None:
+            match = self._cache.match(sequence.known_token_ids(), sequence.salt, step)
+            self._record(awaited, "cached" if match.resumable >= depth else "no_memory", 0)
+            return False
+        self._counts.changes += 1
+        awaited.reception = reception
+        awaited.landing = self._memory.landing(reception.slot, reception.pages)
+        awaited.size = bundle_bytes(self._memory.layout, len(reception.pages))
+        self.bandwidth.waiting_bytes += awaited.size
+        self._reading[reception.number] = awaited
+        self._threads.submit(self._read, awaited, reception, awaited.landing.buffers)
+        return True
+
+    def _read(self, awaited: _Import, reception: Reception, buffers: Buffers) -> None:
+        """Read the state, in a thread."""
+        try:
+            result = awaited.source.read(reception, buffers, awaited.deadline, awaited.cancelled)
+        except Exception as error:
+            result = ReadResult("failed", f"{type(error).__name__}: {error}")
+        self._finished.append((awaited, result))
+        self._wake()
+
+    def _finish(self, awaited: _Import, result: ReadResult, step: int) -> bool:
+        """Install the state, or give its memory back; return whether somebody waited for it."""
+        reception, landing = awaited.reception, awaited.landing
+        assert reception is not None
+        assert landing is not None
+        self._counts.changes += 1
+        del self._reading[reception.number]
+        self.bandwidth.waiting_bytes -= awaited.size
+        if awaited.given_up:
+            if result.writer is None:
+                self._cache.writer_ended(reception)
+            else:
+                self._pending_writers.append((reception, result.writer))
+            return False
+        outcome = result.outcome
+        if outcome == "valid":
+            self._cache.confirm(reception)
+            landing.land()
+            if not self._cache.install(reception, step):
+                outcome = "duplicate"
+            self.bandwidth.observe(awaited.source.kind, awaited.size, self._clock() - awaited.began)
+        else:
+            self._cache.abandon(reception, writer_ended=result.writer is None)
+            if result.writer is not None:
+                self._pending_writers.append((reception, result.writer))
+        self._record(awaited, outcome, awaited.size if outcome == "valid" else 0, result.detail)
+        return True
+
+    def _give_up(self, awaited: _Import, outcome: str) -> None:
+        """Stop waiting; the memory is quarantined until the thread that writes it has ended."""
+        awaited.given_up = True
+        awaited.cancelled.set()
+        if awaited.reception is None:
+            self._waiting.remove(awaited)
+        else:
+            self._counts.changes += 1
+            self._cache.abandon(awaited.reception, writer_ended=False)
+        self._record(awaited, outcome, 0)
+
+    def _ends(self, reception: Reception, writer: PendingWriter) -> bool:
+        """Free the memory of a writer that has ended; return whether it has."""
+        ended = writer.ended()
+        if ended:
+            self._counts.changes += 1
+            self._cache.writer_ended(reception)
+        return ended
+
+    def _record(self, awaited: _Import, outcome: str, size: int, detail: str = "") -> None:
+        now, source = self._clock(), awaited.source
+        peer = f"{source.peer} ({detail})" if detail else source.peer
+        self._counts.record(
+            source.direction, outcome, size, now - awaited.began, depth=source.depth, peer=peer
+        )
+        for sequence in awaited.group:
+            if outcome == "corrupt":
+                sequence.lost_cause = "corrupt"
+            if sequence.timeline is not None and sequence.index == 0:
+                sequence.timeline.arrival(
+                    Arrival(awaited.began, now, source.kind, outcome, source.depth, awaited.size)
+                )

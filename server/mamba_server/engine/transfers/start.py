@@ -1,0 +1,190 @@
+"""Start of an engine's transfers: the transfer server, the client, the store, and what the settings ask for.
+
+Called once, when the engine is booted and before it is ready.
+"""
+
+import hashlib
+import ipaddress
+import logging
+import os
+import secrets
+import socket
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import torch
+
+from mamba_server.cache import Reception, Tokens
+from mamba_server.engine.stepping.core import EngineCore
+from mamba_server.engine.stepping.forward_stream import ForwardStream
+from mamba_server.engine.transfers.bundle_memory import (
+    Buffers,
+    BundleMemory,
+    DeviceBundleMemory,
+    HostBundleMemory,
+)
+from mamba_server.engine.transfers.engine_transfers import EngineTransfers
+from mamba_server.engine.transfers.exporter import Exporter
+from mamba_server.engine.transfers.importer import Importer, ReadResult
+from mamba_server.engine.transfers.tier import Tier
+from mamba_server.engine.transfers.transfer_counts import TransferCounts
+from mamba_server.wire import Fetch
+from mamba_settings.engine_settings import EngineSettings
+from mamba_tier.bundle_shape import BundleShape, StoreSettings
+from mamba_tier.bundle_store import BundleStore
+from mamba_tier.errors import TierError
+from mamba_transfer import (
+    Address,
+    Peer,
+    StateLayout,
+    TransferClient,
+    TransferServer,
+    UnusableAddress,
+    Verdict,
+    Wanted,
+)
+
+log = logging.getLogger(__name__)
+POD_IP = "POD_IP"
+"""Variable with the address at which other pods reach this one."""
+
+
+class TransfersUnusable(Exception):
+    """The port of the transfer server or the directory of a cache tier cannot be used."""
+
+    exit_code = 2
+
+
+@dataclass(frozen=True, slots=True)
+class TransferEndpoint:
+    """Place where other engines fetch states from this one; without an address there is none."""
+
+    address: str = ""
+    incarnation: str = ""
+
+
+def start_transfers(
+    core: EngineCore,
+    settings: EngineSettings,
+    stream: ForwardStream,
+    arena: torch.Tensor,
+    layout: StateLayout,
+    wake: Callable[[], None],
+) -> TransferEndpoint:
+    """Give the core the transfers that the settings ask for, if any; return its endpoint.
+
+    `arena`: the arena's bytes. `wake`: interrupts the wait of an idle loop. Raises TransfersUnusable.
+    """
+    serves, tiered = settings.transfer_port is not None, bool(settings.disk_cache or settings.host_memory)
+    if not serves and not tiered:
+        return TransferEndpoint()
+    memory: BundleMemory = (
+        DeviceBundleMemory(arena, layout, stream) if arena.is_cuda else HostBundleMemory(arena, layout)
+    )
+    cache, counts, lease = core.cache, TransferCounts(), settings.transfer_lease
+    importer = Importer(cache, memory, counts, lease_seconds=lease, wake=wake, clock=core.clock)
+    tier = None
+    if tiered:
+        store = _open_store(settings, layout)
+        tier = Tier(
+            store, memory, counts, core.speed, importer.bandwidth,
+            page_size=layout.page_size,
+            outlives_process=settings.disk_cache is not None, clock=core.clock,
+        )  # fmt: skip
+    if not serves:
+        core.transfers = EngineTransfers(cache, importer, counts, lambda: core.step_number + 1, tier=tier)
+        return TransferEndpoint()
+    exporter = Exporter(cache, memory, counts, lease_seconds=lease, wake=wake, clock=core.clock)
+    incarnation = secrets.token_hex(8)
+    server = TransferServer(layout, incarnation, exporter)
+    address = _listen(server, settings)
+    core.transfers = EngineTransfers(
+        cache,
+        importer,
+        counts,
+        lambda: core.step_number + 1,
+        exporter=exporter,
+        read_peer=PeerReader(TransferClient(layout)).read,
+        tier=tier,
+        close=server.close,
+    )
+    log.info("transfer server at %s, incarnation %s, role %s", address, incarnation, settings.role)
+    return TransferEndpoint(str(address), incarnation)
+
+
+class PeerReader:
+    """Reads states from other engines."""
+
+    def __init__(self, client: TransferClient) -> None:
+        self._client = client
+
+    def read(
+        self,
+        fetch: Fetch,
+        prefix: Tokens,
+        salt: str,
+        reception: Reception,
+        buffers: Buffers,
+        deadline: float,
+        cancelled: threading.Event,
+    ) -> ReadResult:
+        """Fill `buffers` with the state of `prefix` and the pages of [reception.base, depth)."""
+        try:
+            peer = Peer(Address.parse(fetch.address), fetch.incarnation)
+        except UnusableAddress as error:
+            return ReadResult("refused", str(error))
+        request = Wanted(
+            depth=fetch.depth,
+            base=reception.base,
+            export=fetch.export,
+            salt="" if fetch.export else salt,
+            token_ids=b"" if fetch.export else prefix.astype("<i4").tobytes(),
+        )
+        outcome = self._client.fetch(peer, request, buffers, deadline=deadline, cancelled=cancelled.is_set)
+        detail = outcome.detail if outcome.verdict is not Verdict.VALID else ""
+        return ReadResult(outcome.verdict.value, detail, outcome.writer)
+
+
+def _listen(server: TransferServer, settings: EngineSettings) -> Address:
+    """Open the port; return the address at which others reach it. Raises TransfersUnusable."""
+    host, port = settings.transfer_host, settings.transfer_port or 0
+    try:
+        bound = server.start(host, port)
+        if not ipaddress.ip_address(host).is_unspecified:
+            return bound
+        return Address.parse(str(Address(os.environ.get(POD_IP) or _own_address(bound), bound.port)))
+    except (OSError, ValueError) as error:
+        raise TransfersUnusable(
+            f"the transfer server cannot listen on {host} port {port}: {error}; set --transfer-host to an IP "
+            f"address of this machine, and --transfer-port to a free port. Where it listens on every "
+            f"address, the variable {POD_IP} names the one at which others reach it"
+        ) from error
+
+
+def _own_address(bound: Address) -> str:
+    family = socket.AF_INET6 if ":" in bound.host else socket.AF_INET
+    return str(socket.getaddrinfo(socket.gethostname(), None, family)[0][4][0])
+
+
+def _open_store(settings: EngineSettings, layout: StateLayout) -> BundleStore:
+    """Open the store of bundles. Raises TransfersUnusable."""
+    shape = BundleShape(
+        fingerprint=layout.fingerprint,
+        layout=hashlib.blake2b(msgspec.json.encode(layout), digest_size=16).hexdigest(),
+        page_size=layout.page_size,
+        state_bytes=layout.state_bytes,
+        page_bytes=layout.page_bytes,
+    )
+    directory = None if settings.disk_cache is None else Path(settings.disk_cache)
+    try:
+        budgets = StoreSettings(
+            host_bytes=settings.host_memory or 0,
+            disk_bytes=settings.disk_cache_bytes or 0,
+            directory=directory,
+        )
+        return BundleStore(shape, budgets)
+    except TierError as error:
+        raise TransfersUnusable(f"the tiers of the state cache cannot be used: {error}") from error

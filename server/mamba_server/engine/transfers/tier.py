@@ -1,0 +1,194 @@
+"""`Tier`: the store of bundles below the arena, as the engine uses it.
+
+An evicted checkpoint is offered to the store before its memory is free; a prompt whose state the store has
+comes back as a reception, if that is expected to be faster than computing. Nothing waits for the store: where
+its memory is full, or the ring before it, the victim is dropped.
+"""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+
+from mamba_planner.arithmetic import prefill_work
+from mamba_server.cache import EvictedCheckpoint, Match, Reception, Tokens
+from mamba_server.engine.stepping.prefill_speed import PrefillSpeed
+from mamba_server.engine.transfers.bandwidth import Bandwidth
+from mamba_server.engine.transfers.bundle_memory import (
+    Buffers,
+    BundleMemory,
+    DeviceBundleMemory,
+    OutgoingBundle,
+)
+from mamba_server.engine.transfers.importer import ReadResult, StateSource
+from mamba_server.engine.transfers.transfer_counts import TransferCounts
+from mamba_tier.bundle_store import BundleStore
+from mamba_tier.outcomes import PutOutcome, ReadOutcome
+from mamba_transfer.bundle import bundle_bytes
+
+RING_SLABS = 2
+PAUSE_SECONDS = 0.001
+"""Seconds between two looks at the ring at the end of the process."""
+MAX_RING_BYTES = 256 << 20
+"""Largest bundle that is copied from a device on its way to the store."""
+OUTCOMES = {
+    PutOutcome.ACCEPTED: "stored",
+    PutOutcome.KNOWN: "known",
+    PutOutcome.DROPPED: "dropped",
+    PutOutcome.OFF: "off",
+}
+
+
+@dataclass(slots=True)
+class _Victim:
+    """Evicted checkpoint on its way from a device to the store."""
+
+    token_ids: Tokens
+    salt: str
+    first: int
+    slab: torch.Tensor
+    outgoing: OutgoingBundle
+    began: float
+
+
+class Tier:
+    """Store of one engine. `speed`: that of its prompts; `bandwidth`: that of earlier restorations."""
+
+    def __init__(
+        self,
+        store: BundleStore,
+        memory: BundleMemory,
+        counts: TransferCounts,
+        speed: PrefillSpeed,
+        bandwidth: Bandwidth,
+        *,
+        page_size: int,
+        outlives_process: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.store = store
+        self.outlives_process = outlives_process
+        """Whether the store is on a disk, so that the next process finds it."""
+        self._memory, self._counts, self._page_size = memory, counts, page_size
+        self._speed, self._bandwidth, self._clock = speed, bandwidth, clock
+        self._free_slabs: list[torch.Tensor] | None = None
+        self._copied: deque[_Victim] = deque()
+        """Victims whose copy from the device was issued, in that order."""
+        self._stored: deque[tuple[_Victim, str]] = deque()
+        """Victims that a thread has given to the store."""
+
+    # --- out of the arena ----------------------------------------------------------------------------
+
+    def on_eviction(self, evicted: EvictedCheckpoint) -> None:
+        """Copy a checkpoint that is about to lose its memory. Called by the cache, between two launches."""
+        began = self._clock()
+        token_ids = evicted.token_ids()
+        first = self.store.missing_from(token_ids, evicted.salt)
+        if first is None:
+            self._counts.record("demoted", "known", 0, self._clock() - began, depth=evicted.depth)
+            return
+        pages = evicted.pages[first // self._page_size :]
+        size = bundle_bytes(self._memory.layout, len(pages))
+        if isinstance(self._memory, DeviceBundleMemory):
+            outcome = self._copy_out(self._memory, evicted, token_ids, first, began)
+        else:
+            outcome = self._put(
+                token_ids, evicted.salt, first, self._memory.outgoing(evicted.slot, pages).buffers
+            )
+        if outcome:
+            moved = size if outcome == "stored" else 0
+            self._counts.record("demoted", outcome, moved, self._clock() - began, depth=evicted.depth)
+
+    def _put(self, token_ids: Tokens, salt: str, first: int, buffers: Buffers) -> str:
+        return OUTCOMES[self.store.put(token_ids, salt, buffers[:1], buffers[1:], first)]
+
+    def _copy_out(
+        self,
+        memory: DeviceBundleMemory,
+        evicted: EvictedCheckpoint,
+        token_ids: Tokens,
+        first: int,
+        began: float,
+    ) -> str:
+        """Issue the copy of a victim into a free slab of the ring; return why there is none, or ""."""
+        pages = evicted.pages[first // self._page_size :]
+        size = bundle_bytes(memory.layout, len(pages))
+        if self._free_slabs is None:
+            self._free_slabs = [memory.host_buffer_of(MAX_RING_BYTES) for _ in range(RING_SLABS)]
+        if size > MAX_RING_BYTES:
+            return "too_large"
+        if not self._free_slabs:
+            return "ring_busy"
+        slab = self._free_slabs.pop()
+        outgoing = memory.copy_out(evicted.slot, pages, slab)
+        self._copied.append(_Victim(token_ids, evicted.salt, first, slab, outgoing, began))
+        return ""
+
+    def save(self, checkpoints: Iterable[EvictedCheckpoint], seconds: float) -> None:
+        """Offer the checkpoints of an engine that ends to the store, and wait until it has written them.
+
+        After `seconds` the rest is lost.
+        """
+        end = self._clock() + seconds
+        for checkpoint in checkpoints:
+            while self._copied and not self._free_slabs and self._clock() < end:
+                self.poll()
+                time.sleep(PAUSE_SECONDS)
+            if self._clock() >= end:
+                break
+            self.on_eviction(checkpoint)
+        while self._copied and self._clock() < end:
+            self.poll()
+            time.sleep(PAUSE_SECONDS)
+        self.store.drain(max(0.0, end - self._clock()))
+
+    def poll(self) -> None:
+        """Hand copies that are complete to the store, in a thread. Between two steps."""
+        while self._stored:
+            victim, outcome = self._stored.popleft()
+            assert self._free_slabs is not None
+            self._free_slabs.append(victim.slab)
+            size = sum(buffer.nbytes for buffer in victim.outgoing.buffers) if outcome == "stored" else 0
+            depth, seconds = len(victim.token_ids), self._clock() - victim.began
+            self._counts.record("demoted", outcome, size, seconds, depth=depth)
+        while self._copied and self._copied[0].outgoing.is_ready():
+            victim = self._copied.popleft()
+            threading.Thread(target=self._drain, args=(victim,), name="demotion", daemon=True).start()
+
+    def _drain(self, victim: _Victim) -> None:
+        victim.outgoing.wait()
+        try:
+            outcome = self._put(victim.token_ids, victim.salt, victim.first, victim.outgoing.buffers)
+        except Exception:
+            outcome = "failed"
+        self._stored.append((victim, outcome))
+
+    # --- into the arena ------------------------------------------------------------------------------
+
+    def source_of(self, token_ids: Tokens, salt: str, match: Match) -> StateSource | None:
+        """Return the stored state from which a prompt is to resume; None = computing it is faster."""
+        base = match.kv_depth // self._page_size * self._page_size
+        stored = self.store.lookup(token_ids[:-1], salt, base=base, above=match.resumable)
+        if stored is None:
+            return None
+        kind, speed = "disk" if stored.disk_bytes else "memory", self._speed.tokens_per_second
+        work = prefill_work(match.resumable, stored.depth, self._speed.ratio)
+        if speed > 0 and self._bandwidth.seconds(kind, stored.total_bytes) >= work / speed:
+            return None
+        prefix = token_ids[: stored.depth]
+
+        def read(
+            reception: Reception, buffers: Buffers, deadline: float, cancelled: threading.Event
+        ) -> ReadResult:
+            if cancelled.is_set():
+                return ReadResult("cancelled")
+            exact = self.store.lookup(prefix, salt, base=reception.base, above=len(prefix) - 1)
+            if exact is None:
+                return ReadResult("gone")
+            outcome = self.store.read(exact, buffers[:1], buffers[1:])
+            return ReadResult("valid" if outcome is ReadOutcome.VALID else outcome.value)
+
+        return StateSource(kind, "restored", stored.depth, read)

@@ -1,0 +1,163 @@
+"""A state from a tier has the bits of one that never left the arena; a damaged one does not come back."""
+
+import random
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engines import Answer, greedy, make_engine, run
+from gate_cases import CASES, Case
+from joined_engines import Joined, joined
+from mamba_server.engine.boot import Engine
+from mamba_server.wire import AddRequest
+
+OUTPUTS = 6
+TIERED: dict[str, Any] = {"transfer_port": None}
+
+
+def prompts(seed: int, count: int = 6) -> list[AddRequest]:
+    """Return prompts of which each fills a good part of a small arena."""
+    rng = random.Random(seed)
+    lengths = [150, 160, 161, 162, 177, 200]
+    return [
+        greedy(f"p{number}", [rng.randrange(256) for _ in range(lengths[number % len(lengths)])], OUTPUTS)
+        for number in range(count)
+    ]
+
+
+@cache
+def slab_bytes(path: Path, page_size: int) -> int:
+    return make_engine(path, page_size=page_size).state_layout.slab_bytes
+
+
+def small(path: Path, case: Case | None = None) -> Engine:
+    """Boot an engine whose arena holds a few states beside the pages of a prompt."""
+    page_size = 16 if case is None else case.page_size
+    sizes = {
+        "arena_bytes": 13 * slab_bytes(path, page_size), "max_model_len": 256, "batch_invariant": True,
+        "max_running_requests": 2, "state_dtype": "float32",
+    }  # fmt: skip
+    return make_engine(path, page_size=16, **sizes) if case is None else case.boot(path, **sizes)
+
+
+def again(requests: list[AddRequest], engine: Joined) -> dict[str, Answer]:
+    """Answer the requests one by one; return the answers by request id."""
+    out = {}
+    for request in requests:
+        engine.answers.clear()
+        out[request.request_id] = engine.run(request)[request.request_id, 0]
+    return out
+
+
+def answers_of_one_engine(path: Path, requests: list[AddRequest]) -> dict[str, Answer]:
+    engine = make_engine(path, batch_invariant=True)
+    return {name: answer for (name, _), answer in run(engine, requests).items()}
+
+
+def restored(engine: Joined) -> int:
+    return engine.outcomes("restored").get("valid", 0)
+
+
+@pytest.mark.parametrize("kind", ["host", "disk"])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_restored_state_gives_the_bits_of_a_computed_one(
+    random_model: Path, tmp_path: Path, case: Case, kind: str
+) -> None:
+    requests = prompts(1)
+    expected = answers_of_one_engine(random_model, requests)
+    tier = (
+        {"host_memory": 64 << 20}
+        if kind == "host"
+        else {"disk_cache": str(tmp_path), "disk_cache_bytes": 64 << 20}
+    )
+    engine = Joined(small(random_model, case), **tier, **TIERED)
+    with joined(engine):
+        again(requests, engine)
+        assert engine.core.transfers.tier.store.drain(30.0)
+        second = again(requests, engine)
+        assert all(same_bits(second[name], expected[name]) for name in expected)
+        assert restored(engine)
+        assert sum(answer.cached_tokens for answer in second.values()) > 300
+        engine.check_empty()
+
+
+def same_bits(one: Answer, other: Answer) -> bool:
+    return (one.tokens, one.logprobs) == (other.tokens, other.logprobs)
+
+
+def test_prompts_around_a_stored_depth_take_what_lies_before_their_last_token(
+    random_model: Path, tmp_path: Path
+) -> None:
+    whole = prompts(2, 1)[0].token_ids
+    near = [greedy(f"n{length}", list(whole)[:length], OUTPUTS) for length in (143, 144, 145, 146)]
+    expected = answers_of_one_engine(random_model, near)
+    engine = Joined(small(random_model), disk_cache=str(tmp_path), disk_cache_bytes=64 << 20, **TIERED)
+    with joined(engine):
+        again([greedy("whole", list(whole)[:146], 1), *prompts(3)], engine)
+        assert engine.core.transfers.tier.store.drain(30.0)
+        for request in near:
+            again(prompts(4), engine)
+            answer = again([request], engine)[request.request_id]
+            assert same_bits(answer, expected[request.request_id])
+            if len(request.token_ids) > 144:
+                assert answer.cached_tokens == 144
+        assert restored(engine)
+        engine.check_empty()
+
+
+def test_states_survive_a_restart_on_disk_alone(random_model: Path, tmp_path: Path) -> None:
+    requests = prompts(5)
+    tier = {"disk_cache": str(tmp_path), "disk_cache_bytes": 64 << 20, **TIERED}
+    first = Joined(small(random_model), **tier)
+    with joined(first):
+        expected = again(requests, first)
+        assert first.core.transfers.tier.store.drain(30.0)
+    second = Joined(small(random_model), **tier)
+    with joined(second):
+        got = again(requests, second)
+        assert all(same_bits(got[name], expected[name]) for name in expected)
+        assert restored(second) >= 2
+        second.check_empty()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_flipped_bit_is_a_miss_with_its_own_cause(random_model: Path, tmp_path: Path, seed: int) -> None:
+    requests = prompts(6)
+    tier = {"disk_cache": str(tmp_path), "disk_cache_bytes": 64 << 20, **TIERED}
+    first = Joined(small(random_model), **tier)
+    with joined(first):
+        expected = again(requests, first)
+        assert first.core.transfers.tier.store.drain(30.0)
+    rng = random.Random(seed)
+    for path in tmp_path.rglob("*"):
+        if path.is_file() and path.stat().st_size > 20_000:
+            data = bytearray(path.read_bytes())
+            data[rng.randrange(8192, len(data))] ^= 1 << rng.randrange(8)
+            path.write_bytes(data)
+    second = Joined(small(random_model), **tier)
+    with joined(second):
+        got = again(requests, second)
+        assert all(same_bits(got[name], expected[name]) for name in expected)
+        corrupt = second.outcomes("restored").get("corrupt", 0)
+        assert corrupt == second.core.scheduler.counters.misses["corrupt"]
+        assert corrupt + second.core.transfers.tier.store.status().counters.get("corrupt", 0)
+        second.check_empty()
+
+
+def test_poison_in_free_memory_does_not_reach_a_restored_state(random_model: Path, tmp_path: Path) -> None:
+    requests = prompts(7)
+    expected = answers_of_one_engine(random_model, requests)
+    engine = Joined(small(random_model), host_memory=64 << 20, **TIERED)
+    with joined(engine):
+        again(requests, engine)
+        assert engine.core.transfers.tier.store.drain(30.0)
+        engine.core.flush_cache()
+        while engine.core.cache.sweeping:
+            engine.core.cache.sweep()
+        engine.engine.memory.fill_(0xFF)
+        got = again(requests, engine)
+        assert restored(engine)
+        assert all(same_bits(got[name], expected[name]) for name in expected)
+        engine.check_empty()
