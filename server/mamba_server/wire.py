@@ -124,7 +124,10 @@ class AbortRequest(msgspec.Struct, tag="abort", frozen=True):
 
 
 class AdminCall(msgspec.Struct, tag="admin", frozen=True):
-    """Admin operation: flush_cache, plan, ledger, strategy, requests, release. Answered by `AdminReply`."""
+    """Admin operation: flush_cache, plan, ledger, strategy, requests, release, session_save, session_load.
+
+    Answered by `AdminReply`.
+    """
 
     call_id: int
     verb: str

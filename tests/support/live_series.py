@@ -52,11 +52,13 @@ def engine() -> list[Metric]:
 
 def move_states(trial: EngineTrial) -> None:
     """Give the engine transfers that have counted one."""
-    core, counts, nowhere = trial.core, TransferCounts(), cast(Any, None)
+    core, counts, nowhere = trial.core, TransferCounts(), cast("Any", None)
     fields: dict[str, Any] = {"lease_seconds": 1.0, "wake": lambda: None}
     importer = Importer(core.cache, nowhere, counts, **fields)
     exporter = Exporter(core.cache, nowhere, counts, **fields)
-    core.transfers = EngineTransfers(core.cache, importer, counts, lambda: 1, exporter=exporter)
+    core.transfers = EngineTransfers(
+        core.cache, importer, counts, lambda: 1, exporter, nowhere, read_peer=lambda *_: nowhere
+    )
     counts.record("in", "valid", 1, 0.5)
 
 
