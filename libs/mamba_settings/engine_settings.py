@@ -164,6 +164,14 @@ class TransferSettings(SettingsGroup):
     a state that it fetches."""
 
 
+class PinSettings(SettingsGroup):
+    """Pinned prefixes."""
+
+    pin_share: float = Field(0.125, ge=0, le=1)
+    """Largest share of the arena that the pinned prefixes of one client take; beyond it, the client's oldest
+    pin ends first; 0 = nothing is pinned. A client is an API key, or everybody without one."""
+
+
 class TierSettings(SettingsGroup):
     """Cache tiers."""
 
@@ -189,7 +197,8 @@ class ProcessSettings(SettingsGroup):
 
 class EngineSettings(
     ModelSettings, ServerSettings, BrowserOrigins, HttpLimits, SchedulerSettings, StateCache, MemorySettings,
-    TrafficSettings, PrefixIndexSettings, TransferSettings, TierSettings, TraceSettings, ProcessSettings,
+    TrafficSettings, PrefixIndexSettings, PinSettings, TransferSettings, TierSettings, TraceSettings,
+    ProcessSettings,
 ):  # fmt: skip
     """Settings of one engine. Sizes are bytes, lengths are tokens, times are seconds.
 

@@ -104,6 +104,8 @@ class AddRequest(msgspec.Struct, tag="add", frozen=True, omit_defaults=True):
     timelines."""
     fetch: Fetch | None = None
     """Source of the prompt's state: the request waits for it, and computes the prompt if it does not come."""
+    pins: tuple[tuple[int, float], ...] = ()
+    """Prefixes of the prompt that are to stay: tokens, and seconds."""
     hand_over: bool = False
     """Whether the prompt is computed only up to its last page boundary, to be handed over to another
     engine."""

@@ -31,6 +31,7 @@ from mamba_server.api.forms.output_grammar import GrammarCheck, OutputForm, outp
 from mamba_server.api.prompt_state import NO_HAND_OVER, kept_state
 from mamba_server.api.requests.hand_over_header import comes_from_gateway, hands_over, source_of
 from mamba_server.api.requests.model_limits import ModelLimits
+from mamba_server.api.requests.pin_header import check_pins, pin_seconds
 from mamba_server.api.requests.prompts import PromptBuilder
 from mamba_server.api.requests.sampling import output_tokens, prompt_alternatives, sampling_params
 from mamba_server.api.serving import Places, Serving
@@ -95,6 +96,7 @@ class GenerationEndpoints:
     async def _complete(self, request: CompletionRequest, context: RequestContext, send: Send) -> None:
         text, limits = self._model(request)
         self._describe("text_completion", request, context)
+        pin_seconds(context.header_values)
         with self._serving.admit(len(request.prompts), request.n or 1) as places:
             prompt_builder = PromptBuilder(text, limits, self._serving.encoders, context.trace)
             prompts = await prompt_builder.of_completion(request)
@@ -129,6 +131,8 @@ class GenerationEndpoints:
     async def _answer(self, request: ChatCompletionRequest, context: RequestContext, send: Send) -> None:
         text, limits = self._model(request)
         self._describe("chat", request, context)
+        check_pins(request)
+        pin_seconds(context.header_values)
         with self._serving.admit(1, request.n or 1) as places:
             prompt_builder = PromptBuilder(text, limits, self._serving.encoders, context.trace)
             prompt = await prompt_builder.of_chat(request, context.body_bytes)
@@ -324,6 +328,8 @@ def _add_request(
     prompt's state.
     """
     client = context.client
+    seconds = pin_seconds(context.header_values)
+    pins = (*prompt.pins, (len(prompt.token_ids), seconds)) if seconds else prompt.pins
     max_tokens = output_tokens(request, len(prompt.token_ids), limits)
     return AddRequest(
         request_id=request_id,
@@ -333,6 +339,7 @@ def _add_request(
         priority=(request.priority or 0) if client or priorities else 0,
         client=client,
         cache_salt=request.cache_salt or "",
+        pins=pins,
         turn_boundary=prompt.turn_boundary,
         arrival=context.arrival,
         fetch=fetch,

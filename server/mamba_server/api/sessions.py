@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from typing import IO, Any
 
-import numpy as np
 from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 from starlette.requests import Request
@@ -148,7 +147,7 @@ class SessionEndpoints:
             "export": hand_over.export,
             "depth": hand_over.depth,
             "salt": add.cache_salt,
-            "token_ids": np.array(add.token_ids, "<i4").tobytes(),
+            "token_ids": add.token_ids.tobytes(),
             "conversation": conversation,
             "model": serving.model_name,
         }

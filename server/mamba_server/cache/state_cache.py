@@ -107,6 +107,7 @@ class RadixStateCache(Transit):
             exported=slots[SlotState.EXPORTED],
             quarantined=slots[SlotState.QUARANTINED],
             quarantined_pages=arena.pages_by_owner[PageOwner.QUARANTINED],
+            pinned=len(tree.pins),
         )
 
     @property
@@ -234,9 +235,11 @@ class RadixStateCache(Transit):
 
     # --- checkpoints ---------------------------------------------------------------------------------
 
-    def keep_checkpoint_at(self, allocation: SequenceAllocation, depth: int) -> None:
-        """Plan a checkpoint at `depth`, for which another prompt waits, whatever the cap is."""
+    def keep_checkpoint_at(self, allocation: SequenceAllocation, depth: int, *, forced: bool = False) -> None:
+        """Plan a checkpoint at `depth`, whatever the cap is; others make room for a `forced` one."""
         allocation.awaited_depths.add(depth)
+        if forced:
+            allocation.forced_depths.add(depth)
         if (
             depth > allocation.depth
             and depth >= self.min_checkpoint_depth
@@ -253,7 +256,8 @@ class RadixStateCache(Transit):
         planned = []
         for depth in allocation.placement.required:
             if allocation.depth < depth <= stop:
-                slot = self._checkpoint_slot(allocation, evict=self.strategy.evicts_for_checkpoints)
+                evict = self.strategy.evicts_for_checkpoints or depth in allocation.forced_depths
+                slot = self._checkpoint_slot(allocation, evict=evict)
                 planned.append((depth, slot))
         planned.extend(
             (depth, self._optional_slot(allocation, depth))

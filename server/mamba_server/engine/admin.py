@@ -61,6 +61,7 @@ class AdminCalls:
             "running": self._core.scheduler.running,
             "waiting": self._core.scheduler.waiting_count,
             "checkpoints": self._core.cache.capacity.checkpoints,
+            "pinned": self._core.cache.capacity.pinned,
             "step": self._core.step_number,
             "recounted": recounted,
         }
