@@ -10,6 +10,7 @@ import time
 BENCHMARKS = (
     "serve",
     "http_cpu",
+    "transfer",
     "cache.hit_rate",
     "cache.policy_table",
     "cache.fragmentation",

@@ -1,8 +1,8 @@
 """Throughput of states between two processes, beside a plain Python socket in the same run.
 
 Run as `python -m benchmarks.transfer [--rounds N]`; writes JSON and Markdown to benchmarks/results. A source
-process has the arena of a published model and serves it by both ways in turn: as bundles with checksums, and as
-the same number of bytes through `sendall`. Each round opens a connection of its own, as a fetch does.
+process has the arena of a published model and serves it by both ways in turn: as bundles with checksums, and
+as the same number of bytes through `sendall`. Each round opens a connection of its own, as a fetch does.
 """
 
 import argparse
@@ -65,7 +65,11 @@ class Bundle:
         """Take the memory and touch all of it; `seed` = random bytes."""
         model = model_config_from_hf(json.loads((CONFIGS / f"{shape.model}.json").read_text()))
         self.layout = StateLayout.of(
-            model, fingerprint=shape.model, state_dtype=shape.state_dtype, dtype="bfloat16", page_size=PAGE_SIZE
+            model,
+            fingerprint=shape.model,
+            state_dtype=shape.state_dtype,
+            dtype="bfloat16",
+            page_size=PAGE_SIZE,
         )
         pages = shape.tokens // PAGE_SIZE
         first = 2 * self.layout.slab_bytes // self.layout.page_bytes
@@ -177,7 +181,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=60, help="rounds of each way and shape")
     rounds: int = parser.parse_args(arguments).rounds
     results = {
-        f"{shape.model}, {shape.state_dtype}, {shape.tokens} tokens": measure(shape, rounds) for shape in SHAPES
+        f"{shape.model}, {shape.state_dtype}, {shape.tokens} tokens": measure(shape, rounds)
+        for shape in SHAPES
     }
     columns = list(next(iter(results.values())))
     lines = [
@@ -186,7 +191,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "",
         f"| bundle | {' | '.join(column.replace('_', ' ') for column in columns)} |",
         f"| --- | {' | '.join('---:' for _ in columns)} |",
-        *(f"| {name} | {' | '.join(f'{row[column]:g}' for column in columns)} |" for name, row in results.items()),
+        *(
+            f"| {name} | {' | '.join(f'{row[column]:g}' for column in columns)} |"
+            for name, row in results.items()
+        ),
     ]
     write("transfer", {"rounds": rounds, "found": results}, lines)
 

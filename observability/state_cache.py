@@ -15,13 +15,16 @@ STATE_CACHE = Dashboard(
                 "State slots by owner",
                 (Query(series("slots").summed("owner"), "{{owner}}"),),
                 "live: slots of running sequences; tracking: states being written for a checkpoint; cached: "
-                "checkpoints; fenced: slots that were given back while a write is still running.",
+                "checkpoints; fenced: slots that were given back while a write is still running; receiving: "
+                "states on their way in; exported: checkpoints that are read from outside; quarantined: "
+                "slots of transfers that were given up before anybody saw their end.",
                 stacked=True,
             ),
             Panel(
                 "KV pages in use by owner",
                 (Query(series("pages").without(owner="free").summed("owner"), "{{owner}}"),),
-                "sequence: pages of running sequences; tree: pages of cached prefixes.",
+                "sequence: pages of running sequences; tree: pages of cached prefixes; receiving and "
+                "quarantined: as for slots.",
                 stacked=True,
             ),
             Panel(

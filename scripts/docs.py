@@ -158,7 +158,7 @@ def _has_section(field: dict[str, Any]) -> bool:
 
 
 def _anchor(path: str) -> str:
-    return path.replace(".", "").lower()
+    return re.sub(r"[.\[\]]", "", path).lower()
 
 
 def _type(field: dict[str, Any]) -> str:

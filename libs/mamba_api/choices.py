@@ -3,7 +3,7 @@
 The CRD offers `StrategyChoice`; the planner turns `Auto` into a `Strategy`, which the engine runs.
 """
 
-from typing import Literal
+from typing import Literal, get_args
 
 Strategy = Literal["NoBuffer", "ExtraBuffer", "ExtraBufferLazy"]
 """How a running sequence writes checkpoints."""
@@ -21,3 +21,4 @@ byte a weight with a scale for 32 inputs of an output, multiplied by activations
 Role = Literal["unified", "prefill", "decode"]
 """Work of an engine: unified = whole requests; prefill = prompts whose states it hands over; decode = answers
 to prompts that other engines computed."""
+ROLES: tuple[Role, ...] = get_args(Role)

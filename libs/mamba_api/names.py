@@ -8,6 +8,8 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
+from mamba_api.choices import Role
+
 GROUP = "serving.mambaserve.io"
 VERSION = "v1alpha1"
 API_VERSION = f"{GROUP}/{VERSION}"
@@ -64,7 +66,7 @@ ANNOTATION_DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
 """On an engine pod to be removed when the number of engines falls: Kubernetes removes the lowest cost
 first."""
 LABEL_ROLE = f"{GROUP}/role"
-"""On an engine pod: `unified`, the only role of this version."""
+"""On an engine pod: `unified`, or the pool that it belongs to: `prefill` or `decode`."""
 LABEL_REVISION = f"{GROUP}/revision"
 """On an engine pod: short hash of its template."""
 LABEL_GPU_MEMORY = "nvidia.com/gpu.memory"
@@ -86,6 +88,9 @@ ENDPOINT_PICKER_PORT = 9002
 ENDPOINT_PICKER_PORT_NAME = "endpoint-picker"
 ADMIN_PORT = 8001
 ADMIN_PORT_NAME = "admin"
+TRANSFER_PORT = 8002
+"""Port at which an engine of a pool hands over states to engines of the same deployment."""
+TRANSFER_PORT_NAME = "transfer"
 SERVICE_PORT = 80
 """Port of the gateway Service: `http://X.NAMESPACE.svc/v1`."""
 OPERATOR_LIVENESS_PORT = 8081
@@ -122,10 +127,17 @@ class Children:
     """Names of the objects that belong to the MambaDeployment `owner`."""
 
     owner: str
+    role: Role = "unified"
+    """Pool whose Deployment, settings and last ready revision are named."""
 
     @property
     def engine(self) -> str:
-        """Name of the engine Deployment, headless Service and ConfigMap."""
+        """Name of the engine Deployment and its ConfigMap: X-engine, X-prefill or X-decode."""
+        return f"{self.owner}-{'engine' if self.role == 'unified' else self.role}"
+
+    @property
+    def engines(self) -> str:
+        """Name of what engines of all roles share: headless Service, network policy, disruption budget."""
         return f"{self.owner}-engine"
 
     @property
@@ -174,7 +186,7 @@ class Children:
     @property
     def last_ready(self) -> str:
         """Name of the ConfigMap with the last ready engine revision, for a roll-back."""
-        return f"{self.owner}-last-ready"
+        return f"{self.owner}-last-ready" + ("" if self.role == "unified" else f"-{self.role}")
 
     @property
     def inference_pool(self) -> str:
@@ -202,6 +214,15 @@ def labels(owner: str, component: Component) -> dict[str, str]:
 def selector(owner: str, component: Component) -> dict[str, str]:
     """Return the labels that select a child's pods; they never change during the life of an object."""
     return {LABEL_NAME: APP_NAME, LABEL_INSTANCE: owner, LABEL_COMPONENT: component}
+
+
+def engine_selector(owner: str, role: Role) -> dict[str, str]:
+    """Return the labels that select the engine pods of one role.
+
+    Those of the unified role are the labels of all engines: a Deployment's selector never changes, and a
+    Deployment also tells its pods by their template.
+    """
+    return {**selector(owner, "engine"), **({} if role == "unified" else {LABEL_ROLE: role})}
 
 
 def url(owner: str, namespace: str) -> str:

@@ -8,6 +8,7 @@ expect to be pushed out.
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from mamba_api.v1alpha1 import TieredStateCache
 from mamba_planner.arithmetic import weights_bytes
 from mamba_planner.constraints import Constraints
 from mamba_planner.errors import InsufficientMemory
@@ -20,6 +21,8 @@ RUNTIME_BYTES = {"cuda": 768 << 20, "cpu": 128 << 20}
 without their logits, and the table of all pages (12 MiB for 200 sequences of 262,144 tokens)."""
 CPU_ARENA_PART = 4
 """Divisor of the free memory that gives the largest arena on a CPU, unless the settings name a size."""
+TIER_STAGING_BYTES = 256 << 20
+"""Main memory of an engine with lower tiers for states on their way there, beside the tier of host memory."""
 MOST_RUNNING = {"cuda": 1024, "cpu": 32}
 """Default for the largest batch that is planned for, by device."""
 
@@ -127,7 +130,15 @@ class MemoryBudget:
 def _memory_above_tiers(device: Device, constraints: Constraints) -> tuple[int, str]:
     """Return the memory without a tier of host memory that is part of it, and the same in words."""
     memory, in_words = device.memory, binary_size(device.memory)
-    if constraints.host_memory and device.kind == "cpu" and not device.declared:
-        memory -= constraints.host_memory
-        in_words += f" less {binary_size(constraints.host_memory)} of host memory for states"
+    if (constraints.host_memory or constraints.disk) and device.kind == "cpu" and not device.declared:
+        tiers = constraints.host_memory + TIER_STAGING_BYTES
+        memory -= tiers
+        in_words += f" less {binary_size(tiers)} of host memory for states"
     return memory, in_words
+
+
+def tier_memory(cache: TieredStateCache) -> int:
+    """Return the bytes of main memory that an engine takes for lower tiers, beside all other memory."""
+    if cache.host_memory is None and cache.disk is None:
+        return 0
+    return TIER_STAGING_BYTES + (cache.host_memory.bytes if cache.host_memory is not None else 0)

@@ -180,6 +180,9 @@ class TierSettings(SettingsGroup):
     default: evicted states are lost."""
     disk_cache_bytes: Bytes | None = None
     """Size of the disk cache; required with disk_cache."""
+    disk_cache_shared: bool = False
+    """Whether engines share the directory of disk_cache: each takes a numbered folder in it that no other
+    engine uses, and resumes from what an earlier engine left there. The size is that of one folder."""
     host_memory: Bytes | None = None
     """Host memory for evicted states, besides the arena; default: none."""
 
@@ -224,6 +227,8 @@ class EngineSettings(
             )
         if (self.disk_cache is None) != (self.disk_cache_bytes is None):
             raise ValueError("disk_cache and disk_cache_bytes belong together: set both or neither")
+        if self.disk_cache_shared and self.disk_cache is None:
+            raise ValueError("disk_cache_shared is about the directory of disk_cache: set disk_cache")
         moving = {"transfer_port": self.transfer_port, "disk_cache": self.disk_cache,
                   "host_memory": self.host_memory}  # fmt: skip
         if not self.prefix_caching and (names := [name for name in moving if moving[name] is not None]):

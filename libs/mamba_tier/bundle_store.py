@@ -21,6 +21,7 @@ from mamba_tier.byte_row import ByteRow, copy
 from mamba_tier.disk_folder import DiskFolder
 from mamba_tier.disk_tier import DiskTier
 from mamba_tier.errors import SizeMismatch
+from mamba_tier.host_pool import rounded
 from mamba_tier.host_tier import HostTier
 from mamba_tier.items import Item, Record, let_go
 from mamba_tier.landing import SHARE_BYTES, Landing, Share
@@ -175,6 +176,13 @@ class BundleStore:
         """Wait until the writer has nothing to do; False = it still had after `seconds`."""
         return self._writer.drain(seconds)
 
+    def save(self, seconds: float) -> bool:
+        """Move what host memory has to disk, the most valuable bundles first; False = not all of it.
+
+        This is for the end of an engine: from this call on the host tier keeps nothing.
+        """
+        return self._writer.save(seconds)
+
     def close(self) -> None:
         """Stop the writer, drop what waits for it, and unlock the directory. Further calls find nothing."""
         with self._lock:
@@ -214,6 +222,8 @@ class BundleStore:
             return PutOutcome.DROPPED
         spans = [(end - shape.block_tokens, end) for end in ends if end - shape.block_tokens >= first]
         sizes = [shape.pages_bytes(shape.block_tokens)] * len(spans) + [record_bytes]
+        if sum(map(rounded, sizes)) > self._host.pool.capacity:
+            return PutOutcome.OFF
         places = self._host.take_all(sizes)
         if places is None:
             return PutOutcome.DROPPED

@@ -35,7 +35,7 @@ class PutOutcome(StrEnum):
     DROPPED = "dropped"
     """No memory was free for the bundle: the writer is behind."""
     OFF = "off"
-    """Every tier is off or too small for the bundle."""
+    """Every tier is off or too small for the bundle, or the memory for what waits is."""
 
 
 class ReadOutcome(StrEnum):

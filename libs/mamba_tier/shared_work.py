@@ -2,7 +2,8 @@
 
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor
+from concurrent.futures import Executor, Future
+from contextlib import suppress
 from typing import Generic, TypeVar
 
 Piece = TypeVar("Piece")
@@ -20,7 +21,10 @@ class SharedWork(Generic[Piece]):
 
     def run(self, helpers: Executor, number: int) -> None:
         """Do all pieces, and return when no thread does any of them. Raises what `do` raises."""
-        futures = [helpers.submit(self._take) for _ in range(number)]
+        futures: list[Future[None]] = []
+        # Helpers that were sent home meanwhile are missed by nobody: the caller does all of it.
+        with suppress(RuntimeError):
+            futures.extend(helpers.submit(self._take) for _ in range(number))
         self._take()
         for future in futures:
             # A helper that has not begun has nothing left to do.

@@ -56,7 +56,7 @@ class StoreWriter:
         self.blocks: dict[int, bytes] = {}
         """The same of blocks."""
         self._changed = threading.Condition(lock)
-        self._closing, self._busy = False, False
+        self._closing, self._busy, self._saving = False, False, False
         self._thread = threading.Thread(target=self._run, name="bundle-writer", daemon=True)
 
     def start(self) -> None:
@@ -93,6 +93,15 @@ class StoreWriter:
         with self._changed:
             return self._changed.wait_for(self._is_idle, seconds)
 
+    def save(self, seconds: float) -> bool:
+        """Move all records of the host tier to disk; False = not all were moved after `seconds`."""
+        with self._changed:
+            if self._disk is None or not self._disk.on:
+                return False
+            self._saving, self._host.budget_bytes = True, 0
+            self._changed.notify_all()
+            return self._changed.wait_for(self._is_idle, seconds) and self._disk.on
+
     def close(self) -> None:
         """Stop the thread after the record that it writes."""
         with self._changed:
@@ -102,7 +111,8 @@ class StoreWriter:
 
     def _is_idle(self) -> bool:
         removals = self._disk is not None and self._disk.has_removals
-        return self._closing or not (self._queue or self._busy or removals)
+        unsaved = self._saving and bool(self._host.records)
+        return self._closing or not (self._queue or self._busy or removals or unsaved)
 
     def _run(self) -> None:
         while True:
@@ -194,7 +204,8 @@ class StoreWriter:
             with self._changed:
                 if self._closing or self._host.used_bytes <= self._host.budget_bytes:
                     return
-                victim = self._host.victim()
+                # Time may run out while an engine ends: the most valuable records are saved first.
+                victim = self._host.best() if self._saving else self._host.victim()
                 if victim is None:
                     return
                 # The writer reads the victim's bytes.

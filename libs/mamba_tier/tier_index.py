@@ -88,6 +88,11 @@ class TierIndex:
             heapq.heappush(self._heap, entry)
         return chosen
 
+    def best(self) -> Record | None:
+        """Return the record that goes last of those that nobody reads."""
+        unread = (record for record in self.records.values() if record.references == 1)
+        return max(unread, key=lambda record: record.priority, default=None)
+
     def make_room(self, count: int) -> bool:
         """Drop records until `count` bytes fit into the budget; False = they do not."""
         if count > self.budget_bytes:

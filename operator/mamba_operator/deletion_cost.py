@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import structlog
 
 from mamba_api import names
+from mamba_api.choices import Role
 from mamba_operator.autoscale.metrics_reader import ReadMetrics
 from mamba_operator.autoscale.pod_reports import pod_reports
 from mamba_operator.autoscale.reports import DeletionCost, deletion_cost
@@ -40,15 +41,21 @@ class ScaleDown:
     """Number of those pods that have to end."""
 
 
-def scale_down(snapshot: Snapshot, plan: ReconcilePlan) -> ScaleDown | None:
-    """Return the decrease that a plan causes; None if no ready engine has to end, or all have to.
+def scale_downs(snapshot: Snapshot, plan: ReconcilePlan) -> list[ScaleDown]:
+    """Return the decreases that a plan causes, of each pool at most one.
 
-    Kubernetes removes engines that are not ready first, without a choice of ours.
+    There is none where no ready engine has to end, or all have to. Kubernetes removes engines that are not
+    ready first, without a choice of ours.
     """
     if plan.deployment is None:
-        return None
-    engine = names.Children(plan.deployment.name).engine
-    before = snapshot.child("Deployment", engine)
+        return []
+    roles: Iterable[Role] = plan.pools or ("unified",)
+    decreases = (_scale_down(snapshot.of_pool(role), plan) for role in roles)
+    return [decrease for decrease in decreases if decrease is not None]
+
+
+def _scale_down(snapshot: Snapshot, plan: ReconcilePlan) -> ScaleDown | None:
+    engine, before = snapshot.names.engine, snapshot.engine
     after = next(
         (
             change.manifest

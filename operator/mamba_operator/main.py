@@ -173,7 +173,7 @@ class Operator:
             autoscaler.latest_decision,
             rollouts.attempts,
             downloads.progress,
-            plans.reported if plans is not None else lambda _: None,
+            plans.reported_by_role if plans is not None else lambda _: {},
             traffic.measured,
             self._shipped,
         )

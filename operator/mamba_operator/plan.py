@@ -4,17 +4,20 @@ Called by `reconcile` in every pass, whatever event caused it. `apply` carries t
 `conditions.status` reports the result.
 """
 
+from collections import ChainMap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from itertools import chain
 
 from pydantic import ValidationError
 
 from mamba_api import names
+from mamba_api.choices import Role
 from mamba_api.errors import ContractError
 from mamba_api.v1alpha1 import MambaDeployment, ScalingStatus
 from mamba_api.v1alpha1.documents import explain
-from mamba_api.v1alpha1.profiles import Profiles, with_profile
+from mamba_api.v1alpha1.profiles import Profiles, profiled_pools, with_profile
 from mamba_operator.autoscale.scaling_status import scaling_status, wake_text
 from mamba_operator.children.child_comparison import (
     Apply,
@@ -23,11 +26,18 @@ from mamba_operator.children.child_comparison import (
     is_being_deleted,
     unneeded_children,
 )
-from mamba_operator.children.engine_rollout import EngineRollout, engine_rollout, ready_record
+from mamba_operator.children.engine_rollout import (
+    EngineRollout,
+    ReadyRecord,
+    engine_refs,
+    engine_rollout,
+    outgoing_roles,
+    ready_record,
+)
 from mamba_operator.children.mounted_secrets import KeyRollout, key_rollout, pods_wait, secrets_to_make
 from mamba_operator.decision.reconcile_plan import IndexTrouble, ReconcilePlan
 from mamba_operator.memory.in_force import StrategyInForce, strategy_in_force
-from mamba_operator.memory.pin import PinnedVerdict, pinned_verdict
+from mamba_operator.memory.pin import PinnedVerdict, pinned_pools
 from mamba_operator.memory.verdict import DoesNotFit, Fits, ModelNotServed, SpecInvalid, with_report
 from mamba_operator.model.model_load import ModelLoad, model_load
 from mamba_operator.objects.errors import InvalidPatch
@@ -50,6 +60,8 @@ REPORT_SECONDS = 90.0
 """Seconds for which a report counts; gateways repeat it three times in that time."""
 MAX_REPORT_CHARS = 400
 """Characters of a report that are shown."""
+OUTGOING_POLL_SECONDS = 10.0
+"""Seconds until the next pass while engines of other roles wait for those of the spec's roles."""
 WAITING_PERIOD = 30.0
 """Seconds until the next pass while pods wait for what they mount, or for a kind: no watch reports that a
 Secret was deleted or a CRD installed."""
@@ -85,23 +97,33 @@ def make_plan(
     deployment = _read(snapshot.owner, profiles)
     if isinstance(deployment, ReconcilePlan):
         return deployment
-    engine = snapshot.child("Deployment", names.Children(deployment.name).engine)
-    load = model_load(Context(deployment, 0, None, images=images), snapshot, now)
-    loaded = load.report if load is not None else None
     try:
-        pinned = pinned_verdict(deployment, engine, snapshot, key_id, loaded)
-        if (
-            isinstance(pinned.verdict, SpecInvalid | DoesNotFit | ModelNotServed)
-            or deployment.spec.mode == "Plan"
-        ):
-            return _report_plan(deployment, pinned, load)
-        context = Context(
-            deployment, 0, None, key_id,
-            images=images, scrapers=scrapers, operator=operator, loaded=loaded,
-        )  # fmt: skip
-        return _rollout_plan(context, snapshot, pinned, load, now, new_token)
+        pools = profiled_pools(deployment, profiles)
+        snapshots = {role: snapshot.of_pool(role) for role in pools}
+        # Where the loader runs depends on the engines' placement, which pools share unless profiles differ.
+        load = model_load(Context(next(iter(pools.values())), 0, None, images=images), snapshot, now)
+        loaded = load.report if load is not None else None
+        pinned = pinned_pools(pools, snapshots, key_id, loaded)
+        if deployment.spec.mode == "Plan" or any(map(_blocks, pinned.values())):
+            return _report_plan(deployment, pools, pinned, load)
+        passes = [
+            _decide(
+                Context(
+                    pool, 0, None, key_id,
+                    images=images, scrapers=scrapers, operator=operator, loaded=loaded, role=role,
+                ),
+                snapshots[role], pinned[role], load, now,
+            )
+            for role, pool in pools.items()
+        ]  # fmt: skip
+        return _rollout_plan(deployment, snapshot, passes, load, now, new_token)
     except InvalidPatch as error:
         return ReconcilePlan(deployment, SpecInvalid(f"spec.{error}"))
+
+
+def _blocks(pinned: PinnedVerdict) -> bool:
+    """Return whether nothing may be changed with that verdict."""
+    return isinstance(pinned.verdict, SpecInvalid | DoesNotFit | ModelNotServed)
 
 
 def _read(owner: Manifest, profiles: Profiles) -> MambaDeployment | ReconcilePlan:
@@ -116,65 +138,154 @@ def _read(owner: Manifest, profiles: Profiles) -> MambaDeployment | ReconcilePla
         return ReconcilePlan(deployment, SpecInvalid(str(error)))
 
 
-def _report_plan(deployment: MambaDeployment, pinned: PinnedVerdict, load: ModelLoad | None) -> ReconcilePlan:
-    """Return the plan that reports the planner's verdict and changes no running pod."""
+def _report_plan(
+    deployment: MambaDeployment,
+    pools: Mapping[Role, MambaDeployment],
+    pinned: Mapping[Role, PinnedVerdict],
+    load: ModelLoad | None,
+) -> ReconcilePlan:
+    """Return the plan that reports the planner's verdicts and changes no running pod."""
     # The loader's report is recorded nevertheless: its pod may be gone once a plan fits.
     record = load.apply if load is not None and load.report is not None else None
     applies = (Apply(record, Change.RECORDED),) if record is not None else ()
-    return ReconcilePlan(deployment, pinned.verdict, applies=applies, plan_difference=pinned.difference)
+    parts = {
+        role: ReconcilePlan(pool, pinned[role].verdict, plan_difference=pinned[role].difference)
+        for role, pool in pools.items()
+    }
+    # What blocks one pool blocks the other: neither serves without the other.
+    whole = next((part for role, part in parts.items() if _blocks(pinned[role])), list(parts.values())[-1])
+    return replace(whole, deployment=_whole(deployment, pools), applies=applies, pools=_of_pools(parts))
 
 
-def _rollout_plan(
-    context: Context,
-    snapshot: Snapshot,
-    pinned: PinnedVerdict,
-    load: ModelLoad | None,
-    now: datetime,
-    new_token: Callable[[], str],
-) -> ReconcilePlan:
-    """Return the plan that makes the children match the object; `context` does not hold its decisions yet.
+def _whole(deployment: MambaDeployment, pools: Mapping[Role, MambaDeployment]) -> MambaDeployment:
+    """Return the object with its profile filled in; with two pools, each pool has its own."""
+    return pools.get("unified", deployment)
+
+
+def _of_pools(parts: Mapping[Role, ReconcilePlan]) -> Mapping[Role, ReconcilePlan]:
+    return {} if "unified" in parts else parts
+
+
+@dataclass(frozen=True, slots=True)
+class _PoolPass:
+    """Decisions about the engines of one role."""
+
+    snapshot: Snapshot
+    pinned: PinnedVerdict
+    decisions: "_Decisions"
+    engines: EngineRollout
+
+    @property
+    def role(self) -> Role:
+        return self.snapshot.role
+
+
+def _decide(
+    context: Context, snapshot: Snapshot, pinned: PinnedVerdict, load: ModelLoad | None, now: datetime
+) -> _PoolPass:
+    """Decide about the engines of one role; `context` does not hold the decisions yet.
 
     Raises:
         InvalidPatch: `spec.podTemplate` cannot be merged.
     """
     decisions = _decisions(context, snapshot, pinned, now)
+    loading = load is not None and context.loaded is None
+    engines = engine_rollout(_with_decisions(context, decisions, pinned), snapshot, now, loading=loading)
+    return _PoolPass(snapshot, pinned, decisions, engines)
+
+
+def _rollout_plan(
+    deployment: MambaDeployment,
+    snapshot: Snapshot,
+    passes: Sequence[_PoolPass],
+    load: ModelLoad | None,
+    now: datetime,
+    new_token: Callable[[], str],
+) -> ReconcilePlan:
+    """Return the plan that makes the children match the object.
+
+    Raises:
+        InvalidPatch: `spec.podTemplate` cannot be merged.
+    """
+    context = passes[0].engines.context
     loading = load if context.loaded is None else None
-    engines = engine_rollout(
-        _with_decisions(context, decisions, pinned), snapshot, now, loading=loading is not None
-    )
-    children, not_served = _children(engines, snapshot)
+    children, not_served = _children([part.engines for part in passes], snapshot)
     compared = compare_children(children, snapshot)
-    record = ready_record(engines, snapshot, compared)
-    secrets = secrets_to_make(engines, snapshot, new_token)
-    applies = (*secrets, *compared.applies, *_load_applies(load, loading), *record.applies)
-    keep = _retained(engines, snapshot, children, load)
+    records = [ready_record(part.engines, part.snapshot, compared) for part in passes]
+    applies = (
+        *_secrets(passes, new_token),
+        *compared.applies,
+        *_load_applies(load, loading),
+        *chain.from_iterable(record.applies for record in records),
+    )
+    outgoing = outgoing_roles(snapshot, [part.engines for part in passes], now)
+    keep = _retained(passes, outgoing, snapshot, children, load)
     trouble = index_trouble(context.deployment, _wake(context, snapshot), now)
+    parts = [_part_plan(part, record, loading) for part, record in zip(passes, records, strict=True)]
+    delays = [_requeue_after(part, load, trouble, not_served) for part in passes]
+    delays += [OUTGOING_POLL_SECONDS] if outgoing else []
+    return replace(
+        _joined(deployment, passes, parts),
+        applies=tuple(apply for apply in applies if not is_being_deleted(ref(apply.manifest), snapshot)),
+        deletes=unneeded_children(snapshot, keep),
+        not_served=not_served,
+        terminating=tuple(sorted(child for child in keep if is_being_deleted(child, snapshot))),
+        requeue_after=min((seconds for seconds in delays if seconds is not None), default=None),
+        index_trouble=trouble,
+        up_to_date=dict(ChainMap(compared.up_to_date, *(dict(record.up_to_date) for record in records))),
+        cache_kept=compared.cache_kept,
+        outgoing=outgoing,
+    )
+
+
+def _joined(
+    deployment: MambaDeployment, passes: Sequence[_PoolPass], parts: Sequence[ReconcilePlan]
+) -> ReconcilePlan:
+    """Return the decisions about the engines of all roles; those of one role are the whole."""
+    if len(parts) == 1:
+        return replace(parts[0], begins_unasked=passes[0].engines.begins_unasked)
+    return replace(
+        # Of two pools, that of the answers stands for the whole where only one verdict can be shown.
+        parts[-1],
+        deployment=deployment,
+        replicas=sum(part.decisions.replicas for part in passes),
+        settings_updates=tuple(update for part in parts for update in part.settings_updates),
+        begins_unasked=any(part.engines.begins_unasked for part in passes),
+        pools={part.role: plan for part, plan in zip(passes, parts, strict=True)},
+    )
+
+
+def _secrets(passes: Sequence[_PoolPass], new_token: Callable[[], str]) -> Iterable[Apply]:
+    """Return the Secrets to create, each once: the pods of both pools mount the same ones."""
+    secrets: dict[Ref, Apply] = {}
+    for part in passes:
+        for secret in secrets_to_make(part.engines, part.snapshot, new_token):
+            secrets.setdefault(ref(secret.manifest), secret)
+    return secrets.values()
+
+
+def _part_plan(part: _PoolPass, record: ReadyRecord, loading: ModelLoad | None) -> ReconcilePlan:
+    """Return the decisions about the engines of one role, without the changes of children."""
+    engines, decisions = part.engines, part.decisions
+    deployment = engines.context.deployment
     return ReconcilePlan(
-        context.deployment,
+        deployment,
         with_report(
-            decisions.in_force.verdict, context.deployment, snapshot.reported, engines.revision.label
+            decisions.in_force.verdict, deployment, part.snapshot.reported, engines.revision.label, part.role
         ),
         decisions.replicas,
-        tuple(apply for apply in applies if not is_being_deleted(ref(apply.manifest), snapshot)),
-        unneeded_children(snapshot, keep),
-        not_served,
-        tuple(sorted(child for child in keep if is_being_deleted(child, snapshot))),
-        _requeue_after(engines, snapshot, load, decisions.in_force, trouble, not_served),
-        trouble,
-        plan_difference="; ".join(filter(None, (pinned.difference, decisions.in_force.difference))) or None,
+        plan_difference="; ".join(filter(None, (part.pinned.difference, decisions.in_force.difference)))
+        or None,
         settings_updates=engines.settings_updates,
         ready_revision=record.revision,
         failed=engines.choice.failed,
         scaling=decisions.scaling,
-        up_to_date={**compared.up_to_date, **record.up_to_date},
         in_place=engines.in_place.now,
         in_place_soon=engines.in_place.waits,
         in_place_refused=engines.in_place.refused,
         queued=engines.choice.queued,
-        begins_unasked=engines.begins_unasked,
         load=loading,
         key_blocked=decisions.key.blocked,
-        cache_kept=compared.cache_kept,
         workload=decisions.in_force.workload,
         announcement=decisions.in_force.announcement,
     )
@@ -193,7 +304,7 @@ class _Decisions:
 def _decisions(context: Context, snapshot: Snapshot, pinned: PinnedVerdict, now: datetime) -> _Decisions:
     """Decide the number of engines, their strategy, and the state of the key that gateways show engines."""
     deployment = context.deployment
-    engine = snapshot.child("Deployment", context.children.engine)
+    engine = snapshot.engine
     gateway = snapshot.child("Deployment", context.children.gateway)
     old = deployment.status.scaling if deployment.status is not None else None
     wake = wake_text(_wake(context, snapshot))
@@ -224,14 +335,15 @@ def _with_decisions(context: Context, decisions: _Decisions, pinned: PinnedVerdi
     )
 
 
-def _children(engines: EngineRollout, snapshot: Snapshot) -> tuple[list[Manifest], tuple[str, ...]]:
+def _children(engines: Sequence[EngineRollout], snapshot: Snapshot) -> tuple[list[Manifest], tuple[str, ...]]:
     """Render the children, and return with them why this cluster cannot have some of them.
 
     Raises:
         InvalidPatch: `spec.podTemplate` cannot be merged.
     """
     absent = snapshot.not_served
-    children = [child for child in render(engines.context) if ref(child) not in engines.later]
+    later = {child for part in engines for child in part.later}
+    children = [child for child in render(*(part.context for part in engines)) if ref(child) not in later]
     not_served = tuple(absent[child["kind"]] for child in children if child["kind"] in absent)
     return [child for child in children if child["kind"] not in absent], not_served
 
@@ -244,31 +356,34 @@ def _load_applies(load: ModelLoad | None, loading: ModelLoad | None) -> list[App
 
 
 def _retained(
-    engines: EngineRollout, snapshot: Snapshot, children: Iterable[Manifest], load: ModelLoad | None
+    passes: Sequence[_PoolPass],
+    outgoing: Iterable[Role],
+    snapshot: Snapshot,
+    children: Iterable[Manifest],
+    load: ModelLoad | None,
 ) -> set[Ref]:
     """Return the children that must not be deleted."""
-    record = Ref("ConfigMap", engines.context.children.last_ready)
-    keep = {*map(ref, children), *engines.later, *(load.keep if load is not None else ())}
-    return keep | ({record} if record in snapshot.children else set())
+    later = {child for part in passes for child in part.engines.later}
+    kept = {*map(ref, children), *later, *(load.keep if load is not None else ())}
+    records = {Ref("ConfigMap", part.engines.context.children.last_ready) for part in passes}
+    owner = snapshot.key.name
+    others = {child for role in outgoing for child in engine_refs(names.Children(owner, role))}
+    return kept | ((records | others) & snapshot.children.keys())
 
 
 def _requeue_after(
-    engines: EngineRollout,
-    snapshot: Snapshot,
-    load: ModelLoad | None,
-    in_force: StrategyInForce,
-    trouble: IndexTrouble | None,
-    not_served: Sequence[str],
+    part: _PoolPass, load: ModelLoad | None, trouble: IndexTrouble | None, not_served: Sequence[str]
 ) -> float | None:
-    """Return the seconds until time alone changes the plan; None where it does not."""
+    """Return the seconds until time alone changes the plan of one pool; None where it does not."""
+    engines = part.engines
     delays = (
-        WAITING_PERIOD if pods_wait(snapshot) or not_served else None,
+        WAITING_PERIOD if pods_wait(part.snapshot) or not_served else None,
         trouble.seconds_left if trouble is not None else None,
         AGAIN if engines.settings_updates else None,
         engines.choice.requeue_after,
         engines.in_place.requeue_after,
         load.requeue_after if load is not None else None,
-        in_force.requeue_after,
+        part.decisions.in_force.requeue_after,
     )
     return min((seconds for seconds in delays if seconds is not None), default=None)
 

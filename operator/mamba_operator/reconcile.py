@@ -24,7 +24,7 @@ from mamba_operator.children.engine_admin import EngineAccess, send_updates
 from mamba_operator.conditions.chain import Failure
 from mamba_operator.conditions.status import summarize, unobserved
 from mamba_operator.decision.reconcile_plan import ReconcilePlan
-from mamba_operator.deletion_cost import mark_pods, scale_down
+from mamba_operator.deletion_cost import mark_pods, scale_downs
 from mamba_operator.memory.verdict import depends_on_nodes
 from mamba_operator.model.model_cache import is_cache_shared
 from mamba_operator.objects.client import KubeClient
@@ -211,8 +211,9 @@ class Reconciler:
             return None
         snapshot = self._with_process_state(snapshot)
         plan = self._plan(snapshot)
-        if self._engines.read is not None and (decrease := scale_down(snapshot, plan)) is not None:
-            await mark_pods(self._client, decrease, self._engines.read)
+        if self._engines.read is not None:
+            for decrease in scale_downs(snapshot, plan):
+                await mark_pods(self._client, decrease, self._engines.read)
         outcome = await apply(self._client, snapshot, plan, self._indices.add_created)
         memory.accepted |= outcome.accepted
         memory.up_to_date = {**plan.up_to_date, **outcome.up_to_date}
@@ -265,7 +266,8 @@ class Reconciler:
             cache_shared=is_cache_shared(self._indices, key),
             may_begin=self._turns.may_begin(key),
             downloads=sources.downloads(key),
-            reported=sources.reported(key),
+            reported=(reports := sources.reported(key)).get("unified"),
+            reported_by_role=reports,
             measured=sources.measured(key),
         )
 

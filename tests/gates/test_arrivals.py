@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from structlog.testing import capture_logs
 
 from engines import Answer, greedy, make_engine, run
 from joined_engines import Joined, hand_over, joined, with_source
@@ -162,9 +163,10 @@ def test_a_prompt_that_is_cached_already_fetches_nothing(random_model: Path, exp
 
 
 class DamagingProxy:
-    """A relay to a transfer server that flips one bit of what the server sends to one reader."""
+    """A relay to a transfer server that flips one bit of what it sends, or ends the connection there."""
 
-    def __init__(self, port: int, place: int) -> None:
+    def __init__(self, port: int, place: int, *, cuts: bool) -> None:
+        self._cuts = cuts
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._port, self._place = port, place
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
@@ -179,12 +181,16 @@ class DamagingProxy:
             self._relay(far, end, self._place)
             asking.join()
 
-    @staticmethod
-    def _relay(source: socket.socket, sink: socket.socket, place: int) -> None:
+    def _relay(self, source: socket.socket, sink: socket.socket, place: int) -> None:
         count = 0
         try:
             while data := bytearray(source.recv(1 << 16)):
                 if count <= place < count + len(data):
+                    if self._cuts:
+                        sink.sendall(data[: place - count])
+                        sink.shutdown(socket.SHUT_RDWR)
+                        source.shutdown(socket.SHUT_RDWR)
+                        return
                     data[place - count] ^= 0x10
                 count += len(data)
                 sink.sendall(data)
@@ -198,9 +204,12 @@ class DamagingProxy:
 
 
 @pytest.mark.parametrize("place", [0, 3, 40, 600, 2_000, 5_000, 20_000, 40_000])
-def test_a_bit_that_flips_on_the_way_is_never_used(random_model: Path, expected: Answer, place: int) -> None:
+@pytest.mark.parametrize("cuts", [False, True], ids=["flips", "cuts"])
+def test_damage_on_the_way_is_never_used(
+    random_model: Path, expected: Answer, place: int, cuts: bool
+) -> None:
     prefill, decode = (Joined(boot(random_model), transfer_lease=1.5) for _ in range(2))
-    proxy = DamagingProxy(int(prefill.endpoint.address.rpartition(":")[2]), place)
+    proxy = DamagingProxy(int(prefill.endpoint.address.rpartition(":")[2]), place, cuts=cuts)
     with joined(prefill, decode):
         prefill.run(msgspec.structs.replace(REQUEST, hand_over=True))
         request = with_source(REQUEST, prefill)
@@ -217,15 +226,15 @@ def test_a_bit_that_flips_on_the_way_is_never_used(random_model: Path, expected:
 
 
 def test_a_fetch_from_another_model_is_refused_by_name(
-    random_model: Path, expected: Answer, caplog: pytest.LogCaptureFixture
+    random_model: Path,
 ) -> None:
     prefill = Joined(boot(random_model, state_dtype="float16"))
     decode = Joined(boot(random_model, state_dtype="float32"))
-    with joined(prefill, decode), caplog.at_level("INFO"):
+    with joined(prefill, decode), capture_logs() as lines:
         got = hand_over(prefill, decode, [REQUEST])
         assert got["held", 0].cached_tokens == 0
         assert decode.outcomes("in") == {"refused": 1}
-        assert "fingerprint" in caplog.text
+        assert any("fingerprint" in line.get("peer", "") for line in lines)
 
 
 def test_the_end_of_the_process_does_not_wait_for_a_state(random_model: Path) -> None:

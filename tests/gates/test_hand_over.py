@@ -161,6 +161,19 @@ def test_without_a_free_slot_the_state_is_still_handed_over_at_the_last_page(ran
         prefill.check_empty()
 
 
+@pytest.mark.parametrize("case", CASES[:4], ids=str)
+def test_copies_on_the_forward_stream_change_no_bit(
+    random_model: Path, expected: Answers, case: Case
+) -> None:
+    """A device's memory is reached by copies that are in order with the steps."""
+    prefill, decode = (Joined(case.boot(random_model, batch_invariant=True), copies=True) for _ in range(2))
+    with joined(prefill, decode):
+        assert_same_bits(hand_over(prefill, decode, prompts_of(1)), expected)
+        assert decode.outcomes("in").keys() <= {"valid", "duplicate", "cached"}
+        for engine in (prefill, decode):
+            engine.check_empty(prefill, decode)
+
+
 def test_a_prefix_is_fetched_from_a_peer_that_has_more_of_it(random_model: Path, expected: Answers) -> None:
     peer, engine = (Joined(make_engine(random_model, batch_invariant=True, page_size=16)) for _ in range(2))
     requests = [request for request in prompts_of(1) if len(request.token_ids) > 17]

@@ -83,6 +83,22 @@ def test_a_restored_state_gives_the_bits_of_a_computed_one(
         engine.check_empty()
 
 
+@pytest.mark.parametrize("case", CASES[:4], ids=str)
+def test_states_pass_the_ring_of_a_device_and_come_back(random_model: Path, case: Case) -> None:
+    requests = prompts(1)
+    expected = answers_of_one_engine(random_model, requests)
+    engine = Joined(small(random_model, case), copies=True, host_memory=64 << 20, **TIERED)
+    with joined(engine):
+        for _ in range(3):
+            got = again(requests, engine)
+            assert all(same_bits(got[name], expected[name]) for name in expected)
+            engine.until(lambda: not engine.core.transfers.tier.pending)
+            assert engine.core.transfers.tier.store.drain(30.0)
+        assert engine.outcomes("demoted").get("stored")
+        assert restored(engine)
+        engine.check_empty()
+
+
 def same_bits(one: Answer, other: Answer) -> bool:
     return (one.tokens, one.logprobs) == (other.tokens, other.logprobs)
 

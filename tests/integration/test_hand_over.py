@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import urllib.error
 import urllib.request
@@ -17,6 +18,7 @@ from eventually import wait_until
 from servers import Server, call
 
 LEASE = 2.0
+EXPORTED = re.compile(r"^mambaserve_transfer_exported\{[^}]*\} 1", re.MULTILINE)
 TEXT, CHAT = "/v1/completions", "/v1/chat/completions"
 WORDS = " ".join(f"word{number}" for number in range(60))
 
@@ -73,12 +75,16 @@ def finish(decode: Server, path: str, body: dict[str, Any], handover: dict[str, 
     return answer
 
 
+def exposed(server: Server) -> str:
+    with urllib.request.urlopen(f"{server.url}/metrics") as answer:
+        text: str = answer.read().decode()
+    return text
+
+
 def transfers(server: Server) -> dict[tuple[str, str], float]:
     """Return the number of transfers by direction and outcome."""
-    with urllib.request.urlopen(f"{server.url}/metrics") as answer:
-        text = answer.read().decode()
     counts = {}
-    for line in text.splitlines():
+    for line in exposed(server).splitlines():
         if line.startswith("mambaserve_transfers_total{"):
             labels = dict(pair.split("=") for pair in line[line.index("{") + 1 : line.index("}")].split(","))
             counts[labels["direction"].strip('"'), labels["outcome"].strip('"')] = float(line.split()[-1])
@@ -222,6 +228,18 @@ def test_a_prefill_engine_that_dies_or_stops_costs_a_recomputation(decode: Serve
         assert failures.get(("in", "valid"), 0) == 0
     _, whole = post(decode.url + TEXT, body)
     assert answer["choices"][0]["text"] == whole["choices"][0]["text"]
+
+
+def test_an_engine_that_ends_waits_for_those_who_fetch_its_states(decode: Server) -> None:
+    body = {"prompt": prompt(45), "max_tokens": 4}
+    with engine("prefill", "--transfer-lease", "60") as leaving:
+        handover = export(leaving, TEXT, body)
+        wait_until(lambda: EXPORTED.search(exposed(leaving)), "the count of the export")
+        leaving.terminate()
+        leaving.wait_for("draining")
+        answer = finish(decode, TEXT, body, handover)
+        assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == handover["depth"]
+        assert leaving.wait() == 0
 
 
 def test_an_export_that_nobody_fetches_ends_with_its_lease(prefill: Server, decode: Server) -> None:

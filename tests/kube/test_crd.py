@@ -244,6 +244,14 @@ PLAN = {
     "slotsPerSequence": 2, "maxRunningRequests": 64, "bindingConstraint": "slots", "headroom": "3.1Gi",
     "ledger": [{"item": "weights", "bytes": 17_800_000_000}],
     "rejected": [{"strategy": "NoBuffer", "stateDtype": "float32", "reason": "slower"}],
+    "tiers": [{"tier": "disk", "bytes": 100_000_000_000, "states": 900}],
+}  # fmt: skip
+
+
+POOL = {
+    "name": "decode", "replicas": 2, "readyReplicas": 1, "desiredReplicas": 2, "strategy": "ExtraBufferLazy",
+    "plan": {**PLAN, "receiving": 8, "raised": "the arena was too small"},
+    "rollout": {"readyRevision": "0123456789", "failedRevision": "", "reason": "", "message": ""},
 }  # fmt: skip
 
 
@@ -282,13 +290,14 @@ def test_a_complete_status_is_kept_and_read_back(plane: ControlPlane, namespace:
     plane.apply(deployment(), namespace)
     status = {
         "observedGeneration": 1, "replicas": 2, "readyReplicas": 1, "selector": "a=b", "url": "http://x",
-        "conditions": [ready("False", "LoadingModel")], "plan": PLAN,
+        "conditions": [ready("False", "LoadingModel")], "plan": PLAN, "pools": [POOL],
     }  # fmt: skip
     patch_status(plane, namespace, status)
     read = MambaDeployment.model_validate(stored(plane, namespace)).status
     assert read is not None
     assert read.plan is not None
     assert read.plan.manifest() == PLAN
+    assert [pool.manifest() for pool in read.pools] == [POOL]
     assert read.conditions[0].manifest() == ready("False", "LoadingModel")
 
 

@@ -22,7 +22,7 @@ MUTANTS = (
     Mutant(
         name="a model that no engine can serve is started",
         keeps="Nothing is created for a plan that cannot work.",
-        where="mamba_operator.plan:make_plan",
+        where="mamba_operator.plan:_blocks",
         old="SpecInvalid | DoesNotFit | ModelNotServed",
         new="SpecInvalid | DoesNotFit",
         tests=(

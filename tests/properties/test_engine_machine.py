@@ -99,6 +99,22 @@ class EngineMachine(RuleBasedStateMachine):
     def spoil_next_step(self, member: int) -> None:
         self.trial.spoil_next_step(member)
 
+    @rule(
+        stem=st.integers(0, 2), length=st.integers(1, 150), salt=st.sampled_from(["", "x"]),
+        correct=st.sampled_from([True, True, False]),
+    )  # fmt: skip
+    def receive(self, *, stem: int, length: int, salt: str, correct: bool) -> None:
+        self.trial.receive([1 + (stem * 31 + at * 7) % 90 for at in range(length)], salt, correct=correct)
+
+    @rule(stem=st.integers(0, 2), length=st.integers(1, 150), salt=st.sampled_from(["", "x"]))
+    def export(self, *, stem: int, length: int, salt: str) -> None:
+        self.trial.export([1 + (stem * 31 + at * 7) % 90 for at in range(length)], salt)
+
+    @rule(count=st.integers(1, 4))
+    def network_events(self, count: int) -> None:
+        for _ in range(count):
+            self.trial.network_event()
+
     @precondition(lambda self: self.trial and self.trial.setup.overlap)
     @rule(count=st.integers(1, 2))
     def complete_fences(self, count: int) -> None:

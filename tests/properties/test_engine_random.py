@@ -61,6 +61,8 @@ def run_case(case: tuple[str, bool, int, int]) -> tuple[int, Counter[str]]:
             preempted=trial.core.scheduler.counters.preemptions, failed=trial.core.failed_steps,
             evicted=counters.evicted, duplicates=counters.duplicates, skipped=counters.skipped,
             resumed=trial.core.scheduler.counters.cached_tokens, made=counters.created,
+            landed=trial.network.landed, installed=trial.network.pending,
+            evictions_reported=trial.network.evicted,
         )  # fmt: skip
         seen.update({f"miss {cause}": count for cause, count in trial.core.scheduler.counters.misses.items()})
         seen.update(f"ended {reason}" for reason in trial.ended.values())
@@ -120,7 +122,7 @@ def test_every_place_that_asks_for_memory_was_refused_and_lived(outcome: tuple[i
     [
         "preempted", "failed", "evicted", "duplicates", "skipped", "resumed", "made", "ended stop",
         "ended length", "ended error", "ended abort", "ended stop string", "miss new", "miss no_state",
-        "miss too_deep", "miss evicted", "miss salt_differs",
+        "miss too_deep", "miss evicted", "miss salt_differs", "landed", "installed", "evictions_reported",
     ],
 )  # fmt: skip
 def test_the_runs_reach(event: str, outcome: tuple[int, Counter[str]]) -> None:

@@ -31,6 +31,7 @@ from mamba_server.engine.stepping.forward_stream import InlineStream
 from mamba_server.wire import AbortRequest, AddRequest, PrefixChanges, SamplingParams, StopSequence
 from prefix_of import prefix_of
 from scripted_grammar import ScriptedGrammar
+from simulated_network import SimulatedNetwork
 from simulated_stream import SimulatedStream
 
 STRATEGIES = ("NoBuffer", "ExtraBufferLazy", "ExtraBuffer")
@@ -91,6 +92,7 @@ class EngineTrial:
         limits = SchedulerLimits(setup.step_tokens, setup.chunk, setup.rows, LONGEST)
         self.runner = DepthCodedRunner(self.cache)
         self.arena.in_flight = self.runner.named
+        self.network = SimulatedNetwork(self.cache, self.runner, random.Random(setup.slabs))
         self.simulated = SimulatedStream(lambda queued: rng.randint(0, queued))
         stream = self.simulated if setup.overlap else InlineStream()
         self.core = EngineCore(
@@ -173,6 +175,24 @@ class EngineTrial:
         self.simulated.complete(count)
         self.check()
 
+    def receive(self, tokens: list[int], salt: str, *, correct: bool = True) -> None:
+        """Begin to receive the state of the whole pages of `tokens`."""
+        page_size = self.setup.page_size
+        whole = np.array(tokens[: len(tokens) // page_size * page_size], np.int32)
+        if len(whole):
+            self.network.receive(whole, salt, correct=correct)
+        self.check()
+
+    def export(self, tokens: list[int], salt: str) -> None:
+        """Begin to export the deepest checkpoint of `tokens`."""
+        self.network.export(np.array(tokens, np.int32), salt, self.core.step_number + 1)
+        self.check()
+
+    def network_event(self) -> None:
+        """Let something happen to a writer or a reader outside the forward stream."""
+        self.network.act(self.core.step_number + 1)
+        self.check()
+
     def fail_next_step(self) -> None:
         how = self.rng.choice(["before", "half", "after"])
         self.runner.fail_steps[self.core.step_number + 1] = how
@@ -203,6 +223,8 @@ class EngineTrial:
         """Check the ledger, the truth of every checkpoint, and the promises of the scheduler."""
         ledger.check(self.cache)
         self.runner.check_tree()
+        for reader in self.network.readers:
+            self.network.read(reader)
         core, strategy = self.core, self.cache.strategy
         assert len(core._launched) <= int(self.setup.overlap), "O6"
         for sequence in core.scheduler.waiting:
@@ -278,6 +300,7 @@ class EngineTrial:
     def close(self) -> int:
         """Let it run dry, check every answer and that nothing leaked. The number of engine steps."""
         self.calm = True
+        self.network.close()
         for _ in range(5000):
             if self.core.idle:
                 break
@@ -347,3 +370,18 @@ def _act(trial: EngineTrial, rng: random.Random, stems: list[np.ndarray]) -> Non
             trial.change_eviction(rng.choice(POLICIES))
     elif kind < 0.56:
         trial.complete_fences(rng.randint(1, 2))
+    elif kind < 0.80:
+        _act_outside(trial, rng, stems)
+
+
+def _act_outside(trial: EngineTrial, rng: random.Random, stems: list[np.ndarray]) -> None:
+    """Let something happen outside the forward stream."""
+    kind = rng.random()
+    stem = rng.choice(stems).tolist()
+    tokens, salt = stem[: rng.randint(1, len(stem))], rng.choice(["", "", "x"])
+    if kind < 0.2 and len(trial.network.writers) < 3:
+        trial.receive(tokens, salt, correct=rng.random() < 0.9)
+    elif kind < 0.35:
+        trial.export(tokens, salt)
+    else:
+        trial.network_event()

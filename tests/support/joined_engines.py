@@ -5,13 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
+from unittest import mock
 
 import msgspec
 
 from engines import Answer
 from mamba_server.cache import ledger
 from mamba_server.engine.boot import Engine
+from mamba_server.engine.transfers import start
+from mamba_server.engine.transfers.bundle_memory import DeviceBundleMemory
 from mamba_server.engine.transfers.start import TransferEndpoint, start_transfers
 from mamba_server.wire import AddRequest, Fetch, HandOver, SequenceDelta
 from mamba_settings.engine_settings import EngineSettings
@@ -22,12 +26,17 @@ PATIENCE = 60.0
 class Joined:
     """An engine with transfers, stepped by the test."""
 
-    def __init__(self, engine: Engine, **settings: Any) -> None:
+    def __init__(self, engine: Engine, *, copies: bool = False, **settings: Any) -> None:
+        """Start the transfers. `copies`: by copies on the forward stream, as on a device."""
         self.engine, self.core = engine, engine.core
         values = EngineSettings(model="builtin://tiny-recall", **{"transfer_port": 0, **settings})
-        self.endpoint: TransferEndpoint = start_transfers(
-            self.core, values, engine.stream, engine.memory, engine.state_layout, lambda: None
-        )
+        memory: Any = start.HostBundleMemory
+        if copies:
+            memory = partial(DeviceBundleMemory, stream=engine.stream, pinned=False)
+        with mock.patch.object(start, "HostBundleMemory", memory):
+            self.endpoint: TransferEndpoint = start_transfers(
+                self.core, values, engine.stream, engine.memory, engine.state_layout, lambda: None
+            )
         self.answers: dict[tuple[str, int], Answer] = {}
         self.handed: dict[str, HandOver] = {}
 

@@ -59,6 +59,9 @@ WRONG_SPECS: dict[str, list[dict[str, Any]]] = {
         {"stateCache": {"hostMemory": "0Gi"}},
         {"disaggregation": {"prefill": {"stateCache": {"hostMemory": 0}}}},
     ],
+    "stateCache.disk has either storageClassName": [
+        {"stateCache": {"disk": {"size": "1Gi", "storageClassName": "ssd", "claimName": "states"}}}
+    ],
     "stateCache.disk.size is 0": [{"stateCache": {"disk": {"size": size}}} for size in (0, "0.0Gi")],
     "only hf:// is downloaded": [
         {"model": {"uri": uri, "cache": {"size": "1Gi"}}} for uri in ("pvc://claim/a", "file:///srv/a")

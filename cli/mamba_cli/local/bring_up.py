@@ -77,12 +77,7 @@ def bring_up(
     if misfits := [outcome.title for outcome in outcomes if outcome.plan is None]:
         raise NoFittingPlan(f"the plan of {', '.join(misfits)} does not fit; the numbers are above")
     active = [(document, pools) for document, pools in planned if document.deployment.spec.mode == "Active"]
-    if refused := [
-        f"{document.path}: {outcome.name}: {outcome.not_served}"
-        for document, outcome in ((document, pools[0].outcome) for document, pools in active)
-        if outcome.not_served
-    ]:
-        raise InvalidInput("\n".join(refused))
+    _check_served(active)
     if not active:
         console.print("nothing is started, because spec.mode is Plan")
         return 0
@@ -97,6 +92,16 @@ def bring_up(
     edits = FileEdits(units, loaded, read, lambda document: _plan(document, gpu, machine, profiles))
     with noted(units, port or fronts[0]):
         return asyncio.run(_run(units, edits, once=once, demo=demo, logs=directory, console=console))
+
+
+def _check_served(active: list[tuple[LoadedDeployment, list[PlannedPool]]]) -> None:
+    """Raise `InvalidInput` for models that engines of this version cannot serve."""
+    if refused := [
+        f"{document.path}: {pools[0].outcome.name}: {pools[0].outcome.not_served}"
+        for document, pools in active
+        if pools[0].outcome.not_served
+    ]:
+        raise InvalidInput("\n".join(refused))
 
 
 def _uses_gpus(loaded: LoadedDeployment) -> bool:

@@ -23,15 +23,16 @@ ONE_ENGINE = (
 POOLS = ("prefill", "decode")
 OF_POOL_PODS = (
     "replicas", "resources.profile", "resources.gpuResource", "resources.cpu", "resources.memory",
-    "stateCache.disk.storageClassName",
+    "stateCache.disk.storageClassName", "stateCache.disk.claimName",
 )  # fmt: skip
 OF_PODS = (
     "model.tokenSecretRef", "model.cache", "engine.image", "resources.gpuResource", "resources.cpu",
-    "resources.memory", "stateCache.disk.storageClassName", "scheduling.nodeSelector",
-    "scheduling.tolerations", "scheduling.affinity", "scheduling.priorityClassName",
-    "scheduling.runtimeClassName", "gateway.image", "gateway.replicas", "gateway.podTemplate",
-    "gateway.inferencePool", "rollout.maxSurge", "rollout.maxUnavailable", "rollout.inPlaceAfter",
-    "rollout.minReadyTime", "rollout.pause", "rollout.progressDeadline", "podTemplate", "workloadSource",
+    "resources.memory", "stateCache.disk.storageClassName", "stateCache.disk.claimName",
+    "scheduling.nodeSelector", "scheduling.tolerations", "scheduling.affinity",
+    "scheduling.priorityClassName", "scheduling.runtimeClassName", "gateway.image", "gateway.replicas",
+    "gateway.podTemplate", "gateway.inferencePool", "rollout.maxSurge", "rollout.maxUnavailable",
+    "rollout.inPlaceAfter", "rollout.minReadyTime", "rollout.pause", "rollout.progressDeadline",
+    "podTemplate", "workloadSource",
 )  # fmt: skip
 PROFILE = "resources.profile"
 AUTH, KEY_LIMITS = "gateway.auth", "gateway.limits.keys[]"

@@ -105,7 +105,8 @@ class FileEdits:
         lines, applied = [], True
         for engine in unit.engines:
             # Without a pool of that role, the pools themselves were edited, which takes effect later.
-            if (pool := pools.get(engine.role)) is not None:
+            pool = pools.get(engine.role)
+            if pool is not None and (engine.role == "unified" or _differs(engine, pool)):
                 line, accepted = await self._apply_to_engine(http, unit.name, engine, pool)
                 lines.append(line)
                 applied = applied and accepted
@@ -114,24 +115,32 @@ class FileEdits:
     async def _apply_to_engine(
         self, http: aiohttp.ClientSession, unit: str, engine: LocalEngine, pool: PlannedPool
     ) -> tuple[str, bool]:
-        shown = unit if engine.role == "unified" else engine.name
+        title = unit if engine.role == "unified" else engine.name
         if pool.outcome.plan is None:
-            return f"{shown}: {pool.outcome.misfit}", False
+            return f"{title}: {pool.outcome.misfit}", False
         strategy, cache = pool.outcome.plan.strategy, pool.loaded.deployment.spec.state_cache
         settings = {name: getattr(cache, name) for name in LIVE} | {"strategy": strategy}
         body = {LIVE[name]: value for name, value in settings.items()}
         problem = await put_strategy(http, engine.admin_url, body)
         if problem:
-            return f"{shown}: the engine did not switch to strategy {strategy}: {problem}", False
+            return f"{title}: the engine did not switch to strategy {strategy}: {problem}", False
         # After a crash the engine starts with these settings, not with those of its first start.
         updated = engine.settings.model_copy(update=settings)
         self._units[unit] = self._units[unit].with_settings(engine.name, updated)
         interval, most = cache.track_interval, cache.max_checkpoints_per_path
         line = (
-            f"{shown}: now runs {strategy} with a checkpoint every {interval} tokens, {most} per path, "
+            f"{title}: now runs {strategy} with a checkpoint every {interval} tokens, {most} per path, "
             f"and eviction by {cache.eviction}, without a restart"
         )
         return line, True
+
+
+def _differs(engine: LocalEngine, pool: PlannedPool) -> bool:
+    """Return whether an engine of a pool runs with other live settings than its pool has now."""
+    cache, plan = pool.loaded.deployment.spec.state_cache, pool.outcome.plan
+    strategy = cache.strategy if plan is None else plan.strategy
+    now = {name: getattr(cache, name) for name in LIVE} | {"strategy": strategy}
+    return any(getattr(engine.settings, name) != value for name, value in now.items())
 
 
 def _lines_on_others(

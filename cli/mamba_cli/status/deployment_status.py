@@ -17,6 +17,20 @@ _TROUBLE = {"Planned": "False", "Available": "False", "Degraded": "True", "Ready
 
 
 @dataclass(frozen=True, slots=True)
+class PoolState:
+    """The status of one pool; None = the operator has not written the field."""
+
+    name: str
+    replicas: int
+    """Desired number of engines."""
+    ready_replicas: int
+    strategy: str | None = None
+    slots: int | None = None
+    max_running_requests: int | None = None
+    headroom: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class DeploymentStatus:
     """The status of one MambaDeployment; None = the operator has not written the field."""
 
@@ -36,6 +50,8 @@ class DeploymentStatus:
     slots: int | None = None
     max_running_requests: int | None = None
     headroom: str | None = None
+    pools: tuple[PoolState, ...] = ()
+    """Pools of a deployment with disaggregation, each with its plan."""
     url: str = ""
     troubles: dict[str, str] = field(default_factory=dict)
     """Conditions other than Ready that report a problem, with their messages."""
@@ -98,7 +114,10 @@ def _status(manifest: dict[str, Any]) -> DeploymentStatus:
     meta, spec, status = (manifest.get(part) or {} for part in ("metadata", "spec", "status"))
     conditions = {str(condition.get("type")): condition for condition in status.get("conditions") or ()}
     ready, plan = conditions.get("Ready") or {}, status.get("plan") or {}
+    pools = tuple(_pool(pool) for pool in status.get("pools") or ())
     replicas = (status.get("scaling") or {}).get("desired", spec.get("replicas"))
+    if pools:
+        replicas = sum(pool.replicas for pool in pools)
     return DeploymentStatus(
         name=str(meta.get("name", "")),
         namespace=str(meta.get("namespace", "")),
@@ -113,8 +132,22 @@ def _status(manifest: dict[str, Any]) -> DeploymentStatus:
         slots=plan.get("slots"),
         max_running_requests=plan.get("maxRunningRequests"),
         headroom=plan.get("headroom"),
+        pools=pools,
         url=str(status.get("url", "")),
         troubles=_troubles(conditions),
+    )
+
+
+def _pool(status: dict[str, Any]) -> PoolState:
+    plan = status.get("plan") or {}
+    return PoolState(
+        name=str(status.get("name", "")),
+        replicas=int(status.get("desiredReplicas") or 0),
+        ready_replicas=int(status.get("readyReplicas") or 0),
+        strategy=plan.get("strategy"),
+        slots=plan.get("slots"),
+        max_running_requests=plan.get("maxRunningRequests"),
+        headroom=plan.get("headroom"),
     )
 
 

@@ -6,7 +6,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from mamba_cli.status.deployment_status import DeploymentStatus
+from mamba_cli.status.deployment_status import DeploymentStatus, PoolState
 from mamba_cli.status.endpoint_status import EndpointStatus, ScrapedEngine
 
 
@@ -37,19 +37,31 @@ def deployments_view(statuses: Sequence[DeploymentStatus]) -> RenderableType:
         word = {"True": "ready", "False": "not ready"}.get(status.ready, "unknown")
         head = Text.assemble((status.name, "bold"), "  ", (word, _colour(status.ready == "True")))
         head.append(f"  {status.ready_replicas} of {status.replicas} engines ready")
-        plan = [status.strategy, status.slots is not None and f"{status.slots:,} slots",
-                status.max_running_requests is not None and f"{status.max_running_requests:,} at once",
-                status.headroom and f"{status.headroom} headroom"]  # fmt: skip
+        pools = {pool.name: _pool(pool) for pool in status.pools}
         rows = {
             "because": "" if status.ready == "True" else f"{status.reason}: {status.message}".strip(": "),
             **{kind.lower(): message for kind, message in status.troubles.items()},
             "note": "" if status.current else "the operator has not seen the newest spec yet",
             "model": status.model,
-            "plan": ", ".join(part for part in plan if part),
+            "plan": _plan(status),
+            **pools,
             "url": status.url,
         }
         lines += [*([Text()] if index else []), head, _rows(rows)]
     return Group(*lines)
+
+
+def _pool(pool: PoolState) -> str:
+    ready = f"{pool.ready_replicas} of {pool.replicas} engines ready"
+    return f"{ready}; {words}" if (words := _plan(pool)) else ready
+
+
+def _plan(part: DeploymentStatus | PoolState) -> str:
+    """Return the most important numbers of a plan; empty without one."""
+    words = [part.strategy, part.slots is not None and f"{part.slots:,} slots",
+             part.max_running_requests is not None and f"{part.max_running_requests:,} at once",
+             part.headroom and f"{part.headroom} headroom"]  # fmt: skip
+    return ", ".join(word for word in words if word)
 
 
 def _engine(engine: ScrapedEngine) -> RenderableType:

@@ -44,6 +44,8 @@ class Reason(StrEnum):
     INVALID_SPEC = "InvalidSpec"
     REPLICAS_AVAILABLE = "ReplicasAvailable"
     NO_READY_REPLICA = "NoReadyReplica"
+    NO_READY_PREFILL_ENGINE = "NoReadyPrefillEngine"
+    NO_READY_DECODE_ENGINE = "NoReadyDecodeEngine"
     BELOW_MINIMUM = "BelowMinimum"
     SCALED_TO_ZERO = "ScaledToZero"
     PLAN_MODE = "PlanMode"
@@ -125,6 +127,14 @@ REASONS: dict[Reason, str] = {
     ),
     Reason.REPLICAS_AVAILABLE: "At least the minimum number of engines answers.",
     Reason.NO_READY_REPLICA: "No engine answers; see Progressing and Degraded for the cause.",
+    Reason.NO_READY_PREFILL_ENGINE: (
+        "No engine of the prefill pool answers, so nothing computes prompts; see Progressing and Degraded "
+        "for the cause."
+    ),
+    Reason.NO_READY_DECODE_ENGINE: (
+        "No engine of the decode pool answers, so nothing writes answers; see Progressing and Degraded for "
+        "the cause."
+    ),
     Reason.BELOW_MINIMUM: (
         "Fewer engines answer than spec.scaling.minReplicas; see Progressing and Degraded for the cause."
     ),
@@ -320,6 +330,8 @@ REASONS_OF: dict[ConditionType, frozenset[Reason]] = {
         {
             Reason.REPLICAS_AVAILABLE,
             Reason.NO_READY_REPLICA,
+            Reason.NO_READY_PREFILL_ENGINE,
+            Reason.NO_READY_DECODE_ENGINE,
             Reason.BELOW_MINIMUM,
             Reason.SCALED_TO_ZERO,
             Reason.PLAN_MODE,

@@ -301,8 +301,23 @@ class DiskCache(ApiModel):
     storage_class_name: ObjectName | None = None
     """Storage class of a volume for each engine, which is deleted with its pod. Defaults to the node's own
     disk."""
+    claim_name: ObjectName | None = None
+    """Existing claim in the same namespace that the engines share, and that outlives their pods: each engine
+    takes a folder in it that no other one uses, and resumes from what an earlier engine left there. The claim
+    has to hold size for each engine, and one more for each that a roll-out adds; its file system needs file
+    locks (flock). With several nodes it needs the access mode ReadWriteMany."""
 
-    rules = (above_zero("size", "stateCache.disk.size"),)
+    rules = (
+        above_zero("size", "stateCache.disk.size"),
+        Rule(
+            cel="!has(self.storageClassName) || !has(self.claimName)",
+            message=(
+                "stateCache.disk has either storageClassName, for a new volume of each engine, or claimName, "
+                "for an existing claim that engines share: remove one of them"
+            ),
+            holds=lambda self: self.storage_class_name is None or self.claim_name is None,
+        ),
+    )
 
 
 class TieredStateCache(StateCache):

@@ -193,6 +193,27 @@ class RolloutStatus(StatusModel):
     """The cause in words, with the message of the pod or the cluster."""
 
 
+class PoolStatus(StatusModel):
+    """One pool of engines of a deployment with disaggregation."""
+
+    name: Literal["prefill", "decode"]
+    """Name of the pool."""
+    replicas: Count = 0
+    """Number of engine pods of the pool that exist."""
+    ready_replicas: Count = 0
+    """Number of engine pods of the pool that answer requests."""
+    desired_replicas: Count = 0
+    """Number of engines that the pool should have."""
+    strategy: Annotated[str, Field(max_length=64)] = ""
+    """Chosen strategy of the pool. Auto while each engine chooses for itself at its start."""
+    plan: PlanStatus | None = None
+    """The planner's choice for one engine of the pool. Absent while the operator does not know the model or
+    the memory."""
+    rollout: RolloutStatus | None = None
+    """The engine revision of the pool to go back to, and the one that failed. Absent until all engines of the
+    pool have been ready once."""
+
+
 class ProposedStrategy(StatusModel):
     """A strategy that is expected to do better for the measured traffic than the current one."""
 
@@ -264,6 +285,14 @@ class Status(StatusModel):
     plan: PlanStatus | None = None
     """The planner's choice. While the operator does not know the model or the memory, this is the plan that
     an engine reports; absent until one answers."""
+    pools: Annotated[
+        list[PoolStatus],
+        Field(
+            max_length=2,
+            json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+        ),
+    ] = []
+    """The pools of a deployment with disaggregation; plan and rollout are then those of each pool."""
     rollout: RolloutStatus | None = None
     """The engine revision to go back to, and the one that failed. Absent until all engines have been ready
     once."""

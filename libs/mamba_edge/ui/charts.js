@@ -9,7 +9,8 @@ const sum = (counts) => Object.values(counts).reduce((all, each) => all + each, 
 
 /** Owners in a fixed order, with what is free last. */
 function ordered(counts) {
-  const known = ["weights", "workspace", "live", "sequence", "tracking", "cached", "tree", "fenced", "pages"];
+  const known = ["weights", "workspace", "live", "sequence", "tracking", "receiving", "cached", "exported", "tree",
+    "fenced", "quarantined", "pages"];
   const rank = (owner) => (owner === "free" ? 99 : known.includes(owner) ? known.indexOf(owner) : 50);
   return Object.keys(counts).sort((one, other) => rank(one) - rank(other));
 }

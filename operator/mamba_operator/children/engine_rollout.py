@@ -4,19 +4,22 @@ Called by `plan` after the number of engines and their memory plan are decided. 
 the last revision of which all engines were ready in a ConfigMap: engines return to it if a later one fails.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from mamba_api import names
+from mamba_api.choices import ROLES, Role
 from mamba_operator.children.child_comparison import Apply, Change, ChildComparison, compare_children
 from mamba_operator.objects.manifest import Ref, annotation, ref, sealed
+from mamba_operator.objects.pod_trouble import is_engine, role_of
+from mamba_operator.objects.recorded_status import workload_state
 from mamba_operator.observation.snapshot import Snapshot
 from mamba_operator.render.context import Context
 from mamba_operator.render.engine import engine_revision, last_ready
 from mamba_operator.render.live_settings import LiveSettings, SettingsUpdate, live_settings, pending_updates
 from mamba_operator.render.revision import EngineRevision, label_of, revision_in
-from mamba_operator.rollout.in_place_rollout import InPlaceRollout, in_place_rollout
+from mamba_operator.rollout.in_place_rollout import InPlaceRollout, in_place_rollout, without_room_since
 from mamba_operator.rollout.rollback import RevisionChoice, choose_revision, is_ready
 
 QUEUE_POLL_SECONDS = 10.0
@@ -125,6 +128,57 @@ def _tuned(
 
 def _engine_refs(context: Context) -> frozenset[Ref]:
     return frozenset(Ref(kind, context.children.engine) for kind in ("Deployment", "ConfigMap"))
+
+
+def engine_refs(children: names.Children) -> frozenset[Ref]:
+    """Return the children that only the engines of one role have."""
+    return frozenset(
+        (
+            Ref("Deployment", children.engine),
+            Ref("ConfigMap", children.engine),
+            Ref("ConfigMap", children.last_ready),
+        )
+    )
+
+
+def outgoing_roles(snapshot: Snapshot, engines: Sequence[EngineRollout], now: datetime) -> tuple[Role, ...]:
+    """Return the roles, other than those of the spec, whose engines have to keep running for now.
+
+    After a change between unified engines and two pools, the old engines serve until all new ones are ready.
+    They end earlier if a new engine has waited for room, which they occupy, for `rollout.inPlaceAfter`.
+    """
+    roles = {part.context.role for part in engines}
+    owner = snapshot.key.name
+    others = tuple(
+        role
+        for role in ROLES
+        if role not in roles and snapshot.child("Deployment", names.Children(owner, role).engine) is not None
+    )
+    if not others or all(_serves(part, snapshot) for part in engines):
+        return ()
+    return () if _lacks_room(snapshot, engines, now) else others
+
+
+def _serves(part: EngineRollout, snapshot: Snapshot) -> bool:
+    """Return whether all engines of a role are ready."""
+    own = snapshot.of_pool(part.context.role)
+    return is_ready(own.engine, part.revision.label, own.pods) and (
+        workload_state(own.engine).ready >= part.context.replicas
+    )
+
+
+def _lacks_room(snapshot: Snapshot, engines: Sequence[EngineRollout], now: datetime) -> bool:
+    """Return whether an engine of the spec's roles has waited for room as long as a roll-out lets it wait."""
+    patience = engines[0].context.deployment.spec.rollout.in_place_wait
+    roles = {part.context.role for part in engines}
+    if patience is None:
+        return False
+    waiting = (
+        since
+        for pod in snapshot.pods
+        if is_engine(pod) and role_of(pod) in roles and (since := without_room_since(pod)) is not None
+    )
+    return any((now - since).total_seconds() >= patience.seconds for since in waiting)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from mamba_api import names
 from mamba_api.v1alpha1.conditions import ConditionStatus, Reason
 from mamba_operator.decision.reconcile_plan import ReconcilePlan
 from mamba_operator.memory.verdict import DoesNotFit, MemoryVerdict, ModelNotServed, SpecInvalid
@@ -82,8 +81,7 @@ class ConditionInputs:
     @property
     def rolled_out(self) -> bool:
         """Whether all engines that there is room for run the desired revision and are ready."""
-        name = names.Children(self.snapshot.key.name).engine
-        child = self.snapshot.child("Deployment", name)
+        child = self.snapshot.engine
         return child is not None and is_ready(child, label_of(child), self.snapshot.pods)
 
     @property

@@ -4,12 +4,20 @@ Called by `reconcile` once per pass. `health` and `progress` decide the conditio
 decides those that sum others up: UpToDate, Reconciling, Stalled and Ready. Writes nothing.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from mamba_api import names
-from mamba_api.v1alpha1 import Condition, RolloutStatus, ScalingStatus, Status
+from mamba_api.choices import Role
+from mamba_api.v1alpha1 import (
+    Condition,
+    PlanStatus,
+    PoolStatus,
+    RolloutStatus,
+    ScalingStatus,
+    Status,
+)
 from mamba_api.v1alpha1.conditions import (
     AS_ASKED,
     HARMLESS,
@@ -22,12 +30,13 @@ from mamba_api.v1alpha1.conditions import (
 )
 from mamba_operator.children.child_comparison import Change
 from mamba_operator.conditions.chain import ConditionInputs, ConditionResult, Failure
+from mamba_operator.conditions.combination import combined
 from mamba_operator.conditions.health import available, degraded
 from mamba_operator.conditions.progress import planned, progressing
 from mamba_operator.decision.reconcile_plan import ReconcilePlan
 from mamba_operator.memory.verdict import Fits
-from mamba_operator.objects.manifest import Manifest
-from mamba_operator.objects.recorded_status import recorded_status, workload_state
+from mamba_operator.objects.manifest import Manifest, name_of
+from mamba_operator.objects.recorded_status import WorkloadState, recorded_status, workload_state
 from mamba_operator.observation.snapshot import Snapshot
 
 
@@ -44,35 +53,104 @@ def summarize(
     """
     if snapshot.owner is None or plan.verdict is None:
         return None
-    children = names.Children(snapshot.key.name)
-    engine = workload_state(snapshot.child("Deployment", children.engine))
-    gateway = workload_state(snapshot.child("Deployment", children.gateway))
-    view = ConditionInputs(snapshot, plan, plan.verdict, engine, gateway, failures, now)
+    gateway = workload_state(snapshot.child("Deployment", snapshot.names.gateway))
+    views = {
+        role: ConditionInputs(own, part, part.verdict, workload_state(own.engine), gateway, failures, now)
+        for role, own, part in _parts(snapshot, plan)
+        if part.verdict is not None
+    }
     old = recorded_status(snapshot.owner)
     generation = int(snapshot.owner["metadata"].get("generation") or 0)
     conditions: list[Condition] = list(old.conditions)
-    for type_, result in all_conditions(view, generation).items():
+    of_roles = {role: all_conditions(view, generation) for role, view in views.items()}
+    for type_, result in combined(of_roles, _outgoing_text(snapshot, plan, gateway)).items():
         conditions = set_condition(
             conditions, type_, result.status, result.reason, result.message,
             now=now, observed_generation=generation,
         )  # fmt: skip
+    unified = views.get("unified")
+    engines = sum(view.engine.replicas for view in views.values())
     return old.model_copy(
         update={
             "observed_generation": generation,
-            "replicas": engine.replicas,
-            "ready_replicas": engine.ready,
-            "engines": _engines(view),
-            "strategy": _strategy(view),
+            "replicas": engines,
+            "ready_replicas": sum(view.engine.ready for view in views.values()),
+            "engines": _engines(list(views.values())),
+            "strategy": ", ".join(dict.fromkeys(filter(None, map(_strategy, views.values())))),
             "selector": _selector(snapshot.key.name),
             "url": names.url(snapshot.key.name, snapshot.key.namespace),
             "conditions": conditions,
-            "plan": plan.verdict.plan if isinstance(plan.verdict, Fits) else None,
-            "scaling": _scaling(plan, old.scaling, engine.replicas),
-            "rollout": _rollout(plan, old.rollout),
+            "plan": _plan_status(unified) if unified is not None else None,
+            "pools": _pool_statuses(views, old),
+            "scaling": _scaling(plan, old.scaling, engines),
+            "rollout": _rollout(plan, old.rollout) if unified is not None else None,
             # While nothing may be changed, the recorded workload stays.
             "workload": plan.workload if plan.replicas is not None else old.workload,
         }
     )
+
+
+def _parts(snapshot: Snapshot, plan: ReconcilePlan) -> Iterator[tuple[Role, Snapshot, ReconcilePlan]]:
+    """Yield the snapshot and the plan of each role; those of a pool with the changes of the whole."""
+    if not plan.pools:
+        own = snapshot.of_pool("unified")
+        yield "unified", own, plan
+        return
+    for role, part in plan.pools.items():
+        own = snapshot.of_pool(role)
+        pods = set(map(name_of, own.pods))
+        yield (
+            role,
+            own,
+            replace(
+                part,
+                applies=plan.applies,
+                deletes=plan.deletes,
+                not_served=plan.not_served,
+                terminating=plan.terminating,
+                index_trouble=plan.index_trouble,
+                cache_kept=plan.cache_kept,
+                settings_updates=tuple(update for update in plan.settings_updates if update.pod in pods),
+                rejected_updates=tuple(
+                    rejected for rejected in plan.rejected_updates if rejected.update.pod in pods
+                ),
+            ),
+        )
+
+
+def _outgoing_text(snapshot: Snapshot, plan: ReconcilePlan, gateway: WorkloadState) -> str:
+    """Say which engines of other roles still answer; empty where none does, or no gateway is ready."""
+    ready = {role: workload_state(snapshot.of_pool(role).engine).ready for role in plan.outgoing}
+    words = ", ".join(f"{count} {role}" for role, count in ready.items() if count)
+    # Two pools answer only together, and a unified engine answers alone.
+    answer = ready.get("unified") or (len(ready) > 1 and all(ready.values()))
+    return f"{words} engines answer until the new ones do" if answer and gateway.ready else ""
+
+
+def _plan_status(view: ConditionInputs) -> PlanStatus | None:
+    return view.verdict.plan if isinstance(view.verdict, Fits) else None
+
+
+def _pool_statuses(views: Mapping[Role, ConditionInputs], old: Status) -> list[PoolStatus]:
+    """Return the status of each pool; empty for unified engines."""
+    recorded = {pool.name: pool for pool in old.pools}
+    pools = []
+    for role, view in views.items():
+        if role == "unified":
+            continue
+        before = recorded.get(role)
+        pools.append(
+            PoolStatus(
+                name=role,
+                replicas=view.engine.replicas,
+                ready_replicas=view.engine.ready,
+                desired_replicas=view.engine.desired if view.plan.replicas is None else view.plan.replicas,
+                strategy=_strategy(view),
+                plan=_plan_status(view),
+                rollout=_rollout(view.plan, before.rollout if before is not None else None),
+            )
+        )
+    return pools
 
 
 def _scaling(plan: ReconcilePlan, old: ScalingStatus | None, engines: int) -> ScalingStatus | None:
@@ -98,9 +176,10 @@ def _rollout(plan: ReconcilePlan, old: RolloutStatus | None) -> RolloutStatus | 
     )
 
 
-def _engines(view: ConditionInputs) -> str:
-    desired = view.engine.desired if view.plan.replicas is None else view.plan.replicas
-    return f"{view.engine.ready}/{desired}"
+def _engines(views: Sequence[ConditionInputs]) -> str:
+    ready = sum(view.engine.ready for view in views)
+    desired = sum(view.engine.desired if view.plan.replicas is None else view.plan.replicas for view in views)
+    return f"{ready}/{desired}"
 
 
 def _strategy(view: ConditionInputs) -> str:

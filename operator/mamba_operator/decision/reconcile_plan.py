@@ -6,6 +6,7 @@ Returned by `plan`; carried out by `apply`; reported by `conditions.status` and 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from mamba_api.choices import Role
 from mamba_api.v1alpha1 import MambaDeployment, ScalingStatus, WorkloadStatus
 from mamba_operator.children.child_comparison import Apply, Delete
 from mamba_operator.memory.verdict import MemoryVerdict
@@ -78,3 +79,7 @@ class ReconcilePlan:
     """The traffic that engines measured, and a strategy that performs better for it."""
     announcement: str | None = None
     """Message about that strategy, once it has been announced."""
+    pools: Mapping[Role, "ReconcilePlan"] = field(default_factory=dict)
+    """Decisions about each pool, where the engines are two pools; those of the whole are in this object."""
+    outgoing: tuple[Role, ...] = ()
+    """Roles whose engines run until those of the spec's roles serve."""

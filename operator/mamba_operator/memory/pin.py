@@ -12,8 +12,10 @@ from decimal import Decimal
 from typing import Any
 
 from mamba_api import names
+from mamba_api.choices import Role
 from mamba_api.v1alpha1 import MambaDeployment
 from mamba_operator.memory.verdict import (
+    Fits,
     MemoryVerdict,
     ModelNotServed,
     PlannerInput,
@@ -29,6 +31,8 @@ from mamba_operator.observation.placement import Labels, Node, may_run_on, numbe
 from mamba_operator.observation.snapshot import Snapshot
 from mamba_operator.render.context import Context
 from mamba_operator.render.engine_pod import engine_pod_template
+from mamba_planner.constraints import StateDtype
+from mamba_planner.engine_plan import pool_state_dtype
 from mamba_planner.model_report import ModelReport
 from mamba_settings.byte_size import binary_size
 
@@ -83,6 +87,7 @@ def pin_for(
     nodes: Iterable[Node],
     key_id: str,
     loaded: ModelReport | None = None,
+    role: Role = "unified",
 ) -> tuple[GpuPin, int | None]:
     """Return the pin to plan for, and the bytes of the smallest GPU by the node labels of now.
 
@@ -93,12 +98,13 @@ def pin_for(
         nodes: the nodes with GPUs.
         key_id: as in `Context`.
         loaded: as in `Context`.
+        role: as in `Context`.
 
     Raises:
         InvalidPatch: `spec.podTemplate` cannot be merged.
     """
     # The template is rendered without a plan, so that the planner's choices do not change the revision.
-    template = engine_pod_template(Context(deployment, 0, None, key_id, loaded=loaded))
+    template = engine_pod_template(Context(deployment, 0, None, key_id, loaded=loaded, role=role))
     pod = template.get("spec")
     now = smallest_gpu(nodes, pod if isinstance(pod, dict) else {}, deployment.spec.resources.gpu_resource)
     revision = digest(template)
@@ -146,7 +152,7 @@ def pinned_verdict(
     Args:
         deployment: the object.
         engine: the engine Deployment, if it exists.
-        snapshot: what was observed.
+        snapshot: what was observed, of the engines' role.
         key_id: as in `Context`.
         loaded: as in `Context`.
 
@@ -156,14 +162,14 @@ def pinned_verdict(
     config = loaded.config if loaded is not None else snapshot.model_config
     weights = loaded.weights if loaded is not None else None
     if not depends_on_nodes(deployment):
-        return _verdict(planner_input(deployment, None, config, weights))
-    last = snapshot.child("ConfigMap", names.Children(deployment.name).last_ready)
-    pin, now = pin_for(deployment, (engine, last), snapshot.nodes, key_id, loaded)
-    pinned = _verdict(planner_input(deployment, pin.gpu_memory, config, weights))
+        return _verdict(planner_input(deployment, None, config, weights, snapshot.role))
+    last = snapshot.child("ConfigMap", snapshot.names.last_ready)
+    pin, now = pin_for(deployment, (engine, last), snapshot.nodes, key_id, loaded, snapshot.role)
+    pinned = _verdict(planner_input(deployment, pin.gpu_memory, config, weights, snapshot.role))
     difference = None
     # A node pool that an autoscaler has emptied states no size, and nothing that serves changes for it.
     if now is not None and now != pin.gpu_memory:
-        verdict_now = plan_memory(deployment, now, config, weights)
+        verdict_now = plan_memory(deployment, now, config, weights, snapshot.role)
         if verdict_now != pinned.verdict:
             difference = (
                 f"nodes now have GPUs of {binary_size(now)}, and a new revision would be planned for them: "
@@ -172,6 +178,42 @@ def pinned_verdict(
                 "MambaDeployment, or set spec.memory.deviceMemory"
             )
     return replace(pinned, annotation=pin.annotation(), difference=difference)
+
+
+def pinned_pools(
+    pools: Mapping[Role, MambaDeployment],
+    snapshots: Mapping[Role, Snapshot],
+    key_id: str,
+    loaded: ModelReport | None,
+) -> dict[Role, PinnedVerdict]:
+    """Return the verdict for each pool; both pools are planned with states of one type.
+
+    Raises:
+        InvalidPatch: `spec.podTemplate` cannot be merged.
+    """
+    pinned = {
+        role: pinned_verdict(pool, snapshots[role].engine, snapshots[role], key_id, loaded)
+        for role, pool in pools.items()
+    }
+    if len(pinned) == 1:
+        return pinned
+
+    def planned(role: Role, state_dtype: StateDtype | None) -> StateDtype | None:
+        verdict = (pinned[role] if state_dtype is None else _with_states(pinned[role], state_dtype)).verdict
+        return verdict.plan.state_dtype if isinstance(verdict, Fits) else None
+
+    both = pool_state_dtype(planned)
+    return pinned if both is None else {role: _with_states(own, both) for role, own in pinned.items()}
+
+
+def _with_states(pinned: PinnedVerdict, state_dtype: StateDtype) -> PinnedVerdict:
+    """Return the verdict of a plan with that type of states; the spec's own type comes first."""
+    source = pinned.planner_input
+    if source is None or source.settings.state_dtype != "auto":
+        return pinned
+    settings = source.settings.model_copy(update={"state_dtype": state_dtype})
+    fixed = replace(source, settings=settings)
+    return replace(pinned, verdict=plan_engine_memory(fixed), planner_input=fixed)
 
 
 def _verdict(source: PlannerInput | Unknown | SpecInvalid | ModelNotServed) -> PinnedVerdict:

@@ -13,6 +13,7 @@ import structlog
 from pydantic import ValidationError
 
 from mamba_api import names
+from mamba_api.choices import ROLES, Role
 from mamba_api.v1alpha1 import PlanStatus
 from mamba_api.v1alpha1.conditions import ConditionType, Reason
 from mamba_operator.children.engine_admin import GetPlan
@@ -48,7 +49,7 @@ class _Fetched:
     """Time of the request on the monotonic clock, in seconds."""
 
 
-class ReportedPlanPoller(PodPoller[Manifest, _Fetched]):
+class ReportedPlanPoller(PodPoller[Manifest, dict[Role, _Fetched]]):
     """Poller of memory plans. One instance per active operator.
 
     Args:
@@ -72,20 +73,27 @@ class ReportedPlanPoller(PodPoller[Manifest, _Fetched]):
         self._connections = asyncio.Semaphore(MAX_CONNECTIONS)
 
     def reported(self, key: Key) -> ReportedPlan | None:
-        """Return the plan that an engine of the deployment reported last."""
-        fetched = self._reports.get(key)
-        return fetched.plan if fetched is not None else None
+        """Return the plan that a unified engine of the deployment reported last."""
+        return self.reported_by_role(key).get("unified")
+
+    def reported_by_role(self, key: Key) -> dict[Role, ReportedPlan]:
+        """Return the plan that an engine of each role reported last."""
+        return {role: fetched.plan for role, fetched in self._reports.get(key, {}).items()}
 
     def _select(self, key: Key) -> Manifest | None:
         owners = self._indices.of(MAMBA_DEPLOYMENT, key)
         return owners[0] if owners and _may_plan_for_itself(owners[0]) else None
 
     async def _update(self, key: Key, selection: Manifest) -> bool:
-        engine = _serving_engine(self._indices, key)
+        changes = [await self._update_role(key, role, selection) for role in ROLES]
+        return any(changes)
+
+    async def _update_role(self, key: Key, role: Role, selection: Manifest) -> bool:
+        engine = _serving_engine(self._indices, key, role)
         if engine is None:
             return False
         pod, revision = engine
-        fetched, now = self._reports.get(key), self._now()
+        fetched, now = self._reports.get(key, {}).get(role), self._now()
         generation = metadata(selection).get("generation")
         if (
             fetched is not None
@@ -102,7 +110,7 @@ class ReportedPlanPoller(PodPoller[Manifest, _Fetched]):
         except ValidationError as error:
             log.warning("reported_plan_invalid", pod=name_of(pod), error=str(error))
             return False
-        self._reports[key] = _Fetched(plan, generation, now)
+        self._reports.setdefault(key, {})[role] = _Fetched(plan, generation, now)
         return fetched is None or plan != fetched.plan
 
 
@@ -118,9 +126,9 @@ def _may_plan_for_itself(owner: Manifest) -> bool:
     )
 
 
-def _serving_engine(indices: Indices, key: Key) -> tuple[Manifest, str] | None:
-    """Return an engine pod of the desired revision that serves, and that revision."""
-    name = names.Children(key.name).engine
+def _serving_engine(indices: Indices, key: Key, role: Role) -> tuple[Manifest, str] | None:
+    """Return an engine pod of the role's desired revision that serves, and that revision."""
+    name = names.Children(key.name, role).engine
     revision = next(
         (label_of(child) for child in indices.of(DEPLOYMENT, key) if name_of(child) == name), None
     )

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import mamba_planner
-from mamba_api.v1alpha1 import MambaDeployment, PlanStatus
+from mamba_api.choices import Role
+from mamba_api.v1alpha1 import MambaDeployment, PlanStatus, Status
 from mamba_api.v1alpha1.conditions import ConditionType, Reason, find_condition
 from mamba_operator.observation.snapshot import ReportedPlan
 from mamba_planner.arithmetic import WeightsSize
@@ -19,7 +20,7 @@ from mamba_planner.families import ModelConfigError, model_config_from_hf
 from mamba_planner.families.registry import why_not_served
 from mamba_planner.model_config import ModelConfig
 from mamba_settings.engine_settings import EngineSettings
-from mamba_settings.spec_settings import engine_settings
+from mamba_settings.spec_settings import disk_budget, engine_settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +88,7 @@ def plan_memory(
     gpu_memory: int | None,
     config: Mapping[str, Any] | None = None,
     weights: WeightsSize | None = None,
+    role: Role = "unified",
 ) -> MemoryVerdict:
     """Return the planner's verdict on a deployment.
 
@@ -95,8 +97,9 @@ def plan_memory(
         gpu_memory: bytes of one GPU by node labels; the spec takes precedence.
         config: the model's config.json, if known from elsewhere; `spec.model.config` takes precedence.
         weights: size of the model's files; None = estimated from the number of parameters.
+        role: work of the engines; `deployment` is then that of their pool alone.
     """
-    source = planner_input(deployment, gpu_memory, config, weights)
+    source = planner_input(deployment, gpu_memory, config, weights, role)
     return plan_engine_memory(source) if isinstance(source, PlannerInput) else source
 
 
@@ -105,6 +108,7 @@ def planner_input(
     gpu_memory: int | None,
     config: Mapping[str, Any] | None = None,
     weights: WeightsSize | None = None,
+    role: Role = "unified",
 ) -> PlannerInput | Unknown | SpecInvalid | ModelNotServed:
     """Return the planner's arguments, or the verdict where they are incomplete or unusable.
 
@@ -132,7 +136,9 @@ def planner_input(
             "spec.memory.deviceMemory or spec.memory.arena",
         )
     try:
-        settings = engine_settings(deployment)
+        settings = engine_settings(deployment, role)
+        if (disk := spec.state_cache.disk) is not None:
+            settings = settings.model_copy(update={"disk_cache_bytes": disk_budget(disk)})
         return PlannerInput(model, settings, device, _loaded_bytes(weights, model, settings), not_served)
     except mamba_planner.UnusableInput as error:
         return SpecInvalid(str(error))
@@ -204,7 +210,11 @@ def _device(deployment: MambaDeployment, gpu_memory: int | None) -> mamba_planne
 
 
 def with_report(
-    verdict: MemoryVerdict, deployment: MambaDeployment, reported: ReportedPlan | None, revision: str
+    verdict: MemoryVerdict,
+    deployment: MambaDeployment,
+    reported: ReportedPlan | None,
+    revision: str,
+    role: Role = "unified",
 ) -> MemoryVerdict:
     """Return the operator's verdict, or the plan that an engine reported where the operator has none.
 
@@ -216,6 +226,7 @@ def with_report(
         deployment: the object.
         reported: the plan that an engine reported last.
         revision: desired revision of the engines; a report of another revision is ignored.
+        role: role of the engines.
     """
     if not isinstance(verdict, Unknown):
         return verdict
@@ -223,15 +234,25 @@ def with_report(
         return Fits(reported.plan, _reported_message(reported.plan), reported=True)
     old = deployment.status
     planned = find_condition(old.conditions, ConditionType.PLANNED) if old is not None else None
+    plan = _recorded_plan(old, role)
     if (
-        old is not None
-        and old.plan is not None
+        plan is not None
         and planned is not None
         and planned.reason == Reason.PLAN_REPORTED
         and planned.observed_generation == deployment.metadata.generation
     ):
-        return Fits(old.plan, planned.message, reported=True)
+        message = planned.message if role == "unified" else _reported_message(plan)
+        return Fits(plan, message, reported=True)
     return verdict
+
+
+def _recorded_plan(status: Status | None, role: Role) -> PlanStatus | None:
+    """Return the plan of engines of that role in the status."""
+    if status is None:
+        return None
+    if role == "unified":
+        return status.plan
+    return next((pool.plan for pool in status.pools if pool.name == role), None)
 
 
 def _reported_message(plan: PlanStatus) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from mamba_api import names
+from mamba_api.choices import ROLES
 from mamba_api.quantity import parse_quantity
 from mamba_operator.objects.indices import Indices
 from mamba_operator.objects.kinds import MAMBA_DEPLOYMENT, POD
@@ -67,11 +68,13 @@ def commits_in_use(context: Context, snapshot: Snapshot) -> frozenset[str] | Non
     if snapshot.cache_shared:
         return None
     claim = context.children.model_cache
-    engine = snapshot.child("Deployment", context.children.engine)
-    last_ready = revision_in(snapshot.child("ConfigMap", context.children.last_ready))
     users = [pod for pod in snapshot.pods if not (is_loader(pod) or has_ended(pod))]
-    users += [engine["spec"]["template"]] if engine is not None else []
-    users += [last_ready.template] if last_ready is not None else []
+    for role in ROLES:
+        of_role = names.Children(context.deployment.name, role)
+        engine = snapshot.child("Deployment", of_role.engine)
+        last_ready = revision_in(snapshot.child("ConfigMap", of_role.last_ready))
+        users += [engine["spec"]["template"]] if engine is not None else []
+        users += [last_ready.template] if last_ready is not None else []
     commits = {annotation(user, names.ANNOTATION_COMMIT) for user in users if _mounts(user, claim)}
     return frozenset(commit for commit in commits if commit) if all(commits) else None
 

@@ -212,6 +212,11 @@ def is_engine(pod: Manifest) -> bool:
     return _component(pod) == "engine"
 
 
+def role_of(pod: Manifest) -> str:
+    """Return the role of an engine pod; pods of earlier versions have no label and are unified."""
+    return str((metadata(pod).get("labels") or {}).get(names.LABEL_ROLE) or "unified")
+
+
 def is_loader(pod: Manifest) -> bool:
     """Return whether the pod downloads the model."""
     return _component(pod) == "loader"

@@ -4,12 +4,15 @@ Built by `observe` and completed by `reconcile` from `Sources`.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from mamba_api import names
+from mamba_api.choices import Role
 from mamba_api.v1alpha1 import PlanStatus
 from mamba_operator.autoscale.scaling_record import LatestDecision
 from mamba_operator.objects.manifest import Key, Manifest, Ref
+from mamba_operator.objects.pod_trouble import is_engine, role_of
 from mamba_operator.observation.placement import Node
 from mamba_operator.rollout.attempts import Attempts
 from mamba_operator.rollout.rollback import EngineTimes
@@ -78,10 +81,38 @@ class Snapshot:
     """By name of a running loader pod: its last reported progress."""
 
     reported: ReportedPlan | None = None
-    """The plan that an engine reported last, where engines plan for themselves."""
+    """The plan that an engine of `role` reported last, where engines plan for themselves."""
+
+    reported_by_role: Mapping[Role, ReportedPlan] = field(default_factory=dict)
+    """The same for engines of each role."""
 
     measured: MeasuredWorkload | None = None
     """The workload that the engines measure; None while there is too little traffic or no report."""
+
+    role: Role = "unified"
+    """Role of the engines in `pods`."""
+
+    @property
+    def names(self) -> names.Children:
+        """Names of the children, those of the engines by `role`."""
+        return names.Children(self.key.name, self.role)
+
+    @property
+    def engine(self) -> Manifest | None:
+        """The engine Deployment of `role`; None if it does not exist."""
+        return self.child("Deployment", self.names.engine)
+
+    def of_pool(self, role: Role) -> "Snapshot":
+        """Return the snapshot with the engines of one role, all gateways and all loaders.
+
+        Measured traffic and decisions about the number of engines are those of unified engines: engines of
+        two pools see different parts of the same requests.
+        """
+        pods = tuple(pod for pod in self.pods if not is_engine(pod) or role_of(pod) == role)
+        if role == "unified":
+            return replace(self, pods=pods, role=role)
+        reported = self.reported_by_role.get(role)
+        return replace(self, pods=pods, role=role, reported=reported, measured=None, latest_decision=None)
 
     @property
     def uid(self) -> str:
@@ -108,6 +139,6 @@ class Sources:
     latest_decision: Callable[[Key], LatestDecision | None] = lambda _: None
     attempts: Callable[[Key], Mapping[str, Attempts]] = lambda _: {}
     downloads: Callable[[Key], Mapping[str, DownloadProgress]] = lambda _: {}
-    reported: Callable[[Key], ReportedPlan | None] = lambda _: None
+    reported: Callable[[Key], Mapping[Role, ReportedPlan]] = lambda _: {}
     measured: Callable[[Key], MeasuredWorkload | None] = lambda _: None
     shipped: ShippedConfig = nothing_shipped

@@ -4,6 +4,9 @@
 the pod templates.
 """
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 from mamba_operator.objects.manifest import Manifest, sealed
 from mamba_operator.render.access import (
     gateway_role,
@@ -29,12 +32,16 @@ from mamba_operator.render.gateway import (
 )
 
 
-def render(context: Context) -> list[Manifest]:
+def render(*contexts: Context) -> list[Manifest]:
     """Return all children except the admin Secret, in the order of their application, each with its hash.
+
+    Args:
+        *contexts: that of the engines; with two pools, one of each.
 
     Raises:
         InvalidPatch: a pod template of the spec cannot be merged.
     """
+    context = _shared(contexts)
     cache, pool = model_cache(context), inference_pool(context)
     picker = picker_policy(context)
     budgets = disruption_budget(context), gateway_disruption_budget(context)
@@ -45,7 +52,7 @@ def render(context: Context) -> list[Manifest]:
             wake_request(context),
             gateway_role(context),
             gateway_role_binding(context),
-            engine_config(context),
+            *map(engine_config, contexts),
             *([cache] if cache else []),
             engine_service(context),
             gateway_service(context),
@@ -53,7 +60,19 @@ def render(context: Context) -> list[Manifest]:
             *([picker] if picker else []),
             *(budget for budget in budgets if budget is not None),
             *([pool] if pool else []),
-            engine_deployment(context),
+            *map(engine_deployment, contexts),
             gateway_deployment(context),
         )
     ]
+
+
+def _shared(contexts: Sequence[Context]) -> Context:
+    """Return the context of the children that all engines share.
+
+    Gateways present the key as long as any engine may require it.
+    """
+    return replace(
+        contexts[0],
+        replicas=sum(context.replicas for context in contexts),
+        key_presented=any(context.key_presented for context in contexts),
+    )

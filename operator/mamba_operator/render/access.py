@@ -91,8 +91,8 @@ def network_policy(context: Context) -> Manifest:
     """Return the policy that restricts who reaches engines.
 
     Requests may come from this deployment's gateway and, for an InferencePool, from the namespace of its
-    proxy; scrapes from the configured scrapers; anything from the operator. Egress stays open: engines
-    download weights and publish to Redis.
+    proxy; scrapes from the configured scrapers; anything from the operator. Engines of two pools read states
+    from each other. Egress stays open: engines download weights and publish to Redis.
     """
     owner = context.deployment.name
     gateway = {"podSelector": {"matchLabels": names.selector(owner, "gateway")}}
@@ -100,16 +100,23 @@ def network_policy(context: Context) -> Manifest:
     scrapers = [scraper.peer() for scraper in context.scrapers]
     proxies = _proxies(context)
     return {
-        **child(context, NETWORK_POLICY, context.children.engine, "engine"),
+        **child(context, NETWORK_POLICY, context.children.engines, "engine"),
         "spec": {
             "podSelector": {"matchLabels": names.selector(owner, "engine")},
             "policyTypes": ["Ingress"],
             "ingress": [
                 {"from": [gateway, *proxies, operator, *scrapers], "ports": [_port(names.HTTP_PORT_NAME)]},
                 {"from": [operator], "ports": [_port(names.ADMIN_PORT_NAME)]},
+                *([] if context.role == "unified" else [_transfers(owner)]),
             ],
         },
     }
+
+
+def _transfers(owner: str) -> dict[str, Any]:
+    """Return the rule that lets the engines of this deployment, and nobody else, read states."""
+    engines = {"podSelector": {"matchLabels": names.selector(owner, "engine")}}
+    return {"from": [engines], "ports": [_port(names.TRANSFER_PORT_NAME)]}
 
 
 def picker_policy(context: Context) -> Manifest | None:

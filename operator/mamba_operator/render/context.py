@@ -13,6 +13,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstr
 from pydantic_core import from_json
 
 from mamba_api import names
+from mamba_api.choices import Role
 from mamba_api.v1alpha1 import MambaDeployment, PlanStatus
 from mamba_api.v1alpha1.profiles import Profiles
 from mamba_operator.objects.kinds import Kind
@@ -120,11 +121,13 @@ class Context:
     """Pods that may read the engines' metrics, besides gateway and operator."""
     operator: Scraper = OPERATOR
     """The operator's own pods."""
+    role: Role = "unified"
+    """Role of the engines; `deployment` is then that of their pool alone."""
 
     @property
     def children(self) -> names.Children:
         """Return the names of the children."""
-        return names.Children(self.deployment.name)
+        return names.Children(self.deployment.name, self.role)
 
     @property
     def own_claim(self) -> str | None:

@@ -63,7 +63,7 @@ def engine_deployment(context: Context) -> Manifest:
         **child(context, DEPLOYMENT, context.children.engine, "engine", notes),
         "spec": {
             "replicas": context.replicas,
-            "selector": {"matchLabels": names.selector(deployment.name, "engine")},
+            "selector": {"matchLabels": names.engine_selector(deployment.name, context.role)},
             "strategy": {
                 "type": "RollingUpdate",
                 "rollingUpdate": {
@@ -83,10 +83,13 @@ def engine_deployment(context: Context) -> Manifest:
 
 
 def engine_service(context: Context) -> Manifest:
-    """Return the headless Service. It lists ready pods only; a draining pod fails /readyz and leaves it."""
+    """Return the headless Service of all engines, whatever their role.
+
+    It lists ready pods only; a draining pod fails /readyz and leaves it.
+    """
     deployment = context.deployment
     return {
-        **child(context, SERVICE, context.children.engine, "engine"),
+        **child(context, SERVICE, context.children.engines, "engine"),
         "spec": {
             "clusterIP": "None",
             "type": "ClusterIP",
@@ -106,12 +109,13 @@ def engine_service(context: Context) -> Manifest:
 def disruption_budget(context: Context) -> Manifest | None:
     """Return the disruption budget; None for a single engine, which a budget could not protect.
 
+    There is one for the engines of all roles: Kubernetes evicts no pod that two budgets select.
     It sets maxUnavailable: minAvailable would block the drain of a node that has the last engine.
     """
     if context.replicas < 2:
         return None
     return {
-        **child(context, DISRUPTION_BUDGET, context.children.engine, "engine"),
+        **child(context, DISRUPTION_BUDGET, context.children.engines, "engine"),
         "spec": {
             "maxUnavailable": 1,
             # A pod that is not ready serves nobody, and would block the drain of its node for ever.

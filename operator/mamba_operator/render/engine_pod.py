@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mamba_api import names
+from mamba_api.v1alpha1 import DiskCache
 from mamba_operator.objects.manifest import Manifest, digest
 from mamba_operator.render.access import KEY_FILE, key_mount, key_volume
 from mamba_operator.render.context import Context
@@ -21,7 +22,9 @@ from mamba_operator.render.pod import (
     tracing,
 )
 from mamba_operator.render.strategic_merge import merge
-from mamba_settings.spec_settings import engine_settings
+from mamba_planner.memory import tier_memory
+from mamba_settings.byte_size import exact_size
+from mamba_settings.spec_settings import disk_budget, engine_settings
 
 SETTINGS_FILE = "engine.json"
 SETTINGS_MOUNT = "/etc/mambaserve"
@@ -31,6 +34,12 @@ MODELS_MOUNT = "/models"
 """Folder in which claims are mounted: pvc://claim/path is /models/claim/path."""
 CACHE_MOUNT = "/cache"
 SCRATCH_MOUNT = "/tmp"  # noqa: S108 - an emptyDir of the pod
+DISK_VOLUME = "states"
+DISK_MOUNT = "/states"
+"""Folder of the disk cache."""
+TRANSFER = {
+    "name": names.TRANSFER_PORT_NAME, "containerPort": names.TRANSFER_PORT, "protocol": "TCP"
+}  # fmt: skip
 LOADER_REQUESTS = {"cpu": "100m", "memory": "512Mi"}
 """Requests of the loader, enough to pass files through. A pod without requests is evicted first."""
 GRACE_MARGIN_SECONDS = 30
@@ -52,7 +61,18 @@ def engine_document(context: Context) -> dict[str, Any]:
         choice["model"] = f"hf://{spec.model.location.name}@{context.loaded.commit}"
     if context.plan is not None:
         choice |= {"strategy": context.plan.strategy, "state_dtype": context.plan.state_dtype}
-    settings = engine_settings(context.deployment).model_copy(
+    elif context.role != "unified" and spec.state_cache.state_dtype == "Auto":
+        # Each engine plans for itself, and engines hand over states only in the type in which both hold them.
+        choice["state_dtype"] = "float32"
+    if (disk := spec.state_cache.disk) is not None:
+        choice |= {"disk_cache": DISK_MOUNT, "disk_cache_bytes": disk_budget(disk)}
+        if disk.claim_name is not None:
+            choice["disk_cache_shared"] = True
+    if context.role != "unified":
+        choice["transfer_host"] = EVERY_ADDRESS
+    settings = engine_settings(
+        context.deployment, context.role, transfer_port=names.TRANSFER_PORT
+    ).model_copy(
         update={
             **choice,
             "host": EVERY_ADDRESS,  # the pod's own network; the NetworkPolicy restricts access
@@ -72,7 +92,7 @@ def engine_pod_template(context: Context) -> Manifest:
     document = engine_document(context)
     base: Manifest = {
         "metadata": {
-            "labels": {**names.labels(deployment.name, "engine"), names.LABEL_ROLE: "unified"},
+            "labels": {**names.labels(deployment.name, "engine"), names.LABEL_ROLE: context.role},
             "annotations": {
                 **({} if context.key_id else {names.ANNOTATION_STRATEGY: document["strategy"]}),
                 ANNOTATION_SETTINGS: digest(restart_settings(document) if context.key_id else document),
@@ -220,6 +240,7 @@ def _container(context: Context) -> dict[str, Any]:
         "ports": [
             {"name": names.HTTP_PORT_NAME, "containerPort": names.HTTP_PORT, "protocol": "TCP"},
             {"name": names.ADMIN_PORT_NAME, "containerPort": names.ADMIN_PORT, "protocol": "TCP"},
+            *([] if context.role == "unified" else [TRANSFER]),
         ],
         "resources": _resources(context),
         "securityContext": container_security(),
@@ -231,6 +252,9 @@ def _container(context: Context) -> dict[str, Any]:
 
 def _environment(context: Context) -> list[dict[str, Any]]:
     variables: list[dict[str, Any]] = [from_pod(f"{names.ENV_PREFIX}ADMIN_HOST", "status.podIP")]
+    if context.role != "unified":
+        # The transfer server listens on every address and names this one to other engines.
+        variables.append(from_pod("POD_IP", "status.podIP"))
     if context.deployment.spec.model.cache is None:
         variables += download_environment(context)
     else:
@@ -264,14 +288,23 @@ def download_environment(context: Context) -> list[dict[str, Any]]:
 def _resources(context: Context) -> dict[str, Any]:
     resources = context.deployment.spec.resources
     requests: dict[str, str] = {}
-    if size := _downloaded_bytes(context):
-        # Weights without a volume fill the node's disk: a node with too little room would evict the pod.
-        requests["ephemeral-storage"] = f"{math.ceil(size / 2**30) + 1}Gi"
+    size = _downloaded_bytes(context)
+    # Weights without a volume fill the node's disk: a node with too little room would evict the pod.
+    storage = (math.ceil(size / 2**30) + 1) * 2**30 if size else 0
+    disk = context.deployment.spec.state_cache.disk
+    if disk is not None and disk.storage_class_name is None and disk.claim_name is None:
+        storage += disk.size.bytes
+    if storage:
+        requests["ephemeral-storage"] = exact_size(storage)
     limits: dict[str, str] = {}
     if resources.cpu is not None:
         requests["cpu"] = str(resources.cpu)
+    tiers = tier_memory(context.deployment.spec.state_cache)
     if resources.memory is not None:
-        requests["memory"] = limits["memory"] = str(resources.memory)
+        memory = exact_size(resources.memory.bytes + tiers) if tiers else str(resources.memory)
+        requests["memory"] = limits["memory"] = memory
+    elif tiers:
+        requests["memory"] = exact_size(tiers)
     if resources.gpus > 0:
         # Extended resources cannot be overcommitted: request and limit are equal.
         requests[resources.gpu_resource] = limits[resources.gpu_resource] = str(resources.gpus)
@@ -295,6 +328,8 @@ def _volumes(context: Context) -> list[dict[str, Any]]:
     ]
     if context.key_required:
         volumes.append(key_volume(context))
+    if (disk := spec.state_cache.disk) is not None:
+        volumes.append(_disk_volume(disk))
     location = spec.model.location
     if location.scheme == "pvc":
         volumes.append(
@@ -309,6 +344,20 @@ def _volumes(context: Context) -> list[dict[str, Any]]:
     return volumes
 
 
+def _disk_volume(disk: DiskCache) -> dict[str, Any]:
+    """Return the volume of the disk cache: the node's disk, a claim of the pod's own, or the user's."""
+    if disk.claim_name is not None:
+        return {"name": DISK_VOLUME, "persistentVolumeClaim": {"claimName": disk.claim_name}}
+    if disk.storage_class_name is None:
+        return {"name": DISK_VOLUME, "emptyDir": {"sizeLimit": str(disk.size)}}
+    claim = {
+        "accessModes": ["ReadWriteOnce"],
+        "storageClassName": disk.storage_class_name,
+        "resources": {"requests": {"storage": str(disk.size)}},
+    }
+    return {"name": DISK_VOLUME, "ephemeral": {"volumeClaimTemplate": {"spec": claim}}}
+
+
 def _mounts(context: Context) -> list[dict[str, Any]]:
     spec = context.deployment.spec
     mounts: list[dict[str, Any]] = [
@@ -318,6 +367,8 @@ def _mounts(context: Context) -> list[dict[str, Any]]:
     ]
     if context.key_required:
         mounts.append(key_mount())
+    if spec.state_cache.disk is not None:
+        mounts.append({"name": DISK_VOLUME, "mountPath": DISK_MOUNT})
     location = spec.model.location
     if location.scheme == "pvc":
         mounts.append({"name": "model", "mountPath": f"{MODELS_MOUNT}/{location.name}", "readOnly": True})

@@ -165,7 +165,7 @@ def _waiting(engine: Manifest, engines: Sequence[Manifest], label: str) -> Itera
     for pod in engines:
         old = [other for other in engines if _template(other) != _template(pod) and _frees_room(other)]
         if pod_revision(pod) == label and any(_fits_in_place_of(pod, other) for other in old):
-            yield _without_room(pod)
+            yield without_room_since(pod)
     older = [pod for pod in engines if pod_revision(pod) != label and _frees_room(pod)]
     if any(_is_no_more_than(engine["spec"]["template"], pod) for pod in older):
         yield _refused_since(engine)
@@ -191,7 +191,7 @@ def _without_surge(engine: Manifest) -> bool:
         return False
 
 
-def _without_room(pod: Manifest) -> datetime | None:
+def without_room_since(pod: Manifest) -> datetime | None:
     """Return the time since which no node or queue has room for the pod.
 
     None where the pod has room, or waits for another reason.

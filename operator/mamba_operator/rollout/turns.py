@@ -9,6 +9,7 @@ from collections.abc import Callable
 from datetime import datetime
 
 from mamba_api import names
+from mamba_api.choices import ROLES
 from mamba_operator.objects.indices import Indices
 from mamba_operator.objects.kinds import DEPLOYMENT, MAMBA_DEPLOYMENT
 from mamba_operator.objects.manifest import Key, Manifest, name_of
@@ -51,8 +52,8 @@ class RolloutTurns:
         self._begun[key] = self._now()
 
     def _is_rolling(self, key: Key) -> bool:
-        engine_name = names.Children(key.name).engine
-        engines = [child for child in self._indices.of(DEPLOYMENT, key) if name_of(child) == engine_name]
+        engine_names = {names.Children(key.name, role).engine for role in ROLES}
+        engines = [child for child in self._indices.of(DEPLOYMENT, key) if name_of(child) in engine_names]
         return any(is_rolling(engine, self._now()) for engine in engines)
 
 

@@ -55,6 +55,8 @@ Watch = Callable[[EngineState], None]
 WATCH_SECONDS = 0.25
 """Interval between two reports of the progress of loading."""
 LAST_PORT = 65_535
+EXPORTS_SECONDS = 0.05
+"""Interval between two looks at the states that other engines have still to fetch."""
 LAST_BYTES_SECONDS = 3
 """Time for connections to close once every answer has been handed over."""
 
@@ -296,7 +298,7 @@ class Server:
         remaining = max(0.0, deadline - loop.time())
         drain.draining = True
         log.info("draining", under_way=drain.under_way, deadline=remaining)
-        finished = asyncio.create_task(drain.wait_until_idle(remaining))
+        finished = asyncio.create_task(self._until_finished(remaining))
         next_signal = asyncio.create_task(self._signalled.wait())
         await asyncio.wait({finished, next_signal}, return_when=asyncio.FIRST_COMPLETED)
         clean = finished.done() and finished.result()
@@ -306,6 +308,20 @@ class Server:
         if not clean:
             log.warning("drain_cut_short", under_way=drain.under_way, second_signal=self._signals > 1)
         return 0 if clean else 1
+
+    async def _until_finished(self, seconds: float) -> bool:
+        """Wait for running requests, and then for engines that have still to fetch states of this one.
+
+        Returns whether all requests have finished. States count for a lease at most: an engine that does not
+        fetch in time computes the prompt.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + seconds
+        finished = await self._serving.drain.wait_until_idle(seconds)
+        deadline = min(deadline, loop.time() + self._settings.transfer_lease)
+        while loop.time() < deadline and self._engine_metrics.gauge("transfer_exported"):  # noqa: ASYNC110 - the number comes twice a second
+            await asyncio.sleep(EXPORTS_SECONDS)
+        return finished
 
 
 def serve(

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from mamba_server.engine.process_memory.cpu_threads import set_up_threads, threads_for
 from mamba_server.host_cores import usable_cores
 from mamba_settings.engine_settings import EngineSettings
+from mamba_telemetry.logs import set_up_logs
 
 if TYPE_CHECKING:
     from mamba_server.engine.engine_loop import EngineSockets
@@ -39,6 +40,7 @@ def main() -> int:
     # A terminal's Ctrl-C goes to the whole group; the API process handles it by draining.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     settings = EngineSettings.model_validate_json(options.settings)
+    set_up_logs(level=settings.log_level, process="engine")
 
     cores = usable_cores()
     chooses_threads = set_up_threads(os.environ, cores)

@@ -4,6 +4,7 @@ Messages are read between two steps, deltas are sent after each step, statistics
 with `Shutdown`, when the parent process is gone, or with `Fatal` when the engine cannot start.
 """
 
+import contextlib
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -62,7 +63,9 @@ class EngineSockets:
         self._push.set_hwm(0)
         self._push.setsockopt(zmq.LINGER, 2000)
         self._push.connect(from_engine)
-        self._wakeups = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._wakeups, self._waker = os.pipe()
+        os.set_blocking(self._wakeups, False)
+        os.set_blocking(self._waker, False)
         self._poller = zmq.Poller()
         self._poller.register(self._pull, zmq.POLLIN)
         self._poller.register(self._wakeups, zmq.POLLIN)
@@ -74,7 +77,8 @@ class EngineSockets:
 
     def wake(self) -> None:
         """End the wait of `receive`, from any thread: something else than a message is there."""
-        os.eventfd_write(self._wakeups, 1)
+        with contextlib.suppress(BlockingIOError):  # enough wake-ups wait already
+            os.write(self._waker, b"\0")
 
     def receive(self, timeout: float) -> list[ToEngine]:
         """Return up to `MAX_MESSAGES` messages; wait at most `timeout` seconds for the first, or `wake`."""
@@ -82,7 +86,7 @@ class EngineSockets:
         if timeout > 0:
             ready = dict(self._poller.poll(int(timeout * 1000)))
             if self._wakeups in ready:
-                os.eventfd_read(self._wakeups)
+                os.read(self._wakeups, 1 << 12)
             if self._pull not in ready:
                 return messages
         while len(messages) < MAX_MESSAGES:
@@ -97,6 +101,7 @@ class EngineSockets:
         self._push.close()
         self._context.term()
         os.close(self._wakeups)
+        os.close(self._waker)
 
 
 class EngineLoop:

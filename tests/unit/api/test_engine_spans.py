@@ -174,3 +174,20 @@ async def test_measurements_of_a_kept_request_point_to_it() -> None:
             "time_per_output_token",
         )
     }  # fmt: skip
+
+
+async def test_the_way_of_a_state_to_the_engine_is_a_span() -> None:
+    traced = Traced()
+    async with traced.run:
+        arrival = wire.Arrival(3.0, 4.5, "peer", "valid", 96, 1234)
+        came = wire.SequenceTimeline((piece(96, 99, 5.0),), (), (arrival,))
+        traced.api.engine.delta("a", at=6.5, started=5.0, first_at=6.5, cached_tokens=96, timeline=came)
+        await anext(traced.run.updates())
+    traced.tracing.end(traced.trace)
+    [fetch] = traced.attributes("engine.fetch")
+    assert fetch == {
+        "mambaserve.transfer.source": "peer",
+        "mambaserve.transfer.outcome": "valid",
+        "mambaserve.transfer.bytes": 1234,
+        "mambaserve.tokens.to": 96,
+    }

@@ -198,7 +198,7 @@ OBJECTS: dict[type[ApiModel], st.SearchStrategy[dict[str, Any]]] = {
         gateway=some({}, inferencePool=st.just({"proxyNamespace": "envoy"})),
         disaggregation=some({}, prefill=POOL, decode=POOL),
     ),
-    DiskCache: some({"size": SIZES}, storageClassName=st.just("ssd")),
+    DiskCache: some({"size": SIZES}, storageClassName=st.just("ssd"), claimName=st.just("c")),
     TieredStateCache: some({}, prefixCaching=st.booleans(), hostMemory=SIZES, disk=st.just({"size": "1Gi"})),
     PoolStateCache: some({}, hostMemory=SIZES, trackInterval=SMALL),
     Pool: some({}, replicas=SMALL, scaling=st.just({"minReplicas": 1})),

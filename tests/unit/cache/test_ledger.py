@@ -9,6 +9,7 @@ from mamba_server.cache import arena, ledger
 from mamba_server.cache.arena import PageOwner
 from mamba_server.cache.errors import LedgerViolation
 from mamba_server.cache.node import Node
+from mamba_server.cache.protocol import Export, Reception
 from mamba_server.cache.sequence_allocation import SequenceAllocation
 from mamba_server.cache.slot_state import SlotState
 
@@ -129,6 +130,79 @@ def test_the_ledger_names_what_is_wrong(
         bench.check()
 
 
+def in_transit() -> tuple[CacheBench, Reception, Export]:
+    """Return a cache with one open reception on pages of the tree, one quarantined and one export."""
+    bench = CacheBench.make(slabs=24)
+    bench.serve(ids(range(17)))
+    export = bench.cache.export(ids(range(16)), "", 2)
+    reception = bench.cache.receive(ids(range(8), range(50, 62)), "")
+    given_up = bench.cache.receive(ids(range(8)), "x")
+    assert export is not None
+    assert reception is not None
+    assert given_up is not None
+    bench.cache.abandon(given_up, writer_ended=False)
+    bench.check()
+    return bench, reception, export
+
+
+def forget_a_reception(bench: CacheBench, reception: Reception, _: Export) -> None:
+    del bench.cache.receptions[reception.number]
+
+
+def share_a_slot_with_a_reception(bench: CacheBench, reception: Reception, _: Export) -> None:
+    bench.arena._slot_state[reception.slot] = SlotState.LIVE
+    bench.arena.slots_by_state[SlotState.RECEIVING] -= 1
+    bench.arena.slots_by_state[SlotState.LIVE] += 1
+
+
+def account_a_received_page_to_the_quarantine(bench: CacheBench, reception: Reception, _: Export) -> None:
+    bench.arena.page_owner[reception.pages[:1]] = PageOwner.QUARANTINED
+
+
+def end_a_writer_that_writes(bench: CacheBench, reception: Reception, _: Export) -> None:
+    bench.arena.end_writer(reception.number)
+
+
+def unlock_the_pages_that_need_not_travel(bench: CacheBench, reception: Reception, _: Export) -> None:
+    base = bench.cache.receptions[reception.number].base
+    assert base is not None
+    bench.cache.tree.unlock(base)
+
+
+def forget_an_export(bench: CacheBench, _: Reception, export: Export) -> None:
+    del bench.cache.exports[export.number]
+
+
+def call_an_exported_slot_cached(bench: CacheBench, _: Reception, export: Export) -> None:
+    bench.arena.move(export.slot, SlotState.CACHED)
+
+
+def call_a_cached_slot_installed(bench: CacheBench, _: Reception, export: Export) -> None:
+    node = next(n for n in bench.cache.tree.walk() if n.slot not in (0, export.slot))
+    bench.arena._slot_state[node.slot] = SlotState.INSTALLED
+    bench.arena.slots_by_state[SlotState.CACHED] -= 1
+    bench.arena.slots_by_state[SlotState.INSTALLED] += 1
+
+
+@pytest.mark.parametrize(
+    ("damage", "invariant"),
+    [
+        (forget_a_reception, "T1 slots of receptions"),
+        (share_a_slot_with_a_reception, "W1 slots of sequences"),
+        (account_a_received_page_to_the_quarantine, "T1 pages of receptions"),
+        (end_a_writer_that_writes, "T3"), (unlock_the_pages_that_need_not_travel, "W4"),
+        (forget_an_export, "T6"), (call_an_exported_slot_cached, "T6"), (call_a_cached_slot_installed, "T5"),
+    ],
+)  # fmt: skip
+def test_the_ledger_names_what_is_wrong_with_states_in_transit(
+    damage: Callable[[CacheBench, Reception, Export], None], invariant: str
+) -> None:
+    bench, reception, export = in_transit()
+    damage(bench, reception, export)
+    with pytest.raises(LedgerViolation, match=invariant):
+        bench.check()
+
+
 @pytest.mark.parametrize("at_once", [1, 8, 1000])
 def test_a_recount_is_cut_however_few_hold_the_pages(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
     bench, _, _ = busy()
@@ -144,12 +218,25 @@ def test_the_account_adds_up_while_sequences_run() -> None:
     account = ledger.account(bench.cache)
     slots = (
         account.slots_free + account.slots_live + account.slots_tracking + account.slots_cached
-        + account.slots_fenced + account.slabs_of_pages
+        + account.slots_fenced + account.slots_receiving + account.slots_exported + account.slots_quarantined
+        + account.slabs_of_pages
     )  # fmt: skip
     assert slots == account.slots_total == 15
     assert account.slots_live == 1
     assert account.slots_tracking == len(allocation.tracking_slots)
     assert account.as_dict()["pages_tree"] == account.pages_tree == bench.cache.tree.pages
+
+
+def test_the_account_adds_up_while_states_are_in_transit() -> None:
+    bench, _, _ = in_transit()
+    account = ledger.account(bench.cache)
+    assert (account.slots_receiving, account.slots_exported, account.slots_quarantined) == (1, 1, 1)
+    assert (account.pages_receiving, account.pages_quarantined) == (3, 2)
+    in_use = account.slots_cached + account.slots_fenced + 3
+    assert account.slots_free + in_use + account.slabs_of_pages == account.slots_total
+    pages = account.pages_tree + account.pages_sequence + account.pages_fenced + 3 + 2
+    slots_as_pages = (in_use + account.slots_live + account.slots_tracking) * 4
+    assert pages + account.pages_free + slots_as_pages == account.slots_total * 4
 
 
 def test_what_waits_for_a_fence_is_counted_apart() -> None:

@@ -54,9 +54,10 @@ class Site:
         self._servers.append(server)
         return f"127.0.0.1:{server.server_port}"
 
-    def engine(self) -> str:
+    def engine(self, role: str = "") -> str:
+        ready = {"status": "ready", "transfer": {"role": role}} if role else {"status": "ready"}
         return self.start(
-            {"/metrics": ENGINE, "/readyz": '{"status": "ready"}', "/version": '{"version": "1.2"}'}
+            {"/metrics": ENGINE, "/readyz": json.dumps(ready), "/version": '{"version": "1.2"}'}
         )
 
     def gateway(self, **ready: int) -> str:
@@ -140,6 +141,15 @@ def test_a_gateway_shows_each_engine_those_it_cannot_reach_by_what_the_gateway_k
     assert "because it loads" in words
 
 
+def test_engines_of_two_pools_are_shown_with_their_roles(status: Run, site: Site) -> None:
+    prefill, decode = site.engine("prefill"), site.engine("decode")
+    url = f"http://{site.gateway(**{prefill: 1, decode: 1})}"
+    words = " ".join(status(url)[1].split())
+
+    assert f"prefill engine {prefill} ready" in words
+    assert f"decode engine {decode} ready" in words
+
+
 def test_the_file_that_is_served_names_its_endpoints_and_those_that_are_away_are_said(
     status: Run, site: Site, tmp_path: Path
 ) -> None:
@@ -204,14 +214,19 @@ def cluster(site: Site, tmp_path: Path) -> list[str]:
         f"{LIST}/nano": NANO,
         LIST.replace("team-a", "empty") + "?limit=500": {"items": []},
     }
+    return access(site, tmp_path, answers)
+
+
+def access(site: Site, folder: Path, answers: dict[str, Any]) -> list[str]:
+    """Return the arguments that lead to an API server with these answers by path."""
     server = site.start({path: json.dumps(answer) for path, answer in answers.items()})
     config = {
         "current-context": "c", "contexts": [{"name": "c", "context": {"cluster": "k", "user": "u"}}],
         "clusters": [{"name": "k", "cluster": {"server": f"http://{server}"}}],
         "users": [{"name": "u", "user": {}}],
     }  # fmt: skip
-    (tmp_path / "kubeconfig").write_text(json.dumps(config))
-    return ["--kubeconfig", str(tmp_path / "kubeconfig"), "-n"]
+    (folder / "kubeconfig").write_text(json.dumps(config))
+    return ["--kubeconfig", str(folder / "kubeconfig"), "-n"]
 
 
 def test_a_namespace_of_a_cluster_says_how_its_deployments_are(
@@ -231,6 +246,22 @@ def test_a_namespace_of_a_cluster_says_how_its_deployments_are(
     assert "because OutOfMemory: an engine was killed" in words
     assert "degraded raise the memory" in words
     assert "the operator has not seen the newest spec yet" in words
+
+
+def test_two_pools_are_shown_with_the_plan_of_each(status: Run, site: Site, tmp_path: Path) -> None:
+    plans = {"prefill": "NoBuffer", "decode": "ExtraBuffer"}
+    pools = [
+        {"name": name, "readyReplicas": 1, "desiredReplicas": 2, "plan": {"strategy": strategy, "slots": 40}}
+        for name, strategy in plans.items()
+    ]
+    two = {**NANO, "status": {"pools": pools}}
+    arguments = access(site, tmp_path, {f"{LIST}/nano": two})
+
+    told = read(status("nano", *arguments, "team-a", "-o", "json")[1])
+    assert (told["replicas"], [pool["name"] for pool in told["pools"]]) == (4, ["prefill", "decode"])
+    words = " ".join(status("nano", *arguments, "team-a")[1].split())
+    assert "prefill 1 of 2 engines ready; NoBuffer, 40 slots" in words
+    assert "decode 1 of 2 engines ready; ExtraBuffer, 40 slots" in words
 
 
 def test_one_deployment_of_a_cluster_is_asked_for_by_name(status: Run, cluster: list[str]) -> None:

@@ -65,10 +65,13 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
         {"prefixIndex": {"redis": {"secretRef": {"name": "s"}}}},
         "export MAMBASERVE_REDIS_URL",
     ),
-    (
-        "stateCache.disk.storageClassName",
-        {"stateCache": {"disk": {"size": "1Gi", "storageClassName": "ssd"}}},
-        "only in a cluster",
+    *(
+        (
+            f"stateCache.disk.{field}",
+            {"stateCache": {"disk": {"size": "1Gi", field: "ssd"}}},
+            "only in a cluster",
+        )
+        for field in ("storageClassName", "claimName")
     ),
     *(
         (f"disaggregation.{pool}.{path}", {"disaggregation": {pool: parts}}, words)
@@ -79,10 +82,13 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
             ("resources.gpuResource", {"resources": {"gpuResource": "amd.com/gpu"}}, "only in a cluster"),
             ("resources.cpu", {"resources": {"cpu": "2"}}, "only in a cluster"),
             ("resources.memory", {"resources": {"memory": "2Gi"}}, "only in a cluster"),
-            (
-                "stateCache.disk.storageClassName",
-                {"stateCache": {"disk": {"size": "1Gi", "storageClassName": "ssd"}}},
-                "only in a cluster",
+            *(
+                (
+                    f"stateCache.disk.{field}",
+                    {"stateCache": {"disk": {"size": "1Gi", field: "ssd"}}},
+                    "only in a cluster",
+                )
+                for field in ("storageClassName", "claimName")
             ),
         )
     ),

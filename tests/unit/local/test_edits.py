@@ -286,6 +286,23 @@ async def test_an_object_that_comes_back_changed_is_compared_with_what_runs(engi
     assert lines[1:] == ["one: spec.stateCache.minCheckpointDepth: takes effect at the next start"]
 
 
+async def test_an_edit_of_one_pool_goes_to_its_engine_alone(engine: Engine) -> None:
+    def pools(strategy: str, replicas: int = 1) -> LoadedDeployment:
+        decode = {"stateCache": {"strategy": strategy}, "replicas": replicas}
+        return loaded(disaggregation={"decode": decode, "prefill": {"stateCache": {"strategy": "NoBuffer"}}})
+
+    file = File(engine, pools("ExtraBuffer"))
+    lines = await file.edit(pools("NoBuffer", replicas=2))
+
+    assert [line.partition(" with ")[0] for line in lines] == [
+        "one-decode: now runs NoBuffer",
+        "one: spec.disaggregation.decode.replicas: takes effect at the next start",
+    ]
+    assert [each["strategy"] for each in engine.taken] == ["NoBuffer"]
+    assert file.starts_with("strategy") == ["NoBuffer", "NoBuffer"]
+    assert await file.look() == ["nothing that runs is affected"]
+
+
 def test_a_file_that_is_gone_is_said_at_the_second_look_and_so_is_its_return() -> None:
     here, gone = FileStamp(Path("f"), "1"), FileStamp(Path("f"), "")
     absent = MissingFiles()

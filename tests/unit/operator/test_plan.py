@@ -345,7 +345,7 @@ GARBAGE: list[tuple[dict[str, Any], str]] = [
     ({"spec": {"model": {"uri": "builtin://a"}, "rollout": {"maxSurge": 0}}}, "maxSurge"),
     ({"spec": ["not", "an", "object"]}, "spec"),
     # Stored before a rule refused it: what no version of the API server would take today.
-    ({"spec": {"model": {"uri": "builtin://a"}, "disaggregation": {}}}, "disaggregation"),
+    ({"spec": {"model": {"uri": "builtin://a"}, "disaggregation": {"prefillReplicas": 1}}}, "disaggregation"),
     ({"spec": {"model": {"uri": "builtin://a"}, "resources": {"gpus": 4}}}, "resources.gpus"),
     ({"spec": {"model": {"uri": "builtin://a"}, "engine": {"tensorParallel": 2}}}, "engine.tensorParallel"),
 ]

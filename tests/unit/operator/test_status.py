@@ -168,6 +168,16 @@ def rolled_back() -> list[Manifest]:
     return running([*kept, *record, *taken])
 
 
+POOLS = fitting_owner(disaggregation={})
+
+
+def without_ready(name: str) -> list[Manifest]:
+    """Return the children of two pools of which one has no ready engine."""
+    return edited(
+        running(applied(POOLS)), "Deployment", name, lambda one: one["status"].update(readyReplicas=0)
+    )
+
+
 TABLE: list[tuple[str, Status, dict[str, tuple[str, str]]]] = [
     ("nothing exists yet", status_of(OF, []), {
         "Planned": ("True", "PlanComputed"), "Available": ("False", "NoReadyReplica"),
@@ -179,6 +189,15 @@ TABLE: list[tuple[str, Status, dict[str, tuple[str, str]]]] = [
     ("an engine loads", status_of(OF, running(applied(OF), engines=0), pods=(pod(),)), {
         "Progressing": ("True", "LoadingModel"), "Ready": ("False", "LoadingModel")}),
     ("all is well", status_of(OF, running(applied(OF))), {
+        "Planned": ("True", "PlanComputed"), "Available": ("True", "ReplicasAvailable"),
+        "Progressing": ("False", "UpToDate"), "Degraded": ("False", "AsExpected"),
+        "UpToDate": ("True", "UpToDate"), "Ready": ("True", "Serving")}),
+    ("no engine computes prompts", status_of(POOLS, without_ready("nano-prefill")), {
+        "Available": ("False", "NoReadyPrefillEngine"), "Progressing": ("True", "ScalingUp"),
+        "Ready": ("False", "ScalingUp")}),
+    ("no engine writes answers", status_of(POOLS, without_ready("nano-decode")), {
+        "Available": ("False", "NoReadyDecodeEngine"), "Ready": ("False", "ScalingUp")}),
+    ("two pools answer", status_of(POOLS, running(applied(POOLS))), {
         "Planned": ("True", "PlanComputed"), "Available": ("True", "ReplicasAvailable"),
         "Progressing": ("False", "UpToDate"), "Degraded": ("False", "AsExpected"),
         "UpToDate": ("True", "UpToDate"), "Ready": ("True", "Serving")}),

@@ -47,6 +47,8 @@ CHANGES: list[tuple[str, Any]] = [
     ("stateCache.minCheckpointDepth", 64),
     ("stateCache.eviction", "LRU"),
     ("stateCache.prefixCaching", False),
+    ("stateCache.hostMemory", "1Gi"),
+    ("stateCache.disk", {"size": "1Gi"}),
     ("memory.deviceMemory", "70Gi"),
     ("memory.utilization", 0.8),
     ("memory.arena", "20Gi"),
@@ -101,7 +103,7 @@ CHANGES: list[tuple[str, Any]] = [
     ("podTemplate", {"metadata": {"labels": {"b": "b"}}}),
 ]
 UNCHANGEABLE = {"mode", "disaggregation"}
-"""The one takes all away or makes it; the other is refused."""
+"""The one takes all away or makes it; the other replaces the Deployment of engines by two."""
 SAYS = re.compile(
     r"A change (?:from several to another number )?"
     r"replaces (?:the engine|the gateway|engine and gateway|no) pods?"

@@ -145,6 +145,14 @@ def test_a_store_whose_writer_is_behind_drops_what_comes(tmp_path: Path) -> None
     store.close()
 
 
+def test_a_bundle_larger_than_the_memory_for_what_waits_is_refused(tmp_path: Path) -> None:
+    settings = StoreSettings(disk_bytes=1 << 20, directory=tmp_path, staging_bytes=8 << 10)
+    store = BundleStore(SHAPE, settings)
+    assert put(store, tokens(40)) is PutOutcome.OFF
+    assert put(store, tokens(12)) is PutOutcome.ACCEPTED
+    store.close()
+
+
 def test_a_bundle_that_is_evicted_after_the_lookup_is_gone(tmp_path: Path) -> None:
     store = disk_store(tmp_path, disk_bytes=9000)
     stored(store, tokens(8))

@@ -50,6 +50,41 @@ def test_bundles_outlive_the_store(tmp_path: Path) -> None:
     store.close()
 
 
+def test_what_host_memory_has_is_saved_before_an_end(tmp_path: Path) -> None:
+    store = BundleStore(SHAPE, StoreSettings(1 << 20, 1 << 20, tmp_path, 1 << 20))
+    for seed in range(6):
+        stored(store, tokens(8 + 8 * seed, seed))
+    assert store.status().tiers["disk"].records == 0
+    assert store.save(PATIENCE)
+    assert store.status().tiers["disk"].records == 6
+    stored(store, tokens(8, 9))
+    audit(store, tmp_path)
+    store.close()
+    store = disk_store(tmp_path)
+    assert [resumed(store, tokens(60, seed)) for seed in (*range(6), 9)] == [8, 16, 24, 32, 40, 48, 8]
+    store.close()
+
+
+def test_a_store_without_a_disk_saves_nothing() -> None:
+    store = BundleStore(SHAPE, StoreSettings(1 << 20, staging_bytes=1 << 20))
+    stored(store, tokens(8))
+    assert not store.save(PATIENCE)
+    assert resumed(store, tokens(8)) == 8
+    store.close()
+
+
+def test_the_most_valuable_bundles_are_saved_where_not_all_fit(tmp_path: Path) -> None:
+    store = BundleStore(SHAPE, StoreSettings(1 << 20, 26 << 10, tmp_path, 1 << 20))
+    for seed, depth in enumerate([12, 4, 12, 8]):
+        stored(store, tokens(depth, seed))
+    for _ in range(3):
+        assert resumed(store, tokens(12, 2)) == 12
+    store.save(PATIENCE)
+    assert resumed(store, tokens(12, 2)) == 12
+    assert resumed(store, tokens(4, 1)) in (0, 4)
+    store.close()
+
+
 def test_records_that_are_forced_to_the_device_are_the_same(tmp_path: Path) -> None:
     for sync in (True, False):
         store = BundleStore(SHAPE, StoreSettings(0, 1 << 20, tmp_path, 1 << 20, sync=sync))

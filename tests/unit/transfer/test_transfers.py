@@ -1,6 +1,5 @@
 """Transfers between a server and a client over real sockets: outcomes, aborts, expiry, and damage."""
 
-import time
 from typing import Any
 
 import msgspec
@@ -264,7 +263,7 @@ def test_a_source_that_fails_is_lost_and_the_server_serves_on() -> None:
 def test_closing_the_server_ends_a_transfer_and_its_export() -> None:
     _, landing = bundle()
     _, buffers = bundle(seed=1)
-    source = HeldExports(buffers, 600, time.monotonic)
+    source = HeldExports(buffers, 600, FakeClock())
     with serving(source) as (server, peer):
         with fault("amid bytes", server.close, server_side=False):
             outcome = TransferClient(LAYOUT).fetch(peer, WANTED, landing, deadline=FAR)

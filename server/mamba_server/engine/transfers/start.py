@@ -4,12 +4,11 @@ Called once, when the engine is booted and before it is ready.
 """
 
 import ipaddress
-import logging
 import os
 import secrets
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,9 +32,10 @@ from mamba_server.engine.transfers.tier import Tier
 from mamba_server.engine.transfers.transfer_counts import TransferCounts
 from mamba_server.wire import Fetch
 from mamba_settings.engine_settings import EngineSettings
+from mamba_telemetry.logs import get_logger
 from mamba_tier.bundle_shape import StoreSettings
 from mamba_tier.bundle_store import BundleStore
-from mamba_tier.errors import TierError
+from mamba_tier.errors import DirectoryBusy, TierError
 from mamba_transfer import (
     Address,
     Peer,
@@ -47,7 +47,9 @@ from mamba_transfer import (
     Wanted,
 )
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
+MAX_SHARED_FOLDERS = 1024
+"""Engines that may share one directory of disk caches."""
 POD_IP = "POD_IP"
 """Variable with the address at which other pods reach this one."""
 
@@ -104,7 +106,7 @@ def start_transfers(
         server = TransferServer(layout, incarnation, exporter)
         address = _listen(server, settings)
         endpoint = TransferEndpoint(str(address), incarnation, sessions)
-        log.info("transfer server at %s, incarnation %s, role %s", address, incarnation, settings.role)
+        log.info("transfer_server", address=str(address), incarnation=incarnation, role=settings.role)
     core.transfers = EngineTransfers(
         cache,
         importer,
@@ -175,13 +177,31 @@ def _own_address(bound: Address) -> str:
 
 def _open_store(settings: EngineSettings, layout: StateLayout) -> BundleStore:
     """Open the store of bundles. Raises TransfersUnusable."""
-    directory = None if settings.disk_cache is None else Path(settings.disk_cache)
     try:
-        budgets = StoreSettings(
-            host_bytes=settings.host_memory or 0,
-            disk_bytes=settings.disk_cache_bytes or 0,
-            directory=directory,
-        )
-        return BundleStore(shape_of(layout), budgets)
+        for directory in _store_directories(settings):
+            budgets = StoreSettings(
+                host_bytes=settings.host_memory or 0,
+                disk_bytes=settings.disk_cache_bytes or 0,
+                directory=directory,
+            )
+            try:
+                return BundleStore(shape_of(layout), budgets)
+            except DirectoryBusy:
+                if not settings.disk_cache_shared:
+                    raise
     except TierError as error:
         raise TransfersUnusable(f"the tiers of the state cache cannot be used: {error}") from error
+    raise TransfersUnusable(
+        f"other engines use all {MAX_SHARED_FOLDERS} folders of {settings.disk_cache}: give some engines "
+        "another directory with --disk-cache"
+    )
+
+
+def _store_directories(settings: EngineSettings) -> Iterator[Path | None]:
+    """Yield the directories that the store may use, in the order in which they are tried."""
+    if settings.disk_cache is None:
+        yield None
+    elif settings.disk_cache_shared:
+        yield from (Path(settings.disk_cache) / str(number) for number in range(MAX_SHARED_FOLDERS))
+    else:
+        yield Path(settings.disk_cache)

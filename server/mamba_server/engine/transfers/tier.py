@@ -134,16 +134,16 @@ class Tier:
         """
         end = self._clock() + seconds
         for checkpoint in checkpoints:
-            while self._copied and not self._free_slabs and self._clock() < end:
+            while self.pending and not self._free_slabs and self._clock() < end:
                 self.poll()
                 time.sleep(PAUSE_SECONDS)
             if self._clock() >= end:
                 break
             self.on_eviction(checkpoint)
-        while self._copied and self._clock() < end:
+        while self.pending and self._clock() < end:
             self.poll()
             time.sleep(PAUSE_SECONDS)
-        self.store.drain(max(0.0, end - self._clock()))
+        self.store.save(max(0.0, end - self._clock()))
 
     def poll(self) -> None:
         """Hand copies that are complete to the store, in a thread. Between two steps."""
@@ -165,6 +165,11 @@ class Tier:
         except Exception:
             outcome = "failed"
         self._stored.append((victim, outcome))
+
+    @property
+    def pending(self) -> bool:
+        """Whether victims are on their way from a device to the store."""
+        return self._free_slabs is not None and len(self._free_slabs) < RING_SLABS
 
     # --- into the arena ------------------------------------------------------------------------------
 

@@ -1,10 +1,11 @@
 """Counts of the transfers of one engine, for metrics and log lines. Only the loop's thread changes them."""
 
-import logging
 from collections import Counter
 from dataclasses import dataclass, field
 
-log = logging.getLogger(__name__)
+from mamba_telemetry.logs import get_logger
+
+log = get_logger(__name__)
 
 QUIET = frozenset(("valid", "duplicate", "done", "stored", "known"))
 """Outcomes of transfers that went well: logged at the debug level."""
@@ -30,10 +31,10 @@ class TransferCounts:
         self.outcomes[direction, outcome] += 1
         self.sizes[direction] += size
         self.seconds.append((direction, seconds))
-        log.log(
-            logging.DEBUG if outcome in QUIET else logging.INFO,
-            "transfer direction=%s outcome=%s depth=%d bytes=%d seconds=%.4f peer=%s",
-            direction, outcome, depth, size, seconds, peer or "-",
+        write = log.debug if outcome in QUIET else log.info
+        write(
+            "transfer", direction=direction, outcome=outcome, depth=depth, bytes=size,
+            seconds=round(seconds, 4), peer=peer,
         )  # fmt: skip
 
     def take_seconds(self) -> list[tuple[str, float]]:

@@ -1,0 +1,220 @@
+"""Defects of states that leave the cache or come in."""
+
+from seeded import Mutant
+
+TESTS = (
+    "tests/unit/cache/test_transit.py",
+    "tests/properties/test_transit_random.py::test_no_schedule_puts_a_byte_into_foreign_memory_or_loses_memory",
+)
+
+MUTANTS = (
+    Mutant(
+        name="memory that a writer may still write is free when its reception is given up",
+        keeps="T3: time frees nothing; the end of the writer does.",
+        where="cache.transit:Transit.abandon",
+        old="if writer_ended:\n    ...\nelse:\n    ...",
+        new="if True:\n    ...\nelse:\n    ...",
+        tests=TESTS,
+    ),
+    Mutant(
+        name="the arena does not know that a slot is still being written from outside",
+        keeps="T3: a slot leaves its reception only after the end of the writer was seen.",
+        where="cache.arena:Arena.move",
+        old="self._slot_writer.get(slot, 0)",
+        new="0",
+        tests=TESTS,
+    ),
+    Mutant(
+        name="pages change hands while their writer still writes",
+        keeps="T3: a page leaves its reception only after the end of the writer was seen.",
+        where="cache.arena:Arena._expect_no_writer",
+        old="np.isin(pages, written).any()",
+        new="False",
+        tests=TESTS,
+    ),
+    Mutant(
+        name="the pages that a reception continues are evicted while it is on its way",
+        keeps="T4: the pages of [0, base) are locked until the reception ends.",
+        where="cache.tree:RadixTree.lock_pages",
+        old="self.lock(node, state=False)",
+        new="pass",
+        tests=TESTS,
+    ),
+    Mutant(
+        name="a reception locks pages of other texts until it ends",
+        keeps="T4: the lock of a reception ends where its text leaves the tree.",
+        where="cache.transit:Transit.receive",
+        old="base_node = self.tree.cut(base_node, base)",
+        new="pass",
+        tests=TESTS,
+    ),
+    Mutant(
+        name="a text that leaves the tree within a node counts as cached where the node ends",
+        keeps="A reception is refused only if the tree has the checkpoint of all its tokens.",
+        where="cache.transit:Transit.receive",
+        old="self._has_checkpoint(base_node, depth) and base == depth",
+        new="self._has_checkpoint(base_node, depth)",
+        tests=TESTS,
+    ),
+    Mutant(
+        name="a reception is installed before anybody confirmed its bytes",
+        keeps="T5: nothing that arrived is resumed before it was confirmed and installed.",
+        where="cache.transit:Transit.install",
+        old="self._held(reception, SlotState.CONFIRMING)",
+        new="self._held(reception, SlotState.CONFIRMING, SlotState.RECEIVING)",
+        tests=TESTS,
+    ),
+    Mutant(
+        name="a received checkpoint is resumed by the launch that copies it",
+        keeps="T5: a received checkpoint is for the steps after the launch that completes it.",
+        where="cache.transit:Transit.install",
+        old="step - 1",
+        new="step - 2",
+        tests=TESTS,
+    ),
+    Mutant(
+        name="pages that the tree got meanwhile are lost",
+        keeps="T7: after an install each page has one owner; duplicates are freed once.",
+        where="cache.transit:Transit.install",
+        old="arena.free_pages_of(pages[:duplicates], fence, PageOwner.TRANSFER)",
+        new="pass",
+        tests=TESTS,
+    ),
+    Mutant(
+        name="duplicate pages are free while a launch still copies to them",
+        keeps="T2: free memory is memory to which nobody writes any more.",
+        where="cache.transit:Transit.install",
+        old="arena.free_pages_of(pages[:duplicates], fence, PageOwner.TRANSFER)",
+        new="arena.free_pages_of(pages[:duplicates], 0, PageOwner.TRANSFER)",
+        tests=TESTS,
+    ),
+    Mutant(
+        name="the slot of a duplicate checkpoint is free while a launch still copies to it",
+        keeps="T2: free memory is memory to which nobody writes any more.",
+        where="cache.transit:Transit.install",
+        old="arena.free_slot(reception.slot, fence)",
+        new="arena.free_slot(reception.slot)",
+        tests=TESTS,
+    ),
+    Mutant(
+        name="a checkpoint that a launch still copies is cached at once",
+        keeps="T5: an installed checkpoint is complete once its launch is.",
+        where="cache.transit:Transit._complete_installs",
+        old="install.fence <= completed",
+        new="True",
+        tests=TESTS,
+    ),
+    Mutant(
+        name="a checkpoint is exported while a launch still writes its pages",
+        keeps="T6: only what was seen complete is read from outside.",
+        where="cache.transit:Transit.export",
+        old="not self._is_being_written(node, pages)",
+        new="True",
+        tests=TESTS,
+    ),
+    Mutant(
+        name="an exported checkpoint can be evicted",
+        keeps="T6: eviction spares an exported checkpoint until its last reader has ended.",
+        where="cache.transit:Transit.export",
+        old="self.tree.lock(node, state=True)",
+        new="self.tree.lock(node, state=False)",
+        tests=TESTS,
+    ),
+    Mutant(
+        name="the first of two readers ends the export of both",
+        keeps="T6: eviction spares an exported checkpoint until its last reader has ended.",
+        where="cache.transit:Transit.end_export",
+        old="node not in self.exports.values()",
+        new="True",
+        tests=TESTS,
+    ),
+    Mutant(
+        name="a flush frees what somebody outside reads",
+        keeps="T6: a flush forgets an exported checkpoint and does not free it.",
+        where="cache.reclaimer:Reclaimer.sweep",
+        old="node.slot and not node.state_lock",
+        new="node.slot",
+        tests=TESTS,
+    ),
+    Mutant(
+        name="a checkpoint that was flushed during its export stays for ever",
+        keeps="T6: a forgotten checkpoint is freed when its last export ends.",
+        where="cache.transit:Transit._unlock",
+        old="node.epoch != self.tree.epoch and not node.state_lock",
+        new="False",
+        tests=TESTS,
+    ),
+    Mutant(
+        name="a flush leaves exported checkpoints resumable",
+        keeps="T6: a flush forgets every checkpoint that no sequence reads, exported or not.",
+        where="cache.tree:RadixTree.forget",
+        old="{id(node): node for node in spared if node.slot and node.epoch == self.epoch}",
+        new="{id(node): node for node in self.walk() if node.state_lock and node.epoch == self.epoch}",
+        tests=TESTS,
+    ),
+    Mutant(
+        name="a wrong checkpoint becomes valid again when its text is computed anew",
+        keeps="T8: a checkpoint that is wrong is never resumed again, exported or not.",
+        where="cache.tree:RadixTree._insert_checkpoint",
+        old="node.slot and node.epoch == UNTRUSTED",
+        new="False",
+        tests=TESTS,
+    ),
+    Mutant(
+        name="a wrong checkpoint that is exported goes on being resumed",
+        keeps="T8: a checkpoint that is wrong is never resumed again, exported or not.",
+        where="cache.transit:Transit._drop_wrong",
+        old="self.tree.distrust(node)",
+        new="pass",
+        tests=TESTS,
+    ),
+    Mutant(
+        name="a tier is offered a checkpoint that is wrong",
+        keeps="T9: an eviction is reported unless the checkpoint is forgotten, wrong or still being written.",
+        where="cache.transit:Transit._drop_wrong",
+        old="self.reclaimer.evict(node, report=False)",
+        new="self.reclaimer.evict(node)",
+        tests=TESTS,
+    ),
+    Mutant(
+        name="an eviction is reported once the memory has been returned",
+        keeps="T9: an eviction is reported before the memory is returned.",
+        where="cache.reclaimer:Reclaimer.evict_state",
+        old="if report and self.on_eviction is not None and node.epoch == self.tree.epoch:\n"
+        "    self.on_eviction(node)\n"
+        "self.tree.eviction.evicted(node)\n"
+        "self._free_state(node)",
+        new="self.tree.eviction.evicted(node)\n"
+        "slot = node.slot\n"
+        "self._free_state(node)\n"
+        "if report and self.on_eviction is not None and node.epoch == self.tree.epoch:\n"
+        "    node.slot = slot\n"
+        "    self.on_eviction(node)\n"
+        "    node.slot = 0",
+        tests=TESTS,
+    ),
+    Mutant(
+        name="a tier reads pages that a launch still copies",
+        keeps="T9: an eviction is reported unless the checkpoint is forgotten, wrong or still being written.",
+        where="cache.transit:Transit.on_eviction",
+        old="self.installs and self._is_being_written(node, evicted.pages)",
+        new="False",
+        tests=TESTS,
+    ),
+    Mutant(
+        name="a prompt waits for ever for memory that is quarantined",
+        keeps="Quarantined memory is not counted on: nobody knows when it is free.",
+        where="cache.protocol:Capacity.never_fits",
+        old="self.slabs - self.quarantined - slots",
+        new="self.slabs - slots",
+        tests=TESTS,
+    ),
+    Mutant(
+        name="a received checkpoint is the first to be evicted",
+        keeps="A received checkpoint counts as one that a prompt has just used.",
+        where="cache.transit:Transit.install",
+        old="self.ghosts.arrival() if self.ghosts is not None else None",
+        new="None",
+        tests=TESTS,
+    ),
+)
