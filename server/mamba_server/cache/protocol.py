@@ -403,6 +403,12 @@ class ManagedStateCache(StateCache, Protocol):
     def checkpoints(self) -> Iterator[EvictedCheckpoint]:
         """Read only: yield every checkpoint that can be resumed; void after any other call."""
 
+    def hottest(self, count: int) -> list[EvictedCheckpoint]:
+        """Read only: return the checkpoints that are evicted last, at most `count`, the most valuable first.
+
+        Void after any other call.
+        """
+
     def flush(self) -> int:
         """Forget every checkpoint that no sequence is reading; return their number."""
 

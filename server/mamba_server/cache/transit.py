@@ -6,6 +6,7 @@ moves the bytes says when a writer or a reader has ended, and nothing here waits
 comments are those of the state-cache page.
 """
 
+import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -78,6 +79,11 @@ class Transit:
                 checkpoint = EvictedCheckpoint(node)
                 if not (self.installs and self._is_being_written(node, checkpoint.pages)):
                     yield checkpoint
+
+    def hottest(self, count: int) -> list[EvictedCheckpoint]:
+        """Return the checkpoints that are evicted last, at most `count`, the most valuable first."""
+        nodes = (node for node in self.tree.walk() if node.slot and node.epoch == self.tree.epoch)
+        return [EvictedCheckpoint(node) for node in heapq.nlargest(count, nodes, self.tree.eviction.rank)]
 
     @property
     def ghosts(self) -> GhostTree | None:

@@ -86,6 +86,12 @@ class EngineTransfers:
 
         return StateSource("peer", "in", fetch.depth, read, fetch.address)
 
+    def bring(
+        self, fetch: Fetch, prefix: Tokens, salt: str, *, deadline: float, ended: Callable[[str], None]
+    ) -> None:
+        """Bring in a state of another engine for which no request waits; `ended` gets the outcome."""
+        self._importer.bring(prefix, salt, self._peer(fetch, prefix, salt), deadline=deadline, ended=ended)
+
     def arrived(self) -> list[list[Sequence]]:
         """Return the groups whose state has come or will not come. Called once before each step."""
         self.exporter.poll(self._step())

@@ -9,7 +9,7 @@ import secrets
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -30,6 +30,7 @@ from mamba_server.engine.transfers.importer import Importer, ReadResult
 from mamba_server.engine.transfers.sessions import Sessions
 from mamba_server.engine.transfers.tier import Tier
 from mamba_server.engine.transfers.transfer_counts import TransferCounts
+from mamba_server.engine.transfers.warm_start import WarmStart
 from mamba_server.wire import Fetch
 from mamba_settings.engine_settings import EngineSettings
 from mamba_telemetry.logs import get_logger
@@ -68,6 +69,8 @@ class TransferEndpoint:
     incarnation: str = ""
     sessions: Sessions | None = None
     """Conversations that admin calls save and load; None = the engine caches no prefixes."""
+    warm_start: WarmStart | None = None
+    """Fetches of prefixes that come before the engine is ready; None = there are no peers to ask."""
 
 
 def start_transfers(
@@ -107,18 +110,27 @@ def start_transfers(
         address = _listen(server, settings)
         endpoint = TransferEndpoint(str(address), incarnation, sessions)
         log.info("transfer_server", address=str(address), incarnation=incarnation, role=settings.role)
-    core.transfers = EngineTransfers(
+    client = TransferClient(layout)
+    transfers = core.transfers = EngineTransfers(
         cache,
         importer,
         counts,
         lambda: core.step_number + 1,
         exporter,
         sessions,
-        read_peer=PeerReader(TransferClient(layout)).read if server is not None else None,
+        read_peer=PeerReader(client).read if server is not None else None,
         tier=tier,
         close=server.close if server is not None else lambda: None,
     )
-    return endpoint
+    if settings.warm_peers is None:
+        return endpoint
+    return replace(
+        endpoint,
+        warm_start=WarmStart(
+            cache, transfers, client, settings.warm_peers, endpoint.address, seconds=settings.warm_seconds,
+            clock=core.clock,
+        ),
+    )  # fmt: skip
 
 
 class PeerReader:
