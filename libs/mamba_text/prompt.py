@@ -128,13 +128,13 @@ def _shown(
 ) -> int:
     """Return the number of characters of a prompt's `text` that show its first `messages`."""
     try:
-        shown = template.render(messages, generation_prompt=False, variables=variables, tools=tools)
+        beginning = template.render(messages, generation_prompt=False, variables=variables, tools=tools)
     except TemplateRefused:
         return 0
-    if text.startswith(shown):
-        return len(shown)
+    if text.startswith(beginning):
+        return len(beginning)
     # The template shows the last message in another way than the same message before others.
-    pairs = enumerate(zip(shown, text, strict=False))
+    pairs = enumerate(zip(beginning, text, strict=False))
     return next((place for place, (one, other) in pairs if one != other), len(text))
 
 

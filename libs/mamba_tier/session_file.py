@@ -109,7 +109,6 @@ def write_session(
 
 def read_session(descriptor: int) -> SessionFile:
     """Read header and notes of a session file. Raises SessionDamaged, OSError."""
-    size = os.fstat(descriptor).st_size
     front = read_header(descriptor)
     if front is None:
         raise SessionDamaged("the file is no session, or its first bytes are damaged")
@@ -117,7 +116,14 @@ def read_session(descriptor: int) -> SessionFile:
     whole = header.is_record and not header.first and header.depth > 0 and not header.block_keys
     if not whole or header.part_bytes != PART_BYTES or header.depth % header.page_size:
         raise SessionDamaged("the file is a part of a disk cache and no session")
-    end = start + header.payload_bytes
+    session = SessionFile(header, _read_notes(descriptor, start + header.payload_bytes), start)
+    _check_notes(session)
+    return session
+
+
+def _read_notes(descriptor: int, end: int) -> SessionNotes:
+    """Read the notes, which begin at `end`, the end of the payload. Raises SessionDamaged, OSError."""
+    size = os.fstat(descriptor).st_size
     raw = os.pread(descriptor, _FOOTER.size, max(0, size - _FOOTER.size))
     if size < end + _FOOTER.size or len(raw) < _FOOTER.size or raw[-len(MAGIC) :] != MAGIC:
         raise SessionDamaged(f"the file is truncated or has bytes behind its end: {size} bytes")
@@ -128,10 +134,14 @@ def read_session(descriptor: int) -> SessionFile:
     if xxhash.xxh3_64_intdigest(back) != expected:
         raise SessionDamaged("the notes of the session are damaged")
     try:
-        notes = msgspec.msgpack.decode(back, type=SessionNotes)
+        return msgspec.msgpack.decode(back, type=SessionNotes)
     except msgspec.DecodeError as error:
         raise SessionDamaged("the notes of the session are of another version") from error
-    session = SessionFile(header, notes, start)
+
+
+def _check_notes(session: SessionFile) -> None:
+    """Check that notes and header are of one session. Raises SessionDamaged."""
+    header, notes = session.header, session.notes
     if notes.version != NOTES or len(notes.token_ids) != 4 * header.depth:
         raise SessionDamaged("the notes of the session do not fit its state")
     names = _names(session.shape, notes)
@@ -139,7 +149,6 @@ def read_session(descriptor: int) -> SessionFile:
         raise SessionDamaged("the state in the file belongs to other tokens than its notes")
     if len(header.sums) != 8 * sum(1 for _ in _parts(session.shape, header.depth)):
         raise SessionDamaged("the header of the session lacks checksums")
-    return session
 
 
 def read_payload(

@@ -9,9 +9,7 @@ from mamba_cli.errors import InvalidInput
 from mamba_cli.output import OutputFormat, print_document
 from mamba_cli.plain_help import CommandWithPanels
 
-command = typer.Typer(
-    name="session", help="Save and load conversations with their states.", no_args_is_help=True
-)
+command = typer.Typer(name="session", help="Save and load conversations.", no_args_is_help=True)
 
 Url = Annotated[
     str,

@@ -93,23 +93,24 @@ class AdminClient:
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """Send a call to the first admin server; yield its good answer. Raises CliError."""
         refusals: list[CliError] = []
-        async with aiohttp.ClientSession(timeout=self._limits) as session:
+        fields = {**self._headers, "content-type": form}
+        async with contextlib.AsyncExitStack() as stack:
+            session = await stack.enter_async_context(aiohttp.ClientSession(timeout=self._limits))
             for url in self._urls:
-                with contextlib.ExitStack() as files:
-                    data = body if isinstance(body, bytes) else files.enter_context(body.open("rb"))
-                    try:
-                        async with session.request(
-                            method, f"{url}/admin/session", data=data,
-                            headers={**self._headers, "content-type": form},
-                        ) as answer:  # fmt: skip
-                            if answer.status < 400:
-                                yield answer
-                                return
-                            refusals.append(await _refusal(url, answer))
-                            if answer.status not in NO_ADMIN:
-                                break
-                    except (TimeoutError, aiohttp.ClientError) as error:
-                        refusals.append(unreachable(url, error))
+                data = body if isinstance(body, bytes) else stack.enter_context(body.open("rb"))
+                try:
+                    answer = await session.request(method, f"{url}/admin/session", data=data, headers=fields)
+                    if answer.status >= 400:
+                        refusals.append(await _refusal(url, answer))
+                        continue
+                except (TimeoutError, aiohttp.ClientError) as error:
+                    refusals.append(unreachable(url, error))
+                    continue
+                try:
+                    yield answer
+                except (TimeoutError, aiohttp.ClientError) as error:
+                    raise unreachable(url, error) from error
+                return
         raise _clearest(refusals)
 
 

@@ -234,10 +234,7 @@ def _check_tree(cache: Books, nodes: list[Nodes]) -> Iterator[None]:
             raise LedgerViolation(f"W4: locks of node at depth {node.depth} do not match its users")
         if not 0 <= node.state_lock <= node.kv_lock:
             raise LedgerViolation(f"W4: state lock above page lock at depth {node.depth}")
-        if node.pin is not None and (tree.pins.get(node.pin.number) is not node.pin or not node.slot):
-            raise LedgerViolation(
-                f"K1: the pin at depth {node.depth} is on no checkpoint, or is not recorded"
-            )
+        _check_pin(tree, node)
         checkpoints += bool(node.slot)
         forgotten += bool(node.slot) and node.epoch != tree.epoch
         pages += len(node.pages)
@@ -247,10 +244,21 @@ def _check_tree(cache: Books, nodes: list[Nodes]) -> Iterator[None]:
     recorded = (
         tree.nodes, tree.checkpoints, tree.pages, tree.locked_pages, tree.locked_states, tree.forgotten
     )  # fmt: skip
-    if any(pin.node is None or pin.node.pin is not pin or pin.holders < 1 for pin in tree.pins.values()):
-        raise LedgerViolation("K1: a pin that is recorded holds no checkpoint")
+    _check_pins(tree)
     if counted != recorded:
         raise LedgerViolation(f"W5: the tree holds {counted}, its counters say {recorded}")
+
+
+def _check_pins(tree: RadixTree) -> None:
+    """Check that each recorded pin holds a checkpoint."""
+    if any(pin.node is None or pin.node.pin is not pin or pin.holders < 1 for pin in tree.pins.values()):
+        raise LedgerViolation("K1: a pin that is recorded holds no checkpoint")
+
+
+def _check_pin(tree: RadixTree, node: Node) -> None:
+    """Check that a pin on a node is recorded, and that the node has a checkpoint."""
+    if node.pin is not None and (tree.pins.get(node.pin.number) is not node.pin or not node.slot):
+        raise LedgerViolation(f"K1: the pin at depth {node.depth} is unrecorded, or on no checkpoint")
 
 
 def _compare(

@@ -102,10 +102,10 @@ class Reclaimer:
 
     def evict_state(self, node: Node, *, report: bool = True) -> None:
         """Evict the unlocked checkpoint of `node`, and no pages."""
+        self.counters.pins_given_up += report and node.pin is not None
         if report and self.on_eviction is not None and node.epoch == self.tree.epoch:
             self.on_eviction(node)
         self.tree.eviction.evicted(node)
-        self.counters.pins_given_up += report and node.pin is not None
         self._free_state(node)
         self.counters.evicted += 1
 

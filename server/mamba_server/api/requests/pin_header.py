@@ -24,9 +24,9 @@ def pin_seconds(headers: Mapping[bytes, bytes]) -> float:
     match = _TIME.fullmatch(value.strip())
     seconds = int(match[1]) * _SECONDS[match[2]] if match is not None else 0
     if not 0 < seconds <= MOST_SECONDS:
-        shown = value[:80].decode("latin-1")
+        text = value[:80].decode("latin-1")
         raise InvalidRequest(
-            f"X-Mambaserve-Pin: {shown!r} is no time from 1s to 24h: write a number and s, m or h, as in 10m",
+            f"X-Mambaserve-Pin: {text!r} is no time from 1s to 24h: write a number and s, m or h, as in 10m",
             param="X-Mambaserve-Pin",
         )
     return float(seconds)

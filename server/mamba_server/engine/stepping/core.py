@@ -260,9 +260,9 @@ class EngineCore:
         """Return the pins at page boundaries before the prompt's end, the shallowest first."""
         page_size, longest = self.cache.capacity.page_size, self._handed_over(request)
         seconds: dict[int, float] = {}
-        for tokens, wanted in request.pins:
+        for tokens, period in request.pins:
             depth = min(tokens // page_size * page_size, longest)
-            seconds[depth] = max(seconds.get(depth, 0.0), wanted)
+            seconds[depth] = max(seconds.get(depth, 0.0), period)
         least = max(1, self.cache.settings.min_checkpoint_depth)
         return tuple(pair for pair in sorted(seconds.items()) if pair[0] >= least)
 

@@ -23,9 +23,9 @@ from mamba_transfer import MOST_HOT, Address, HotPrefix, TransferClient
 
 log = get_logger(__name__)
 STAGE = "fetching prefixes from peers"
-SHARE = 0.5
+ARENA_SHARE = 0.5
 """Largest share of the arena that fetched prefixes take."""
-PAUSE_SECONDS = 0.002
+LOOK_SECONDS = 0.002
 Report = Callable[[str, int, int], None]
 
 
@@ -62,14 +62,14 @@ class WarmStart:
         """Fetch until there is nothing left, or no room, or the time is over."""
         report(STAGE, 0, 1)
         threads = ThreadPoolExecutor(max(1, len(self._peers.split(","))), thread_name_prefix="warm-start")
-        asked = [threads.submit(self._prefixes_of, name) for name in self._peers.split(",")]
-        while self._clock() < self._deadline and not all(each.done() for each in asked):
+        questions = [threads.submit(self._prefixes_of, name) for name in self._peers.split(",")]
+        while self._clock() < self._deadline and not all(each.done() for each in questions):
             # Peers that start at the same time ask this engine, too.
             self._transfers.arrived()
-            wait(asked, PAUSE_SECONDS)
+            wait(questions, LOOK_SECONDS)
         # A thread that still waits for a name server ends by itself.
         threads.shutdown(wait=False, cancel_futures=True)
-        lists = [prefixes for each in asked if each.done() for prefixes in each.result()]
+        lists = [prefixes for each in questions if each.done() for prefixes in each.result()]
         self._fetch(_merged(lists), report)
         report(STAGE, 1, 1)
         log.info(
@@ -82,11 +82,11 @@ class WarmStart:
         """Return the prefixes of each engine behind a name, in a thread."""
         host, _, port = name.strip().rpartition(":")
         try:
-            found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+            entries = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
         except (OSError, ValueError) as error:
             log.info("warm_peer_unknown", peer=name, reason=str(error))
             return []
-        addresses = {Address(str(each[4][0]), int(port)) for each in found} - {_parsed(self._own)}
+        addresses = {Address(str(each[4][0]), int(port)) for each in entries} - {_parsed(self._own)}
         lists = []
         for address in sorted(addresses, key=str):
             hottest = self._client.hottest(address, MOST_HOT, deadline=self._deadline)
@@ -106,13 +106,13 @@ class WarmStart:
                 break
             self._transfers.arrived()
             report(STAGE, len(self._outcomes), count)
-            time.sleep(PAUSE_SECONDS)
+            time.sleep(LOOK_SECONDS)
         # What is late is given up here.
         self._transfers.arrived()
 
     def _has_room(self) -> bool:
         capacity = self._cache.capacity
-        return capacity.free_slots - self._under_way > (1 - SHARE) * capacity.slabs
+        return capacity.free_slots - self._under_way > (1 - ARENA_SHARE) * capacity.slabs
 
     def _end(self, outcome: str) -> None:
         self._under_way -= 1
