@@ -80,6 +80,7 @@ class HeldExports:
         self.ends: list[bool] = []
         self.lease: Lease | None = None
         self.renewed: list[str] = []
+        self.hot: list[HotPrefix] = []
 
     def open(self, wanted: Wanted) -> OpenExport | None:
         if wanted.export != EXPORT:
@@ -92,7 +93,7 @@ class HeldExports:
         self.ends.append(delivered)
 
     def hottest(self, count: int) -> Sequence[HotPrefix]:
-        return []
+        return self.hot[:count]
 
     def renew(self, export: str) -> bool:
         self.renewed.append(export)
