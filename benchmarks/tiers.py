@@ -53,7 +53,7 @@ def instance(model: str, **settings: Any) -> Iterator[Instance]:
         yield Instance(engine, endpoint)
     finally:
         if engine.core.transfers is not None:
-            engine.core.transfers.close()
+            engine.core.transfers.close(save=True)
         engine.stream.close()
         del engine
         gc.collect()

@@ -17,6 +17,7 @@ from typing import Any
 import yaml
 
 from mamba_api import names
+from mamba_api.choices import Role
 from mamba_api.v1alpha1.conditions import REASONS, REASONS_OF, ConditionType, Reason
 from mamba_api.v1alpha1.schema import COLUMNS, custom_resource_definition
 from mamba_cli.reference_page import reference_page
@@ -95,10 +96,18 @@ def reference() -> str:
     return "\n".join(lines)
 
 
+POOLS: tuple[Role, ...] = ("prefill", "decode")
+
+
 def _children() -> list[str]:
     children = names.Children("X")
     rows = [
         ("Deployment, headless Service, ConfigMap", children.engine, "the engines and their settings"),
+        (
+            "Deployment, ConfigMap",
+            "`, `".join(names.Children("X", role).engine for role in POOLS),
+            "with `spec.disaggregation`, in place of the Deployment and the ConfigMap `X-engine`",
+        ),
         ("Deployment, Service", children.gateway, f"the gateway: `{names.url('X', 'NAMESPACE')}`"),
         ("ServiceAccount", children.service_account, "of engines and gateway"),
         (
@@ -117,10 +126,10 @@ def _children() -> list[str]:
         ("ConfigMap", children.last_ready, "pods and settings of the last revision of which all were ready"),
         ("ConfigMap", children.wake, "where a gateway asks for an engine, and tells of its Redis"),
         ("Role, RoleBinding", children.gateway, "what gateways may read and write, those two alone"),
-        ("NetworkPolicy", children.engine, "who reaches engines: gateways, the operator, scrapers"),
+        ("NetworkPolicy", children.engines, "who reaches engines: gateways, the operator, scrapers, peers"),
         (
             "PodDisruptionBudget",
-            f"{children.engine}`, `{children.gateway}",
+            f"{children.engines}`, `{children.gateway}",
             "of two or more, one goes at a time",
         ),
         ("InferencePool", children.inference_pool, "with `spec.gateway.inferencePool`"),

@@ -185,13 +185,23 @@ class NixlRead:
     def _look(self, call: Callable[[Any], str]) -> None:
         try:
             state = call(self._handle)
-        except Exception:  # NIXL raises the errors of a read that has ended, as one of several classes
+        except Exception as error:
+            # A lost source ends the read. Of any other error NIXL does not say whether bytes still land, so
+            # that the read counts as going on, and its memory stays quarantined.
+            self.failed = True
+            if not _source_is_lost(error):
+                return
             state = "ERR"
         if state != "PROC":
-            self.failed = state == "ERR"
+            self.failed |= state == "ERR"
             with suppress(Exception):  # NIXL may have released the handle of a failed read itself
                 self._agent.release_xfer_handle(self._handle)
             self._handle = None
+
+
+def _source_is_lost(error: Exception) -> bool:
+    """Return whether `error` says that the connection to the source is gone; NIXL has no common class."""
+    return "Disconnect" in type(error).__name__
 
 
 def _address(memory: memoryview) -> int:

@@ -81,9 +81,20 @@ class TransferServer:
         self._acceptor: threading.Thread | None = None
 
     def start(self, host: str, port: int) -> Address:
-        """Listen on `host`, an IP address, and return the address; port 0 = a free one. Raises OSError."""
+        """Listen on `host`, an IP address, and return the address; port 0 = a free one. Raises OSError.
+
+        `::` is every address of this machine, including IPv4.
+        """
+        everywhere = host == "::"
+        if everywhere and not socket.has_dualstack_ipv6():
+            host = "0.0.0.0"  # noqa: S104 - requested; a kernel without IPv6 has no other
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listener = socket.create_server((host, port), family=family, backlog=self._most_connections)
+        listener = socket.create_server(
+            (host, port),
+            family=family,
+            backlog=self._most_connections,
+            dualstack_ipv6=everywhere and family == socket.AF_INET6,
+        )
         self._listener = listener
         self._acceptor = threading.Thread(target=self._accept, args=(listener,), name="transfer", daemon=True)
         self._acceptor.start()

@@ -170,7 +170,11 @@ def _needs_optional_kinds(owner: Manifest) -> bool:
 async def _nodes(reader: NodeReader, owner: Manifest) -> tuple[Node, ...]:
     """Return the nodes with GPUs; none where the plan does not depend on them."""
     spec = section(owner, "spec")
-    if section(spec, "memory").get("deviceMemory") is not None or section(spec, "resources").get("gpus") == 0:
+    pools = section(spec, "disaggregation")
+    parts = [spec, *(section(pools, pool) for pool in pools)]
+    counts = [section(part, "resources").get("gpus") for part in parts]
+    without_gpus = counts[0] == 0 and not any(counts)
+    if section(spec, "memory").get("deviceMemory") is not None or without_gpus:
         return ()
     return await reader.read()
 

@@ -105,7 +105,7 @@ def make_plan(
         loaded = load.report if load is not None else None
         pinned = pinned_pools(pools, snapshots, key_id, loaded)
         if deployment.spec.mode == "Plan" or any(map(_blocks, pinned.values())):
-            return _report_plan(deployment, pools, pinned, load)
+            return _report_plan(deployment, pools, pinned, load, snapshot)
         passes = [
             _decide(
                 Context(
@@ -143,6 +143,7 @@ def _report_plan(
     pools: Mapping[Role, MambaDeployment],
     pinned: Mapping[Role, PinnedVerdict],
     load: ModelLoad | None,
+    snapshot: Snapshot,
 ) -> ReconcilePlan:
     """Return the plan that reports the planner's verdicts and changes no running pod."""
     # The loader's report is recorded nevertheless: its pod may be gone once a plan fits.
@@ -154,7 +155,13 @@ def _report_plan(
     }
     # What blocks one pool blocks the other: neither serves without the other.
     whole = next((part for role, part in parts.items() if _blocks(pinned[role])), list(parts.values())[-1])
-    return replace(whole, deployment=_whole(deployment, pools), applies=applies, pools=_of_pools(parts))
+    return replace(
+        whole,
+        deployment=_whole(deployment, pools),
+        applies=applies,
+        pools=_of_pools(parts),
+        outgoing=tuple(role for role in snapshot.roles if role not in pools),
+    )
 
 
 def _whole(deployment: MambaDeployment, pools: Mapping[Role, MambaDeployment]) -> MambaDeployment:
@@ -312,7 +319,10 @@ def _decisions(context: Context, snapshot: Snapshot, pinned: PinnedVerdict, now:
     return _Decisions(
         scaling,
         scaling.desired if scaling is not None else deployment.spec.replicas,
-        strategy_in_force(deployment, pinned, engine, snapshot.measured, now, tunable=bool(context.key_id)),
+        # Engines of two pools see different parts of the same requests, so none of them measures the traffic.
+        strategy_in_force(deployment, pinned, engine, snapshot.measured, now, tunable=bool(context.key_id))
+        if context.role == "unified"
+        else StrategyInForce(pinned.verdict),
         key_rollout(deployment.spec.gateway.auth is not None, engine, gateway, snapshot.pods),
     )
 

@@ -324,7 +324,9 @@ class Reconciler:
         if snapshot is None or snapshot.owner is None:
             return None
         plan = self._plan(self._with_process_state(snapshot))
-        old_nodes = plan.deployment is not None and depends_on_nodes(plan.deployment) and self._nodes.is_old
+        deployments = [part.deployment for part in (plan, *plan.pools.values())]
+        depends = any(part is not None and depends_on_nodes(part) for part in deployments)
+        old_nodes = depends and self._nodes.is_old
         if old_nodes or plan.settings_updates or plan.applies or plan.deletes or plan.terminating:
             return None
         status = summarize(snapshot, plan, (), now=self._now())

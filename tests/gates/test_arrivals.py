@@ -2,7 +2,6 @@
 
 import socket
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -245,6 +244,5 @@ def test_the_end_of_the_process_does_not_wait_for_a_state(random_model: Path) ->
     with stalled(engine) as (source, fetch):
         engine.add(held_request(fetch))
         engine.until(source.asked.is_set)
-        began = time.monotonic()
         engine.close()
-        assert time.monotonic() - began < 5.0
+        assert not source.go.is_set()

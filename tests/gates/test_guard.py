@@ -8,6 +8,7 @@ import pytest
 
 from engines import greedy, make_engine, run
 from gate_cases import CASES, Case
+from joined_engines import Joined, hand_over, joined
 from mamba_server.engine.boot import Engine
 from testmodels.no_sync import no_sync
 
@@ -42,6 +43,20 @@ def test_a_forward_in_the_engine_never_syncs(random_model: Path, case: Case, bat
     assert all(len(answer.tokens) == 4 for answer in answers.values())
     assert all(answer.cached_tokens for answer in answers.values())
     assert len(calls) > 16
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_forward_from_a_state_that_arrived_never_syncs(random_model: Path, overlap: bool) -> None:
+    settings: dict[str, Any] = {"page_size": 16, "overlap": overlap}
+    prefill = Joined(make_engine(random_model, **settings), copies=True)
+    decode = Joined(make_engine(random_model, **settings), copies=True)
+    requests = [greedy(f"{i}", [i, *range(70), i], 4) for i in range(3)]
+    with joined(prefill, decode):
+        guard(prefill.engine)
+        calls = guard(decode.engine)
+        answers = hand_over(prefill, decode, requests)
+    assert all(answer.cached_tokens == 64 for answer in answers.values())
+    assert len(calls) >= 8
 
 
 def test_the_guard_sees_a_sync_that_someone_adds(random_model: Path) -> None:

@@ -1,6 +1,7 @@
 """A state from a tier has the bits of one that never left the arena; a damaged one does not come back."""
 
 import random
+import threading
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -83,6 +84,64 @@ def test_a_restored_state_gives_the_bits_of_a_computed_one(
         engine.check_empty()
 
 
+def test_prompts_of_one_stem_share_its_blocks_in_the_store(random_model: Path) -> None:
+    """Blocks of pages have 256 tokens: what is offered begins behind those that the store has."""
+    rng = random.Random(9)
+    stem = [rng.randrange(256) for _ in range(530)]
+    branches = [
+        greedy(f"b{number}", [*stem, number, *(rng.randrange(256) for _ in range(60))], OUTPUTS)
+        for number in range(4)
+    ]
+    expected = answers_of_one_engine(random_model, branches)
+    sizes = {"arena_bytes": 20 * slab_bytes(random_model, 16), "state_dtype": "float32"}
+    engine = Joined(
+        make_engine(
+            random_model,
+            page_size=16,
+            max_running_requests=1,
+            max_model_len=640,
+            batch_invariant=True,
+            **sizes,
+        ),
+        host_memory=64 << 20,
+        **TIERED,
+    )
+    with joined(engine):
+        for _ in range(3):
+            got = again(branches, engine)
+            assert all(same_bits(got[name], expected[name]) for name in expected)
+            assert engine.core.transfers.tier.store.drain(30.0)
+        assert restored(engine) >= 3
+        engine.check_empty()
+
+
+def test_a_disk_that_hangs_costs_a_recomputation(
+    random_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requests = prompts(10)
+    expected = answers_of_one_engine(random_model, requests)
+    tier = {"disk_cache": str(tmp_path), "disk_cache_bytes": 64 << 20, **TIERED}
+    engine = Joined(small(random_model), transfer_lease=0.2, **tier)
+    go = threading.Event()
+    with joined(engine):
+        again(requests, engine)
+        store = engine.core.transfers.tier.store
+        assert store.drain(30.0)
+        read = store.read
+
+        def stall(*buffers: Any) -> Any:
+            go.wait(60)
+            return read(*buffers)
+
+        monkeypatch.setattr(store, "read", stall)
+        got = again(requests[:2], engine)
+        assert all(same_bits(got[name], expected[name]) for name in got)
+        assert engine.outcomes("restored")["timeout"]
+        assert engine.core.cache.capacity.quarantined
+        go.set()
+        engine.check_empty()
+
+
 @pytest.mark.parametrize("case", CASES[:4], ids=str)
 def test_states_pass_the_ring_of_a_device_and_come_back(random_model: Path, case: Case) -> None:
     requests = prompts(1)
@@ -136,6 +195,20 @@ def test_states_survive_a_restart_on_disk_alone(random_model: Path, tmp_path: Pa
         assert all(same_bits(got[name], expected[name]) for name in expected)
         assert restored(second) >= 2
         second.check_empty()
+
+
+def test_an_engine_that_failed_leaves_nothing_on_disk_but_what_was_evicted(
+    random_model: Path, tmp_path: Path
+) -> None:
+    tier = {"disk_cache": str(tmp_path), "disk_cache_bytes": 64 << 20, **TIERED}
+    request = prompts(11, 1)[0]
+    for save, depth in ((False, 0), (True, 144)):
+        first = Joined(small(random_model), **tier)
+        again([request], first)
+        first.close(save=save)
+        second = Joined(small(random_model), **tier)
+        with joined(second):
+            assert again([request], second)[request.request_id].cached_tokens == depth
 
 
 @pytest.mark.parametrize("seed", range(4))

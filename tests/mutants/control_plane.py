@@ -280,4 +280,28 @@ MUTANTS = (
         new="pass",
         tests=("tests/unit/api/test_schema.py",),
     ),
+    Mutant(
+        name="old engines end before the new pools serve",
+        keeps="A change between unified engines and two pools never leaves a moment without engines.",
+        where="mamba_operator.children.engine_rollout:outgoing_roles",
+        old="all(_serves(part, snapshot) for part in engines)",
+        new="True",
+        tests=("tests/unit/operator/test_pools.py",),
+    ),
+    Mutant(
+        name="two pools hold states of two types",
+        keeps="Engines hand over states only in the type in which both pools hold them.",
+        where="mamba_operator.memory.pin:pinned_pools",
+        old="len(pinned) == 1",
+        new="True",
+        tests=("tests/unit/operator/test_pools.py",),
+    ),
+    Mutant(
+        name="the better pool decides a condition",
+        keeps="A deployment is available only with an engine of each pool.",
+        where="mamba_operator.conditions.combination:_worst",
+        old="max(rank.values())",
+        new="min(rank.values())",
+        tests=("tests/unit/operator/test_pools.py",),
+    ),
 )

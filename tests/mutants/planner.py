@@ -67,4 +67,20 @@ MUTANTS = (
         new="memory",
         tests=("tests/unit/planner/test_memory.py",),
     ),
+    Mutant(
+        name="an arena one slot too small for its pool is kept",
+        keeps="An engine of a pool can receive, or hand over, beside what it runs.",
+        where="mamba_planner.planner:_closest_below_need",
+        old="candidate.required_bytes <= arena",
+        new="True",
+        tests=("tests/unit/planner/test_pool_plan.py",),
+    ),
+    Mutant(
+        name="what a decode engine receives takes no slots",
+        keeps="A reception counts as a whole sequence.",
+        where="mamba_planner.candidates:RoleDemand.slots",
+        old="running + self.receptions(running)",
+        new="running",
+        tests=("tests/unit/planner/test_pool_plan.py",),
+    ),
 )

@@ -20,7 +20,7 @@ MUTANTS = (
         name="the arena does not know that a slot is still being written from outside",
         keeps="T3: a slot leaves its reception only after the end of the writer was seen.",
         where="cache.arena:Arena.move",
-        old="self._slot_writer.get(slot, 0)",
+        old="self._slot_writer.get(slot, 0) if self._slot_writer else 0",
         new="0",
         tests=TESTS,
     ),
@@ -183,10 +183,10 @@ MUTANTS = (
         old="if report and self.on_eviction is not None and node.epoch == self.tree.epoch:\n"
         "    self.on_eviction(node)\n"
         "self.tree.eviction.evicted(node)\n"
-        "self._free_state(node)",
+        "self.arena.free_slot(self.tree.drop_state(node))",
         new="self.tree.eviction.evicted(node)\n"
         "slot = node.slot\n"
-        "self._free_state(node)\n"
+        "self.arena.free_slot(self.tree.drop_state(node))\n"
         "if report and self.on_eviction is not None and node.epoch == self.tree.epoch:\n"
         "    node.slot = slot\n"
         "    self.on_eviction(node)\n"

@@ -99,9 +99,10 @@ class Joined:
         )
         ledger.check(self.core.cache)
 
-    def close(self) -> None:
+    def close(self, *, save: bool = True) -> None:
+        """End the engine; `save`: as after a shutdown, and not after a failure."""
         assert self.core.transfers is not None
-        self.core.transfers.close()
+        self.core.transfers.close(save=save)
         self.engine.stream.close()
 
 

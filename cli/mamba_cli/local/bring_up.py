@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from mamba_api.v1alpha1 import MambaDeployment, pool_deployments
-from mamba_api.v1alpha1.profiles import Profiles
+from mamba_api.v1alpha1.profiles import Profiles, profiled_pools
 from mamba_cli.errors import InvalidInput, NoFittingPlan, RunFailed
 from mamba_cli.extras import SERVER, need
 from mamba_cli.local.cluster_only import not_in_local_mode
@@ -68,11 +68,11 @@ def bring_up(
     _check_names(loaded)
     # Ports are checked before the plans are shown, because a port in use prevents the start anyway.
     fronts = front_ports(host, port, sum(document.deployment.spec.mode == "Active" for document in loaded))
-    gpu = gpu_memory() if any(map(_uses_gpus, loaded)) else None
+    gpu = gpu_memory() if any(_uses_gpus(document, profiles) for document in loaded) else None
     # The free memory is read once: later it no longer includes what the engines use.
     machine = functools.cache(cpu_device)
     planned = [(document, _plan(document, gpu, machine, profiles)) for document in loaded]
-    _show(planned, gpu, console)
+    _show(planned, gpu, profiles, console)
     outcomes = [pool.outcome for _, pools in planned for pool in pools]
     if misfits := [outcome.title for outcome in outcomes if outcome.plan is None]:
         raise NoFittingPlan(f"the plan of {', '.join(misfits)} does not fit; the numbers are above")
@@ -104,17 +104,21 @@ def _check_served(active: list[tuple[LoadedDeployment, list[PlannedPool]]]) -> N
         raise InvalidInput("\n".join(refused))
 
 
-def _uses_gpus(loaded: LoadedDeployment) -> bool:
-    return any(pool.spec.resources.gpus for pool in pool_deployments(loaded.deployment).values())
+def _uses_gpus(loaded: LoadedDeployment, profiles: Profiles) -> bool:
+    pools = profiled_pools(loaded.deployment, profiles)
+    return any(pool.spec.resources.gpus for pool in pools.values())
 
 
 def _show(
-    planned: list[tuple[LoadedDeployment, list[PlannedPool]]], gpu: int | None, console: Console
+    planned: list[tuple[LoadedDeployment, list[PlannedPool]]],
+    gpu: int | None,
+    profiles: Profiles,
+    console: Console,
 ) -> None:
     for document, pools in planned:
         for pool in pools:
             console.print(plan_view(pool.outcome))
-        for note in _notes(document, gpu):
+        for note in _notes(document, gpu, profiles):
             console.print(
                 f"note: {document.deployment.name}: {note}", style="yellow", highlight=False, markup=False
             )
@@ -224,9 +228,9 @@ def _drain_timeout(loaded: LoadedDeployment) -> float:
     return loaded.deployment.spec.rollout.drain_timeout.seconds
 
 
-def _notes(loaded: LoadedDeployment, gpu: int | None) -> list[str]:
+def _notes(loaded: LoadedDeployment, gpu: int | None, profiles: Profiles) -> list[str]:
     notes = not_in_local_mode(loaded.deployment.spec)
-    if _uses_gpus(loaded) and gpu is None:
+    if _uses_gpus(loaded, profiles) and gpu is None:
         notes.append("this machine has no NVIDIA GPU: the engine runs on the CPU")
     return notes
 

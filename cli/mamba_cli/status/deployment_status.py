@@ -3,6 +3,7 @@
 Only the objects are read, with the rights of the kubeconfig; pods are not contacted and nothing is changed.
 """
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 from urllib.parse import quote
@@ -115,9 +116,6 @@ def _status(manifest: dict[str, Any]) -> DeploymentStatus:
     conditions = {str(condition.get("type")): condition for condition in status.get("conditions") or ()}
     ready, plan = conditions.get("Ready") or {}, status.get("plan") or {}
     pools = tuple(_pool(pool) for pool in status.get("pools") or ())
-    replicas = (status.get("scaling") or {}).get("desired", spec.get("replicas"))
-    if pools:
-        replicas = sum(pool.replicas for pool in pools)
     return DeploymentStatus(
         name=str(meta.get("name", "")),
         namespace=str(meta.get("namespace", "")),
@@ -126,7 +124,7 @@ def _status(manifest: dict[str, Any]) -> DeploymentStatus:
         message=str(ready.get("message", "")) or ("" if ready else "no operator has reconciled it yet"),
         current=int(status.get("observedGeneration") or 0) >= int(meta.get("generation") or 0),
         model=str((spec.get("model") or {}).get("uri", "")),
-        replicas=1 if replicas is None else int(replicas),
+        replicas=_desired(spec, status, pools),
         ready_replicas=int(status.get("readyReplicas") or 0),
         strategy=plan.get("strategy"),
         slots=plan.get("slots"),
@@ -136,6 +134,14 @@ def _status(manifest: dict[str, Any]) -> DeploymentStatus:
         url=str(status.get("url", "")),
         troubles=_troubles(conditions),
     )
+
+
+def _desired(spec: dict[str, Any], status: dict[str, Any], pools: Sequence[PoolState]) -> int:
+    """Return the desired number of engines."""
+    if pools:
+        return sum(pool.replicas for pool in pools)
+    replicas = (status.get("scaling") or {}).get("desired", spec.get("replicas"))
+    return 1 if replicas is None else int(replicas)
 
 
 def _pool(status: dict[str, Any]) -> PoolState:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from mamba_api import names
-from mamba_api.choices import ROLES, Role
+from mamba_api.choices import Role
 from mamba_operator.children.child_comparison import Apply, Change, ChildComparison, compare_children
 from mamba_operator.objects.manifest import Ref, annotation, ref, sealed
 from mamba_operator.objects.pod_trouble import is_engine, role_of
@@ -148,12 +148,7 @@ def outgoing_roles(snapshot: Snapshot, engines: Sequence[EngineRollout], now: da
     They end earlier if a new engine has waited for room, which they occupy, for `rollout.inPlaceAfter`.
     """
     roles = {part.context.role for part in engines}
-    owner = snapshot.key.name
-    others = tuple(
-        role
-        for role in ROLES
-        if role not in roles and snapshot.child("Deployment", names.Children(owner, role).engine) is not None
-    )
+    others = tuple(role for role in snapshot.roles if role not in roles)
     if not others or all(_serves(part, snapshot) for part in engines):
         return ()
     return () if _lacks_room(snapshot, engines, now) else others

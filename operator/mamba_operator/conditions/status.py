@@ -69,12 +69,14 @@ def summarize(
             now=now, observed_generation=generation,
         )  # fmt: skip
     unified = views.get("unified")
-    engines = sum(view.engine.replicas for view in views.values())
+    outgoing = [workload_state(snapshot.of_pool(role).engine) for role in plan.outgoing]
+    states = [*(view.engine for view in views.values()), *outgoing]
+    engines = sum(state.replicas for state in states)
     return old.model_copy(
         update={
             "observed_generation": generation,
             "replicas": engines,
-            "ready_replicas": sum(view.engine.ready for view in views.values()),
+            "ready_replicas": sum(state.ready for state in states),
             "engines": _engines(list(views.values())),
             "strategy": ", ".join(dict.fromkeys(filter(None, map(_strategy, views.values())))),
             "selector": _selector(snapshot.key.name),
@@ -93,8 +95,11 @@ def summarize(
 def _parts(snapshot: Snapshot, plan: ReconcilePlan) -> Iterator[tuple[Role, Snapshot, ReconcilePlan]]:
     """Yield the snapshot and the plan of each role; those of a pool with the changes of the whole."""
     if not plan.pools:
-        own = snapshot.of_pool("unified")
-        yield "unified", own, plan
+        # The roles of a spec that cannot be read are unknown: those of the engines that run are shown.
+        readable = plan.deployment is not None or not snapshot.roles
+        roles: tuple[Role, ...] = ("unified",) if readable else snapshot.roles
+        for role in roles:
+            yield role, snapshot.of_pool(role), plan
         return
     for role, part in plan.pools.items():
         own = snapshot.of_pool(role)

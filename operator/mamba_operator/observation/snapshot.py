@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mamba_api import names
-from mamba_api.choices import Role
+from mamba_api.choices import ROLES, Role
 from mamba_api.v1alpha1 import PlanStatus
 from mamba_operator.autoscale.scaling_record import LatestDecision
 from mamba_operator.objects.manifest import Key, Manifest, Ref
@@ -101,6 +101,15 @@ class Snapshot:
     def engine(self) -> Manifest | None:
         """The engine Deployment of `role`; None if it does not exist."""
         return self.child("Deployment", self.names.engine)
+
+    @property
+    def roles(self) -> tuple[Role, ...]:
+        """Roles of which there is an engine Deployment."""
+        return tuple(
+            role
+            for role in ROLES
+            if self.child("Deployment", names.Children(self.key.name, role).engine) is not None
+        )
 
     def of_pool(self, role: Role) -> "Snapshot":
         """Return the snapshot with the engines of one role, all gateways and all loaders.

@@ -13,7 +13,7 @@ from mamba_operator.objects.indices import Indices
 from mamba_operator.objects.kinds import POD
 from mamba_operator.objects.manifest import Key, name_of
 from mamba_operator.objects.pod_poller import PodPoller
-from mamba_operator.objects.pod_trouble import answers, is_engine, is_gateway
+from mamba_operator.objects.pod_trouble import answers, is_engine, is_gateway, role_of
 from mamba_operator.render.revision import pod_revision
 from mamba_operator.rollout.attempts import Attempts, AttemptWindow
 
@@ -60,10 +60,14 @@ class RolloutWatch(PodPoller[Mapping[str, str], AttemptWindow]):
         return window.sums() if window is not None else {}
 
     def _select(self, key: Key) -> Mapping[str, str] | None:
-        """Return the revision of each engine pod by its name, draining pods included: they still serve."""
-        engines = ((name_of(pod), pod_revision(pod)) for pod in self._indices.of(POD, key) if is_engine(pod))
-        revisions = {name: revision for name, revision in engines if revision is not None}
-        return revisions if len(set(revisions.values())) > 1 else None
+        """Return the revision of each engine pod by its name, draining pods included: they still serve.
+
+        None where the engines of each role have one revision: those of two pools always differ.
+        """
+        engines = [pod for pod in self._indices.of(POD, key) if is_engine(pod)]
+        revisions = {name_of(pod): revision for pod in engines if (revision := pod_revision(pod)) is not None}
+        of_roles = {(role_of(pod), pod_revision(pod)) for pod in engines if name_of(pod) in revisions}
+        return revisions if len(of_roles) > len({role for role, _ in of_roles}) else None
 
     async def _update(self, key: Key, selection: Mapping[str, str]) -> bool:
         window = self._reports.setdefault(key, AttemptWindow())

@@ -218,7 +218,7 @@ class Arena:
         """Move `slot` to `state` along the life-cycle table; `fence`: last step that names the slot."""
         fence = max(fence, self._slot_fence[slot])
         before = self._slot_state[slot]
-        writer = self._slot_writer.get(slot, 0)
+        writer = self._slot_writer.get(slot, 0) if self._slot_writer else 0
         check_transition(slot, before, state, fence=fence, completed=self.completed, writer=writer)
         if before is not SlotState.FREE:
             self.slots_by_state[before] -= 1
@@ -235,7 +235,8 @@ class Arena:
         """Make the tree the owner of `pages`, which belonged to `owner`."""
         if self.pages_per_slab:
             self._expect(pages, owner)
-            self._expect_no_writer(pages, owner)
+            if self._writers:
+                self._expect_no_writer(pages, owner)
             self._count_users(pages, owner, PageOwner.TREE)
 
     def quarantine_pages(self, pages: Pages) -> None:
@@ -296,7 +297,8 @@ class Arena:
         if not self.pages_per_slab or not len(pages):
             return
         self._expect(pages, owner)
-        self._expect_no_writer(pages, owner)
+        if self._writers:
+            self._expect_no_writer(pages, owner)
         if fence > self.completed:
             self._count_users(pages, owner, PageOwner.FENCED)
             self._fenced_pages.append((fence, pages))

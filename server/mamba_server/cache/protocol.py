@@ -83,7 +83,7 @@ class Capacity(NamedTuple):
     retiring: int
     """Sequences that have ended and whose memory is free after a later fence."""
     returning: bool
-    """Whether a step in flight holds memory that is free after its fence."""
+    """Whether a step in flight holds memory that is free, or can be evicted, after its fence."""
     accepts_checkpoints: bool
     """Whether a prefill that starts now can be expected to get slots for its checkpoints."""
     receiving: int

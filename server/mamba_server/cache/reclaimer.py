@@ -106,16 +106,13 @@ class Reclaimer:
         if report and self.on_eviction is not None and node.epoch == self.tree.epoch:
             self.on_eviction(node)
         self.tree.eviction.evicted(node)
-        self._free_state(node)
+        self.arena.free_slot(self.tree.drop_state(node))
         self.counters.evicted += 1
 
     def drop_forgotten(self, node: Node) -> None:
         """Drop the unlocked checkpoint of `node`, which is forgotten, and what only it could resume."""
-        self._free_state(node)
-        self._drop_useless(node)
-
-    def _free_state(self, node: Node) -> None:
         self.arena.free_slot(self.tree.drop_state(node))
+        self._drop_useless(node)
 
     def _drop_useless(self, node: Node) -> None:
         """Drop the pages of `node`, which has lost its checkpoint, that no other checkpoint needs."""
@@ -176,5 +173,5 @@ class Reclaimer:
             if node.parent is None or node.epoch == epoch:
                 continue
             if node.slot and not node.state_lock:
-                self._free_state(node)
+                self.arena.free_slot(self.tree.drop_state(node))
             self.drop_upwards(node)

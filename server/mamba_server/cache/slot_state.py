@@ -86,6 +86,8 @@ def check_transition(
     needed = TRANSITIONS.get((old, new))
     if needed is None:
         raise LedgerViolation(f"slot {slot}: no transition {old.name} -> {new.name}")
+    if not needed:
+        return
     if needed & STEP and fence > completed:
         raise LedgerViolation(
             f"slot {slot}: {old.name} -> {new.name} before the fence of step {fence} (completed {completed})"

@@ -87,7 +87,8 @@ class RadixStateCache(Transit):
     def capacity(self) -> Capacity:
         """Memory at this moment."""
         arena, tree, strategy = self.arena, self.tree, self.strategy
-        free_slots, retiring, slots = arena.free_slots, len(self._retiring), arena.slots_by_state
+        free_slots, retiring = arena.free_slots, len(self._retiring)
+        receiving, exported, quarantined, quarantined_pages = self._in_transit()
         return Capacity(
             page_size=self.page_size,
             slabs=arena.slabs - 1,
@@ -101,12 +102,12 @@ class RadixStateCache(Transit):
             checkpoints=tree.checkpoints,
             admitted=len(self.allocations) - retiring,
             retiring=retiring,
-            returning=retiring > 0 or arena.has_fenced,
+            returning=retiring > 0 or arena.has_fenced or bool(self.installs),
             accepts_checkpoints=self.prefix_caching and (strategy.evicts_for_checkpoints or free_slots > 0),
-            receiving=slots[SlotState.RECEIVING] + slots[SlotState.CONFIRMING],
-            exported=slots[SlotState.EXPORTED],
-            quarantined=slots[SlotState.QUARANTINED],
-            quarantined_pages=arena.pages_by_owner[PageOwner.QUARANTINED],
+            receiving=receiving,
+            exported=exported,
+            quarantined=quarantined,
+            quarantined_pages=quarantined_pages,
             pinned=len(tree.pins),
         )
 
@@ -238,8 +239,7 @@ class RadixStateCache(Transit):
     def keep_checkpoint_at(self, allocation: SequenceAllocation, depth: int, *, forced: bool = False) -> None:
         """Plan a checkpoint at `depth`, whatever the cap is; others make room for a `forced` one."""
         allocation.awaited_depths.add(depth)
-        if forced:
-            allocation.forced_depths.add(depth)
+        allocation.forced_depths |= {depth} if forced else set()
         if (
             depth > allocation.depth
             and depth >= self.min_checkpoint_depth
@@ -558,7 +558,7 @@ class RadixStateCache(Transit):
             return Refusal(
                 f"{strategy.name} needs {len(recipients)} more tracking slots for {len(self.allocations)} "
                 f"running sequences; {self.arena.free_slots} are free and "
-                f"{self.tree.evictable_slots} evictable, {self._slots_in_transit} are received or exported"
+                f"{self.tree.evictable_slots} evictable, {sum(self._in_transit()[:3])} received or exported"
             )
         for allocation, slot in zip(recipients, grant.slots, strict=True):
             allocation.spare.append(slot)

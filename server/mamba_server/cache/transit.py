@@ -23,6 +23,8 @@ from mamba_server.cache.reclaimer import Reclaimer
 from mamba_server.cache.slot_state import SlotState
 from mamba_server.cache.tree import RadixTree
 
+_NOTHING = (0, 0, 0, 0)
+
 
 @dataclass(frozen=True, slots=True)
 class HeldReception:
@@ -95,15 +97,16 @@ class Transit:
         """Whether slots are free beyond those of the next two sequences, which are reserved for them."""
         return self.arena.free_slots > 2 * self.strategy.slots_per_sequence
 
-    @property
-    def _slots_in_transit(self) -> int:
-        """Slots that eviction spares because somebody outside the forward stream uses them."""
+    def _in_transit(self) -> tuple[int, int, int, int]:
+        """Return the slots that are being received, exported and quarantined, and the quarantined pages."""
+        if not self.receptions and not self.exports:
+            return _NOTHING
         slots = self.arena.slots_by_state
         return (
-            slots[SlotState.RECEIVING]
-            + slots[SlotState.CONFIRMING]
-            + slots[SlotState.QUARANTINED]
-            + slots[SlotState.EXPORTED]
+            slots[SlotState.RECEIVING] + slots[SlotState.CONFIRMING],
+            slots[SlotState.EXPORTED],
+            slots[SlotState.QUARANTINED],
+            self.arena.pages_by_owner[PageOwner.QUARANTINED],
         )
 
     # --- export --------------------------------------------------------------------------------------
@@ -317,8 +320,7 @@ class Transit:
         else:
             arena.move(reception.slot, SlotState.QUARANTINED)
             arena.quarantine_pages(reception.pages)
-            if held.base is not None:
-                self.tree.unlock(held.base)
+            self._unlock_base(held)
             self.receptions[reception.number] = HeldReception(reception, None)
 
     def writer_ended(self, reception: Reception) -> None:
@@ -334,9 +336,15 @@ class Transit:
         self._end(held)
 
     def _end(self, held: HeldReception) -> None:
+        self._unlock_base(held)
+        del self.receptions[held.reception.number]
+
+    def _unlock_base(self, held: HeldReception) -> None:
+        """Unlock the pages that the reception continues, and drop them if they lead to no checkpoint."""
         if held.base is not None:
             self.tree.unlock(held.base)
-        del self.receptions[held.reception.number]
+            if self.ghosts is not None:
+                self.reclaimer.drop_upwards(held.base)
 
     # --- checkpoints that are wrong ------------------------------------------------------------------
 

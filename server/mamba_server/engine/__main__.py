@@ -115,6 +115,7 @@ def _serve(settings: EngineSettings, port: "EngineSockets", cores: int | None) -
         grammars=grammars,
     )
     never_search_old_objects()
+    is_clean = False
     try:
         process.run(
             Ready(
@@ -128,9 +129,11 @@ def _serve(settings: EngineSettings, port: "EngineSockets", cores: int | None) -
                 incarnation=endpoint.incarnation,
             )
         )
+        is_clean = True
     finally:
         if engine.core.transfers is not None:
-            engine.core.transfers.close()
+            # What an engine leaves that failed is not trusted.
+            engine.core.transfers.close(save=is_clean)
         engine.stream.close()
     return 0
 

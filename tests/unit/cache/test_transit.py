@@ -233,9 +233,11 @@ def test_a_state_that_a_launch_still_copies_is_resumed_and_neither_evicted_nor_e
     assert bench.cache.match(PROMPT, "", step).resumable == 0
     assert bench.cache.export(TEXT, "", step + 1) is None
     assert bench.cache.capacity.evictable_slots == 0
+    assert bench.cache.capacity.returning
     assert bench.admit(ids(range(200, 217))) is None
     bench.commit(other, ids(range(100, 117)), step)
     assert bench.arena.slot_state(reception.slot) is SlotState.CACHED
+    assert not bench.cache.capacity.returning
     assert bench.cache.export(TEXT, "", step + 1) is not None
 
 
@@ -499,7 +501,7 @@ def test_a_strategy_that_lacks_the_slots_of_receptions_is_refused_with_their_num
     reception = received(bench, ids(range(100, 104)))
     refusal = bench.cache.change_strategy(reservation("ExtraBuffer", overlap=True))
     assert refusal is not None
-    assert "1 are received or exported" in refusal.message
+    assert "1 received or exported" in refusal.message
     bench.cache.abandon(reception, writer_ended=True)
     assert bench.cache.change_strategy(reservation("ExtraBuffer", overlap=True)) is None
     bench.check()

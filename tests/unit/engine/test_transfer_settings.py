@@ -1,5 +1,6 @@
 """Settings of transfers and tiers that cannot work are refused at the start, with what to do."""
 
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -63,4 +64,22 @@ def test_a_port_that_is_taken_is_named(shipped_engine: Engine) -> None:
         with pytest.raises(TransfersUnusable, match="--transfer-host"):
             begin(EngineSettings(model="m", transfer_port=0, transfer_host="no.such.host"))
     finally:
-        transfers.close()
+        transfers.close(save=True)
+
+
+@pytest.mark.parametrize("everywhere", ["0.0.0.0", "::"])
+def test_an_engine_that_listens_everywhere_names_the_address_of_its_pod(
+    shipped_engine: Engine, monkeypatch: pytest.MonkeyPatch, everywhere: str
+) -> None:
+    engine, settings = shipped_engine, EngineSettings(model="m", transfer_port=0, transfer_host=everywhere)
+    for pod, address in (("10.1.2.3", "10.1.2.3:"), ("fd00::7", "[fd00::7]:")):
+        monkeypatch.setenv("POD_IP", pod)
+        endpoint = start_transfers(
+            engine.core, settings, engine.stream, engine.memory, engine.state_layout, lambda: None
+        )
+        assert engine.core.transfers is not None
+        port = int(endpoint.address.rpartition(":")[2])
+        # Pods of a cluster with IPv4 reach it, too.
+        socket.create_connection(("127.0.0.1", port)).close()
+        engine.core.transfers.close(save=True)
+        assert endpoint.address.startswith(address)

@@ -14,6 +14,7 @@ from mamba_cli.local.documents import LoadedDeployment
 from mamba_cli.local.plan_view import plan_view
 from mamba_cli.local.planning import PlanFlags, PlannedPool, plan_pools
 from mamba_cli.local.unit import Unit
+from mamba_cli.resource_profiles import of_this_machine
 from mamba_planner import Device
 from mamba_planner.shipped_profiles import SHIPPED
 
@@ -115,3 +116,12 @@ def test_host_memory_of_all_engines_has_to_be_there() -> None:
     bring_up._check_room(outcomes, lambda: Device("cpu", 4 * GIB, declared=False))
     with pytest.raises(NoFittingPlan, match="two prefill, two decode together need"):
         bring_up._check_room(outcomes, lambda: Device("cpu", 2 * GIB, declared=False))
+
+
+def test_a_profile_of_a_pool_says_whether_its_engine_wants_a_gpu() -> None:
+    def uses_gpus(**pools: Any) -> bool:
+        return bring_up._uses_gpus(loaded(resources={}, disaggregation=pools), of_this_machine(SHIPPED))
+
+    cpu = {"resources": {"profile": "cpu-small"}}
+    assert not uses_gpus(prefill=cpu, decode=cpu)
+    assert uses_gpus(prefill=cpu, decode={"resources": {"profile": "nvidia-l4"}})

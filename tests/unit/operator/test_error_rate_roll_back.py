@@ -165,3 +165,17 @@ async def test_a_deployment_that_cannot_be_looked_at_keeps_no_other_from_being()
     run.by_id[index_id(PODS)][BROKEN] = [{**one, "status": 7} for one in run.pods]
     await run.polls(*(failing(look) for look in range(MIN_FAILING_SAMPLES + 1)))
     assert run.watch.attempts(KEY)[run.new].failed
+
+
+async def test_the_revisions_of_two_pools_are_no_roll_out_and_two_of_one_pool_are() -> None:
+    run = await rolling()
+    prefill, decode, *_ = run.pods
+    other = run._pod("other", "engine", "another")
+    for pod, role in ((prefill, "prefill"), (decode, "decode"), (other, "decode")):
+        pod["metadata"]["labels"][names.LABEL_ROLE] = role
+    await run.polls(failing(1), failing(2))
+    assert run.life.attempts == {}
+
+    run.pods.append(other)
+    await run.polls(failing(3), failing(4))
+    assert run.life.attempts.keys() >= {run.new}

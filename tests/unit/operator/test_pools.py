@@ -282,6 +282,29 @@ def test_plans_that_engines_report_are_shown_by_pool_and_outlive_the_operator() 
     assert [pool.plan and pool.plan.slots for pool in again.pools] == [11, 22]
 
 
+def test_traffic_that_unified_engines_measured_does_not_move_the_strategy_of_a_pool() -> None:
+    measured = {
+        "promptTokens": 100, "outputTokens": 9000, "concurrency": 900, "requests": 5000,
+        "since": "2026-01-02T11:00:00Z", "time": "2026-01-02T12:00:00Z",
+    }  # fmt: skip
+    of = {**pooled(), "status": {"workload": measured}}
+    found = status(of, ready(applied(pooled())))
+
+    assert found.workload is None
+    assert [pool.strategy for pool in found.pools] == [
+        pool.strategy for pool in status(pooled(), ready(applied(pooled()))).pools
+    ]
+
+
+def test_a_spec_that_cannot_be_read_leaves_the_pools_in_the_status() -> None:
+    children = ready(applied(pooled()))
+    found = status({**pooled(), "spec": {"model": {"uri": "nowhere"}}}, children)
+
+    assert [(pool.name, pool.ready_replicas) for pool in found.pools] == [("prefill", 1), ("decode", 1)]
+    assert condition(found, ConditionType.AVAILABLE)[0] == "True"
+    assert condition(found, ConditionType.DEGRADED)[:2] == ("True", Reason.INVALID_SPEC)
+
+
 # --- between unified engines and two pools -------------------------------------------------------------
 
 
@@ -337,3 +360,14 @@ def numbered(manifests: list[Manifest]) -> list[Manifest]:
     for number, each in enumerate(manifests):
         each["metadata"] |= {"uid": f"new-{number}", "resourceVersion": str(900 + number), "generation": 1}
     return [each for each in manifests if each["kind"] != "Secret"]
+
+
+def test_old_engines_that_answer_count_while_the_new_plan_does_not_fit() -> None:
+    children = ready(applied(fitting_owner()))
+    after = pooled(memory={"deviceMemory": "10Gi"})
+    found = status(after, children)
+
+    assert not planned(after, children).deletes
+    assert (found.replicas, found.ready_replicas) == (1, 1)
+    assert condition(found, ConditionType.AVAILABLE)[0] == "True"
+    assert condition(found, ConditionType.DEGRADED)[:2] == ("True", Reason.PLAN_DOES_NOT_FIT)

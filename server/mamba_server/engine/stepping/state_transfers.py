@@ -52,6 +52,6 @@ class StateTransfers(Protocol):
         """Return and clear direction and seconds of the transfers that ended."""
         ...
 
-    def close(self) -> None:
-        """Stop all transfers, at the end of the process."""
+    def close(self, *, save: bool) -> None:
+        """Stop all transfers, at the end of the process. `save`: the cache's states are worth keeping."""
         ...

@@ -140,12 +140,12 @@ class EngineTransfers:
             gauges["transfer_credits"] = max(0, min(self._importer.places, room))
         return gauges
 
-    def close(self) -> None:
-        """Stop the server, the reads and the store."""
+    def close(self, *, save: bool) -> None:
+        """Stop the server, the reads and the store. `save`: write the arena's checkpoints to disk first."""
         self._close()
         self.sessions.close()
         self._importer.close()
         if self.tier is not None:
-            if self.tier.outlives_process:
+            if save and self.tier.outlives_process:
                 self.tier.save(self._cache.checkpoints(), SAVE_SECONDS)
             self.tier.store.close()

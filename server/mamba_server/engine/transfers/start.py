@@ -183,7 +183,7 @@ def _listen(server: TransferServer, settings: EngineSettings) -> Address:
 
 
 def _own_address(bound: Address) -> str:
-    family = socket.AF_INET6 if ":" in bound.host else socket.AF_INET
+    family = socket.AF_UNSPEC if ":" in bound.host else socket.AF_INET
     return str(socket.getaddrinfo(socket.gethostname(), None, family)[0][4][0])
 
 

@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -40,6 +41,18 @@ OUTCOMES = {
     PutOutcome.DROPPED: "dropped",
     PutOutcome.OFF: "off",
 }
+
+
+FULL = frozenset(("dropped", "ring_busy"))
+"""Outcomes that may be other ones a moment later."""
+
+
+class _Offer(NamedTuple):
+    """Answer to an evicted checkpoint. `outcome` "" = it is on its way from the device."""
+
+    outcome: str
+    size: int
+    began: float
 
 
 @dataclass(slots=True)
@@ -74,7 +87,11 @@ class Tier:
         """Whether the store is on a disk, so that the next process finds it."""
         self._memory, self._counts, self._page_size = memory, counts, page_size
         self._speed, self._bandwidth, self._clock = speed, bandwidth, clock
-        self._free_slabs: list[torch.Tensor] | None = None
+        self._free_slabs: list[torch.Tensor] = []
+        """Memory of the ring that no victim uses; there is none where the arena is in host memory."""
+        self._ring_slabs = RING_SLABS if isinstance(memory, DeviceBundleMemory) else 0
+        if isinstance(memory, DeviceBundleMemory):
+            self._free_slabs = [memory.host_buffer_of(MAX_RING_BYTES) for _ in range(RING_SLABS)]
         self._copied: deque[_Victim] = deque()
         """Victims whose copy from the device was issued, in that order."""
         self._stored: deque[tuple[_Victim, str]] = deque()
@@ -84,23 +101,26 @@ class Tier:
 
     def on_eviction(self, evicted: EvictedCheckpoint) -> None:
         """Copy a checkpoint that is about to lose its memory. Called by the cache, between two launches."""
+        self._record(evicted.depth, *self._offer(evicted))
+
+    def _offer(self, evicted: EvictedCheckpoint) -> _Offer:
+        """Copy a checkpoint into the memory of the store, or begin to."""
         began = self._clock()
         token_ids = evicted.token_ids()
         first = self.store.missing_from(token_ids, evicted.salt)
         if first is None:
-            self._counts.record("demoted", "known", 0, self._clock() - began, depth=evicted.depth)
-            return
+            return _Offer("known", 0, began)
         pages = evicted.pages[first // self._page_size :]
-        size = bundle_bytes(self._memory.layout, len(pages))
         if isinstance(self._memory, DeviceBundleMemory):
-            outcome = self._copy_out(self._memory, evicted, token_ids, first, began)
-        else:
-            outcome = self._put(
-                token_ids, evicted.salt, first, self._memory.outgoing(evicted.slot, pages).buffers
-            )
+            return _Offer(self._copy_out(self._memory, evicted, token_ids, first, began), 0, began)
+        buffers = self._memory.outgoing(evicted.slot, pages).buffers
+        outcome = self._put(token_ids, evicted.salt, first, buffers)
+        return _Offer(outcome, bundle_bytes(self._memory.layout, len(pages)), began)
+
+    def _record(self, depth: int, outcome: str, size: int, began: float) -> None:
         if outcome:
             moved = size if outcome == "stored" else 0
-            self._counts.record("demoted", outcome, moved, self._clock() - began, depth=evicted.depth)
+            self._counts.record("demoted", outcome, moved, self._clock() - began, depth=depth)
 
     def _put(self, token_ids: Tokens, salt: str, first: int, buffers: Buffers) -> str:
         return OUTCOMES[self.store.put(token_ids, salt, buffers[:1], buffers[1:], first)]
@@ -116,8 +136,6 @@ class Tier:
         """Issue the copy of a victim into a free slab of the ring; return why there is none, or ""."""
         pages = evicted.pages[first // self._page_size :]
         size = bundle_bytes(memory.layout, len(pages))
-        if self._free_slabs is None:
-            self._free_slabs = [memory.host_buffer_of(MAX_RING_BYTES) for _ in range(RING_SLABS)]
         if size > MAX_RING_BYTES:
             return "too_large"
         if not self._free_slabs:
@@ -134,22 +152,26 @@ class Tier:
         """
         end = self._clock() + seconds
         for checkpoint in checkpoints:
-            while self.pending and not self._free_slabs and self._clock() < end:
-                self.poll()
-                time.sleep(PAUSE_SECONDS)
+            offer = self._offer(checkpoint)
+            while offer.outcome in FULL and self._clock() < end:
+                self._wait()
+                offer = self._offer(checkpoint)
+            self._record(checkpoint.depth, *offer)
             if self._clock() >= end:
                 break
-            self.on_eviction(checkpoint)
         while self.pending and self._clock() < end:
-            self.poll()
-            time.sleep(PAUSE_SECONDS)
+            self._wait()
         self.store.save(max(0.0, end - self._clock()))
+
+    def _wait(self) -> None:
+        """Let the ring and the writer of the store go on, at the end of the process."""
+        self.poll()
+        time.sleep(PAUSE_SECONDS)
 
     def poll(self) -> None:
         """Hand copies that are complete to the store, in a thread. Between two steps."""
         while self._stored:
             victim, outcome = self._stored.popleft()
-            assert self._free_slabs is not None
             self._free_slabs.append(victim.slab)
             size = sum(buffer.nbytes for buffer in victim.outgoing.buffers) if outcome == "stored" else 0
             depth, seconds = len(victim.token_ids), self._clock() - victim.began
@@ -159,8 +181,8 @@ class Tier:
             threading.Thread(target=self._drain, args=(victim,), name="demotion", daemon=True).start()
 
     def _drain(self, victim: _Victim) -> None:
-        victim.outgoing.wait()
         try:
+            victim.outgoing.wait()
             outcome = self._put(victim.token_ids, victim.salt, victim.first, victim.outgoing.buffers)
         except Exception:
             outcome = "failed"
@@ -169,7 +191,7 @@ class Tier:
     @property
     def pending(self) -> bool:
         """Whether victims are on their way from a device to the store."""
-        return self._free_slabs is not None and len(self._free_slabs) < RING_SLABS
+        return len(self._free_slabs) < self._ring_slabs
 
     # --- into the arena ------------------------------------------------------------------------------
 
