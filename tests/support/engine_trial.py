@@ -97,7 +97,7 @@ class EngineTrial:
         stream = self.simulated if setup.overlap else InlineStream()
         self.core = EngineCore(
             Scheduler(self.cache, limits), self.cache, stream, self.runner,
-            overlap=setup.overlap, eos_token_ids=frozenset({0}),
+            overlap=setup.overlap, eos_token_ids=frozenset({0}), pin_share=0.4,
         )  # fmt: skip
         self.submitted: dict[tuple[str, int], tuple[list[int], SamplingParams, int]] = {}
         self.got: dict[tuple[str, int], list[int]] = {}
@@ -120,8 +120,21 @@ class EngineTrial:
         name = f"r{self.count}"
         self.count += 1
         params = SamplingParams(max_tokens=outputs, ignore_eos=ignore_eos)
+        # Own random numbers, so that runs are the same with and without pins otherwise. A pin ends with the
+        # next step, or with a flush, the budget or a sequence that needs the memory.
+        rng = random.Random(self.count)
+        pins = ((rng.randint(1, len(prompt)), rng.choice([0.0, 1e9])),) if rng.random() < 0.3 else ()
         rejected = self.core.add(
-            AddRequest(name, prompt, params, n=n, priority=priority, cache_salt=salt, turn_boundary=boundary),
+            AddRequest(
+                name,
+                prompt,
+                params,
+                n=n,
+                priority=priority,
+                cache_salt=salt,
+                turn_boundary=boundary,
+                pins=pins,
+            ),
             ScriptedGrammar(form) if form else None,  # type: ignore[arg-type]
         )
         if rejected is None:
