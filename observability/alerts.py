@@ -58,19 +58,21 @@ def each(series: Series, *by: str) -> str:
 REQUESTS = series("gateway_requests")
 SHED = REQUESTS.where(code="429").without(reason="key_limit")
 READY, DRAINING = series("gateway_endpoint_ready"), series("gateway_endpoint_draining")
+ANSWERING = READY.without(role="prefill")
+"""Engines that answer requests; prefill engines compute prompts for them."""
 MISSES = series("prefix_misses")
 PASSES = series("operator_reconciles")
 
 BY_GATEWAY = ", ".join(GATEWAY)
-SERVED_BEFORE = f"max by ({BY_GATEWAY}) (max_over_time({READY.now}[1h]) and {READY.now}) > 0"
+SERVED_BEFORE = f"max by ({BY_GATEWAY}) (max_over_time({ANSWERING.now}[1h]) and {ANSWERING.now}) > 0"
 """Gateways one of whose engines was ready within the hour: it has stopped, and does not merely load."""
-LONG_WITHOUT = f"sum by ({BY_GATEWAY}) ({READY.now} offset 30m) == 0"
+LONG_WITHOUT = f"sum by ({BY_GATEWAY}) ({ANSWERING.now} offset 30m) == 0"
 """Gateways that had engines half an hour ago, and none of them was ready."""
 
 ALERTS = (
     Alert(
         "MambaserveNoEngineReady",
-        f"{READY.summed(*GATEWAY)} == 0 and on ({BY_GATEWAY}) ({SERVED_BEFORE} or {LONG_WITHOUT})",
+        f"{ANSWERING.summed(*GATEWAY)} == 0 and on ({BY_GATEWAY}) ({SERVED_BEFORE} or {LONG_WITHOUT})",
         "The gateway {{ $labels.pod }} in {{ $labels.namespace }} has engines, but none of them is ready any "
         "more, or none has been ready for half an hour.",
         "2m",
@@ -82,6 +84,14 @@ ALERTS = (
         f"unless on (namespace, endpoint) {each(DRAINING, 'namespace', 'endpoint')} == 1",
         "The engine {{ $labels.endpoint }} has not been ready for a quarter of an hour.",
         "15m",
+    ),
+    Alert(
+        "MambaserveNoPrefillEngine",
+        f"{total(series('gateway_prefilled_by_decode').where(reason='no_engine').increase('10m'), *GATEWAY)} "
+        "> 0",
+        "The gateway {{ $labels.pod }} in {{ $labels.namespace }} has no prefill engine ready: decode "
+        "engines compute the prompts themselves.",
+        "5m",
     ),
     Alert(
         "MambaserveEngineRestarts",

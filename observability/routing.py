@@ -74,6 +74,17 @@ ROUTING = Dashboard(
         ),
         (
             Panel(
+                "Prompts of decode engines",
+                (
+                    Query(series("gateway_hand_overs").summed("outcome"), "prefill: {{outcome}}"),
+                    Query(series("gateway_prefilled_by_decode").summed("reason"), "decode: {{reason}}"),
+                ),
+                "prefill: prompts that prefill engines computed, or did not; decode: prompts that the decode "
+                "engines computed themselves, and why.",
+                unit="ops",
+                stacked=True,
+            ),
+            Panel(
                 "Prefix index",
                 (Query(f"sum by (state) ({series('prefix_index_state').now})", "{{state}}"),),
                 "Gateways in each state. unavailable: the gateway has no feed; stale: the part of an engine "

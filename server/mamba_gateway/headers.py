@@ -10,6 +10,7 @@ from collections.abc import Callable
 from mamba_edge.exchange.asgi_responses import USAGE_HEADER
 from mamba_edge.exchange.request_body import RawHeaders
 from mamba_edge.exchange.request_context import CLIENT_HEADER
+from mamba_gateway.hand_over import HAND_OVER_HEADER, PEER_HEADER
 
 HOP_BY_HOP = frozenset(
     (
@@ -37,6 +38,8 @@ _OWN_REQUEST = HOP_BY_HOP | frozenset(
         b"x-mambaserve-explain",
         USAGE_HEADER,
         CLIENT_HEADER,
+        HAND_OVER_HEADER,
+        PEER_HEADER,
     )
 )
 # Headers that the server sets which answers.

@@ -124,6 +124,9 @@ class GatewaySettings(HttpLimits, BrowserOrigins, TraceSettings, BaseSettings):
     ignored."""
     load_weight: float = Field(_ROUTING.load_weight, ge=0, le=100)
     """Weight of the time until an engine begins with a request; 0 = the load of engines is ignored."""
+    hand_over_tokens: int = Field(512, ge=1)
+    """Fewest tokens that an engine would have to compute of a prompt from which another engine computes them
+    for it: a prefill engine, or an engine that has them cached. Counts where engines move states."""
     max_attempts: int = Field(3, ge=1, le=10)
     """Most engines tried for one request, all before its first byte."""
     probe_interval: float = Field(1.0, gt=0)

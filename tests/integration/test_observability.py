@@ -190,11 +190,16 @@ POD = 'namespace="n", pod="p", instance="i"'
 ENGINE = f'{POD}, model="m"'
 FIRES: dict[str, tuple[dict[str, str], str, str]] = {
     "MambaserveNoEngineReady": (
-        {f'mambaserve_gateway_endpoint_ready{{{POD}, endpoint="e"}}': "1 0x60"}, "2m", "4m",
+        {f'mambaserve_gateway_endpoint_ready{{{POD}, endpoint="e", role="decode"}}': "1 0x60",
+         f'mambaserve_gateway_endpoint_ready{{{POD}, endpoint="p", role="prefill"}}': "1x61"}, "2m", "4m",
     ),
     "MambaserveEngineNotReady": (
         {f'mambaserve_gateway_endpoint_ready{{{POD}, endpoint="e"}}': "1 0x60",
          f'mambaserve_gateway_endpoint_draining{{{POD}, endpoint="e"}}': "0x60"}, "15m", "17m",
+    ),
+    "MambaserveNoPrefillEngine": (
+        {f'mambaserve_gateway_prefilled_by_decode_total{{{POD}, reason="no_engine"}}': "0x5 0+3x40",
+         f'mambaserve_gateway_prefilled_by_decode_total{{{POD}, reason="short"}}': "0+9x45"}, "8m", "20m",
     ),
     "MambaserveEngineRestarts": (
         {f"mambaserve_engine_restarts_total{{{ENGINE}}}": "0x5 1x5 2x5 3x9"}, "5m", "18m",

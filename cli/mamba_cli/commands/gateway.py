@@ -96,7 +96,7 @@ PANELS = {
         "endpoint_picker_key",
         "inference_pool",
     ),
-    "Routing": ("prefix_weight", "load_weight"),
+    "Routing": ("prefix_weight", "load_weight", "hand_over_tokens"),
     "Traces": ("otlp_endpoint", "otlp_protocol", "trace_sampling", "slow_request"),
     "Relay": (
         "max_attempts",

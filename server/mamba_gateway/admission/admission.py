@@ -60,13 +60,23 @@ ANONYMOUS = PermitRequest()
 class Permit:
     """The right of one request to be relayed."""
 
-    __slots__ = ("_acquired_at", "_admission", "_claim", "_held", "_number", "_sent", "waited", "was_held")
+    __slots__ = (
+        "_acquired_at",
+        "_admission",
+        "_claim",
+        "_computing",
+        "_held",
+        "_number",
+        "_sent",
+        "waited",
+        "was_held",
+    )
 
     def __init__(self, admission: "Admission", claim: PermitRequest, number: int) -> None:
         self._admission, self._claim, self._number = admission, claim, number
         self.waited = self._acquired_at = 0.0
         """Seconds for which the request waited for its turn."""
-        self._sent = False
+        self._sent = self._computing = False
         self._held = False
         """Whether the permit was given back, and is not needed now."""
         self.was_held = False
@@ -93,10 +103,17 @@ class Permit:
             self._sent = True
             self._admission.count_sent(self._claim.model)
 
+    def computing(self) -> None:
+        """Record that a prefill engine computes the prompt.
+
+        The place at the engine that will write the answer stays reserved.
+        """
+        self._computing = True
+
     @property
     def reached_engine(self) -> bool:
         """Whether the request was sent to an engine, and is there as far as the gateway knows."""
-        return self._sent and not self._held
+        return (self._sent or self._computing) and not self._held
 
     def hold(self) -> None:
         """Give the permit back while the request waits for an engine; `resume` or `release` follows."""
@@ -130,7 +147,7 @@ class Permit:
             return
         if not self._admission.try_acquire(self._claim):
             await self._admission.acquire(self._claim, self._number, seconds, shed=False)
-        self._held, self._sent = False, False
+        self._held = self._sent = self._computing = False
         self._acquired_at = self._admission.clock()
 
     def release(self) -> None:

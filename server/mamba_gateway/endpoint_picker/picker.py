@@ -28,6 +28,7 @@ from mamba_gateway.endpoint_picker.pick_trace import PickTrace
 from mamba_gateway.endpoint_picker.picker_metrics import PickerMetrics
 from mamba_gateway.endpoint_picker.request_head import RequestHead, headers_of, served_by
 from mamba_gateway.endpoints.pool import Pool
+from mamba_gateway.hand_over import HAND_OVER_HEADER, PEER_HEADER
 from mamba_gateway.headers import bearer, is_credential
 from mamba_gateway.key_limits import ANYONE
 from mamba_gateway.metrics.gateway_metrics import GatewayMetrics
@@ -239,7 +240,11 @@ class EndpointPicker:
     def _mutation(self, exchange: Exchange) -> HeaderMutation:
         # As for a request that the gateway relays itself, the client's credentials do not go on.
         head = exchange.head
-        credentials = {name.decode("latin-1") for name, _ in head.headers if is_credential(name)}
+        credentials = {
+            name.decode("latin-1")
+            for name, _ in head.headers
+            if is_credential(name) or name in (HAND_OVER_HEADER, PEER_HEADER)
+        }
         credentials.add(CLIENT_HEADER.decode())
         put = [
             (messages.DESTINATION, ",".join(self._addresses(exchange)).encode()),

@@ -15,7 +15,9 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec.structs import force_setattr
 
+from mamba_api.choices import Role
 from mamba_gateway.endpoints.engine_speed import EngineSpeed
+from mamba_gateway.hand_over import TransferReport
 
 DECODE_SECONDS = 0.001
 """Time that a running sequence adds to each step, assumed where no step was measured."""
@@ -63,6 +65,12 @@ class Endpoint(msgspec.Struct, frozen=True, gc=False):
     """Whether the engine has told a request since its last report that it has too many."""
     avoided: bool = False
     """Whether the engine was full lately, so that others are preferred."""
+    role: Role = "unified"
+    """Work of the engine: whole requests, or prompts alone, or answers to prompts of other engines."""
+    transfer: TransferReport | None = None
+    """Endpoint of the engine for states that move between engines; None = it moves none."""
+    credits: int = 0
+    """Number of states that the engine can take, less those that this gateway sent since its report."""
     cost_terms: tuple[float, float, float, float] | None = None
     """(tokens per second, attention ratio, queued prompt tokens, seconds of decoding per prompt), for
     `CostComparison.totals`; None = not all of them are known. Derived from the other fields."""
@@ -115,11 +123,12 @@ def engine_capacity(endpoints: Iterable[Endpoint], model: str | None) -> float:
     An engine's own queue knows nothing of keys: a request that waits there is out of reach of any fairness.
     So an engine is given what it can run and one step's worth more, which begins the moment something ends.
     There is no limit where an engine does not say how many it can run, and where there is no engine at all,
-    since a request is then held, or refused, by the relay.
+    since a request is then held, or refused, by the relay. Prefill engines do not count: a request keeps the
+    place at the engine that will write its answer while its prompt is computed.
     """
     free, any_serves = 0.0, False
     for endpoint in endpoints:
-        if endpoint.ready and not endpoint.draining and endpoint.serves(model):
+        if endpoint.ready and not endpoint.draining and endpoint.role != "prefill" and endpoint.serves(model):
             free, any_serves = free + _free_places(endpoint), True
     return free if any_serves else math.inf
 

@@ -14,8 +14,10 @@ from typing import Any
 import msgspec
 from msgspec.structs import force_setattr
 
+from mamba_api.choices import Role
 from mamba_gateway.endpoints.endpoint import Endpoint, OutlierEjection, PromptQueue, engine_capacity
 from mamba_gateway.endpoints.engine_speed import EngineSpeed, pooled_speed
+from mamba_gateway.hand_over import TransferReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,8 @@ class ProbeReport:
     """Prompt tokens that the engine has memory for now; None = it does not say."""
     max_running: int | None = None
     """Largest number of requests that the engine runs at once; None = it does not say."""
+    transfer: TransferReport | None = None
+    """Endpoint of the engine for states that move between engines; None = it moves none."""
 
 
 UNKNOWN = ProbeReport(ready=False, reason="not probed yet")
@@ -88,6 +92,8 @@ class _EndpointRecord:
     """Names of the models that the engine serves; None = unknown."""
     speed: EngineSpeed | None = None
     """Speed of the engine, pooled with the fleet; None = not measured yet, or not reported."""
+    states_sent: int = 0
+    """States that this gateway has sent to the engine since its last report."""
     frozen: Endpoint | None = None
     """Cached snapshot of the record; None = it has changed since."""
     base: Endpoint | None = None
@@ -149,7 +155,10 @@ class Pool:
             return
         if report.models is None:  # the models do not change while an engine is busy or restarting
             report = replace(report, models=record.report.models)
+        if not report.ready:  # an engine that restarts or drains keeps its role
+            report = replace(report, transfer=record.report.transfer)
         record.report, record.suspect, record.names = report, "", _names(report)
+        record.states_sent = 0
         record.full, record.avoided = False, record.avoided and self._clock() < record.avoided_until
         record.speed = self._pooled_speed(record)
         self._names = None
@@ -170,15 +179,19 @@ class Pool:
         """Record a failed request.
 
         After several in a row the endpoint is left out for a while, whatever probes find; never more than
-        half of all endpoints are.
+        half of the endpoints that answer requests are.
         """
         if record := self._records.get(url):
-            others = (other for other in self._records.values() if other is not record)
-            doubted = sum(other.outlier.doubted for other in others)
-            may = doubted + 1 <= len(self._records) // 2
-            record.outlier.fail(reason, self._clock(), may_eject=may)
+            record.outlier.fail(reason, self._clock(), may_eject=self._may_eject(record))
             self._update_doubts()
             self._invalidate(record)
+
+    def _may_eject(self, record: _EndpointRecord) -> bool:
+        if _role(record) == "prefill":
+            return True  # decode engines compute prompts, too
+        alike = [other for other in self._records.values() if _role(other) != "prefill"]
+        doubted = sum(other.outlier.doubted for other in alike if other is not record)
+        return doubted + 1 <= len(alike) // 2
 
     def reject(self, url: str, *, full: bool) -> int:
         """Record that the endpoint rejected a request like a mistake of a client; return how many in a row.
@@ -228,6 +241,12 @@ class Pool:
             self._invalidate_counts(record)
         return ticket
 
+    def send_state(self, url: str) -> None:
+        """Count a state as sent to the endpoint, which can take one less until its next report."""
+        if record := self._records.get(url):
+            record.states_sent += 1
+            self._invalidate(record)
+
     def response_started(self, url: str, ticket: int, *, well: bool = True) -> None:
         """Record that the first byte of the response has arrived: the prompt is computed.
 
@@ -269,11 +288,14 @@ class Pool:
         if not self._doubts:
             self._snapshot = endpoints
             return endpoints
-        usable = any(endpoint.ready and not endpoint.draining for endpoint in endpoints)
-        if not usable and any(endpoint.ejected for endpoint in endpoints):
+        answering = [endpoint for endpoint in endpoints if endpoint.role != "prefill"]
+        usable = any(endpoint.ready and not endpoint.draining for endpoint in answering)
+        if not usable and any(endpoint.ejected for endpoint in answering):
             # Nothing else is left: an engine that may fail is better than none.
             return tuple(
                 msgspec.structs.replace(endpoint, ready=_ready(self._records[endpoint.url]))
+                if endpoint.role != "prefill"
+                else endpoint
                 for endpoint in endpoints
             )
         return endpoints
@@ -367,6 +389,10 @@ def _ready(record: _EndpointRecord) -> bool:
     return record.target.ready and record.report.ready and not record.suspect
 
 
+def _role(record: _EndpointRecord) -> Role:
+    return "unified" if record.report.transfer is None else record.report.transfer.role
+
+
 def _reason(record: _EndpointRecord) -> str:
     if record.report.ready and record.outlier.comparisons:
         return "it rejected a request, which another engine is asked"
@@ -432,4 +458,7 @@ def _make_endpoint(record: _EndpointRecord, now: float) -> Endpoint:
         rejected=record.rejected,
         full=record.full,
         avoided=record.avoided,
+        role=_role(record),
+        transfer=report.transfer,
+        credits=max(0, report.transfer.credits - record.states_sent) if report.transfer else 0,
     )

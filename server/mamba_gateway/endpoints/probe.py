@@ -16,6 +16,7 @@ import structlog
 
 from mamba_gateway.endpoints.engine_speed import EngineSpeed
 from mamba_gateway.endpoints.pool import Pool, ProbeReport, Target
+from mamba_gateway.hand_over import transfer_report
 from mamba_gateway.headers import bearer
 
 log = structlog.get_logger("mambaserve.gateway")
@@ -175,6 +176,7 @@ class Prober:
             prompt_tokens_waiting=gauges.get(PROMPT_TOKENS_WAITING),
             room=gauges.get(PROMPT_ROOM),
             max_running=int(gauges.get(MAX_RUNNING, 0)) or None,
+            transfer=transfer_report(body),
         )
 
     async def _gauges(self, url: str) -> dict[str, float]:

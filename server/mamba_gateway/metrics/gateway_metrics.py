@@ -7,7 +7,7 @@ import functools
 from collections.abc import Callable
 from typing import Literal, get_args
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -19,6 +19,8 @@ from mamba_telemetry.trace_metrics import TraceMetrics
 from mamba_telemetry.tracing import OFF, Tracing
 
 RetryReason = Literal["refused", "unreachable", "died", "silent", "rejected"]
+HandOverOutcome = Literal["computed", "nothing", "rejected", "full", "failed"]
+DecodeReason = Literal["short", "no_engine", "failed", "nothing"]
 KEY_LIMIT = "key_limit"
 """Label of a refusal because the key is over a limit of its own, whatever room there is."""
 UNKNOWN_MODEL = "unknown"
@@ -35,7 +37,9 @@ class _EndpointCollector(Collector):
 
     def collect(self) -> list[Metric]:
         ready = GaugeMetricFamily(
-            "mambaserve_gateway_endpoint_ready", "1 if the endpoint may be chosen.", labels=["endpoint"]
+            "mambaserve_gateway_endpoint_ready",
+            "1 if the endpoint may be chosen, by its role.",
+            labels=["endpoint", "role"],
         )
         draining = GaugeMetricFamily(
             "mambaserve_gateway_endpoint_draining", "1 if the endpoint is going away.", labels=["endpoint"]
@@ -64,7 +68,7 @@ class _EndpointCollector(Collector):
             attempts.add_metric([endpoint.name, "answered"], endpoint.answered)
             attempts.add_metric([endpoint.name, "failed"], endpoint.failed)
             attempts.add_metric([endpoint.name, "rejected"], endpoint.rejected)
-            ready.add_metric([endpoint.name], float(endpoint.ready and not endpoint.draining))
+            ready.add_metric([endpoint.name, endpoint.role], float(endpoint.ready and not endpoint.draining))
             draining.add_metric([endpoint.name], float(endpoint.draining))
             ejected.add_metric([endpoint.name], float(endpoint.ejected))
             in_flight.add_metric([endpoint.name], endpoint.in_flight)
@@ -108,6 +112,33 @@ class GatewayMetrics:
         # The series exist from the start: a rate does not see the step from no series to one.
         for reason in get_args(RetryReason):
             self.retries.labels(reason)
+        self.hand_overs = Counter(
+            f"{prefix}_hand_overs",
+            "Prompts sent to prefill engines, by outcome; what was given up is in none.",
+            ["outcome"],
+            registry=registry,
+        )
+        for outcome in get_args(HandOverOutcome):
+            self.hand_overs.labels(outcome)
+        self.prefill_seconds = Histogram(
+            f"{prefix}_prefill_seconds",
+            "Time that a request spent at prefill engines, whatever came of it.",
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self.prefilled_by_decode = Counter(
+            f"{prefix}_prefilled_by_decode",
+            "Requests whose prompt the decode engine computes itself, by reason.",
+            ["reason"],
+            registry=registry,
+        )
+        for why in get_args(DecodeReason):
+            self.prefilled_by_decode.labels(why)
+        self.peer_hints = Counter(
+            f"{prefix}_peer_hints",
+            "Requests sent with the address of another engine that has more of the prompt cached.",
+            registry=registry,
+        )
         self.broken = Counter(
             f"{prefix}_broken_streams",
             "Answers that an engine broke off after the first byte.",

@@ -134,6 +134,7 @@ async def built(
             connector, pool, metrics, router,
             hold_timeout=settings.hold_timeout, max_attempts=settings.max_attempts,
             request_timeout=settings.request_timeout, liveness=liveness, wake=wake,
+            hand_over_tokens=settings.hand_over_tokens,
         )  # fmt: skip
         proxy = ProxyEndpoint(
             relay, admission, metrics, keys.clients,

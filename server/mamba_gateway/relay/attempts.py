@@ -17,14 +17,19 @@ from starlette.types import Send
 from mamba_edge.errors import ApiError
 from mamba_gateway.endpoints.endpoint import Endpoint
 from mamba_gateway.endpoints.pool import Pool
+from mamba_gateway.hand_over import HandOver
 from mamba_gateway.metrics.gateway_metrics import RetryReason
 from mamba_gateway.routing.decision import RoutingRecord
-from mamba_gateway.upstream.connection import UpstreamResponse
+from mamba_gateway.upstream.connection import Pair, UpstreamResponse
 from mamba_gateway.upstream.connector import UpstreamRequest
 from mamba_gateway.upstream.deadlines import Interrupt
 from mamba_gateway.upstream.silence import SilenceWatch
 from mamba_telemetry.request_trace import SpanNote
 
+REFUSED_HERE = frozenset((401, 403, 404, 429))
+"""Statuses that rather speak of the engine than of the request, and are compared with another engine's."""
+NO_LIVENESS = "it was silent and did not say at /livez that it lives"
+"""Why an engine is given up that no connection and no answer speaks for."""
 WINDOW_SECONDS = 10.0
 """Period over which requests and retries are counted."""
 RETRY_RATIO = 0.2
@@ -150,11 +155,34 @@ class RelayProgress(msgspec.Struct, eq=False):
     """URL of the engine that died or fell silent on the request; at most one."""
     rejecting_engines: tuple[str, ...] = ()
     """URLs of the engines that rejected the request."""
+    prefill_over: bool = False
+    """Whether no prefill engine gets the prompt any more."""
+    handed_over: "HandedOver | None" = None
+    """The state that a prefill engine holds; None = the engine that answers computes the prompt."""
 
     @property
     def tried(self) -> tuple[str, ...]:
         """URLs of the engines that get no further attempt."""
         return self.lost_engines + self.rejecting_engines
+
+
+class HandedOver(msgspec.Struct):
+    """The state of a prompt that a prefill engine holds for the engine that will answer."""
+
+    hand_over: HandOver
+    first_choice: RoutingRecord
+    """The choice of a decode engine before the prompt was computed."""
+    prefill: RoutingRecord
+    """The choice of the prefill engine."""
+    until: float
+    """Time of the loop at which the lease of the export ends, in seconds."""
+    read: bool = False
+    """Whether an engine that died may have read the export, so that it is gone."""
+
+    def header(self, now: float) -> Pair:
+        """Return the header for the engine that answers: the export, or the engine that has the state."""
+        alive = not self.read and now < self.until
+        return self.hand_over.header() if alive else self.hand_over.peer_header()
 
 
 class Attempt(msgspec.Struct, eq=False):
@@ -176,6 +204,10 @@ class Attempt(msgspec.Struct, eq=False):
     """The engine's response; None = it has not begun."""
     begun: bool = False
     """Whether the client gets this engine's answer."""
+    source: tuple[Pair, ...] = ()
+    """The header that names where the engine can fetch the state of the prompt."""
+    fetchable: int = 0
+    """Tokens that it covers."""
     failed: bool | None = None
     """Whether the engine failed the request; None = unknown, or a mistake of the client."""
 

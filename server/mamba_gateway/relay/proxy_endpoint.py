@@ -218,6 +218,7 @@ class ProxyEndpoint:
             explain=context.header_values.get(REQUEST_HEADER) == b"1",
             trace=context.trace,
             has_form=fields.has_form,
+            log_fields=context.log_fields,
         )
 
     async def _relay_while_connected(self, client: RelayedRequest, request: UpstreamRequest) -> None:

@@ -27,9 +27,12 @@ from mamba_gateway.errors import (
     UpstreamIdleTimeout,
     UpstreamLost,
 )
+from mamba_gateway.hand_over import peer_header
 from mamba_gateway.metrics.gateway_metrics import GatewayMetrics
 from mamba_gateway.relay.answer import EngineAnswer, ResponseTruncated, upstream_error
 from mamba_gateway.relay.attempts import (
+    NO_LIVENESS,
+    REFUSED_HERE,
     Attempt,
     Comparison,
     Failure,
@@ -39,6 +42,7 @@ from mamba_gateway.relay.attempts import (
     Retry,
     RetryBudget,
 )
+from mamba_gateway.relay.prefill_leg import PrefillLeg
 from mamba_gateway.routing.decision import RESPONSE_HEADER, NoCandidate, RoutingRecord
 from mamba_gateway.routing.router import EndpointWait, Router
 from mamba_gateway.upstream.connection import ConnectionLost, EngineUnreachable, IdleTimeout, UpstreamResponse
@@ -53,9 +57,6 @@ RETRIED_STATUSES = frozenset((502, 503))
 """Statuses with which an engine says that another one may do better."""
 ENGINE_LOST = b'"engine_lost"'
 """Part of the answer of an engine whose own process ended on a request."""
-REFUSED_HERE = frozenset((401, 403, 404, 429))
-"""Statuses that rather speak of the engine than of the request, and are compared with another engine's."""
-NO_LIVENESS = "it was silent and did not say at /livez that it lives"
 STOPPED = "the gateway stopped before the answer was complete"
 
 
@@ -74,6 +75,7 @@ class Relay:
         request_timeout: float,
         liveness: LivenessChecks,
         wake: Callable[[], None],
+        hand_over_tokens: int,
     ) -> None:
         self._connector, self._pool, self._metrics, self._router = connector, pool, metrics, router
         self.loop = connector.loop
@@ -87,6 +89,12 @@ class Relay:
         # failed.
         self._comparisons = self._budget.sharing_requests()
         self._hold = EndpointWait(pool, metrics, wake)
+        self._prefill = PrefillLeg(
+            connector, pool, metrics, router, liveness,
+            least_tokens=hand_over_tokens, max_attempts=max_attempts,
+            budget=self._budget, comparisons=self._comparisons, pass_on=self._pass_on,
+        )  # fmt: skip
+        self._hand_over_tokens = hand_over_tokens
         self.cancelling = False
         """Whether the time of a drain is over: a cancelled stream still ends with an error event."""
 
@@ -121,7 +129,14 @@ class Relay:
             comparison.end(took=None)
             self._deadlines.end(lifetime)
 
-    def _decide(self, request: UpstreamRequest, tried: tuple[str, ...]) -> RoutingRecord | NoCandidate:
+    def _decide(self, progress: RelayProgress, *more_tried: str) -> RoutingRecord | NoCandidate:
+        request, tried = progress.request, progress.tried
+        if more_tried:
+            tried += more_tried
+        if (state := progress.handed_over) is not None:
+            return self._router.decide_answer(
+                state.first_choice, state.prefill, state.hand_over.depth, request.prompt, tried
+            )
         return self._router.decide(
             request.model, request.prompt,
             body_bytes=len(request.body), tried=tried, request_id=request.request_id,
@@ -141,7 +156,19 @@ class Relay:
             span.set(names.ENDPOINT, endpoint.name)
             span.set(names.HTTP_RESEND_COUNT, progress.number - 1 or None)
         watch = SilenceWatch(self._liveness, endpoint.url, progress.task)
-        return Attempt(record, endpoint, ticket, sent_at, last, watch, span)
+        attempt = Attempt(record, endpoint, ticket, sent_at, last, watch, span)
+        if endpoint.transfer is not None:
+            self._name_source(progress, attempt)
+        return attempt
+
+    def _name_source(self, progress: RelayProgress, attempt: Attempt) -> None:
+        """Tell the engine where it can fetch the state of the prompt, if some engine has it."""
+        if (state := progress.handed_over) is not None:
+            attempt.source = (state.header(self.loop.time()),)
+            attempt.fetchable = state.hand_over.depth
+        elif (peer := self._router.peer_of(attempt.record, self._hand_over_tokens)) is not None:
+            attempt.source, attempt.fetchable = (peer_header(*peer),), peer[1]
+            self._metrics.peer_hints.inc()
 
     async def _attempt(self, progress: RelayProgress) -> Failure | None:
         """Send the request to an engine, and pass its answer on unless another engine may do better.
@@ -150,17 +177,21 @@ class Relay:
         """
         request = progress.request
         with request.trace.span(names.GATEWAY_ROUTE) as span:
-            decision = self._decide(request, progress.tried)
+            decision = self._decide(progress)
             record = self._hold.decided(decision) or await self._wait_for_engine(progress, decision)
             if request.trace.recording:
                 record.describe(span)
+        if record.decision.endpoint.role == "decode":
+            leg = await self._prefill.run(progress, record)
+            if leg != "skipped":  # time has passed, so the engine is chosen again
+                return None if leg == "answered" else await self._attempt(progress)
         attempt = self._begin(progress, record)
         url = attempt.endpoint.url
         failure: Failure | None
         try:
             # Each coroutine on this way costs every request, so the steps of an answer are plain calls.
             with attempt.watch:
-                response, first = await ask(self._connector, url, request, attempt.span)
+                response, first = await ask(self._connector, url, request, attempt.span, attempt.source)
                 attempt.response = response
                 failure = self._refusal(progress, attempt, response, first)
                 if failure is None:
@@ -195,7 +226,7 @@ class Relay:
     ) -> RoutingRecord:
         """Wait for an engine that has not failed the request yet, where there is none now."""
         request = progress.request
-        decide = functools.partial(self._decide, request, progress.tried)
+        decide = functools.partial(self._decide, progress)
         return await self._hold.wait(decision, decide, request.model, progress.hold_until, request.permit)
 
     def _refusal(
@@ -237,7 +268,7 @@ class Relay:
             return False
         if progress.number >= self._max_attempts or not self._comparisons.available:
             return False
-        other = self._decide(progress.request, (*progress.tried, url))
+        other = self._decide(progress, url)
         return isinstance(other, RoutingRecord) and not other.decision.endpoint.full
 
     def _may_wait(self, progress: RelayProgress) -> bool:
@@ -265,7 +296,16 @@ class Relay:
             attempt.failed = True if answer.status >= 500 else answer.failed
         usage = request.meter.usage if request.meter is not None else None
         if usage is not None:
-            self._router.answered(attempt.record, request.prompt, usage)
+            self._router.answered(attempt.record, request.prompt, usage, fetched=attempt.fetchable)
+
+    async def _pass_on(
+        self, progress: RelayProgress, attempt: Attempt, response: UpstreamResponse, first: bytes
+    ) -> None:
+        """Pass the answer of a prefill engine on, which refuses the request for its client's mistake."""
+        answer = self._begin_answer(progress, attempt, response)
+        if not answer.send_whole(first):
+            await self._forward(progress, attempt, response, first, answer)
+        self._end_answer(progress.request, attempt, answer)
 
     async def _forward(
         self,
@@ -369,6 +409,8 @@ class Relay:
             self._pool.suspect(endpoint.url, retry.detail)
             if retry.reason in ("died", "silent"):
                 progress.lost_engines = (endpoint.url,)
+                if progress.handed_over is not None:
+                    progress.handed_over.read = True
             if retry.reason != "unreachable":  # which is no load for anybody
                 self._budget.record_retry()
         self._metrics.retries.labels(retry.reason).inc()

@@ -97,9 +97,34 @@ def serving(endpoints: Endpoints, request: RoutingRequest) -> Endpoints:
 
 
 def available(endpoints: Endpoints, _: RoutingRequest | None = None) -> Endpoints:
-    """Return the ready endpoints that stay; if there are none, those that are ready and draining."""
-    staying = [endpoint for endpoint in endpoints if endpoint.ready and not endpoint.draining]
-    return staying or [endpoint for endpoint in endpoints if endpoint.ready]
+    """Return the ready endpoints that write answers and stay; if there are none, the draining ones."""
+    staying = [
+        endpoint
+        for endpoint in endpoints
+        if endpoint.ready and not endpoint.draining and endpoint.role != "prefill"
+    ]
+    return staying or [endpoint for endpoint in endpoints if endpoint.ready and endpoint.role != "prefill"]
+
+
+def computing_prompts(endpoints: Endpoints, _: RoutingRequest) -> Endpoints:
+    """Return the ready endpoints that compute prompts for others."""
+    return [
+        endpoint
+        for endpoint in endpoints
+        if endpoint.role == "prefill" and endpoint.ready and not endpoint.draining
+    ]
+
+
+def of_same_weights(endpoints: Endpoints, request: RoutingRequest) -> Endpoints:
+    """Return the endpoints whose states the other engine of the hand-over can use, as far as is known."""
+    others = request.other_weights
+    return [endpoint for endpoint in endpoints if endpoint.name not in others] if others else endpoints
+
+
+def taking_states(endpoints: Endpoints, request: RoutingRequest) -> Endpoints:
+    """Return the endpoints that can take the state of the prompt now; if there are none, all of them."""
+    alike = of_same_weights([endpoint for endpoint in endpoints if endpoint.transfer is not None], request)
+    return [endpoint for endpoint in alike if endpoint.credits > 0] or alike or endpoints
 
 
 def allowed(endpoints: Endpoints, request: RoutingRequest) -> Endpoints:
@@ -152,6 +177,15 @@ FILTERS = (
 """Every filter of a decision, in order; each gets the endpoints that the one before it let pass."""
 FIRST_FILTERS = tuple(step for step in FILTERS if step.keep not in (allowed, untried))
 """Filters that leave endpoints out of the first attempt of a request that no proxy restricts."""
+PROMPT_FILTERS = (
+    FILTERS[0],
+    Filter(computing_prompts, NoCandidate.NONE_READY, "computes no prompts for others"),
+    Filter(of_same_weights, NoCandidate.NONE_READY, "other weights"),
+    *FILTERS[3:],
+)
+"""Filters of the choice of a prefill engine."""
+ANSWER_FILTERS = (*FILTERS, Filter(taking_states, NoCandidate.NONE_READY, "takes no state now"))
+"""Filters of the choice of a decode engine for a prompt that was computed."""
 
 
 def survivors(snapshot: Endpoints, request: RoutingRequest) -> Endpoints | NoCandidate:
@@ -159,8 +193,13 @@ def survivors(snapshot: Endpoints, request: RoutingRequest) -> Endpoints | NoCan
     if not snapshot:
         return NoCandidate.NONE_KNOWN
     endpoints = snapshot
-    restricted = request.tried or request.allowed_addresses is not None
-    for keep, outcome, _ in FILTERS if restricted else FIRST_FILTERS:
+    filters: tuple[Filter, ...]
+    if request.stage != "request":
+        filters = PROMPT_FILTERS if request.stage == "prompt" else ANSWER_FILTERS
+    else:
+        restricted = request.tried or request.allowed_addresses is not None
+        filters = FILTERS if restricted else FIRST_FILTERS
+    for keep, outcome, _ in filters:
         endpoints = keep(endpoints, request)
         if not endpoints:
             return outcome
@@ -171,15 +210,22 @@ def drop_reasons(snapshot: Endpoints, request: RoutingRequest) -> dict[str, str]
     """Return by name of each endpoint that does not pass the filters why it does not."""
     reasons: dict[str, str] = {}
     endpoints = snapshot
-    for keep, _, reason in FILTERS:
+    filters = {"request": FILTERS, "prompt": PROMPT_FILTERS, "answer": ANSWER_FILTERS}[request.stage]
+    for keep, _, reason in filters:
         passing = keep(endpoints, request)
         urls = {endpoint.url for endpoint in passing}
         for endpoint in endpoints:
             if endpoint.url not in urls:
-                leaves = endpoint.draining and keep is available
-                reasons[endpoint.name] = "draining" if leaves else reason
+                reasons[endpoint.name] = _reason_at(endpoint, reason) if keep is available else reason
         endpoints = passing
     return {endpoint.name: reasons[endpoint.name] for endpoint in snapshot if endpoint.name in reasons}
+
+
+def _reason_at(endpoint: Endpoint, reason: str) -> str:
+    """Return why an endpoint is not available."""
+    if endpoint.role == "prefill":
+        return "computes prompts for others"
+    return "draining" if endpoint.draining else reason
 
 
 def cheapest(totals: Sequence[float], rng: Random) -> int:
@@ -238,11 +284,18 @@ class RoutingRecord(msgspec.Struct, frozen=True):
     """Whether the prompt was tokenized; else its length is estimated from its bytes."""
     published: Depths = NOTHING
     """Depths of the prompt in the prefix index, without this gateway's own guesses."""
+    prefill: "RoutingRecord | None" = None
+    """The choice of the engine that computed the prompt for the chosen one; None = no other engine did."""
+    handed_over: int = 0
+    """Tokens of the prompt whose state that engine hands over."""
 
     def explained(self, most: int = MAX_SHOWN) -> dict[str, Any]:
         """Return the explanation as JSON objects; seconds are weighted ones."""
         ordered = sorted(self.decision.costs(), key=lambda cost: cost.total)
         left_out = drop_reasons(self.snapshot, self.request)
+        other = {}
+        if self.prefill is not None:
+            other = {"handedOver": self.handed_over, "prefill": self.prefill.explained(most)}
         return {
             "engine": self.decision.endpoint.name,
             "reason": self.decision.reason,
@@ -252,6 +305,7 @@ class RoutingRecord(msgspec.Struct, frozen=True):
             "considered": [_cost_fields(cost) for cost in ordered[:most]],
             "notShown": max(0, len(ordered) - most),
             "dropped": dict(list(left_out.items())[:most]),
+            **other,
         }
 
     def header(self) -> bytes:
@@ -295,6 +349,10 @@ class RoutingLog:
     def add(self, record: RoutingRecord) -> None:
         """Keep a record in place of the oldest."""
         self._records.append(record)
+
+    def drop(self, record: RoutingRecord) -> None:
+        """Remove a record whose choice was not followed."""
+        self._records = deque((one for one in self._records if one is not record), maxlen=MAX_RECORDS)
 
     def last(self, most: int = MAX_RECORDS) -> Iterable[RoutingRecord]:
         """Return the last `most` records, the newest first."""

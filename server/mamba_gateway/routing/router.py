@@ -10,18 +10,24 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from random import Random
+from typing import Protocol
+
+from msgspec.structs import replace
 
 from mamba_edge.errors import ModelNotFound
 from mamba_gateway.admission.admission import Permit
-from mamba_gateway.body_fields import Usage
+from mamba_gateway.endpoints.endpoint import Endpoint
 from mamba_gateway.endpoints.pool import Pool
 from mamba_gateway.errors import NO_ANSWER, NoEndpoint, UpstreamLost
+from mamba_gateway.hand_over import TransferReport
 from mamba_gateway.metrics.gateway_metrics import GatewayMetrics
 from mamba_gateway.prompt_prefix import BYTES_PER_TOKEN, PromptPrefix
 from mamba_gateway.routing.decision import NoCandidate, RoutingLog, RoutingRecord, choose, no_such_model
 from mamba_gateway.routing.scoring import EVEN, Cost, RoutingRequest, RoutingWeights
 from mamba_prefix.prefix_index import NOTHING, Depths, PrefixIndex
 
+TRANSFER_SHARE = 0.05
+"""Time to receive the pages of a token from another engine, as a share of the time to compute the token."""
 SEEN_SECONDS = 600.0
 """Seconds for which an engine is assumed to be able to resume a prompt that it was sent."""
 BESIDE_INDEX_SECONDS = 60.0
@@ -70,6 +76,18 @@ class RecentPrefixes:
 
     def __len__(self) -> int:
         return len(self._engines)
+
+
+class TokenCounts(Protocol):
+    """Token counts of one prompt, as an engine reports them."""
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of the prompt."""
+
+    @property
+    def cached_tokens(self) -> int | None:
+        """Tokens of the prompt that the engine resumed; None = the engine does not say."""
 
 
 class Router:
@@ -129,12 +147,106 @@ class Router:
         self._metrics.decided(decision.reason, time.perf_counter() - begin)
         return record
 
+    def decide_prefill(self, record: RoutingRecord, tried: tuple[str, ...]) -> RoutingRecord | NoCandidate:
+        """Return which prefill engine computes the prompt of a request; `record` is for a decode engine.
+
+        The costs are those of any choice, over the prefill engines.
+        """
+        request = replace(
+            record.request, stage="prompt", tried=tried,
+            other_weights=self._of_other_weights(record.decision.endpoint.name, record.snapshot),
+        )  # fmt: skip
+        return self._choose(replace(record, request=request, snapshot=self._pool.snapshot()))
+
+    def decide_answer(
+        self,
+        record: RoutingRecord,
+        prefill: RoutingRecord,
+        depth: int,
+        prompt: PromptPrefix | None,
+        tried: tuple[str, ...],
+    ) -> RoutingRecord | NoCandidate:
+        """Return which decode engine answers the request of `record` from a state at `depth` tokens.
+
+        `prefill`: the choice of the engine that holds the state.
+        """
+        snapshot = self._pool.snapshot()
+        if prompt is not None:  # engines have computed other prompts meanwhile
+            published = self._published(prompt)
+            depths = self._depths(prompt, published)
+            record = replace(record, published=published)
+        else:
+            depths = NOTHING
+        own, readers = depths.resumable, [one.name for one in snapshot if one.transfer is not None]
+        request = replace(
+            record.request, stage="answer", tried=tried, home=None,
+            resumable={**own, **{name: _with_state(own.get(name, 0), depth) for name in readers}},
+            seen=_deeper(depths.pages, dict.fromkeys(readers, depth)),
+            other_weights=self._of_other_weights(prefill.decision.endpoint.name, snapshot),
+        )  # fmt: skip
+        return self._choose(
+            replace(record, request=request, snapshot=snapshot, prefill=prefill, handed_over=depth)
+        )
+
+    def peer_of(self, record: RoutingRecord, least: int) -> tuple[TransferReport, int] | None:
+        """Return the engine that can give the chosen one most of the prompt, and the tokens it has cached.
+
+        None = no engine of the same weights has at least `least` tokens more, as far as the index shows.
+        """
+        published, chosen = record.published.resumable, record.decision.endpoint
+        if not published or chosen.transfer is None:
+            return None
+        if max(published.values()) - record.decision.resumable < least:
+            return None
+        others = self._of_other_weights(chosen.name, record.snapshot, fingerprints=True)
+        peers = [
+            (endpoint.transfer, published[endpoint.name])
+            for endpoint in record.snapshot
+            if endpoint.name in published
+            and endpoint.ready
+            and endpoint.transfer is not None
+            and endpoint.name not in others
+        ]
+        peer = max(peers, key=lambda one: one[1], default=None)
+        return None if peer is None or peer[1] - record.decision.resumable < least else peer
+
+    def _choose(self, record: RoutingRecord) -> RoutingRecord | NoCandidate:
+        """Return `record` with the choice for its request and snapshot, or why there is none."""
+        begin = time.perf_counter()
+        decision = choose(record.snapshot, record.request, self._rng, self._weights)
+        if isinstance(decision, NoCandidate):
+            return decision
+        record = replace(record, decision=decision, at=time.time(), index=self._index.state)
+        self.log.add(record)
+        self._metrics.decided(decision.reason, time.perf_counter() - begin)
+        return record
+
+    def _of_other_weights(
+        self, name: str, snapshot: tuple[Endpoint, ...], *, fingerprints: bool = False
+    ) -> frozenset[str]:
+        """Return the names of the endpoints whose fingerprint differs from that of `name` in the index.
+
+        Args:
+            name: name of an endpoint.
+            snapshot: all endpoints.
+            fingerprints: whether endpoints without a fingerprint are included.
+        """
+        views = self._index.engines()
+        own = views[name].fingerprint if name in views else None
+        return frozenset(
+            endpoint.name
+            for endpoint in snapshot
+            if (views[endpoint.name].fingerprint != own if own and endpoint.name in views else fingerprints)
+        )
+
     def sent(self, record: RoutingRecord, prompt: PromptPrefix | None, cost: Cost | None = None) -> int:
         """Record that the request goes to the chosen engine, or to that of `cost`; return its ticket."""
         request, chosen = record.request, cost or record.decision
         endpoint, resumable = chosen.endpoint, chosen.resumable
         if prompt is not None:
             self._recent.note(prompt, endpoint.name)
+        if request.stage == "answer":
+            self._pool.send_state(endpoint.url)
         tokens = float(request.prompt_tokens - resumable)
         if endpoint.speed is not None:
             tokens = endpoint.speed.work(resumable, request.prompt_tokens)
@@ -144,10 +256,15 @@ class Router:
         self,
         record: RoutingRecord,
         prompt: PromptPrefix | None,
-        usage: Usage | None,
+        usage: TokenCounts | None,
         cost: Cost | None = None,
+        *,
+        fetched: int = 0,
     ) -> None:
-        """Correct the index by the number of resumed tokens in the answer, which may be less than it said."""
+        """Correct the index by the number of resumed tokens in the answer, which may be less than it said.
+
+        `fetched`: tokens whose state the engine got from another one.
+        """
         if usage is None or usage.cached_tokens is None or prompt is None or record.index == "off":
             return
         if not prompt.exact or usage.prompt_tokens != prompt.tokens:
@@ -155,7 +272,7 @@ class Router:
         cost, resumed = cost or record.decision.cost, usage.cached_tokens
         engine = cost.endpoint.name
         promised = record.published.resumable.get(engine, 0)
-        if resumed > max(promised, cost.resumable):
+        if resumed > max(promised, cost.resumable, fetched):
             self._metrics.promise("more").inc()
         elif resumed < promised:
             # The recent prefixes stay: by now the engine has computed them.
@@ -176,6 +293,14 @@ class Router:
         sent = self._recent.resumable(prompt, BESIDE_INDEX_SECONDS if following else SEEN_SECONDS)
         resumable = {} if prompt.computed_whole else _deeper(published.resumable, sent)
         return Depths(resumable, _deeper(published.pages, sent))
+
+
+def _with_state(own: int, depth: int) -> int:
+    """Return the tokens that an engine with `own` tokens need not compute once it has received `depth`.
+
+    The tokens that it has to receive count as a few that it computes.
+    """
+    return own if own >= depth else int(depth - TRANSFER_SHARE * (depth - own))
 
 
 def _deeper(published: Mapping[str, int], sent: Mapping[str, int]) -> Mapping[str, int]:

@@ -8,6 +8,7 @@ its number of requests.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
+from typing import Literal
 
 import msgspec
 import numpy as np
@@ -30,6 +31,8 @@ until the queue is empty, which at half utilization takes twice as long as the q
 JITTER = 0.1
 """Load caused by other gateways is known from the last report only: it is scaled by a random factor from 1 to
 1 + JITTER for each engine, so that several gateways do not all pick the same one."""
+Stage = Literal["request", "prompt", "answer"]
+"""Purpose of a choice of an engine: a whole request; the prompt alone; the answer to a computed prompt."""
 SMALL_POOL = 8
 """Number of endpoints up to which Python integers are faster than arrays."""
 
@@ -65,6 +68,9 @@ class RoutingRequest(msgspec.Struct, frozen=True):
     gateway's own guess."""
     allowed_addresses: frozenset[str] | None = None
     """Addresses (host:port, or a host alone) that may be chosen, as the proxy restricts them; None = all."""
+    stage: Stage = "request"
+    other_weights: frozenset[str] = frozenset()
+    """Names of the endpoints whose states the other engine of a hand-over cannot use, as far as is known."""
 
 
 class Cost(msgspec.Struct):

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import aiohttp
@@ -280,6 +281,8 @@ class UpstreamRequest(msgspec.Struct, eq=False):
     """Whether the answer has a form that the client wrote."""
     explain: bool = False
     """Whether the answer explains the choice of the engine to the client."""
+    log_fields: dict[str, Any] = msgspec.field(default_factory=dict)
+    """Fields of the request's log line."""
 
     def __repr__(self) -> str:
         """Return a text without anything that a client wrote."""
@@ -310,15 +313,21 @@ def make_session(connect_timeout: float, idle_timeout: float) -> aiohttp.ClientS
 
 
 def ask(
-    connector: UpstreamConnector, base: str, request: UpstreamRequest, span: SpanNote | None = None
+    connector: UpstreamConnector,
+    base: str,
+    request: UpstreamRequest,
+    span: SpanNote | None = None,
+    added: tuple[Pair, ...] = (),
 ) -> Awaitable[tuple[UpstreamResponse, bytes]]:
     """Send the request, as a child of `span`; return the response and the first bytes of its body.
+
+    `added`: headers for this engine alone.
 
     The bytes are empty if there is no body. Close the response: before the body's end that closes the
     connection, which the engine sees as a cancellation. Raises EngineUnreachable, ConnectionLost,
     IdleTimeout.
     """
-    headers = request.headers
+    headers = [*request.headers, *added] if added else request.headers
     if traceparent := request.trace.traceparent(span):
         headers = [*headers, (b"traceparent", traceparent.encode())]
     start = f"POST {request.path}?{request.query}" if request.query else f"POST {request.path}"

@@ -52,6 +52,8 @@ class FakeEngine:
     running: int = 0
     waiting: int = 0
     max_running: int | None = None
+    transfer: dict[str, Any] | None = None
+    lives: bool = True
     delay: float = 0.0
     handler: Handler | None = None
     seen: list[web.Request] = field(default_factory=list)
@@ -73,6 +75,7 @@ class FakeEngine:
                 web.post("/v1/chat/completions", self._post),
                 web.get("/v1/models", self._list),
                 web.get("/readyz", self._readyz),
+                web.get("/livez", self._livez),
                 web.get("/metrics", self._metrics),
                 web.get("/openapi.json", self._openapi),
                 web.post("/admin/drain", self._admin),
@@ -117,9 +120,12 @@ class FakeEngine:
     async def _readyz(self, _request: web.Request) -> web.Response:
         self.probes += 1
         if self.ready:
-            return web.json_response({"status": "ready"})
+            return web.json_response({"status": "ready", "transfer": self.transfer})
         error = {"message": self.reason, "type": "server_error", "param": None, "code": self.reason}
         return web.json_response({"error": error}, status=503, headers={"Retry-After": "1"})
+
+    async def _livez(self, _request: web.Request) -> web.Response:
+        return web.Response(status=200 if self.lives else 503)
 
     async def _metrics(self, _request: web.Request) -> web.Response:
         text = (

@@ -77,11 +77,12 @@ async def test_clients_are_known_by_their_key_and_engines_see_the_gateways_own(t
         status, code, headers = refused(await stream.read())
         assert (status, code, headers["www-authenticate"]) == (401, "invalid_api_key", "Bearer")
         stream = picker.stream()
-        await stream.headers(("authorization", "Bearer client-key"), ("cookie", "a=b"))
+        forged = ("x-mambaserve-hand-over", "export")
+        await stream.headers(("authorization", "Bearer client-key"), ("cookie", "a=b"), forged)
         await stream.body(JSON)
         reply = (await stream.read()).request_headers
         assert put(reply)["authorization"] == "Bearer engine-key"
-        assert list(reply.response.header_mutation.remove_headers) == ["cookie"]
+        assert list(reply.response.header_mutation.remove_headers) == ["cookie", forged[0]]
         await stream.read()
         await stream.ends()
 

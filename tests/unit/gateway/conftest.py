@@ -58,7 +58,7 @@ class RelayHarness:
         self.wakes = 0
         self.sent: list[dict[str, Any]] = []
         options = {"hold_timeout": 10.0, "max_attempts": 3, "request_timeout": 300.0, **limits}
-        options = {"silence_timeout": 20.0, "probe_timeout": 2.0, **options}
+        options = {"silence_timeout": 20.0, "probe_timeout": 2.0, "hand_over_tokens": 512, **options}
         self.router = Router(self.pool, self.metrics, Random(3), index=options.pop("index", None))
         seconds = options.pop("silence_timeout")
         self.liveness = LivenessChecks(connector, options.pop("probe_timeout"), seconds)

@@ -172,8 +172,8 @@ async def test_series_of_an_endpoint_go_with_it_and_a_client_s_model_is_no_label
     local.engines(a=ProbeReport(ready=True, models=({"id": "m"},), running=3), b=ProbeReport(ready=False))
     local.pool.begin("http://a")
     text = (await local.ask("GET", "/metrics")).body.decode()
-    assert 'mambaserve_gateway_endpoint_ready{endpoint="a"} 1.0' in text
-    assert 'mambaserve_gateway_endpoint_ready{endpoint="b"} 0.0' in text
+    assert 'mambaserve_gateway_endpoint_ready{endpoint="a",role="unified"} 1.0' in text
+    assert 'mambaserve_gateway_endpoint_ready{endpoint="b",role="unified"} 0.0' in text
     assert 'mambaserve_gateway_endpoint_in_flight{endpoint="a"} 1.0' in text
     assert 'mambaserve_gateway_endpoint_load{endpoint="a"} 4.0' in text
     local.engines(b=ProbeReport(ready=True, draining=True))
