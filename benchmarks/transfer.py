@@ -25,6 +25,7 @@ from benchmarks.cache.record import write
 from mamba_planner.families import model_config_from_hf
 from mamba_transfer import (
     Address,
+    HotPrefix,
     Lease,
     OpenExport,
     Peer,
@@ -87,6 +88,9 @@ class Bundle:
 
     def close(self, export: OpenExport, *, delivered: bool) -> None:
         """Keep the memory: every round reads it again."""
+
+    def hottest(self, count: int) -> Sequence[HotPrefix]:
+        return []
 
     def renew(self, export: str) -> bool:
         """Return that the export lives."""

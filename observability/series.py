@@ -34,6 +34,7 @@ ENGINE_LABELS = {
     "sequences_finished": ("reason",),
     "decode_steps": ("kind",),
     "kernels_left_out": ("operator", "cause"),
+    "pins": ("outcome",),
     "transfers": ("direction", "outcome"),
     "transfer_bytes": ("direction",),
 }
@@ -44,7 +45,7 @@ ENGINE_GAUGES = frozenset(
         "state_usage", "kv_usage", "prompt_tokens_waiting", "prompt_room_tokens", "prefill_tokens_per_second",
         "prefill_speed_error", "prefill_attention_ratio", "decode_step_seconds", "max_running_requests",
         "decode_steps", "kernels_left_out", "transfer_receiving", "transfer_exported", "transfer_quarantined",
-        "transfer_credits",
+        "transfer_credits", "pinned_checkpoints",
     }
 )  # fmt: skip
 """Names among the engine process's own series that are gauges."""

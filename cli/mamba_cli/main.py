@@ -36,6 +36,7 @@ COMMANDS: tuple[str, ...] = (
     "plan",
     "scaling",
     "serve",
+    "session",
     "status",
     "up",
 )

@@ -151,6 +151,20 @@ class StructuredOutputs(Strict):
         return self
 
 
+class CacheControl(Strict):
+    """Wish that the prefix up to here stays cached."""
+
+    type: Literal["ephemeral"]
+    """Always `ephemeral`: the prefix stays for a time."""
+    ttl: Literal["5m", "1h"] = "5m"
+    """Time for which it stays."""
+
+    @property
+    def seconds(self) -> float:
+        """Time for which the prefix stays, in seconds."""
+        return {"5m": 300.0, "1h": 3600.0}[self.ttl]
+
+
 class ContentPart(Strict):
     """One part of a message's content; only text is supported."""
 
@@ -160,6 +174,8 @@ class ContentPart(Strict):
     """The text."""
     refusal: str | None = None
     """The text of a refusal."""
+    cache_control: CacheControl | None = None
+    """Keeps the prefix that ends with the message cached; on its last part only."""
 
     @model_validator(mode="after")
     def _text_only(self) -> "ContentPart":
@@ -190,9 +206,20 @@ class ChatMessage(Strict):
     """Tool calls of the assistant."""
     tool_call_id: str | None = None
     """Identifier of the call that a tool message answers."""
+    cache_control: CacheControl | None = None
+    """Keeps the prefix that ends with this message cached."""
+
+    @property
+    def pin_seconds(self) -> float:
+        """Time for which the prefix that ends with this message is to stay, in seconds; 0 = as any other."""
+        parts = self.content if isinstance(self.content, list) else []
+        controls = [self.cache_control, *(part.cache_control for part in parts)]
+        return max((control.seconds for control in controls if control is not None), default=0.0)
 
     @model_validator(mode="after")
     def _content_needed(self) -> "ChatMessage":
         if self.content is None and self.role not in ("assistant", "tool"):
             raise ValueError(f"content: a message of role '{self.role}' needs content")
+        if isinstance(self.content, list) and any(part.cache_control for part in self.content[:-1]):
+            raise ValueError("cache_control: put it on the last part; a prefix ends with a whole message")
         return self

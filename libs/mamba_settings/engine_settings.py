@@ -164,6 +164,24 @@ class TransferSettings(SettingsGroup):
     a state that it fetches."""
 
 
+class WarmSettings(SettingsGroup):
+    """Warm start."""
+
+    warm_peers: str | None = Field(None, pattern=r"^[^,\s]+:[0-9]{1,5}(,[^,\s]+:[0-9]{1,5})*$")
+    """Transfer servers, HOST:PORT and separated by commas, whose most valuable prefixes the engine fetches
+    before it is ready; a name stands for all its addresses; needs transfer_port; default: none."""
+    warm_seconds: float = Field(10.0, gt=0, le=600)
+    """Longest time that the engine takes for that; what has not come then is computed when it is needed."""
+
+
+class PinSettings(SettingsGroup):
+    """Pinned prefixes."""
+
+    pin_share: float = Field(0.125, ge=0, le=1)
+    """Largest share of the arena that the pinned prefixes of one client take; beyond it, the client's oldest
+    pin ends first; 0 = nothing is pinned. A client is an API key, or everybody without one."""
+
+
 class TierSettings(SettingsGroup):
     """Cache tiers."""
 
@@ -192,7 +210,8 @@ class ProcessSettings(SettingsGroup):
 
 class EngineSettings(
     ModelSettings, ServerSettings, BrowserOrigins, HttpLimits, SchedulerSettings, StateCache, MemorySettings,
-    TrafficSettings, PrefixIndexSettings, TransferSettings, TierSettings, TraceSettings, ProcessSettings,
+    TrafficSettings, PrefixIndexSettings, PinSettings, WarmSettings, TransferSettings, TierSettings,
+    TraceSettings, ProcessSettings,
 ):  # fmt: skip
     """Settings of one engine. Sizes are bytes, lengths are tokens, times are seconds.
 
@@ -215,6 +234,10 @@ class EngineSettings(
         if self.role != "unified" and self.transfer_port is None:
             raise ValueError(
                 f"role {self.role} moves states between engines: set transfer_port (0 = a free port)"
+            )
+        if self.warm_peers is not None and self.transfer_port is None:
+            raise ValueError(
+                "warm_peers fetches states from other engines: set transfer_port (0 = a free port)"
             )
         if (self.disk_cache is None) != (self.disk_cache_bytes is None):
             raise ValueError("disk_cache and disk_cache_bytes belong together: set both or neither")

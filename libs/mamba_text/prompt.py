@@ -5,10 +5,13 @@ have the same ids. The messages of a chat are converted to the form that chat te
 template refuses requests here; limits are checked by the API.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
+
+from tokenizers import Encoding
 
 from mamba_api.openai import ChatCompletionRequest, CompletionRequest
 from mamba_api.openai_tools import INPUT
@@ -45,6 +48,8 @@ class Prompt:
     """Text that `echo` shows for the prompt."""
     turn_boundary: int = 0
     """Number of tokens before the generation prompt; 0 = not a chat."""
+    pins: tuple[tuple[int, float], ...] = ()
+    """Prefixes that are to stay cached: number of tokens, and seconds."""
     opening: str = ""
     """Beginning of the answer that is part of the prompt: the generation prompt, or the message that is
     continued."""
@@ -55,7 +60,8 @@ class Prompt:
         if not cut:
             return self
         boundary = max(0, self.turn_boundary - cut)
-        return replace(self, token_ids=self.token_ids[cut:], turn_boundary=boundary)
+        pins = tuple((depth - cut, seconds) for depth, seconds in self.pins if depth > cut)
+        return replace(self, token_ids=self.token_ids[cut:], turn_boundary=boundary, pins=pins)
 
 
 def completion_token_ids(
@@ -83,8 +89,11 @@ def encoded_chat(
     generation_prompt: bool = True,
     continue_final: bool = False,
     check: Callable[[str], None] = lambda _: None,
+    pinned: Mapping[int, float] = MappingProxyType({}),
 ) -> Prompt:
     """Return the prompt of messages as the template shows them.
+
+    `pinned`: seconds for which the prefix that ends with a message is to stay, by number of messages.
 
     The template writes the special tokens itself, and the tokenizer adds none. The turn boundary is where the
     next turn will resume: the tokens that end at or before the text rendered without generation prompt.
@@ -99,6 +108,58 @@ def encoded_chat(
     )
     check(text)
     encoding = tokenizer.encoding(text)
+    pins = []
+    for count, seconds in pinned.items():
+        end = _shown(template, messages[:count], text, variables, tools)
+        pins.append((_tokens_within(encoding.offsets, end), seconds))
+    prompt = _prompt_of(
+        template, messages, text, encoding, variables, tools,
+        generation_prompt=generation_prompt, continue_final=continue_final,
+    )  # fmt: skip
+    return replace(prompt, pins=tuple(pins)) if pins else prompt
+
+
+def _shown(
+    template: ChatTemplate,
+    messages: list[dict[str, Any]],
+    text: str,
+    variables: dict[str, Any] | None,
+    tools: list[dict[str, Any]] | None,
+) -> int:
+    """Return the number of characters of a prompt's `text` that show its first `messages`."""
+    try:
+        beginning = template.render(messages, generation_prompt=False, variables=variables, tools=tools)
+    except TemplateRefused:
+        return 0
+    if text.startswith(beginning):
+        return len(beginning)
+    # The template shows the last message in another way than the same message before others.
+    pairs = enumerate(zip(beginning, text, strict=False))
+    return next((place for place, (one, other) in pairs if one != other), len(text))
+
+
+def _tokens_within(offsets: Sequence[tuple[int, int]], end: int) -> int:
+    """Return the number of first tokens that lie before character `end`."""
+    tokens = 0
+    for begin, stop in offsets:
+        if stop > end or begin >= end:
+            break
+        tokens += 1
+    return tokens
+
+
+def _prompt_of(
+    template: ChatTemplate,
+    messages: list[dict[str, Any]],
+    text: str,
+    encoding: Encoding,
+    variables: dict[str, Any] | None,
+    tools: list[dict[str, Any]] | None,
+    *,
+    generation_prompt: bool,
+    continue_final: bool,
+) -> Prompt:
+    """Return the prompt of a `text` that is encoded, with its boundary and its opening."""
     if continue_final:
         return Prompt(encoding.ids, opening=_opening(template, messages, text, variables, tools))
     if not generation_prompt:
@@ -114,11 +175,7 @@ def encoded_chat(
     if not closed or not text.startswith(closed):
         # The beginning of the answer is at the end in this case too.
         return Prompt(encoding.ids, opening=text.rstrip().rpartition("\n")[2])
-    boundary = 0
-    for begin, end in encoding.offsets:
-        if end > len(closed) or begin >= len(closed):
-            break
-        boundary += 1
+    boundary = _tokens_within(encoding.offsets, len(closed))
     return Prompt(encoding.ids, turn_boundary=boundary, opening=text[len(closed) :])
 
 
@@ -155,7 +212,12 @@ def chat_prompt(
     Raises TemplateRefused.
     """
     template = template.of(tools=bool(request.offered_tools))
-    return encoded_chat(template, tokenizer, template_messages(request), check=check, **_options(request))
+    pinned = {
+        count: message.pin_seconds for count, message in enumerate(request.messages, 1) if message.pin_seconds
+    }
+    return encoded_chat(
+        template, tokenizer, template_messages(request), check=check, pinned=pinned, **_options(request)
+    )
 
 
 def chat_token_ids(
@@ -181,7 +243,8 @@ def _options(request: ChatCompletionRequest) -> dict[str, Any]:
 
 def template_messages(request: ChatCompletionRequest) -> list[dict[str, Any]]:
     """Return messages with content as one string, common roles only, and arguments of calls as objects."""
-    return [_message(message.model_dump(exclude_none=True)) for message in request.messages]
+    hidden = {"cache_control"}
+    return [_message(message.model_dump(exclude_none=True, exclude=hidden)) for message in request.messages]
 
 
 def _message(message: dict[str, Any]) -> dict[str, Any]:

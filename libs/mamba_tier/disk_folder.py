@@ -106,7 +106,7 @@ class DiskFolder:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         try:
             try:
-                _write_all(descriptor, buffers)
+                write_all(descriptor, buffers)
                 if sync:
                     os.fsync(descriptor)
             finally:
@@ -170,7 +170,8 @@ def read_all(descriptor: int, buffers: Buffers, start: int) -> bool:
     return True
 
 
-def _write_all(descriptor: int, buffers: Buffers) -> None:
+def write_all(descriptor: int, buffers: Buffers) -> None:
+    """Write all bytes of the buffers at the position of the descriptor. Raises OSError."""
     rest = [buffer for buffer in buffers if buffer.nbytes]
     while rest:
         count = os.writev(descriptor, rest[:_MOST_BUFFERS])

@@ -5,10 +5,12 @@ TierError
 ├── DirectoryForeign   a directory that holds files of others
 ├── DirectoryUnusable  a directory that cannot be created, read or written
 ├── SizeMismatch       buffers that do not have the sizes of the bundle; a ValueError
-└── BadBudget          settings with which nothing can be stored; a ValueError
+├── BadBudget          settings with which nothing can be stored; a ValueError
+├── SessionDamaged     a session file that is no session, is damaged or ends early
+└── SessionForeign     a session file of another model or layout
 
-These are raised at the start and for wrong calls alone: a disk that fails later switches its tier off, and a
-damaged record is a miss.
+Those of the store are raised at the start and for wrong calls alone: a disk that fails later switches its
+tier off, and a damaged record is a miss.
 """
 
 
@@ -34,3 +36,11 @@ class SizeMismatch(TierError, ValueError):
 
 class BadBudget(TierError, ValueError):
     """Byte budgets with which no bundle can be stored."""
+
+
+class SessionDamaged(TierError):
+    """A file that is no session, or not all of one, or whose bytes have changed."""
+
+
+class SessionForeign(TierError):
+    """A session whose state this engine cannot use."""

@@ -19,17 +19,20 @@ from mamba_transfer.errors import IncompatibleLayouts, TransferError, UnusableAd
 from mamba_transfer.exports import ExportSource, OpenExport
 from mamba_transfer.layout import StateLayout, TensorPart
 from mamba_transfer.leases import Lease, LeaseTable
-from mamba_transfer.messages import VERSION, Wanted
+from mamba_transfer.messages import MOST_HOT, VERSION, HotPrefix, Hottest, Wanted
 from mamba_transfer.outcome import Outcome, PendingWriter, Verdict
 from mamba_transfer.server import TransferServer
 from mamba_transfer.slice_plan import SlicePlan, plan_of_pair
 
 __all__ = [
+    "MOST_HOT",
     "VERSION",
     "Address",
     "BlockChecksums",
     "Buffers",
     "ExportSource",
+    "HotPrefix",
+    "Hottest",
     "IncompatibleLayouts",
     "Lease",
     "LeaseTable",

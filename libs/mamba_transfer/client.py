@@ -26,11 +26,14 @@ from mamba_transfer.layout import StateLayout
 from mamba_transfer.leases import Clock
 from mamba_transfer.messages import (
     MOST_DESCRIPTION_BYTES,
+    MOST_HOT_BYTES,
     Checksums,
     Done,
     Expired,
     FromReader,
     Hello,
+    Hot,
+    Hottest,
     Offer,
     Refuse,
     Renew,
@@ -46,7 +49,7 @@ from mamba_transfer.slice_plan import plan_of_pair
 from mamba_transfer.socket_transport import SocketTransport
 from mamba_transfer.transport import Arrival, Transport, WriterPending
 
-Answer = TypeVar("Answer", Welcome, Offer, Checksums, Renewed, Valid)
+Answer = TypeVar("Answer", Welcome, Offer, Checksums, Renewed, Valid, Hottest)
 _MOST_FRAME_BYTES = (1 << 16) + MOST_DESCRIPTION_BYTES
 _CONNECT_POLL_SECONDS = 0.05
 PATIENCE_SECONDS = 10.0
@@ -130,6 +133,24 @@ class TransferClient:
             return Outcome(Verdict.CANCELLED, str(error))
         except TransferError as error:
             return Outcome(Verdict.LOST, str(error))
+        finally:
+            if connection is not None:
+                connection.close()
+
+    def hottest(self, address: Address, count: int, *, deadline: float) -> Hottest | None:
+        """Return the prefixes that the engine at `address` would evict last; None = it does not say.
+
+        An engine of another model, an older one and one that is away do not say.
+        """
+        limit = Limit(self._clock, deadline, None, self._patience)
+        connection = None
+        try:
+            connection = _connect(address, limit.step())
+            _greet(connection, Hello("", self.layout), limit)
+            _say(connection, Hot(count), limit)
+            return _hear(connection, Hottest, limit, 2 * MOST_HOT_BYTES)
+        except (TransferError, _Ended):
+            return None
         finally:
             if connection is not None:
                 connection.close()

@@ -1,11 +1,12 @@
 """Exports as the transfer server sees them. An engine implements `ExportSource`."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from mamba_transfer.bundle import Buffers
 from mamba_transfer.leases import Lease
-from mamba_transfer.messages import Wanted
+from mamba_transfer.messages import HotPrefix, Wanted
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,4 +41,11 @@ class ExportSource(Protocol):
 
     def renew(self, export: str) -> bool:
         """Renew the lease of an export that is not open yet. Return whether there is a live one."""
+        ...
+
+    def hottest(self, count: int) -> Sequence[HotPrefix]:
+        """Return the prefixes that are evicted last, at most `count` of them, the most valuable first.
+
+        The call may block its thread until the engine's loop has answered.
+        """
         ...

@@ -1,8 +1,8 @@
 """Messages of the transfer protocol, version `VERSION`.
 
-The reader says Hello, Fetch, Renew, Done and Abort; the source answers Welcome, Refuse, Offer, Checksums,
-Renewed, Valid and Expired. Bytes of a bundle follow an Offer as they are. Every field has a bound, so that a
-message costs no more memory than its frame.
+The reader says Hello, Fetch, Renew, Done, Abort and Hot; the source answers Welcome, Refuse, Offer,
+Checksums, Renewed, Valid, Expired and Hottest. Bytes of a bundle follow an Offer as they are. Every field has
+a bound, so that a message costs no more memory than its frame.
 """
 
 import struct
@@ -19,6 +19,10 @@ MOST_TOKENS = 1 << 22
 """Tokens of the longest prefix that can be asked for."""
 MOST_BLOCKS = 1 << 22
 """Sub-blocks of the largest bundle."""
+MOST_HOT = 256
+"""Prefixes in one answer to Hot."""
+MOST_HOT_BYTES = 16 << 20
+"""Bytes of token ids in one answer to Hot."""
 MOST_DESCRIPTION_BYTES = 1 << 20
 """Bytes of the largest description of memory in an offer."""
 
@@ -31,7 +35,7 @@ class Hello(msgspec.Struct, tag="hello", array_like=True, frozen=True):
     """The reader's first message."""
 
     incarnation: Identifier
-    """Incarnation of the source that the reader means."""
+    """Incarnation of the source that the reader means; empty = whichever there is."""
     layout: StateLayout
     """Layout of the reader."""
     transport: Identifier = "sockets"
@@ -128,8 +132,37 @@ class Expired(msgspec.Struct, tag="expired", array_like=True, frozen=True):
     """An answer that there is no such export, or that its lease ended, or that its engine restarted."""
 
 
-FromReader = Hello | Wanted | Renew | Done | Abort
-FromSource = Welcome | Refuse | Offer | Checksums | Renewed | Valid | Expired
+class Hot(msgspec.Struct, tag="hot", array_like=True, frozen=True):
+    """A question for the prefixes that the source would evict last."""
+
+    count: Annotated[int, msgspec.Meta(ge=1, le=MOST_HOT)]
+
+
+class HotPrefix(msgspec.Struct, array_like=True, frozen=True):
+    """One checkpoint that a source has."""
+
+    salt: Annotated[str, msgspec.Meta(max_length=4096)]
+    token_ids: Annotated[bytes, msgspec.Meta(max_length=MOST_HOT_BYTES)]
+    """Tokens of the prefix, little-endian in 4 bytes each."""
+    size: Size
+    """Bytes of its state and of all its pages."""
+
+    @property
+    def depth(self) -> int:
+        """Number of tokens of the prefix."""
+        return len(self.token_ids) // 4
+
+
+class Hottest(msgspec.Struct, tag="hottest", array_like=True, frozen=True):
+    """The answer to Hot, the most valuable prefix first. Each may be gone when it is fetched."""
+
+    incarnation: Identifier
+    """Incarnation of the source, for the fetches that follow."""
+    prefixes: Annotated[tuple[HotPrefix, ...], msgspec.Meta(max_length=MOST_HOT)]
+
+
+FromReader = Hello | Wanted | Renew | Done | Abort | Hot
+FromSource = Welcome | Refuse | Offer | Checksums | Renewed | Valid | Expired | Hottest
 _encoder = msgspec.msgpack.Encoder()
 _from_reader = msgspec.msgpack.Decoder(FromReader)
 _from_source = msgspec.msgpack.Decoder(FromSource)

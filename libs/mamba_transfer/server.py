@@ -171,7 +171,7 @@ class TransferServer:
             return self._answer(connection, Refuse("version"))
         if not isinstance(hello, Hello):
             raise ForeignFrame("the first message of a reader is a Hello")
-        if hello.incarnation != self.incarnation:
+        if hello.incarnation and hello.incarnation != self.incarnation:
             return self._answer(connection, Expired())
         if (transport := self._transports.get(hello.transport)) is None:
             offered = ", ".join(self._transports)
@@ -189,6 +189,7 @@ class TransferServer:
             self.layout,
             portion,
             transport,
+            incarnation=self.incarnation,
             clock=self._clock,
             closing=self._closing.is_set,
             most_frame=self._most_frame,

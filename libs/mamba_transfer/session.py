@@ -14,6 +14,7 @@ from mamba_transfer.frames import Connection, Limit
 from mamba_transfer.layout import StateLayout
 from mamba_transfer.leases import Clock
 from mamba_transfer.messages import (
+    MOST_HOT_BYTES,
     Abort,
     Checksums,
     Done,
@@ -21,6 +22,9 @@ from mamba_transfer.messages import (
     FromReader,
     FromSource,
     Hello,
+    Hot,
+    HotPrefix,
+    Hottest,
     Offer,
     Renew,
     Renewed,
@@ -49,6 +53,7 @@ class ReaderSession:
         portion: Portion,
         transport: Transport,
         *,
+        incarnation: str,
         clock: Clock,
         closing: Callable[[], bool],
         most_frame: int,
@@ -61,6 +66,7 @@ class ReaderSession:
             layout: layout of the engine.
             portion: what this engine's rank sends to the reader.
             transport: carrier of the bytes.
+            incarnation: name of this life of the engine.
             clock: the clock of leases and limits.
             closing: asked every 50 ms; True ends the session.
             most_frame: bytes of the longest message of the reader.
@@ -70,6 +76,7 @@ class ReaderSession:
         self._layout = layout
         self._portion = portion
         self._transport = transport
+        self._incarnation = incarnation
         self._clock = clock
         self._closing = closing
         self._most_frame = most_frame
@@ -110,6 +117,8 @@ class ReaderSession:
                 self._answer(Valid() if live else Expired())
             case Abort():
                 self._end(delivered=False)
+            case Hot(count):
+                self._answer(Hottest(self._incarnation, self._hottest(count)))
             case Hello():
                 raise ForeignFrame("a second Hello")
 
@@ -140,6 +149,16 @@ class ReaderSession:
         digests = self._transport.send(self._connection, parts, sizes, limit)
         packed = b"".join(digest.to_bytes(8, "little") for digest in digests)
         return self._answer(Checksums(packed))
+
+    def _hottest(self, count: int) -> tuple[HotPrefix, ...]:
+        """Return the most valuable prefixes, as many as an answer may hold."""
+        prefixes, room = [], MOST_HOT_BYTES
+        for prefix in self._source.hottest(count)[:count]:
+            room -= len(prefix.token_ids)
+            if room < 0:
+                break
+            prefixes.append(prefix)
+        return tuple(prefixes)
 
     def _renew(self, export: str) -> bool:
         if export:

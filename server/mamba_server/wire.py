@@ -104,6 +104,8 @@ class AddRequest(msgspec.Struct, tag="add", frozen=True, omit_defaults=True):
     timelines."""
     fetch: Fetch | None = None
     """Source of the prompt's state: the request waits for it, and computes the prompt if it does not come."""
+    pins: tuple[tuple[int, float], ...] = ()
+    """Prefixes of the prompt that are to stay: tokens, and seconds."""
     hand_over: bool = False
     """Whether the prompt is computed only up to its last page boundary, to be handed over to another
     engine."""
@@ -124,7 +126,10 @@ class AbortRequest(msgspec.Struct, tag="abort", frozen=True):
 
 
 class AdminCall(msgspec.Struct, tag="admin", frozen=True):
-    """Admin operation: flush_cache, plan, ledger, strategy, requests, release. Answered by `AdminReply`."""
+    """Admin operation: flush_cache, plan, ledger, strategy, requests, release, session_save, session_load.
+
+    Answered by `AdminReply`.
+    """
 
     call_id: int
     verb: str

@@ -2,7 +2,7 @@
 
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from mamba_server.engine.admin import AdminCalls
 from mamba_server.engine.boot import BootOverrides
 from mamba_server.engine.transfers import importer
 from mamba_server.wire import AbortRequest, AddRequest, AdminCall, Fetch
-from mamba_transfer import OpenExport, TransferServer, Wanted
+from mamba_transfer import HotPrefix, OpenExport, TransferServer, Wanted
 
 PROMPT = list(range(100))
 REQUEST = greedy("held", PROMPT, 6)
@@ -37,6 +37,9 @@ class StallingSource:
 
     def close(self, export: OpenExport, *, delivered: bool) -> None:
         raise AssertionError("nothing was opened")
+
+    def hottest(self, count: int) -> Sequence[HotPrefix]:
+        return []
 
     def renew(self, export: str) -> bool:
         return False

@@ -2,6 +2,7 @@
 
 from seeded import Mutant
 
+PINS = ("tests/unit/cache/test_pins.py",)
 MUTANTS = (
     Mutant(
         name="a slot or page is free before the last step that uses it has completed",
@@ -149,5 +150,53 @@ MUTANTS = (
         old="not child.slot or child.epoch != self.epoch",
         new="not child.slot",
         tests=("tests/unit/cache/test_flush.py",),
+    ),
+    Mutant(
+        name="eviction does not know pins",
+        keeps="K1: a pinned checkpoint is evicted after all others.",
+        where="cache.eviction:Eviction.rank",
+        old="self.weigh(node) if node.pin is None else PINNED + node.pin.number",
+        new="self.weigh(node)",
+        tests=PINS,
+    ),
+    Mutant(
+        name="the cap of a path drops pinned checkpoints",
+        keeps="K1: the cap spares pins.",
+        where="cache.donation:Donation.cap_path",
+        old="candidate.pin is None",
+        new="True",
+        tests=PINS,
+    ),
+    Mutant(
+        name="a pin survives a flush",
+        keeps="K1: after a flush nothing older is resumed or held.",
+        where="cache.tree:RadixTree.forget",
+        old="self.release_pin(pin)",
+        new="pass",
+        tests=PINS,
+    ),
+    Mutant(
+        name="a checkpoint makes a pin give way",
+        keeps="K1: a pin gives way to a sequence alone.",
+        where="cache.reclaimer:Reclaimer._spares_pins",
+        old="site in _SPARING and bool(self.tree.pins) and self.tree.eviction.only_pins",
+        new="False",
+        tests=PINS,
+    ),
+    Mutant(
+        name="a client's newest pin ends when its budget is used up",
+        keeps="Beyond a client's budget its oldest pin ends first.",
+        where="engine.stepping.pinned_prefixes:PinnedPrefixes._add",
+        old="for each in held:\n"
+        "    if used <= self._budget:\n"
+        "        break\n"
+        "    used -= each.slabs\n"
+        "    self._end(client, each.pin.number, 'over_budget')",
+        new="for each in reversed(held):\n"
+        "    if used <= self._budget:\n"
+        "        break\n"
+        "    used -= each.slabs\n"
+        "    self._end(client, each.pin.number, 'over_budget')",
+        tests=("tests/unit/engine/test_pinned_prefixes.py",),
     ),
 )

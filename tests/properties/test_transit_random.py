@@ -62,6 +62,7 @@ def test_no_schedule_puts_a_byte_into_foreign_memory_or_loses_memory(seen: Count
         "RECEIVING -> QUARANTINED", "RECEIVING -> FENCED", "QUARANTINED -> FENCED", "CONFIRMING -> INSTALLED",
         "CONFIRMING -> FENCED", "INSTALLED -> CACHED", "CACHED -> EXPORTED", "EXPORTED -> CACHED",
         "installed before its launch", "installed again", "base locked",
+        "pinned", "not pinned", "pinned again", "unpinned", "unpinned late", "pin given up",
     ],
 )  # fmt: skip
 def test_the_schedules_reach(event: str, seen: Counter[str]) -> None:

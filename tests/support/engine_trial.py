@@ -59,6 +59,8 @@ class TrialSetup:
     faults: float = 0.0
     spoils: float = 0.0
     """Chance that a member of a step comes to NaN."""
+    pins: float = 0.0
+    """Chance that a request pins a prefix of its prompt."""
 
     @staticmethod
     def random(rng: random.Random, strategy: str, *, overlap: bool) -> TrialSetup:
@@ -70,7 +72,7 @@ class TrialSetup:
             rows=rng.randint(1, 6), cap=rng.choice([1, 2, 4]), intervals=rng.choice([1, 2, 4]),
             step_tokens=rng.choice([chunk, 2 * chunk, 1000]), policy=rng.choice(["LRU", "RecomputeCost"]),
             refusals=rng.choice([0.0, 0.1, 0.3]), faults=rng.choice([0.0, 0.0, 0.05]),
-            spoils=rng.choice([0.0, 0.0, 0.03]),
+            spoils=rng.choice([0.0, 0.0, 0.03]), pins=0.3,
         )  # fmt: skip
 
 
@@ -95,9 +97,10 @@ class EngineTrial:
         self.network = SimulatedNetwork(self.cache, self.runner, random.Random(setup.slabs))
         self.simulated = SimulatedStream(lambda queued: rng.randint(0, queued))
         stream = self.simulated if setup.overlap else InlineStream()
+        self.pins = setup.pins
         self.core = EngineCore(
             Scheduler(self.cache, limits), self.cache, stream, self.runner,
-            overlap=setup.overlap, eos_token_ids=frozenset({0}),
+            overlap=setup.overlap, eos_token_ids=frozenset({0}), pin_share=0.4,
         )  # fmt: skip
         self.submitted: dict[tuple[str, int], tuple[list[int], SamplingParams, int]] = {}
         self.got: dict[tuple[str, int], list[int]] = {}
@@ -120,8 +123,21 @@ class EngineTrial:
         name = f"r{self.count}"
         self.count += 1
         params = SamplingParams(max_tokens=outputs, ignore_eos=ignore_eos)
+        # Own random numbers, so that runs are the same with and without pins otherwise. A pin ends with the
+        # next step, or with a flush, the budget or a sequence that needs the memory.
+        rng = random.Random(self.count)
+        pins = ((rng.randint(1, len(prompt)), rng.choice([0.0, 1e9])),) if rng.random() < self.pins else ()
         rejected = self.core.add(
-            AddRequest(name, prompt, params, n=n, priority=priority, cache_salt=salt, turn_boundary=boundary),
+            AddRequest(
+                name,
+                prompt,
+                params,
+                n=n,
+                priority=priority,
+                cache_salt=salt,
+                turn_boundary=boundary,
+                pins=pins,
+            ),
             ScriptedGrammar(form) if form else None,  # type: ignore[arg-type]
         )
         if rejected is None:

@@ -56,7 +56,9 @@ def move_states(trial: EngineTrial) -> None:
     fields: dict[str, Any] = {"lease_seconds": 1.0, "wake": lambda: None}
     importer = Importer(core.cache, nowhere, counts, **fields)
     exporter = Exporter(core.cache, nowhere, counts, **fields)
-    core.transfers = EngineTransfers(core.cache, importer, counts, lambda: 1, exporter=exporter)
+    core.transfers = EngineTransfers(
+        core.cache, importer, counts, lambda: 1, exporter, nowhere, read_peer=lambda *_: nowhere
+    )
     counts.record("in", "valid", 1, 0.5)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing import get_context
 from multiprocessing.connection import Connection as Pipe
@@ -21,6 +21,7 @@ import msgspec
 from mamba_planner.model_config import AttentionConfig, MambaConfig, ModelConfig
 from mamba_transfer import (
     Address,
+    HotPrefix,
     Lease,
     OpenExport,
     Peer,
@@ -79,6 +80,7 @@ class HeldExports:
         self.ends: list[bool] = []
         self.lease: Lease | None = None
         self.renewed: list[str] = []
+        self.hot: list[HotPrefix] = []
 
     def open(self, wanted: Wanted) -> OpenExport | None:
         if wanted.export != EXPORT:
@@ -89,6 +91,9 @@ class HeldExports:
 
     def close(self, export: OpenExport, *, delivered: bool) -> None:
         self.ends.append(delivered)
+
+    def hottest(self, count: int) -> Sequence[HotPrefix]:
+        return self.hot[:count]
 
     def renew(self, export: str) -> bool:
         self.renewed.append(export)

@@ -16,6 +16,7 @@ import numpy as np
 from cache_bench import CacheBench, flush_and_sweep
 from depth_coded import POISON, ZERO, State, after
 from mamba_planner.strategy import reservation
+from mamba_server.cache.node import Node, Pin
 from mamba_server.cache.protocol import Reception
 from mamba_server.cache.sequence_allocation import SequenceAllocation
 from mamba_server.cache.slot_state import SlotState
@@ -95,6 +96,40 @@ class TransitWorld:
             self.seen[f"{old.name} -> {state.name}"] += 1
 
         self.arena.move = watched  # type: ignore[method-assign]
+        self.pins: list[Pin] = []
+        # Own random numbers, so that schedules with and without pins are the same otherwise.
+        self.pin_rng = random.Random(seed + 1)
+        self._watch_evictions()
+
+    def _watch_evictions(self) -> None:
+        """Refuse that a pinned checkpoint is evicted while another one could be."""
+        reclaimer, tree = self.cache.reclaimer, self.cache.tree
+        evict_state = reclaimer.evict_state
+
+        def watched(node: Node, *, report: bool = True) -> None:
+            if report and node.pin is not None:
+                others = [each for each in tree.walk() if each.slot and not each.state_lock]
+                assert all(each.pin is not None for each in others), "a pin gave way before other checkpoints"
+                assert node.pin.number == min(each.pin.number for each in others if each.pin is not None)
+                self.seen["pin given up"] += 1
+            evict_state(node, report=report)
+
+        reclaimer.evict_state = watched  # type: ignore[method-assign]
+
+    def _pin(self) -> None:
+        """Pin a prefix, or end a pin."""
+        if self.pins and self.pin_rng.random() < 0.5:
+            pin = self.pins.pop(self.pin_rng.randrange(len(self.pins)))
+            self.seen["unpinned" if pin.node is not None else "unpinned late"] += 1
+            self.cache.unpin(pin)
+            return
+        text = self.pin_rng.choice(self.texts)
+        pin = self.cache.pin(text, "", self.bench.step + 1, depth=self.pin_rng.randint(1, len(text)))
+        self.seen["pinned" if pin is not None else "not pinned"] += 1
+        if pin is not None:
+            assert pin.node is not None
+            self.seen["pinned again"] += pin.holders > 1
+            self.pins.append(pin)
 
     def run(self, events: int) -> Counter[str]:
         """Let `events` events happen, drain, and check; return how often each kind of event happened."""
@@ -120,6 +155,8 @@ class TransitWorld:
 
     def act(self) -> None:
         """Let one random event happen."""
+        if self.pin_rng.random() < 0.12:
+            self._pin()
         kind = self.rng.random()
         if kind < 0.18:
             self._launch()
@@ -157,6 +194,8 @@ class TransitWorld:
         choice = self.rng.randrange(5)
         if choice == 0:
             self.cache.flush()
+            read = [each.allocation.match_node for each in self.sequences if each.allocation is not None]
+            assert all(pin.node is None or pin.node in read for pin in self.pins), "a flush kept a pin"
             self.seen["flushed"] += 1
         elif choice == 1 and self.cache.sweeping:
             self.cache.sweep()

@@ -26,6 +26,8 @@ class RunningDeployment:
     url: str
     port: int
     """Value of --port of that `up`, which is the port of its first deployment."""
+    admin_urls: tuple[str, ...] = ()
+    """URLs of the admin servers of the engines that write answers."""
 
 
 def folder() -> Path | None:
@@ -94,7 +96,8 @@ def urls_of_file(file: Path, names: Sequence[str], port: int | None) -> list[str
 def _running(unit: Unit, port: int) -> RunningDeployment:
     path = unit.loaded.path
     file = "" if str(path) == "-" else str(path.resolve())
-    return RunningDeployment(unit.name, file, unit.url, port)
+    admin_urls = tuple(engine.admin_url for engine in unit.engines if engine.role != "prefill")
+    return RunningDeployment(unit.name, file, unit.url, port, admin_urls)
 
 
 def _start_ticks(pid: int) -> int | None:

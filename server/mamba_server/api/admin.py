@@ -7,7 +7,7 @@ import ipaddress
 from typing import Any
 from urllib.parse import urlsplit
 
-from fastapi import Security
+from fastapi import FastAPI, Security
 from fastapi.security import HTTPAuthorizationCredentials
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
@@ -17,13 +17,21 @@ from starlette.types import ASGIApp
 
 from mamba_api.choices import Eviction, Strategy
 from mamba_edge.api_keys import KeyFile
-from mamba_edge.app.application import JsonResponse, KeyGuard, error_responses, make_application, publish
+from mamba_edge.app.application import (
+    JsonResponse,
+    KeyGuard,
+    Responses,
+    error_responses,
+    make_application,
+    publish,
+)
 from mamba_edge.errors import InvalidRequest
 from mamba_edge.exchange.request_middleware import RequestMiddleware
 from mamba_server.api.requests.errors import AdminRefused, Forbidden
 from mamba_server.api.requests.hand_over_header import HAND_OVER_HEADER, released_export
 from mamba_server.api.requests.request_body import limited_route
 from mamba_server.api.serving import Serving
+from mamba_server.api.sessions import FORM, SessionEndpoints
 
 _BODY_LIMIT = 1 << 16
 
@@ -162,6 +170,46 @@ _BODY_ERRORS = error_responses(
 )  # fmt: skip
 
 
+_FILE: Responses = {200: {"content": {FORM: {"schema": {"type": "string", "format": "binary"}}}}}
+_SESSION_ERRORS = error_responses(
+    e408="The body did not arrive in time",
+    e409="The file is of another model or layout",
+    e413="The body is too large, or the session does not fit the arena",
+    e422="The file is damaged",
+    e429="Another session is being moved; see Retry-After",
+    e507="The file cannot be written or read here",
+)
+
+
+def _add_sessions(app: FastAPI, sessions: SessionEndpoints, guard: AdminGuard) -> None:
+    for method, name, summary, handler, answers in (
+        ("POST", "saveSession", "Save a conversation as a file", sessions.save, _FILE | _BODY_ERRORS),
+        ("PUT", "loadSession", "Install a saved conversation", sessions.load, {}),
+    ):
+        app.add_api_route(
+            "/admin/session",
+            handler,
+            methods=[method],
+            operation_id=name,
+            summary=summary,
+            response_class=Response if method == "POST" else JsonResponse,
+            dependencies=[Security(guard)],
+            responses=_ERRORS | answers | _SESSION_ERRORS,
+            openapi_extra=_body_of(method),
+        )
+
+
+def _body_of(method: str) -> dict[str, Any]:
+    """Return the description of the body, which the handlers read themselves."""
+    content: dict[str, Any]
+    if method == "PUT":
+        content = {FORM: {"schema": {"type": "string", "format": "binary"}}}
+    else:
+        fields = {"messages": {"type": "array", "items": {"type": "object"}}, "prompt": {}}
+        content = {"application/json": {"schema": {"type": "object", "properties": fields}}}
+    return {"requestBody": {"required": True, "content": content}}
+
+
 def make_admin(serving: Serving, token: KeyFile | None) -> ASGIApp:
     """Build the admin application. Without `token`, the caller must bind it to a loopback address."""
     admin, guard = AdminEndpoints(serving), AdminGuard(token)
@@ -191,6 +239,7 @@ def make_admin(serving: Serving, token: KeyFile | None) -> ASGIApp:
             response_model=answer,
             responses=_ERRORS | (_BODY_ERRORS if name in ("strategy", "handover") else {}),
         )
+    _add_sessions(app, SessionEndpoints(serving), guard)
     return RequestMiddleware(
         app, route_of=publish(app, key_needed=token is not None), answered=serving.metrics.answered
     )

@@ -28,12 +28,14 @@ from mamba_server.api.answers.responses import UsageBody
 from mamba_server.api.answers.score_json import let_go
 from mamba_server.api.forms.followed_schema import LEFT_OUT_HEADER
 from mamba_server.api.forms.output_grammar import GrammarCheck, OutputForm, output_grammar
+from mamba_server.api.prompt_state import NO_HAND_OVER, kept_state
 from mamba_server.api.requests.hand_over_header import comes_from_gateway, hands_over, source_of
 from mamba_server.api.requests.model_limits import ModelLimits
+from mamba_server.api.requests.pin_header import check_pins, pin_seconds
 from mamba_server.api.requests.prompts import PromptBuilder
 from mamba_server.api.requests.sampling import output_tokens, prompt_alternatives, sampling_params
 from mamba_server.api.serving import Places, Serving
-from mamba_server.wire import AddRequest, Fetch, HandOver, TokenIds, TokenLogprobs
+from mamba_server.wire import AddRequest, Fetch, TokenIds, TokenLogprobs
 from mamba_telemetry import conventions as names
 from mamba_telemetry.logs import get_logger
 from mamba_telemetry.request_trace import RequestTrace, error_code
@@ -94,6 +96,7 @@ class GenerationEndpoints:
     async def _complete(self, request: CompletionRequest, context: RequestContext, send: Send) -> None:
         text, limits = self._model(request)
         self._describe("text_completion", request, context)
+        pin_seconds(context.header_values)
         with self._serving.admit(len(request.prompts), request.n or 1) as places:
             prompt_builder = PromptBuilder(text, limits, self._serving.encoders, context.trace)
             prompts = await prompt_builder.of_completion(request)
@@ -128,6 +131,8 @@ class GenerationEndpoints:
     async def _answer(self, request: ChatCompletionRequest, context: RequestContext, send: Send) -> None:
         text, limits = self._model(request)
         self._describe("chat", request, context)
+        check_pins(request)
+        pin_seconds(context.header_values)
         with self._serving.admit(1, request.n or 1) as places:
             prompt_builder = PromptBuilder(text, limits, self._serving.encoders, context.trace)
             prompt = await prompt_builder.of_chat(request, context.body_bytes)
@@ -282,20 +287,13 @@ class GenerationEndpoints:
         Several prompts, and prompts whose tokens are scored, are not handed over: the depth is 0.
         """
         serving = self._serving
-        hand_over, tokens, cached = HandOver("", 0, 0.0), len(adds[0].token_ids), 0
+        hand_over, tokens, cached = NO_HAND_OVER, len(adds[0].token_ids), 0
         if len(adds) == 1 and prompt_alternatives(request) is None:
             add = msgspec.structs.replace(
                 adds[0], n=1, fetch=None, hand_over=True,
                 params=msgspec.structs.replace(adds[0].params, max_tokens=0, logprobs=-1, grammar=""),
             )  # fmt: skip
-            visibility = TextVisibility((), special_tokens=False, stop=False)
-            active = ActiveRequest(
-                serving.engine, text.tokenizer, [add], visibility, serving.metrics, context.trace
-            )
-            async with active:
-                async for update in active.updates():
-                    hand_over = update.hand_over or hand_over
-            cached = active.counts.cached_total
+            hand_over, cached = await kept_state(serving, text.tokenizer, add, context.trace)
         context.log_fields.update(prompt_tokens=tokens, cached_tokens=cached, handed_over=hand_over.depth)
         ready = serving.engine.require_ready()
         body = {
@@ -330,6 +328,8 @@ def _add_request(
     prompt's state.
     """
     client = context.client
+    seconds = pin_seconds(context.header_values)
+    pins = (*prompt.pins, (len(prompt.token_ids), seconds)) if seconds else prompt.pins
     max_tokens = output_tokens(request, len(prompt.token_ids), limits)
     return AddRequest(
         request_id=request_id,
@@ -339,6 +339,7 @@ def _add_request(
         priority=(request.priority or 0) if client or priorities else 0,
         client=client,
         cache_salt=request.cache_salt or "",
+        pins=pins,
         turn_boundary=prompt.turn_boundary,
         arrival=context.arrival,
         fetch=fetch,

@@ -5,7 +5,7 @@ call is allowed when.
 """
 
 from mamba_server.cache.eviction import POLICIES
-from mamba_server.cache.node import NO_TOKENS, CachedPrefix, PrefixListener, Tokens, common_pages
+from mamba_server.cache.node import NO_TOKENS, CachedPrefix, Pin, PrefixListener, Tokens, common_pages
 from mamba_server.cache.persistent_batch import Bools, Ints, PersistentBatch
 from mamba_server.cache.placement import aligned_piece, chunk_ends
 from mamba_server.cache.protocol import (
@@ -45,6 +45,7 @@ __all__ = [
     "ManagedStateCache",
     "Match",
     "PersistentBatch",
+    "Pin",
     "PrefixListener",
     "Reception",
     "Refusal",

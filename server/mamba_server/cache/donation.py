@@ -124,6 +124,7 @@ class Donation:
                 for index, (candidate, shallower) in enumerate(zip(path, above, strict=True))
                 if candidate is not node
                 and not candidate.state_lock
+                and candidate.pin is None
                 and candidate.depth not in awaited_depths
                 and len(candidate.children) < 2
             ]

@@ -20,6 +20,8 @@ Policy = choices.Eviction
 POLICIES: tuple[Policy, ...] = get_args(Policy)
 
 
+PINNED = 1e15
+"""Worth beyond that of every checkpoint that is not pinned; the number of the pin is added to it."""
 _Entry = tuple[float, int, Node]
 """Priority, serial number of the insertion (so that no two entries compare equal), node."""
 
@@ -137,11 +139,14 @@ class Eviction:
         """Record that `node` was added or resumed from just now."""
         self._clock += 1.0
         node.used_at = self._clock
-        node.priority = self.weigh(node)
         self.offer(node)
 
+    def rank(self, node: Node) -> float:
+        """Return the place of `node` in the order of eviction: pinned ones come last, the oldest first."""
+        return self.weigh(node) if node.pin is None else PINNED + node.pin.number
+
     def weigh(self, node: Node) -> float:
-        """Return the present worth of `node`; the node with the lowest worth is evicted first."""
+        """Return the present worth of `node`; the lowest is evicted first, unless the node is pinned."""
         if not node.slot or self.policy == "LRU":
             return node.used_at
         tokens, pages = node.exclusive_span()
@@ -166,8 +171,13 @@ class Eviction:
         if node.ghost.adopt_returns(ghost):
             self.offer(node)
 
+    @property
+    def only_pins(self) -> bool:
+        """Whether every checkpoint that could be evicted is pinned."""
+        return self.lowest_worth() >= PINNED
+
     def lowest_worth(self) -> float:
-        """Return the worth of the next victim; infinity if there is none."""
+        """Return the worth of the next victim, `PINNED` or more for a pin; infinity if there is none."""
         while (node := self.pop_checkpoint()) is not None:
             # A locked node is offered again when it is unlocked.
             if not node.state_lock:
@@ -177,7 +187,7 @@ class Eviction:
 
     def offer(self, node: Node) -> None:
         """Make `node` a possible victim, with its present worth."""
-        node.priority = self.weigh(node)
+        node.priority = self.rank(node)
         (self._checkpoints if node.slot else self._bare).put(node)
 
     def withdraw(self, node: Node) -> None:
@@ -192,7 +202,7 @@ class Eviction:
     def pop_checkpoint(self) -> Node | None:
         """Remove and return the node with the least valuable checkpoint; None if there is none."""
         while (node := self._checkpoints.pop()) is not None:
-            current = self.weigh(node)
+            current = self.rank(node)
             if current > node.priority:
                 # The checkpoint above the node has been evicted since, so losing this one costs more than
                 # before.

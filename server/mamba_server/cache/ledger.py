@@ -69,8 +69,8 @@ def account(cache: Books) -> LedgerAccount:
 def check(cache: Books) -> None:
     """Recount everything.
 
-    Raises LedgerViolation for wrong owners (W1, W8, T1), locks (W4), sums (W5), depths (P1, P5), writers (T3)
-    or readers (T6).
+    Raises LedgerViolation for wrong owners (W1, W8, T1), locks (W4), sums (W5), depths (P1, P5), writers
+    (T3), readers (T6) or pins (K1).
     """
     for _ in audit(cache):
         pass
@@ -234,6 +234,7 @@ def _check_tree(cache: Books, nodes: list[Nodes]) -> Iterator[None]:
             raise LedgerViolation(f"W4: locks of node at depth {node.depth} do not match its users")
         if not 0 <= node.state_lock <= node.kv_lock:
             raise LedgerViolation(f"W4: state lock above page lock at depth {node.depth}")
+        _check_pin(tree, node)
         checkpoints += bool(node.slot)
         forgotten += bool(node.slot) and node.epoch != tree.epoch
         pages += len(node.pages)
@@ -243,8 +244,21 @@ def _check_tree(cache: Books, nodes: list[Nodes]) -> Iterator[None]:
     recorded = (
         tree.nodes, tree.checkpoints, tree.pages, tree.locked_pages, tree.locked_states, tree.forgotten
     )  # fmt: skip
+    _check_pins(tree)
     if counted != recorded:
         raise LedgerViolation(f"W5: the tree holds {counted}, its counters say {recorded}")
+
+
+def _check_pins(tree: RadixTree) -> None:
+    """Check that each recorded pin holds a checkpoint."""
+    if any(pin.node is None or pin.node.pin is not pin or pin.holders < 1 for pin in tree.pins.values()):
+        raise LedgerViolation("K1: a pin that is recorded holds no checkpoint")
+
+
+def _check_pin(tree: RadixTree, node: Node) -> None:
+    """Check that a pin on a node is recorded, and that the node has a checkpoint."""
+    if node.pin is not None and (tree.pins.get(node.pin.number) is not node.pin or not node.slot):
+        raise LedgerViolation(f"K1: the pin at depth {node.depth} is unrecorded, or on no checkpoint")
 
 
 def _compare(

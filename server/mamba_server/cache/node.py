@@ -44,6 +44,22 @@ class ReturnForecast(Protocol):
         """Stop counting the returns to other depths."""
 
 
+class Pin:
+    """Checkpoint that eviction takes only when nothing else is left, while anybody holds it."""
+
+    __slots__ = ("depth", "holders", "node", "number", "pages")
+
+    def __init__(self, number: int, node: "Node", pages: int) -> None:
+        self.number = number
+        """Number of the pin, unique within a cache: the lowest gives way first."""
+        self.node: Node | None = node
+        """Node with the checkpoint; None = the checkpoint is gone."""
+        self.depth = node.depth
+        self.pages = pages
+        """Pages that no shallower pin on the path holds."""
+        self.holders = 1
+
+
 class Node:
     """Node with the `token_ids` and `pages` of the edge from its parent.
 
@@ -59,6 +75,7 @@ class Node:
         "kv_lock",
         "pages",
         "parent",
+        "pin",
         "priority",
         "produced_step",
         "rungs",
@@ -91,6 +108,8 @@ class Node:
         self.state_lock = 0
         self.ghost: ReturnForecast | None = None
         """Statistics of the returns to the checkpoint of this node."""
+        self.pin: Pin | None = None
+        """Pin on the checkpoint; None = nobody holds it."""
         self.used_at = 0.0
         """Time on the eviction clock at which the node was added or last used."""
         self.priority = 0.0

@@ -19,7 +19,7 @@ import numpy as np
 
 from mamba_planner.strategy import Reservation
 from mamba_server.cache.eviction import Policy
-from mamba_server.cache.node import Node, Pages, PrefixListener, Tokens
+from mamba_server.cache.node import Node, Pages, Pin, PrefixListener, Tokens
 from mamba_server.cache.persistent_batch import Bools, Ints
 from mamba_server.cache.sequence_allocation import Checkpoint, SequenceAllocation
 from mamba_server.cache.tree import Match
@@ -94,6 +94,8 @@ class Capacity(NamedTuple):
     """Slots of receptions that were given up before anybody saw the end of their writers."""
     quarantined_pages: int
     """Pages of these receptions."""
+    pinned: int = 0
+    """Pinned checkpoints; they count as evictable, because they give way when nothing else is left."""
 
     def pages_for(self, tokens: int) -> int:
         """Return the pages of a sequence of `tokens` tokens."""
@@ -149,6 +151,8 @@ class CacheCounters:
     evicted: int = 0
     duplicates: int = 0
     """Checkpoints that the tree already had."""
+    pins_given_up: int = 0
+    """Pinned checkpoints that were evicted because nothing else was left."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -273,8 +277,11 @@ class StateCache(Protocol):
     def extend(self, allocation: SequenceAllocation, context: int) -> bool:
         """Take pages up to `context` tokens, evicting for them; before the launch. False = not now."""
 
-    def keep_checkpoint_at(self, allocation: SequenceAllocation, depth: int) -> None:
-        """Plan a checkpoint at `depth`, for which another prompt waits; during the prefill."""
+    def keep_checkpoint_at(self, allocation: SequenceAllocation, depth: int, *, forced: bool = False) -> None:
+        """Plan a checkpoint at `depth`, for which another prompt waits; during the prefill.
+
+        `forced`: the checkpoint is to be pinned, so others make room for it under any strategy.
+        """
 
     def plan_prefill(self, allocation: SequenceAllocation, stop: int, step: int) -> list[Checkpoint]:
         """Take slots for the checkpoints of a piece up to `stop`, before its launch.
@@ -363,6 +370,17 @@ class StateCache(Protocol):
     def writer_ended(self, reception: Reception) -> None:
         """Record that the end of the writer of an abandoned reception was seen: its memory is free."""
 
+    def pin(self, token_ids: Tokens, salt: str, step: int, *, depth: int) -> Pin | None:
+        """Let eviction spare the checkpoint at `depth` of a prompt until `unpin`, while it can.
+
+        Without one at that depth it is the next deeper one, or else the next shallower. Several holders may
+        pin one checkpoint. A pin whose `node` is None has ended: its checkpoint was flushed, or it gave way
+        to a sequence. None = the prompt has no complete checkpoint. `step`: the next step to launch.
+        """
+
+    def unpin(self, pin: Pin) -> None:
+        """Record that one holder of the pin has ended."""
+
     def on_eviction(self, listener: EvictionListener | None) -> None:
         """Call `listener`, the only one, before a checkpoint is evicted; flushed ones are not reported."""
 
@@ -384,6 +402,12 @@ class ManagedStateCache(StateCache, Protocol):
 
     def checkpoints(self) -> Iterator[EvictedCheckpoint]:
         """Read only: yield every checkpoint that can be resumed; void after any other call."""
+
+    def hottest(self, count: int) -> list[EvictedCheckpoint]:
+        """Read only: return the checkpoints that are evicted last, at most `count`, the most valuable first.
+
+        Void after any other call.
+        """
 
     def flush(self) -> int:
         """Forget every checkpoint that no sequence is reading; return their number."""

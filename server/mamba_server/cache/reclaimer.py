@@ -10,6 +10,8 @@ from mamba_server.cache.node import Node
 from mamba_server.cache.protocol import CacheCounters
 from mamba_server.cache.tree import RadixTree
 
+_SPARING = frozenset((AllocationSite.PREFILL_CHECKPOINT, AllocationSite.BORROW))
+"""Sites that evict no pinned checkpoint."""
 NODES_PER_SWEEP = 8
 """Nodes that one call of `sweep` visits."""
 
@@ -42,9 +44,14 @@ class Reclaimer:
         pages may be evicted for it. A refused call changes nothing (W6).
         """
         slots = live + tracking + (writer > 0)
-        if evict and not self.arena.fits(slots, pages) and self._can_make_room(slots, pages):
+        may_evict = evict and not self.arena.fits(slots, pages) and not self._spares_pins(site)
+        if may_evict and self._can_make_room(slots, pages):
             self.make_room(slots, pages)
         return self.arena.allocate(site, live=live, tracking=tracking, pages=pages, writer=writer)
+
+    def _spares_pins(self, site: AllocationSite) -> bool:
+        """Return whether only pins are left to evict, and a checkpoint is no reason for them to give way."""
+        return site in _SPARING and bool(self.tree.pins) and self.tree.eviction.only_pins
 
     @property
     def available_pages(self) -> int:
@@ -95,6 +102,7 @@ class Reclaimer:
 
     def evict_state(self, node: Node, *, report: bool = True) -> None:
         """Evict the unlocked checkpoint of `node`, and no pages."""
+        self.counters.pins_given_up += report and node.pin is not None
         if report and self.on_eviction is not None and node.epoch == self.tree.epoch:
             self.on_eviction(node)
         self.tree.eviction.evicted(node)

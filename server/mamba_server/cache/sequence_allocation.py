@@ -34,6 +34,7 @@ class SequenceAllocation:
         "awaited_depths",
         "awaits_commit",
         "first_page",
+        "forced_depths",
         "ghost_match",
         "match_node",
         "node",
@@ -72,6 +73,8 @@ class SequenceAllocation:
         """Optional depths whose checkpoints promise more than what they would evict."""
         self.awaited_depths: set[int] = set()
         """Depths at which deferred prompts wait for a state of this sequence."""
+        self.forced_depths: set[int] = set()
+        """Depths of pins: their checkpoints get slots even where others have to go."""
         self.ghost_match: GhostMatch | None = None
         """Place of the prompt in the ghost tree."""
         self.node: Node | None = None

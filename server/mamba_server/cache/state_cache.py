@@ -108,6 +108,7 @@ class RadixStateCache(Transit):
             exported=exported,
             quarantined=quarantined,
             quarantined_pages=quarantined_pages,
+            pinned=len(tree.pins),
         )
 
     @property
@@ -235,9 +236,10 @@ class RadixStateCache(Transit):
 
     # --- checkpoints ---------------------------------------------------------------------------------
 
-    def keep_checkpoint_at(self, allocation: SequenceAllocation, depth: int) -> None:
-        """Plan a checkpoint at `depth`, for which another prompt waits, whatever the cap is."""
+    def keep_checkpoint_at(self, allocation: SequenceAllocation, depth: int, *, forced: bool = False) -> None:
+        """Plan a checkpoint at `depth`, whatever the cap is; others make room for a `forced` one."""
         allocation.awaited_depths.add(depth)
+        allocation.forced_depths |= {depth} if forced else set()
         if (
             depth > allocation.depth
             and depth >= self.min_checkpoint_depth
@@ -254,7 +256,8 @@ class RadixStateCache(Transit):
         planned = []
         for depth in allocation.placement.required:
             if allocation.depth < depth <= stop:
-                slot = self._checkpoint_slot(allocation, evict=self.strategy.evicts_for_checkpoints)
+                evict = self.strategy.evicts_for_checkpoints or depth in allocation.forced_depths
+                slot = self._checkpoint_slot(allocation, evict=evict)
                 planned.append((depth, slot))
         planned.extend(
             (depth, self._optional_slot(allocation, depth))

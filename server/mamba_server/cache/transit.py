@@ -6,6 +6,7 @@ moves the bytes says when a writer or a reader has ended, and nothing here waits
 comments are those of the state-cache page.
 """
 
+import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -16,7 +17,7 @@ from mamba_server.cache.arena import NO_PAGES, AllocationSite, Arena, PageOwner,
 from mamba_server.cache.donation import Donation
 from mamba_server.cache.errors import LedgerViolation
 from mamba_server.cache.ghost_tree import CheckpointKind, Ghost, GhostMatch, GhostTree
-from mamba_server.cache.node import Node, Tokens
+from mamba_server.cache.node import Node, Pin, Tokens
 from mamba_server.cache.protocol import CacheCounters, EvictedCheckpoint, EvictionListener, Export, Reception
 from mamba_server.cache.reclaimer import Reclaimer
 from mamba_server.cache.slot_state import SlotState
@@ -80,6 +81,11 @@ class Transit:
                 checkpoint = EvictedCheckpoint(node)
                 if not (self.installs and self._is_being_written(node, checkpoint.pages)):
                     yield checkpoint
+
+    def hottest(self, count: int) -> list[EvictedCheckpoint]:
+        """Return the checkpoints that are evicted last, at most `count`, the most valuable first."""
+        nodes = (node for node in self.tree.walk() if node.slot and node.epoch == self.tree.epoch)
+        return [EvictedCheckpoint(node) for node in heapq.nlargest(count, nodes, self.tree.eviction.rank)]
 
     @property
     def ghosts(self) -> GhostTree | None:
@@ -149,6 +155,42 @@ class Transit:
         self.tree.unlock(node)
         if node.epoch != self.tree.epoch and not node.state_lock:
             self.reclaimer.drop_forgotten(node)
+
+    # --- pins ----------------------------------------------------------------------------------------
+
+    def pin(self, token_ids: Tokens, salt: str, step: int, *, depth: int) -> Pin | None:
+        """Hold the checkpoint at `depth` of a prompt, or the next deeper one, or else the next shallower."""
+        nodes = self.tree.complete_checkpoints(token_ids, salt, step)
+        behind = [node for node in nodes if node.depth >= depth]
+        node = behind[-1] if behind else nodes[0] if nodes else None
+        if node is None:
+            return None
+        if node.pin is not None:
+            node.pin.holders += 1
+            return node.pin
+        above = node.parent
+        while above is not None and above.pin is None:
+            above = above.parent
+        self._number += 1
+        pages = (node.depth - (above.depth if above is not None else 0)) // self.tree.page_size
+        pin = node.pin = self.tree.pins[self._number] = Pin(self._number, node, pages)
+        self._reorder(node)
+        return pin
+
+    def unpin(self, pin: Pin) -> None:
+        """Record that one holder has ended; the checkpoint is evicted like any other after the last."""
+        node = pin.node
+        pin.holders -= 1
+        if pin.holders < 0:
+            raise LedgerViolation(f"K1: pin {pin.number} was released once too often")
+        if node is not None and not pin.holders:
+            self.tree.release_pin(pin)
+            self._reorder(node)
+
+    def _reorder(self, node: Node) -> None:
+        """Move a node to its place in the order of eviction, if it is in that order now."""
+        if node.victims is not None:
+            self.tree.eviction.offer(node)
 
     # --- receive -------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from mamba_server.cache.errors import LedgerViolation
 from mamba_server.cache.eviction import Eviction
-from mamba_server.cache.node import UNTRUSTED, Node, Pages, PrefixListener, ReturnForecast, Tokens
+from mamba_server.cache.node import UNTRUSTED, Node, Pages, Pin, PrefixListener, ReturnForecast, Tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +110,8 @@ class RadixTree:
         """Number of checkpoints of earlier epochs: none of them is resumed, and they are still to be
         dropped."""
         self.listener: PrefixListener | None = None
+        self.pins: dict[int, Pin] = {}
+        """Pins on checkpoints, by number."""
         self.on_pin: Callable[[Pages, int], None] = _no_pins
         """Called with +1 when pages become used and with -1 when they are released: eviction skips used
         pages."""
@@ -395,11 +397,21 @@ class RadixTree:
         lost = self.checkpoints - self.forgotten - len(kept)
         self.epoch += 1
         self.forgotten += lost
+        for pin in list(self.pins.values()):
+            if pin.node is not None and id(pin.node) not in kept:
+                self.release_pin(pin)
         for node in kept.values():
             node.epoch = self.epoch
         if self.listener is not None:
             self.listener.flushed(iter(kept.values()))
         return lost
+
+    def release_pin(self, pin: Pin) -> None:
+        """End a pin, whoever holds it."""
+        node, pin.node = pin.node, None
+        assert node is not None
+        node.pin = None
+        del self.pins[pin.number]
 
     def distrust(self, node: Node) -> None:
         """Forget the checkpoint of `node`, which is wrong, although somebody still reads it."""
@@ -419,6 +431,8 @@ class RadixTree:
         if self.listener is not None and node.epoch == self.epoch:
             # A flush reports the checkpoints that it forgets itself.
             self.listener.lost(node)
+        if node.pin is not None:
+            self.release_pin(node.pin)
         slot, node.slot = node.slot, 0
         self.forgotten -= node.epoch != self.epoch
         self.eviction.withdraw(node)

@@ -100,9 +100,11 @@ def _serve(settings: EngineSettings, port: "EngineSockets", cores: int | None) -
     endpoint = start_transfers(
         engine.core, settings, engine.stream, engine.memory, engine.state_layout, port.wake
     )
+    if endpoint.warm_start is not None:
+        endpoint.warm_start.run(report_progress(port))
     use_threads(engine, None if cores is None else threads_for(engine.plan.weights_bytes, cores))
     plan = ready_plan(engine)
-    admin = AdminCalls(engine.core, plan)
+    admin = AdminCalls(engine.core, plan, endpoint.sessions)
     grammars = GrammarCompiler(engine.directory, engine.model.vocab_size, engine.model.eos_token_ids)
     process = EngineLoop(
         engine.core,

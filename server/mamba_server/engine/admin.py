@@ -6,14 +6,15 @@ from typing import Any
 from mamba_planner.strategy import STRATEGIES
 from mamba_server.cache import POLICIES
 from mamba_server.engine.stepping.core import EngineCore
+from mamba_server.engine.transfers.sessions import Sessions
 from mamba_server.wire import AdminCall, AdminReply
 
 
 class AdminCalls:
     """Handler of `AdminCall`s between two steps. `plan` is the JSON form of the plan in force."""
 
-    def __init__(self, core: EngineCore, plan: dict[str, Any]) -> None:
-        self._core = core
+    def __init__(self, core: EngineCore, plan: dict[str, Any], sessions: Sessions | None = None) -> None:
+        self._core, self._sessions = core, sessions
         self.plan = plan
         self._verbs: dict[str, Callable[[dict[str, Any]], tuple[int, dict[str, Any]]]] = {
             "flush_cache": self._flush,
@@ -27,6 +28,14 @@ class AdminCalls:
     def epoch(self) -> int:
         """Number that rises when published prefixes are void: by a flush, not by a change of strategy."""
         return self._core.tree_changes.epoch
+
+    def begin(self, call: AdminCall) -> bool:
+        """Begin a call that takes longer than a step; return False if `answer` answers it at once."""
+        return self._sessions is not None and self._sessions.begin(call)
+
+    def take_replies(self) -> list[AdminReply]:
+        """Return the replies to calls that were begun and have ended since."""
+        return self._sessions.take_replies() if self._sessions is not None else []
 
     def answer(self, call: AdminCall, *, recounted: bool = False) -> AdminReply:
         """Return the reply to `call`; an unknown verb or a bad body is a 4xx.
@@ -52,6 +61,7 @@ class AdminCalls:
             "running": self._core.scheduler.running,
             "waiting": self._core.scheduler.waiting_count,
             "checkpoints": self._core.cache.capacity.checkpoints,
+            "pinned": self._core.cache.capacity.pinned,
             "step": self._core.step_number,
             "recounted": recounted,
         }

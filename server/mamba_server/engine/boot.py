@@ -174,6 +174,7 @@ def boot(settings: EngineSettings, report: Report, overrides: BootOverrides = NO
         seed=secrets.randbits(SEED_BITS) if settings.seed is None else settings.seed,
         pace=_pace(settings, limits, device),
         attention_ratio=attention_ratio(config),
+        pin_share=settings.pin_share if settings.prefix_caching else 0.0,
     )
     if device.type == "cuda" or overrides.warm_up:
         _prepare(stream, lambda: try_out(lambda: runner.warm_up(report)))

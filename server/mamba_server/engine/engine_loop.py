@@ -200,7 +200,8 @@ class EngineLoop:
                 self._grammars.cancel(message.request_id)
                 self._core.abort(message)
             case AdminCall():
-                self._port.send(self._admin.answer(message))
+                if not self._admin.begin(message):
+                    self._port.send(self._admin.answer(message))
 
     def _disturb(self) -> None:
         """Record that something may change the account of the memory."""
@@ -214,6 +215,8 @@ class EngineLoop:
 
     def _after_step(self) -> None:
         search_new_objects()
+        for reply in self._admin.take_replies():
+            self._port.send(reply)
         idle = self._core.idle
         if idle and not self._idle_reported:
             self._send_stats()

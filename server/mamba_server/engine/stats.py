@@ -32,6 +32,7 @@ def collect(
         "checkpoints_evicted_total": cache_counters.evicted,
         "steps_total": core.step_number,
         "failed_steps_total": core.failed_steps,
+        **core.pins.counters(),
         **of_device,
     }
     if cache.settings.remembers_prompts:
@@ -67,6 +68,7 @@ def collect(
         "requests_waiting": scheduler.waiting_count,
         "max_running_requests": scheduler.limits.max_running,
         "checkpoints": capacity.checkpoints,
+        "pinned_checkpoints": capacity.pinned,
         # Memory that is not available at once, even by eviction: that of the pool that limits.
         "arena_usage": 1.0
         - min(1.0, (account.slots_free + capacity.evictable_slots + _evictable_slabs(capacity)) / total),

@@ -33,6 +33,7 @@ RUNS: tuple[tuple[tuple[str, ...], int, str], ...] = (
     (("plan", QUICK_START), 0, ""),
     (("scaling", "replay", "no-such-object"), 2, "operator"),
     (("serve", "builtin://tiny-recall"), 2, "server"),
+    (("session", "list"), 2, "gateway"),
     (("status", NOWHERE), 1, ""),
     (("status", "-n", "default"), 2, "operator"),
     (("up", QUICK_START, "--port", "0", "--once"), 2, "server"),

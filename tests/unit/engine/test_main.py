@@ -21,6 +21,7 @@ from mamba_planner import InsufficientMemory, UnusableInput
 from mamba_server.engine import __main__ as command
 from mamba_server.wire import Fatal, FromEngine, Shutdown
 from mamba_settings.engine_settings import EngineSettings
+from transfer_peers import LAYOUT
 
 Serve = Callable[..., int]
 
@@ -176,7 +177,7 @@ def test_no_full_search_for_garbage_stops_a_serving_engine(
         device_counters=dict,
         device_gauges=dict,
         memory=torch.zeros(0, dtype=torch.uint8),
-        state_layout=None,
+        state_layout=LAYOUT,
         decode_steps={},
     )
     monkeypatch.setattr("mamba_server.engine.boot.boot", lambda *_: booted)

@@ -19,10 +19,12 @@ def test_to_the_engine_go_end_to_end_headers_and_the_identifiers() -> None:
         (b"X-Request-Id", b"theirs"),
         (b"X-Many", b"1"),
         (b"X-Many", b"2"),
+        (b"X-Mambaserve-Pin", b"10m"),
     ]
     assert to_engine(headers, "id") == [
         (b"x-many", b"1"),
         (b"x-many", b"2"),
+        (b"x-mambaserve-pin", b"10m"),
         (b"x-request-id", b"id"),
     ]
 

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from mamba_api.openai import ChatCompletionRequest
 from mamba_text.chat_template import TOOL_TEMPLATE, ChatTemplate
 from mamba_text.errors import BadTemplate, TemplateRefused
-from mamba_text.prompt import encoded_chat
+from mamba_text.prompt import chat_prompt, encoded_chat
 from mamba_text.reasoning import THINK, ReasoningStart
 from mamba_text.text_archive import TextArchive, load_text_side
 from mamba_text.tokenizer import Tokenizer
@@ -135,6 +136,26 @@ def test_a_prompt_tells_what_it_has_of_the_answer(
     tokenizer: Tokenizer, source: str, options: dict[str, bool], opening: str
 ) -> None:
     assert encoded_chat(template(source), tokenizer, USER, **options).opening == opening
+
+
+class TestPins:
+    def test_a_pin_is_where_the_text_of_its_messages_ends(self, tokenizer: Tokenizer) -> None:
+        turns = [*USER, {"role": "assistant", "content": "hi"}, {"role": "user", "content": "more"}]
+        prompt = encoded_chat(template(TEMPLATE), tokenizer, turns, pinned={1: 300.0, 3: 60.0})
+        shown = [template(TEMPLATE).render(turns[:count], generation_prompt=False) for count in (1, 3)]
+        depths = [len(tokenizer.encode(text, special=False)) for text in shown]
+        assert prompt.pins == ((depths[0], 300.0), (depths[1], 60.0))
+        assert prompt.last(len(prompt.token_ids) - depths[0]).pins == ((depths[1] - depths[0], 60.0),)
+
+    def test_a_wish_for_the_cache_changes_no_token(self, tokenizer: Tokenizer) -> None:
+        source = "{% for message in messages %}{{ message | tojson }}{% endfor %}"
+        plain, marked = (
+            ChatCompletionRequest.model_validate({"messages": [{**USER[0], **more}]})
+            for more in ({}, {"cache_control": {"type": "ephemeral"}})
+        )
+        prompts = [chat_prompt(template(source), tokenizer, request) for request in (plain, marked)]
+        assert prompts[0].token_ids == prompts[1].token_ids
+        assert [len(prompt.pins) for prompt in prompts] == [0, 1]
 
 
 class TestTurnBoundary:

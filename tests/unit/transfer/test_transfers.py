@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from eventually import wait_until
-from mamba_transfer import Peer, TransferClient, Verdict, Wanted
+from mamba_transfer import HotPrefix, Peer, TransferClient, Verdict, Wanted
 from mamba_transfer.frames import Connection
 from transfer_models import layout_of, mamba_model
 from transfer_peers import (
@@ -270,3 +270,37 @@ def test_closing_the_server_ends_a_transfer_and_its_export() -> None:
         assert outcome.verdict is Verdict.LOST
         assert source.ends == [False]
         assert server.connections == 0
+
+
+def hot(tokens: int) -> HotPrefix:
+    return HotPrefix("salt", bytes(4 * tokens), 7)
+
+
+def test_a_reader_that_knows_the_address_alone_learns_the_hottest_prefixes_and_who_has_them() -> None:
+    source = HeldExports(bundle(seed=1)[1], 30, FakeClock())
+    source.hot = [hot(depth) for depth in (16, 48, 32)]
+    with serving(source) as (_, peer):
+        client = TransferClient(LAYOUT)
+        answer = client.hottest(peer.address, 2, deadline=FAR)
+        assert answer is not None
+        assert (answer.incarnation, [each.depth for each in answer.prefixes]) == (peer.incarnation, [16, 48])
+        # The connection that asked is over, and the incarnation of the answer is good for a fetch.
+        outcome = client.fetch(Peer(peer.address, answer.incarnation), WANTED, bundle()[1], deadline=FAR)
+        assert outcome.verdict is Verdict.VALID
+
+
+def test_an_answer_has_no_more_token_ids_than_a_reader_takes() -> None:
+    source = HeldExports(bundle(seed=1)[1], 30, FakeClock())
+    source.hot = [hot(1 << 20)] * 10
+    with serving(source) as (_, peer):
+        answer = TransferClient(LAYOUT).hottest(peer.address, 10, deadline=FAR)
+    assert answer is not None
+    assert len(answer.prefixes) == 4
+
+
+def test_a_peer_of_another_layout_and_one_that_is_away_have_no_prefixes() -> None:
+    source = HeldExports(bundle(seed=1)[1], 30, FakeClock())
+    other = msgspec.structs.replace(LAYOUT, fingerprint="other")
+    with serving(source) as (_, peer):
+        assert TransferClient(other).hottest(peer.address, 1, deadline=FAR) is None
+    assert TransferClient(LAYOUT).hottest(peer.address, 1, deadline=FAR) is None

@@ -35,6 +35,8 @@ HELP = {
     "recomputed_tokens": "Tokens computed again after a preemption.",
     "sequences_finished": "Sequences the engine finished, by reason.",
     "checkpoints": "Checkpoints in the tree.",
+    "pinned_checkpoints": "Checkpoints that eviction takes only when nothing else is left.",
+    "pins": "Pins by outcome: pinned, renewed, refused, expired, over_budget, given_up to a sequence.",
     "slabs": "Slabs of the arena by owner; a slab holds one state or several pages.",
     "slots": "State slots by owner.",
     "pages": "Attention KV pages by owner.",

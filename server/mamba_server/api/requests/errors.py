@@ -9,6 +9,7 @@ ApiError
 ├── TooManyForms          429 too_many_forms        (Retry-After)
 ├── EngineRefused         status and code of the engine
 ├── AdminRefused          status of the engine: 400 invalid_value, 404 not_found, 409 refused
+├── NoRoomForSession      503 no_room               (Retry-After)
 ├── EngineLost            503 engine_lost           (Retry-After)
 └── AdminTimeout          504 engine_timeout
 ServeError
@@ -65,6 +66,12 @@ class AdminRefused(ApiError):
         super().__init__(str(reply.body.get("message") or "the engine refused this operation"))
         self.status = reply.status
         self.code = {400: "invalid_value", 404: "not_found"}.get(reply.status, "refused")
+
+
+class NoRoomForSession(ApiError):
+    """A conversation whose state cannot be kept or written now."""
+
+    status, kind, code, retry_after = 503, "service_unavailable_error", "no_room", 2.0
 
 
 class EngineLost(ApiError):

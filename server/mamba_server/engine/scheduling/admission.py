@@ -180,6 +180,22 @@ class Admission:
         match = self.cache.match(sequence.known_token_ids(), sequence.salt, self._step)
         if self._needs_whole_prompt(sequence):
             return match.without("prompt_logprobs")
+        return self._up_to_pins(sequence, match) if sequence.pins else match
+
+    def _up_to_pins(self, sequence: Sequence, match: Match) -> Match:
+        """Return the match up to the first prefix that is to be pinned and has no checkpoint of its own.
+
+        The rest is computed once, so that the checkpoint serves other continuations, too. A state that has
+        just come from elsewhere is not computed again.
+        """
+        if sequence.preemptions or sequence.arrived:
+            return match
+        for depth, _ in sequence.pins:
+            if depth < match.resumable:
+                prefix = sequence.known_token_ids()[: depth + 1]
+                shallower = self.cache.match(prefix, sequence.salt, self._step)
+                if shallower.resumable < depth:
+                    return shallower
         return match
 
     @staticmethod
@@ -317,6 +333,8 @@ class Admission:
             allocation = self._allocate(sequence, match, tokens, branches)
         if allocation is None:
             return 0
+        for depth, _ in sequence.pins:
+            self.cache.keep_checkpoint_at(allocation, depth, forced=True)
         self.waiting.remove(sequence)
         sequence.make_room()
         sequence.allocation = allocation

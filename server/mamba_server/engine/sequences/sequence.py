@@ -33,6 +33,7 @@ class Sequence:
     __slots__ = (
         "allocation",
         "arrival",
+        "arrived",
         "cached_tokens",
         "client",
         "deferred",
@@ -47,6 +48,7 @@ class Sequence:
         "order",
         "params",
         "phase",
+        "pins",
         "preemptions",
         "priority",
         "prompt_done",
@@ -86,6 +88,7 @@ class Sequence:
         grammar: OutputGrammar | None = None,
         scores_prompt: bool = True,
         whole_prompt: Tokens | None = None,
+        pins: tuple[tuple[int, float], ...] = (),
     ) -> None:
         self.request_id = request_id
         self.index = index
@@ -97,6 +100,8 @@ class Sequence:
         self.salt = salt
         self.turn_boundary = turn_boundary
         self.arrival = arrival
+        self.arrived = False
+        """Whether it has waited for a state from elsewhere."""
         self.seed = seed
         self.stop_token_ids = stop_token_ids
         """All ids that end the sequence: the model's end tokens (unless ignored) and the request's own."""
@@ -117,6 +122,8 @@ class Sequence:
         of both needs no copy."""
         self.whole_prompt = whole_prompt
         """Prompt of which `token_ids` is the part to hand over; None = nothing is handed over."""
+        self.pins = pins
+        """Prefixes of the prompt that are to stay: page-aligned depth, and seconds."""
         self.known_tokens = self.prompt_len
         self.target = self.prompt_len
         """Tokens to prefill before it decodes: the prompt, and after a preemption also the output so far."""

@@ -23,6 +23,7 @@ from mamba_server.engine.sequences.schedule import Schedule
 from mamba_server.engine.sequences.sequence import Phase, Sequence
 from mamba_server.engine.sequences.timeline import Timeline
 from mamba_server.engine.stepping.forward_stream import ForwardStream, Ticket
+from mamba_server.engine.stepping.pinned_prefixes import PinnedPrefixes
 from mamba_server.engine.stepping.prefill_speed import PrefillSpeed
 from mamba_server.engine.stepping.state_transfers import NO_HAND_OVER, StateTransfers
 from mamba_server.engine.stepping.step_pace import StepPace
@@ -109,6 +110,7 @@ class EngineCore:
         pace: StepPace | None = None,
         attention_ratio: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
+        pin_share: float = 0.0,
     ) -> None:
         self.scheduler = scheduler
         self.cache = cache
@@ -135,6 +137,7 @@ class EngineCore:
         self._max_waiting = max_waiting
         self.transfers: StateTransfers | None = None
         """Transfers of states; None = states stay in this engine."""
+        self.pins = PinnedPrefixes(cache, pin_share)
         self.clock = clock
         self._pace = pace
         self._last_step_end = 0.0
@@ -180,7 +183,7 @@ class EngineCore:
             order=self._next_order, priority=request.priority, salt=request.cache_salt,
             client=request.client, turn_boundary=request.turn_boundary, arrival=request.arrival,
             timeline=Timeline(request.traceparent) if request.traceparent else None,
-            scores_prompt=False, whole_prompt=prompt,
+            scores_prompt=False, whole_prompt=prompt, pins=self._pins_of(request),
         )  # fmt: skip
         self._next_order += 1
         self.sequences[request.request_id] = [sequence]
@@ -247,10 +250,21 @@ class EngineCore:
                 grammar=grammar.fork(stops) if grammar is not None else None,
                 # The first sequence scores the prompt, and the others resume from its states.
                 scores_prompt=index == 0,
+                pins=self._pins_of(request) if index == 0 else (),
             )  # fmt: skip
             self._next_order += 1
             group.append(sequence)
         return group
+
+    def _pins_of(self, request: AddRequest) -> tuple[tuple[int, float], ...]:
+        """Return the pins at page boundaries before the prompt's end, the shallowest first."""
+        page_size, longest = self.cache.capacity.page_size, self._handed_over(request)
+        seconds: dict[int, float] = {}
+        for tokens, period in request.pins:
+            depth = min(tokens // page_size * page_size, longest)
+            seconds[depth] = max(seconds.get(depth, 0.0), period)
+        least = max(1, self.cache.settings.min_checkpoint_depth)
+        return tuple(pair for pair in sorted(seconds.items()) if pair[0] >= least)
 
     def stop(self, message: StopSequence) -> None:
         """End the sequence after `keep` output tokens, where a stop string ended."""
@@ -322,10 +336,12 @@ class EngineCore:
     def step(self) -> list[SequenceDelta]:
         """Launch the next step if there is one, then commit what is due; return the deltas in order."""
         began = self.clock()
+        self.pins.expire(began)
         if self.transfers is not None:
             for group in self.transfers.arrived():
                 for sequence in group:
                     if sequence.phase is Phase.ARRIVING:
+                        sequence.arrived = True
                         self.scheduler.add(sequence)
         tokens = self._pace.tokens(len(self.scheduler.decoding)) if self._pace is not None else None
         schedule = self.scheduler.schedule(self.step_number + 1, tokens)
@@ -400,6 +416,8 @@ class EngineCore:
                 sequence.prompt_done = True
                 self._take_token(sequence, tokens[sampled], result.logprobs.get(sampled), schedule.step)
                 sampled += 1
+                if sequence.pins:
+                    self.pins.hold(sequence, self.step_number + 1, ended)
             else:
                 self._commit_cache(sequence, schedule.step)
 

@@ -1,6 +1,6 @@
 """Measured bandwidth of the sources of states, and the choice between fetching and computing. Pure."""
 
-FIRST_GUESS = {"memory": 2e9, "disk": 5e8, "peer": 1e9}
+FIRST_GUESS = {"memory": 2e9, "disk": 5e8, "peer": 1e9, "file": 5e8}
 """Bytes a second before anything was measured."""
 SHARE = 0.25
 """Share of the difference by which a transfer moves the estimate."""

@@ -5,14 +5,17 @@ a device they are pinned memory of the host, which copies on the forward stream 
 is in order with the steps and nobody waits for the device.
 """
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
 import torch
 
 from mamba_server.cache import Ints
 from mamba_server.engine.stepping.forward_stream import ForwardStream, Ticket
+from mamba_tier.bundle_shape import BundleShape
 from mamba_transfer.bundle import Segment, arena_buffers, bundle_bytes, page_segments, slot_segments
 from mamba_transfer.layout import StateLayout
 
@@ -159,3 +162,14 @@ def is_done(stream: ForwardStream, ticket: Ticket[bool]) -> bool:
     """Return whether the work of `ticket` is complete on the device, without waiting."""
     query = getattr(stream, "is_complete", None)
     return ticket.done.is_set() if query is None else bool(query(ticket))
+
+
+def shape_of(layout: StateLayout) -> BundleShape:
+    """Return the shape of the bundles of an arena, by which files of other engines are told apart."""
+    return BundleShape(
+        fingerprint=layout.fingerprint,
+        layout=hashlib.blake2b(msgspec.json.encode(layout), digest_size=16).hexdigest(),
+        page_size=layout.page_size,
+        state_bytes=layout.state_bytes,
+        page_bytes=layout.page_bytes,
+    )

@@ -1,7 +1,7 @@
 """`EngineTransfers`: all states that move into and out of one engine, as its core uses them.
 
-The core calls it between two steps. It holds the transfer server with its exports, the imports, and the tier
-below the arena; each of them may be absent.
+The core calls it between two steps. It holds the exports, the imports and the sessions, and, where the engine
+has them, the transfer server and the tier below the arena.
 """
 
 import threading
@@ -12,6 +12,7 @@ from mamba_server.engine.sequences.sequence import Sequence
 from mamba_server.engine.transfers.bundle_memory import Buffers
 from mamba_server.engine.transfers.exporter import Exporter
 from mamba_server.engine.transfers.importer import Importer, ReadResult, StateSource
+from mamba_server.engine.transfers.sessions import Sessions
 from mamba_server.engine.transfers.tier import Tier
 from mamba_server.engine.transfers.transfer_counts import TransferCounts
 from mamba_server.wire import Fetch, HandOver
@@ -26,8 +27,8 @@ SAVE_SECONDS = 3.0
 class EngineTransfers:
     """Transfers of one engine.
 
-    `exporter` and `read_peer` are None where the engine has no transfer server; `tier` is None without tiers.
-    `step`: returns the number of the next step.
+    `read_peer` is None where the engine has no transfer server; `tier` is None without tiers. `step`: returns
+    the number of the next step.
     """
 
     def __init__(
@@ -36,15 +37,17 @@ class EngineTransfers:
         importer: Importer,
         counts: TransferCounts,
         step: Callable[[], int],
+        exporter: Exporter,
+        sessions: Sessions,
         *,
-        exporter: Exporter | None = None,
         read_peer: ReadState | None = None,
         tier: Tier | None = None,
         close: Callable[[], None] = lambda: None,
     ) -> None:
         self._cache, self._importer, self._step, self._close = cache, importer, step, close
         self.counts = counts
-        self.exporter, self._read_peer, self.tier = exporter, read_peer, tier
+        self.exporter, self.sessions = exporter, sessions
+        self._read_peer, self.tier = read_peer, tier
         if tier is not None:
             cache.on_eviction(tier.on_eviction)
 
@@ -83,10 +86,16 @@ class EngineTransfers:
 
         return StateSource("peer", "in", fetch.depth, read, fetch.address)
 
+    def bring(
+        self, fetch: Fetch, prefix: Tokens, salt: str, *, deadline: float, ended: Callable[[str], None]
+    ) -> None:
+        """Bring in a state of another engine for which no request waits; `ended` gets the outcome."""
+        self._importer.bring(prefix, salt, self._peer(fetch, prefix, salt), deadline=deadline, ended=ended)
+
     def arrived(self) -> list[list[Sequence]]:
         """Return the groups whose state has come or will not come. Called once before each step."""
-        if self.exporter is not None:
-            self.exporter.poll(self._step())
+        self.exporter.poll(self._step())
+        self.sessions.poll()
         if self.tier is not None:
             self.tier.poll()
         return self._importer.poll(self._step())
@@ -97,13 +106,11 @@ class EngineTransfers:
 
     def export(self, token_ids: Tokens, salt: str) -> HandOver:
         """Keep the deepest state of a prompt for the engine that is to fetch it."""
-        if self.exporter is None:
-            return HandOver("", 0, 0.0)
         return self.exporter.export(token_ids, salt, self._step())
 
     def release(self, export: str) -> bool:
         """End an export that nobody has opened; return whether there was one."""
-        return self.exporter is not None and self.exporter.release(export)
+        return self.exporter.release(export)
 
     # --- by the loop ---------------------------------------------------------------------------------
 
@@ -128,7 +135,7 @@ class EngineTransfers:
             "transfer_exported": capacity.exported,
             "transfer_quarantined": capacity.quarantined,
         }
-        if self.exporter is not None:
+        if self._read_peer is not None:
             room = (capacity.free_slots + capacity.evictable_slots) // (1 + capacity.slots_per_sequence)
             gauges["transfer_credits"] = max(0, min(self._importer.places, room))
         return gauges
@@ -136,6 +143,7 @@ class EngineTransfers:
     def close(self, *, save: bool) -> None:
         """Stop the server, the reads and the store. `save`: write the arena's checkpoints to disk first."""
         self._close()
+        self.sessions.close()
         self._importer.close()
         if self.tier is not None:
             if save and self.tier.outlives_process:

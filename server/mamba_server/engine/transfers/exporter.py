@@ -14,14 +14,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from mamba_server.cache import Export, ManagedStateCache, Tokens
+from mamba_server.cache import EvictedCheckpoint, Export, ManagedStateCache, Tokens
 from mamba_server.engine.transfers.bundle_memory import BundleMemory, OutgoingBundle
 from mamba_server.engine.transfers.transfer_counts import TransferCounts
 from mamba_server.wire import HandOver
 from mamba_transfer.bundle import bundle_bytes
 from mamba_transfer.exports import OpenExport
 from mamba_transfer.leases import Lease, LeaseTable
-from mamba_transfer.messages import Wanted
+from mamba_transfer.messages import HotPrefix, Wanted
 
 ANSWER_SECONDS = 30.0
 """Longest wait of a server's thread for the loop, which may be busy with a long step."""
@@ -50,6 +50,15 @@ class _Question:
     answer: tuple[OpenExport, OutgoingBundle] | None = None
 
 
+@dataclass(slots=True, eq=False)
+class _HotQuestion:
+    """Question of a server's thread for the most valuable prefixes."""
+
+    count: int
+    done: threading.Event = field(default_factory=threading.Event)
+    answer: list[HotPrefix] = field(default_factory=list)
+
+
 class Exporter:
     """Exports of one engine: the `ExportSource` of its transfer server.
 
@@ -72,6 +81,7 @@ class Exporter:
         self._leases = LeaseTable(clock)
         self._held: dict[str, _Held] = {}
         self._questions: deque[_Question] = deque()
+        self._hot_questions: deque[_HotQuestion] = deque()
         self._closed: deque[tuple[str, bool]] = deque()
 
     def __len__(self) -> int:
@@ -103,6 +113,10 @@ class Exporter:
             self._end(name, "valid" if delivered else "lost")
         for name in self._leases.sweep():
             self._end(name, "expired")
+        while self._hot_questions:
+            hot = self._hot_questions.popleft()
+            hot.answer = [self._hot(each) for each in self._cache.hottest(hot.count)]
+            hot.done.set()
         while self._questions:
             question = self._questions.popleft()
             answer = self._answer(question.request, step)
@@ -112,6 +126,10 @@ class Exporter:
             question.done.set()
             if is_late and answer is not None:
                 self._end(answer[0].lease.export, "lost")
+
+    def _hot(self, checkpoint: EvictedCheckpoint) -> HotPrefix:
+        size = bundle_bytes(self._memory.layout, checkpoint.depth // self._page_size)
+        return HotPrefix(checkpoint.salt, checkpoint.token_ids().astype("<i4").tobytes(), size)
 
     def _answer(self, request: Wanted, step: int) -> tuple[OpenExport, OutgoingBundle] | None:
         if request.base % self._page_size or request.base > request.depth:
@@ -166,6 +184,14 @@ class Exporter:
         export, outgoing = question.answer
         outgoing.wait()
         return export
+
+    def hottest(self, count: int) -> list[HotPrefix]:
+        """Return the prefixes that are evicted last, the most valuable first. Waits for the loop."""
+        question = _HotQuestion(count)
+        self._hot_questions.append(question)
+        self._wake()
+        question.done.wait(ANSWER_SECONDS)
+        return question.answer
 
     def close(self, export: OpenExport, *, delivered: bool) -> None:
         """Unlock an export of which no byte is read any more."""

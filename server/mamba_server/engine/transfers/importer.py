@@ -12,7 +12,9 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from mamba_server.cache import ManagedStateCache, Reception
+import numpy as np
+
+from mamba_server.cache import ManagedStateCache, Reception, Tokens
 from mamba_server.engine.sequences.sequence import Sequence
 from mamba_server.engine.transfers.bandwidth import Bandwidth
 from mamba_server.engine.transfers.bundle_memory import Buffers, BundleMemory, LandingBundle
@@ -40,7 +42,7 @@ class StateSource:
     """Place that a state comes from."""
 
     kind: str
-    """`peer`, `disk` or `memory`."""
+    """`peer`, `disk`, `memory` or `file`."""
     direction: str
     """Direction in the metrics: `in`, or `restored`."""
     depth: int
@@ -51,12 +53,17 @@ class StateSource:
 
 @dataclass(slots=True, eq=False)
 class _Import:
-    """State that is awaited, with the sequences that wait for it."""
+    """State that is awaited, with the sequences that wait for it, if any."""
 
-    group: list[Sequence]
+    token_ids: Tokens
+    """Tokens of which the source has the first ones."""
+    salt: str
     source: StateSource
     began: float
     deadline: float
+    group: list[Sequence] = field(default_factory=list)
+    ended: Callable[[str], None] = lambda _: None
+    """Called with the outcome, by the loop."""
     reception: Reception | None = None
     landing: LandingBundle | None = None
     size: int = 0
@@ -99,15 +106,36 @@ class Importer:
         """Number of states that could begin to arrive now, as far as threads go."""
         return max(0, MOST_RECEPTIONS - len(self._reading) - len(self._waiting))
 
+    def now(self) -> float:
+        """Return the time by the clock of deadlines."""
+        return self._clock()
+
     def expect(self, group: list[Sequence], source: StateSource) -> None:
         """Let `group` wait for the state of its prompt."""
-        now = self._clock()
-        self._waiting.append(_Import(group, source, now, now + self._lease_seconds))
+        now, sequence = self._clock(), group[0]
+        self._waiting.append(
+            _Import(
+                sequence.known_token_ids(), sequence.salt, source, now, now + self._lease_seconds, group
+            )
+        )  # fmt: skip
+
+    def bring(
+        self,
+        token_ids: Tokens,
+        salt: str,
+        source: StateSource,
+        *,
+        deadline: float,
+        ended: Callable[[str], None],
+    ) -> None:
+        """Bring in a state for which no request waits; `ended` gets the outcome, from the loop."""
+        self._waiting.append(_Import(token_ids, salt, source, self._clock(), deadline, ended=ended))
 
     def cancel(self, request_id: str) -> None:
         """Give up the state of a request that has ended."""
         for awaited in [*self._waiting, *self._reading.values()]:
-            if awaited.group[0].request_id == request_id and not awaited.given_up:
+            is_its_own = any(sequence.request_id == request_id for sequence in awaited.group[:1])
+            if is_its_own and not awaited.given_up:
                 self._give_up(awaited, "cancelled")
 
     def poll(self, step: int) -> list[list[Sequence]]:
@@ -144,10 +172,12 @@ class Importer:
 
     def _start(self, awaited: _Import, step: int) -> bool:
         """Take memory for the state and begin to read it; return False if the group need not wait."""
-        sequence, depth = awaited.group[0], awaited.source.depth
-        reception = self._cache.receive(sequence.known_token_ids()[:depth], sequence.salt)
+        depth = awaited.source.depth
+        reception = self._cache.receive(awaited.token_ids[:depth], awaited.salt)
         if reception is None:
-            match = self._cache.match(sequence.known_token_ids(), sequence.salt, step)
+            # A checkpoint at the very end of a prompt is resumed by longer prompts alone.
+            longer = np.append(awaited.token_ids[:depth], awaited.token_ids[:1])
+            match = self._cache.match(longer, awaited.salt, step)
             self._record(awaited, "cached" if match.resumable >= depth else "no_memory", 0)
             return False
         self._counts.changes += 1
@@ -228,3 +258,4 @@ class Importer:
                 sequence.timeline.arrival(
                     Arrival(awaited.began, now, source.kind, outcome, source.depth, awaited.size)
                 )
+        awaited.ended(outcome)

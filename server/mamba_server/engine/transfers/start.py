@@ -3,17 +3,15 @@
 Called once, when the engine is booted and before it is ready.
 """
 
-import hashlib
 import ipaddress
 import os
 import secrets
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-import msgspec
 import torch
 
 from mamba_server.cache import Reception, Tokens
@@ -24,16 +22,19 @@ from mamba_server.engine.transfers.bundle_memory import (
     BundleMemory,
     DeviceBundleMemory,
     HostBundleMemory,
+    shape_of,
 )
 from mamba_server.engine.transfers.engine_transfers import EngineTransfers
 from mamba_server.engine.transfers.exporter import Exporter
 from mamba_server.engine.transfers.importer import Importer, ReadResult
+from mamba_server.engine.transfers.sessions import Sessions
 from mamba_server.engine.transfers.tier import Tier
 from mamba_server.engine.transfers.transfer_counts import TransferCounts
+from mamba_server.engine.transfers.warm_start import WarmStart
 from mamba_server.wire import Fetch
 from mamba_settings.engine_settings import EngineSettings
 from mamba_telemetry.logs import get_logger
-from mamba_tier.bundle_shape import BundleShape, StoreSettings
+from mamba_tier.bundle_shape import StoreSettings
 from mamba_tier.bundle_store import BundleStore
 from mamba_tier.errors import DirectoryBusy, TierError
 from mamba_transfer import (
@@ -66,6 +67,10 @@ class TransferEndpoint:
 
     address: str = ""
     incarnation: str = ""
+    sessions: Sessions | None = None
+    """Conversations that admin calls save and load; None = the engine caches no prefixes."""
+    warm_start: WarmStart | None = None
+    """Fetches of prefixes that come before the engine is ready; None = there are no peers to ask."""
 
 
 def start_transfers(
@@ -80,15 +85,17 @@ def start_transfers(
 
     `arena`: the arena's bytes. `wake`: interrupts the wait of an idle loop. Raises TransfersUnusable.
     """
-    serves, tiered = settings.transfer_port is not None, bool(settings.disk_cache or settings.host_memory)
-    if not serves and not tiered:
+    if not settings.prefix_caching:
         return TransferEndpoint()
+    serves, tiered = settings.transfer_port is not None, bool(settings.disk_cache or settings.host_memory)
     memory: BundleMemory = (
         DeviceBundleMemory(arena, layout, stream) if arena.is_cuda else HostBundleMemory(arena, layout)
     )
     cache, counts, lease = core.cache, TransferCounts(), settings.transfer_lease
     importer = Importer(cache, memory, counts, lease_seconds=lease, wake=wake, clock=core.clock)
-    tier = None
+    exporter = Exporter(cache, memory, counts, lease_seconds=lease, wake=wake, clock=core.clock)
+    sessions = Sessions(cache, memory, exporter, importer, wake)
+    tier, server = None, None
     if tiered:
         store = _open_store(settings, layout)
         tier = Tier(
@@ -96,25 +103,34 @@ def start_transfers(
             page_size=layout.page_size,
             outlives_process=settings.disk_cache is not None, clock=core.clock,
         )  # fmt: skip
-    if not serves:
-        core.transfers = EngineTransfers(cache, importer, counts, lambda: core.step_number + 1, tier=tier)
-        return TransferEndpoint()
-    exporter = Exporter(cache, memory, counts, lease_seconds=lease, wake=wake, clock=core.clock)
-    incarnation = secrets.token_hex(8)
-    server = TransferServer(layout, incarnation, exporter)
-    address = _listen(server, settings)
-    core.transfers = EngineTransfers(
+    endpoint = TransferEndpoint(sessions=sessions)
+    if serves:
+        incarnation = secrets.token_hex(8)
+        server = TransferServer(layout, incarnation, exporter)
+        address = _listen(server, settings)
+        endpoint = TransferEndpoint(str(address), incarnation, sessions)
+        log.info("transfer_server", address=str(address), incarnation=incarnation, role=settings.role)
+    client = TransferClient(layout)
+    transfers = core.transfers = EngineTransfers(
         cache,
         importer,
         counts,
         lambda: core.step_number + 1,
-        exporter=exporter,
-        read_peer=PeerReader(TransferClient(layout)).read,
+        exporter,
+        sessions,
+        read_peer=PeerReader(client).read if server is not None else None,
         tier=tier,
-        close=server.close,
+        close=server.close if server is not None else lambda: None,
     )
-    log.info("transfer_server", address=str(address), incarnation=incarnation, role=settings.role)
-    return TransferEndpoint(str(address), incarnation)
+    if settings.warm_peers is None:
+        return endpoint
+    return replace(
+        endpoint,
+        warm_start=WarmStart(
+            cache, transfers, client, settings.warm_peers, endpoint.address, seconds=settings.warm_seconds,
+            clock=core.clock,
+        ),
+    )  # fmt: skip
 
 
 class PeerReader:
@@ -173,13 +189,6 @@ def _own_address(bound: Address) -> str:
 
 def _open_store(settings: EngineSettings, layout: StateLayout) -> BundleStore:
     """Open the store of bundles. Raises TransfersUnusable."""
-    shape = BundleShape(
-        fingerprint=layout.fingerprint,
-        layout=hashlib.blake2b(msgspec.json.encode(layout), digest_size=16).hexdigest(),
-        page_size=layout.page_size,
-        state_bytes=layout.state_bytes,
-        page_bytes=layout.page_bytes,
-    )
     try:
         for directory in _store_directories(settings):
             budgets = StoreSettings(
@@ -188,7 +197,7 @@ def _open_store(settings: EngineSettings, layout: StateLayout) -> BundleStore:
                 directory=directory,
             )
             try:
-                return BundleStore(shape, budgets)
+                return BundleStore(shape_of(layout), budgets)
             except DirectoryBusy:
                 if not settings.disk_cache_shared:
                     raise

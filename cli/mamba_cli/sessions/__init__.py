@@ -1,0 +1,1 @@
+"""Conversations as files: the calls that save and load them, and the list of a folder."""
