@@ -38,6 +38,8 @@ class ChoiceUpdate:
     first: bool
     """Whether this is the choice's first update."""
     prompt_logprobs: Logprobs | None = None
+    stop: str | None = None
+    """Stop string that ended the choice."""
 
 
 @dataclass(slots=True)
@@ -179,6 +181,7 @@ class ActiveRequest:
             finish_reason=finish,
             first=first,
             prompt_logprobs=scores,
+            stop=step.stop,
         )
 
     def _add_scores(self, sequence: _Sequence, scores: Iterable[TokenLogprobs | None]) -> None:
