@@ -7,7 +7,7 @@ not implemented is refused by its name. `messages_chat` translates the requests.
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, FiniteFloat, model_validator
+from pydantic import Field, FiniteFloat, field_validator, model_validator
 
 from mamba_api.openai_fields import (
     FAIL_FAST,
@@ -126,7 +126,7 @@ class ToolDefinition(Strict):
         kind = tool.get("type") if isinstance(tool, dict) else None
         if isinstance(kind, str) and kind != "custom":
             raise ValueError(
-                f"the type '{kind[:40]}' is not supported; send tools of the type 'custom' with an input_schema"
+                f"the type '{kind[:40]}' is not supported; send 'custom' tools with an input_schema"
             )
         return tool
 
@@ -157,14 +157,12 @@ class ThinkingChoice(Strict):
     budget_tokens: int | None = None
     """Not supported: a thought ends where the model ends it, or at `max_tokens`. Must be left out."""
 
-    @model_validator(mode="after")
-    def _no_budget(self) -> "ThinkingChoice":
-        if self.budget_tokens is not None:
-            raise ValueError(
-                "budget_tokens: is not supported; leave it out, and limit the answer with its thoughts by "
-                "max_tokens"
-            )
-        return self
+    @field_validator("budget_tokens")
+    @classmethod
+    def _no_budget(cls, value: int | None) -> int | None:
+        if value is not None:
+            raise ValueError("is not supported; leave it out, and limit answer and thoughts by max_tokens")
+        return value
 
 
 class OutputSchema(Strict):

@@ -1,7 +1,7 @@
 """The ASGI application around each server's own: request id, trace, one log line, one count, one error style.
 
-Every exception that reaches it becomes the error envelope of the path, unless bytes were sent already. Endpoints
-find a `RequestContext` in the scope.
+Every exception that reaches it becomes the error envelope of the path, unless bytes were sent already.
+Endpoints find a `RequestContext` in the scope.
 """
 
 import logging

@@ -27,6 +27,8 @@ REFUSAL = {"error": {"message": "no", "type": "invalid_request_error", "param": 
 OPERATIONS = [
     ("/v1/completions", "POST"),
     ("/v1/chat/completions", "POST"),
+    ("/v1/messages", "POST"),
+    ("/v1/messages/count_tokens", "POST"),
     ("/v1/models", "GET"),
     ("/v1/models/{name}", "GET"),
     ("/readyz", "GET"),
