@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from mamba_api.dialects.paths import COUNT_TOKENS, MESSAGES
+from mamba_api.dialects.paths import COUNT_TOKENS, MESSAGES, RESPONSES
 from mamba_edge.errors import ApiError
 
 DONE = b"data: [DONE]\n\n"
@@ -66,8 +66,27 @@ class MessagesErrorForm(ErrorForm):
         return b"event: error\ndata: " + msgspec.json.encode({**envelope, "type": "error"}) + b"\n\n"
 
 
+class ResponsesErrorForm(ErrorForm):
+    """The form of the Responses API: OpenAI's envelope, and an event of its own within a stream."""
+
+    def event(self, error: ApiError, request_id: str) -> bytes:
+        """Return the event that ends a stream."""
+        envelope: dict[str, Any] = msgspec.json.decode(error.envelope())
+        return self.event_of(envelope)
+
+    def event_of(self, envelope: dict[str, Any]) -> bytes:
+        """Return the event for an error whose envelope another server wrote."""
+        error = envelope["error"]
+        flat = {name: error.get(name) for name in ("code", "message", "param")}
+        body = {"type": "error", **flat, "error": error}
+        return b"event: error\ndata: " + msgspec.json.encode(body) + b"\n\n"
+
+
 OPENAI = ErrorForm()
-_FORMS: dict[str, ErrorForm] = dict.fromkeys((MESSAGES, COUNT_TOKENS), MessagesErrorForm())
+_FORMS: dict[str, ErrorForm] = {
+    **dict.fromkeys((MESSAGES, COUNT_TOKENS), MessagesErrorForm()),
+    RESPONSES: ResponsesErrorForm(),
+}
 
 
 def form_of(path: str) -> ErrorForm:

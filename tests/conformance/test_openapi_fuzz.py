@@ -19,6 +19,7 @@ OPERATIONS = [
     ("/v1/chat/completions", "POST"),
     ("/v1/messages", "POST"),
     ("/v1/messages/count_tokens", "POST"),
+    ("/v1/responses", "POST"),
     ("/v1/models", "GET"),
     ("/v1/models/{name}", "GET"),
     ("/v1/tokenizer", "GET"),
@@ -58,7 +59,7 @@ def test_the_document_names_every_route(api: ApiProcess) -> None:
     assert set(paths) == {
         "/v1/completions", "/v1/chat/completions", "/v1/messages",
         "/v1/messages/count_tokens", "/v1/models", "/v1/models/{name}",
-        "/v1/prefix_changes", "/v1/status", "/v1/tokenizer",
+        "/v1/prefix_changes", "/v1/responses", "/v1/status", "/v1/tokenizer",
         "/health", "/livez", "/readyz", "/metrics", "/version", "/openapi.json",
     }  # fmt: skip
 

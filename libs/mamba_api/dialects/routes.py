@@ -12,7 +12,9 @@ from mamba_api.dialects.messages_answer import (
     TokenCount,
 )
 from mamba_api.dialects.messages_request import CountTokensRequest, MessagesRequest
-from mamba_api.dialects.paths import CHAT_COMPLETIONS, COMPLETIONS, COUNT_TOKENS, MESSAGES
+from mamba_api.dialects.paths import CHAT_COMPLETIONS, COMPLETIONS, COUNT_TOKENS, MESSAGES, RESPONSES
+from mamba_api.dialects.responses_answer import ResponsesEvent, ResponsesResponse
+from mamba_api.dialects.responses_request import ResponsesRequest
 from mamba_api.openai import ChatCompletionRequest, CompletionRequest, ErrorEnvelope
 from mamba_api.openai_responses import ChatCompletionChunk, ChatCompletionResponse, CompletionResponse
 
@@ -67,6 +69,12 @@ ROUTES: Mapping[str, RouteDescription] = {
         "Count the tokens of a prompt, in the format of Anthropic's API",
         error=MessagesErrorEnvelope,
         answer_summary="The number of tokens",
+    ),
+    RESPONSES: RouteDescription(
+        ResponsesRequest,
+        ResponsesResponse,
+        "Answer a conversation, in the format of the Responses API",
+        ResponsesEvent,
     ),
 }
 EVENTS: Mapping[str, type[BaseModel]] = {

@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from mamba_api.dialects.paths import CHAT_COMPLETIONS, COMPLETIONS, COUNT_TOKENS, MESSAGES, RELAYED
+from mamba_api.dialects.paths import CHAT_COMPLETIONS, COMPLETIONS, COUNT_TOKENS, MESSAGES, RELAYED, RESPONSES
 from mamba_api.dialects.routes import EVENTS, ROUTES
 from mamba_api.openai_examples import request_examples
 from mamba_api.openai_responses import ModelCard, ModelList, Readiness
@@ -117,6 +117,7 @@ def _add_generation(app: FastAPI, serving: Serving, guard: KeyGuard) -> None:
         CHAT_COMPLETIONS: generation.chat_completions,
         MESSAGES: generation.messages,
         COUNT_TOKENS: generation.count_tokens,
+        RESPONSES: generation.responses,
     }
     for path, route in ROUTES.items():
         app.add_api_route(

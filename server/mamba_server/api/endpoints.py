@@ -5,8 +5,9 @@ FastAPI routes call the methods of `GenerationEndpoints`; their ApiErrors become
 
 import time
 import uuid
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Protocol, TypeVar
 
 from starlette.requests import Request
@@ -15,7 +16,9 @@ from starlette.types import Receive, Scope, Send
 
 from mamba_api.dialects.messages_chat import chat_of_messages
 from mamba_api.dialects.messages_request import CountTokensRequest, MessagesRequest
-from mamba_api.dialects.paths import CHAT_COMPLETIONS, MESSAGES
+from mamba_api.dialects.paths import CHAT_COMPLETIONS, MESSAGES, RESPONSES
+from mamba_api.dialects.responses_chat import chat_of_responses, repeated_settings
+from mamba_api.dialects.responses_request import ResponsesRequest
 from mamba_api.openai import ChatCompletionRequest, CompletionRequest, GenerationRequest
 from mamba_edge.app.application import JsonResponse
 from mamba_edge.app.validation import translated
@@ -28,6 +31,7 @@ from mamba_server.api.answers.active_request import ActiveRequest, ChoiceUpdate
 from mamba_server.api.answers.answer_reader import AnswerFormat
 from mamba_server.api.answers.chat_response import ChatResponseBuilder
 from mamba_server.api.answers.completion_response import CompletionResponseBuilder
+from mamba_server.api.answers.items_response import ItemsResponseBuilder
 from mamba_server.api.answers.messages_response import MessagesResponseBuilder
 from mamba_server.api.answers.responses import UsageBody
 from mamba_server.api.answers.score_json import let_go
@@ -50,7 +54,7 @@ Encoded = TypeVar("Encoded")
 
 ENTRY_CHARS = 32
 """Approximate size of one log-probability in the JSON of an answer; encoding it takes six times as much."""
-_ID_PREFIXES = {CHAT_COMPLETIONS: "chatcmpl-", MESSAGES: "msg_"}
+_ID_PREFIXES = {CHAT_COMPLETIONS: "chatcmpl-", MESSAGES: "msg_", RESPONSES: "resp_"}
 """Beginning of the identifiers of answers, by path."""
 QUIET_SECONDS = 15.0
 """Time without an event after which a running stream sends a comment: load balancers close silent streams."""
@@ -106,6 +110,12 @@ class GenerationEndpoints:
         chat, context = translated(chat_of_messages, body), context_of(request.scope)
         return GeneratedResponse(lambda send: self._answer(chat, context, send, MESSAGES))
 
+    async def responses(self, body: ResponsesRequest, request: Request) -> Response:
+        """Answer a conversation in the format of the Responses API."""
+        chat, context = translated(chat_of_responses, body), context_of(request.scope)
+        settings = repeated_settings(body)
+        return GeneratedResponse(lambda send: self._answer(chat, context, send, RESPONSES, settings))
+
     async def count_tokens(self, body: CountTokensRequest, request: Request) -> Response:
         """Count the tokens of the prompt that a message request would have."""
         chat, context = translated(chat_of_messages, body), context_of(request.scope)
@@ -154,8 +164,9 @@ class GenerationEndpoints:
         context: RequestContext,
         send: Send,
         dialect: str = CHAT_COMPLETIONS,
+        settings: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
-        """Answer a conversation in the form of the path `dialect`."""
+        """Answer a conversation in the form of the path `dialect`, which repeats `settings`."""
         text, limits = self._model(request)
         self._describe("chat", request, context)
         with self._serving.admit(1, request.n or 1) as places:
@@ -174,6 +185,15 @@ class GenerationEndpoints:
         if dialect == MESSAGES:
             builder = MessagesResponseBuilder(
                 readers[0], response_id=response_id, model=model, request_id=context.request_id
+            )
+        elif dialect == RESPONSES:
+            builder = ItemsResponseBuilder(
+                readers[0],
+                response_id=response_id,
+                created=int(time.time()),
+                model=model,
+                settings=settings,
+                request_id=context.request_id,
             )
         else:
             builder = ChatResponseBuilder(
