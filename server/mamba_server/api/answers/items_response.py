@@ -127,15 +127,16 @@ class ItemsResponseBuilder(StreamFrame):
         if self._open != kind:
             events = self._close()
             item: Body = {"id": f"{prefix}{uuid.uuid4().hex}", "type": kind, "status": "in_progress"}
-            item |= {"role": "assistant"} if kind == "message" else {"summary": []}
+            more: Body = {"role": "assistant"} if kind == "message" else {"summary": []}
+            item |= more
             item["content"] = []
             self._items.append(item)
             self._open = kind
             events.append(self._item_event("added"))
             events.append(self._part_event("response.content_part.added", part=_part(part_type, "")))
         self._text.append(text)
-        more = {"logprobs": []} if kind == "message" else {}
-        events.append(self._part_event(f"response.{part_type}.delta", delta=text, **more))
+        details: Body = {"logprobs": []} if kind == "message" else {}
+        events.append(self._part_event(f"response.{part_type}.delta", delta=text, **details))
         return events
 
     def _add_call(self, call: ToolCall) -> list[bytes]:
@@ -157,7 +158,7 @@ class ItemsResponseBuilder(StreamFrame):
         if not self._open:
             return []
         item, text, part_type = self._items[-1], "".join(self._text), _TEXTS[self._open][0]
-        more = {"logprobs": []} if self._open == "message" else {}
+        more: Body = {"logprobs": []} if self._open == "message" else {}
         self._text, self._open = [], ""
         part = _part(part_type, text)
         item["content"].append(part)
@@ -208,5 +209,5 @@ class ItemsResponseBuilder(StreamFrame):
 
 
 def _part(kind: str, text: str) -> Body:
-    more = {"annotations": [], "logprobs": []} if kind == "output_text" else {}
+    more: Body = {"annotations": [], "logprobs": []} if kind == "output_text" else {}
     return {"type": kind, "text": text, **more}
