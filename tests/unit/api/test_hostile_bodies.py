@@ -21,7 +21,8 @@ async def test_it_is_refused_at_its_first_wrong_element(body: HostileBody) -> No
     assert asked.status == 400
     assert len(asked.body) < 1000
     if body.param is not None:
-        assert asked.error["param"] == body.param
+        assert asked.error["message"].startswith(f"{body.param}: ")
+        assert asked.error.get("param", body.param) == body.param  # which not every dialect has
 
 
 @pytest.mark.parametrize("body", BODIES, ids=[body.name for body in BODIES])
