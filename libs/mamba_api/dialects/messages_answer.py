@@ -76,12 +76,12 @@ class MessagesEvent(Strict):
     content_block: AnsweredBlock | None = None
     """The empty block, of `content_block_start`."""
     delta: dict[str, Any] | None = None
-    """What is added: `text_delta`, `thinking_delta` or `input_json_delta` of a block, `stop_reason` and
+    """Addition: `text_delta`, `thinking_delta` or `input_json_delta` of a block, `stop_reason` and
     `stop_sequence` of the message."""
     usage: MessagesUsage | None = None
     """Tokens of the request, of `message_delta`."""
     error: "MessagesError | None" = None
-    """What went wrong, of `error`, which is the last event then."""
+    """Error that ended the stream, of `error`."""
     request_id: str | None = None
     """Identifier of the request, of `error`."""
 

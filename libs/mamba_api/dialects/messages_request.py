@@ -36,11 +36,11 @@ _NOT_SUPPORTED: Mapping[str, tuple[Any, ...]] = {
 """Fields of a message request that would change the answer, with the values that change nothing."""
 
 
-def _check_type(block: Strict, kind: str, known: Required) -> None:
-    """Check that a block's type is one of `known` and that the type's fields are set. Raises ValueError."""
-    if kind not in known:
-        raise ValueError(f"type '{kind[:40]}' is not supported here; send {', '.join(known)}")
-    for name in known[kind]:
+def _check_type(block: Strict, kind: str, types: Required) -> None:
+    """Check that a block's type is one of `types` and that the type's fields are set. Raises ValueError."""
+    if kind not in types:
+        raise ValueError(f"type '{kind[:40]}' is not supported here; send {', '.join(types)}")
+    for name in types[kind]:
         if getattr(block, name) is None:
             raise ValueError(f"a block of the type '{kind}' needs '{name}'")
 
@@ -93,9 +93,9 @@ class InputMessage(Strict):
 
     @model_validator(mode="after")
     def _blocks_of_the_role(self) -> "InputMessage":
-        known = _USER_BLOCKS if self.role == "user" else _ASSISTANT_BLOCKS
+        types = _USER_BLOCKS if self.role == "user" else _ASSISTANT_BLOCKS
         for block in self.blocks:
-            _check_type(block, block.type, known)
+            _check_type(block, block.type, types)
         return self
 
     @property

@@ -91,7 +91,7 @@ class ResponsesResponse(Strict):
     status: Literal["in_progress", "completed", "incomplete", "failed"]
     """Whether the answer is complete; `incomplete` if `max_output_tokens` or the context ended it."""
     error: ResponseError | None
-    """What went wrong, of the status `failed`."""
+    """Error that ended the answer, of the status `failed`."""
     incomplete_details: dict[str, str] | None
     """`{"reason": "max_output_tokens"}`, of the status `incomplete`."""
     model: str

@@ -83,8 +83,8 @@ class InputItem(Strict):
     @model_validator(mode="after")
     def _known_type(self) -> "InputItem":
         if self.type not in _ITEM_FIELDS:
-            known = ", ".join(_ITEM_FIELDS)
-            raise ValueError(f"type '{self.type[:40]}' is not supported; send items of the types {known}")
+            types = ", ".join(_ITEM_FIELDS)
+            raise ValueError(f"type '{self.type[:40]}' is not supported; send items of the types {types}")
         for name in _ITEM_FIELDS[self.type]:
             if getattr(self, name) is None:
                 raise ValueError(f"an item of the type '{self.type}' needs '{name}'")

@@ -416,7 +416,11 @@ async def _events(
         trace.root.fail(error_code(error))
         log.warning("stream_failed", code=error.code, reason=error.message)
         yield builder.failure(error)
-    if with_comment:
-        yield responses.usage_comment(_usage(active))
-    if builder.done:
-        yield builder.done
+    if ending := _ending(builder, active, with_comment=with_comment):
+        yield ending
+
+
+def _ending(builder: ResponseBuilder, active: ActiveRequest, *, with_comment: bool) -> bytes:
+    """Return the bytes behind the last event; empty if the dialect has none."""
+    comment = responses.usage_comment(_usage(active)) if with_comment else b""
+    return comment + builder.done

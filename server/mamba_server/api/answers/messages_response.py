@@ -130,8 +130,8 @@ class MessagesResponseBuilder(StreamFrame):
             events = self._closing()
             self._blocks.append(block)
             self._open = kind
-            shown = {**block, "input": {}} if kind == "tool_use" else block
-            events.append({"type": "content_block_start", "index": self._index, "content_block": shown})
+            empty = {**block, "input": {}} if kind == "tool_use" else block
+            events.append({"type": "content_block_start", "index": self._index, "content_block": empty})
         delta, name = _DELTAS.get(kind, ("input_json_delta", "partial_json"))
         change = {"type": delta, name: text}
         events.append({"type": "content_block_delta", "index": self._index, "delta": change})
