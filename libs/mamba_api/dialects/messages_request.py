@@ -5,7 +5,7 @@ not implemented is refused by its name. `messages_chat` translates the requests.
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, FiniteFloat, field_validator, model_validator
 
@@ -192,6 +192,9 @@ class RequestMetadata(Strict):
 
 class CountTokensRequest(Strict):
     """Body of `POST /v1/messages/count_tokens`: the part of a message request that its prompt is made of."""
+
+    REFUSED_FIELDS: ClassVar[frozenset[str]] = frozenset(_NOT_SUPPORTED)
+    """Names of fields that are refused although the model has no such fields."""
 
     model: str | None = None
     """Name of the served model; defaults to the one that is served."""

@@ -5,7 +5,7 @@ not implemented is refused by its name. `responses_chat` translates the request.
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, FiniteFloat, Tag, field_validator, model_validator
 
@@ -174,6 +174,9 @@ class ReasoningOptions(Strict):
 
 class ResponsesRequest(Strict):
     """Body of `POST /v1/responses`."""
+
+    REFUSED_FIELDS: ClassVar[frozenset[str]] = frozenset(_NOT_SUPPORTED)
+    """Names of fields that are refused although the model has no such fields."""
 
     model: str | None = None
     """Name of the served model; defaults to the one that is served."""
