@@ -207,7 +207,8 @@ HEADER_SETS = st.lists(
     st.sampled_from(
         [("authorization", f"Bearer {KEY}x"), ("Authorization", "Bearer"), ("AUTHORIZATION", f"Basic {KEY}"),
          ("authorization", f"Bearer {KEY}\x00"), ("authorization", f"Bearer {KEY},Bearer {KEY}"),
-         ("authorization ", f"Bearer {KEY}"), (" authorization", f"Bearer {KEY}"), ("x-api-key", f"Bearer {KEY}"),
+         ("authorization ", f"Bearer {KEY}"), (" authorization", f"Bearer {KEY}"),
+         ("x-api-key", f"Bearer {KEY}"),
          ("proxy-authorization", f"Bearer {KEY}"), ("cookie", f"authorization=Bearer {KEY}"), ("", KEY),
          ("content-length", "-1"), ("content-length", "0"), ("transfer-encoding", "chunked"),
          ("x-gateway-destination-endpoint", ENGINES[0]), (":authority", KEY), (":path", "/livez")]
