@@ -5,7 +5,7 @@ wrong type is an error, an unknown field is ignored (the caller logs it), and a 
 the answer but is not implemented is refused. Nothing here goes beyond validation.
 """
 
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import Discriminator, Field, FiniteFloat, Tag, field_validator, model_validator
 
@@ -200,6 +200,9 @@ WordOrSelection = Annotated[
 
 class ChatCompletionRequest(GenerationRequest):
     """Body of `POST /v1/chat/completions`."""
+
+    REFUSED_FIELDS: ClassVar[frozenset[str]] = frozenset(NOT_SUPPORTED_IN_CHATS)
+    """Names of fields that are refused although the model has no such fields."""
 
     messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
     """The conversation so far."""

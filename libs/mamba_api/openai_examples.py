@@ -58,6 +58,23 @@ def request_examples(model: str | None = None) -> dict[str, Examples]:
                 ),
             },
         },
+        "/v1/messages": {
+            "question": {"summary": "A question", "value": asks(question)},
+            "stream": {"summary": "The answer as a stream of events", "value": asks(question, stream=True)},
+        },
+        "/v1/messages/count_tokens": {
+            "question": {"summary": "A question", "value": {**named, "messages": asks(question)["messages"]}},
+        },
+        "/v1/responses": {
+            "question": {
+                "summary": "A question",
+                "value": {**named, "input": question, "max_output_tokens": 100},
+            },
+            "stream": {
+                "summary": "The answer as a stream of events",
+                "value": {**named, "input": question, "max_output_tokens": 100, "stream": True},
+            },
+        },
         "/v1/completions": {
             "text": {
                 "summary": "A text to continue",

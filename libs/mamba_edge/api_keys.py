@@ -8,7 +8,7 @@ request is refused until the file holds keys again. Keys are compared in constan
 import hashlib
 import hmac
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from mamba_api.names import API_KEY_NAME
@@ -42,6 +42,13 @@ def _name(place: int, *words: bytes) -> str:
             "64 letters, digits and ._-"
         )
     return name
+
+
+def credential_of(header_values: Mapping[bytes, bytes]) -> bytes | None:
+    """Return the value of the Authorization header, or one made of `x-api-key` if there is none."""
+    authorization = header_values.get(b"authorization")
+    key = header_values.get(b"x-api-key")
+    return b"Bearer " + key if authorization is None and key else authorization
 
 
 class KeyFile:
@@ -87,7 +94,9 @@ class KeyFile:
             authorization = authorization.encode("latin-1", errors="replace")  # the original bytes
         scheme, _, key = (authorization or b"").partition(b" ")
         if scheme.lower() != b"bearer" or not key.strip():
-            raise Unauthorized("no API key was given; send the header 'Authorization: Bearer KEY'")
+            raise Unauthorized(
+                "no API key was given; send the header 'Authorization: Bearer KEY', or 'x-api-key: KEY'"
+            )
         self._refresh()
         digest = _digest(key.strip())
         # Every key is compared, so that timing does not reveal which one is similar.

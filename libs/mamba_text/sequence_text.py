@@ -22,6 +22,8 @@ class CertainText:
     """Number of the new tokens that count: all, or those up to the one that completed a stop string."""
     stopped: bool = False
     """Whether a stop string ended the sequence here."""
+    stop: str | None = None
+    """The stop string that ended it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,21 +68,22 @@ class SequenceText:
         visible = len(token_ids) - 1 if stop_token and self._hide_stop else len(token_ids)
         for place, token_id in enumerate(token_ids[:visible]):
             self.tokens += 1
-            if self._add(self._detokenizer.feed(token_id), parts):
-                return CertainText("".join(parts), place + 1, stopped=True)
+            if (stop := self._add(self._detokenizer.feed(token_id), parts)) is not None:
+                return CertainText("".join(parts), place + 1, stopped=True, stop=stop)
         self.tokens += len(token_ids) - visible
         if last:
-            if self._add(self._detokenizer.flush(), parts):
-                return CertainText("".join(parts), len(token_ids), stopped=True)
+            if (stop := self._add(self._detokenizer.flush(), parts)) is not None:
+                return CertainText("".join(parts), len(token_ids), stopped=True, stop=stop)
             parts.append(self._matcher.flush())
         return CertainText("".join(parts), len(token_ids))
 
-    def _add(self, piece: str, parts: list[str]) -> bool:
+    def _add(self, piece: str, parts: list[str]) -> str | None:
+        """Add a piece of text, and return the stop string that it completes."""
         if not piece:
-            return False
+            return None
         if self.tokens <= self._min_tokens:
             parts.append(piece)
-            return False
+            return None
         matched = self._matcher.feed(piece)
         parts.append(matched.text)
-        return matched.stop is not None
+        return matched.stop

@@ -23,8 +23,18 @@ charge."""
 MOST_DIGITS = 20
 _TYPE_ERRORS = {"model": "must be a valid string", "stream": "must be a valid boolean"}
 _ABSENT = msgspec.Raw(b"")
-_NO_FORMS = (_ABSENT, _ABSENT, _ABSENT)
-_NO_FORM = frozenset((b"", b"null", b'"auto"', b'"none"'))
+_NO_FORMS = (_ABSENT,) * 5
+_NO_FORM = frozenset(
+    (
+        b"",
+        b"null",
+        b'"auto"',
+        b'"none"',
+        b'{"type":"auto"}',
+        b'{"type":"none"}',
+        b'{"format":{"type":"text"}}',
+    )
+)
 """Values of the fields of a form with which the answer has none."""
 
 
@@ -36,17 +46,26 @@ class RoutingFields(msgspec.Struct, frozen=True):
     priority: msgspec.Raw = _ABSENT
     max_tokens: msgspec.Raw = _ABSENT
     max_completion_tokens: msgspec.Raw = _ABSENT
+    max_output_tokens: msgspec.Raw = _ABSENT
     response_format: msgspec.Raw = _ABSENT
     structured_outputs: msgspec.Raw = _ABSENT
     tool_choice: msgspec.Raw = _ABSENT
+    output_config: msgspec.Raw = _ABSENT
+    text: msgspec.Raw = _ABSENT
 
     @property
     def has_form(self) -> bool:
         """Whether the answer has a form or is a call, so that native code reads what the client wrote."""
-        forms = (self.response_format, self.structured_outputs, self.tool_choice)
+        forms = (
+            self.response_format,
+            self.structured_outputs,
+            self.tool_choice,
+            self.output_config,
+            self.text,
+        )
         if forms == _NO_FORMS:  # as of most requests
             return False
-        return any(bytes(form) not in _NO_FORM for form in forms)
+        return any(bytes(form).replace(b" ", b"") not in _NO_FORM for form in forms)
 
     @property
     def rank(self) -> int:
@@ -58,6 +77,7 @@ class RoutingFields(msgspec.Struct, frozen=True):
         """Largest number of tokens of the answer, as far as the client sets it."""
         limit = None if self.max_completion_tokens is _ABSENT else _number(self.max_completion_tokens)
         limit = limit or _number(self.max_tokens)
+        limit = _number(self.max_output_tokens) if limit is None else limit
         return min(max(0, limit), MOST_ANSWER) if limit is not None else USUAL_ANSWER
 
 
@@ -120,22 +140,31 @@ class _Details(msgspec.Struct, frozen=True):
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """Token counts of one answer, as the engine reports them."""
+    """Token counts of one answer, as the engine reports them in one of the dialects."""
 
     prompt_tokens: _Count = 0
     completion_tokens: _Count = 0
     total_tokens: _Count = 0
     prompt_tokens_details: _Details | None = None
+    input_tokens: _Count = 0
+    """Tokens of the prompt; of a message, without those in the next two fields."""
+    cache_read_input_tokens: _Count | None = None
+    cache_creation_input_tokens: _Count = 0
+    output_tokens: _Count = 0
+    input_tokens_details: _Details | None = None
 
     @property
     def cached_tokens(self) -> int | None:
         """Tokens of the prompt that the engine resumed; None = the engine does not say."""
-        return self.prompt_tokens_details.cached_tokens if self.prompt_tokens_details else None
+        details = self.prompt_tokens_details or self.input_tokens_details
+        return details.cached_tokens if details else self.cache_read_input_tokens
 
     @property
     def total(self) -> int:
         """Tokens of prompt and answer."""
-        return self.total_tokens or self.prompt_tokens + self.completion_tokens
+        cached = (self.cache_read_input_tokens or 0) + self.cache_creation_input_tokens
+        prompt = self.prompt_tokens + self.input_tokens + cached
+        return self.total_tokens or prompt + self.completion_tokens + self.output_tokens
 
 
 _decode_usage = msgspec.json.Decoder(Usage).decode

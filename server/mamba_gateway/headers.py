@@ -43,7 +43,9 @@ _OWN_REQUEST = HOP_BY_HOP | frozenset(
     )
 )
 # Headers that the server sets which answers.
-_OWN_RESPONSE = HOP_BY_HOP | frozenset((b"date", b"server", b"x-request-id", b"x-mambaserve-explain"))
+_OWN_RESPONSE = HOP_BY_HOP | frozenset(
+    (b"date", b"server", b"x-request-id", b"request-id", b"x-mambaserve-explain")
+)
 KEPT_MEDIA = 64
 """Number of content types whose kind is remembered: engines have few."""
 KEPT_NAME, KEPT_NAMES = 64, 1024

@@ -17,6 +17,9 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiProcess]:
 OPERATIONS = [
     ("/v1/completions", "POST"),
     ("/v1/chat/completions", "POST"),
+    ("/v1/messages", "POST"),
+    ("/v1/messages/count_tokens", "POST"),
+    ("/v1/responses", "POST"),
     ("/v1/models", "GET"),
     ("/v1/models/{name}", "GET"),
     ("/v1/tokenizer", "GET"),
@@ -54,8 +57,9 @@ def test_admin_answers_stay_within_the_admin_document(api: ApiProcess, path: str
 def test_the_document_names_every_route(api: ApiProcess) -> None:
     paths = api.call("GET", "/openapi.json").json["paths"]
     assert set(paths) == {
-        "/v1/completions", "/v1/chat/completions", "/v1/models", "/v1/models/{name}",
-        "/v1/prefix_changes", "/v1/status", "/v1/tokenizer",
+        "/v1/completions", "/v1/chat/completions", "/v1/messages",
+        "/v1/messages/count_tokens", "/v1/models", "/v1/models/{name}",
+        "/v1/prefix_changes", "/v1/responses", "/v1/status", "/v1/tokenizer",
         "/health", "/livez", "/readyz", "/metrics", "/version", "/openapi.json",
     }  # fmt: skip
 

@@ -33,7 +33,8 @@ KEY, TOKEN, ENGINE_KEY = "sk-Accepted-17", "tk-Admin-29", "ek-Engine-31"
 SOON = {"header_timeout": 0.25, "body_timeout": 0.25, "keep_alive_timeout": 0.25}
 """Seconds until a connection that owes something is ended; what is sent at once comes sooner."""
 GUARDED = (
-    "/v1/completions", "/v1/chat/completions", "/v1/models", "/v1/models/m", "/v1/status", "/v1/tokenizer",
+    "/v1/completions", "/v1/chat/completions", "/v1/messages", "/v1/messages/count_tokens", "/v1/responses",
+    "/v1/models", "/v1/models/m", "/v1/status", "/v1/tokenizer",
     "/v1/prefix_changes", "/v1/routing/decisions", "/admin/drain", "/admin/flush_cache", "/admin/ledger",
 )  # fmt: skip
 ADMIN = ("/admin/drain", "/admin/flush_cache", "/admin/plan", "/admin/ledger", "/admin/requests")
@@ -146,7 +147,7 @@ def test_what_is_right_in_all_else_is_401(gateway: Gateway, credentials: str) ->
     assert gateway.upstream.requests == before
 
 
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/messages"])
 def test_nothing_rides_on_a_request_that_may_pass(gateway: Gateway, path: str) -> None:
     """A body of doubtful length, with a request in it or behind it, from somebody who has a key."""
     before = Counter(gateway.upstream.requests)
@@ -206,7 +207,8 @@ HEADER_SETS = st.lists(
     st.sampled_from(
         [("authorization", f"Bearer {KEY}x"), ("Authorization", "Bearer"), ("AUTHORIZATION", f"Basic {KEY}"),
          ("authorization", f"Bearer {KEY}\x00"), ("authorization", f"Bearer {KEY},Bearer {KEY}"),
-         ("authorization ", f"Bearer {KEY}"), (" authorization", f"Bearer {KEY}"), ("x-api-key", KEY),
+         ("authorization ", f"Bearer {KEY}"), (" authorization", f"Bearer {KEY}"),
+         ("x-api-key", f"Bearer {KEY}"),
          ("proxy-authorization", f"Bearer {KEY}"), ("cookie", f"authorization=Bearer {KEY}"), ("", KEY),
          ("content-length", "-1"), ("content-length", "0"), ("transfer-encoding", "chunked"),
          ("x-gateway-destination-endpoint", ENGINES[0]), (":authority", KEY), (":path", "/livez")]

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"
 SIZE = 1_000_000
 
 
@@ -28,7 +29,7 @@ def plain_body(size: int = SIZE) -> HostileBody:
 
 
 def hostile_bodies(size: int = SIZE) -> list[HostileBody]:
-    """Return twenty shapes of about `size` bytes each."""
+    """Return shapes of about `size` bytes each."""
     hello = {"messages": [{"role": "user", "content": "hello"}]}
     user = {"role": "user", "content": "x"}
     many = size // 3
@@ -55,6 +56,14 @@ def hostile_bodies(size: int = SIZE) -> list[HostileBody]:
             "logit_bias"),
         _of("metadata that are numbers", CHAT, {**hello, "metadata": {str(n): n for n in range(size // 16)}},
             "metadata"),
+        _of("blocks of no type", MESSAGES, {"max_tokens": 1, "messages": [{**user, "content": [{}] * many}]},
+            "messages[0].content[0].type"),
+        _of("results without calls", MESSAGES,
+            {"max_tokens": 1, "messages": [{**user, "content": [{"type": "tool_result"}] * (size // 24)}]},
+            "messages[0]"),
+        _of("items of wrong types", RESPONSES, {"input": [{"type": "x"}] * (size // 14)}, "input[0]"),
+        _of("turns of one word", RESPONSES, {"input": [user] * 8000}),
+        HostileBody("deep nesting of blocks", MESSAGES, b'{"messages":' + b"[" * size + b"]" * size + b"}"),
         HostileBody("deep nesting", CHAT, b'{"messages":' + b"[" * size + b"]" * size + b"}"),
         HostileBody("one long number", TEXT, b'{"prompt":"x","max_tokens":' + b"9" * size + b"}"),
         HostileBody("unknown fields", TEXT,

@@ -63,7 +63,7 @@ def wrong_credentials(key: str) -> list[bytes]:
         f'Authorization: Bearer "{key}"',
         f"authorization: token {key}", f"AUTHORIZATION: bearer {key}x", f"Authorization : Bearer {key}",
         f"Authorisation: Bearer {key}", f"X-Authorization: Bearer {key}", f"Authorization_: Bearer {key}",
-        f"Proxy-Authorization: Bearer {key}", f"X-Api-Key: {key}", f"Api-Key: {key}",
+        f"Proxy-Authorization: Bearer {key}", f"X-Api-Key: Bearer {key}", f"Api-Key: {key}",
         f"Cookie: Authorization=Bearer {key}", f"X-Forwarded-Authorization: Bearer {key}",
         f"X-Original-URL: /livez\r\nX-Rewrite-URL: /livez\r\nX-Key: {key}",
         f"X: y\r\n Authorization: Bearer {key}", f"X-Mambaserve-Explain: 1, {key}",

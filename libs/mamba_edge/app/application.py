@@ -24,11 +24,13 @@ from starlette.requests import HTTPConnection, Request
 from starlette.responses import FileResponse, Response
 from starlette.types import Receive, Scope, Send
 
+from mamba_api.dialects.routes import ROUTES
 from mamba_api.openai import ErrorEnvelope
 from mamba_api.openai_examples import Examples
-from mamba_edge.api_keys import KeyFile
+from mamba_edge.api_keys import KeyFile, credential_of
 from mamba_edge.app.openapi_document import Document, openapi_document
 from mamba_edge.app.validation import invalid
+from mamba_edge.error_forms import form_of
 from mamba_edge.errors import ApiError, InvalidRequest, NotFound, as_api_error
 from mamba_edge.exchange.request_body import ClientGone
 from mamba_edge.exchange.request_context import context_of
@@ -73,13 +75,16 @@ class KeyGuard(HTTPBearer):
         checked once.
         """
         if self._keys is not None and (context := context_of(request.scope)).key_name is None:
-            context.key_name = self._keys.check(request.headers.get("authorization"))
+            context.key_name = self._keys.check(credential_of(context.header_values))
         return None
 
 
-def error_response(error: ApiError) -> Response:
-    """Return the response that carries the envelope of an error."""
-    return JsonResponse(error.envelope(), error.status, headers=error.headers())
+def error_response(error: ApiError, scope: Scope | None = None) -> Response:
+    """Return the response that carries the envelope of an error, in the form of the request's path."""
+    envelope = error.envelope()
+    if scope is not None:
+        envelope = form_of(scope["path"]).envelope(error, context_of(scope).request_id)
+    return JsonResponse(envelope, error.status, headers=error.headers())
 
 
 def error_responses(**descriptions: str) -> Responses:
@@ -111,6 +116,12 @@ def generation_errors(*, e500: str, e503: str, **more: str) -> Responses:
     )
 
 
+def in_form_of(path: str, responses: Responses) -> Responses:
+    """Return error answers with the body that errors of a path have."""
+    model = ROUTES[path].error
+    return {status: {**response, "model": model} for status, response in responses.items()}
+
+
 UNAUTHORIZED = error_responses(e401=UNAUTHORIZED_TEXT)
 """Error answer of routes that need a key."""
 BAD_QUERY = error_responses(e400="A parameter is wrong")
@@ -129,10 +140,13 @@ async def _on_error(request: Request, error: Exception) -> Response:
         # collector would free.
         error.__traceback__ = None
         # All models are of bodies, whose fields have the names that the client wrote.
-        return error_response(invalid([{**item, "loc": tuple(item["loc"])[1:]} for item in error.errors()]))
+        wrong = invalid([{**item, "loc": tuple(item["loc"])[1:]} for item in error.errors()])
+        return error_response(wrong, request.scope)
     if isinstance(error, RecursionError):
-        return error_response(InvalidRequest("the body is nested too deeply", code="invalid_json"))
-    return error_response(as_api_error(error, f"{request.scope['method']} {request.scope['path']}: "))
+        deep = InvalidRequest("the body is nested too deeply", code="invalid_json")
+        return error_response(deep, request.scope)
+    location = f"{request.scope['method']} {request.scope['path']}: "
+    return error_response(as_api_error(error, location), request.scope)
 
 
 def make_application(title: str, *, guard: Guard, guarded: str, **more: Any) -> FastAPI:
@@ -147,7 +161,7 @@ def make_application(title: str, *, guard: Guard, guarded: str, **more: Any) -> 
             if request.scope["path"].startswith(guarded):
                 await guard(request)
         except ApiError as refusal:
-            return error_response(refusal)
+            return error_response(refusal, request.scope)
         return await _on_error(request, error)
 
     handled = (ApiError, RequestValidationError, RecursionError, Exception)
@@ -170,8 +184,8 @@ def publish(
     app: FastAPI,
     *,
     key_needed: bool = True,
-    events: dict[str, type[BaseModel]] | None = None,
-    bodies: dict[str, type[BaseModel]] | None = None,
+    events: Mapping[str, type[BaseModel]] | None = None,
+    bodies: Mapping[str, type[BaseModel]] | None = None,
     examples: Mapping[str, Examples] | None = None,
 ) -> Callable[[str], str]:
     """Serve `/openapi.json` and `/docs`, and HEAD for every GET. Call it after all routes were added.

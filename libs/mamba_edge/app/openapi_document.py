@@ -16,11 +16,16 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 from starlette.routing import BaseRoute
 
+from mamba_api.dialects.routes import ROUTES
 from mamba_api.openai_examples import Examples
 
 Document = dict[str, Any]
 _GROUPS = (
-    ("Generation", "Answers of the model.", ("/v1/chat/", "/v1/completions")),
+    (
+        "Generation",
+        "Answers of the model.",
+        ("/v1/chat/", "/v1/completions", "/v1/messages", "/v1/responses"),
+    ),
     ("Models", "What is served.", ("/v1/models", "/v1/tokenizer")),
     ("State", "What engines and gateways do.", ("/v1/", "/metrics")),
     ("Administration", "For operators of the server.", ("/admin/",)),
@@ -32,8 +37,8 @@ prefix."""
 
 def openapi_document(
     app: FastAPI,
-    events: dict[str, type[BaseModel]],
-    bodies: dict[str, type[BaseModel]],
+    events: Mapping[str, type[BaseModel]],
+    bodies: Mapping[str, type[BaseModel]],
     examples: Mapping[str, Examples],
     *,
     key_needed: bool,
@@ -65,7 +70,7 @@ def openapi_document(
     for path, model in events.items():
         _add_schemas(schemas, model, "serialization")
         for operation in document["paths"][path].values():
-            operation["responses"]["200"]["content"]["text/event-stream"] = _event_of(model)
+            operation["responses"]["200"]["content"]["text/event-stream"] = _event_of(path, model)
     for path, model in bodies.items():
         _add_schemas(schemas, model, "validation")
         body = {"schema": {"$ref": f"#/components/schemas/{model.__name__}"}}
@@ -92,10 +97,14 @@ def _add_schemas(
         schemas.setdefault(name, schema)
 
 
-def _event_of(model: type[BaseModel]) -> Document:
-    refs: list[Document] = [
-        {"$ref": f"#/components/schemas/{name}"} for name in (model.__name__, "ErrorEnvelope")
-    ]
+def _event_of(path: str, model: type[BaseModel]) -> Document:
+    ref = {"$ref": f"#/components/schemas/{model.__name__}"}
+    if not ROUTES[path].ends_with_done:
+        text = f"JSON of a {model.__name__}"
+        data: Document = {"type": "string", "description": text, "contentMediaType": "application/json"}
+        properties = {"event": {"type": "string"}, "data": {**data, "contentSchema": ref}}
+        return {"itemSchema": {"type": "object", "properties": properties, "required": ["data"]}}
+    refs: list[Document] = [ref, {"$ref": "#/components/schemas/ErrorEnvelope"}]
     data = {
         "type": "string",
         "description": f"JSON of a {model.__name__}, or of an ErrorEnvelope; of the last event: `[DONE]`",

@@ -1,11 +1,15 @@
 """Turns pydantic's errors about a request into the one error that names the wrong field. Pure."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
 
 from mamba_edge.errors import InvalidRequest
 
 Loc = tuple[int | str, ...]
+Body = TypeVar("Body")
+Chat = TypeVar("Chat")
 _BRANCHES = frozenset({"str", "int", "float", "bool", "list", "dict", "none", "constrained"})
 
 
@@ -31,6 +35,14 @@ def invalid(errors: Sequence[Mapping[str, Any]]) -> InvalidRequest:
         param = f"{param}.{name}" if param.endswith("]") else param
         return InvalidRequest(f"{param}:{message.partition(':')[2]}", param=param, code=code)
     return InvalidRequest(f"{param}: {message}", param=param, code=code)
+
+
+def translated(translate: Callable[[Body], Chat], body: Body) -> Chat:
+    """Return the translation of a validated body. Raises InvalidRequest where the translation is invalid."""
+    try:
+        return translate(body)
+    except ValidationError as error:
+        raise invalid(error.errors()) from None
 
 
 def _message_of(error: Mapping[str, Any]) -> str:

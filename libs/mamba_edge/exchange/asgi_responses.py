@@ -12,6 +12,7 @@ from typing import Any
 from starlette.types import Receive, Send
 
 from mamba_edge.connection.direct_exchange import DirectExchange
+from mamba_edge.error_forms import ErrorForm
 from mamba_edge.errors import ApiError
 from mamba_edge.exchange.request_body import ClientGone, RawHeaders, find_header
 
@@ -70,9 +71,9 @@ async def send_json_pieces(send: Send, pieces: list[bytes], headers: RawHeaders 
             await send({"type": "http.response.body", "body": part, "more_body": more})
 
 
-async def send_error(send: Send, error: ApiError) -> None:
-    """Send the envelope of an error, with its status and headers."""
-    await send_json(send, error.envelope(), error.status, error.headers())
+async def send_error(send: Send, error: ApiError, form: ErrorForm, request_id: str) -> None:
+    """Send the envelope of an error in the form of the path, with its status and headers."""
+    await send_json(send, form.envelope(error, request_id), error.status, error.headers())
 
 
 async def send_events(

@@ -1,7 +1,7 @@
 """The ASGI application around each server's own: request id, trace, one log line, one count, one error style.
 
-Every exception that reaches it becomes the OpenAI envelope, unless bytes were sent already. Endpoints find a
-`RequestContext` in the scope.
+Every exception that reaches it becomes the error envelope of the path, unless bytes were sent already.
+Endpoints find a `RequestContext` in the scope.
 """
 
 import logging
@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mamba_edge.connection.connection_room import PROBES
 from mamba_edge.connection.direct_exchange import DIRECT, DirectExchange
+from mamba_edge.error_forms import form_of
 from mamba_edge.errors import ApiError, as_api_error
 from mamba_edge.exchange.asgi_responses import send_error
 from mamba_edge.exchange.request_body import BodyBudget, BodyShare, ClientGone, first_values
@@ -89,7 +90,10 @@ class RequestMiddleware:
         own = (b"x-request-id", request_id.encode())
         route = self._route_of(scope["path"])
         fields: dict[str, Any] = {}
+        form = form_of(scope["path"])
         more_headers: list[tuple[bytes, bytes]] = []
+        if form.id_header is not None:
+            more_headers.append((form.id_header, own[1]))
         status = 0
         complete = False
         arrival = time.monotonic()
@@ -141,7 +145,7 @@ class RequestMiddleware:
                     # Too late for a status: a missing last chunk shows the failure.
                     raise
                 if not status:
-                    await send_error(send_marked, as_api_error(error))
+                    await send_error(send_marked, as_api_error(error), form, request_id)
             finally:
                 share.release()
                 seconds = time.monotonic() - arrival

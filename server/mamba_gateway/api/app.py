@@ -11,15 +11,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from mamba_api.openai import ChatCompletionRequest, CompletionRequest
+from mamba_api.dialects.paths import RELAYED
+from mamba_api.dialects.routes import BODIES, EVENTS, ROUTES
 from mamba_api.openai_examples import request_examples
-from mamba_api.openai_responses import (
-    ChatCompletionChunk,
-    ChatCompletionResponse,
-    CompletionResponse,
-    ModelCard,
-    ModelList,
-)
+from mamba_api.openai_responses import ModelCard, ModelList
 from mamba_api.serving_status import ServingStatus
 from mamba_edge.api_keys import KeyFile
 from mamba_edge.app.application import (
@@ -30,6 +25,7 @@ from mamba_edge.app.application import (
     KeyGuard,
     Responses,
     generation_errors,
+    in_form_of,
     make_application,
     publish,
 )
@@ -39,8 +35,6 @@ from mamba_edge.status_page import add_status_page
 from mamba_gateway.api.local_routes import DecisionList, GatewayReadiness, LocalRoutes
 from mamba_gateway.api.serving_status import StatusEndpoint
 from mamba_telemetry.tracing import OFF, Tracing
-
-COMPLETIONS, CHAT_COMPLETIONS = "/v1/completions", "/v1/chat/completions"
 
 _NOT_READY: Responses = {503: {"model": GatewayReadiness, "description": "Loading or draining"}}
 _RELAY_ERRORS = generation_errors(
@@ -88,18 +82,18 @@ def make_app(
     route_of = publish(
         app,
         key_needed=keys is not None,
-        events={COMPLETIONS: CompletionResponse, CHAT_COMPLETIONS: ChatCompletionChunk},
-        bodies={COMPLETIONS: CompletionRequest, CHAT_COMPLETIONS: ChatCompletionRequest},
+        events=EVENTS,
+        bodies=BODIES,
         examples=request_examples(),
     )
 
     def dispatch(scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        relayed = scope["path"] in (COMPLETIONS, CHAT_COMPLETIONS) and scope["method"] == "POST"
+        relayed = scope["path"] in RELAYED and scope["method"] == "POST"
         return (proxy if relayed else app)(scope, receive, send)
 
     return RequestMiddleware(
         dispatch, route_of=route_of, answered=_counted_elsewhere, bodies=bodies,
-        tracing=tracing, traced=frozenset((COMPLETIONS, CHAT_COMPLETIONS)),
+        tracing=tracing, traced=RELAYED,
     )  # fmt: skip
 
 
@@ -111,15 +105,13 @@ def _add_relayed(app: FastAPI, proxy: ASGIApp, guard: KeyGuard) -> None:
     async def relayed(_: Request) -> Response:
         return _AsgiResponse(proxy)
 
-    for path, operation, summary, model in (
-        (COMPLETIONS, "CompletionRequest", "Complete a prompt", CompletionResponse),
-        (CHAT_COMPLETIONS, "ChatCompletionRequest", "Answer a conversation", ChatCompletionResponse),
-    ):
+    for path, route in ROUTES.items():
         app.add_api_route(
-            path, relayed, methods=["POST"], operation_id=operation, summary=summary, response_model=model,
+            path, relayed, methods=["POST"], operation_id=route.body.__name__, summary=route.summary,
+            response_model=route.answer,
             description="Relayed byte for byte to the engine that is expected to answer first.",
-            dependencies=[Security(guard)], responses=_RELAY_ERRORS,
-            response_description="The answer, or with `stream` events whose data are chunks, then [DONE]",
+            dependencies=[Security(guard)], responses=in_form_of(path, _RELAY_ERRORS),
+            response_description=route.answer_summary,
         )  # fmt: skip
 
 

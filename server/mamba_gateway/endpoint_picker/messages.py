@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from mamba_edge.error_forms import OPENAI, ErrorForm
 from mamba_edge.errors import ApiError
 from mamba_gateway.endpoint_picker.ext_proc import (
     BodyMutation,
@@ -101,8 +102,10 @@ def answer_headers(put: SetHeaders) -> ProcessingResponse:
     return ProcessingResponse(response_headers=HeadersResponse(response=common))
 
 
-def refusal(error: ApiError, request_id: str, more: Iterable[tuple[str, bytes]] = ()) -> ProcessingResponse:
-    """Return the error as the client's answer, in the OpenAI envelope; with `more` headers."""
+def refusal(
+    error: ApiError, request_id: str, more: Iterable[tuple[str, bytes]] = (), form: ErrorForm = OPENAI
+) -> ProcessingResponse:
+    """Return the error as the client's answer, in the form of its path; with `more` headers."""
     own = {"content-type": "application/json", "x-request-id": request_id}
     # The proxy decides when a connection to its client is closed.
     passed = {name: value for name, value in error.headers().items() if name != "connection"}
@@ -112,7 +115,7 @@ def refusal(error: ApiError, request_id: str, more: Iterable[tuple[str, bytes]] 
         immediate_response=ImmediateResponse(
             status=HttpStatus(code=error.status),
             headers=header_mutation(headers),
-            body=error.envelope(),
+            body=form.envelope(error, request_id),
             details=f"mambaserve_{error.code or error.kind}",
         )
     )

@@ -6,7 +6,7 @@ spans are below it, since the proxy sends its `traceparent` on.
 
 from opentelemetry.trace import SpanKind
 
-from mamba_gateway.api.app import CHAT_COMPLETIONS, COMPLETIONS
+from mamba_api.dialects.paths import RELAYED
 from mamba_gateway.endpoint_picker.request_head import RequestHead
 from mamba_gateway.endpoints.endpoint import Endpoint
 from mamba_gateway.metrics.gateway_metrics import UNKNOWN_MODEL
@@ -28,7 +28,7 @@ class PickTrace:
             for name in ("traceparent", "tracestate")
             if (value := head.find(name.encode())) is not None
         }
-        route = head.path if head.path in (COMPLETIONS, CHAT_COMPLETIONS) else ""
+        route = head.path if head.path in RELAYED else ""
         method = (head.find(b":method") or b"").decode("latin-1")
         self.request = tracing.begin(f"POST {route}", headers, at=at, record=method == "POST" and bool(route))
         root = self.request.root

@@ -12,14 +12,15 @@ from itertools import chain, islice
 
 import structlog
 
-from mamba_edge.api_keys import KeyFile
+from mamba_api.dialects.paths import COUNT_TOKENS, RELAYED
+from mamba_edge.api_keys import KeyFile, credential_of
+from mamba_edge.error_forms import form_of
 from mamba_edge.errors import ApiError, BodyTooLarge, RequestTimeout, as_api_error
 from mamba_edge.exchange.asgi_responses import is_full, is_over_own_limit
-from mamba_edge.exchange.request_body import BodyBudget, BodyShare, require_plain
+from mamba_edge.exchange.request_body import BodyBudget, BodyShare, first_values, require_plain
 from mamba_edge.exchange.request_context import CLIENT_HEADER
 from mamba_gateway.admission.admission import Admission, Permit, PermitRequest
 from mamba_gateway.admission.rate_limiter import RateLimiter
-from mamba_gateway.api.app import CHAT_COMPLETIONS, COMPLETIONS
 from mamba_gateway.body_fields import routing_fields
 from mamba_gateway.endpoint_picker import messages
 from mamba_gateway.endpoint_picker.exchange import OK, Exchange
@@ -99,7 +100,9 @@ class EndpointPicker:
         head, arrival = RequestHead.of(first), self._clock()
         exchange = Exchange(head, arrival, PickTrace(self._tracing, head, arrival), BodyShare(self._bodies))
         try:
-            key = self._keys.check(exchange.head.find(b"authorization")) if self._keys else ANYONE
+            key = (
+                self._keys.check(credential_of(first_values(exchange.head.headers))) if self._keys else ANYONE
+            )
             exchange.key = key if self._keys else None
             with self._admission.admit(key):
                 await self._process(exchange, key, incoming, write)
@@ -116,17 +119,19 @@ class EndpointPicker:
 
     async def _process(self, exchange: Exchange, key: str, incoming: Messages, write: Write) -> None:
         head = exchange.head
-        if head.path in (COMPLETIONS, CHAT_COMPLETIONS) and (coding := head.find(b"content-encoding")):
+        if head.path in RELAYED and (coding := head.find(b"content-encoding")):
             require_plain(coding.decode("latin-1"))
         if head.body_mode == "buffered":
             await write(messages.unchanged("request_headers"))
         if head.body_mode != "unseen":
             await self._admitted_body(exchange, key, incoming)
-            if head.path in (COMPLETIONS, CHAT_COMPLETIONS):
+            if head.path in RELAYED:
                 exchange.fields = routing_fields(bytes(exchange.body))
         exchange.model = self._metrics.label(exchange.fields.model)
-        await self._read_prompt(exchange, key)
-        fields, tokens = exchange.fields, tokens_of(exchange.prompt, len(exchange.body))
+        fields, tokens = exchange.fields, 0.0
+        if head.path != COUNT_TOKENS:  # which computes no token
+            await self._read_prompt(exchange, key)
+            tokens = tokens_of(exchange.prompt, len(exchange.body))
         claim = PermitRequest(key, fields.rank, tokens + fields.answer_tokens, fields.model)
         exchange.trace.queue()
         async with (
@@ -334,4 +339,6 @@ class EndpointPicker:
         exchange.trace.refused(error, error.status)
         self._metrics.refused(exchange.model, code, choosing=error.status in (404, 502, 503))
         log.info("refused", request_id=exchange.head.request_id, status=error.status, code=code)
-        await write(messages.refusal(error, exchange.head.request_id, exchange.response_headers()))
+        head = exchange.head
+        more, form = exchange.response_headers(), form_of(head.path)
+        await write(messages.refusal(error, head.request_id, more, form))

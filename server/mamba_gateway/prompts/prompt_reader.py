@@ -11,7 +11,8 @@ import msgspec
 from pydantic import ValidationError
 from pydantic_core import from_json
 
-from mamba_api.openai import ChatCompletionRequest, CompletionRequest
+from mamba_api.dialects.paths import COMPLETIONS, TEXT_FIELDS, chat_request
+from mamba_api.openai import CompletionRequest
 from mamba_gateway.metrics.gateway_metrics import GatewayMetrics
 from mamba_gateway.prompt_prefix import PromptPrefix
 from mamba_gateway.prompts.text_processors import ModelText, TextProcessors
@@ -20,7 +21,6 @@ from mamba_text.encoder_pool import EncoderPool, GivenUp
 from mamba_text.errors import TemplateRefused
 from mamba_text.prompt import chat_token_ids, completion_token_ids
 
-CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 MAX_BODY_BYTES = 512 * 1024
 """Largest body that is read: parsing holds up everything else, and the prompt is worth any engine's time."""
 MAX_PENDING = 16
@@ -32,6 +32,10 @@ READ_SECONDS = 0.25
 class _Texts(msgspec.Struct, frozen=True):
     messages: msgspec.Raw = msgspec.Raw(b"")
     prompt: msgspec.Raw = msgspec.Raw(b"")
+    system: msgspec.Raw = msgspec.Raw(b"")
+    tools: msgspec.Raw = msgspec.Raw(b"")
+    instructions: msgspec.Raw = msgspec.Raw(b"")
+    input: msgspec.Raw = msgspec.Raw(b"")
     cache_salt: str | None = None
 
 
@@ -77,8 +81,8 @@ def prompt_of(
     """Return the (first) prompt of a body, as an engine with these files reads it; None if it refuses it."""
     try:
         fields = from_json(body, allow_inf_nan=False)
-        if path == CHAT:
-            chat = ChatCompletionRequest.model_validate(fields)
+        if path != COMPLETIONS:
+            chat = chat_request(path, fields)
             if text.processor.template is None:
                 return None
             token_ids = chat_token_ids(text.processor.template, chat, text.segments.encode)
@@ -106,5 +110,5 @@ def text_of(path: str, body: bytes) -> PromptPrefix | None:
         fields = msgspec.json.decode(body, type=_Texts)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
-    text = bytes(fields.messages if path == CHAT else fields.prompt)
+    text = b"".join(bytes(getattr(fields, name)) for name in TEXT_FIELDS.get(path, ()))
     return PromptPrefix.of_text(text, fields.cache_salt or "") if text else None

@@ -16,6 +16,7 @@ import msgspec
 from starlette.types import Message, Send
 
 from mamba_edge.connection.direct_exchange import Begin
+from mamba_edge.error_forms import OPENAI, ErrorForm
 from mamba_edge.errors import ApiError
 from mamba_edge.exchange.asgi_responses import EVENT_STREAM, is_over_own_limit
 from mamba_gateway.body_fields import UsageMeter
@@ -25,13 +26,12 @@ from mamba_gateway.upstream.connection import IdleTimeout, Pair, UpstreamRespons
 from mamba_gateway.upstream.silence import SilenceWatch
 from mamba_telemetry.request_trace import SpanNote
 
-DONE = b"data: [DONE]\n\n"
 MAX_BUFFERED = 1024 * 1024
 """Size in bytes from which a partial event is passed on as it is, so that memory stays bounded."""
 ERROR_EVENT_SECONDS = 3.0
 """Longest time that an error event may wait for the client's socket."""
-ERROR_EVENT = b'data: {"error":'
-"""Beginning of the last event of a stream that failed; in an answer's text the quotes have backslashes."""
+ERROR_EVENTS = (b'data: {"error":', b'data: {"type":"error"', b'data: {"type":"response.failed"')
+"""Beginnings of the last event of a stream that failed; in an answer's text the quotes have backslashes."""
 CLIENTS_MISTAKE = b'"invalid_request_error"'
 """Part of such an event where no engine could have answered the request."""
 
@@ -69,13 +69,13 @@ class EventAligner:
         rest, self._buffer = self._buffer, b""
         return rest
 
-    def terminate(self, error: ApiError) -> bytes:
-        """Return the bytes that end a broken stream as an engine would: the error event, then [DONE].
+    def terminate(self, error: ApiError, form: ErrorForm = OPENAI, request_id: str = "") -> bytes:
+        """Return the bytes that end a broken stream as an engine would, with the events of an error.
 
         A buffered partial event is dropped.
         """
         self._buffer = b""
-        return (b"\n\n" if self._mid_event else b"") + error.event() + DONE
+        return (b"\n\n" if self._mid_event else b"") + form.event(error, request_id)
 
 
 class EngineAnswer:
@@ -86,8 +86,8 @@ class EngineAnswer:
     """
 
     __slots__ = (
-        "_aligner", "_begin", "_headers", "_meter", "_response", "_send", "_span", "_watch", "_write",
-        "failed", "status",
+        "_aligner", "_begin", "_form", "_headers", "_meter", "_request_id", "_response", "_send", "_span",
+        "_watch", "_write", "failed", "status",
     )  # fmt: skip
 
     def __init__(
@@ -98,8 +98,11 @@ class EngineAnswer:
         span: SpanNote,
         watch: SilenceWatch,
         added: tuple[Pair, ...],
+        form: ErrorForm = OPENAI,
+        request_id: str = "",
     ) -> None:
-        """Begin an answer; `added` are the gateway's own headers."""
+        """Begin an answer; `added` are the gateway's own headers, `form` is the form of its errors."""
+        self._form, self._request_id = form, request_id
         self.status = response.status
         self._response, self._send, self._span, self._watch = response, send, span, watch
         self._meter = meter if response.status == 200 else None
@@ -138,7 +141,7 @@ class EngineAnswer:
         self._watch.record_activity()
         if self._meter is not None:
             self._meter.feed(chunk)
-        if ERROR_EVENT in chunk:
+        if any(event in chunk for event in ERROR_EVENTS):
             self._span.fail("error_event")
             self.failed = None if CLIENTS_MISTAKE in chunk else True
         return self._aligner.feed(chunk) if self._aligner else chunk
@@ -156,7 +159,7 @@ class EngineAnswer:
         """End the answer with an error event. Raises `ResponseTruncated` where there is no room for one."""
         if self._aligner is None:
             raise ResponseTruncated from error
-        event = self._aligner.terminate(error)
+        event = self._aligner.terminate(error, self._form, self._request_id)
         try:
             async with asyncio.timeout(ERROR_EVENT_SECONDS):
                 await self._send({"type": "http.response.body", "body": event, "more_body": False})
@@ -189,8 +192,8 @@ class ClientResponse:
     """One response to a client, which may begin with comments."""
 
     __slots__ = (
-        "_begin_now", "_one_sender", "_opened", "_refusal", "_send", "_write_now", "answering", "first_byte",
-        "over_own_limit", "status",
+        "_begin_now", "_form", "_one_sender", "_opened", "_refusal", "_request_id", "_send", "_write_now",
+        "answering", "first_byte", "over_own_limit", "status",
     )  # fmt: skip
 
     def __init__(
@@ -198,7 +201,10 @@ class ClientResponse:
         send: Send,
         write_now: Callable[[bytes], bool] | None = None,
         begin_now: Begin | None = None,
+        form: ErrorForm = OPENAI,
+        request_id: str = "",
     ) -> None:
+        self._form, self._request_id = form, request_id
         self.status = 0
         """Status of the answer or the error that the client got; 0 before either, comments or not."""
         self.first_byte: float | None = None
@@ -235,7 +241,7 @@ class ClientResponse:
             return
         self._refusal += body[: MAX_REFUSAL - len(self._refusal)]
         if not message.get("more_body", False):
-            await self._end(_refusal_event(self.status, bytes(self._refusal)))
+            await self._end(self._refusal_event(bytes(self._refusal)))
 
     def begin(self, status: int, headers: Sequence[tuple[bytes, bytes]], part: bytes, more: bool) -> bool:
         """Send the beginning of the answer, or all of it, without a wait.
@@ -293,7 +299,7 @@ class ClientResponse:
         with contextlib.suppress(TimeoutError):
             # A client that has stopped reading does not get to keep the request.
             async with asyncio.timeout(ERROR_EVENT_SECONDS), self._sender():
-                await self._end(error.event())
+                await self._end(self._form.event(error, self._request_id))
         return True
 
     async def _comment(self, every: float) -> None:
@@ -313,20 +319,20 @@ class ClientResponse:
             self._one_sender = asyncio.Lock()
         return self._one_sender
 
+    def _refusal_event(self, body: bytes) -> bytes:
+        """Return the engine's own error envelope as an event, or one of the gateway's where there is none."""
+        try:
+            envelope = msgspec.json.decode(body, type=dict[str, Any])
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            envelope = {}
+        if not isinstance(envelope.get("error"), dict):
+            error = UpstreamLost(f"the engine answered {self.status} in place of a stream")
+            return self._form.event(error, self._request_id)
+        return self._form.event_of(envelope)
+
     async def _end(self, event: bytes) -> None:
-        await self._send({"type": "http.response.body", "body": event + DONE, "more_body": False})
+        await self._send({"type": "http.response.body", "body": event, "more_body": False})
 
 
 def _is_plain_stream(start: Message) -> bool:
     return start["status"] == 200 and is_event_stream(start["headers"])
-
-
-def _refusal_event(status: int, body: bytes) -> bytes:
-    """Return the engine's own error envelope as an event, or one of the gateway's where there is none."""
-    try:
-        error = msgspec.json.decode(body, type=dict[str, Any]).get("error")
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        error = None
-    if not isinstance(error, dict):
-        return UpstreamLost(f"the engine answered {status} in place of a stream").event()
-    return b"data: " + msgspec.json.encode({"error": error}) + b"\n\n"

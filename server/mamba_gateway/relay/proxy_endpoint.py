@@ -13,7 +13,9 @@ from typing import Any
 import msgspec
 from starlette.types import Receive, Scope, Send
 
-from mamba_edge.api_keys import KeyFile
+from mamba_api.dialects.paths import COUNT_TOKENS
+from mamba_edge.api_keys import KeyFile, credential_of
+from mamba_edge.error_forms import form_of
 from mamba_edge.errors import ApiError, as_api_error
 from mamba_edge.exchange.asgi_responses import USAGE_HEADER, DisconnectWatch
 from mamba_edge.exchange.request_body import ClientGone, RawHeaders, read_body, require_plain, whole_body
@@ -68,7 +70,13 @@ class RelayedRequest(msgspec.Struct, eq=False):
         return cls(
             context,
             receive,
-            ClientResponse(send, direct.write if direct else None, context.begin),
+            ClientResponse(
+                send,
+                direct.write if direct else None,
+                context.begin,
+                form_of(scope["path"]),
+                context.request_id,
+            ),
             scope["path"],
             scope.get("query_string", b"").decode("latin-1"),
             scope["headers"],
@@ -161,7 +169,7 @@ class ProxyEndpoint:
     def _check_client(self, client: RelayedRequest) -> None:
         """Learn whose request it is. Raises an `ApiError` for a wrong key or a compressed body."""
         if self._keys:
-            client.key = self._keys.check(client.context.header_values.get(b"authorization"))
+            client.key = self._keys.check(credential_of(client.context.header_values))
             client.context.log_fields["key"] = client.key
         if (coding := client.context.header_values.get(b"content-encoding")) is not None:
             require_plain(coding.decode("latin-1"))
@@ -232,9 +240,11 @@ class ProxyEndpoint:
         try:
             with DisconnectWatch(client.context.direct, client.receive, leave):
                 counted = client.limits.tokens_per_minute is not None
-                if self._prompts is not None and (counted or self._relay.has_choice):
-                    await self._read_prompt(self._prompts, request)
-                client.prompt_tokens = tokens_of(request.prompt, len(request.body))
+                # Counting tokens computes none of them: any engine does it, and no key is charged for it.
+                if client.path != COUNT_TOKENS:
+                    if self._prompts is not None and (counted or self._relay.has_choice):
+                        await self._read_prompt(self._prompts, request)
+                    client.prompt_tokens = tokens_of(request.prompt, len(request.body))
                 waiting = request.trace.begin(names.GATEWAY_QUEUE)
                 if not client.limits.limited:
                     await self._relay_in_turn(client, request, waiting)

@@ -13,6 +13,7 @@ import structlog
 from opentelemetry.trace import SpanKind
 from starlette.types import Send
 
+from mamba_edge.error_forms import form_of
 from mamba_edge.errors import ApiError, TooManyRequests
 from mamba_edge.exchange.asgi_responses import is_full, is_over_own_limit
 from mamba_gateway.endpoints.endpoint import SUSPICIOUS
@@ -288,7 +289,10 @@ class Relay:
         request.release_body()
         attempt.begun = True
         added = ((RESPONSE_HEADER, attempt.record.header()),) if request.explain else ()
-        return EngineAnswer(response, progress.send, request.meter, attempt.span, attempt.watch, added)
+        return EngineAnswer(
+            response, progress.send, request.meter, attempt.span, attempt.watch, added, form_of(request.path),
+            request.request_id,
+        )  # fmt: skip
 
     def _end_answer(self, request: UpstreamRequest, attempt: Attempt, answer: EngineAnswer) -> None:
         """Record how the answer ended, and what the engine resumed."""

@@ -1,5 +1,6 @@
 """The public HTTP application: its routes, and how the OpenAPI document describes them."""
 
+from collections.abc import Callable
 from typing import Any
 
 from fastapi import FastAPI, Security
@@ -7,15 +8,10 @@ from prometheus_client import CollectorRegistry
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
+from mamba_api.dialects.paths import CHAT_COMPLETIONS, COMPLETIONS, COUNT_TOKENS, MESSAGES, RELAYED, RESPONSES
+from mamba_api.dialects.routes import EVENTS, ROUTES
 from mamba_api.openai_examples import request_examples
-from mamba_api.openai_responses import (
-    ChatCompletionChunk,
-    ChatCompletionResponse,
-    CompletionResponse,
-    ModelCard,
-    ModelList,
-    Readiness,
-)
+from mamba_api.openai_responses import ModelCard, ModelList, Readiness
 from mamba_api.serving_status import ServingStatus
 from mamba_edge.api_keys import KeyFile
 from mamba_edge.app.application import (
@@ -27,6 +23,7 @@ from mamba_edge.app.application import (
     Responses,
     error_responses,
     generation_errors,
+    in_form_of,
     make_application,
     publish,
 )
@@ -43,8 +40,6 @@ from mamba_server.api.serving_status import StatusEndpoint
 
 _MSGPACK: Responses = {200: {"content": {CONTENT_TYPE: {"schema": {"type": "string", "format": "binary"}}}}}
 _READINESS: Responses = {503: {"model": Readiness, "description": "The engine loads, restarts or drains"}}
-_GENERATING = frozenset(("/v1/completions", "/v1/chat/completions"))
-_STREAM_OR_WHOLE = "The complete answer; with `stream`, events that hold its chunks, then [DONE]"
 _ARCHIVE: Responses = {
     200: {"content": {"application/zip": {"schema": {"type": "string", "format": "binary"}}}},
     304: {"description": "The client already has these files: If-None-Match names their ETag"},
@@ -101,7 +96,7 @@ def make_app(serving: Serving, registry: CollectorRegistry, keys: KeyFile | None
     route_of = publish(
         app,
         key_needed=keys is not None,
-        events={"/v1/completions": CompletionResponse, "/v1/chat/completions": ChatCompletionChunk},
+        events=EVENTS,
         examples=request_examples(serving.model_name),
     )
     answering = RequestMiddleware(
@@ -110,36 +105,32 @@ def make_app(serving: Serving, registry: CollectorRegistry, keys: KeyFile | None
         answered=serving.metrics.answered,
         bodies=BodyBudget.with_room_for_one(settings.max_held_body_bytes, settings.max_body_bytes),
         tracing=serving.tracing,
-        traced=_GENERATING,
+        traced=RELAYED,
     )
     return with_cors(answering, settings.cors_origin)
 
 
 def _add_generation(app: FastAPI, serving: Serving, guard: KeyGuard) -> None:
     generation = GenerationEndpoints(serving)
-
-    shared: dict[str, Any] = {
-        "methods": ["POST"],
-        "dependencies": [Security(guard)],
-        "response_description": _STREAM_OR_WHOLE,
-        "responses": _GENERATION_ERRORS,
+    endpoints: dict[str, Callable[..., Any]] = {
+        COMPLETIONS: generation.completions,
+        CHAT_COMPLETIONS: generation.chat_completions,
+        MESSAGES: generation.messages,
+        COUNT_TOKENS: generation.count_tokens,
+        RESPONSES: generation.responses,
     }
-    app.add_api_route(
-        "/v1/completions",
-        generation.completions,
-        response_model=CompletionResponse,
-        operation_id="CompletionRequest",
-        summary="Complete a prompt",
-        **shared,
-    )
-    app.add_api_route(
-        "/v1/chat/completions",
-        generation.chat_completions,
-        response_model=ChatCompletionResponse,
-        operation_id="ChatCompletionRequest",
-        summary="Answer a conversation",
-        **shared,
-    )
+    for path, route in ROUTES.items():
+        app.add_api_route(
+            path,
+            endpoints[path],
+            methods=["POST"],
+            dependencies=[Security(guard)],
+            response_description=route.answer_summary,
+            responses=in_form_of(path, _GENERATION_ERRORS),
+            response_model=route.answer,
+            operation_id=route.body.__name__,
+            summary=route.summary,
+        )
 
 
 def _add_info(app: FastAPI, info: InfoEndpoints, guard: KeyGuard) -> None:

@@ -1,12 +1,13 @@
-"""The two endpoints that generate: from a validated request to token ids, the engine and the answer.
+"""The endpoints that generate: from a validated request to token ids, the engine and the answer.
 
 FastAPI routes call the methods of `GenerationEndpoints`; their ApiErrors become OpenAI error objects.
 """
 
 import time
 import uuid
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -14,7 +15,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from mamba_api.dialects.messages_chat import chat_of_messages
+from mamba_api.dialects.messages_request import CountTokensRequest, MessagesRequest
+from mamba_api.dialects.paths import CHAT_COMPLETIONS, MESSAGES, RESPONSES
+from mamba_api.dialects.responses_chat import chat_of_responses, repeated_settings
+from mamba_api.dialects.responses_request import ResponsesRequest
 from mamba_api.openai import ChatCompletionRequest, CompletionRequest, GenerationRequest
+from mamba_edge.app.application import JsonResponse
+from mamba_edge.app.validation import translated
 from mamba_edge.errors import ApiError, InvalidRequest, NotReady
 from mamba_edge.exchange.asgi_responses import USAGE_HEADER, send_events, send_json_pieces, while_connected
 from mamba_edge.exchange.request_body import RawHeaders
@@ -24,6 +32,8 @@ from mamba_server.api.answers.active_request import ActiveRequest, ChoiceUpdate
 from mamba_server.api.answers.answer_reader import AnswerFormat
 from mamba_server.api.answers.chat_response import ChatResponseBuilder
 from mamba_server.api.answers.completion_response import CompletionResponseBuilder
+from mamba_server.api.answers.items_response import ItemsResponseBuilder
+from mamba_server.api.answers.messages_response import MessagesResponseBuilder
 from mamba_server.api.answers.responses import UsageBody
 from mamba_server.api.answers.score_json import let_go
 from mamba_server.api.forms.followed_schema import LEFT_OUT_HEADER
@@ -48,6 +58,8 @@ Encoded = TypeVar("Encoded")
 
 ENTRY_CHARS = 32
 """Approximate size of one log-probability in the JSON of an answer; encoding it takes six times as much."""
+_ID_PREFIXES = {CHAT_COMPLETIONS: "chatcmpl-", MESSAGES: "msg_", RESPONSES: "resp_"}
+"""Beginning of the identifiers of answers, by path."""
 QUIET_SECONDS = 15.0
 """Time without an event after which a running stream sends a comment: load balancers close silent streams."""
 
@@ -55,6 +67,10 @@ QUIET_SECONDS = 15.0
 class ResponseBuilder(Protocol):
     """Builder of the chunks and the JSON of one answer; completions and chats each have one."""
 
+    quiet: bytes
+    done: bytes
+
+    def failure(self, error: ApiError) -> bytes: ...
     def chunk(
         self, update: ChoiceUpdate, usage: UsageBody | None, *, with_usage: bool
     ) -> bytes | list[bytes] | None: ...
@@ -93,6 +109,26 @@ class GenerationEndpoints:
         """Answer a conversation."""
         return GeneratedResponse(lambda send: self._answer(body, context_of(request.scope), send))
 
+    async def messages(self, body: MessagesRequest, request: Request) -> Response:
+        """Answer a conversation in the format of Anthropic's API."""
+        chat, context = translated(chat_of_messages, body), context_of(request.scope)
+        return GeneratedResponse(lambda send: self._answer(chat, context, send, MESSAGES))
+
+    async def responses(self, body: ResponsesRequest, request: Request) -> Response:
+        """Answer a conversation in the format of the Responses API."""
+        chat, context = translated(chat_of_responses, body), context_of(request.scope)
+        settings = repeated_settings(body)
+        return GeneratedResponse(lambda send: self._answer(chat, context, send, RESPONSES, settings))
+
+    async def count_tokens(self, body: CountTokensRequest, request: Request) -> Response:
+        """Count the tokens of the prompt that a message request would have."""
+        chat, context = translated(chat_of_messages, body), context_of(request.scope)
+        text, limits = self._model(chat)
+        with self._serving.admit(1, 1):
+            prompt_builder = PromptBuilder(text, limits, self._serving.encoders, context.trace)
+            prompt = await prompt_builder.of_chat(chat, context.body_bytes)
+        return JsonResponse({"input_tokens": len(prompt.token_ids)})
+
     async def _complete(self, request: CompletionRequest, context: RequestContext, send: Send) -> None:
         text, limits = self._model(request)
         self._describe("text_completion", request, context)
@@ -128,7 +164,15 @@ class GenerationEndpoints:
         )
         await self._run(request, builder, adds, text, context, send, headers=_headers(form))
 
-    async def _answer(self, request: ChatCompletionRequest, context: RequestContext, send: Send) -> None:
+    async def _answer(
+        self,
+        request: ChatCompletionRequest,
+        context: RequestContext,
+        send: Send,
+        dialect: str = CHAT_COMPLETIONS,
+        settings: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
+        """Answer a conversation in the form of the path `dialect`, which repeats `settings`."""
         text, limits = self._model(request)
         self._describe("chat", request, context)
         check_pins(request)
@@ -137,7 +181,7 @@ class GenerationEndpoints:
             prompt_builder = PromptBuilder(text, limits, self._serving.encoders, context.trace)
             prompt = await prompt_builder.of_chat(request, context.body_bytes)
             form = await output_grammar(request, text, self._check_grammar(context, places), prompt.opening)
-        response_id = f"chatcmpl-{uuid.uuid4().hex}"
+        response_id = f"{_ID_PREFIXES[dialect]}{uuid.uuid4().hex}"
         priorities = self._serving.settings.anonymous_priority
         add = _add_request(
             request,
@@ -152,15 +196,31 @@ class GenerationEndpoints:
         )
         self._reserve_scores(request, [prompt], context)
         answer_format = AnswerFormat.of(request, text.template)
-        builder = ChatResponseBuilder(
-            request,
-            text.tokenizer,
-            prompt.token_ids,
-            response_id=response_id,
-            created=int(time.time()),
-            model=self._serving.model_name,
-            readers=answer_format.readers(request, text, prompt),
-        )
+        readers, model = answer_format.readers(request, text, prompt), self._serving.model_name
+        builder: ResponseBuilder
+        if dialect == MESSAGES:
+            builder = MessagesResponseBuilder(
+                readers[0], response_id=response_id, model=model, request_id=context.request_id
+            )
+        elif dialect == RESPONSES:
+            builder = ItemsResponseBuilder(
+                readers[0],
+                response_id=response_id,
+                created=int(time.time()),
+                model=model,
+                settings=settings,
+                request_id=context.request_id,
+            )
+        else:
+            builder = ChatResponseBuilder(
+                request,
+                text.tokenizer,
+                prompt.token_ids,
+                response_id=response_id,
+                created=int(time.time()),
+                model=model,
+                readers=readers,
+            )
         markers = text.tokenizer.ids_of(answer_format.markers)
         await self._run(request, builder, [add], text, context, send, markers, headers=_headers(form))
 
@@ -413,7 +473,7 @@ async def _events(
                 continue
             begun, sent_at = True, now
             if not isinstance(chunk, list):
-                yield responses.COMMENT if chunk is None else chunk
+                yield builder.quiet if chunk is None else chunk
                 continue
             while chunk:
                 yield chunk.pop(0)
@@ -424,7 +484,12 @@ async def _events(
             raise
         trace.root.fail(error_code(error))
         log.warning("stream_failed", code=error.code, reason=error.message)
-        yield error.event()
-    if with_comment:
-        yield responses.usage_comment(_usage(active))
-    yield responses.DONE
+        yield builder.failure(error)
+    if ending := _ending(builder, active, with_comment=with_comment):
+        yield ending
+
+
+def _ending(builder: ResponseBuilder, active: ActiveRequest, *, with_comment: bool) -> bytes:
+    """Return the bytes behind the last event; empty if the dialect has none."""
+    comment = responses.usage_comment(_usage(active)) if with_comment else b""
+    return comment + builder.done

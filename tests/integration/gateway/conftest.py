@@ -73,6 +73,9 @@ class FakeEngine:
             [
                 web.post("/v1/completions", self._post),
                 web.post("/v1/chat/completions", self._post),
+                web.post("/v1/messages", self._post),
+                web.post("/v1/messages/count_tokens", self._post),
+                web.post("/v1/responses", self._post),
                 web.get("/v1/models", self._list),
                 web.get("/readyz", self._readyz),
                 web.get("/livez", self._livez),

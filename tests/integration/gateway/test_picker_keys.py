@@ -1,5 +1,6 @@
 """Keys at the endpoint picker: whose request it is, what it may use, and who learns the engines' own key."""
 
+import json
 from pathlib import Path
 
 import grpc
@@ -83,6 +84,26 @@ async def test_clients_are_known_by_their_key_and_engines_see_the_gateways_own(t
         reply = (await stream.read()).request_headers
         assert put(reply)["authorization"] == "Bearer engine-key"
         assert list(reply.response.header_mutation.remove_headers) == ["cookie", forged[0]]
+        await stream.read()
+        await stream.ends()
+
+
+async def test_a_key_in_the_header_of_messages_is_known_and_refused_in_their_form(tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text("client-key\n")
+    picker = PickerHarness(keys=tmp_path / "keys")
+    picker.engines(*ENGINES)
+    body = b'{"model": "m", "max_tokens": 1, "messages": [{"role": "user", "content": "x"}]}'
+    async with picker.running():
+        stream = picker.stream()
+        await stream.headers(("x-api-key", "wrong"), path="/v1/messages")
+        answer = (await stream.read()).immediate_response
+        assert answer.status.code == 401
+        assert json.loads(answer.body)["error"]["type"] == "authentication_error"
+        stream = picker.stream()
+        await stream.headers(("x-api-key", "client-key"), path="/v1/messages")
+        await stream.body(body)
+        reply = (await stream.read()).request_headers
+        assert list(reply.response.header_mutation.remove_headers) == ["x-api-key"]
         await stream.read()
         await stream.ends()
 

@@ -1,12 +1,15 @@
 """`mambaserve gateway` as a process: ready line, drain, exit codes, wrong usage; the official client."""
 
 import asyncio
+import json
 import os
 import signal
+from collections.abc import AsyncIterator
 from functools import partial
 from typing import Any
 
 import aiohttp
+import anthropic
 import openai
 import pytest
 from aiohttp import web
@@ -19,7 +22,7 @@ PATIENCE = 30.0
 """Longest wait for a real process, in seconds."""
 
 
-async def drain(stream: openai.AsyncStream[Any]) -> None:
+async def drain(stream: AsyncIterator[Any]) -> None:
     async for _ in stream:
         pass
 
@@ -71,6 +74,47 @@ async def test_the_openai_client_sees_the_error_of_a_broken_stream(engine, spawn
         await fake.kill()
         with pytest.raises(openai.APIError, match="closed the connection"):
             await drain(stream)
+
+
+async def test_the_anthropic_client_works_through_the_gateway(engine, spawn, tmp_path) -> None:
+    usage = {"input_tokens": 2, "output_tokens": 1, "cache_read_input_tokens": 0}
+    block = {"type": "text", "text": "t"}
+    message = {"id": "msg_1", "type": "message", "role": "assistant", "model": "m", "usage": usage}
+    finish = asyncio.Event()
+
+    async def speaks(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        if request.path.endswith("/count_tokens"):
+            return web.json_response({"input_tokens": 7})
+        if not body.get("stream"):
+            return web.json_response({**message, "content": [block], "stop_reason": "end_turn"})
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        start = {"type": "message_start", "message": {**message, "content": []}}
+        await response.write(b"event: message_start\ndata: " + json.dumps(start).encode() + b"\n\n")
+        await finish.wait()
+        return response
+
+    fake = await engine(handler=speaks)
+    keys = tmp_path / "keys"
+    keys.write_text("sk-a team-a\n")
+    _, url = await spawn("--backend", fake.url, "--api-key-file", str(keys))
+    asks: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
+    async with anthropic.AsyncAnthropic(base_url=url, api_key="sk-a", max_retries=0) as api:
+        whole = await api.messages.create(**asks, max_tokens=4)
+        assert whole.content[0].text == "t"
+        assert (await api.messages.count_tokens(**asks)).input_tokens == 7
+        assert all("x-api-key" not in request.headers for request in fake.seen)
+        with pytest.raises(anthropic.NotFoundError) as unknown:
+            await api.messages.create(**{**asks, "model": "nope"}, max_tokens=4)
+        assert unknown.value.body["error"]["type"] == "not_found_error"
+        stream = await api.messages.create(**asks, max_tokens=4, stream=True)
+        assert (await anext(stream)).type == "message_start"
+        await fake.kill()
+        with pytest.raises(anthropic.APIStatusError, match="closed the connection"):
+            await drain(stream)
+    async with anthropic.AsyncAnthropic(base_url=url, api_key="sk-b", max_retries=0) as stranger:
+        with pytest.raises(anthropic.AuthenticationError):
+            await stranger.messages.create(**asks, max_tokens=4)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

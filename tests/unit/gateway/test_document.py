@@ -1,6 +1,5 @@
 """The gateway's own OpenAPI document: it describes all that is served, and answers stay within it."""
 
-import json
 import time
 from typing import Any
 
@@ -8,6 +7,8 @@ import pytest
 from starlette.types import Message, Receive, Scope, Send
 
 from mamba_api.serving_status import EngineStatus
+from mamba_edge.error_forms import form_of
+from mamba_edge.errors import InvalidRequest
 from mamba_gateway.admission.admission import Admission
 from mamba_gateway.admission.rate_limiter import RateLimiter
 from mamba_gateway.api.app import make_app
@@ -23,10 +24,12 @@ from mamba_gateway.upstream.connector import UpstreamRequest
 CARD = {
     "id": "m", "object": "model", "created": 1, "owned_by": "mambaserve", "root": "/m", "max_model_len": 64,
 }  # fmt: skip
-REFUSAL = {"error": {"message": "no", "type": "invalid_request_error", "param": "n", "code": "invalid_value"}}
 OPERATIONS = [
     ("/v1/completions", "POST"),
     ("/v1/chat/completions", "POST"),
+    ("/v1/messages", "POST"),
+    ("/v1/messages/count_tokens", "POST"),
+    ("/v1/responses", "POST"),
     ("/v1/models", "GET"),
     ("/v1/models/{name}", "GET"),
     ("/readyz", "GET"),
@@ -45,11 +48,12 @@ class RefusingRelay:
 
     cancelling, loop = False, None  # whichever runs
 
-    async def run(self, _request: UpstreamRequest, send: Send) -> None:
+    async def run(self, request: UpstreamRequest, send: Send) -> None:
         headers = [(b"content-type", b"application/json")]
         start: Message = {"type": "http.response.start", "status": 400, "headers": headers}
         await send(start)
-        await send({"type": "http.response.body", "body": json.dumps(REFUSAL).encode()})
+        refusal = form_of(request.path).envelope(InvalidRequest("no", param="n"), "r")
+        await send({"type": "http.response.body", "body": refusal})
 
 
 async def no_engine(_url: str) -> EngineStatus:

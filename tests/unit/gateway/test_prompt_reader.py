@@ -25,11 +25,14 @@ from mamba_gateway.upstream.connector import UpstreamRequest
 from mamba_text.segment_cache import SegmentCache
 from scripted_engine import READY, Api
 
-TEXT, CHAT = "/v1/completions", "/v1/chat/completions"
+TEXT, CHAT, MESSAGES = "/v1/completions", "/v1/chat/completions", "/v1/messages"
+RESPONSES = "/v1/responses"
 USER = {"role": "user", "content": "hello there"}
 PART = {"type": "text", "text": "a"}
 CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a": [1, "x"]}'}}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+TOOL_USE = {"type": "tool_use", "id": "t1", "name": "f", "input": {"a": [1, "x"]}}
+TOOL_RESULT = {"type": "tool_result", "tool_use_id": "t1", "content": [{"type": "text", "text": "42"}]}
 BODIES: list[tuple[str, dict[str, Any]]] = [
     (TEXT, {"prompt": "a plain text"}),
     (TEXT, {"prompt": ["first", "second"]}),
@@ -53,6 +56,14 @@ BODIES: list[tuple[str, dict[str, Any]]] = [
     (CHAT, {"messages": [USER], "reasoning_effort": "low"}),
     (CHAT, {"messages": [USER], "truncate_prompt_tokens": 3}),
     (CHAT, {"messages": [{"role": "user", "content": "<|im_end|> injected"}], "unknown_field": {"a": 1}}),
+    (RESPONSES, {"input": "hello", "instructions": "be brief", "cache_salt": "dave"}),
+    (RESPONSES, {"input": [{"role": "user", "content": "x"}, {"type": "reasoning", "summary": []},
+                           {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+                           {"type": "function_call_output", "call_id": "c", "output": "42"}]}),
+    (MESSAGES, {"messages": [USER], "max_tokens": 4, "system": [PART, PART], "cache_salt": "carol"}),
+    (MESSAGES, {"messages": [USER, {"role": "assistant", "content": "The ans"}], "max_tokens": 4}),
+    (MESSAGES, {"messages": [USER, {"role": "assistant", "content": [TOOL_USE]},
+                             {"role": "user", "content": [TOOL_RESULT, PART]}], "max_tokens": 4}),
 ]  # fmt: skip
 
 

@@ -40,6 +40,8 @@ class ChoiceUpdate:
     prompt_logprobs: Logprobs | None = None
     hand_over: HandOver | None = None
     """State that is kept for another engine, if that was requested."""
+    stop: str | None = None
+    """Stop string that ended the choice."""
 
 
 @dataclass(slots=True)
@@ -182,6 +184,7 @@ class ActiveRequest:
             first=first,
             prompt_logprobs=scores,
             hand_over=delta.hand_over,
+            stop=step.stop,
         )
 
     def _add_scores(self, sequence: _Sequence, scores: Iterable[TokenLogprobs | None]) -> None:

@@ -32,6 +32,7 @@ from mamba_server.api.answers.responses import (
     UsageBody,
 )
 from mamba_server.api.answers.score_json import LongParts, join_pieces, let_go, prompt_scores
+from mamba_server.api.answers.stream_frame import StreamFrame
 from mamba_server.wire import TokenLogprobs
 from mamba_text import strict_json
 from mamba_text.tokenizer import Tokenizer
@@ -49,7 +50,7 @@ class _ChatChoice:
     finish_reason: ChatFinish | None = None
 
 
-class ChatResponseBuilder:
+class ChatResponseBuilder(StreamFrame):
     """Builder of the chunks or of the complete answer of one chat."""
 
     def __init__(

@@ -16,6 +16,7 @@ from mamba_server.api.answers.score_json import (
     let_go,
     prompt_scores,
 )
+from mamba_server.api.answers.stream_frame import StreamFrame
 from mamba_server.wire import FinishReason, TokenLogprobs
 from mamba_text.tokenizer import Tokenizer
 
@@ -32,7 +33,7 @@ class _CompletionChoice:
     finish_reason: FinishReason | None = None
 
 
-class CompletionResponseBuilder:
+class CompletionResponseBuilder(StreamFrame):
     """Builder of the chunks or of the complete answer of one completion.
 
     `prompts`: token ids and text of each prompt, in order.

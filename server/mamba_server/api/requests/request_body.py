@@ -77,7 +77,8 @@ def limited_route(
             model = self.body_field.field_info.annotation
             assert isinstance(model, type)
             assert issubclass(model, BaseModel)
-            names = frozenset(model.model_fields) | frozenset(NOT_SUPPORTED)
+            refused: frozenset[str] = getattr(model, "REFUSED_FIELDS", frozenset())
+            names = frozenset(model.model_fields) | frozenset(NOT_SUPPORTED) | refused
             unknown, reader = UnknownFields(names), JsonFields(names)
 
             async def handle(request: Request) -> Response:

@@ -1,0 +1,185 @@
+"""Builds the answer of `POST /v1/messages` from updates, complete or as events. Pure.
+
+The blocks of an answer follow one another, as the model writes them: thinking, text, calls. White space alone
+is no block.
+"""
+
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+from mamba_api.dialects.paths import MESSAGES
+from mamba_edge.error_forms import form_of
+from mamba_edge.errors import ApiError
+from mamba_server.api.answers import responses
+from mamba_server.api.answers.active_request import ChoiceUpdate
+from mamba_server.api.answers.answer_reader import AnswerReader, ParsedUpdate
+from mamba_server.api.answers.responses import ChatFinish, UsageBody
+from mamba_server.api.answers.stream_frame import StreamFrame
+from mamba_text import strict_json
+from mamba_text.tool_calls import ToolCall
+
+Body = dict[str, Any]
+_REASONS: dict[ChatFinish, str] = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+_DELTAS = {"text": ("text_delta", "text"), "thinking": ("thinking_delta", "thinking")}
+
+
+class MessagesResponseBuilder(StreamFrame):
+    """Builder of the events or of the complete answer of one message request."""
+
+    quiet = b'event: ping\ndata: {"type":"ping"}\n\n'
+    done = b""
+
+    def __init__(self, reader: AnswerReader, *, response_id: str, model: str, request_id: str) -> None:
+        """Start an answer without output. `request_id`: identifier of the HTTP request, for errors."""
+        self._reader = reader
+        self._id, self._model, self._request_id = response_id, model, request_id
+        self._blocks: list[Body] = []
+        """Blocks so far; texts of a stream are not kept."""
+        self._open = ""
+        """Type of the last block while its text may go on; "" = there is no such block."""
+        self._blank = ""
+        """White space that becomes a part of the text that follows."""
+        self._finish: ChatFinish = "stop"
+        self._stop: str | None = None
+
+    def chunk(self, update: ChoiceUpdate, usage: UsageBody | None, *, with_usage: bool) -> bytes | None:
+        """Encode the events of one update; None if it brings nothing that can be sent."""
+        events: list[Body] = []
+        if update.first:
+            assert usage is not None
+            message = self._message([], None, None, _usage(usage, output_tokens=0))
+            events.append({"type": "message_start", "message": message})
+        for block, text in self._parts(update):
+            events += self._block_events(block, text)
+        return _events(events)
+
+    def usage_chunk(self, usage: UsageBody) -> bytes:
+        """Encode the events after the last block."""
+        reason, stop = self._reason()
+        delta = {"stop_reason": reason, "stop_sequence": stop}
+        events = self._closing()
+        events.append({"type": "message_delta", "delta": delta, "usage": _usage(usage)})
+        return _events([*events, {"type": "message_stop"}]) or b""
+
+    def failure(self, error: ApiError) -> bytes:
+        """Encode an error after the first event."""
+        return form_of(MESSAGES).event(error, self._request_id)
+
+    def collect(self, update: ChoiceUpdate) -> None:
+        """Keep an update for `full`."""
+        for block, text in self._parts(update):
+            kind = block["type"]
+            if kind == "tool_use" or self._open != kind:
+                self._blocks.append(block)
+            if kind in _DELTAS:
+                self._blocks[-1][kind] += text
+            self._open = kind if kind in _DELTAS else ""
+
+    def weight(self, update: ChoiceUpdate) -> int:
+        """Return 0, since messages have no log-probabilities."""
+        return 0
+
+    def seal(self, index: int) -> None:
+        """Do nothing when the choice ends: `full` encodes it."""
+
+    def full(self, usage: UsageBody) -> list[bytes]:
+        """Encode the complete answer."""
+        reason, stop = self._reason()
+        return [responses.encode(self._message(self._blocks, reason, stop, _usage(usage)))]
+
+    def _message(self, blocks: Sequence[Body], reason: str | None, stop: str | None, usage: Body) -> Body:
+        return {
+            "id": self._id,
+            "type": "message",
+            "role": "assistant",
+            "model": self._model,
+            "content": blocks,
+            "stop_reason": reason,
+            "stop_sequence": stop,
+            "usage": usage,
+        }
+
+    def _reason(self) -> tuple[str, str | None]:
+        """Return the cause of the end and the stop sequence."""
+        if self._finish == "stop" and self._stop is not None:
+            return "stop_sequence", self._stop
+        return _REASONS.get(self._finish, "end_turn"), None
+
+    def _parts(self, update: ChoiceUpdate) -> list[tuple[Body, str]]:
+        """Return empty blocks with their new text, or the arguments of a call, in their order."""
+        parsed: ParsedUpdate = self._reader.read(update)
+        if parsed.finish is not None:
+            self._finish, self._stop = parsed.finish, update.stop
+        parts: list[tuple[Body, str]] = []
+        if parsed.reasoning:
+            parts.append(({"type": "thinking", "thinking": "", "signature": ""}, parsed.reasoning))
+        text = self._blank + parsed.text
+        self._blank = ""
+        if text.strip() or (text and self._open == "text" and not parts):
+            parts.append(({"type": "text", "text": ""}, text))
+        elif not parsed.calls:
+            self._blank = text
+        parts += [_call(call) for call in parsed.calls]
+        return parts
+
+    def _block_events(self, block: Body, text: str) -> list[Body]:
+        kind = block["type"]
+        events: list[Body] = []
+        if kind == "tool_use" or self._open != kind:
+            events = self._closing()
+            self._blocks.append(block)
+            self._open = kind
+            empty = {**block, "input": {}} if kind == "tool_use" else block
+            events.append({"type": "content_block_start", "index": self._index, "content_block": empty})
+        delta, name = _DELTAS.get(kind, ("input_json_delta", "partial_json"))
+        change = {"type": delta, name: text}
+        events.append({"type": "content_block_delta", "index": self._index, "delta": change})
+        return events if kind != "tool_use" else [*events, *self._closing()]
+
+    @property
+    def _index(self) -> int:
+        return len(self._blocks) - 1
+
+    def _closing(self) -> list[Body]:
+        """Return the event that ends the open block, if there is one."""
+        if not self._open:
+            return []
+        self._open = ""
+        return [{"type": "content_block_stop", "index": self._index}]
+
+
+def _call(call: ToolCall) -> tuple[Body, str]:
+    """Return the block of a call and its arguments, which are an object whatever the model wrote."""
+    try:
+        arguments = strict_json.parse_whole(call.arguments)
+    except (ValueError, RecursionError):
+        arguments = None
+    text = call.arguments
+    if not isinstance(arguments, dict):
+        arguments = {"arguments": call.arguments}
+        text = responses.encode(arguments).decode()
+    block = {
+        "type": "tool_use",
+        "id": f"toolu_{uuid.uuid4().hex[:24]}",
+        "name": call.name,
+        "input": arguments,
+    }
+    return block, text
+
+
+def _usage(usage: UsageBody, **other: int) -> Body:
+    cached = usage.prompt_tokens_details.cached_tokens
+    return {
+        "input_tokens": usage.prompt_tokens - cached,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": cached,
+        "output_tokens": usage.completion_tokens,
+        **other,
+    }
+
+
+def _events(bodies: Sequence[Body]) -> bytes | None:
+    """Encode events, each named by its type; None = there are none."""
+    encoded = (b"event: " + body["type"].encode() + b"\n" + responses.event(body) for body in bodies)
+    return b"".join(encoded) or None
