@@ -82,6 +82,7 @@ class Fleet:
         connector: Any = self  # what the relay asks of one is `send` and `loop`
         self.relay = Relay(
             connector, self.pool, metrics, router, hold_timeout=60.0, max_attempts=3, request_timeout=600.0,
+            hand_over_tokens=512,
             liveness=LivenessChecks(connector, timeout=2.0, seconds=600.0), wake=lambda: None,
         )  # fmt: skip
         self.failures: list[tuple[str, object, bool]] = []

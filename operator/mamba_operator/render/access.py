@@ -91,8 +91,8 @@ def network_policy(context: Context) -> Manifest:
     """Return the policy that restricts who reaches engines.
 
     Requests may come from this deployment's gateway and, for an InferencePool, from the namespace of its
-    proxy; scrapes from the configured scrapers; anything from the operator. Engines of two pools read states
-    from each other. Egress stays open: engines download weights and publish to Redis.
+    proxy; scrapes from the configured scrapers; anything from the operator. Engines read cached states from
+    each other. Egress stays open: engines download weights and publish to Redis.
     """
     owner = context.deployment.name
     gateway = {"podSelector": {"matchLabels": names.selector(owner, "gateway")}}
@@ -107,7 +107,7 @@ def network_policy(context: Context) -> Manifest:
             "ingress": [
                 {"from": [gateway, *proxies, operator, *scrapers], "ports": [_port(names.HTTP_PORT_NAME)]},
                 {"from": [operator], "ports": [_port(names.ADMIN_PORT_NAME)]},
-                *([] if context.role == "unified" else [_transfers(owner)]),
+                *([_transfers(owner)] if context.moves_states else []),
             ],
         },
     }

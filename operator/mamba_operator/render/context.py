@@ -130,6 +130,11 @@ class Context:
         return names.Children(self.deployment.name, self.role)
 
     @property
+    def moves_states(self) -> bool:
+        """Whether engines give cached states to each other: all that keep any."""
+        return self.deployment.spec.state_cache.prefix_caching
+
+    @property
     def own_claim(self) -> str | None:
         """Return the user's own claim, which engine pods fill with the model; None where there is none."""
         cache = self.deployment.spec.model.cache

@@ -68,11 +68,15 @@ def engine_document(context: Context) -> dict[str, Any]:
         choice |= {"disk_cache": DISK_MOUNT, "disk_cache_bytes": disk_budget(disk)}
         if disk.claim_name is not None:
             choice["disk_cache_shared"] = True
-    if context.role != "unified":
-        choice["transfer_host"] = EVERY_ADDRESS
-    settings = engine_settings(
-        context.deployment, context.role, transfer_port=names.TRANSFER_PORT
-    ).model_copy(
+    if context.moves_states:
+        # A new engine fetches what those that serve are asked for most, before it is ready itself.
+        peers = f"{context.children.engines}.{context.deployment.namespace}.svc"
+        choice |= {
+            "transfer_host": EVERY_ADDRESS,
+            "transfer_port": names.TRANSFER_PORT,
+            "warm_peers": f"{peers}:{names.TRANSFER_PORT}",
+        }
+    settings = engine_settings(context.deployment, context.role).model_copy(
         update={
             **choice,
             "host": EVERY_ADDRESS,  # the pod's own network; the NetworkPolicy restricts access
@@ -240,7 +244,7 @@ def _container(context: Context) -> dict[str, Any]:
         "ports": [
             {"name": names.HTTP_PORT_NAME, "containerPort": names.HTTP_PORT, "protocol": "TCP"},
             {"name": names.ADMIN_PORT_NAME, "containerPort": names.ADMIN_PORT, "protocol": "TCP"},
-            *([] if context.role == "unified" else [TRANSFER]),
+            *([TRANSFER] if context.moves_states else []),
         ],
         "resources": _resources(context),
         "securityContext": container_security(),
@@ -252,7 +256,7 @@ def _container(context: Context) -> dict[str, Any]:
 
 def _environment(context: Context) -> list[dict[str, Any]]:
     variables: list[dict[str, Any]] = [from_pod(f"{names.ENV_PREFIX}ADMIN_HOST", "status.podIP")]
-    if context.role != "unified":
+    if context.moves_states:
         # The transfer server listens on every address and names this one to other engines.
         variables.append(from_pod("POD_IP", "status.podIP"))
     if context.deployment.spec.model.cache is None:

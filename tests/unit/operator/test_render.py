@@ -165,9 +165,7 @@ def test_the_admin_port_listens_on_the_pods_address_with_the_deployments_token()
         for one in container["env"]
         if "valueFrom" in one
     }
-    assert fields == {
-        "MAMBASERVE_ADMIN_HOST": "status.podIP",
-    }  # fmt: skip
+    assert fields["MAMBASERVE_ADMIN_HOST"] == "status.podIP"
 
 
 @pytest.mark.parametrize(("gpus", "expected"), [(0, None), (1, "1")])
@@ -397,7 +395,7 @@ def test_a_pod_that_calls_itself_the_operator_in_another_namespace_is_not_let_in
     context = Context(MambaDeployment.model_validate(owner()), 1, None, operator=operator_pods("system"))
     [policy] = [one for one in render(context) if one["kind"] == "NetworkPolicy"]
 
-    for rule in policy["spec"]["ingress"]:
+    for rule in policy["spec"]["ingress"][:2]:
         [peer] = [one for one in rule["from"] if "operator" in json.dumps(one)]
         assert peer["namespaceSelector"] == {"matchLabels": {"kubernetes.io/metadata.name": "system"}}
     assert policy["spec"]["ingress"][0]["from"].count(operator_pods("system").peer()) == 1
@@ -410,9 +408,9 @@ def test_scrapers_reach_the_metrics_and_nothing_else() -> None:
     context = Context(MambaDeployment.model_validate(owner()), 1, None, scrapers=(scraper,))
     [policy] = [one for one in render(context) if one["kind"] == "NetworkPolicy"]
 
-    served, admin = policy["spec"]["ingress"]
+    served, *others = policy["spec"]["ingress"]
     assert scraper.peer() in served["from"]
-    assert scraper.peer() not in admin["from"]
+    assert all(scraper.peer() not in rule["from"] for rule in others)
     assert "prometheus" not in json.dumps(policy)
 
 
@@ -485,3 +483,19 @@ def test_an_engine_that_is_not_ready_does_not_hold_up_the_drain_of_its_node() ->
 @pytest.mark.parametrize("replicas", [0, 1])
 def test_a_single_engine_has_no_budget_which_would_keep_nothing_back(replicas: int) -> None:
     assert budgets_of_engines(replicas) == []
+
+
+def test_engines_that_cache_read_states_from_each_other_and_from_nobody_else() -> None:
+    rules = children(owner())["NetworkPolicy", "nano-engine"]["spec"]["ingress"]
+    [transfer] = [rule for rule in rules if rule["ports"][0]["port"] == "transfer"]
+
+    assert [
+        peer["podSelector"]["matchLabels"]["app.kubernetes.io/component"] for peer in transfer["from"]
+    ] == ["engine"]
+    assert document(children(owner()))["warm_peers"] == "nano-engine.models.svc:8002"
+    without = children(owner(stateCache={"prefixCaching": False}))
+    assert "warm_peers" not in document(without)
+    assert all(
+        rule["ports"][0]["port"] != "transfer"
+        for rule in without["NetworkPolicy", "nano-engine"]["spec"]["ingress"]
+    )
