@@ -14,6 +14,8 @@ from joined_engines import Joined, joined
 from mamba_server.engine.boot import Engine
 from mamba_server.wire import AddRequest
 
+pytestmark = pytest.mark.slow
+
 OUTPUTS = 6
 TIERED: dict[str, Any] = {"transfer_port": None}
 

@@ -16,6 +16,8 @@ import mamba_server
 from eventually import wait_until
 from servers import Command, Server, call
 
+pytestmark = pytest.mark.slow
+
 assert mamba_server.__file__ is not None
 MODEL = Path(mamba_server.__file__).parent / "builtin" / "tiny-recall"
 NAME, TOKENS, REQUESTS, AT_ONCE = "tiny-recall", 24, 200, 12

@@ -5,9 +5,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import mamba_server
 from eventually import wait_until
 from servers import Command, Server, call
+
+pytestmark = pytest.mark.slow
 
 TEXT = "/v1/completions"
 WORDS = " ".join(f"word{number}" for number in range(60))

@@ -17,6 +17,8 @@ import mamba_server
 from eventually import wait_until
 from servers import Server, call
 
+pytestmark = pytest.mark.slow
+
 LEASE = 2.0
 EXPORTED = re.compile(r"^mambaserve_transfer_exported\{[^}]*\} 1", re.MULTILINE)
 TEXT, CHAT = "/v1/completions", "/v1/chat/completions"

@@ -12,6 +12,8 @@ from mamba_cli.local.planning import PlanFlags, plan_directory
 from servers import Server, call
 from tiny_recall import BUILTIN
 
+pytestmark = pytest.mark.slow
+
 PARTS = {
     "new": ("model.language_model.", "lm_head."),
     "old": ("language_model.model.", "language_model.lm_head."),

@@ -62,6 +62,28 @@ def test_a_pinned_system_message_stays_and_others_go(server: Server, place: str)
     assert cached(server, system(f"loose {place}"), "something else entirely") < 100
 
 
+@pytest.mark.parametrize("place", ["system", "tool"])
+def test_a_block_of_anthropics_format_pins_the_system_prompt(server: Server, place: str) -> None:
+    control = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
+    on = {"system": control if place == "system" else {}, "tool": control if place == "tool" else {}}
+
+    def resumed(question: str) -> int:
+        body = {
+            "model": "tiny-recall",
+            "max_tokens": 1,
+            "system": [{"type": "text", "text": system(f"block {place}")["content"], **on["system"]}],
+            "tools": [{"name": "look", "input_schema": {"type": "object"}, **on["tool"]}],
+            "messages": [{"role": "user", "content": question}],
+        }
+        status, answer = call(f"{server.url}/v1/messages", body)
+        assert status == 200, answer
+        return int(answer["usage"]["cache_read_input_tokens"])
+
+    resumed("and?")
+    crowd(server, f"block {place}")
+    assert resumed("something else entirely") > 100
+
+
 def test_a_message_whose_prefix_was_resumed_past_is_pinned_too(server: Server) -> None:
     cached(server, system("later"))
     cached(server, system("later", cache_control={"type": "ephemeral"}))

@@ -11,6 +11,8 @@ import yaml
 
 from servers import Command
 
+pytestmark = pytest.mark.slow
+
 POOLS = {
     "apiVersion": "serving.mambaserve.io/v1alpha1",
     "kind": "MambaDeployment",

@@ -18,7 +18,7 @@ from service_account import as_account
 from testcluster.control_plane import ControlPlane
 from testcluster.errors import CommandFailed
 
-pytestmark = pytest.mark.kube
+pytestmark = [pytest.mark.kube, pytest.mark.slow]
 
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "charts/mambaserve"

@@ -16,7 +16,7 @@ from operator_process import ROOT, running_operator
 from testcluster.control_plane import ControlPlane
 from testcluster.pki import Identity
 
-pytestmark = pytest.mark.kube
+pytestmark = [pytest.mark.kube, pytest.mark.slow]
 
 OURS = "app.kubernetes.io/managed-by=mambaserve-operator"
 KINDS = (

@@ -4,6 +4,7 @@ Messages of one role in a row become one message, as in Anthropic's API, and the
 joined by line feeds. Results of tools become messages of their own, in the order in which they were sent.
 """
 
+from collections.abc import Iterable
 from itertools import groupby
 from typing import Any
 
@@ -13,9 +14,11 @@ from mamba_api.dialects.messages_request import (
     MessageBlock,
     MessagesRequest,
     TextBlock,
+    ToolDefinition,
     ToolUseChoice,
 )
 from mamba_api.openai import ChatCompletionRequest
+from mamba_api.openai_fields import CacheControl
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 USAGE_IN_EVENTS = {"include_usage": True, "continuous_usage_stats": True}
@@ -49,7 +52,8 @@ def chat_of_messages(request: CountTokensRequest) -> ChatCompletionRequest:
 
 def _tool(tool: dict[str, Any]) -> dict[str, Any]:
     schema = tool.pop("input_schema")
-    tool.pop("type", None)
+    for name in ("type", "cache_control"):
+        tool.pop(name, None)
     return {"type": "function", "function": {**tool, "parameters": schema}}
 
 
@@ -67,7 +71,9 @@ def _choice(choice: ToolUseChoice) -> dict[str, Any]:
 def _messages(request: CountTokensRequest) -> list[dict[str, Any]]:
     messages: list[dict[str, Any]] = []
     if system := _text(request.system):
-        messages.append({"role": "system", "content": system})
+        blocks_of_system = request.system if isinstance(request.system, list) else []
+        pin = _pin([*(request.tools or ()), *blocks_of_system])
+        messages.append({"role": "system", "content": system, **pin})
     names: dict[str, str] = {}
     for role, turns in groupby(request.messages, key=_role):
         blocks = [block for turn in turns for block in turn.blocks]
@@ -90,9 +96,18 @@ def _text(content: str | list[TextBlock] | None) -> str:
     return "\n".join(block.text or "" for block in content)
 
 
+_Pinnable = TextBlock | MessageBlock | ToolDefinition
+
+
+def _pin(blocks: Iterable[_Pinnable]) -> dict[str, CacheControl]:
+    """Return the longest of the pins of `blocks` as the field of their message."""
+    controls = [block.cache_control for block in blocks if block.cache_control is not None]
+    return {"cache_control": max(controls, key=lambda control: control.seconds)} if controls else {}
+
+
 def _assistant(blocks: list[MessageBlock]) -> dict[str, Any]:
     """Return the message of an earlier answer."""
-    message: dict[str, Any] = {"role": "assistant"}
+    message: dict[str, Any] = {"role": "assistant", **_pin(blocks)}
     message["content"] = "\n".join(block.text for block in blocks if block.type == "text" and block.text)
     if thoughts := [block.thinking for block in blocks if block.type == "thinking" and block.thinking]:
         message["reasoning_content"] = "\n".join(thoughts)
@@ -110,11 +125,15 @@ def _user(blocks: list[MessageBlock], names: dict[str, str]) -> list[dict[str, A
     messages: list[dict[str, Any]] = []
     for kind, run in groupby(blocks, key=lambda block: block.type):
         if kind == "text":
-            messages.append({"role": "user", "content": "\n".join(block.text or "" for block in run)})
+            texts = list(run)
+            content = "\n".join(block.text or "" for block in texts)
+            messages.append({"role": "user", "content": content, **_pin(texts)})
             continue
         for block in run:
             result, call = _text(block.content), block.tool_use_id or ""
             content = f"Error: {result}" if block.is_error else result
             name = {"name": names[call]} if call in names else {}
-            messages.append({"role": "tool", "tool_call_id": call, "content": content, **name})
+            messages.append(
+                {"role": "tool", "tool_call_id": call, "content": content, **name, **_pin([block])}
+            )
     return messages

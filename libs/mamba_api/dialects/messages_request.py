@@ -14,6 +14,7 @@ from mamba_api.openai_fields import (
     MAX_MESSAGES,
     MAX_STOPS,
     MAX_TOOLS,
+    CacheControl,
     StopStrings,
     Strict,
     refuse_unsupported,
@@ -52,6 +53,8 @@ class TextBlock(Strict):
     """`text`; blocks of other types, such as `image` and `document`, are refused."""
     text: str | None = None
     """The text."""
+    cache_control: CacheControl | None = None
+    """Pins the prefix that ends with the message of the block."""
 
     @model_validator(mode="after")
     def _text_only(self) -> "TextBlock":
@@ -81,6 +84,8 @@ class MessageBlock(Strict):
     """Whether the tool failed: the prompt shows the result behind the word `Error:`."""
     thinking: str | None = None
     """Reasoning of an earlier answer, for the type `thinking`; its signature is not checked."""
+    cache_control: CacheControl | None = None
+    """Pins the prefix that ends with the message of the block."""
 
 
 class InputMessage(Strict):
@@ -119,6 +124,8 @@ class ToolDefinition(Strict):
     """JSON schema of the arguments."""
     strict: bool | None = None
     """Same meaning as `strict` of a chat's function."""
+    cache_control: CacheControl | None = None
+    """Pins the prefix that ends with the system prompt, in front of which templates write the tools."""
 
     @model_validator(mode="before")
     @classmethod

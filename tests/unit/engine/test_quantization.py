@@ -16,6 +16,8 @@ from mamba_server.model.layers import hybrid
 from mamba_settings.engine_settings import EngineSettings
 from testmodels.checkpoints import random_granite, random_qwen3_next
 
+pytestmark = pytest.mark.slow
+
 TINY = Path(mamba_server.__file__).parent / "builtin" / "tiny-recall"
 
 

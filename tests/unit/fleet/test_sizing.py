@@ -33,6 +33,8 @@ from mamba_planner import constraints as planner_constraints
 from mamba_planner.families.registry import model_config_from_hf
 from mamba_settings.engine_settings import EngineSettings
 
+pytestmark = pytest.mark.slow
+
 CONFIGS = Path(__file__).parents[2] / "golden" / "configs"
 KIND = {gpu.name: gpu for gpu in KINDS}
 
