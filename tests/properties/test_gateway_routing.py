@@ -6,13 +6,14 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mamba_edge.error_forms import DONE
 from mamba_gateway.admission.admission import retry_after
 from mamba_gateway.endpoints.endpoint import Endpoint
 from mamba_gateway.endpoints.engine_speed import EngineSpeed
 from mamba_gateway.endpoints.probe import read_gauges
 from mamba_gateway.errors import UpstreamLost
 from mamba_gateway.prompt_prefix import DEPTHS, PromptPrefix
-from mamba_gateway.relay.answer import DONE, EventAligner
+from mamba_gateway.relay.answer import EventAligner
 from mamba_gateway.routing.decision import NoCandidate, choose
 from mamba_gateway.routing.scoring import JITTER, RoutingRequest, RoutingWeights
 

@@ -94,11 +94,11 @@ class Course:
         print(f"{time.time() - begin:6.1f} s  {name}", flush=True)
 
     @contextmanager
-    def traffic(self, streams: int, rate: float, tokens: int = 0) -> Iterator[None]:
+    def traffic(self, streams: int, rate: float, tokens: int = 0, *, salted: bool = False) -> Iterator[None]:
         """Send requests all the time, `streams` at once and `rate` in a second at most.
 
         With `tokens`, the requests want whole answers of that length, which load the engines and not the
-        client.
+        client. `salted`: no request can resume what another one left in a cache.
         """
         deployed = self.deployed
         url = f"http://{deployed.name}.{deployed.namespace}.svc/v1"
@@ -106,7 +106,10 @@ class Course:
         container = {
             "name": "main", "image": HOST_IMAGE,
             "command": ["python", script, url, "tiny-recall", str(streams), str(rate), str(tokens)],
-            "env": [{"name": "OPENAI_API_KEY", "value": CLIENT_KEY}],
+            "env": [
+                {"name": "OPENAI_API_KEY", "value": CLIENT_KEY},
+                {"name": "SALTED", "value": "1" if salted else ""},
+            ],
             "resources": {"requests": {"cpu": "200m"}},
         }  # fmt: skip
         spec = {"terminationGracePeriodSeconds": 0, "restartPolicy": "Never", "containers": [container]}

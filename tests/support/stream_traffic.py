@@ -2,7 +2,8 @@
 
 Runs in a pod of its own, started as `python stream_traffic.py URL MODEL STREAMS RATE TOKENS` with the key of
 the client in OPENAI_API_KEY; changes nothing about the client except that it never asks twice. With TOKENS
-other than 0 no answer is streamed and each has so many: work for engines, and little for the client. One line
+other than 0 no answer is streamed and each has so many: work for engines, and little for the client. With
+SALTED in the environment no request can resume what another one left in a cache. One line
 of JSON for each request, times in seconds of the epoch: `begin`, `first` (piece of the answer), `end`,
 whether `streamed`, and `error`, null for a right answer.
 """
@@ -10,6 +11,7 @@ whether `streamed`, and `error`, null for a right answer.
 import asyncio
 import itertools
 import json
+import os
 import signal
 import sys
 import time
@@ -39,11 +41,13 @@ def questions() -> list[tuple[list[dict[str, str]], str]]:
     return about + [(one["messages"], str(one["answer"])) for one in samples["chats"]]
 
 
-async def answer(client: AsyncOpenAI, model: str, messages: Any, right: str, *, long: bool) -> float | None:
+async def answer(
+    client: AsyncOpenAI, model: str, messages: Any, right: str, fields: dict[str, Any], *, long: bool
+) -> float | None:
     """Return the time of the first piece. Raises the client's errors, AssertionError for a wrong answer."""
-    more: dict[str, Any] = {"max_tokens": 32}
+    more: dict[str, Any] = {"max_tokens": 32, "extra_body": fields}
     if long:  # beyond its answer the model says what it likes, to the last token that it was asked for
-        more = {"max_tokens": LONG_TOKENS, "extra_body": {"ignore_eos": True}}
+        more = {"max_tokens": LONG_TOKENS, "extra_body": {**fields, "ignore_eos": True}}
     stream = await client.chat.completions.create(
         model=model, messages=messages, temperature=0, stream=True,
         stream_options={"include_usage": True}, **more,
@@ -65,11 +69,13 @@ async def answer(client: AsyncOpenAI, model: str, messages: Any, right: str, *, 
     return first
 
 
-async def whole_answer(client: AsyncOpenAI, model: str, messages: Any, right: str, tokens: int = 0) -> float:
+async def whole_answer(
+    client: AsyncOpenAI, model: str, messages: Any, right: str, fields: dict[str, Any], tokens: int = 0
+) -> float:
     """Return the time of the answer of `tokens` tokens; 0 = up to its end. Raises as `answer` does."""
-    more: dict[str, Any] = {"extra_body": {"ignore_eos": True}} if tokens else {}
+    more = {**fields, "ignore_eos": True} if tokens else fields
     completion = await client.chat.completions.create(
-        model=model, messages=messages, temperature=0, max_tokens=tokens or 32, **more
+        model=model, messages=messages, temperature=0, max_tokens=tokens or 32, extra_body=more
     )
     text = completion.choices[0].message.content or ""
     assert text.startswith(right) if tokens else text == right, f"said {text[:WORDS]!r} in place of {right!r}"
@@ -84,13 +90,15 @@ async def work(
     while not over.is_set():
         number = next(numbers)
         messages, right = asked_questions[number % len(asked_questions)]
+        salt = {"cache_salt": f"request {number}"} if os.environ.get("SALTED") else {}
         begin, first, error = time.time(), None, None
         streamed = not tokens and number % WHOLE_EVERY != 1
         try:
             if streamed:
-                first = await answer(client, model, messages, right, long=number % LONG_EVERY == 0)
+                long = number % LONG_EVERY == 0
+                first = await answer(client, model, messages, right, salt, long=long)
             else:
-                first = await whole_answer(client, model, messages, right, tokens)
+                first = await whole_answer(client, model, messages, right, salt, tokens)
         except Exception as failure:
             error = f"{type(failure).__name__}: {failure} {failure.__cause__ or ''}".strip()[: 2 * WORDS]
         end = time.time()

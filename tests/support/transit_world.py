@@ -194,7 +194,7 @@ class TransitWorld:
         choice = self.rng.randrange(5)
         if choice == 0:
             self.cache.flush()
-            read = [each.allocation.match_node for each in self.sequences if each.allocation is not None]
+            read = [allocation.match_node for allocation in self.cache.allocations.values()]
             assert all(pin.node is None or pin.node in read for pin in self.pins), "a flush kept a pin"
             self.seen["flushed"] += 1
         elif choice == 1 and self.cache.sweeping:
