@@ -24,6 +24,9 @@ OUR_TOOLS = (
 )
 """Tests of the benchmarks, the tests for a card, the test cluster and the training of the shipped model."""
 
+LAST_WAITING_FILE = 0.7
+"""Part of the files behind which no file waits for a control plane: the slowest of them takes a minute."""
+
 asyncio.set_event_loop(None)
 gc.disable()
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -33,6 +36,22 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 def pytest_itemcollected(item: pytest.Item) -> None:
     if item.nodeid.startswith(OUR_TOOLS):
         item.add_marker(pytest.mark.tools)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Spread the files that wait for a control plane among those that compute, so that no core is idle."""
+    waiting = {_file(item): 0.0 for item in items if item.get_closest_marker("kube")}
+    computing = {_file(item): 0.0 for item in items if _file(item) not in waiting}
+    for files, end in ((waiting, LAST_WAITING_FILE), (computing, 1.0)):
+        for index, file in enumerate(files):
+            files[file] = end * index / len(files)
+    places = waiting | computing
+    items.sort(key=lambda item: places[_file(item)])
+
+
+def _file(item: pytest.Item) -> str:
+    return item.nodeid.partition("::")[0]
 
 
 @pytest.hookimpl(trylast=True)

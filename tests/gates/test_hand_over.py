@@ -22,6 +22,8 @@ from testmodels.checkpoints import (
 pytestmark = pytest.mark.slow
 
 OUTPUTS = 10
+LEASE_SECONDS = 10.0
+"""Time after which a state that the decode engine had cached already, and so never fetched, is given up."""
 Answers = dict[tuple[str, int], Answer]
 HITS = ["neither", "prefill", "decode", "both"]
 
@@ -39,6 +41,13 @@ def prompts_of(seed: int) -> list[AddRequest]:
     out.append(AddRequest("drawn", stem, drawn))
     out.append(AddRequest("two", [*stem[:70], 1, 2], drawn, n=2))
     return out
+
+
+def pair(directory: Path, case: Case) -> list[Joined]:
+    """Return two engines of one model."""
+    return [
+        Joined(case.boot(directory, batch_invariant=True), transfer_lease=LEASE_SECONDS) for _ in range(2)
+    ]
 
 
 def warm_up(engine: Joined, requests: list[AddRequest]) -> None:
@@ -71,7 +80,7 @@ def expected(random_model: Path) -> Answers:
 def test_an_answer_after_a_hand_over_has_the_bits_of_one_engine(
     random_model: Path, expected: Answers, case: Case, hits: str
 ) -> None:
-    prefill, decode = (Joined(case.boot(random_model, batch_invariant=True)) for _ in range(2))
+    prefill, decode = pair(random_model, case)
     requests = prompts_of(1)
     with joined(prefill, decode):
         if hits in ("prefill", "both"):
@@ -91,7 +100,7 @@ def test_an_answer_after_a_hand_over_has_the_bits_of_one_engine(
 @pytest.mark.parametrize("case", CASES if LARGE else CASES[::2], ids=str)
 def test_preemptions_on_both_sides_change_no_bit(random_model: Path, expected: Answers, case: Case) -> None:
     rng = random.Random(3)
-    prefill, decode = (Joined(case.boot(random_model, batch_invariant=True)) for _ in range(2))
+    prefill, decode = pair(random_model, case)
 
     def preempt(engine: Joined) -> Callable[[], object]:
         return lambda: rng.random() < 0.2 and engine.core.scheduler.preempt_youngest()

@@ -48,7 +48,7 @@ class Joined:
         for delta in self.core.step():
             self._take(delta)
         assert not self.core.failed_steps, self.core.last_error
-        if self.core.awaits_states:
+        if self.core.awaits_states or self.core.idle:
             time.sleep(0.0005)
 
     def _take(self, delta: SequenceDelta) -> None:
