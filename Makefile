@@ -3,8 +3,8 @@ SHELL := /bin/bash
 BIN := .venv/bin
 PY := $(BIN)/python
 PYTEST := $(PY) -m pytest -q
-# Two more than the cores: some tests wait for other processes, those of a real Kubernetes most of their time.
-WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$(( n < 8 ? n + 2 : 8 )))
+# Three more than the cores: some tests wait for other processes, those of a real Kubernetes most of their time.
+WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$(( n < 8 ? n + 3 : 8 )))
 # What a run prints of its time: .ci/run asks for the CPU seconds of each folder and the slowest tests.
 TIMES ?=
 # Sets and dictionaries of strings keep one order, in the tests and in the processes that they start.

@@ -67,8 +67,11 @@ def test_a_redis_that_gateways_cannot_use_is_a_condition_for_as_long_as_they_say
     report(plane, namespace, f"{now.isoformat(timespec='seconds')} a gateway cannot use Redis: refused")
     becomes(plane, namespace, "True", "PrefixIndexUnavailable")
     assert "a gateway cannot use Redis: refused" in degraded(plane, namespace)[2]
-    events = plane.list("events", namespace)
-    assert "PrefixIndexUnavailable" in {one["reason"] for one in events}
+    # The operator writes events beside its passes, so that one may follow the status that it tells of.
+    plane.wait_for(
+        lambda: "PrefixIndexUnavailable" in {one["reason"] for one in plane.list("events", namespace)},
+        "the event of the condition",
+    )
 
     report(plane, namespace, None)
     becomes(plane, namespace, "False", "AsExpected")
