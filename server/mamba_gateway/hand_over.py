@@ -5,23 +5,17 @@ with a `HandOver`, which the decode engine gets in a header; `peer_header` names
 prompt cached. Everything that engines say is checked here before it becomes part of a header. Pure.
 """
 
-import re
 from typing import Annotated
 
 import msgspec
 
 from mamba_api.choices import Role
+from mamba_edge.exchange.hand_over_headers import EXPORT, HAND_OVER_HEADER, SourceName, is_address, is_name
 
-HAND_OVER_HEADER = b"x-mambaserve-hand-over"
-"""Header of a request to an engine: `export`, or the state that a prefill engine holds for it."""
-PEER_HEADER = b"x-mambaserve-peer"
-"""Header of a request to an engine: another engine that has more of the prompt cached."""
-EXPORT = ((HAND_OVER_HEADER, b"export"),)
-"""Header with which an engine computes the prompt and holds its state for another engine."""
+EXPORT_HEADERS = ((HAND_OVER_HEADER, EXPORT),)
+"""Headers with which an engine computes the prompt and holds its state for another engine."""
 MAX_ANSWER_BYTES = 64 * 1024
 """Largest answer of a prefill engine that is read, in bytes."""
-_ADDRESS = re.compile(r"(?:\[[0-9a-fA-F:.]{2,45}\]|[0-9.]{7,15}):[0-9]{1,5}")
-_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _Tokens = Annotated[int, msgspec.Meta(ge=0, lt=10**9)]
 
 
@@ -54,10 +48,7 @@ class HandOver(msgspec.Struct, frozen=True):
 
     def header(self) -> tuple[bytes, bytes]:
         """Return the header that names the export for the engine that reads it."""
-        value = (
-            f"address={self.address};incarnation={self.incarnation};export={self.export};depth={self.depth}"
-        )
-        return HAND_OVER_HEADER, value.encode()
+        return SourceName(self.address, self.incarnation, self.depth, self.export).header()
 
     def peer_header(self) -> tuple[bytes, bytes]:
         """Return the header that names the state without its export, which was read or has expired."""
@@ -79,7 +70,7 @@ _NOT_DECODED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 def peer_header(peer: TransferReport, depth: int) -> tuple[bytes, bytes]:
     """Return the header that names an engine which has the first `depth` tokens of the prompt cached."""
-    return PEER_HEADER, f"address={peer.address};incarnation={peer.incarnation};depth={depth}".encode()
+    return SourceName(peer.address, peer.incarnation, depth).header()
 
 
 def transfer_report(body: bytes) -> TransferReport | None:
@@ -99,9 +90,9 @@ def hand_over_of(body: bytes) -> HandOver | None:
         return None
     if not hand_over.depth:
         return hand_over
-    usable = _is_place(hand_over.address, hand_over.incarnation) and _NAME.fullmatch(hand_over.export)
+    usable = _is_place(hand_over.address, hand_over.incarnation) and is_name(hand_over.export)
     return hand_over if usable else None
 
 
 def _is_place(address: str, incarnation: str) -> bool:
-    return bool(_ADDRESS.fullmatch(address) and _NAME.fullmatch(incarnation))
+    return is_address(address) and is_name(incarnation)

@@ -8,9 +8,9 @@ import re
 from collections.abc import Callable
 
 from mamba_edge.exchange.asgi_responses import USAGE_HEADER
+from mamba_edge.exchange.hand_over_headers import HAND_OVER_HEADER, PEER_HEADER
 from mamba_edge.exchange.request_body import RawHeaders
 from mamba_edge.exchange.request_context import CLIENT_HEADER
-from mamba_gateway.hand_over import HAND_OVER_HEADER, PEER_HEADER
 
 HOP_BY_HOP = frozenset(
     (

@@ -17,6 +17,7 @@ from mamba_edge.api_keys import KeyFile, credential_of
 from mamba_edge.error_forms import form_of
 from mamba_edge.errors import ApiError, BodyTooLarge, RequestTimeout, as_api_error
 from mamba_edge.exchange.asgi_responses import is_full, is_over_own_limit
+from mamba_edge.exchange.hand_over_headers import HAND_OVER_HEADER, PEER_HEADER
 from mamba_edge.exchange.request_body import BodyBudget, BodyShare, first_values, require_plain
 from mamba_edge.exchange.request_context import CLIENT_HEADER
 from mamba_gateway.admission.admission import Admission, Permit, PermitRequest
@@ -29,7 +30,6 @@ from mamba_gateway.endpoint_picker.pick_trace import PickTrace
 from mamba_gateway.endpoint_picker.picker_metrics import PickerMetrics
 from mamba_gateway.endpoint_picker.request_head import RequestHead, headers_of, served_by
 from mamba_gateway.endpoints.pool import Pool
-from mamba_gateway.hand_over import HAND_OVER_HEADER, PEER_HEADER
 from mamba_gateway.headers import bearer, is_credential
 from mamba_gateway.key_limits import ANYONE
 from mamba_gateway.metrics.gateway_metrics import GatewayMetrics

@@ -15,7 +15,7 @@ from mamba_edge.exchange.asgi_responses import is_full, is_over_own_limit
 from mamba_gateway.endpoints.endpoint import SUSPICIOUS
 from mamba_gateway.endpoints.pool import Pool
 from mamba_gateway.errors import SILENT
-from mamba_gateway.hand_over import EXPORT, MAX_ANSWER_BYTES, HandOver, hand_over_of
+from mamba_gateway.hand_over import EXPORT_HEADERS, MAX_ANSWER_BYTES, HandOver, hand_over_of
 from mamba_gateway.metrics.gateway_metrics import (
     DecodeReason,
     GatewayMetrics,
@@ -181,7 +181,7 @@ class PrefillLeg:
             record.describe(span)
             span.set(names.HTTP_RESEND_COUNT, number - 1 or None)
         watch = SilenceWatch(self._liveness, endpoint.url, progress.task)
-        return Attempt(record, endpoint, ticket, self._loop.time(), True, watch, span, source=EXPORT)
+        return Attempt(record, endpoint, ticket, self._loop.time(), True, watch, span, source=EXPORT_HEADERS)
 
     async def _attempt(
         self, progress: RelayProgress, record: RoutingRecord, number: int

@@ -26,9 +26,9 @@ from mamba_edge.app.application import (
     publish,
 )
 from mamba_edge.errors import InvalidRequest
+from mamba_edge.exchange.hand_over_headers import HAND_OVER_HEADER, parse_release
 from mamba_edge.exchange.request_middleware import RequestMiddleware
 from mamba_server.api.requests.errors import AdminRefused, Forbidden
-from mamba_server.api.requests.hand_over_header import HAND_OVER_HEADER, released_export
 from mamba_server.api.requests.request_body import limited_route
 from mamba_server.api.serving import Serving
 from mamba_server.api.sessions import FORM, SessionEndpoints
@@ -137,7 +137,7 @@ class AdminEndpoints:
 
         Raises InvalidRequest.
         """
-        export = released_export(request.headers.get(HAND_OVER_HEADER.decode(), "").encode("latin-1"))
+        export = parse_release(request.headers.get(HAND_OVER_HEADER.decode(), "").encode("latin-1"))
         if export is None:
             raise InvalidRequest("X-Mambaserve-Hand-Over: send 'release=ID', the export of a hand-over")
         return await self._relay("release", {"export": export})

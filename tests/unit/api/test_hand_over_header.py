@@ -8,15 +8,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from mamba_edge.api_keys import KeyFile
+from mamba_edge.exchange.hand_over_headers import HAND_OVER_HEADER, PEER_HEADER, parse_release
 from mamba_edge.exchange.request_context import RequestContext
-from mamba_server.api.requests.hand_over_header import (
-    HAND_OVER_HEADER,
-    PEER_HEADER,
-    comes_from_gateway,
-    hands_over,
-    released_export,
-    source_of,
-)
+from mamba_server.api.requests.hand_over_header import comes_from_gateway, hands_over, source_of
 from mamba_server.wire import Fetch
 
 SOURCE = b"address=10.0.0.7:9000;incarnation=ab12;export=cd34;depth=96"
@@ -76,4 +70,4 @@ def test_with_keys_only_the_gateway_may_move_states(tmp_path: Path) -> None:
     ("value", "export"), [(b"release=ab12", "ab12"), (b"release=", None), (b"ab12", None)]
 )
 def test_a_release_names_one_export(value: bytes, export: Any) -> None:
-    assert released_export(value) == export
+    assert parse_release(value) == export
