@@ -3,9 +3,9 @@
 The registry calls this adapter with the text part of a multimodal configuration, or with one of a text model.
 """
 
-from mamba_planner.families import blocks, qwen3_next
+from mamba_planner.families import qwen3_next
 from mamba_planner.families.fields import Fields
-from mamba_planner.model_config import MlpConfig, ModelConfig
+from mamba_planner.model_config import ModelConfig
 
 MOE = "Qwen3_5MoeForCausalLM"
 """Architecture whose layers have experts; those of the other architecture are dense."""
@@ -16,33 +16,14 @@ def model_config(fields: Fields, architecture: str) -> ModelConfig:
     sparse = architecture == MOE
     _check(fields, sparse=sparse)
     mixers = qwen3_next.mixers(fields)
-    layers, owners = blocks.with_feed_forward(mixers, ["moe" if sparse else "mlp"] * len(mixers))
-    activation = fields.word("hidden_act", default="silu")
-    eps = fields.number("rms_norm_eps", default=1e-6)
-    return ModelConfig(
-        family="qwen3_5",
-        architecture=architecture,
-        hidden_size=fields.integer("hidden_size"),
-        vocab_size=fields.integer("vocab_size"),
-        layers=layers,
-        checkpoint_layers=owners,
-        mamba=None,
-        gated_delta=qwen3_next.gated_delta(fields, eps, activation) if "gated_delta" in mixers else None,
-        attention=qwen3_next.attention(fields, kv_heads=2 if sparse else 4)
-        if "attention" in mixers
-        else None,
-        mlp=(
-            None
-            if sparse
-            else MlpConfig(fields.integer("intermediate_size"), activation, gated=True, bias=False)
-        ),
-        moe=qwen3_next.moe(fields, activation) if sparse else None,
-        norm_eps=eps,
-        tie_embeddings=fields.flag("tie_word_embeddings", default=False),
-        residual_in_fp32=False,
-        max_position=fields.integer("max_position_embeddings"),
-        state_dtype_hint=fields.word("mamba_ssm_dtype", "mamba_ssm_cache_dtype", default="") or None,
-        **blocks.common(fields, bos=None, eos=None),
+    return qwen3_next.of_parts(
+        fields,
+        "qwen3_5",
+        architecture,
+        mixers,
+        ["moe" if sparse else "mlp"] * len(mixers),
+        kv_heads=2 if sparse else 4,
+        state_dtype=fields.word("mamba_ssm_dtype", "mamba_ssm_cache_dtype", default="") or None,
     )
 
 

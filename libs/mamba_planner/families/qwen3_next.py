@@ -17,20 +17,36 @@ from mamba_planner.model_config import (
 
 def model_config(fields: Fields, architecture: str) -> ModelConfig:
     kinds = mixers(fields)
-    feed_forward = _feed_forward(fields, len(kinds))
-    layers, owners = blocks.with_feed_forward(kinds, feed_forward)
+    return of_parts(fields, "qwen3_next", architecture, kinds, _feed_forward(fields, len(kinds)), kv_heads=2)
+
+
+def of_parts(
+    fields: Fields,
+    family: str,
+    architecture: str,
+    mixers: list[LayerKind],
+    feed_forward: list[LayerKind],
+    *,
+    kv_heads: int,
+    state_dtype: str | None = None,
+) -> ModelConfig:
+    """Return the configuration of a Qwen model with these mixers, each followed by its feed-forward.
+
+    `kv_heads`: the default of the field; `state_dtype`: type that the model wants for its states.
+    """
+    layers, owners = blocks.with_feed_forward(mixers, feed_forward)
     activation = fields.word("hidden_act", default="silu")
     eps = fields.number("rms_norm_eps", default=1e-6)
     return ModelConfig(
-        family="qwen3_next",
+        family=family,
         architecture=architecture,
         hidden_size=fields.integer("hidden_size"),
         vocab_size=fields.integer("vocab_size"),
         layers=layers,
         checkpoint_layers=owners,
         mamba=None,
-        gated_delta=gated_delta(fields, eps, activation) if "gated_delta" in kinds else None,
-        attention=attention(fields, kv_heads=2) if "attention" in kinds else None,
+        gated_delta=gated_delta(fields, eps, activation) if "gated_delta" in mixers else None,
+        attention=attention(fields, kv_heads=kv_heads) if "attention" in mixers else None,
         mlp=(
             MlpConfig(fields.integer("intermediate_size"), activation, gated=True, bias=False)
             if "mlp" in feed_forward
@@ -41,6 +57,7 @@ def model_config(fields: Fields, architecture: str) -> ModelConfig:
         tie_embeddings=fields.flag("tie_word_embeddings", default=False),
         residual_in_fp32=False,
         max_position=fields.integer("max_position_embeddings"),
+        state_dtype_hint=state_dtype,
         **blocks.common(fields, bos=None, eos=None),
     )
 
