@@ -238,7 +238,7 @@ def main() -> None:
         model = str(random_350m(CACHE / "random-350m"))
         arena, length, long, count = 512 << 20, 1536, 16_128, 4
     lines = ["", "| what | value | target |", "| --- | --- | --- |"]
-    results: dict[str, Any] = {"model": model}
+    results: dict[str, Any] = {"model": Path(model).name}
     if "cold" in options.parts:
         cold = results["cold"] = cold_tier(model, arena, length, count, options.rounds * 2)
         shares = cold["throughput_with_tier"]
