@@ -54,19 +54,11 @@ async def client_of(api: Api, **options: Any) -> AsyncIterator[anthropic.AsyncAn
         yield client
 
 
-async def writes(api: Api, *parts: str, finish: str = "stop", **more: Any) -> None:
-    """Write the parts of an answer as the model."""
-    await until(lambda: api.engine.has_requests(1))
-    for place, part in enumerate(parts):
-        last = place == len(parts) - 1
-        api.engine.delta(part, finish_reason=finish if last else None, **(more if place == 0 else {}))
-
-
 async def whole(*parts: str, finish: str = "stop", **fields: Any) -> anthropic.types.Message:
     api = served()
     async with client_of(api) as client:
         body = {"model": "tiny", "messages": USER, "max_tokens": 200, **fields}
-        answer, _ = await asyncio.gather(client.messages.create(**body), writes(api, *parts, finish=finish))
+        answer, _ = await asyncio.gather(client.messages.create(**body), api.write(*parts, finish=finish))
     MessagesResponse.model_validate(answer.model_dump(exclude_none=False))
     return answer
 
@@ -76,7 +68,7 @@ async def streamed(*parts: str, **fields: Any) -> tuple[list[Any], anthropic.typ
     api = served()
     async with client_of(api) as client:
         body = {"model": "tiny", "messages": USER, "max_tokens": 200, **fields}
-        writing = asyncio.create_task(writes(api, *parts))
+        writing = asyncio.create_task(api.write(*parts))
         async with client.messages.stream(**body) as stream:
             events = [event async for event in stream]
             message = await stream.get_final_message()
@@ -101,7 +93,7 @@ async def test_tokens_from_the_cache_are_told_apart_from_those_that_were_compute
     async with client_of(api) as client:
         answer, _ = await asyncio.gather(
             client.messages.create(model="tiny", messages=USER, max_tokens=9),
-            writes(api, "y", cached_tokens=3),
+            api.write("y", cached_tokens=3),
         )
     usage, tokens = answer.usage, len(api.engine.requests[0].token_ids)
     assert (usage.cache_read_input_tokens, usage.cache_creation_input_tokens) == (3, 0)
@@ -151,7 +143,7 @@ async def test_a_tool_makes_the_round_trip() -> None:
                 model="tiny", messages=turns, max_tokens=9, tools=[ADD],
                 system=[{"type": "text", "text": "brief", "cache_control": {"type": "ephemeral"}}],
             ),
-            writes(api, "3"),
+            api.write("3"),
         )  # fmt: skip
     told = prompt_of(api)
     assert "system: brief user: x assistant: (hm)" in told
@@ -173,7 +165,7 @@ async def test_the_choice_of_tools_is_followed(choice: Any, offered: bool, calls
             client.messages.create(
                 model="tiny", messages=USER, max_tokens=99, tools=[ADD], tool_choice=choice
             ),
-            writes(api, CALL, CALL),
+            api.write(CALL, CALL),
         )
     assert ("tools" in prompt_of(api)) == offered
     assert sum(block.type == "tool_use" for block in answer.content) == calls
@@ -191,7 +183,7 @@ async def test_a_forced_call_constrains_the_answer(choice: Any, monkeypatch: pyt
             client.messages.create(
                 model="tiny", messages=USER, max_tokens=99, tools=[ADD], tool_choice=choice
             ),
-            writes(api, CALL),
+            api.write(CALL),
         )
     assert "add" in api.engine.requests[0].params.grammar
 
@@ -354,7 +346,7 @@ async def test_counted_tokens_are_those_of_the_prompt() -> None:
     body: dict[str, Any] = {"model": "tiny", "messages": USER, "tools": [ADD], "system": "brief"}
     async with client_of(api) as client:
         counted = await client.messages.count_tokens(**body)
-        await asyncio.gather(client.messages.create(**body, max_tokens=9), writes(api, "y"))
+        await asyncio.gather(client.messages.create(**body, max_tokens=9), api.write("y"))
     assert counted.input_tokens == len(api.engine.requests[0].token_ids)
 
 
@@ -369,6 +361,6 @@ async def test_an_answer_continues_the_last_message_of_the_assistant() -> None:
     async with client_of(api) as client:
         turns: list[Any] = [*USER, {"role": "assistant", "content": "The answer is"}]
         await asyncio.gather(
-            client.messages.create(model="tiny", messages=turns, max_tokens=9), writes(api, " 42")
+            client.messages.create(model="tiny", messages=turns, max_tokens=9), api.write(" 42")
         )
     assert prompt_of(api).endswith("assistant: The answer is")

@@ -47,19 +47,11 @@ async def client_of(api: Api) -> AsyncIterator[openai.AsyncOpenAI]:
         yield client
 
 
-async def writes(api: Api, *parts: str, finish: str = "stop", **more: Any) -> None:
-    """Write the parts of an answer as the model."""
-    await until(lambda: api.engine.has_requests(1))
-    for place, part in enumerate(parts):
-        last = place == len(parts) - 1
-        api.engine.delta(part, finish_reason=finish if last else None, **(more if place == 0 else {}))
-
-
 async def whole(*parts: str, finish: str = "stop", **fields: Any) -> Any:
     api = served()
     async with client_of(api) as client:
         body = {"model": "tiny", "input": "x", "max_output_tokens": 200, **fields}
-        answer, _ = await asyncio.gather(client.responses.create(**body), writes(api, *parts, finish=finish))
+        answer, _ = await asyncio.gather(client.responses.create(**body), api.write(*parts, finish=finish))
     ResponsesResponse.model_validate(as_sent(answer))
     return answer
 
@@ -112,7 +104,7 @@ async def test_a_tool_makes_the_round_trip() -> None:
                     {"type": "function_call_output", "call_id": call.call_id, "output": "2"},
                 ],
             ),
-            writes(api, "3"),
+            api.write("3"),
         )  # fmt: skip
     told = prompt_of(api)
     assert "system: brief user: x assistant: (hm)Let me." in told
@@ -122,7 +114,7 @@ async def test_a_tool_makes_the_round_trip() -> None:
 async def test_a_stream_has_the_typed_events_in_their_order() -> None:
     api = served()
     async with client_of(api) as client:
-        writing = asyncio.create_task(writes(api, "hm</think>", "Let me. ", CALL))
+        writing = asyncio.create_task(api.write("hm</think>", "Let me. ", CALL))
         stream = await client.responses.create(
             model="tiny", input="x", max_output_tokens=200, tools=[ADD], stream=True
         )
@@ -210,7 +202,7 @@ async def test_a_schema_is_followed(monkeypatch: pytest.MonkeyPatch) -> None:
                 input="x",
                 text={"format": {"type": "json_schema", "name": "place", "schema": schema}},
             ),
-            writes(api, '</think>{"city": "Oslo"}'),
+            api.write('</think>{"city": "Oslo"}'),
         )
     assert "city" in api.engine.requests[0].params.grammar
     assert json.loads(answer.output_text) == {"city": "Oslo"}

@@ -80,7 +80,7 @@ def prompt(number: int) -> str:
 
 @dataclass
 class Outcome:
-    """What a client got for one prompt."""
+    """Answer that a client got for one prompt, or the error that ended it."""
 
     number: int
     tokens: list[str] = field(default_factory=list)

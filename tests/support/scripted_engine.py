@@ -134,9 +134,15 @@ class Api:
         request = Asked(self.app, "POST", "/v1/chat/completions").whole(body)
         await until(lambda: self.engine.has_requests(1) or request.status)
         if not request.status:
-            for place, part in enumerate(parts):
-                self.engine.delta(part, finish_reason=finish if place == len(parts) - 1 else None)
+            await self.write(*parts, finish=finish)
         return await request.done()
+
+    async def write(self, *parts: str, finish: str = "stop", **more: Any) -> None:
+        """Write the parts of an answer as the model, once it is asked; `more`: fields of the first delta."""
+        await until(lambda: self.engine.has_requests(1))
+        for place, part in enumerate(parts):
+            last = place == len(parts) - 1
+            self.engine.delta(part, finish_reason=finish if last else None, **(more if place == 0 else {}))
 
     def count(self, name: str, **labels: str) -> float:
         """Return one sample; 0 when it is not there."""

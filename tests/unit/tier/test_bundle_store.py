@@ -1,4 +1,4 @@
-"""What a store takes, finds and gives back, in host memory and on disk."""
+"""A store takes bundles, finds them and gives them back, in host memory and on disk."""
 
 import threading
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""What a store finds when it starts again: after an end, a kill at any point, and beside another process."""
+"""A store starts again: after an end, after a kill at any point, and beside another process."""
 
 import os
 import signal
