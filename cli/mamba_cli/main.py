@@ -30,6 +30,7 @@ COMMANDS: tuple[str, ...] = (
     "chat",
     "config",
     "crd",
+    "doctor",
     "download",
     "gateway",
     "operate",

@@ -26,6 +26,7 @@ RUNS: tuple[tuple[tuple[str, ...], int, str], ...] = (
     (("config", "operator"), 0, ""),
     (("config", "serve"), 0, ""),
     (("crd",), 0, ""),
+    (("doctor", "--timeout", "0.01"), 1, ""),
     (("download", "hf://nobody/nothing"), 2, "server"),
     (("gateway", "--backend", NOWHERE), 2, "gateway"),
     (("operator",), 2, "operator"),
