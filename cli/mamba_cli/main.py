@@ -35,10 +35,13 @@ COMMANDS: tuple[str, ...] = (
     "gateway",
     "operate",
     "plan",
+    "ps",
+    "run",
     "scaling",
     "serve",
     "session",
     "status",
+    "stop",
     "up",
 )
 

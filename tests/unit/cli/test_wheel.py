@@ -32,11 +32,14 @@ RUNS: tuple[tuple[tuple[str, ...], int, str], ...] = (
     (("operator",), 2, "operator"),
     (("plan", "builtin://tiny-recall"), 0, ""),
     (("plan", QUICK_START), 0, ""),
+    (("ps",), 0, ""),
+    (("run", "builtin://tiny-recall", "hello"), 2, "server"),
     (("scaling", "replay", "no-such-object"), 2, "operator"),
     (("serve", "builtin://tiny-recall"), 2, "server"),
     (("session", "list"), 2, "gateway"),
     (("status", NOWHERE), 1, ""),
     (("status", "-n", "default"), 2, "operator"),
+    (("stop", "nothing-of-this-name"), 2, ""),
     (("up", QUICK_START, "--port", "0", "--once"), 2, "server"),
 )
 
