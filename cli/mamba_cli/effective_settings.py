@@ -66,6 +66,19 @@ def effective_settings(
     return settings
 
 
+def known_variables(app: Typer) -> set[str]:
+    """Return the names of all environment variables that commands and kernels read."""
+    from mamba_kernels.kernel_choice import VARIABLE
+
+    names = {VARIABLE}
+    commands: list[Any] = [typer.main.get_command(app)]
+    while commands:
+        command = commands.pop()
+        commands += getattr(command, "commands", {}).values()
+        names |= {_variable(parameter) for parameter in command.params if parameter.name != "help"}
+    return names
+
+
 def _parse(command: Any, name: str, arguments: list[str]) -> Any:
     try:
         return command.make_context(name, list(arguments))

@@ -15,6 +15,7 @@ EXTRAS_OF_COMMAND = {
     "download": "server",
     "gateway": "gateway",
     "operator": "operator",
+    "run": "server",
     "scaling": "operator",
     "serve": "server",
     "status": "operator",

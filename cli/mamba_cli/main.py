@@ -30,14 +30,18 @@ COMMANDS: tuple[str, ...] = (
     "chat",
     "config",
     "crd",
+    "doctor",
     "download",
     "gateway",
     "operate",
     "plan",
+    "ps",
+    "run",
     "scaling",
     "serve",
     "session",
     "status",
+    "stop",
     "up",
 )
 

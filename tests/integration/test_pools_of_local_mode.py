@@ -34,10 +34,17 @@ def logs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("two")
     file = folder / "two.yaml"
     file.write_text(yaml.safe_dump(POOLS))
-    with Command("up", str(file), "--port", "0", "--logs", str(folder), "--no-color") as command:
+    # Records of what runs are in a folder of this test, so that no other `two` of this user is stopped.
+    own = {"XDG_RUNTIME_DIR": str(folder)}
+    with Command("up", str(file), "--port", "0", "--logs", str(folder), "--no-color", env=own) as command:
         command.wait_for("two is ready")
         yield folder
-        command.terminate()
+        with Command("ps", "-o", "json", env=own) as ps:
+            assert ps.wait() == 0
+        [listed] = json.loads(ps.output)
+        assert (listed["name"], listed["pid"], listed["model"]) == ("two", command.process.pid, "two")
+        with Command("stop", "two", env=own) as stop:
+            assert stop.wait() == 0, stop.output
         assert command.wait() == 0, command.output
 
 

@@ -13,7 +13,8 @@ from rich.console import Console
 from mamba_cli.chat.client import ChatAnswer, ChatClient, Message, OutputError
 from mamba_cli.errors import CliError
 
-HELP = "/new begins a new conversation, Ctrl-C stops an answer, Ctrl-D ends the chat."
+HELP = "/new begins a new conversation, Ctrl-C stops an answer, /bye or Ctrl-D ends the chat."
+_END = ("/bye", "/exit", "/quit")
 Read = Callable[[], str]
 """Returns one line of input; raises EOFError at its end and KeyboardInterrupt for Ctrl-C."""
 
@@ -69,8 +70,12 @@ class Conversation:
             except KeyboardInterrupt:
                 self._aside.print(f"\n{HELP}", style="dim", highlight=False)
                 continue
+            if text in _END:
+                return
             if text == "/new":
                 self.messages = list(self._begin)
+            elif text in ("/help", "/?"):
+                self._aside.print(HELP, style="dim", highlight=False)
             elif text:
                 self._turn(text)
 

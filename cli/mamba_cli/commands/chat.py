@@ -62,15 +62,8 @@ def command(
     ] = 300.0,
 ) -> None:
     """Talk to a served model: stream answers, and show how many prompt tokens each turn resumed."""
-    import asyncio
-    import sys
-
-    import aiohttp
-    from rich.console import Console
-
-    from mamba_cli.chat.client import ChatClient
-    from mamba_cli.chat.conversation import Conversation, read_line
-    from mamba_cli.endpoint import base_url, first_model, without_scheme
+    from mamba_cli.chat.talk import TalkOptions, first_message, talk_to
+    from mamba_cli.endpoint import base_url, without_scheme
     from mamba_cli.local.running import running
 
     arguments = list(words or ())
@@ -83,33 +76,8 @@ def command(
         # The name of a deployment that runs on this machine stands for its URL.
         target = next((deployment.url for deployment in running() if deployment.name == target), target)
     target = base_url(target)
-    talk = not arguments and sys.stdin.isatty()
-    message = arguments[0] if arguments else "" if talk else sys.stdin.read()
-    if not talk and not message.strip():
-        raise InvalidInput("there is no message: give one, or write it to standard input")
-    sampling: dict[str, float] = {"max_tokens": max_tokens}
-    if temperature is not None:
-        sampling["temperature"] = temperature
-
-    async def connect() -> ChatClient:
-        limits = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=timeout)
-        session = aiohttp.ClientSession(timeout=limits)
-        try:
-            name = model or await first_model(session, target, api_key)
-        except BaseException:
-            await session.close()
-            raise
-        return ChatClient(session, target, name, api_key, sampling)
-
-    with asyncio.Runner() as runner:
-        client = runner.run(connect())
-        try:
-            conversation = Conversation(client, runner, sys.stdout, Console(stderr=not talk), system)
-            if talk:
-                conversation.talk(read_line)
-            else:
-                conversation.ask(message)
-        except KeyboardInterrupt:
-            raise typer.Exit(130) from None
-        finally:
-            runner.run(client.session.close())
+    message = first_message(arguments[0] if arguments else None)
+    try:
+        talk_to(target, message, TalkOptions(model, api_key, system, max_tokens, temperature, timeout))
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mamba_cli.errors import InvalidInput, RunFailed
+from mamba_cli.model_argument import model_uri
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -22,7 +23,7 @@ def command(
         typer.Argument(
             metavar="URI",
             envvar="MAMBASERVE_DOWNLOAD_URI",
-            help="Model on the Hub: hf://OWNER/NAME[@REVISION].",
+            help="Model on the Hub: OWNER/NAME[@REVISION], with or without hf://.",
         ),
     ],
     report: Annotated[
@@ -100,6 +101,7 @@ def _download(uri: str, progress: "Progress", others: "Collection[str] | None") 
     from mamba_server.model.checkpoint.hub_copy import sound_copy
     from mamba_server.model.checkpoint.weight_files import weights_size
 
+    uri = model_uri(uri)
     if not uri.startswith(HUB):
         raise InvalidInput(f"{uri}: is not a model on the Hub: write {HUB}OWNER/NAME[@REVISION]")
     from huggingface_hub import constants

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from mamba_cli.errors import CliError, InvalidInput
 from mamba_cli.extras import SERVER, need
+from mamba_cli.model_argument import model_uri
 from mamba_cli.settings_options import complaint, settings_command
 
 if TYPE_CHECKING:
@@ -25,11 +26,11 @@ def run(options: dict[str, Any]) -> int:
 
     if not options.get("model"):
         raise InvalidInput(
-            "no model is named: give a directory, hf://OWNER/NAME or builtin://tiny-recall, which ships with "
-            "mambaserve (MAMBASERVE_MODEL)"
+            "no model is named: give a directory, OWNER/NAME of the Hub or builtin://tiny-recall, which "
+            "ships with mambaserve (MAMBASERVE_MODEL)"
         )
     try:
-        settings = EngineSettings(**options)
+        settings = EngineSettings(**{**options, "model": model_uri(str(options["model"]))})
     except ValidationError as error:
         raise InvalidInput(complaint(error.errors(include_url=False))) from error
     need(*SERVER)

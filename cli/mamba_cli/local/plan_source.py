@@ -6,7 +6,6 @@ name of a published model.
 
 import json
 import os.path
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from difflib import get_close_matches
@@ -24,10 +23,10 @@ from mamba_cli.local.planning import (
     plan_pools,
     plan_uri,
 )
+from mamba_cli.model_argument import model_uri
 
 KNOWN = "known://"
 """Scheme of models whose published config.json ships with the planner, so that no network is needed."""
-_ON_HUB = re.compile(r"[\w.-]+/[\w.-]+(?<!\.yaml)(?<!\.yml)(?<!\.json)", re.ASCII)
 
 
 def plan_source(source: str, flags: PlanFlags) -> list[PlanOutcome]:
@@ -40,6 +39,7 @@ def plan_source(source: str, flags: PlanFlags) -> list[PlanOutcome]:
         file = published_config(source.removeprefix(KNOWN))
         config = json.loads(file.read_text(encoding="utf-8"))
         return [replace(plan_config(file, config, flags), source=source)]
+    source = model_uri(source)
     if "://" in source:
         return [plan_uri(source, flags)]
     path = Path(source)
@@ -49,10 +49,6 @@ def plan_source(source: str, flags: PlanFlags) -> list[PlanOutcome]:
         # Weights in the same folder give their exact size.
         has_weights = path.name == "config.json" and any(path.parent.glob("*.safetensors"))
         return [plan_directory(path.parent, flags) if has_weights else plan_config(path, config, flags)]
-    if _ON_HUB.fullmatch(source) and not os.path.exists(source):
-        raise InvalidInput(
-            f"{source}: no such file; for the model with that name on the Hub write hf://{source}"
-        )
     documents = read_deployments([path], flags.profiles)
     return [pool.outcome for loaded in documents for pool in plan_pools(loaded, flags)]
 

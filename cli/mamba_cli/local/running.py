@@ -28,6 +28,10 @@ class RunningDeployment:
     """Value of --port of that `up`, which is the port of its first deployment."""
     admin_urls: tuple[str, ...] = ()
     """URLs of the admin servers of the engines that write answers."""
+    model: str = ""
+    """Name of the model that requests use."""
+    pid: int = 0
+    """Process of the `up` that serves it, known where the record was read."""
 
 
 def folder() -> Path | None:
@@ -72,7 +76,10 @@ def running() -> list[RunningDeployment]:
             if born != _start_ticks(int(file.stem)):
                 file.unlink()
                 continue
-            deployments += [(born, RunningDeployment(**deployment)) for deployment in document["deployments"]]
+            deployments += [
+                (born, RunningDeployment(**{**deployment, "pid": int(file.stem)}))
+                for deployment in document["deployments"]
+            ]
         except (OSError, ValueError, KeyError, TypeError):
             continue  # the process begins or ends at this moment, or another version wrote the file
     return [deployment for _, deployment in sorted(deployments, key=lambda pair: -pair[0])]
@@ -97,7 +104,7 @@ def _running(unit: Unit, port: int) -> RunningDeployment:
     path = unit.loaded.path
     file = "" if str(path) == "-" else str(path.resolve())
     admin_urls = tuple(engine.admin_url for engine in unit.engines if engine.role != "prefill")
-    return RunningDeployment(unit.name, file, unit.url, port, admin_urls)
+    return RunningDeployment(unit.name, file, unit.url, port, admin_urls, unit.model)
 
 
 def _start_ticks(pid: int) -> int | None:

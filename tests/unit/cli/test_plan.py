@@ -265,13 +265,16 @@ def test_wrong_options_are_named_and_end_with_2(nano: Path, arguments: list[str]
     assert words in " ".join(done.stderr.split())
 
 
+def test_owner_and_name_are_a_model_on_the_hub() -> None:
+    hub = mambaserve("plan", "nvidia/NVIDIA-Nemotron-Nano-9B-v2", HF_ENDPOINT="http://127.0.0.1:9")
+    assert hub.returncode == 1
+    assert "hf://nvidia/NVIDIA-Nemotron-Nano-9B-v2: could not fetch config.json from the Hub" in hub.stderr
+
+
 def test_broken_inputs_are_named_with_file_and_field_and_end_with_2(nano: Path) -> None:
     absent = mambaserve("plan", str(nano.parent / "absent.yaml"))
     assert absent.returncode == 2
     assert "no such file" in absent.stderr
-    hub = mambaserve("plan", "nvidia/NVIDIA-Nemotron-Nano-9B-v2")
-    assert hub.returncode == 2
-    assert "write hf://nvidia/NVIDIA-Nemotron-Nano-9B-v2" in " ".join(hub.stderr.split())
     file = nano.parent / "wrong.yaml"
     file.write_text(document("wrong", engine={"pageSise": 3}))
     wrong = mambaserve("plan", str(file))

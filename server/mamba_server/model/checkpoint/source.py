@@ -139,7 +139,7 @@ def _with_config(path: Path, uri: str) -> Path:
         hint = ""
         if not _SCHEME.match(uri):
             hint = "; a model is a directory, hf://OWNER/NAME or builtin://NAME"
-            if _HUB.match(uri):
+            if _HUB.match(uri) and not uri.startswith("."):
                 hint = f"; for the model of that name on the Hub, write hf://{uri}"
         raise SourceNotFound(f"{uri}: the directory {path} does not exist{hint}")
     if not (path / "config.json").is_file():

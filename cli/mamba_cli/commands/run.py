@@ -1,0 +1,64 @@
+"""`mambaserve run`: serves a model and talks to it, in one command."""
+
+from typing import Annotated
+
+import typer
+
+
+def command(
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            envvar="MAMBASERVE_MODEL",
+            help="Model directory, OWNER/NAME of the Hub, or builtin://tiny-recall, which ships with "
+            "mambaserve.",
+        ),
+    ],
+    message: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[MESSAGE]",
+            envvar="MAMBASERVE_RUN_MESSAGE",
+            help="One message, after whose answer the command ends. Without it, run starts a conversation, "
+            "or reads the message from standard input where that is not a terminal.",
+            show_default=False,
+        ),
+    ] = None,
+    system: Annotated[
+        str | None,
+        typer.Option(
+            envvar="MAMBASERVE_CHAT_SYSTEM", help="System message that the conversation begins with."
+        ),
+    ] = None,
+    max_tokens: Annotated[
+        int, typer.Option(min=1, envvar="MAMBASERVE_CHAT_MAX_TOKENS", help="Longest answer, in tokens.")
+    ] = 512,
+    temperature: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            envvar="MAMBASERVE_CHAT_TEMPERATURE",
+            help="Sampling temperature; 0 = greedy; default: the model's.",
+        ),
+    ] = None,
+) -> None:
+    """Serve a model on this machine and talk to it; the model is unloaded at the end.
+
+    The engine takes the settings of `mambaserve serve` from its environment variables.
+    """
+    from rich.console import Console
+
+    from mamba_cli.chat.talk import TalkOptions, first_message, talk_to
+    from mamba_cli.extras import SERVER, need
+    from mamba_cli.local.own_engine import own_engine
+    from mamba_cli.model_argument import model_uri
+
+    need(*SERVER)
+    words = first_message(message)
+    options = TalkOptions(system=system, max_tokens=max_tokens, temperature=temperature)
+    try:
+        with own_engine(model_uri(model), Console(stderr=True)) as url:
+            talk_to(url, words, options)
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None

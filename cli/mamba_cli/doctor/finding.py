@@ -1,0 +1,54 @@
+"""`Finding`: the result of one check of `mambaserve doctor`."""
+
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any
+
+
+class Verdict(StrEnum):
+    """How much a finding matters to somebody who wants to serve a model."""
+
+    ok = "ok"
+    note = "note"
+    """The feature is not set up here, and nothing else needs it."""
+    warning = "warning"
+    """Serving works, but slower or with a limit that users will meet."""
+    broken = "broken"
+    """Serving fails, or a part that is set up here does not work."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The result of one check."""
+
+    subject: str
+    """Name of the checked thing, such as `compiler`."""
+    verdict: Verdict
+    text: str
+    """One clause that says what was seen."""
+    cure: str = ""
+    """What to do about it; empty where nothing needs to be done."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the object that `doctor --output json` prints."""
+        return asdict(self)
+
+
+def ok(subject: str, text: str) -> Finding:
+    """Return the finding of a check that found nothing wrong."""
+    return Finding(subject, Verdict.ok, text)
+
+
+def note(subject: str, text: str, cure: str = "") -> Finding:
+    """Return the finding that a thing is not set up and does not have to be."""
+    return Finding(subject, Verdict.note, text, cure)
+
+
+def warning(subject: str, text: str, cure: str) -> Finding:
+    """Return the finding of a limit that does not stop a model from being served."""
+    return Finding(subject, Verdict.warning, text, cure)
+
+
+def broken(subject: str, text: str, cure: str) -> Finding:
+    """Return the finding of a defect that stops a model from being served, or a part that is set up."""
+    return Finding(subject, Verdict.broken, text, cure)

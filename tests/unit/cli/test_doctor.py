@@ -1,0 +1,131 @@
+"""`mambaserve doctor` in real set-ups: it names each broken one, and says what to do about it."""
+
+import json
+import os
+import resource
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+import yaml
+
+from mamba_api.v1alpha1.schema import crd_yaml
+from testcluster.control_plane import ControlPlane
+
+CLOSED = "http://127.0.0.1:9"
+
+
+def doctor(
+    *options: str, limit: Callable[[], None] | None = None, **variables: str
+) -> tuple[int, dict[str, dict[str, Any]]]:
+    """Run the command; return its exit code and its findings by subject."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("MAMBASERVE_", "HF_"))}
+    done = subprocess.run(
+        [sys.executable, "-m", "mamba_cli", "doctor", "--output", "json", *options],
+        env={**clean, "HF_HUB_OFFLINE": "1", "KUBECONFIG": "", **variables},
+        capture_output=True, text=True, timeout=120, preexec_fn=limit,
+    )  # fmt: skip
+    assert "Traceback" not in done.stderr, done.stderr
+    return done.returncode, {finding["subject"]: finding for finding in json.loads(done.stdout)}
+
+
+def test_a_sound_machine_has_nothing_broken() -> None:
+    code, findings = doctor()
+    assert code == 0
+    for subject in ("system", "packages", "torch", "environment"):
+        assert findings[subject]["verdict"] == "ok", findings[subject]
+    assert findings["cluster"]["verdict"] == findings["Redis"]["verdict"] == "note"
+
+
+def test_each_wrong_address_file_and_variable_is_named_with_its_cure(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        code, findings = doctor(
+            "--port", str(taken.getsockname()[1]), "--timeout", "2",
+            MAMBASERVE_KERNELS="fastest", MAMBASERVE_PORTT="1", MAMBASERVE_REDIS_URL="redis://127.0.0.1:9/0",
+            HF_HUB_CACHE=str(file / "below"), HF_HUB_OFFLINE="0", HF_ENDPOINT=CLOSED,
+            KUBECONFIG=str(tmp_path / "no-such-file"), TMPDIR=str(tmp_path / "nowhere"),
+        )  # fmt: skip
+    assert code == 1
+    expected = {
+        "kernels": ("broken", "choose auto"),
+        "environment": ("warning", "MAMBASERVE_PORT"),
+        "Redis": ("broken", "MAMBASERVE_REDIS_URL"),
+        "model cache": ("broken", "HF_HOME"),
+        "Hub": ("warning", "HF_ENDPOINT"),
+        "cluster": ("broken", "KUBECONFIG"),
+        "temporary files": ("warning", "TMPDIR"),
+        "port": ("warning", "--port"),
+    }
+    for subject, (verdict, cure) in expected.items():
+        assert findings[subject]["verdict"] == verdict, findings[subject]
+        assert cure in findings[subject]["cure"], findings[subject]
+
+
+def test_a_broken_torch_a_missing_compiler_and_low_limits_are_named(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise ImportError('libcudart.so.13: cannot open shared object file')")
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
+        resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
+
+    code, findings = doctor(
+        limit=limit, PYTHONPATH=str(tmp_path), CXX="no-such-compiler", XDG_CACHE_HOME=str(tmp_path)
+    )
+    assert code == 1
+    assert findings["torch"]["verdict"] == "broken"
+    assert "libcudart.so.13" in findings["torch"]["text"]
+    assert (findings["compiler"]["verdict"], findings["open files"]["verdict"]) == ("warning", "warning")
+    assert "no-such-compiler" in findings["compiler"]["text"]
+    assert findings["memory"]["verdict"] == "broken"
+    assert "ulimit" in findings["memory"]["cure"]
+
+
+class RefusingHub(BaseHTTPRequestHandler):
+    """A Hub that accepts no token."""
+
+    def do_GET(self) -> None:
+        self.send_error(401)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_a_token_that_the_hub_refuses_is_broken(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise ImportError('not needed here')")
+    with HTTPServer(("127.0.0.1", 0), RefusingHub) as server:
+        thread = Thread(target=server.handle_request)
+        thread.start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        _, findings = doctor(HF_ENDPOINT=url, HF_HUB_OFFLINE="0", HF_TOKEN="hf_old", PYTHONPATH=str(tmp_path))
+        thread.join()
+    assert findings["Hub"]["verdict"] == "broken"
+    assert "HF_TOKEN" in findings["Hub"]["cure"]
+
+
+@pytest.mark.kube
+def test_a_cluster_without_the_crd_or_with_an_older_one_is_broken(
+    control_plane: ControlPlane, tmp_path: Path
+) -> None:
+    (tmp_path / "torch.py").write_text("raise ImportError('not needed here')")
+
+    def crd() -> dict[str, Any]:
+        return doctor("--kubeconfig", str(control_plane.kubeconfig), PYTHONPATH=str(tmp_path))[1]["CRD"]
+
+    assert crd()["verdict"] == "broken"
+    older = yaml.safe_load(crd_yaml())
+    schema = older["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    del schema["properties"]["status"]["properties"]["plan"]["properties"]["headroom"]
+    control_plane.kubectl("apply", "--server-side", "-f", "-", stdin=yaml.safe_dump(older))
+    found = crd()
+    assert found["verdict"] == "broken"
+    assert "status.plan.headroom" in found["text"]
+    control_plane.kubectl("apply", "--server-side", "--force-conflicts", "-f", "-", stdin=crd_yaml())
+    assert crd()["verdict"] == "ok"
