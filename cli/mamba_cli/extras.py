@@ -12,6 +12,7 @@ from mamba_cli.errors import InvalidInput
 
 OWN = "mambaserve"
 EXTRAS_OF_COMMAND = {
+    "mambaserve.LLM": "server",
     "download": "server",
     "gateway": "gateway",
     "operator": "operator",

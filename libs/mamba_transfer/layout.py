@@ -6,6 +6,7 @@ are those of the arena: within a slot the recurrent states of all layers, then t
 layers; within a page the keys and the values of each attention layer. Nothing here touches memory.
 """
 
+import hashlib
 from collections.abc import Sequence
 from typing import Annotated, Literal, Self
 
@@ -116,6 +117,11 @@ class StateLayout(msgspec.Struct, frozen=True):
         layout = cls(fingerprint=fingerprint, page_size=page_size, rank=rank, ranks=ranks, parts=tuple(parts))
         assert (layout.state_bytes, layout.page_bytes) == (state.total, token * page_size)
         return layout
+
+    @property
+    def digest(self) -> str:
+        """Short name of the layout, equal for equal layouts."""
+        return hashlib.blake2b(msgspec.json.encode(self), digest_size=16).hexdigest()
 
     @property
     def state_bytes(self) -> int:

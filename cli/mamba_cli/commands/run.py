@@ -1,8 +1,11 @@
 """`mambaserve run`: serves a model and talks to it, in one command."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from mamba_cli.local.loading.readiness import EngineReadiness
 
 
 def command(
@@ -51,14 +54,26 @@ def command(
 
     from mamba_cli.chat.talk import TalkOptions, first_message, talk_to
     from mamba_cli.extras import SERVER, need
+    from mamba_cli.local.loading.loading_view import LoadingView
     from mamba_cli.local.own_engine import own_engine
     from mamba_cli.model_argument import model_uri
 
     need(*SERVER)
-    words = first_message(message)
-    options = TalkOptions(system=system, max_tokens=max_tokens, temperature=temperature)
+    words, view = first_message(message), LoadingView(Console(stderr=True))
+    uri = model_uri(model)
+
+    def show(readiness: "EngineReadiness | None") -> None:
+        view.show(uri, readiness)
+        if readiness is not None and readiness.ready:
+            view.close()
+
     try:
-        with own_engine(model_uri(model), Console(stderr=True)) as url:
-            talk_to(url, words, options)
+        with own_engine(uri, {}, show) as engine:
+            options = TalkOptions(
+                api_key=engine.api_key, system=system, max_tokens=max_tokens, temperature=temperature
+            )
+            talk_to(engine.url, words, options)
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
+    finally:
+        view.close()

@@ -49,7 +49,7 @@ class Processes:
                     stderr=asyncio.subprocess.STDOUT,
                     env={**os.environ, **command.environment},
                     start_new_session=True,
-                    preexec_fn=lambda: _die_with(parent),
+                    preexec_fn=lambda: die_with(parent),
                 )
         except (OSError, ValueError) as error:
             # A null byte in an argument or the environment raises ValueError.
@@ -126,7 +126,7 @@ def _reason(error: Exception) -> str:
     return str(error)
 
 
-def _die_with(parent: int) -> None:
+def die_with(parent: int) -> None:
     """Make the kernel send this process SIGTERM when `parent` dies; exit if `parent` is already dead.
 
     Called in the child before exec.

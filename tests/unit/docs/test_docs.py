@@ -185,7 +185,7 @@ def test_the_layout_on_the_page_for_contributors_has_every_package() -> None:
     rows = dict(re.findall(r"^\| `(\w+)/` \| (.+) \|$", layout, re.MULTILINE))
     for folder in ("libs", "operator", "server", "cli", "kernels"):
         packages = {path.parent.name for path in (ROOT / folder).glob("*/__init__.py")}
-        assert set(re.findall(r"`(mamba_\w+)`", rows[folder])) == packages
+        assert set(re.findall(r"`(mamba\w+)`", rows[folder])) == packages
 
 
 def test_the_readme_is_read_in_three_minutes() -> None:

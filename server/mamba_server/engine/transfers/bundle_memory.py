@@ -5,12 +5,10 @@ a device they are pinned memory of the host, which copies on the forward stream 
 is in order with the steps and nobody waits for the device.
 """
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-import msgspec
 import torch
 
 from mamba_server.cache import Ints
@@ -168,7 +166,7 @@ def shape_of(layout: StateLayout) -> BundleShape:
     """Return the shape of the bundles of an arena, by which files of other engines are told apart."""
     return BundleShape(
         fingerprint=layout.fingerprint,
-        layout=hashlib.blake2b(msgspec.json.encode(layout), digest_size=16).hexdigest(),
+        layout=layout.digest,
         page_size=layout.page_size,
         state_bytes=layout.state_bytes,
         page_bytes=layout.page_bytes,

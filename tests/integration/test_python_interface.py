@@ -1,0 +1,135 @@
+"""`mambaserve.LLM`: answers, scores and states of the shipped model, as a researcher's program has them."""
+
+import json
+import os
+import runpy
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from mambaserve import LLM, EngineEnded, RequestRefused, StateMismatch
+
+EXAMPLES = Path(__file__).parents[2] / "examples/python"
+FACTS = "Ann lives in Oslo. Bob lives in Rome. Eve lives in Bonn. "
+QUESTION = "Where does Bob live?"
+GREEDY = {"max_tokens": 12, "temperature": 0}
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    with LLM("builtin://tiny-recall", quiet=True, page_size=1, batch_invariant=True) as loaded:
+        yield loaded
+
+
+def test_answers_come_in_the_order_of_the_prompts(llm: LLM) -> None:
+    prompts = [f"{FACTS}{number} is" for number in range(300)]
+    together = llm.generate(prompts, **GREEDY)
+    assert [answer.text for answer in together[::60]] == [
+        llm.generate(prompt, **GREEDY)[0].text for prompt in prompts[::60]
+    ]
+    assert sum(answer.cached_tokens for answer in together) > 200 * len(FACTS) // 2
+
+
+def test_fields_of_the_api_reach_the_engine_and_a_refusal_names_its_prompt(llm: LLM) -> None:
+    [answer] = llm.chat([{"role": "user", "content": "Hello"}], n=2, seed=7, max_tokens=4)
+    assert len(answer.choices) == 2
+    cities = {"type": "object", "properties": {"city": {"enum": ["Oslo", "Rome"]}}, "required": ["city"]}
+    schema = {"name": "x", "schema": {**cities, "additionalProperties": False}}
+    form = {"type": "json_schema", "json_schema": schema}
+    [typed] = llm.chat([{"role": "user", "content": QUESTION}], response_format=form, max_tokens=40)
+    assert json.loads(typed.text)["city"] in ("Oslo", "Rome")
+    with pytest.raises(RequestRefused, match="context") as refused:
+        llm.generate(["fits", "x" * 10_000], max_tokens=1)
+    assert (refused.value.status, refused.value.index) == (400, 1)
+
+
+def test_a_score_is_the_sum_of_what_each_token_costs(llm: LLM) -> None:
+    [text, ids] = llm.score([FACTS, llm.tokens(FACTS)])
+    assert "".join(text.tokens) == FACTS
+    assert text.total == ids.total == sum(text.logprobs) < 0
+    [whole] = llm.generate(FACTS, max_tokens=0, echo=True, logprobs=0)
+    assert whole.choices[0].logprobs is not None
+    assert tuple(whole.choices[0].logprobs["token_logprobs"][1:]) == text.logprobs
+
+
+def test_an_answer_from_a_state_is_that_of_the_whole_prompt(llm: LLM) -> None:
+    state = llm.state(FACTS)
+    whole, other = llm.generate([state.token_ids + llm.tokens(text) for text in (QUESTION, "Eve?")], **GREEDY)
+    resumed = llm.generate_from(state, [QUESTION, "Eve?"], **GREEDY)
+    assert [answer.text for answer in resumed] == [whole.text, other.text]
+    assert [answer.cached_tokens for answer in resumed] == [state.depth] * 2
+
+
+def test_a_changed_state_answers_otherwise_and_only_where_it_was_asked_for(llm: LLM, tmp_path: Path) -> None:
+    state, foreign = llm.state(FACTS), llm.state("Once upon a time there was a king. ")
+    logprobs = {**GREEDY, "logprobs": 1}
+    [before] = llm.generate_from(state, QUESTION, **logprobs)
+    zeros = state
+    for layer in range(state.layers):
+        zeros = zeros.with_recurrent(layer, np.zeros(state.shape, np.float32))
+    [changed] = llm.generate_from(zeros, QUESTION, **logprobs)
+    assert changed.choices[0].logprobs != before.choices[0].logprobs
+    [after] = llm.generate_from(state, QUESTION, **logprobs)
+    assert after == before
+
+    assert state.distances(state) == [0.0] * state.layers
+    assert min(state.distances(foreign)) > 0
+    grafted = state.grafted(foreign, [0])
+    assert np.array_equal(grafted.recurrent(0), foreign.recurrent(0))
+    assert np.array_equal(grafted.window(0), foreign.window(0))
+    assert np.array_equal(grafted.recurrent(1), state.recurrent(1))
+    grafted.write(tmp_path / "grafted.session")
+    assert llm.load_state(tmp_path / "grafted.session") == grafted
+
+
+def test_what_fits_no_state_is_refused(llm: LLM, tmp_path: Path) -> None:
+    state = llm.state(FACTS)
+    with pytest.raises(StateMismatch, match="shape"):
+        state.with_recurrent(0, np.zeros((1, 2), np.float32))
+    with pytest.raises(IndexError, match=f"{state.layers} recurrent layers"):
+        state.recurrent(state.layers)
+    state.write(tmp_path / "damaged")
+    whole = bytearray((tmp_path / "damaged").read_bytes())
+    whole[len(whole) // 2] ^= 1
+    (tmp_path / "damaged").write_bytes(whole)
+    with pytest.raises(StateMismatch, match="damaged"):
+        llm.load_state(tmp_path / "damaged")
+
+
+def test_an_engine_that_dies_or_cannot_start_is_an_error_and_leaves_no_process(tmp_path: Path) -> None:
+    with pytest.raises(EngineEnded, match="does not exist"):
+        LLM(str(tmp_path / "nothing"), quiet=True)
+    program = (
+        "import os, signal, psutil\n"
+        "from mambaserve import LLM, EngineEnded\n"
+        "llm = LLM('builtin://tiny-recall', quiet=True)\n"
+        "children = psutil.Process().children(recursive=True)\n"
+        "print(*[child.pid for child in children], flush=True)\n"
+        "input()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as child:
+        assert child.stdout is not None
+        engines = [psutil.Process(int(pid)) for pid in child.stdout.readline().split()]
+        assert engines
+        os.kill(child.pid, signal.SIGKILL)
+    _, alive = psutil.wait_procs(engines, timeout=30)
+    assert not alive
+
+
+@pytest.mark.slow
+def test_the_examples_run_as_they_stand(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    runpy.run_path(str(EXAMPLES / "generate.py"), run_name="__main__")
+    notebook = json.loads((EXAMPLES / "states.ipynb").read_text())
+    names: dict[str, object] = {}
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "code":
+            exec("".join(cell["source"]), names)
