@@ -12,7 +12,7 @@ export PYTHONHASHSEED ?= 0
 # The tests start hundreds of processes; without bytecode on disk each compiles every module again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test test-slow tools lint types props gates compiled mutants kube e2e e2e-all zero-drop images bench docs dashboards crds manifests lock format
+.PHONY: help setup demo test test-slow tools lint types props gates compiled mutants kube e2e e2e-all zero-drop images bench docs site dashboards crds manifests lock format
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -77,7 +77,13 @@ bench: setup ## the benchmarks; results go to benchmarks/results
 	@$(PY) -m benchmarks.run
 
 docs: setup ## write the generated reference pages and check the links
-	@$(PY) scripts/walks.py && $(PY) scripts/docs.py
+	@$(PY) scripts/walks.py && $(PY) scripts/diagrams.py && $(PY) scripts/docs.py
+
+# The builder needs nothing of the project, so its environment is small and its own.
+site: ## build the documentation as a website in dist/site, and check its links and anchors
+	@test -x dist/site-tools/bin/zensical || { $${PYTHON:-python3} -m venv dist/site-tools && \
+	  dist/site-tools/bin/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/site.lock; }
+	@dist/site-tools/bin/python scripts/website.py
 
 dashboards: setup ## write the chart's dashboards and alerting rules from observability/
 	@$(PY) -m observability.write
@@ -110,4 +116,5 @@ lock: ## pin the dependencies anew (needs uv); the images' pins follow those of 
 	  --python-platform linux -c requirements/dev.lock -o requirements/control.lock
 	@$(LOCK) pyproject.toml --extra server --extra telemetry --python-platform linux \
 	  -c requirements/dev.lock -o requirements/server.lock
+	@$(LOCK) --group site --universal --upgrade -o requirements/site.lock
 	@echo hatchling | $(LOCK) - -c requirements/dev.lock -o requirements/build.lock
