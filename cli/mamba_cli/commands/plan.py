@@ -25,9 +25,10 @@ def command(
         str,
         typer.Argument(
             metavar="FILE_OR_MODEL",
-            help="MambaDeployment YAML (- = standard input), a model's directory, config.json or URI, or "
+            help="MambaDeployment YAML (- = standard input), a model's directory, config.json or URI, "
             "known://NAME for a published model whose configuration ships with mambaserve, such as "
-            "known://granite-4.0-h-tiny.",
+            "known://granite-4.0-h-tiny, or how another server is started: 'vllm serve …', an SGLang "
+            "command, or YAML of KServe, KubeAI, llm-d or a Deployment.",
         ),
     ],
     device_memory: Annotated[
@@ -243,7 +244,19 @@ def _plan_engines(source: str, flags: "PlanFlags", output: OutputFormat, *, verb
 
     from mamba_cli.local.plan_source import plan_source
     from mamba_cli.local.plan_view import plan_view
+    from mamba_cli.migration.migration_plan import migration_plans, titles_of_misfits
 
+    if (migrations := migration_plans(source, flags)) is not None:
+        if output is OutputFormat.table:
+            console = Console()
+            for migration in migrations:
+                console.print(migration.view(verbose=verbose))
+        else:
+            found = [migration.to_json() for migration in migrations]
+            print_document(found if len(found) > 1 else found[0], output)
+        if titles := titles_of_misfits(migrations):
+            raise NoFittingPlan(f"the plan of {', '.join(titles)} does not fit")
+        return
     outcomes = plan_source(source, flags)
     if output is OutputFormat.table:
         console = Console()

@@ -1,0 +1,1 @@
+"""Reads how another server would be started, and writes the MambaDeployment that does the same."""

@@ -1,0 +1,93 @@
+"""`MigrationPlan`: the object that does what another server does, its plan, and what each argument became."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from rich.console import Group, RenderableType
+from rich.syntax import Syntax
+from rich.table import Table
+from rich.text import Text
+
+from mamba_api.errors import ContractError
+from mamba_api.v1alpha1.documents import load_documents
+from mamba_cli.errors import InvalidInput
+from mamba_cli.local.documents import LoadedDeployment
+from mamba_cli.local.plan_view import plan_view
+from mamba_cli.local.planning import PlanFlags, PlanOutcome, plan_pools
+from mamba_cli.migration.command_line import is_command, read_command
+from mamba_cli.migration.manifests import read_manifests
+from mamba_cli.migration.migrated import Migrated
+
+
+@dataclass(frozen=True, slots=True)
+class MigrationPlan:
+    """One object of another server, read, translated and planned."""
+
+    migrated: Migrated
+    manifest: dict[str, Any]
+    outcomes: tuple[PlanOutcome, ...]
+    """Plans of the object, or of each of its pools."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the object that `plan --output json` prints."""
+        migrated = self.migrated
+        return {
+            "from": migrated.server,
+            "mambaDeployment": self.manifest,
+            "taken": [{"argument": argument, "field": text} for argument, text in migrated.taken],
+            "leftOut": [{"argument": argument, "reason": text} for argument, text in migrated.left_out],
+            "plans": [outcome.to_json() for outcome in self.outcomes],
+        }
+
+    def view(self, *, verbose: bool) -> RenderableType:
+        """Return the text for the terminal; the manifest can be copied from it."""
+        parts: list[RenderableType] = [plan_view(outcome, verbose=verbose) for outcome in self.outcomes]
+        if self.migrated.left_out:
+            table = Table(box=None, padding=(0, 2), title="left out", title_justify="left")
+            table.add_column("argument", overflow="fold", style="yellow")
+            table.add_column("because", overflow="fold")
+            for argument, reason in self.migrated.left_out:
+                table.add_row(argument, reason)
+            parts += [table, Text()]
+        text = yaml.safe_dump(self.manifest, sort_keys=False)
+        parts += [Text("the MambaDeployment that does the same:", style="bold"), Text()]
+        parts.append(Syntax(text, "yaml", theme="ansi_dark", background_color="default"))
+        return Group(*parts)
+
+
+def migration_plans(source: str, flags: PlanFlags) -> list[MigrationPlan] | None:
+    """Return the plans of a command line or file of other servers; None = the source is none of these.
+
+    Raises `InvalidInput` for a command without a model or with values that no field takes, `RunFailed`.
+    """
+    # A relative path of a model means the current directory for a command, the file's own for a file.
+    place = Path("-")
+    if is_command(source):
+        return [_planned(read_command(source), place, flags)]
+    path = Path(source)
+    if path.suffix not in (".yaml", ".yml") or not path.is_file():
+        return None
+    try:
+        found = read_manifests(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError):
+        return None  # the reader of MambaDeployments reports it
+    return [_planned(migrated, path, flags) for migrated in found] or None
+
+
+def _planned(migrated: Migrated, place: Path, flags: PlanFlags) -> MigrationPlan:
+    manifest = migrated.manifest()
+    text = yaml.safe_dump(manifest)
+    try:
+        [deployment] = load_documents(text, f"the {migrated.server} command")
+    except ContractError as error:
+        raise InvalidInput(str(error)) from error
+    pools = plan_pools(LoadedDeployment(place, deployment), flags)
+    return MigrationPlan(migrated, manifest, tuple(pool.outcome for pool in pools))
+
+
+def titles_of_misfits(plans: Sequence[MigrationPlan]) -> list[str]:
+    """Return the titles of the plans that do not fit."""
+    return [outcome.title for plan in plans for outcome in plan.outcomes if outcome.misfit]

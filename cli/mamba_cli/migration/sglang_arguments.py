@@ -1,0 +1,106 @@
+"""Arguments of SGLang's server, and what becomes of each."""
+
+from collections.abc import Mapping
+
+from mamba_cli.migration.migrated import (
+    Migrated,
+    Take,
+    dtype,
+    field_of,
+    model_of,
+    one_gpu,
+    replicas,
+    revision,
+    state_dtype,
+    tokens,
+    without,
+)
+from mamba_cli.migration.vllm_arguments import (
+    ADDRESS,
+    ALWAYS,
+    BY_TEMPLATE,
+    CHECKPOINTS,
+    KEYS,
+    LOGS,
+    NO_SPECULATION,
+    QUANTIZED,
+)
+
+STRATEGIES = {
+    "auto": "Auto",
+    "no_buffer": "NoBuffer",
+    "extra_buffer": "ExtraBuffer",
+    "extra_buffer_lazy": "ExtraBufferLazy",
+}
+ONE_MODEL = without("the planner divides one arena between states and pages as traffic needs them")
+
+
+def strategy(value: str) -> str:
+    """Return the strategy in our words. Raises ValueError."""
+    if value not in STRATEGIES:
+        raise ValueError(f"{value} is no strategy: {', '.join(STRATEGIES)} are known")
+    return STRATEGIES[value]
+
+
+def two_pools(migrated: Migrated, argument: str, value: str) -> None:
+    """Turn one side of disaggregation into both pools of one object."""
+    if value in ("prefill", "decode"):
+        migrated.put(argument, "disaggregation", {"prefill": {}, "decode": {}})
+
+
+SGLANG: Mapping[str, Take] = {
+    "--api-key": KEYS,
+    "--attention-backend": without("the kernels that fit the device are chosen"),
+    "--chat-template": without("put the template into the model directory as chat_template.jinja"),
+    "--chunked-prefill-size": field_of("engine.chunkedPrefillTokens", tokens),
+    "--context-length": field_of("model.maxModelLen", tokens),
+    "--disable-cuda-graph": field_of("engine.decodeGraphs", lambda _: "Off"),
+    "--disable-overlap-schedule": field_of("engine.overlapSchedule", lambda _: False),
+    "--disable-radix-cache": field_of("stateCache.prefixCaching", lambda _: False),
+    "--disaggregation-mode": two_pools,
+    "--disaggregation-transfer-backend": without("states travel over sockets, or over NIXL with its extra"),
+    "--dp-size": replicas,
+    "--dp": replicas,
+    "--dtype": field_of("engine.dtype", dtype),
+    "--enable-deterministic-inference": field_of("engine.batchInvariant", lambda _: True),
+    "--enable-hierarchical-cache": without(
+        "spec.stateCache.hostMemory is the size of the tier in main memory"
+    ),
+    "--enable-metrics": ALWAYS,
+    "--enable-mixed-chunk": ALWAYS,
+    "--grammar-backend": without("structured output is always on"),
+    "--hicache-ratio": without("spec.stateCache.hostMemory is the size of the tier in main memory"),
+    "--hicache-size": field_of("stateCache.hostMemory", lambda value: f"{int(value)}G"),
+    "--host": ADDRESS,
+    "--kv-cache-dtype": without("keys and values are stored in the type of spec.engine.dtype"),
+    "--log-level": LOGS,
+    "--mamba-full-memory-ratio": ONE_MODEL,
+    "--mamba-radix-cache-strategy": field_of("stateCache.strategy", strategy),
+    "--mamba-scheduler-strategy": field_of("stateCache.strategy", strategy),
+    "--mamba-ssm-dtype": field_of("stateCache.stateDtype", state_dtype),
+    "--mamba-track-interval": field_of("stateCache.trackInterval", int),
+    "--mamba-max-states-per-path": field_of("stateCache.maxCheckpointsPerPath", int),
+    "--max-mamba-cache-size": ONE_MODEL,
+    "--max-prefill-tokens": CHECKPOINTS,
+    "--max-running-requests": field_of("engine.maxRunningRequests", int),
+    "--max-total-tokens": ONE_MODEL,
+    "--mem-fraction-static": field_of("memory.utilization", float),
+    "--model": model_of,
+    "--model-path": model_of,
+    "--page-size": field_of("engine.pageSize", int),
+    "--port": ADDRESS,
+    "--quantization": QUANTIZED,
+    "--reasoning-parser": BY_TEMPLATE,
+    "--revision": revision,
+    "--schedule-policy": without("requests are served in a fair order of their keys"),
+    "--served-model-name": field_of("model.servedName"),
+    "--speculative-algorithm": NO_SPECULATION,
+    "--speculative-num-steps": NO_SPECULATION,
+    "--speculative-eagle-topk": NO_SPECULATION,
+    "--speculative-num-draft-tokens": NO_SPECULATION,
+    "--tensor-parallel-size": one_gpu,
+    "--tp": one_gpu,
+    "--tp-size": one_gpu,
+    "--tool-call-parser": BY_TEMPLATE,
+    "--trust-remote-code": without("code of a model is never run"),
+}

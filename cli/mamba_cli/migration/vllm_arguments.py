@@ -1,0 +1,82 @@
+"""Arguments of `vllm serve`, and what becomes of each."""
+
+from collections.abc import Mapping
+
+from mamba_cli.migration.migrated import (
+    Take,
+    dtype,
+    field_of,
+    model_of,
+    one_gpu,
+    replicas,
+    revision,
+    state_dtype,
+    tokens,
+    without,
+)
+
+ALWAYS = without("always so")
+BY_TEMPLATE = without("the chat template of the model decides; nothing has to be set")
+ADDRESS = without("the Service of the object is the address, port 80; spec.gateway names the rest")
+KEYS = without("put the keys into a Secret and name it in spec.gateway.auth")
+CHECKPOINTS = without("stateCache.trackInterval and maxCheckpointsPerPath choose where states are kept")
+LOGS = without("logs are JSON lines; engine.extraArgs takes --log-level")
+NO_SPECULATION = without("choose spec.engine.speculation of this version, if there is one for the model")
+QUANTIZED = without("checkpoints are read as their own configuration says; see docs/reference/models.md")
+
+VLLM: Mapping[str, Take] = {
+    "--api-key": KEYS,
+    "--async-scheduling": ALWAYS,
+    "--block-size": CHECKPOINTS,
+    "--chat-template": without("put the template into the model directory as chat_template.jinja"),
+    "--cpu-offload-gb": without("weights stay on the device; spec.stateCache.hostMemory is for states"),
+    "--data-parallel-size": replicas,
+    "-dp": replicas,
+    "--disable-log-requests": LOGS,
+    "--disable-log-stats": LOGS,
+    "--download-dir": without("spec.model.cache keeps downloads"),
+    "--dtype": field_of("engine.dtype", dtype),
+    "--enable-auto-tool-choice": BY_TEMPLATE,
+    "--enable-chunked-prefill": ALWAYS,
+    "--enable-expert-parallel": without("all experts are on one GPU"),
+    "--enable-log-requests": LOGS,
+    "--enable-lora": without("adapters are not served: merge them into the model"),
+    "--enable-prefix-caching": field_of("stateCache.prefixCaching", lambda _: True),
+    "--enforce-eager": field_of("engine.decodeGraphs", lambda _: "Off"),
+    "--generation-config": without("the model's own generation_config.json gives the defaults"),
+    "--gpu-memory-utilization": field_of("memory.utilization", float),
+    "--hf-token": without("put the token into a Secret and name it in spec.model.tokenSecretRef"),
+    "--host": ADDRESS,
+    "--kv-cache-dtype": without("keys and values are stored in the type of spec.engine.dtype"),
+    "--limit-mm-per-prompt": without("the text model of a multimodal checkpoint is served alone"),
+    "--load-format": without("weights are read from safetensors"),
+    "--lora-modules": without("adapters are not served: merge them into the model"),
+    "--mamba-block-size": CHECKPOINTS,
+    "--mamba-cache-dtype": without("the windows of convolutions have the type of spec.engine.dtype"),
+    "--mamba-cache-mode": CHECKPOINTS,
+    "--mamba-ssm-cache-dtype": field_of("stateCache.stateDtype", state_dtype),
+    "--max-model-len": field_of("model.maxModelLen", tokens),
+    "--max-num-batched-tokens": field_of("engine.chunkedPrefillTokens", tokens),
+    "--max-num-seqs": field_of("engine.maxRunningRequests", int),
+    "--model": model_of,
+    "--no-enable-chunked-prefill": without("long prompts are always computed in pieces"),
+    "--no-enable-prefix-caching": field_of("stateCache.prefixCaching", lambda _: False),
+    "--pipeline-parallel-size": one_gpu,
+    "-pp": one_gpu,
+    "--port": ADDRESS,
+    "--quantization": QUANTIZED,
+    "-q": QUANTIZED,
+    "--reasoning-parser": BY_TEMPLATE,
+    "--revision": revision,
+    "--root-path": ADDRESS,
+    "--seed": without("each request may give its seed"),
+    "--served-model-name": field_of("model.servedName", lambda value: value.split()[0]),
+    "--speculative-config": NO_SPECULATION,
+    "--swap-space": without("states that the arena has no room for go to spec.stateCache.hostMemory"),
+    "--tensor-parallel-size": one_gpu,
+    "-tp": one_gpu,
+    "--tokenizer": without("the tokenizer of the model directory is used"),
+    "--tool-call-parser": BY_TEMPLATE,
+    "--trust-remote-code": without("code of a model is never run"),
+    "--uvicorn-log-level": LOGS,
+}
