@@ -11,14 +11,13 @@ from datetime import datetime
 from mamba_api import names
 from mamba_api.choices import Role
 from mamba_operator.children.child_comparison import Apply, Change, ChildComparison, compare_children
-from mamba_operator.objects.manifest import Ref, annotation, ref, sealed
+from mamba_operator.objects.manifest import Ref, annotation, label_of, ref, sealed
 from mamba_operator.objects.pod_trouble import is_engine, role_of
 from mamba_operator.objects.recorded_status import workload_state
 from mamba_operator.observation.snapshot import Snapshot
-from mamba_operator.render.context import Context
-from mamba_operator.render.engine import engine_revision, last_ready
+from mamba_operator.render.context import Context, EngineRevision
+from mamba_operator.render.engine import engine_revision, last_ready, revision_in
 from mamba_operator.render.live_settings import LiveSettings, SettingsUpdate, live_settings, pending_updates
-from mamba_operator.render.revision import EngineRevision, label_of, revision_in
 from mamba_operator.rollout.in_place_rollout import InPlaceRollout, in_place_rollout, without_room_since
 from mamba_operator.rollout.rollback import RevisionChoice, choose_revision, is_ready
 

@@ -29,8 +29,7 @@ from mamba_api.v1alpha1.conditions import (
     set_condition,
 )
 from mamba_operator.children.child_comparison import Change
-from mamba_operator.conditions.chain import ConditionInputs, ConditionResult, Failure
-from mamba_operator.conditions.combination import combined
+from mamba_operator.conditions.chain import ConditionInputs, ConditionResult, Failure, combined
 from mamba_operator.conditions.health import available, degraded
 from mamba_operator.conditions.progress import planned, progressing
 from mamba_operator.decision.reconcile_plan import ReconcilePlan

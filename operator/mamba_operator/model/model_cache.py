@@ -17,7 +17,7 @@ from mamba_operator.objects.manifest import Key, Manifest, annotation, metadata,
 from mamba_operator.objects.pod_trouble import has_ended, is_loader
 from mamba_operator.observation.snapshot import Snapshot
 from mamba_operator.render.context import Context
-from mamba_operator.render.revision import revision_in
+from mamba_operator.render.engine import revision_in
 
 
 def why_unchanged(desired: Manifest, observed: Manifest) -> str | None:

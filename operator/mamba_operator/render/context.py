@@ -17,8 +17,7 @@ from mamba_api.choices import Role
 from mamba_api.v1alpha1 import MambaDeployment, PlanStatus
 from mamba_api.v1alpha1.profiles import Profiles
 from mamba_operator.objects.kinds import Kind
-from mamba_operator.objects.manifest import Manifest
-from mamba_operator.render.revision import EngineRevision
+from mamba_operator.objects.manifest import Manifest, digest
 from mamba_planner.model_report import ModelReport
 from mamba_planner.shipped_profiles import SHIPPED
 
@@ -79,6 +78,25 @@ def operator_pods(namespace: str | None) -> Scraper:
 
 
 OPERATOR = operator_pods(None)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRevision:
+    """Pod template of the engines, and the settings that their pods read when they start."""
+
+    template: Manifest = field(hash=False)
+    document: dict[str, Any] = field(hash=False)
+    """Settings, as `mambaserve serve --config FILE` reads them."""
+
+    @property
+    def label(self) -> str:
+        """Value of the label `revision` of the pods: a hash of the template."""
+        return str(self.template["metadata"]["labels"][names.LABEL_REVISION])
+
+    @property
+    def digest(self) -> str:
+        """Hash of template and settings, including the settings that running engines apply."""
+        return digest([self.template, self.document])
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,9 @@ from typing import Any
 
 from mamba_api import names
 from mamba_api.v1alpha1.conditions import timestamp
-from mamba_operator.objects.manifest import Manifest, annotation, digest, metadata
+from mamba_operator.objects.manifest import Manifest, annotation, digest, metadata, pod_revision
 from mamba_operator.objects.pod_trouble import serves
 from mamba_operator.objects.recorded_status import parse_timestamp
-from mamba_operator.render.revision import pod_revision
 from mamba_settings.live_settings import LIVE
 
 MOUNT_LAG = 120.0

@@ -15,10 +15,9 @@ from typing import Any
 
 from mamba_api.quantity import parse_quantity
 from mamba_api.v1alpha1 import Rollout
-from mamba_operator.objects.manifest import Manifest, is_terminating, metadata
+from mamba_operator.objects.manifest import Manifest, is_terminating, label_of, metadata, pod_revision
 from mamba_operator.objects.pod_trouble import EXCEEDED_QUOTA, answers, has_ended, has_place, is_engine
 from mamba_operator.objects.recorded_status import parse_timestamp, workload_state
-from mamba_operator.render.revision import label_of, pod_revision
 
 NO_ROOM = ("Insufficient ", "Too many pods")
 """Parts of the scheduler's message about nodes whose resources are in use."""

@@ -23,7 +23,15 @@ from typing import Any
 
 from mamba_api import names
 from mamba_api.v1alpha1.conditions import Reason
-from mamba_operator.objects.manifest import Manifest, annotation, is_terminating, metadata, name_of
+from mamba_operator.objects.manifest import (
+    Manifest,
+    annotation,
+    is_terminating,
+    label_of,
+    metadata,
+    name_of,
+    pod_revision,
+)
 from mamba_operator.objects.pod_trouble import (
     advised_refusal,
     answers,
@@ -35,7 +43,7 @@ from mamba_operator.objects.pod_trouble import (
     waits_for_node,
 )
 from mamba_operator.objects.recorded_status import workload_state
-from mamba_operator.render.revision import EngineRevision, label_of, pod_revision
+from mamba_operator.render.context import EngineRevision
 from mamba_operator.rollout.attempts import Attempts, fails_more
 
 FATAL = frozenset(
