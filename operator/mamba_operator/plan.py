@@ -101,7 +101,11 @@ def make_plan(
         pools = profiled_pools(deployment, profiles)
         snapshots = {role: snapshot.of_pool(role) for role in pools}
         # Where the loader runs depends on the engines' placement, which pools share unless profiles differ.
-        load = model_load(Context(next(iter(pools.values())), 0, None, images=images), snapshot, now)
+        load = (
+            model_load(Context(next(iter(pools.values())), 0, None, images=images), snapshot, now)
+            if deployment.spec.model.has_download_job
+            else None
+        )
         loaded = load.report if load is not None else None
         pinned = pinned_pools(pools, snapshots, key_id, loaded)
         if deployment.spec.mode == "Plan" or any(map(_blocks, pinned.values())):

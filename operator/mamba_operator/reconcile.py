@@ -38,7 +38,7 @@ from mamba_operator.objects.errors import (
     Terminating,
 )
 from mamba_operator.objects.indices import Indices
-from mamba_operator.objects.kinds import MAMBA_DEPLOYMENT, Kind
+from mamba_operator.objects.kinds import CLAIM, MAMBA_DEPLOYMENT, Kind
 from mamba_operator.objects.manifest import Key, Manifest, is_terminating
 from mamba_operator.objects.recorded_status import recorded_status
 from mamba_operator.observation.node_reader import NodeReader
@@ -263,7 +263,9 @@ class Reconciler:
             latest_decision=sources.latest_decision(key),
             attempts=sources.attempts(key),
             engine_times=memory.engine_history.observe(snapshot.pods, self._now()),
-            cache_shared=is_cache_shared(self._indices, key),
+            # Without a volume there is nothing to share, and the search reads all objects of the namespace.
+            cache_shared=snapshot.child(CLAIM.kind, snapshot.names.model_cache) is not None
+            and is_cache_shared(self._indices, key),
             may_begin=self._turns.may_begin(key),
             downloads=sources.downloads(key),
             reported=(reports := sources.reported(key)).get("unified"),

@@ -198,11 +198,8 @@ class _Download:
         return f"downloads {self.uri} to {CLAIM.kind} {self.context.children.model_cache}"
 
 
-def model_load(context: Context, snapshot: Snapshot, now: datetime) -> ModelLoad | None:
-    """Return the state of the download; None where the operator creates no volume for the model."""
-    cache = context.deployment.spec.model.cache
-    if cache is None or cache.size is None:
-        return None
+def model_load(context: Context, snapshot: Snapshot, now: datetime) -> ModelLoad:
+    """Return the state of the download of a model that has a download Job (`Model.has_download_job`)."""
     children = context.children
     claim = snapshot.child(CLAIM.kind, children.model_cache)
     if claim is None:
