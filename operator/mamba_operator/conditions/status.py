@@ -128,7 +128,7 @@ def _outgoing_text(snapshot: Snapshot, plan: ReconcilePlan, gateway: WorkloadSta
     words = ", ".join(f"{count} {role}" for role, count in ready.items() if count)
     # Two pools answer only together, and a unified engine answers alone.
     answer = ready.get("unified") or (len(ready) > 1 and all(ready.values()))
-    return f"{words} engines answer until the new ones do" if answer and gateway.ready else ""
+    return f"engines that answer until the new ones are ready: {words}" if answer and gateway.ready else ""
 
 
 def _plan_status(view: ConditionInputs) -> PlanStatus | None:
@@ -251,8 +251,10 @@ def _up_to_date(parts: _Summarized, view: ConditionInputs, generation: int) -> C
         return ConditionResult("False", parts.progressing.reason, parts.progressing.message)
     writes = any(not (apply.create_only or apply.change is Change.RECORDED) for apply in view.plan.applies)
     if writes or view.plan.deletes or view.plan.terminating:
-        return ConditionResult("False", Reason.ROLLING_OUT, "objects were just written")
-    return ConditionResult("True", Reason.UP_TO_DATE, f"every pod runs generation {generation}")
+        return ConditionResult(
+            "False", Reason.ROLLING_OUT, "objects were just written: the next pass checks whether they match"
+        )
+    return ConditionResult("True", Reason.UP_TO_DATE, f"every pod runs the spec of generation {generation}")
 
 
 def _repeat(up_to_date: ConditionResult, applies: bool) -> ConditionResult:
@@ -268,11 +270,15 @@ def _ready(parts: _Summarized, view: ConditionInputs) -> ConditionResult:
     if trouble.status == "True" and trouble.reason not in HARMLESS and not serves:
         return ConditionResult("False", trouble.reason, trouble.message)
     if view.plan_mode:
-        return ConditionResult("False", Reason.PLAN_MODE, "spec.mode is Plan: set it to Active to serve")
+        return ConditionResult(
+            "False",
+            Reason.PLAN_MODE,
+            "spec.mode is Plan, so nothing is created or changed: set it to Active to serve",
+        )
     if parts.available.status != "True":
         cause = parts.progressing if parts.progressing.status == "True" else parts.available
         return ConditionResult("False", cause.reason, cause.message)
     if parts.available.reason == Reason.SCALED_TO_ZERO:
         return ConditionResult("True", parts.available.reason, parts.available.message)
     url = names.url(view.snapshot.key.name, view.snapshot.key.namespace)
-    return ConditionResult("True", Reason.SERVING, f"answers at {url}")
+    return ConditionResult("True", Reason.SERVING, f"requests are answered at {url}")

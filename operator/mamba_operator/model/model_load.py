@@ -195,7 +195,7 @@ class _Download:
 
     @property
     def text(self) -> str:
-        return f"downloads {self.uri} to {CLAIM.kind} {self.context.children.model_cache}"
+        return f"a Job downloads {self.uri} to {CLAIM.kind} {self.context.children.model_cache}"
 
 
 def model_load(context: Context, snapshot: Snapshot, now: datetime) -> ModelLoad:
@@ -204,7 +204,9 @@ def model_load(context: Context, snapshot: Snapshot, now: datetime) -> ModelLoad
     claim = snapshot.child(CLAIM.kind, children.model_cache)
     if claim is None:
         record = Ref(CONFIG_MAP.kind, children.model_report)
-        return ModelLoad(f"waits for {CLAIM.kind} {children.model_cache}", keep=frozenset({record}))
+        return ModelLoad(
+            f"the download begins once {CLAIM.kind} {children.model_cache} exists", keep=frozenset({record})
+        )
     download = _Download(context, snapshot, now, claim)
     return _RESULTS[_phase(download)](download)
 
@@ -258,7 +260,8 @@ def _recorded(download: _Download) -> ModelLoad:
 
 def _volume_busy(download: _Download) -> ModelLoad:
     pod = running_loader(download.snapshot.pods)
-    return ModelLoad(f"waits for pod {pod} to end, which downloads to the same volume", keep=download.keep)
+    message = f"the download waits for pod {pod} to end, which downloads to the same volume"
+    return ModelLoad(message, keep=download.keep)
 
 
 def _record_outdated(download: _Download) -> ModelLoad:
@@ -284,7 +287,7 @@ def _reported(download: _Download) -> ModelLoad:
 
 def _report_pending(download: _Download) -> ModelLoad:
     left = REPORT_LAG_SECONDS - _age_of(download, "Complete")
-    message = f"waits for the report of {download.job_ref}"
+    message = f"{download.uri} is downloaded, and the operator waits for the report of {download.job_ref}"
     return ModelLoad(message, keep=download.keep, requeue_after=left)
 
 
@@ -293,8 +296,8 @@ def _gave_up(download: _Download) -> ModelLoad:
     left = RETRY_SECONDS - _age_of(download, "Failed")
     retry_at = timestamp(download.now + timedelta(seconds=left))
     message = (
-        f"{download.job_ref} gave up: {failure_text(download.pods, download.job)}; the next attempt is at "
-        f"{retry_at}, or as soon as {download.job_ref} is deleted"
+        f"{download.job_ref} gave up after {ATTEMPTS} attempts: {failure_text(download.pods, download.job)}; "
+        f"the next attempt is at {retry_at}, or as soon as {download.job_ref} is deleted"
     )
     return ModelLoad(message, failed=True, keep=download.keep, requeue_after=left)
 
@@ -310,8 +313,9 @@ def _sidecar_runs(download: _Download) -> ModelLoad:
 
 def _pod_refused(download: _Download) -> ModelLoad:
     message = (
-        f"{download.job_ref} gets no pod: `kubectl describe job {download.job_ref.name}` shows why, most "
-        f"often a quota; {LOADER_FIELD} sets its resources"
+        f"the model is not downloaded, because the cluster creates no pod for {download.job_ref}: see "
+        f"`kubectl describe job {download.job_ref.name}`; the most frequent cause is a quota, and "
+        f"{LOADER_FIELD} sets the resources of the pod"
     )
     return ModelLoad(message, refused=True, keep=download.keep)
 
@@ -324,7 +328,7 @@ def _running(download: _Download) -> ModelLoad:
     if pod := next(running, None):
         message += f" by pod {pod}{_progress_text(download.snapshot.downloads.get(pod))}"
     if attempts:
-        message += f"; the last one failed: {failure_text(download.pods, download.job)}"
+        message += f"; the previous attempt failed: {failure_text(download.pods, download.job)}"
     wait = download.seconds_until_refused
     return ModelLoad(message, failed=attempts > 1, keep=download.keep, requeue_after=wait)
 

@@ -49,19 +49,19 @@ _WAITS_FOR_VOLUME = re.compile(
 )
 """Pattern of the scheduler's message about a pod that waits for a volume and not for a node."""
 ADVICE: dict[Reason, str] = {
-    Reason.IMAGE_PULL_FAILED: "correct the image, or give the pods a Secret to pull it with",
+    Reason.IMAGE_PULL_FAILED: "correct the image, or give the pods a Secret with which to pull it",
     Reason.CONTAINER_NOT_CREATED: "create the Secret, ConfigMap or key that is named, or correct its name",
-    Reason.DOWNLOAD_FAILED: "check spec.model.uri, its Secret, the way to the Hub and the volume's space",
+    Reason.DOWNLOAD_FAILED: "check spec.model.uri, its Secret, the network and the space of the volume",
     Reason.MODEL_NOT_LOADED: "check that spec.model.uri has all files, and spec.engine.extraArgs",
-    Reason.ENGINE_CRASHING: "`kubectl logs --previous` of the pod has the rest",
-    Reason.GATEWAY_CRASHING: "`kubectl logs --previous` of the pod has the rest",
+    Reason.ENGINE_CRASHING: "look for the cause in `kubectl logs --previous` of the pod",
+    Reason.GATEWAY_CRASHING: "look for the cause in `kubectl logs --previous` of the pod",
     Reason.PODS_FAILED: "give its node the resource that the message names, or add it to the pods' requests",
     Reason.NODE_LOST: "bring the node back or delete it; `kubectl delete pod --force` frees one pod alone",
     Reason.VOLUMES_NOT_MOUNTED: "check that each of them exists and can be mounted on that node",
     Reason.CLAIM_NOT_BOUND: "create the claim, or a volume that fits its class and access mode",
-    Reason.UNSCHEDULABLE: "add such a node, or ask for less in spec.resources or spec.scheduling",
+    Reason.UNSCHEDULABLE: "add a node that fits, or request less in spec.resources or spec.scheduling",
     Reason.PODS_REFUSED: "raise the quota, satisfy the rule with spec.podTemplate, or repair the webhook",
-    Reason.PROGRESS_DEADLINE_EXCEEDED: "check its newest pods, and undo the change or correct what they lack",
+    Reason.PROGRESS_DEADLINE_EXCEEDED: "check the newest pods, and undo the change or correct what they lack",
 }
 """Advice for each reason, which ends the message."""
 
@@ -278,10 +278,11 @@ def _pod_troubles(pod: Manifest, now: datetime) -> Iterator[Trouble]:
     if _is_on_lost_node(pod):
         yield _lost(pod, "is not ready")
     if gates := [str(gate.get("name")) for gate in (pod.get("spec") or {}).get("schedulingGates") or ()]:
-        message = f"pod {name_of(pod)} is held back by the scheduling gates {', '.join(gates)}"
-        yield Trouble(
-            Reason.UNSCHEDULABLE, f"{message}, until the owner of the gates, such as a queue, removes them"
+        message = (
+            f"pod {name_of(pod)} is not scheduled, because it has the scheduling gates {', '.join(gates)}: "
+            "their owner, such as a queue, has to remove them"
         )
+        yield Trouble(Reason.UNSCHEDULABLE, message)
     for condition in status.get("conditions") or ():
         yield from _condition_troubles(pod, condition, now)
     for container in (status.get("initContainerStatuses") or []) + (status.get("containerStatuses") or []):

@@ -120,7 +120,7 @@ FOUND: list[tuple[str, Manifest, Reason, str]] = [
     ("a gate", {**pod(phase="Pending", conditions=[{
         "type": "PodScheduled", "status": "False", "reason": "SchedulingGated", "message": "blocked"}]),
         "spec": {"schedulingGates": [{"name": "example.com/queue"}]}},
-     Reason.UNSCHEDULABLE, "held back by the scheduling gates example.com/queue, until the owner"),
+     Reason.UNSCHEDULABLE, "has the scheduling gates example.com/queue: their owner"),
     ("no node", UNSCHEDULABLE, Reason.UNSCHEDULABLE, "pod nano-engine-z: 0/3 nodes"),
 ]  # fmt: skip
 
