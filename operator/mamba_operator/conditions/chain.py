@@ -21,7 +21,7 @@ from mamba_operator.rollout.rollback import is_ready
 
 @dataclass(frozen=True, slots=True)
 class ConditionResult:
-    """Status, reason and message of one condition, without its dates."""
+    """Status, reason and message of one condition, without its times."""
 
     status: ConditionStatus
     reason: Reason
@@ -30,7 +30,7 @@ class ConditionResult:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Change that could not be made."""
+    """Change of a child that could not be made."""
 
     reason: Reason
     message: str
@@ -38,7 +38,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class ConditionInputs:
-    """Everything that the conditions are decided from."""
+    """Everything by which conditions are decided."""
 
     snapshot: Snapshot
     plan: ReconcilePlan
@@ -66,12 +66,12 @@ class ConditionInputs:
 
     @property
     def old_engines(self) -> int:
-        """Number of engines with an older revision."""
+        """Number of engines that have an older revision."""
         return self.engine.replicas - self.engine.updated
 
     @property
     def complete(self) -> bool:
-        """Whether as many pods are ready as have to be now, without the pods that a roll-out adds."""
+        """Whether as many pods are ready as are required now, not counting those that a roll-out adds."""
         deployment, desired = self.plan.deployment, self.plan.replicas
         if deployment is None or desired is None:
             return False
@@ -82,7 +82,7 @@ class ConditionInputs:
 
     @property
     def rolled_out(self) -> bool:
-        """Whether all engines that there is room for run the desired revision and are ready."""
+        """Whether all engines that have room run the desired revision and are ready."""
         child = self.snapshot.engine
         return child is not None and is_ready(child, label_of(child), self.snapshot.pods)
 
@@ -115,16 +115,17 @@ NOT_READY: dict[Role, Reason] = {
     "prefill": Reason.NO_READY_PREFILL_ENGINE,
     "decode": Reason.NO_READY_DECODE_ENGINE,
 }
-"""Reason that names the pool without a ready engine."""
+"""Reason that names the pool that has no ready engine."""
 Results = Mapping[ConditionType, ConditionResult]
 
 
 def combined(of_roles: Mapping[Role, Results], outgoing: str = "") -> dict[ConditionType, ConditionResult]:
-    """Return the conditions of the whole.
+    """Return the conditions of the whole deployment.
 
     Args:
-        of_roles: the conditions of the engines of each role; there is only one for unified engines.
-        outgoing: sentence about engines of other roles that still answer; empty where none does.
+        of_roles: the conditions of the engines of each role; unified engines have only one role.
+        outgoing: sentence about engines of roles that are no longer in the spec and still answer; empty if
+            none does.
     """
     types = next(iter(of_roles.values()))
     result = {type_: _worst(type_, {role: own[type_] for role, own in of_roles.items()}) for type_ in types}
@@ -153,7 +154,7 @@ def _badness(type_: ConditionType, result: ConditionResult) -> int:
     if type_ == ConditionType.PROGRESSING:
         if result.status == "True":
             return 1
-        # What is stuck or rolled back is worse than what moves.
+        # A roll-out that is stuck or rolled back is worse than one that makes progress.
         return 0 if result.reason == Reason.UP_TO_DATE else 2
     order = ("False", "Unknown", "True") if type_ in BAD_WHEN_TRUE else ("True", "Unknown", "False")
     return order.index(result.status)

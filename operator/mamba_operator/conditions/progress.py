@@ -1,6 +1,6 @@
-"""The conditions Planned and Progressing: the planner's verdict, and whether the pods are on their way. Pure.
+"""The conditions Planned and Progressing: the planner's verdict, and the changes under way. Pure.
 
-Called by `status`. The sentences about a roll-out also stand in the condition Degraded (`health`).
+Called by `status`. `health` uses the sentences about a roll-out for the condition Degraded, too.
 """
 
 from dataclasses import replace
@@ -258,7 +258,7 @@ def roll_back_text(plan: ReconcilePlan) -> str:
 
 
 def stuck_text(view: ConditionInputs) -> str | None:
-    """Explain what made no progress until its deadline, and which engines keep serving; None if nothing."""
+    """Describe what made no progress until its deadline, and which engines serve; None if nothing is."""
     engine, gateway = view.engine, view.gateway
     # The controller's message may still refer to the revision that was rolled back. Where all engines that
     # there is room for run the desired revision, only room is missing and the roll-out is complete.
@@ -274,7 +274,7 @@ def stuck_text(view: ConditionInputs) -> str | None:
 
 
 def in_place_text(view: ConditionInputs) -> str:
-    """Explain how a roll-out goes on where there is no room for an additional engine; empty if there is."""
+    """Describe how a roll-out continues without room for an additional engine; empty if there is room."""
     deployment = view.plan.deployment
     if view.plan.in_place:
         return (

@@ -135,9 +135,7 @@ def test_trouble_is_named_with_its_pod_and_its_words(one: Manifest, reason: Reas
     assert found.reason is reason
     assert words in found.message
     assert reason in REASONS_OF[ConditionType.DEGRADED]
-    assert any(
-        said in found.message for said in (ADVICE.get(reason, "raise"), "until the owner of the gates")
-    )
+    assert any(said in found.message for said in (ADVICE.get(reason, "raise"), "their owner"))
 
 
 PASSING: list[tuple[str, Manifest]] = [
