@@ -6,7 +6,7 @@ from typing import Any
 
 
 class OutputFormat(StrEnum):
-    """The values of `--output`."""
+    """Format in which a command prints its result: a value of the option `--output`."""
 
     table = "table"
     json = "json"

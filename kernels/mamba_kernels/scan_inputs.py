@@ -13,21 +13,21 @@ class ScanInputs:
     """
 
     x: torch.Tensor
-    """[T, H, P]"""
+    """[T, H, P] values"""
     dt: torch.Tensor
-    """[T, H] as projected, before bias and softplus"""
+    """[T, H] projected step sizes, before bias and softplus"""
     A: torch.Tensor
-    """[H] negative"""
+    """[H] rates of the decay, negative"""
     B: torch.Tensor
-    """[T, G, N]"""
+    """[T, G, N] input vectors of the state"""
     C: torch.Tensor
-    """[T, G, N]"""
+    """[T, G, N] output vectors of the state"""
     D: torch.Tensor
-    """[H]"""
+    """[H] weights with which `x` is added to the output"""
     dt_bias: torch.Tensor
-    """[H]"""
+    """[H] bias of `dt`"""
     dt_limit: tuple[float, float]
 
     def of_rows(self, rows: slice) -> "ScanInputs":
-        """Return the inputs of these rows."""
+        """Return the inputs of a range of rows."""
         return replace(self, x=self.x[rows], dt=self.dt[rows], B=self.B[rows], C=self.C[rows])

@@ -89,7 +89,7 @@ ENDPOINT_PICKER_PORT_NAME = "endpoint-picker"
 ADMIN_PORT = 8001
 ADMIN_PORT_NAME = "admin"
 TRANSFER_PORT = 8002
-"""Port at which an engine of a pool hands over states to engines of the same deployment."""
+"""Port from which other engines of the same deployment fetch states of an engine."""
 TRANSFER_PORT_NAME = "transfer"
 SERVICE_PORT = 80
 """Port of the gateway Service: `http://X.NAMESPACE.svc/v1`."""

@@ -296,7 +296,7 @@ class ModelList(_Answer):
 
 
 class TransferStatus(_Answer):
-    """Endpoint of an engine for states that move between engines."""
+    """Server of an engine from which other engines fetch states."""
 
     address: str
     """Address of its transfer server."""

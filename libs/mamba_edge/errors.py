@@ -140,7 +140,7 @@ class TooManyRequests(ApiError):
 
 
 class HeadersTooLarge(ApiError):
-    """A request line with headers above the limit."""
+    """The request line and the headers of a request exceed the limit."""
 
     status, kind, code, close = 431, "invalid_request_error", "headers_too_large", True
 

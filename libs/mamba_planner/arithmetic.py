@@ -85,9 +85,9 @@ def kv_bytes_per_token(model: ModelConfig, dtype: str, tensor_parallel: int = 1)
 def weights_bytes(
     model: ModelConfig, dtype: str, tensor_parallel: int = 1, quantization: Quantization = "none"
 ) -> int:
-    """Return the bytes of the weights on one device by parameter count.
+    """Return the bytes of the weights on one device, estimated from the number of parameters.
 
-    The true size of the files takes precedence where it is known.
+    If the size of the model's files is known, the planner uses that size instead.
     """
     # Matrices are 99 percent of a model.
     return -(-loaded_bytes(model.parameters, model.parameters, dtype, quantization) // tensor_parallel)

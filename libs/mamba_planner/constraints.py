@@ -104,7 +104,7 @@ class Constraints:
     arena_bytes: int | None = None
     role: Role = "unified"
     host_memory: int = 0
-    """Bytes of main memory for states that the arena has no room for."""
+    """Bytes of host memory for states that are evicted from the arena."""
     disk: int = 0
     """Bytes of disk space for such states."""
     tensor_parallel: int = 1

@@ -97,7 +97,7 @@ class MissingField(ModelConfigError):
 
 
 class WrongField(ModelConfigError):
-    """A field with an unusable value."""
+    """A field of a model's configuration has a value that cannot be used."""
 
 
 class UnreadableConfig(ModelConfigError):

@@ -154,10 +154,10 @@ class PrefixIndex:
     def withdraw(
         self, engine: str, token_ids: npt.NDArray[np.int32], salt: str, resumed: int, published: Depths
     ) -> bool:
-        """Remove entries of a prompt that an engine resumed less of than `published` promised.
+        """Remove entries of a prompt of which an engine had less cached than `published` says.
 
         Entries deeper than `resumed` tokens are removed until the engine publishes them again. Returns False
-        if the index was corrected in the meantime and nothing had to be removed.
+        if the index was corrected in the meantime, so that nothing had to be removed.
         """
         number, view = self._numbers.get(engine), self._views.get(engine)
         if number is None or view is None or view.page_size <= 0:

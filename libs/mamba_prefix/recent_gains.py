@@ -1,4 +1,4 @@
-"""Hashes that one engine published lately as gained: earlier knowledge about them is outdated."""
+"""`RecentGains`: hashes that one engine has recently published as cached, newer than other knowledge."""
 
 from collections import deque
 
@@ -14,17 +14,20 @@ MAX_HASHES_OF_LATER_ENGINES = MAX_HASHES // 8
 
 
 class RecentGains:
-    """The gains of one engine. Revisions are those of the copy that holds this object, and rise."""
+    """Hashes that one engine has recently published as cached.
+
+    A revision is a number of the index that holds this object; it increases with each change.
+    """
 
     def __init__(self, most: int = MAX_HASHES) -> None:
         self._most = most
         self._batches: deque[tuple[int, Hashes]] = deque()
         self._size = 0
         self._since = 0
-        """Revision after which all gains are remembered."""
+        """Revision after which all published hashes are remembered."""
 
     def add(self, revision: int, hashes: Hashes) -> None:
-        """Record hashes that were gained with this revision."""
+        """Record hashes that the engine published with this revision."""
         if len(hashes):
             self._batches.append((revision, hashes))
             self._size += len(hashes)
@@ -33,12 +36,12 @@ class RecentGains:
             self._size -= len(oldest)
 
     def begin(self, revision: int) -> None:
-        """Forget all gains: with this revision all entries of the engine were replaced."""
+        """Forget all hashes, because this revision has replaced all entries of the engine."""
         self._batches.clear()
         self._size, self._since = 0, revision
 
     def after(self, revision: int) -> Hashes | None:
-        """Return the hashes gained after this revision, uint64[n], in no order; None = not remembered."""
+        """Return the hashes published after this revision, uint64[n], unordered; None = not remembered."""
         if revision < self._since:
             return None
         batches = [hashes for batch_revision, hashes in self._batches if batch_revision > revision]

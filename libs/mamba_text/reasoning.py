@@ -78,7 +78,10 @@ _FIRST = {
 
 
 class ReasoningReader:
-    """The reader of one choice. White space around the markers belongs to neither text."""
+    """Reader that separates the reasoning of one choice from its answer.
+
+    White space around the markers belongs to neither of the two.
+    """
 
     def __init__(
         self, form: ReasoningFormat, start: ReasoningStart, calls: Callable[[], ToolCallReader] | None = None

@@ -77,14 +77,14 @@ class ParsedOutput:
 
 @dataclass(slots=True)
 class ToolCallReader:
-    """The incremental reader of one choice. `max_calls`: further calls are dropped; None = no limit."""
+    """Reader of the tool calls in one choice, which drops those beyond `max_calls` (None = no limit)."""
 
     form: ToolCallFormat
     max_calls: int | None = None
     parameters: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """By function, the JSON schema of its arguments, from which tagged arguments get their types."""
+    """JSON schema of each function's arguments, by which the types of tagged arguments are determined."""
     offered_alone: bool = False
-    """Whether a call of a function outside `parameters` is text."""
+    """Whether a call of a function that is not in `parameters` counts as text."""
     calls: int = 0
     """Number of calls read so far."""
     _pending: str = ""

@@ -1,1 +1,1 @@
-"""The store of bundles: checkpoints with their attention pages, in host memory and on disk."""
+"""Store of bundles below the arena of an engine: checkpoints with their pages, in host memory and on disk."""

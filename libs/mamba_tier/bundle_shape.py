@@ -1,6 +1,6 @@
-"""`BundleShape`: which bundles one store holds, and `StoreSettings`: where and how many bytes.
+"""`BundleShape`: the sizes and the identity of all bundles of one store, and `StoreSettings`: its budgets.
 
-Pure.
+A bundle is the state of one checkpoint together with the attention pages of its prefix. Pure.
 """
 
 from dataclasses import dataclass
@@ -9,26 +9,27 @@ from pathlib import Path
 from mamba_tier.errors import BadBudget, SizeMismatch
 
 BLOCK_TOKENS = 256
-"""Tokens of a block of pages, unless a page has more: checkpoints of one path share whole blocks."""
+"""Number of tokens of a block of pages, unless one page has more. Checkpoints of one path share whole
+blocks."""
 STAGING_BYTES = 256 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class BundleShape:
-    """The shape of all bundles of one engine. Bundles of another shape are never returned."""
+    """Sizes and identity of the bundles of one engine. Bundles of another shape are never returned."""
 
     fingerprint: str
-    """Identity of the model whose states can replace each other."""
+    """Identity of the model: states of equal fingerprints can replace each other."""
     layout: str
-    """Identity of the arrangement of bytes within a state and a page."""
+    """Identity of the arrangement of bytes within a state and within a page."""
     page_size: int
-    """Tokens of a page."""
+    """Number of tokens of a page."""
     state_bytes: int
-    """Bytes of a recurrent state."""
+    """Size of one recurrent state in bytes."""
     page_bytes: int
-    """Bytes of an attention page; 0 = the model has no attention layers."""
+    """Size of one attention page in bytes; 0 = the model has no attention layers."""
     most_block_tokens: int = BLOCK_TOKENS
-    """Largest number of tokens of a block, where that is a page or more."""
+    """Maximum number of tokens of a block; a block has at least one page, however large."""
 
     def __post_init__(self) -> None:
         if self.page_size < 1 or self.state_bytes < 0 or self.page_bytes < 0:
@@ -47,32 +48,35 @@ class BundleShape:
         return self.block_pages * self.page_size
 
     def tail_start(self, depth: int) -> int:
-        """Return the end of the last whole block of a prefix; its record has the pages from there on."""
+        """Return the end, in tokens, of the prefix's last whole block. A record holds the pages behind it."""
         return depth // self.block_tokens * self.block_tokens if self.page_bytes else depth
 
     def blocks_before(self, first: int) -> int:
-        """Return the number of blocks of a record whose own pages begin at `first`."""
+        """Return the number of blocks that precede a record whose own pages begin at token `first`."""
         return first // self.block_tokens if self.page_bytes else 0
 
     def pages_bytes(self, tokens: int) -> int:
-        """Return the bytes of the pages of `tokens` tokens, a multiple of the page size."""
+        """Return the size in bytes of the pages of `tokens` tokens, a multiple of the page size."""
         return tokens // self.page_size * self.page_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class StoreSettings:
-    """Budgets and places of a store. A tier without bytes does not exist."""
+    """Budgets and directory of a store. A tier with a budget of 0 bytes does not exist."""
 
     host_bytes: int = 0
-    """Host memory for bundles, in bytes."""
+    """Host memory for bundles, in bytes; 0 = no tier in host memory."""
     disk_bytes: int = 0
-    """Space on disk for bundles, in bytes, including headers and unused ends of blocks."""
+    """Disk space for bundles, in bytes, including headers and the unused ends of file system blocks; 0 = no
+    tier on disk."""
     directory: Path | None = None
-    """Directory of the disk tier, which belongs to this store alone."""
+    """Directory of the disk tier, which no other store uses."""
     staging_bytes: int = STAGING_BYTES
-    """Further host memory, in bytes, for bundles that wait for the writer; beyond it, bundles are dropped."""
+    """Additional host memory, in bytes, for bundles that wait for the writer; a bundle that does not fit is
+    dropped."""
     sync: bool = False
-    """Whether records are forced to the device. Without it, checksums reject what a power failure tore."""
+    """Whether each file is forced to the device when it is written. Without that, checksums reject files that
+    a power failure damaged."""
 
     def __post_init__(self) -> None:
         if min(self.host_bytes, self.disk_bytes) < 0 or self.staging_bytes <= 0:

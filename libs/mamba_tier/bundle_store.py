@@ -1,8 +1,9 @@
-"""`BundleStore`: bundles in host memory and on disk, for the engine that owns it.
+"""`BundleStore`: the bundles of one engine, in host memory and on disk.
 
-An engine offers each checkpoint that its cache evicts (`put`), looks prompts up (`lookup`) and reads what it
-needs into memory that it reserved (`read`). Nothing here computes on states, and no failure of a tier reaches
-a request: a bundle that cannot be stored or read is dropped.
+An engine offers each checkpoint that its cache evicts (`put`), searches for the prefix of a prompt
+(`lookup`), and reads the bundle that it found into memory that it has reserved (`read`). The store does not
+compute on states. A failure of a tier never reaches a request: a bundle that cannot be stored or read is
+dropped.
 """
 
 import os
@@ -32,14 +33,14 @@ from mamba_tier.store_writer import StagedBundle, StoreWriter
 
 Buffers = Sequence[memoryview]
 HELPERS = min(3, (os.cpu_count() or 1) - 1)
-"""Number of threads that help a reader to read and verify a large bundle."""
+"""Number of threads that help the reading thread to read and verify a large bundle."""
 MOST_WAITING = 256
-"""Number of bundles that wait for the writer at most."""
+"""Maximum number of bundles that wait for the writer."""
 log = structlog.get_logger("mambaserve.tier")
 
 
 class BundleStore:
-    """The tiers below one state cache. All methods may be called from any thread."""
+    """Tiers of one engine, below its state cache. All methods may be called from any thread."""
 
     def __init__(self, shape: BundleShape, settings: StoreSettings) -> None:
         """Open the tiers and start the writer. Raises DirectoryBusy, DirectoryForeign, DirectoryUnusable."""
@@ -66,9 +67,9 @@ class BundleStore:
         self._writer.start()
 
     def missing_from(self, token_ids: Tokens, salt: str) -> int | None:
-        """Return the token from which a put of this prefix needs pages; None = the bundle is stored already.
+        """Return the token from which a put of this prefix needs pages; None = the bundle is already stored.
 
-        `token_ids` is the whole prefix: its length is the depth, a multiple of the page size.
+        `token_ids` is the whole prefix up to the checkpoint, whose length is a multiple of the page size.
         """
         names = self._names(token_ids, salt, whole=True)
         with self._lock:
@@ -78,12 +79,12 @@ class BundleStore:
             return None if self._has_record(names) else self._shape.tail_start(names.tokens)
 
     def put(self, token_ids: Tokens, salt: str, state: Buffers, pages: Buffers, first: int = 0) -> PutOutcome:
-        """Copy a bundle for the writer, which stores it later.
+        """Copy a bundle into staging memory, from which the writer stores it later.
 
-        `token_ids` is the whole prefix; its length is the depth. `state` are the bytes of the state, `pages`
-        those of the pages of [first, depth) in the order of tokens; `first` is 0 or what `missing_from`
-        returned. The buffers may be reused when the call returns. The call copies once, and never waits
-        for a tier. Raises SizeMismatch.
+        `token_ids` is the whole prefix up to the checkpoint. `state` holds the bytes of its state, `pages`
+        those of the pages of the tokens [first, end of the prefix) in order; `first` is 0, or what
+        `missing_from` returned. The call copies the bytes once and does not wait for a tier; the caller may
+        reuse the buffers afterwards. Raises SizeMismatch.
         """
         names = self._names(token_ids, salt, whole=True)
         whole_pages(first, self._shape.page_size, "the first page")
@@ -117,10 +118,10 @@ class BundleStore:
         return PutOutcome.ACCEPTED
 
     def lookup(self, token_ids: Tokens, salt: str, *, base: int = 0, above: int = 0) -> Match | None:
-        """Return the deepest stored bundle of a prompt beyond `above` tokens; None = there is none.
+        """Return the stored bundle of the longest prefix beyond `above` tokens; None = there is none.
 
-        `token_ids` are the tokens that the engine may resume behind, so without the prompt's last one. `base`
-        is the number of tokens whose pages the engine has, a multiple of the page size.
+        `token_ids` are the tokens from whose states the engine can resume: the prompt without its last token.
+        `base` is the number of tokens whose pages the engine has already, a multiple of the page size.
         """
         whole_pages(base, self._shape.page_size, "the base")
         names = self._names(token_ids, salt, whole=False)
@@ -134,11 +135,11 @@ class BundleStore:
         return None
 
     def read(self, match: Match, state: Buffers, pages: Buffers) -> ReadOutcome:
-        """Read a bundle into `state` and `pages`, and verify it.
+        """Read a bundle into the buffers `state` and `pages`, and verify its checksums.
 
-        `state` takes `match.state_bytes`, and `pages` takes `match.pages_bytes`: the pages of
-        [match.base, match.depth) in the order of tokens. After anything but VALID the buffers hold garbage.
-        No byte lands after the call returned. Raises SizeMismatch.
+        `state` has `match.state_bytes` bytes, and `pages` has `match.pages_bytes` bytes for the pages of the
+        tokens [match.base, match.depth) in order. The buffers hold the bundle only if the result is VALID.
+        Nothing writes to them after the call has returned. Raises SizeMismatch.
         """
         state_row, pages_row = ByteRow(state), ByteRow(pages)
         _same_size(state_row, match.state_bytes, "state")
@@ -157,7 +158,7 @@ class BundleStore:
             damaged = None if work.failed is None else work.failed.item
             outcome = ReadOutcome.VALID if damaged is None else ReadOutcome.CORRUPT
         except FileNotFoundError:
-            # Somebody else removed the file: the record is no use, and the disk no worse.
+            # Another program removed the file: the record is useless, and the disk itself works.
             damaged = held[0]
         except OSError as error:
             self._writer.switch_off(error)
@@ -167,24 +168,24 @@ class BundleStore:
         return outcome
 
     def status(self) -> StoreStatus:
-        """Return what the tiers hold, and the counters."""
+        """Return the contents of the tiers, and the counters."""
         with self._lock:
             tiers = {tier.name: tier.status() for tier in self._tiers if tier.budget_bytes}
             return StoreStatus(tiers, dict(self._counters), self._writer.waiting)
 
     def drain(self, seconds: float) -> bool:
-        """Wait until the writer has nothing to do; False = it still had after `seconds`."""
+        """Wait until the writer has stored everything; return False if `seconds` were not enough."""
         return self._writer.drain(seconds)
 
     def save(self, seconds: float) -> bool:
-        """Move what host memory has to disk, the most valuable bundles first; False = not all of it.
+        """Move the bundles in host memory to disk, the most valuable first; return whether all were moved.
 
-        This is for the end of an engine: from this call on the host tier keeps nothing.
+        An engine calls this when it ends: afterwards the host tier accepts no more bundles.
         """
         return self._writer.save(seconds)
 
     def close(self) -> None:
-        """Stop the writer, drop what waits for it, and unlock the directory. Further calls find nothing."""
+        """Stop the writer, drop the bundles that wait for it, and unlock the directory."""
         with self._lock:
             if self._closed:
                 return
@@ -209,7 +210,7 @@ class BundleStore:
         return PrefixNames(self._chain, self._shape.block_tokens, token_ids, salt)
 
     def _reserve(self, names: PrefixNames, first: int) -> StagedBundle | PutOutcome:
-        """Reserve memory for what no tier has of a bundle."""
+        """Reserve staging memory for those parts of a bundle that no tier has."""
         shape, depth = self._shape, names.tokens
         ends = list(self._missing_blocks(names))
         if not ends and self._has_record(names):
@@ -243,25 +244,25 @@ class BundleStore:
         return bundle
 
     def _block_ends(self, names: PrefixNames) -> range:
-        """Return the depths at which the blocks of the whole prefix end."""
+        """Return the depths, in tokens, at which the blocks of the whole prefix end."""
         step = self._shape.block_tokens
         return range(step, self._shape.blocks_before(names.tokens) * step + 1, step)
 
     def _missing_blocks(self, names: PrefixNames) -> Iterator[int]:
-        """Yield the ends of those blocks of the prefix that neither a tier nor the writer has."""
+        """Yield the ends of those blocks of the prefix that are neither stored nor waiting to be stored."""
         for end in self._block_ends(names):
             key, digest = names.key(end), names.digest(end)
             if self._block(key, digest) is None and self._writer.blocks.get(key) != digest:
                 yield end
 
     def _has_record(self, names: PrefixNames) -> bool:
-        """Return whether a tier or the writer has the record of the whole prefix."""
+        """Return whether the record of the whole prefix is stored, or waits to be stored."""
         if self._record(names, names.tokens) is not None:
             return True
         return self._writer.records.get(names.key(names.tokens)) == names.digest(names.tokens)
 
     def _record(self, names: PrefixNames, depth: int) -> Record | None:
-        """Return the stored record of a prefix of `depth` tokens; None = no tier has it."""
+        """Return the stored record of the prefix of `depth` tokens; None = no tier has one."""
         key = names.key(depth)
         for tier in self._tiers:
             record = tier.records.get(key)
@@ -277,7 +278,7 @@ class BundleStore:
         return None
 
     def _match(self, record: Record, names: PrefixNames, base: int) -> Match | None:
-        """Return the match of a record; None = a block that it needs is missing."""
+        """Return the match for a record; None = a block that the record needs is missing."""
         shape = self._shape
         items: list[Item] = [record]
         for end in self._block_ends(names):
@@ -293,7 +294,7 @@ class BundleStore:
         return Match(record.depth, base, shape.state_bytes, pages_bytes, from_disk, tuple(items))
 
     def _current(self, item: Item) -> Item | None:
-        """Return the item, or the same item of another tier if the item has moved since the lookup."""
+        """Return the item, or its copy in another tier if it was moved there after the lookup."""
         if not item.gone:
             return item
         if not isinstance(item, Record):
@@ -305,7 +306,7 @@ class BundleStore:
         return None
 
     def _read(self, share: Share) -> bool:
-        """Read a share of a bundle; False = its item is damaged. Raises OSError."""
+        """Read one share of a bundle; return False if the item is damaged. Raises OSError."""
         item, targets = share
         if item.keeper is self._host:
             total = self._shape.pages_bytes(item.depth - item.first)

@@ -1,4 +1,4 @@
-"""`ByteRow`: several buffers as one row of bytes; copies and checksums of such rows."""
+"""`ByteRow`: several buffers addressed as one continuous row of bytes; copies and checksums of such rows."""
 
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ Buffers = Sequence[memoryview]
 
 
 class ByteRow:
-    """Buffers one behind the other."""
+    """Sequence of buffers that is addressed as one continuous row of bytes."""
 
     def __init__(self, buffers: Buffers) -> None:
         self._buffers = [_flat(buffer) for buffer in buffers if buffer.nbytes]
@@ -22,7 +22,7 @@ class ByteRow:
         return self._starts[-1]
 
     def cut(self, start: int, length: int) -> list[memoryview]:
-        """Return the buffers of [start, start + length)."""
+        """Return views of the bytes [start, start + length), one for each buffer that they lie in."""
         out = []
         place = bisect_right(self._starts, start) - 1
         while length > 0:
@@ -40,12 +40,12 @@ def _flat(buffer: memoryview) -> memoryview:
 
 
 def copy(sources: Buffers, targets: Buffers) -> None:
-    """Copy between buffers of the same number of bytes. Other threads run meanwhile."""
+    """Copy `sources` to `targets`, of equal size in total. Other Python threads run meanwhile."""
     source, target = ByteRow(sources), ByteRow(targets)
     assert len(source) == len(target)
     start = 0
     while start < len(source):
-        # The longest run that lies in one buffer on both sides.
+        # The longest run of bytes that lies in one buffer of the sources and in one of the targets.
         piece = source.cut(start, len(source) - start)[0]
         place = target.cut(start, piece.nbytes)[0]
         np.copyto(np.frombuffer(place, np.uint8), np.frombuffer(piece[: place.nbytes], np.uint8))
@@ -53,7 +53,7 @@ def copy(sources: Buffers, targets: Buffers) -> None:
 
 
 def checksum(buffers: Buffers) -> int:
-    """Return the XXH3 of the buffers as one text, in 64 bits."""
+    """Return the 64-bit XXH3 checksum of the buffers' bytes, as if they were one buffer."""
     if len(buffers) == 1:
         return xxhash.xxh3_64_intdigest(buffers[0])
     state = xxhash.xxh3_64()

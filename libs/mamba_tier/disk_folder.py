@@ -1,8 +1,8 @@
-"""`DiskFolder`: the directory of one disk tier: its lock, its version, and files that are whole or absent.
+"""`DiskFolder`: the directory of one disk tier, with its lock, its format version and its files.
 
-A file is written under a temporary name and renamed, so a process that is killed at any point leaves whole
-files and temporary ones, which the next start removes. No name is used twice, so a removal that comes late
-removes the file that it was meant for.
+A file is written under a temporary name and then renamed. So a process that is killed leaves only complete
+files and temporary ones, and the next start removes the temporary ones. No file name is used twice, so that a
+late removal cannot remove a newer file.
 """
 
 import contextlib
@@ -24,11 +24,11 @@ _SIGNATURE = "mambaserve bundles "
 _NAME = re.compile(r"([0-9a-f]{16})-([0-9a-f]{12})\.bundle")
 _TEMPORARY = ".temporary"
 _MOST_BUFFERS = 1024
-"""Number of buffers that one system call takes (IOV_MAX)."""
+"""Maximum number of buffers of one system call (IOV_MAX)."""
 
 
 class StoredFile(NamedTuple):
-    """A file that a start finds; `header` is None for a damaged one."""
+    """File that a previous process left. `header` is None if the file is damaged."""
 
     name: str
     header: Header | None
@@ -36,7 +36,7 @@ class StoredFile(NamedTuple):
 
 
 class DiskFolder:
-    """A directory that belongs to this process until `close`."""
+    """Directory that this process has locked until `close`."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -55,7 +55,7 @@ class DiskFolder:
         self._numbers = count(1)
 
     def _claim(self) -> None:
-        """Check the version, and remove records of others and temporary files."""
+        """Check the format version; remove temporary files, and records of other formats."""
         try:
             text = (self._path / VERSION_FILE).read_text("utf-8", "replace")
         except FileNotFoundError:
@@ -80,7 +80,7 @@ class DiskFolder:
             os.replace(fresh, self._path / VERSION_FILE)
 
     def files(self) -> Iterator[StoredFile]:
-        """Yield all files, oldest use first. Only headers are read. Later names continue behind these."""
+        """Yield all files, the least recently used first. Only their headers are read."""
         entries = []
         for entry in os.scandir(self._path):
             match = _NAME.fullmatch(entry.name)
@@ -100,7 +100,7 @@ class DiskFolder:
             yield StoredFile(name, None if header is None else header[0], size)
 
     def write(self, key: int, buffers: Buffers, *, sync: bool) -> str:
-        """Write a file and return its name. Raises OSError, and leaves no file then if the system allows."""
+        """Write a file and return its name. Raises OSError, and then removes the file if possible."""
         name = f"{key:016x}-{next(self._numbers):012x}.bundle"
         temporary = self._path / (name + _TEMPORARY)
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -121,21 +121,21 @@ class DiskFolder:
         return name
 
     def open(self, name: str) -> int:
-        """Return a descriptor for reading. Raises OSError."""
+        """Return a file descriptor for reading the file. Raises OSError."""
         return os.open(self._path / name, os.O_RDONLY)
 
     def touch(self, name: str) -> None:
-        """Record a use of the file, for the order of the next start."""
+        """Record a use of the file: its modification time orders the files at the next start."""
         with contextlib.suppress(OSError):
             os.utime(self._path / name)
 
     def remove(self, name: str) -> None:
-        """Remove a file; a file that is absent is fine. Raises OSError."""
+        """Remove a file if it exists. Raises OSError."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._path / name)
 
     def close(self) -> None:
-        """Unlock the directory."""
+        """Unlock the directory, so that another process may use it."""
         os.close(self._lock)
 
     def _sync_names(self) -> None:
@@ -147,7 +147,7 @@ class DiskFolder:
 
 
 def read_header(descriptor: int) -> tuple[Header, int] | None:
-    """Return the header of a file and its length in bytes; None = the header is damaged. Raises OSError."""
+    """Return the header of a file and its length in bytes; None = it is damaged. Raises OSError."""
     raw = os.pread(descriptor, ALIGNMENT, 0)
     total = header_bytes(raw)
     if total is None:
@@ -159,7 +159,7 @@ def read_header(descriptor: int) -> tuple[Header, int] | None:
 
 
 def read_all(descriptor: int, buffers: Buffers, start: int) -> bool:
-    """Fill the buffers from `start` on; False = the file ends before. Raises OSError."""
+    """Fill the buffers from offset `start`; return False if the file is too short. Raises OSError."""
     rest = list(buffers)
     while rest:
         count = os.preadv(descriptor, rest[:_MOST_BUFFERS], start)
@@ -171,7 +171,7 @@ def read_all(descriptor: int, buffers: Buffers, start: int) -> bool:
 
 
 def write_all(descriptor: int, buffers: Buffers) -> None:
-    """Write all bytes of the buffers at the position of the descriptor. Raises OSError."""
+    """Write all buffers at the current position of the file descriptor. Raises OSError."""
     rest = [buffer for buffer in buffers if buffer.nbytes]
     while rest:
         count = os.writev(descriptor, rest[:_MOST_BUFFERS])
@@ -193,7 +193,7 @@ def _behind(buffers: list[memoryview], count: int) -> list[memoryview]:
 
 
 def _locked(path: Path) -> int:
-    """Return the descriptor of the lock, which the process's end unlocks. Raises DirectoryBusy."""
+    """Lock the directory; return the lock's file descriptor. Raises DirectoryBusy."""
     descriptor = os.open(path / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,6 +1,6 @@
-"""`DiskTier`: the tier on disk: an index over the files of a `DiskFolder`.
+"""`DiskTier`: the tier on disk: an index of the bundles in the files of a `DiskFolder`.
 
-The writer of the store is the only thread that writes and removes files.
+Only the writer of the store writes and removes files.
 """
 
 import contextlib
@@ -19,11 +19,11 @@ from mamba_tier.record_header import PART_BYTES, Header, encoded, packed, part_p
 from mamba_tier.tier_index import TierIndex
 
 RUN_BYTES = 1 << 20
-"""Bytes that one system call reads before they are verified, still in the processor's cache."""
+"""Bytes that one system call reads. They are verified next, while they are still in the processor's cache."""
 
 
 class DiskTier(TierIndex):
-    """Bundles in files, each with a header of its own."""
+    """Tier whose records and blocks are files, each with its own header."""
 
     def __init__(self, folder: DiskFolder, shape: BundleShape, budget_bytes: int) -> None:
         super().__init__("disk", budget_bytes)
@@ -32,7 +32,7 @@ class DiskTier(TierIndex):
         self._removals: deque[str] = deque()
 
     def scan(self) -> Mapping[str, int]:
-        """Fill the index from the headers of all files, and return how many were `corrupt` and `stale`."""
+        """Fill the index from the headers of all files. Return the numbers of `corrupt` and `stale` files."""
         counts = {"corrupt": 0, "stale": 0}
         records: list[Record] = []
         for file in self.folder.files():
@@ -45,7 +45,7 @@ class DiskTier(TierIndex):
             if isinstance(item, Record):
                 records.append(item)
             else:
-                # Of two files with one key, the newer one replaced a damaged one.
+                # Of two files with the same key, the newer one was written because the older one was damaged.
                 if (older := self.blocks.get(item.key)) is not None:
                     self.forget(older)
                 self.add_block(item)
@@ -60,7 +60,7 @@ class DiskTier(TierIndex):
         return counts
 
     def prepare(self, item: Item) -> tuple[bytes, int]:
-        """Return the header of an item of the host tier, and what its file will cost."""
+        """Return the header for an item of the host tier, and the bytes of disk space that its file takes."""
         shape = self._shape
         is_record = isinstance(item, Record)
         header = Header(
@@ -74,7 +74,7 @@ class DiskTier(TierIndex):
         return raw, rounded(len(raw) + header.payload_bytes)
 
     def write(self, source: Item, header: bytes, payload: Buffers, cost: int, *, sync: bool) -> Item:
-        """Write a file and return its item, which no index has yet. Raises OSError."""
+        """Write a file and return its item; the caller then adds the item to the index. Raises OSError."""
         name = self.folder.write(source.key, [memoryview(header), *payload], sync=sync)
         facts = (self, source.key, source.digest, source.first, source.depth, cost, name)
         if isinstance(source, Record):
@@ -82,7 +82,7 @@ class DiskTier(TierIndex):
         return Item(*facts)
 
     def read(self, item: Item, targets: list[Target]) -> bool:
-        """Read parts of an item into their landing buffers; False = the file is damaged. Raises OSError."""
+        """Read parts of an item into landing buffers; return whether they are intact. Raises OSError."""
         descriptor = self.folder.open(cast("str", item.place))
         try:
             front = read_header(descriptor)
@@ -101,12 +101,12 @@ class DiskTier(TierIndex):
             os.close(descriptor)
 
     def touch(self, record: Record) -> None:
-        """Count a use of the record, also for the order of the next start."""
+        """Count a use of the record, and record it in the file for the order of the next start."""
         super().touch(record)
         self.folder.touch(cast("str", record.place))
 
     def drop(self, item: Item) -> None:
-        """Take an item out of the index. The file of a damaged block goes at once, whoever refers to it."""
+        """Remove an item from the index. A block is dropped if damaged: its file is removed at once."""
         if item.gone or isinstance(item, Record):
             super().drop(item)
             return
@@ -116,19 +116,19 @@ class DiskTier(TierIndex):
         self._free(item)
 
     def remove_files(self) -> None:
-        """Remove the files of all items that are gone. For the writer alone. Raises OSError."""
-        # A reader that switches the tier off empties the queue meanwhile.
+        """Remove the files of all dropped items. Only the writer calls this. Raises OSError."""
+        # A reader may switch the tier off at the same time, which empties the queue.
         with contextlib.suppress(IndexError):
             while True:
                 self.folder.remove(self._removals.popleft())
 
     @property
     def has_removals(self) -> bool:
-        """Return whether files wait for their removal."""
+        """Return whether files of dropped items wait to be removed."""
         return bool(self._removals)
 
     def switch_off(self, reason: str) -> None:
-        """Give and take nothing from now on. Files stay as they are, for the next start."""
+        """Store and return nothing from now on; `reason` is shown. The files remain for the next start."""
         self.reason = reason
         self.clear()
         self._removals.clear()
@@ -147,7 +147,7 @@ class DiskTier(TierIndex):
         number = sum(1 for _ in parts(shape, header.depth - header.first, is_record=header.is_record))
         if not same or pages < 0 or len(header.sums) != 8 * number:
             return False
-        # Another release may have blocks of another size.
+        # Another release may have written blocks of another size.
         if not header.is_record:
             return pages == shape.block_pages and not header.depth % shape.block_tokens
         blocks = shape.blocks_before(header.first)
@@ -161,13 +161,13 @@ class DiskTier(TierIndex):
         return Record(*facts, block_keys=tuple(unpacked(header.block_keys)), tokens=header.tokens)
 
     def _free(self, item: Item) -> None:
-        # The files of a tier that is off are for the next start.
+        # A tier that is off keeps its files for the next start.
         if self.on:
             self._removals.append(cast("str", item.place))
 
 
 def _runs(targets: list[Target]) -> Iterator[list[Target]]:
-    """Yield adjacent parts in runs that one system call reads."""
+    """Yield groups of adjacent parts; one system call reads each group."""
     run: list[Target] = []
     for target in targets:
         if run and target.part.start + target.part.length - run[0].part.start > RUN_BYTES:

@@ -9,38 +9,38 @@ TierError
 ├── SessionDamaged     a session file that is no session, is damaged or ends early
 └── SessionForeign     a session file of another model or layout
 
-Those of the store are raised at the start and for wrong calls alone: a disk that fails later switches its
-tier off, and a damaged record is a miss.
+The store raises its errors only at the start and for wrong calls. A disk that fails later makes the store
+switch the disk tier off, and a damaged record counts as not stored.
 """
 
 
 class TierError(Exception):
-    """The base of all errors. The message says what to do."""
+    """Base class of all errors of the store. The message says what to do."""
 
 
 class DirectoryBusy(TierError):
-    """A directory that another process has locked."""
+    """Another process has locked the directory."""
 
 
 class DirectoryForeign(TierError):
-    """A directory with files that no store of bundles wrote."""
+    """The directory holds files that no store of bundles has written."""
 
 
 class DirectoryUnusable(TierError):
-    """A directory that the operating system refuses."""
+    """The operating system does not let the store create, read or write the directory."""
 
 
 class SizeMismatch(TierError, ValueError):
-    """Buffers, tokens or depths that do not fit the shape of the bundles."""
+    """The sizes of buffers, tokens or depths do not fit the shape of the store's bundles."""
 
 
 class BadBudget(TierError, ValueError):
-    """Byte budgets with which no bundle can be stored."""
+    """The byte budgets are too small to store any bundle."""
 
 
 class SessionDamaged(TierError):
-    """A file that is no session, or not all of one, or whose bytes have changed."""
+    """The file is no session file, ends too early, or its bytes have changed."""
 
 
 class SessionForeign(TierError):
-    """A session whose state this engine cannot use."""
+    """The session file is of another model or layout, so this engine cannot use its state."""

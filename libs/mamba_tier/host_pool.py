@@ -1,6 +1,6 @@
-"""`HostPool`: one anonymous mapping, given out in whole pages of memory. An item may lie in several pieces.
+"""`HostPool`: one anonymous memory mapping, of which items get whole memory pages, in one or more pieces.
 
-The store's lock protects the list of free pieces; bytes are read and written without it.
+The lock of the store protects the list of free pieces; the bytes themselves are read and written without it.
 """
 
 import mmap
@@ -8,20 +8,21 @@ from bisect import bisect_left
 
 GRAIN = 4096
 TOUCH_BYTES = 4 << 20
-"""Bytes that are provided at once, about a millisecond."""
+"""Bytes of memory that one call makes the operating system allocate, which takes about a millisecond."""
 _MADV_POPULATE_WRITE = 23
-"""The advice that provides memory without changing what stands there; `mmap` has no name for the number."""
+"""Advice to madvise(2) that allocates memory pages and keeps their content. The module `mmap` has no name for
+the number."""
 Pieces = tuple[tuple[int, int], ...]
-"""Start and length of each piece in bytes, in the order of the item's bytes."""
+"""Offset and length in bytes of each piece, in the order of the item's bytes."""
 
 
 def rounded(count: int) -> int:
-    """Return the bytes that an item of `count` bytes takes."""
+    """Return the bytes of memory that an item of `count` bytes takes: whole memory pages."""
     return -(-count // GRAIN) * GRAIN
 
 
 class HostPool:
-    """Memory for items, which the writer of the store lets the system provide from the start on."""
+    """Memory for items. Its memory pages are allocated step by step, when the writer calls `touch_more`."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = max(GRAIN, rounded(capacity))
@@ -34,9 +35,10 @@ class HostPool:
         self._free: list[tuple[int, int]] = [(0, self.capacity)]
 
     def touch_more(self) -> bool:
-        """Let the system provide a little more of the memory; False = all of it is there.
+        """Allocate the next `TOUCH_BYTES` of the memory; return False once all of it is allocated.
 
-        Otherwise the first put that gets a piece would wait until the system has cleared it.
+        Without this, the first put that uses a piece would wait until the operating system has cleared its
+        memory.
         """
         if self._touched < self.capacity:
             try:
@@ -44,12 +46,12 @@ class HostPool:
                 self._memory.madvise(_MADV_POPULATE_WRITE, self._touched, step)
                 self._touched += step
             except OSError:
-                # A kernel before 5.14, or too little memory: pieces come when they are used.
+                # On a kernel before 5.14, or with too little memory, pieces are allocated when they are used.
                 self._touched = self.capacity
         return self._touched < self.capacity
 
     def take(self, count: int) -> Pieces | None:
-        """Reserve memory for `count` bytes, from the lowest free addresses; None = too little is free."""
+        """Reserve memory for `count` bytes at the lowest free offsets; None = not enough is free."""
         rest = rounded(count)
         if rest > self.free_bytes:
             return None
@@ -67,7 +69,7 @@ class HostPool:
         return tuple(out)
 
     def give_back(self, pieces: Pieces) -> None:
-        """Return memory that was reserved."""
+        """Mark reserved memory as free."""
         for start, length in pieces:
             place = bisect_left(self._free, (start, 0))
             self.free_bytes += length
@@ -80,7 +82,7 @@ class HostPool:
                 self._free.insert(place, (start, length))
 
     def views(self, pieces: Pieces, count: int) -> list[memoryview]:
-        """Return the first `count` bytes of an item."""
+        """Return views of the first `count` bytes of an item."""
         out = []
         for start, length in pieces:
             part = min(length, count)

@@ -1,4 +1,4 @@
-"""`HostTier`: the tier in host memory, and the staging memory of bundles that wait for the writer."""
+"""`HostTier`: the tier in host memory. Its pool also holds the bundles that wait for the writer."""
 
 from collections.abc import Iterable
 from typing import cast
@@ -12,14 +12,14 @@ from mamba_tier.tier_index import TierIndex
 
 
 class HostTier(TierIndex):
-    """Bundles in one pool of memory. The pool is larger than the budget, by the staging memory."""
+    """Tier whose items lie in a pool of `budget_bytes` + `staging_bytes`."""
 
     def __init__(self, budget_bytes: int, staging_bytes: int) -> None:
         super().__init__("host", budget_bytes)
         self.pool = HostPool(budget_bytes + staging_bytes)
 
     def take_all(self, sizes: list[int]) -> list[Pieces] | None:
-        """Reserve memory for items of these sizes; None = for not all of them."""
+        """Reserve memory for one item of each size; None = there is not enough for all of them."""
         out: list[Pieces] = []
         for size in sizes:
             pieces = self.pool.take(size)
@@ -31,30 +31,30 @@ class HostTier(TierIndex):
         return out
 
     def give_back(self, items: Iterable[Item]) -> None:
-        """Return the memory of items that are in no index."""
+        """Free the memory of items that are in no index."""
         for item in items:
             self._free(item)
 
     def block(self, key: int, digest: bytes, first: int, depth: int, place: Pieces) -> Item:
-        """Return a block of pages that lies at `place`, which no index has yet."""
+        """Return the item of a block whose pages lie at `place`; the caller adds it to the index."""
         return Item(self, key, digest, first, depth, _size(place), place)
 
     def record(
         self, key: int, digest: bytes, first: int, depth: int, place: Pieces, block_keys: tuple[int, ...]
     ) -> Record:
-        """Return a record that lies at `place`, which no index has yet."""
+        """Return the record whose bytes lie at `place`; the caller adds it to the index."""
         return Record(self, key, digest, first, depth, _size(place), place, block_keys=block_keys)
 
     def views(self, item: Item, count: int) -> list[memoryview]:
-        """Return the first `count` bytes of an item."""
+        """Return views of the first `count` bytes of an item."""
         return self.pool.views(cast("Pieces", item.place), count)
 
     def read(self, item: Item, targets: list[Target], total: int) -> bool:
-        """Copy parts of an item of `total` bytes into their landing buffers; False = a part is damaged."""
+        """Copy parts of an item of `total` bytes to landing buffers; return False if a part is damaged."""
         row, sums = ByteRow(self.views(item, total)), unpacked(item.sums)
         for part, buffers in targets:
             copy(row.cut(part.start, part.length), buffers)
-            # The landed bytes are verified, not those that were copied.
+            # The copy in the landing buffers is verified, so that an error of the copy is noticed too.
             if checksum(buffers) != sums[part.number]:
                 return False
         return True

@@ -1,6 +1,6 @@
-"""`Item`: a stored block of pages, and `Record`: an item with a state. Facts and references, no bytes.
+"""`Item`: a stored block of pages, and `Record`: an item with a state. Both describe bytes and hold none.
 
-The store's lock protects every field that changes.
+The lock of the store protects every field that changes.
 """
 
 from __future__ import annotations
@@ -10,61 +10,62 @@ from typing import Protocol
 
 
 class Keeper(Protocol):
-    """The tier that has the bytes of an item."""
+    """Tier that holds the bytes of an item."""
 
     name: str
 
     def forget(self, item: Item) -> None:
-        """Take the item out of the tier's accounts and free its bytes: nobody refers to the item any more."""
+        """Free the bytes of an item that nothing refers to, and subtract its cost from the tier's budget."""
 
     def drop(self, item: Item) -> None:
-        """Take the item out of the tier's index, so that nobody finds it."""
+        """Remove the item from the tier's index, so that no lookup finds it."""
 
     def touch(self, record: Record) -> None:
-        """Count a use of the record."""
+        """Count a use of the record, which raises its priority."""
 
 
 @dataclass(slots=True, eq=False)
 class Item:
-    """A block of pages, or the base of a record."""
+    """Stored block of attention pages, or the common part of a `Record`."""
 
     keeper: Keeper
     key: int
-    """Chain hash of the prefix of `depth` tokens."""
+    """Chain hash of the prefix of `depth` tokens, by which the item is found."""
     digest: bytes
-    """Digest of salt and tokens of the same prefix, which no two prompts share."""
+    """Cryptographic digest of the salt and the tokens of that prefix, which proves that the item belongs to
+    it."""
     first: int
-    """Token at which the pages begin."""
+    """Token at which the item's pages begin."""
     depth: int
-    """Token at which the pages end."""
+    """Token at which the item's pages end."""
     cost: int
-    """Bytes of its tier's budget that the item takes."""
+    """Bytes of the tier's budget that the item takes."""
     place: object
-    """Where the tier has the bytes."""
+    """Location of the bytes in the tier: pieces of memory, or the name of a file."""
     sums: bytes = b""
-    """Checksums of the parts; empty where the tier keeps them beside the bytes."""
+    """Checksums of the parts of the item; empty where the tier stores them together with the bytes."""
     references: int = 0
-    """Number of records and readers that need the item; the index counts as one for a record."""
+    """Number of references by records, readers and the index. At zero the bytes are freed."""
     gone: bool = False
-    """Whether the index has dropped the item, so that nobody finds it any more."""
+    """Whether the item was removed from the index."""
 
 
 @dataclass(slots=True, eq=False)
 class Record(Item):
-    """A state with the pages behind its last whole block."""
+    """State of a checkpoint, together with the pages behind the last whole block of its prefix."""
 
     block_keys: tuple[int, ...] = ()
-    """Chain hashes at the ends of all blocks of [0, first)."""
+    """Chain hashes at the ends of all blocks of the tokens [0, first)."""
     blocks: list[Item] = field(default_factory=list)
-    """Stored blocks that the record refers to; the record keeps them from being freed."""
+    """Stored blocks that the record needs. Its references keep them from being freed."""
     tokens: int = 0
-    """Tokens of recomputation that the record saves."""
+    """Number of tokens that need not be computed again if a prompt resumes from the record."""
     hits: int = 0
     priority: float = 0.0
 
 
 def let_go(item: Item) -> None:
-    """Drop one reference. The last one frees the item, and drops the references of a record to its blocks."""
+    """Drop one reference to an item. The last one frees its bytes and a record's references to blocks."""
     item.references -= 1
     if item.references:
         return

@@ -1,4 +1,4 @@
-"""`Landing`: the buffers of one read, and which parts of an item land where in them."""
+"""`Landing`: the buffers that one read fills, and the position of each part of an item in them."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -9,31 +9,31 @@ from mamba_tier.items import Item, Record
 from mamba_tier.record_header import Part, parts
 
 SHARE_BYTES = 4 << 20
-"""Bytes of one item that one thread reads before it takes the next share."""
+"""Bytes of one item that a thread reads before it takes the next share."""
 
 
 class Target(NamedTuple):
-    """A part of an item's bytes, and the buffers that it lands in."""
+    """Part of an item's bytes, and the buffers that the part is read into."""
 
     part: Part
     buffers: Buffers
 
 
 class Share(NamedTuple):
-    """A piece of work of a read: adjacent parts of one item."""
+    """Unit of work of one thread in a read: adjacent parts of one item."""
 
     item: Item
     targets: list[Target]
 
 
 class Landing:
-    """The landing buffers of a bundle without the pages of [0, base)."""
+    """Buffers for the state of a bundle and for its pages from token `base` on."""
 
     def __init__(self, shape: BundleShape, state: ByteRow, pages: ByteRow, base: int) -> None:
         self._shape, self._state, self._pages, self._base = shape, state, pages, base
 
     def shares(self, items: list[Item]) -> Iterator[Share]:
-        """Yield the work of reading the items."""
+        """Yield the units of work in which threads read the items."""
         for item in items:
             targets: list[Target] = []
             size = 0
@@ -49,7 +49,7 @@ class Landing:
     def _targets(self, item: Item) -> Iterator[Target]:
         shape = self._shape
         state_bytes = shape.state_bytes if isinstance(item, Record) else 0
-        # Where the item's pages begin in the landing buffers: negative where the base is behind.
+        # Offset of the item's pages in the landing buffers; negative if they begin before the base.
         offset = shape.pages_bytes(item.first) - shape.pages_bytes(self._base) - state_bytes
         for part in parts(shape, item.depth - item.first, is_record=isinstance(item, Record)):
             if part.start < state_bytes:
@@ -59,6 +59,6 @@ class Landing:
             if start >= 0:
                 yield Target(part, self._pages.cut(start, part.length))
             elif start + part.length > 0:
-                # The checksum is over the whole part: the pages before the base are read and not kept.
+                # The checksum covers the whole part, so the pages before the base are read and discarded.
                 unwanted = memoryview(bytearray(-start))
                 yield Target(part, [unwanted, *self._pages.cut(0, start + part.length)])

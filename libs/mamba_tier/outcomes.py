@@ -1,4 +1,4 @@
-"""Answers of a store: of a put, of a lookup, of a read, and of a question for its status. Plain data."""
+"""Results of a store's operations: of put, lookup and read, and its status. Plain data."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -22,61 +22,62 @@ COUNTERS = {
     "stale": "files of another model or layout that a start removed",
     "gone": "reads that came after an eviction or a failure",
 }
-"""Counters of a store, and what each counts since the start."""
+"""Counters of a store, and what each of them has counted since the start."""
 
 
 class PutOutcome(StrEnum):
-    """The answer to a bundle that was offered."""
+    """Result of offering a bundle to the store."""
 
     ACCEPTED = "accepted"
-    """The bytes are copied; the writer stores the bundle soon."""
+    """The bytes were copied, and the writer will store the bundle."""
     KNOWN = "known"
-    """The store has the bundle already."""
+    """The bundle is already stored, or waits to be stored."""
     DROPPED = "dropped"
-    """No memory was free for the bundle: the writer is behind."""
+    """The bundle was not accepted, because bundles that wait for the writer take all staging memory."""
     OFF = "off"
-    """Every tier is off or too small for the bundle, or the memory for what waits is."""
+    """The bundle was not accepted, because every tier is off or too small for it, or the staging memory
+    is."""
 
 
 class ReadOutcome(StrEnum):
-    """The answer to a read. Landing buffers hold the bundle after VALID alone, and garbage otherwise."""
+    """Result of a read. Only after VALID do the landing buffers hold the bundle."""
 
     VALID = "valid"
     CORRUPT = "corrupt"
-    """A checksum or an identity differed; the record is deleted."""
+    """A checksum or the identity of the data did not match; the damaged record was deleted."""
     GONE = "gone"
-    """The bundle was evicted since the lookup, or its tier went off."""
+    """The bundle was evicted after the lookup, or its tier was switched off."""
 
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """The deepest bundle that a prompt can resume from."""
+    """Stored bundle of the longest prefix of a prompt, from which the prompt can resume."""
 
     depth: int
-    """Tokens up to the checkpoint."""
+    """Number of tokens of that prefix."""
     base: int
-    """Tokens whose pages are not read; at most `depth`."""
+    """Number of tokens, at most `depth`, whose pages are not read because the engine has them."""
     state_bytes: int
-    """Bytes that land in the buffers of the state."""
+    """Size in bytes of the state, for which the reader provides buffers."""
     pages_bytes: int
-    """Bytes that land in the buffers of the pages of [base, depth)."""
+    """Size in bytes of the pages of the tokens [base, depth), for which the reader provides buffers."""
     disk_bytes: int
-    """Part of all these bytes that comes from disk."""
+    """Number of all these bytes that are read from disk."""
     items: tuple[Item, ...] = field(repr=False, default=())
-    """The record and its blocks, for the store alone."""
+    """The record and its blocks. Only the store uses this field."""
 
     @property
     def total_bytes(self) -> int:
-        """Return the number of bytes that a read of this bundle moves."""
+        """Return the number of bytes that a read of this bundle transfers."""
         return self.state_bytes + self.pages_bytes
 
 
 class TierState(StrEnum):
-    """Whether a tier takes and gives bundles."""
+    """Whether a tier stores and returns bundles."""
 
     ON = "on"
     OFF = "off"
-    """The device failed or is full; the log has one line with the reason."""
+    """The device has failed or is full; one line of the log gives the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,20 +86,21 @@ class TierStatus:
 
     state: TierState
     reason: str
-    """Why the tier is off; empty while it is on."""
+    """Reason why the tier is off; empty while it is on."""
     used_bytes: int
     budget_bytes: int
     records: int
-    """Number of checkpoints."""
+    """Number of stored checkpoints."""
     evictions: int
-    """Number of checkpoints that left the tier for others, since the start; from host memory also to disk."""
+    """Number of checkpoints that were removed to make room for others since the start; a checkpoint that
+    moves from host memory to disk counts as well."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoreStatus:
-    """Tiers of a store, by name, and its counters since the start."""
+    """Status of each tier by name, and the counters of the store since the start."""
 
     tiers: Mapping[str, TierStatus]
     counters: Mapping[str, int]
     waiting: int
-    """Bundles that wait for the writer."""
+    """Number of bundles that wait for the writer."""

@@ -1,7 +1,7 @@
-"""`PrefixNames`: what the page-aligned prefixes of a prompt are called in a store.
+"""`PrefixNames`: the keys under which a store finds the page-aligned prefixes of one prompt.
 
-A chain hash finds a record, and a digest proves that the record belongs to the same tokens: chain hashes have
-64 bits and are no secret, so somebody could construct two prompts with the same hash.
+A chain hash finds a record. A digest then proves that the record belongs to the same tokens: chain hashes
+have only 64 bits and are not secret, so that somebody could construct two prompts with the same one.
 """
 
 from hashlib import blake2b
@@ -15,11 +15,11 @@ DIGEST_BYTES = 16
 
 
 class PrefixNames:
-    """Names of the prefixes of `token_ids` under `salt`."""
+    """Chain hashes and digests of the prefixes of `token_ids`, for prompts with the salt `salt`."""
 
     def __init__(self, chain: PageChain, block_tokens: int, token_ids: Tokens, salt: str) -> None:
         self.tokens = len(token_ids) // chain.page_size * chain.page_size
-        """Tokens of the whole pages."""
+        """Number of tokens in whole pages."""
         ids: Tokens = np.ascontiguousarray(token_ids[: self.tokens], "<i4")
         self._page_size = chain.page_size
         self._block_tokens = block_tokens
@@ -32,11 +32,11 @@ class PrefixNames:
         self._at_blocks = [start]
 
     def key(self, depth: int) -> int:
-        """Return the chain hash of the first `depth` tokens, one page or more."""
+        """Return the chain hash of the first `depth` tokens; `depth` is at least one page."""
         return self._keys[depth // self._page_size - 1]
 
     def digest(self, depth: int) -> bytes:
-        """Return the digest of salt and first `depth` tokens."""
+        """Return the cryptographic digest of the salt and the first `depth` tokens."""
         block, bytes_per_block = depth // self._block_tokens, 4 * self._block_tokens
         while len(self._at_blocks) <= block:
             start = (len(self._at_blocks) - 1) * bytes_per_block
@@ -49,6 +49,6 @@ class PrefixNames:
 
 
 def whole_pages(tokens: int, page_size: int, what: str) -> None:
-    """Refuse a number of tokens that ends within a page. Raises SizeMismatch."""
+    """Check that `tokens` is a multiple of the page size; `what` names it. Raises SizeMismatch."""
     if tokens < 0 or tokens % page_size:
         raise SizeMismatch(f"{what} is {tokens} tokens: give a multiple of the page size, {page_size}")

@@ -1,8 +1,8 @@
-"""`Header`: the first bytes of a file of the disk tier, which identify and verify all others.
+"""`Header`: the beginning of a file of the disk tier, which identifies the file and verifies its bytes.
 
-A file is a header, the bytes of a state (records alone) and the bytes of pages. The header is padded to whole
-blocks of the file system and has a checksum of its own, padding included; a checksum of each part of the
-payload stands in it. Pure.
+A file consists of a header, the bytes of a state (in records only) and the bytes of pages. The header is
+padded to whole blocks of the file system. It has a checksum of its own, which covers the padding, and it
+contains a checksum of each part of the bytes that follow (the payload). Pure.
 """
 
 import struct
@@ -16,19 +16,20 @@ import xxhash
 from mamba_tier.bundle_shape import BundleShape
 
 FORMAT = 1
-"""Version of the format of files. Whoever changes what a file means raises it."""
+"""Version of the file format. It must be raised whenever the meaning of a file changes."""
 MAGIC = b"mambatr\n"
 ALIGNMENT = 4096
 PART_BYTES = 1 << 20
-"""Bytes of a part of a state: small enough to be still in the processor's cache when it is verified."""
+"""Size in bytes of a part of a state: small enough to be still in the processor's cache when it is
+verified."""
 PAGES_PART_BYTES = 256 << 10
-"""Bytes of a part of several pages: a read from within such a part reads it from its beginning."""
+"""Size in bytes of a part of several pages. A read that starts within such a part reads the whole part."""
 _FRONT = struct.Struct("<8sIIIIQ")
 _LARGEST = 64 << 20
 
 
 class Part(NamedTuple):
-    """A part of a payload with a checksum of its own: bytes [start, start + length)."""
+    """Part of a payload that has its own checksum: the bytes [start, start + length)."""
 
     number: int
     start: int
@@ -36,12 +37,12 @@ class Part(NamedTuple):
 
 
 class Header(msgspec.Struct, frozen=True, array_like=True):
-    """Facts about one file. A block has no state and no blocks."""
+    """Description of one file. The file of a block has no state and no list of blocks."""
 
     fingerprint: str
     layout: str
     is_record: bool
-    """Whether the file has a state; a block of pages has none."""
+    """Whether the file holds a state, as a record does; the file of a block holds only pages."""
     page_size: int
     state_bytes: int
     page_bytes: int
@@ -50,24 +51,24 @@ class Header(msgspec.Struct, frozen=True, array_like=True):
     first: int
     depth: int
     tokens: int
-    """Tokens of recomputation that the record saves."""
+    """Number of tokens that need not be computed again if a prompt resumes from the record."""
     part_bytes: int
-    """Bytes of a part of the state."""
+    """Size in bytes of each part of the state."""
     part_pages: int
-    """Pages of a part of the pages."""
+    """Number of pages of each part of the pages."""
     sums: bytes
-    """XXH3 of each part, 8 bytes each: parts of the state, then of the pages."""
+    """XXH3 checksums, 8 bytes each: those of the parts of the state, then those of the parts of the pages."""
     block_keys: bytes
-    """Chain hashes of the blocks of [0, first), 8 bytes each."""
+    """Chain hashes, 8 bytes each, of the blocks of the tokens [0, first)."""
 
     @property
     def payload_bytes(self) -> int:
-        """Return the number of bytes behind the header."""
+        """Return the size in bytes of the payload, which follows the header."""
         return self.state_bytes + (self.depth - self.first) // self.page_size * self.page_bytes
 
 
 def parts(shape: BundleShape, tokens: int, *, is_record: bool) -> Iterator[Part]:
-    """Return the parts of the payload of an item with the pages of `tokens` tokens, in order."""
+    """Return the parts of the payload of a record or block with the pages of `tokens` tokens, in order."""
     number, state_bytes = 0, shape.state_bytes if is_record else 0
     for start in range(0, state_bytes, PART_BYTES):
         yield Part(number, start, min(PART_BYTES, state_bytes - start))
@@ -80,23 +81,23 @@ def parts(shape: BundleShape, tokens: int, *, is_record: bool) -> Iterator[Part]
 
 
 def part_pages(shape: BundleShape) -> int:
-    """Return the number of pages that have one checksum together."""
+    """Return the number of pages that share one checksum."""
     return max(1, min(shape.block_pages, PAGES_PART_BYTES // max(1, shape.page_bytes)))
 
 
 def packed(numbers: list[int] | tuple[int, ...]) -> bytes:
-    """Pack 64-bit numbers."""
+    """Pack integers into bytes, 8 bytes each."""
     return np.array(numbers, "<u8").tobytes()
 
 
 def unpacked(raw: bytes) -> list[int]:
-    """Return the numbers of `packed`."""
+    """Return the integers in bytes that `packed` returned."""
     numbers: list[int] = np.frombuffer(raw, "<u8").tolist()
     return numbers
 
 
 def encoded(header: Header) -> bytes:
-    """Return the bytes of a header, a multiple of the alignment."""
+    """Return the bytes of a header, padded to a multiple of the alignment."""
     body = msgspec.msgpack.encode(header)
     total = -(-(_FRONT.size + len(body)) // ALIGNMENT) * ALIGNMENT
     raw = bytearray(total)
@@ -107,7 +108,7 @@ def encoded(header: Header) -> bytes:
 
 
 def header_bytes(raw: bytes) -> int | None:
-    """Return the length of the header that `raw` begins with; None = no header of this format."""
+    """Return the length in bytes of the header at the beginning of `raw`; None = it has another format."""
     if len(raw) < _FRONT.size:
         return None
     magic, version, total, body, reserved, _ = _FRONT.unpack_from(raw)
@@ -116,7 +117,7 @@ def header_bytes(raw: bytes) -> int | None:
 
 
 def decoded(raw: bytes) -> Header | None:
-    """Return the header of exactly these bytes; None = the bytes are damaged."""
+    """Return the header in the bytes `raw`; None = the bytes are damaged."""
     if header_bytes(raw) != len(raw):
         return None
     _, _, _, body, _, expected = _FRONT.unpack_from(raw)

@@ -1,9 +1,9 @@
-"""`SessionFile`: one conversation as a file that a user keeps: the record of its state, and its notes.
+"""`SessionFile`: a conversation that a user keeps in a file, so that an engine can continue it later.
 
-A session file begins with a record as the disk tier writes it, which holds all pages itself. Behind the
-record stand the notes (token ids, salt, conversation, model, date) and a footer with the length and the
-checksum of the notes, so that a file that ends early is noticed. Engines write and read the files, and the
-command line lists them. Nothing here opens or removes a file.
+A session file begins with a record in the format of the disk tier, which contains all pages itself. The notes
+(token ids, salt, conversation, model, date) follow, and then a footer with the length and the checksum of the
+notes, so that a file that ends too early is noticed. Engines write and read session files, and the command
+line lists them. This module neither opens nor removes files.
 """
 
 import os
@@ -25,36 +25,36 @@ from mamba_tier.record_header import PART_BYTES, Header, Part, encoded, packed, 
 
 MAGIC = b"mambasn\n"
 NOTES = 1
-"""Version of the notes. Whoever changes what a note means raises it."""
+"""Version of the notes. It must be raised whenever the meaning of a note changes."""
 _FOOTER = struct.Struct("<QQ8s")
 MOST_NOTES = 256 << 20
-"""Bytes of the longest notes."""
+"""Maximum size of the notes in bytes."""
 
 
 class SessionNotes(msgspec.Struct, frozen=True):
-    """Facts about a session beside its state."""
+    """Description of a session: everything but the state and the pages."""
 
     model: str
-    """Name of the model as its engine serves it."""
+    """Name under which the engine served the model."""
     saved_at: float
-    """Time of the save, in seconds since 1970."""
+    """Time of the save, in seconds since 1970 (UTC)."""
     salt: str
-    """Salt of the prefix."""
+    """Salt of the prefix: text that keeps the cached prefixes of different clients apart."""
     token_ids: bytes
-    """Tokens of the prefix, 4 bytes each, little-endian."""
+    """Token ids of the prefix, 4 bytes each, little-endian."""
     conversation: bytes
-    """Conversation, a JSON object with `messages` or `prompt`."""
+    """The conversation, as a JSON object with `messages` or `prompt`."""
     version: int = NOTES
 
     @property
     def tokens(self) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
-        """Tokens of the prefix."""
+        """Token ids of the prefix, as integers."""
         return np.frombuffer(self.token_ids, "<i4").astype(np.int32)
 
 
 @dataclass(frozen=True, slots=True)
 class SessionFile:
-    """Session file whose header and notes were read and are sound; the payload may still be damaged."""
+    """Session file whose header and notes were read and are valid. The payload was not verified."""
 
     header: Header
     notes: SessionNotes
@@ -63,14 +63,14 @@ class SessionFile:
 
     @property
     def shape(self) -> BundleShape:
-        """Shape of the bundle in the file."""
+        """Sizes and identity of the bundle in the file."""
         header = self.header
         return BundleShape(
             header.fingerprint, header.layout, header.page_size, header.state_bytes, header.page_bytes
         )
 
     def check_shape(self, shape: BundleShape) -> None:
-        """Refuse a file whose state an engine of `shape` cannot use. Raises SessionForeign."""
+        """Check that an engine of `shape` can use the state in the file. Raises SessionForeign."""
         header = self.header
         if header.fingerprint != shape.fingerprint:
             raise SessionForeign(
@@ -91,7 +91,7 @@ def write_session(
 ) -> int:
     """Write a session file and return its size in bytes. Raises OSError.
 
-    `state` and `pages` hold the bundle of all tokens of the notes.
+    `state` and `pages` hold the bytes of the state and of the pages of all tokens in the notes.
     """
     tokens = notes.tokens
     depth, row = len(tokens), ByteRow([*state, *pages])
@@ -108,7 +108,7 @@ def write_session(
 
 
 def read_session(descriptor: int) -> SessionFile:
-    """Read header and notes of a session file. Raises SessionDamaged, OSError."""
+    """Read the header and the notes of a session file. Raises SessionDamaged, OSError."""
     front = read_header(descriptor)
     if front is None:
         raise SessionDamaged("the file is no session, or its first bytes are damaged")
@@ -122,7 +122,7 @@ def read_session(descriptor: int) -> SessionFile:
 
 
 def _read_notes(descriptor: int, end: int) -> SessionNotes:
-    """Read the notes, which begin at `end`, the end of the payload. Raises SessionDamaged, OSError."""
+    """Read the notes, which begin at offset `end`, behind the payload. Raises SessionDamaged, OSError."""
     size = os.fstat(descriptor).st_size
     raw = os.pread(descriptor, _FOOTER.size, max(0, size - _FOOTER.size))
     if size < end + _FOOTER.size or len(raw) < _FOOTER.size or raw[-len(MAGIC) :] != MAGIC:
@@ -140,7 +140,7 @@ def _read_notes(descriptor: int, end: int) -> SessionNotes:
 
 
 def _check_notes(session: SessionFile) -> None:
-    """Check that notes and header are of one session. Raises SessionDamaged."""
+    """Check that the notes and the header describe the same session. Raises SessionDamaged."""
     header, notes = session.header, session.notes
     if notes.version != NOTES or len(notes.token_ids) != 4 * header.depth:
         raise SessionDamaged("the notes of the session do not fit its state")
@@ -154,9 +154,9 @@ def _check_notes(session: SessionFile) -> None:
 def read_payload(
     descriptor: int, session: SessionFile, state: Buffers, pages: Buffers, base: int = 0
 ) -> bool:
-    """Fill the landing buffers of the state and of the pages of [base, depth).
+    """Read the state, and the pages of the tokens [base, depth), into landing buffers.
 
-    Returns False if the bytes are damaged; the buffers hold anything then. Raises OSError.
+    Returns False if the bytes are damaged; the content of the buffers is then undefined. Raises OSError.
     """
     shape, kept = session.shape, ByteRow([*state, *pages])
     skipped = shape.pages_bytes(base)
@@ -169,7 +169,7 @@ def read_payload(
 
 
 def is_whole(descriptor: int, session: SessionFile) -> bool:
-    """Return whether every byte of the payload is as it was saved. Raises OSError."""
+    """Return whether every byte of the payload matches its checksum. Raises OSError."""
     sums = unpacked(session.header.sums)
     for part in _parts(session.shape, session.header.depth):
         piece = memoryview(bytearray(part.length))
@@ -192,9 +192,9 @@ def _names(shape: BundleShape, notes: SessionNotes) -> PrefixNames:
 def _targets(
     shape: BundleShape, depth: int, kept: ByteRow, skipped: int
 ) -> Iterator[tuple[Part, list[memoryview]]]:
-    """Yield each part that is kept, at least to some extent, with the buffers that it lands in.
+    """Yield each part of which at least some bytes are kept, with the buffers to read it into.
 
-    `skipped`: bytes of the first pages, which `kept` has no room for.
+    `skipped`: number of bytes at the beginning of the pages for which `kept` has no room.
     """
     state_bytes = shape.state_bytes
     for part in _parts(shape, depth):
@@ -205,6 +205,6 @@ def _targets(
         if start >= state_bytes:
             yield part, kept.cut(start, part.length)
         elif start + part.length > state_bytes:
-            # The checksum is over the whole part: the pages before the base are read and not kept.
+            # The checksum covers the whole part, so the pages before the base are read and discarded.
             unwanted = memoryview(bytearray(state_bytes - start))
             yield part, [unwanted, *kept.cut(state_bytes, part.length - unwanted.nbytes)]

@@ -1,4 +1,4 @@
-"""`SharedWork`: pieces of one piece of work, done by the caller and by whichever helpers are free."""
+"""`SharedWork`: pieces of work that the calling thread and the helpers that are free do together."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -10,24 +10,24 @@ Piece = TypeVar("Piece")
 
 
 class SharedWork(Generic[Piece]):
-    """Pieces that several threads take one by one, until one of them fails."""
+    """Pieces of work that several threads take one by one, until all are done or one of them fails."""
 
     def __init__(self, pieces: Iterator[Piece], do: Callable[[Piece], bool]) -> None:
         self._pieces, self._do = pieces, do
         self._lock = threading.Lock()
         self._error: BaseException | None = None
         self.failed: Piece | None = None
-        """The first piece that `do` returned False for."""
+        """The first piece for which `do` returned False; None = no piece has failed."""
 
     def run(self, helpers: Executor, number: int) -> None:
-        """Do all pieces, and return when no thread does any of them. Raises what `do` raises."""
+        """Do all pieces, and return once no thread works on any. Raises what `do` raises."""
         futures: list[Future[None]] = []
-        # Helpers that were sent home meanwhile are missed by nobody: the caller does all of it.
+        # If the helpers have been shut down, the caller does all the work.
         with suppress(RuntimeError):
             futures.extend(helpers.submit(self._take) for _ in range(number))
         self._take()
         for future in futures:
-            # A helper that has not begun has nothing left to do.
+            # A helper that has not begun by now would find no piece left.
             if not future.cancel():
                 future.result()
         if self._error is not None:

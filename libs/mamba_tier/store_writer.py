@@ -1,8 +1,8 @@
-"""`StoreWriter`: the one thread that fills the tiers: checksums, evictions, files.
+"""`StoreWriter`: the only thread that fills the tiers; it computes checksums, evicts, and writes files.
 
-The thread takes bundles that a put copied into the host tier's pool, adds them to the host tier, and moves
-what is then above the budget to disk. A bundle for which there is no room is dropped; nothing here waits for
-a reader.
+The thread takes bundles that a put has copied into the pool of the host tier and adds them to the host tier.
+What then exceeds the budget of the host tier moves to disk. A bundle for which there is no room is dropped.
+The writer never waits for a reader.
 """
 
 import threading
@@ -20,23 +20,23 @@ from mamba_tier.record_header import packed, parts
 
 log = structlog.get_logger("mambaserve.tier")
 IDLE_SECONDS = 5.0
-"""Longest pause between two looks of an idle writer, in seconds."""
+"""Longest time, in seconds, that an idle writer waits before it looks for work again."""
 
 
 @dataclass(slots=True, eq=False)
 class StagedBundle:
-    """A bundle in the pool that no index has yet: its record, and the blocks that no tier had."""
+    """Bundle in the pool that is in no index yet: its record, and those of its blocks that no tier has."""
 
     record: Record
     blocks: list[Item]
     digests: dict[int, bytes]
-    """Digests of all blocks of the record's path, by chain hash."""
+    """Digest of each block on the record's path, by chain hash."""
     shallower: list[int]
-    """Chain hashes of the path at shallower depths, the deepest first."""
+    """Chain hashes of the shorter prefixes on the record's path, the longest first."""
 
 
 class StoreWriter:
-    """The writer of one store, with the lock and the tiers of that store."""
+    """Writer thread of one store; it shares the store's lock and tiers."""
 
     def __init__(
         self,
@@ -52,49 +52,49 @@ class StoreWriter:
         self._counters = counters
         self._queue: deque[StagedBundle] = deque()
         self.records: dict[int, bytes] = {}
-        """Digests of the records that are not in a tier yet, by chain hash."""
+        """Digest of each record that waits to be stored, by chain hash."""
         self.blocks: dict[int, bytes] = {}
-        """The same of blocks."""
+        """Digest of each block that waits to be stored, by chain hash."""
         self._changed = threading.Condition(lock)
         self._closing, self._busy, self._saving = False, False, False
         self._thread = threading.Thread(target=self._run, name="bundle-writer", daemon=True)
 
     def start(self) -> None:
-        """Start the thread."""
+        """Start the writer thread."""
         self._thread.start()
 
     @property
     def waiting(self) -> int:
-        """Return the number of bundles that are not in a tier yet."""
+        """Return the number of bundles that wait to be stored."""
         return len(self._queue) + self._busy
 
     def reserve(self, bundle: StagedBundle) -> None:
-        """Announce a bundle, so that nobody copies it twice meanwhile. The caller holds the lock."""
+        """Announce a bundle, so that no other put copies it meanwhile. The caller holds the store's lock."""
         self.records[bundle.record.key] = bundle.record.digest
         self.blocks.update((block.key, block.digest) for block in bundle.blocks)
 
     def release(self, bundle: StagedBundle) -> None:
-        """Forget the announcement. The caller holds the lock."""
+        """Withdraw the announcement of a bundle. The caller holds the store's lock."""
         self.records.pop(bundle.record.key, None)
         for block in bundle.blocks:
             self.blocks.pop(block.key, None)
 
     def add(self, bundle: StagedBundle) -> None:
-        """Hand over a bundle whose bytes are in the pool. The caller holds the lock."""
+        """Queue a bundle whose bytes are in the pool. The caller holds the store's lock."""
         self._queue.append(bundle)
         self._changed.notify_all()
 
     def wake(self) -> None:
-        """Let the writer remove files of dropped items. The caller holds the lock."""
+        """Wake the writer, so that it removes files of dropped items. The caller holds the store's lock."""
         self._changed.notify_all()
 
     def drain(self, seconds: float) -> bool:
-        """Wait until there is nothing to do; False = there still was after `seconds`."""
+        """Wait until the writer is idle; return False if it is still busy after `seconds`."""
         with self._changed:
             return self._changed.wait_for(self._is_idle, seconds)
 
     def save(self, seconds: float) -> bool:
-        """Move all records of the host tier to disk; False = not all were moved after `seconds`."""
+        """Move all records of the host tier to disk; return False if not all were moved within `seconds`."""
         with self._changed:
             if self._disk is None or not self._disk.on:
                 return False
@@ -103,7 +103,7 @@ class StoreWriter:
             return self._changed.wait_for(self._is_idle, seconds) and self._disk.on
 
     def close(self) -> None:
-        """Stop the thread after the record that it writes."""
+        """Stop the thread once it has written the record that it is writing."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -150,7 +150,7 @@ class StoreWriter:
             self._changed.notify_all()
 
     def switch_off(self, error: OSError) -> None:
-        """Switch the disk tier off for good, with one line in the log. Any thread may call this."""
+        """Switch the disk tier off until the next start, and log the reason. Any thread may call this."""
         with self._changed:
             disk = self._disk
             if disk is None or not disk.on:
@@ -160,7 +160,7 @@ class StoreWriter:
         log.error("the disk tier is off until the next start", reason=reason, file=error.filename)
 
     def _publish(self, bundle: StagedBundle) -> None:
-        """Add a bundle to the host tier."""
+        """Add a bundle to the index of the host tier, so that lookups find it."""
         record = bundle.record
         for item in (*bundle.blocks, record):
             item.sums = self._sums(item)
@@ -182,7 +182,7 @@ class StoreWriter:
             self._counters["stored"] += 1
 
     def _depth_above(self, bundle: StagedBundle) -> int:
-        """Return the depth of the deepest stored record above a bundle on its path."""
+        """Return the depth of the longest shorter prefix on the bundle's path that has a stored record."""
         for steps, key in enumerate(bundle.shallower, 1):
             if key in self._host.records or (self._disk is not None and key in self._disk.records):
                 return bundle.record.depth - steps * self._shape.page_size
@@ -204,11 +204,11 @@ class StoreWriter:
             with self._changed:
                 if self._closing or self._host.used_bytes <= self._host.budget_bytes:
                     return
-                # Time may run out while an engine ends: the most valuable records are saved first.
+                # An engine that ends may lack the time to save all: the most valuable records come first.
                 victim = self._host.best() if self._saving else self._host.victim()
                 if victim is None:
                     return
-                # The writer reads the victim's bytes.
+                # The writer reads the bytes of the record, so it holds a reference until it has moved them.
                 victim.references += 1
             try:
                 if self._disk is not None and self._disk.on:
@@ -220,7 +220,7 @@ class StoreWriter:
                     self._host.evictions += 1
 
     def _move(self, victim: Record, disk: DiskTier) -> None:
-        """Write a record of the host tier, and those of its blocks that are not on disk. Raises OSError."""
+        """Write a record of the host tier to disk, with its blocks that are not there. Raises OSError."""
         headers: dict[Item, tuple[bytes, int]] = {}
         blocks: list[Item] = []
         with self._changed:
@@ -238,7 +238,7 @@ class StoreWriter:
                     let_go(block)
                 return
         try:
-            # The space is free before the first byte is written.
+            # Space is made in the budget before the first byte is written.
             disk.remove_files()
             for item, (header, cost) in headers.items():
                 payload = self._host.views(item, self._payload_bytes(item))

@@ -1,10 +1,10 @@
-"""`TierIndex`: which records and blocks one tier has, what they cost, and which record goes first.
+"""`TierIndex`: the records and blocks of one tier, their costs, and the order in which records are evicted.
 
-Records are evicted, blocks are not: a block is freed together with the last record that refers to it, so a
-tier never pays for pages without a state. The priority of a record is the index's clock at its last use, plus
-the tokens of recomputation that each byte of it saves, times one more than its hits. The clock is the
-priority of the last victim, so records that nobody uses age. Nothing here touches bytes; the store's lock
-protects all of it.
+Only records are evicted: a block is freed together with the last record that refers to it, so that no tier
+keeps pages without a state. The priority of a record is the index's clock at the last use of the record, plus
+the tokens of recomputation that each of its bytes saves, multiplied by the number of its hits plus one. The
+clock is the priority of the last evicted record, so unused records lose in comparison. The index reads no
+stored bytes; the lock of the store protects it.
 """
 
 import heapq
@@ -16,29 +16,29 @@ from mamba_tier.outcomes import TierState, TierStatus
 
 
 class TierIndex(ABC):
-    """The index of one tier. Subclasses free the bytes of an item."""
+    """Index of one tier. A subclass stores the bytes of the items and frees them."""
 
     def __init__(self, name: str, budget_bytes: int) -> None:
         self.name = name
         self.budget_bytes = budget_bytes
         self.used_bytes = 0
         self.evictions = 0
-        """Number of records that were dropped for others."""
+        """Number of records that were evicted to make room for others."""
         self.records: dict[int, Record] = {}
         self.blocks: dict[int, Item] = {}
         self.reason = ""
-        """Why the tier is off; empty while it is on."""
+        """Reason why the tier is off; empty while it is on."""
         self._clock = 0.0
         self._heap: list[tuple[float, int, Record]] = []
         self._numbers = count()
 
     @property
     def on(self) -> bool:
-        """Return whether the tier takes and gives bundles."""
+        """Return whether the tier stores and returns bundles."""
         return not self.reason
 
     def add_block(self, block: Item) -> None:
-        """Add a block, to which the caller holds at least one reference."""
+        """Add a block. The caller holds at least one reference to it."""
         other = self.blocks.get(block.key)
         if other is not None:
             other.gone = True
@@ -46,7 +46,7 @@ class TierIndex(ABC):
         self.used_bytes += block.cost
 
     def add_record(self, record: Record) -> None:
-        """Add a record, which already refers to its blocks."""
+        """Add a record, which holds references to its blocks already."""
         other = self.records.get(record.key)
         if other is not None:
             self.drop(other)
@@ -56,12 +56,12 @@ class TierIndex(ABC):
         self._push(record)
 
     def touch(self, record: Record) -> None:
-        """Count a use of the record."""
+        """Count a use of the record, which raises its priority."""
         record.hits += 1
         self._push(record)
 
     def drop(self, item: Item) -> None:
-        """Take an item out of the index. The item's bytes stay until its last reference goes."""
+        """Remove an item from the index. Its bytes remain until nothing refers to it."""
         if item.gone:
             return
         item.gone = True
@@ -72,7 +72,7 @@ class TierIndex(ABC):
             del self.blocks[item.key]
 
     def victim(self) -> Record | None:
-        """Return the record that goes first; None = there is none that nobody reads."""
+        """Return the record that is evicted next; None = there is none, or readers use all of them."""
         aside = []
         chosen = None
         while self._heap and chosen is None:
@@ -84,18 +84,18 @@ class TierIndex(ABC):
             if record.references == 1:
                 chosen = record
                 self._clock = max(self._clock, record.priority)
-        # The entry of the victim too: the caller may not drop it.
+        # The victim's entry is put back as well, because the caller may decide not to evict it.
         for entry in aside:
             heapq.heappush(self._heap, entry)
         return chosen
 
     def best(self) -> Record | None:
-        """Return the record that goes last of those that nobody reads."""
+        """Return the record that would be evicted last, among those that no reader uses."""
         unread = (record for record in self.records.values() if record.references == 1)
         return max(unread, key=lambda record: record.priority, default=None)
 
     def make_room(self, count: int) -> bool:
-        """Drop records until `count` bytes fit into the budget; False = they do not."""
+        """Evict records until `count` bytes fit into the budget; return False if they cannot fit."""
         if count > self.budget_bytes:
             return False
         while self.used_bytes + count > self.budget_bytes:
@@ -107,7 +107,7 @@ class TierIndex(ABC):
         return True
 
     def forget(self, item: Item) -> None:
-        """Take an item without references out of the accounts, and free its bytes."""
+        """Free the bytes of an item without references, and subtract its cost from the used bytes."""
         self.used_bytes -= item.cost
         if not item.gone and not isinstance(item, Record):
             item.gone = True
@@ -115,12 +115,12 @@ class TierIndex(ABC):
         self._free(item)
 
     def clear(self) -> None:
-        """Drop all records and blocks."""
+        """Remove all records and blocks from the index."""
         for item in (*self.records.values(), *self.blocks.values()):
             self.drop(item)
 
     def status(self) -> TierStatus:
-        """Return what the tier holds."""
+        """Return the contents and the state of the tier."""
         state = TierState.ON if self.on else TierState.OFF
         return TierStatus(
             state, self.reason, self.used_bytes, self.budget_bytes, len(self.records), self.evictions
@@ -136,4 +136,4 @@ class TierIndex(ABC):
 
     @abstractmethod
     def _free(self, item: Item) -> None:
-        """Give back the memory or the file of `item`."""
+        """Free the memory of `item`, or remove its file."""

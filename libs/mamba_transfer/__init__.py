@@ -1,7 +1,8 @@
-"""States that travel between engines: layouts, slice plans, the protocol, and its transports.
+"""Transfer of cached states between engines: layouts, slice plans, the protocol, and its transports.
 
-The engine serves its exports with `TransferServer`, reads those of others with `TransferClient`, and compares
-layouts with `StateLayout.refusal`. Nothing here knows the cache, the model's tensors, or torch.
+An engine serves the checkpoints that it exports with `TransferServer`, reads those of other engines with
+`TransferClient`, and finds out with `StateLayout.refusal` whether two engines can exchange states. This
+package knows neither the cache of the engine, nor the tensors of the model, nor torch.
 """
 
 from mamba_transfer.address import Address, Peer

@@ -7,9 +7,9 @@ from mamba_transfer.errors import UnusableAddress
 
 
 class Address(NamedTuple):
-    """The place where a transfer server listens.
+    """IP address and port on which a transfer server listens.
 
-    The host is an IP address, so that no look-up of a name outlasts a deadline.
+    The host is an IP address and no name, because looking up a name could take longer than a deadline allows.
     """
 
     host: str
@@ -17,7 +17,7 @@ class Address(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Return the address `text`: 10.0.0.7:9000 or [fd00::7]:9000. Raises UnusableAddress."""
+        """Return the address in `text`, such as 10.0.0.7:9000 or [fd00::7]:9000. Raises UnusableAddress."""
         host, _, port = text.rpartition(":")
         try:
             number = ipaddress.ip_address(host.removeprefix("[").removesuffix("]"))
@@ -36,7 +36,7 @@ class Address(NamedTuple):
 
 
 class Peer(NamedTuple):
-    """One life of the engine behind an address."""
+    """Another engine: the address of its transfer server, and which run of its process is meant."""
 
     address: Address
     incarnation: str

@@ -1,7 +1,8 @@
-"""Bundles in memory: a state and a run of attention pages, as segments of an arena and as memoryviews.
+"""Bundles in memory: the state of one checkpoint and its attention pages, as runs of bytes of an arena.
 
-The buffers of a bundle are a sequence of memoryviews: the state of one slot first, then the pages in the
-order of their tokens, each buffer one or more whole pages. `pieces` cuts them by one side of a slice plan.
+The buffers of a bundle are a sequence of memoryviews: first the state of one slot, then the pages in the
+order of their tokens, where each buffer holds one or more whole pages. `pieces` returns the parts of the
+buffers that one portion of a slice plan transfers.
 """
 
 from collections.abc import Sequence
@@ -11,23 +12,23 @@ from mamba_transfer.layout import StateLayout
 from mamba_transfer.slice_plan import Portion
 
 Buffers = Sequence[memoryview]
-"""Memory of a bundle: the state, then whole pages."""
+"""Memory of one bundle: first its state, then its whole pages."""
 
 
 class Segment(NamedTuple):
-    """A run of bytes within an arena."""
+    """Run of bytes within an arena: offset and length."""
 
     offset: int
     length: int
 
 
 def slot_segments(layout: StateLayout, slot: int) -> list[Segment]:
-    """Return the bytes of the state in slot `slot`."""
+    """Return the byte ranges of the state in slot `slot` of an arena."""
     return [Segment(slot * layout.slab_bytes, layout.state_bytes)]
 
 
 def page_segments(layout: StateLayout, pages: Sequence[int]) -> list[Segment]:
-    """Return the bytes of `pages`, in that order: one segment per run of adjacent pages."""
+    """Return the byte ranges of `pages` in that order: one segment for each run of adjacent pages."""
     size = layout.page_bytes
     segments: list[Segment] = []
     for page in pages if size else ():
@@ -41,22 +42,26 @@ def page_segments(layout: StateLayout, pages: Sequence[int]) -> list[Segment]:
 def arena_buffers(
     arena: memoryview, layout: StateLayout, slot: int, pages: Sequence[int]
 ) -> list[memoryview]:
-    """Return the buffers of the bundle in slot `slot` and `pages`, without a copy. `arena`: plain bytes."""
+    """Return the buffers of the bundle in slot `slot` and `pages`, which share the arena's memory.
+
+    `arena` is the memory of the whole arena as plain bytes.
+    """
     segments = (*slot_segments(layout, slot), *page_segments(layout, pages))
     return [arena[segment.offset : segment.offset + segment.length] for segment in segments]
 
 
 def bundle_bytes(layout: StateLayout, pages: int) -> int:
-    """Return the bytes of a bundle with `pages` pages."""
+    """Return the size in bytes of a bundle with one state and `pages` pages."""
     return layout.state_bytes + pages * layout.page_bytes
 
 
 def pieces(
     portion: Portion, side: Literal["source", "destination"], layout: StateLayout, buffers: Buffers
 ) -> list[memoryview]:
-    """Return the parts of `buffers` that travel in `portion`, in the order of the stream, without a copy.
+    """Return the parts of `buffers` that `portion` transfers, in the order in which they are sent.
 
-    Raises ValueError if the buffers are not a state and whole pages of `layout`.
+    `side` says whether `buffers` belong to the source or to the destination. The parts share the memory of
+    `buffers`. Raises ValueError if the buffers are not a state and whole pages of `layout`.
     """
     state, *runs = buffers
     size = layout.page_bytes

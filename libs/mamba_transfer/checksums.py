@@ -1,7 +1,7 @@
-"""Checksums of sub-blocks: xxh3 over the bytes of the stream, piece by piece while they are in the cache.
+"""Checksums (xxh3, 64 bits) of sub-blocks, computed as the bytes are sent or received.
 
-Both sides compute them over their own memory, so a byte that was damaged on the way or put in a wrong place
-is noticed.
+Source and destination each compute them over their own memory, so that a byte that was damaged on the way, or
+written to a wrong place, is noticed. Each piece is added while it is still in the processor's cache.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,21 +18,21 @@ def checksum(buffers: Iterable[memoryview | bytes]) -> int:
 
 
 class BlockChecksums:
-    """Checksums of consecutive sub-blocks of known sizes, whose bytes come in pieces of any size.
+    """Checksums of consecutive sub-blocks of known sizes, whose bytes arrive in pieces of any size.
 
     Attributes:
         digests: checksums of the sub-blocks that are complete.
     """
 
     def __init__(self, sizes: Sequence[int]) -> None:
-        """Expect sub-blocks of `sizes` bytes."""
+        """Prepare to receive sub-blocks of `sizes` bytes, in that order."""
         self.digests: list[int] = []
         self._sizes = iter(sizes)
         self._left = next(self._sizes, 0)
         self._current = xxhash.xxh3_64()
 
     def update(self, piece: memoryview) -> None:
-        """Take the next bytes of the stream."""
+        """Add the next bytes of the stream to the checksum of the sub-block that they belong to."""
         start, length = 0, piece.nbytes
         while start < length:
             stop = min(length, start + self._left)

@@ -1,7 +1,8 @@
-"""The reader's side of transfers: fetches one bundle from a peer into landing memory.
+"""The reader's side of transfers: fetches one bundle from another engine into landing memory.
 
-An engine calls `fetch` in a thread of its own. When it returns, no byte can land any more, unless its outcome
-names a pending writer.
+Landing memory is the memory that the caller reserves for the bytes. An engine calls `fetch` in a thread of
+its own. Once `fetch` has returned, nothing writes to the landing memory any more, unless the outcome names a
+pending writer.
 """
 
 import errno
@@ -53,11 +54,11 @@ Answer = TypeVar("Answer", Welcome, Offer, Checksums, Renewed, Valid, Hottest)
 _MOST_FRAME_BYTES = (1 << 16) + MOST_DESCRIPTION_BYTES
 _CONNECT_POLL_SECONDS = 0.05
 PATIENCE_SECONDS = 10.0
-"""Time for which a peer may say nothing, whatever the deadline."""
+"""Seconds that a peer may take for a single answer, even if the deadline of the fetch is later."""
 
 
 class _Ended(Exception):
-    """The end of a fetch that the peer decided."""
+    """End of a fetch because of an answer of the peer; it carries the outcome to return."""
 
     def __init__(self, verdict: Verdict, detail: str = "") -> None:
         super().__init__(detail)
@@ -65,7 +66,7 @@ class _Ended(Exception):
 
 
 class TransferClient:
-    """A reader of the exports of other engines. Safe to use from several threads."""
+    """Reader of the checkpoints that other engines export. Safe to use from several threads."""
 
     def __init__(
         self,
@@ -75,13 +76,13 @@ class TransferClient:
         patience: float = PATIENCE_SECONDS,
         clock: Clock = time.monotonic,
     ) -> None:
-        """Read states in `layout`.
+        """Prepare to fetch states for an engine whose states have `layout`.
 
         Args:
-            layout: layout of this engine's rank.
-            transports: transports beside sockets.
-            patience: seconds for which a peer may say nothing.
-            clock: the clock of deadlines.
+            layout: layout of this engine's tensor-parallel rank.
+            transports: transports that may be used besides sockets, which always may.
+            patience: seconds that a peer may take for a single answer.
+            clock: clock of all deadlines, in seconds.
         """
         self.layout = layout
         self._transports: dict[str, Transport] = {
@@ -100,17 +101,18 @@ class TransferClient:
         cancelled: Callable[[], bool] | None = None,
         transport: str = "sockets",
     ) -> Outcome:
-        """Fetch one bundle into `landing`, and return what became of it.
+        """Fetch one bundle into `landing`, and return the outcome.
 
         Args:
-            peer: the source.
-            request: the checkpoint.
-            landing: the state, then whole pages for the tokens [base, depth), which the bytes are written to.
-            deadline: time by the clock at which to give up.
-            cancelled: asked every 50 ms; True ends the fetch.
-            transport: name of the transport.
+            peer: the engine that has the checkpoint.
+            request: name or prefix of the checkpoint, and the tokens whose pages are wanted.
+            landing: buffers to write to: those of the state, then whole pages for the tokens [base, depth).
+            deadline: time by the client's clock at which the fetch gives up.
+            cancelled: called every 50 ms; the fetch ends once it returns True.
+            transport: name of the transport that carries the bytes.
 
-        Raises ValueError if `landing` is not such a bundle, KeyError for an unknown transport.
+        Raises ValueError if `landing` does not have the size of the bundle, KeyError for an unknown
+        transport.
         """
         limit = Limit(self._clock, deadline, cancelled, self._patience)
         carrier = self._transports[transport]
@@ -138,9 +140,9 @@ class TransferClient:
                 connection.close()
 
     def hottest(self, address: Address, count: int, *, deadline: float) -> Hottest | None:
-        """Return the prefixes that the engine at `address` would evict last; None = it does not say.
+        """Return the prefixes that the engine at `address` would evict last; None if it gives no answer.
 
-        An engine of another model, an older one and one that is away do not say.
+        An engine gives no answer if it serves another model, is of an older version, or cannot be reached.
         """
         limit = Limit(self._clock, deadline, None, self._patience)
         connection = None
@@ -163,9 +165,9 @@ class TransferClient:
         deadline: float,
         cancelled: Callable[[], bool] | None = None,
     ) -> frozenset[str]:
-        """Renew the leases of exports that are not fetched yet. Return those that live on.
+        """Renew the leases of exports that are waiting to be fetched. Return the names of those renewed.
 
-        An export that is missing in the result will be EXPIRED, or its peer does not answer.
+        The lease of an export that is missing in the result has ended, or its engine did not answer.
         """
         limit = Limit(self._clock, deadline, cancelled, self._patience)
         connection = None
@@ -220,7 +222,7 @@ def _check_landing(layout: StateLayout, request: Wanted, landing: Buffers) -> No
 
 
 def _connect(address: Address, limit: Limit) -> Connection:
-    """Return a connection. Raises PeerLost, or Stopped."""
+    """Return a connection to the server at `address`. Raises PeerLost, or Stopped."""
     end = socket.socket(socket.AF_INET6 if ":" in address.host else socket.AF_INET, socket.SOCK_STREAM)
     try:
         end.setblocking(False)
@@ -250,12 +252,12 @@ def _say(connection: Connection, message: FromReader, limit: Limit) -> None:
 
 
 def _hear(connection: Connection, kind: type[Answer], limit: Limit, room: int = 0) -> Answer:
-    """Return the next message. Raises _Ended if it is another one than the expected `kind`."""
+    """Return the peer's next message. Raises _Ended if the message is not of the expected `kind`."""
     while True:
         message = unpack_from_source(connection.receive_frame(_MOST_FRAME_BYTES + room, limit.step()))
         if isinstance(message, kind):
             return message
-        # A transport may have renewed the lease amid its read; Done tells whether the lease lives.
+        # A transport may have renewed the lease during its read; the answer to Done says whether it is live.
         if not isinstance(message, Renewed):
             break
     if isinstance(message, Expired):

@@ -1,7 +1,7 @@
 """Errors of the transfer of states.
 
 TransferError
-├── IncompatibleLayouts   two layouts between which no state can travel; names the field
+├── IncompatibleLayouts   two layouts that do not fit each other; names the field
 ├── UnusableAddress       an address that is not HOST:PORT; a ValueError
 └── ConnectionFailed
     ├── PeerLost          the peer closed the connection, died, or did not answer in time
@@ -12,11 +12,11 @@ TransferError
 
 
 class TransferError(Exception):
-    """The base of all errors. The message says what to do."""
+    """Base class of all errors of transfers. The message says what to do."""
 
 
 class IncompatibleLayouts(TransferError):
-    """A pair of layouts between which no state can travel."""
+    """Two engines cannot exchange states, because a field of their layouts differs."""
 
     def __init__(self, field: str) -> None:
         super().__init__(f"no state can travel between these engines: {field}; give both the same setting")
@@ -25,23 +25,23 @@ class IncompatibleLayouts(TransferError):
 
 
 class UnusableAddress(TransferError, ValueError):
-    """An address of a transfer server that is not HOST:PORT."""
+    """The address of a transfer server is not an IP address and a port."""
 
 
 class ConnectionFailed(TransferError):
-    """The end of a connection before the end of a transfer."""
+    """A connection ended before the transfer was complete."""
 
 
 class PeerLost(ConnectionFailed):
-    """A peer that closed the connection, died, or did not answer in time."""
+    """The other engine closed the connection, died, or did not answer in time."""
 
 
 class ForeignFrame(ConnectionFailed):
-    """Bytes that no peer of this protocol sends, or more of them than a message may have."""
+    """The other side sent bytes that are no message of this protocol, or a message that is too large."""
 
 
 class ForeignVersion(ConnectionFailed):
-    """A frame of another version of the protocol."""
+    """The other side sent a message of another version of the protocol."""
 
     def __init__(self, version: int) -> None:
         super().__init__(f"the peer speaks version {version} of the transfer protocol")
@@ -49,4 +49,4 @@ class ForeignVersion(ConnectionFailed):
 
 
 class Stopped(ConnectionFailed):
-    """A transfer that its own caller cancelled."""
+    """The caller cancelled its own transfer."""

@@ -1,4 +1,7 @@
-"""Exports as the transfer server sees them. An engine implements `ExportSource`."""
+"""Exports as the transfer server sees them: checkpoints that an engine keeps for other engines to read.
+
+The engine implements `ExportSource`, which the server calls.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,40 +14,40 @@ from mamba_transfer.messages import HotPrefix, Wanted
 
 @dataclass(frozen=True, slots=True)
 class OpenExport:
-    """An export that is being read; its memory does not change until `ExportSource.close`."""
+    """Export that a reader is reading. Its memory does not change until `ExportSource.close` is called."""
 
     depth: int
     """Depth of the checkpoint in tokens."""
     base: int
-    """Tokens whose pages do not travel."""
+    """Number of tokens at the beginning of the prefix whose pages are not sent, since the reader has them."""
     buffers: Buffers
-    """The state, then the pages of [base, depth), in memory of the host."""
+    """Bytes to send, in host memory: the state, then the pages of the tokens [base, depth)."""
     lease: Lease
 
 
 class ExportSource(Protocol):
-    """The engine's side of a transfer server. All methods are called by threads of the server."""
+    """Interface by which a transfer server reads checkpoints of its engine, from the server's own threads."""
 
     def open(self, request: Wanted) -> OpenExport | None:
-        """Return the checkpoint that is asked for, locked; None if there is none, or its lease has ended.
+        """Lock the requested checkpoint and return it; None if it is missing, or its lease has ended.
 
         The call may block its thread until the engine's loop has answered.
         """
         ...
 
     def close(self, export: OpenExport, *, delivered: bool) -> None:
-        """Unlock an export: the server reads no byte of its memory any more.
+        """Unlock an export, after the server has read its memory for the last time.
 
-        Called once for each open export. `delivered`: whether the reader has it as a whole.
+        The server calls this once for each open export. `delivered`: whether the reader received all of it.
         """
         ...
 
     def renew(self, export: str) -> bool:
-        """Renew the lease of an export that is not open yet. Return whether there is a live one."""
+        """Renew the lease of an export that no reader has opened. Return whether it had not ended."""
         ...
 
     def hottest(self, count: int) -> Sequence[HotPrefix]:
-        """Return the prefixes that are evicted last, at most `count` of them, the most valuable first.
+        """Return up to `count` prefixes that the engine would evict last, the most valuable first.
 
         The call may block its thread until the engine's loop has answered.
         """

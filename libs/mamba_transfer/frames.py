@@ -1,8 +1,8 @@
-"""Frames over a connected socket, with a limit on the time and size of every read and write.
+"""Frames: messages over a connected socket, with a limit on the time and the size of each.
 
-A frame is a header (magic, version, length of the body) and a body. The memory for a body grows with the
-bytes that arrive, so a header alone costs nothing. The socket blocks in the kernel for at most
-`_SLICE_SECONDS` at a time; in between the connection looks at its limit.
+A frame is a header (magic bytes, version of the protocol, length of the body) and a body. Memory for the body
+is allocated as its bytes arrive, so that a header that announces a large body costs no memory. A call of the
+kernel blocks for at most `_SLICE_SECONDS`; between two calls the connection checks its limit.
 """
 
 import math
@@ -21,11 +21,11 @@ _SLICE_SECONDS = 0.05
 _TIMEVAL = struct.pack("@ll", 0, int(_SLICE_SECONDS * 1e6))
 _READ_BYTES = 1 << 16
 MOST_VECTORS = 512
-"""Pieces in one call of the kernel, which takes 1024 at most."""
+"""Number of buffers that one system call gets; the kernel accepts at most 1024."""
 
 
 class Limit:
-    """A deadline, with a question whether the caller still wants what it waits for."""
+    """Limit on the duration of a transfer: a deadline, and a callback by which the caller can cancel."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class Limit:
     ) -> None:
         """Allow work until `deadline` by `clock`, or until `cancelled` returns True.
 
-        `patience`: seconds of a single step.
+        `patience` is the number of seconds that a single step may take.
         """
         self.clock = clock
         self.deadline = deadline
@@ -44,22 +44,22 @@ class Limit:
         self.patience = patience
 
     def check(self) -> None:
-        """Return if work may go on. Raises Stopped if it was cancelled, PeerLost if its time is over."""
+        """Return if work may continue. Raises Stopped after a cancellation, PeerLost after the deadline."""
         if self.cancelled is not None and self.cancelled():
             raise Stopped("the transfer was cancelled")
         if self.clock() >= self.deadline:
             raise PeerLost("the peer did not answer before the deadline")
 
     def step(self) -> "Limit":
-        """Return the limit of a single step that begins now."""
+        """Return the limit for one step that begins now: it ends after `patience`, or at the deadline."""
         return Limit(self.clock, min(self.deadline, self.clock() + self.patience), self.cancelled)
 
 
 class Connection:
-    """One end of a connection; a single thread uses it, and `close` may come from any other."""
+    """Connected socket that carries frames. One thread uses it; any thread may call `close`."""
 
     def __init__(self, end: socket.socket) -> None:
-        """Take over a connected socket."""
+        """Take over the connected socket `end`; `close` closes it."""
         end.setblocking(True)
         end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         for name in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
@@ -67,13 +67,14 @@ class Connection:
         self._socket = end
 
     def send_frame(self, body: bytes, limit: Limit) -> None:
-        """Send one message. Raises PeerLost, or Stopped."""
+        """Send one message with the body `body`. Raises PeerLost, or Stopped."""
         self.send([memoryview(_HEADER.pack(MAGIC, VERSION, len(body))), memoryview(body)], limit)
 
     def receive_frame(self, most: int, limit: Limit) -> bytearray:
-        """Return the body of the next frame.
+        """Return the body of the next message.
 
-        Raises PeerLost, Stopped, ForeignVersion, or ForeignFrame if it is no frame or is above `most` bytes.
+        Raises PeerLost, Stopped, ForeignVersion, or ForeignFrame if the bytes are no frame, or have a body of
+        more than `most` bytes.
         """
         header = bytearray(_HEADER.size)
         self.receive_into(memoryview(header), limit)
@@ -87,7 +88,7 @@ class Connection:
             part = bytearray(min(_READ_BYTES, length - len(body)))
             self.receive_into(memoryview(part), limit)
             body += part
-        # Only now, since bytes that nobody has read would make the kernel discard the answer.
+        # The body is read first: a close with unread bytes would make the kernel drop our answer.
         if version != VERSION:
             raise ForeignVersion(version)
         return body
@@ -122,18 +123,18 @@ class Connection:
                 waiting[0] = waiting[0][received:]
 
     def close(self) -> None:
-        """Close the connection, and end whatever another thread waits for on it."""
+        """Close the connection. A call of another thread that waits for it fails at once."""
         self.interrupt()
         self._socket.close()
 
     def interrupt(self) -> None:
-        """End whatever another thread waits for; that thread closes the connection."""
-        with suppress(OSError):  # the peer was quicker
+        """Make a waiting call of another thread fail at once; that thread then closes the connection."""
+        with suppress(OSError):  # the peer has closed the connection already
             self._socket.shutdown(socket.SHUT_RDWR)
 
     @staticmethod
     def _attempt(call: Callable[..., int], *arguments: object) -> int:
-        """Return the bytes that one call moved; 0 if it moved none within a slice of time."""
+        """Return the number of bytes that one system call transferred; 0 if it timed out after one slice."""
         try:
             moved = call(*arguments)
         except BlockingIOError:

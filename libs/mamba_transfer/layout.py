@@ -1,9 +1,9 @@
-"""Layout of a model's states and pages on one tensor-parallel rank, in terms that two engines can compare.
+"""Layout of a model's states and pages on one tensor-parallel rank, in a form that two engines can compare.
 
-`StateLayout.of` derives the layout from the model and the settings of the engine. Layouts of a pair of
-engines are compared when the engines connect; `slice_plan` says which bytes travel between them. The offsets
-are those of the arena: within a slot the recurrent states of all layers, then the convolution windows of all
-layers; within a page the keys and the values of each attention layer. Nothing here touches memory.
+`StateLayout.of` derives the layout from the model and the settings of the engine. Two engines compare their
+layouts when they connect; `slice_plan` then computes which bytes are copied. Offsets are those of the arena:
+a slot holds the recurrent states of all layers, then the convolution windows of all layers; a page holds the
+keys and the values of each attention layer. This module reads and writes no memory of the arena.
 """
 
 import hashlib
@@ -23,28 +23,29 @@ MOST_RANKS = 1024
 
 
 class TensorPart(msgspec.Struct, frozen=True):
-    """One part of a state or of a page that is split among ranks as a whole: heads, or groups.
+    """Part of a state or page that tensor parallelism splits by heads or groups, such as keys or `window.B`.
 
-    Parts of one block (`window.x`, `window.B`, `window.C`) stand side by side in each row of the block.
+    The parts of one block (`window.x`, `window.B`, `window.C`) are adjacent in each row of the block.
     """
 
     name: Name
-    """Name of the block, and after a dot the part's own."""
+    """Name of the block; if the block has several parts, a dot and the name of this part follow."""
     place: Literal["state", "page"]
     dtype: Literal["float64", "float32", "bfloat16", "float16"]
     layers: Count
     rows: Count
-    """Rows of one layer: 1 for a recurrent state, K-1 for a window, the tokens of a page for keys."""
+    """Number of rows in one layer: 1 for a recurrent state, K-1 for a convolution window, the number of
+    tokens of a page for keys and values."""
     units: Count
-    """Number of heads or groups of the whole model."""
+    """Number of heads or groups in the whole model."""
     width: Count
-    """Elements of one unit in one row."""
+    """Number of elements of one head or group in one row."""
     first: Count
-    """First unit that this rank has."""
+    """Index of the first head or group that this rank holds."""
     last: Count
-    """Unit after the last one that this rank has."""
+    """Index after the last head or group that this rank holds."""
     replicas: Count
-    """Number of ranks that have the same units."""
+    """Number of ranks that hold the same heads or groups."""
 
     @property
     def block(self) -> str:
@@ -53,18 +54,19 @@ class TensorPart(msgspec.Struct, frozen=True):
 
     @property
     def unit_bytes(self) -> int:
-        """Bytes of one unit in one row."""
+        """Bytes of one head or group in one row."""
         return self.width * DTYPE_BYTES[self.dtype]
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of this rank's units in one row."""
+        """Bytes of one row on this rank."""
         return (self.last - self.first) * self.unit_bytes
 
     def at(self, rank: int, ranks: int) -> "TensorPart":
-        """Return the same part of rank `rank` of `ranks`.
+        """Return this part as rank `rank` of `ranks` holds it.
 
-        Raises IncompatibleLayouts if the units can be neither split nor replicated among so many ranks.
+        Raises IncompatibleLayouts if the heads or groups can be neither split nor replicated among that many
+        ranks.
         """
         if self.units % ranks and ranks % self.units:
             raise IncompatibleLayouts(f"{self.name}.units ({self.units} among {ranks} ranks)")
@@ -74,16 +76,16 @@ class TensorPart(msgspec.Struct, frozen=True):
 
 
 class StateLayout(msgspec.Struct, frozen=True):
-    """Layout of the states and pages of one model on rank `rank` of `ranks`."""
+    """Layout of the states and pages of one model on tensor-parallel rank `rank` of `ranks`."""
 
     fingerprint: Name
-    """Name of the weights and of all else that the numbers in a state depend on."""
+    """Identity of the weights, and of everything else that determines the numbers in a state."""
     page_size: Count
-    """Tokens of a page."""
+    """Number of tokens of a page."""
     rank: Annotated[int, msgspec.Meta(ge=0, lt=MOST_RANKS)]
     ranks: Annotated[int, msgspec.Meta(ge=1, le=MOST_RANKS)]
     parts: Annotated[tuple[TensorPart, ...], msgspec.Meta(max_length=MOST_PARTS)]
-    """All parts, in the order of memory."""
+    """All parts, in the order in which they lie in memory."""
 
     @classmethod
     def of(
@@ -101,16 +103,16 @@ class StateLayout(msgspec.Struct, frozen=True):
 
         Args:
             model: shape of the model.
-            fingerprint: name of the weights; only equal ones exchange states.
+            fingerprint: identity of the weights; only engines with equal ones exchange states.
             state_dtype: type of the recurrent states.
-            dtype: type of windows, keys and values.
-            page_size: tokens of a page.
+            dtype: type of convolution windows, keys and values.
+            page_size: number of tokens of a page.
             rank: number of the tensor-parallel rank.
             ranks: number of ranks.
 
         Raises UnusableInput if the model cannot be split among so many ranks.
         """
-        # The planner refuses impossible splits with the names of its own settings.
+        # The planner's message about an impossible split names the settings of the engine.
         state = state_bytes(model, state_dtype, dtype, ranks)
         token = kv_bytes_per_token(model, dtype, ranks)
         parts = [part.at(rank, ranks) for part in _parts(model, state_dtype, dtype, page_size)]
@@ -125,17 +127,17 @@ class StateLayout(msgspec.Struct, frozen=True):
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of the state in a slot."""
+        """Bytes of the state in one slot."""
         return sum(part.layers * part.rows * part.row_bytes for part in self.parts if part.place == "state")
 
     @property
     def page_bytes(self) -> int:
-        """Bytes of a page; 0 for a model without attention."""
+        """Bytes of one page; 0 for a model without attention layers."""
         return sum(part.layers * part.rows * part.row_bytes for part in self.parts if part.place == "page")
 
     @property
     def slab_bytes(self) -> int:
-        """Bytes from one slot of the arena to the next."""
+        """Distance in bytes from the beginning of one slot of the arena to that of the next."""
         return slab_bytes(self.state_bytes, self.page_bytes)
 
     def at(self, rank: int, ranks: int) -> "StateLayout":
@@ -144,7 +146,7 @@ class StateLayout(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, rank=rank, ranks=ranks, parts=parts)
 
     def refusal(self, other: "StateLayout") -> str | None:
-        """Return the name of the field for which no state can travel between the two; None if one can."""
+        """Return the field, with both values, that keeps two engines from exchanging states; None if none."""
         if (difference := _difference("", self, other, ("fingerprint", "page_size"))) is not None:
             return difference
         names = [", ".join(part.name for part in layout.parts) for layout in (self, other)]
@@ -172,7 +174,7 @@ def _part_difference(layout: StateLayout, other: StateLayout, fields: Sequence[s
 def _difference(
     owner: str, mine: msgspec.Struct, theirs: msgspec.Struct, fields: Sequence[str]
 ) -> str | None:
-    """Return the first field that differs, with both values; None if none does."""
+    """Return the name of the first of `fields` that differs, with both values; None if all are equal."""
     for field in fields:
         values = getattr(mine, field), getattr(theirs, field)
         if values[0] != values[1]:
@@ -181,7 +183,7 @@ def _difference(
 
 
 def _parts(model: ModelConfig, state_dtype: str, dtype: str, page_size: int) -> list[TensorPart]:
-    """Return the parts of the whole model in the order of the arena's memory."""
+    """Return the parts of the whole model, in the order in which they lie in the arena."""
     parts: list[TensorPart] = []
     layers = model.recurrent_layers
 

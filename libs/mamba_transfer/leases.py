@@ -1,7 +1,8 @@
-"""Leases: how long an export may live without a sign of its reader.
+"""Leases: how long an export is kept for a reader that gives no sign that it still wants the export.
 
-A lease ends for good: whoever renews it too late learns so. The clock is a parameter; nothing here has a
-thread, so the owner of a table sweeps it.
+A lease that has ended is never live again: a reader that renews it too late learns that it has ended. The
+clock is a parameter, and nothing here runs in a thread of its own, so the owner of a table calls `sweep`
+regularly.
 """
 
 import threading
@@ -9,14 +10,14 @@ from collections.abc import Callable
 
 Clock = Callable[[], float]
 LONGEST_LIFE = 10
-"""Life of a lease in times of its length, however often it is renewed."""
+"""Maximum age of a lease that is renewed again and again, as a multiple of the lease's length."""
 
 
 class Lease:
-    """A right to read one export until it ends. Safe to use from several threads."""
+    """Permission to read one export until a time. Safe to use from several threads."""
 
     def __init__(self, export: str, seconds: float, clock: Clock) -> None:
-        """Grant a lease of `seconds` for the export named `export`."""
+        """Grant a lease of `seconds` for the export with the name `export`."""
         self.export = export
         self.seconds = seconds
         self._clock = clock
@@ -27,18 +28,18 @@ class Lease:
 
     @property
     def live(self) -> bool:
-        """Return whether the lease has not ended. A lease that has ended once is never live again."""
+        """Return whether the lease has not ended."""
         with self._one:
             return self._still_live()
 
     @property
     def remaining(self) -> float:
-        """Return the seconds until the end; 0 once it has ended."""
+        """Return the seconds until the lease ends; 0 once it has ended."""
         with self._one:
             return max(0.0, self._end - self._clock()) if self._still_live() else 0.0
 
     def renew(self) -> bool:
-        """Move the end to a whole length from now, within the longest life. Return whether it was live."""
+        """Extend the lease by its length from now, up to the maximum age. Return whether it had not ended."""
         with self._one:
             if live := self._still_live():
                 self._end = min(self._limit, self._clock() + self.seconds)
@@ -55,10 +56,10 @@ class Lease:
 
 
 class LeaseTable:
-    """Leases of the exports of one engine that no reader has opened yet. Safe to use from several threads."""
+    """Leases of one engine's exports that no reader has opened. Safe to use from several threads."""
 
     def __init__(self, clock: Clock) -> None:
-        """Keep no lease yet. `clock`: seconds that never go back."""
+        """Create an empty table. `clock` returns seconds that never decrease."""
         self._clock = clock
         self._leases: dict[str, Lease] = {}
         self._one = threading.Lock()
@@ -68,22 +69,22 @@ class LeaseTable:
             return len(self._leases)
 
     def grant(self, export: str, seconds: float) -> Lease:
-        """Return a new lease for `export`, and keep it until it is taken, released or swept."""
+        """Return a new lease for `export`; the table holds it until it is taken, released or swept."""
         lease = Lease(export, seconds, self._clock)
         with self._one:
             self._leases[export] = lease
         return lease
 
     def renew(self, export: str) -> bool:
-        """Renew the lease of `export`. Return whether there is a live one."""
+        """Renew the lease of `export`. Return whether the table holds one that has not ended."""
         with self._one:
             lease = self._leases.get(export)
         return lease is not None and lease.renew()
 
     def take(self, export: str) -> Lease | None:
-        """Return the live lease of `export` to its reader, and keep it no longer; None if there is none.
+        """Remove the lease of `export` from the table for the reader that opens it; None if none is live.
 
-        A lease that has ended stays for the sweep, which returns it to the owner of the export.
+        A lease that has ended stays in the table until `sweep` reports it to the owner of the export.
         """
         with self._one:
             lease = self._leases.get(export)
@@ -92,7 +93,7 @@ class LeaseTable:
             return self._leases.pop(export)
 
     def release(self, export: str) -> bool:
-        """End the lease of `export` before its time. Return whether it was kept."""
+        """End the lease of `export` early and remove it. Return whether the table held it."""
         with self._one:
             lease = self._leases.pop(export, None)
         if lease is not None:
@@ -100,7 +101,7 @@ class LeaseTable:
         return lease is not None
 
     def sweep(self) -> list[str]:
-        """Return the exports whose leases have ended, and forget them: their owner frees their memory."""
+        """Remove the leases that have ended. Return the names of their exports, whose memory can be freed."""
         with self._one:
             over = [export for export, lease in self._leases.items() if not lease.live]
             for export in over:

@@ -1,8 +1,8 @@
 """Messages of the transfer protocol, version `VERSION`.
 
-The reader says Hello, Fetch, Renew, Done, Abort and Hot; the source answers Welcome, Refuse, Offer,
-Checksums, Renewed, Valid, Expired and Hottest. Bytes of a bundle follow an Offer as they are. Every field has
-a bound, so that a message costs no more memory than its frame.
+The reader sends Hello, Fetch, Renew, Done, Abort and Hot; the source, which has the checkpoint, answers with
+Welcome, Refuse, Offer, Checksums, Renewed, Valid, Expired and Hottest. The bytes of a bundle follow an Offer
+without a frame. Every field has a maximum size, so that a message takes no more memory than its frame.
 """
 
 import struct
@@ -16,15 +16,15 @@ from mamba_transfer.layout import StateLayout
 
 VERSION = 1
 MOST_TOKENS = 1 << 22
-"""Tokens of the longest prefix that can be asked for."""
+"""Number of tokens of the longest prefix that a reader may request."""
 MOST_BLOCKS = 1 << 22
-"""Sub-blocks of the largest bundle."""
+"""Number of sub-blocks, each with a checksum, of the largest bundle."""
 MOST_HOT = 256
-"""Prefixes in one answer to Hot."""
+"""Maximum number of prefixes in one answer to Hot."""
 MOST_HOT_BYTES = 16 << 20
-"""Bytes of token ids in one answer to Hot."""
+"""Maximum size in bytes of the token ids in one answer to Hot."""
 MOST_DESCRIPTION_BYTES = 1 << 20
-"""Bytes of the largest description of memory in an offer."""
+"""Maximum size in bytes of the description of the source's memory in an Offer."""
 
 Identifier = Annotated[str, msgspec.Meta(max_length=256)]
 Size = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
@@ -32,10 +32,10 @@ Tokens = Annotated[int, msgspec.Meta(ge=0, le=MOST_TOKENS)]
 
 
 class Hello(msgspec.Struct, tag="hello", array_like=True, frozen=True):
-    """The reader's first message."""
+    """First message of a reader: its layout, and how the bytes shall be carried."""
 
     incarnation: Identifier
-    """Incarnation of the source that the reader means; empty = whichever there is."""
+    """Run of the source's process that the reader means, which changes with every start; empty = any."""
     layout: StateLayout
     """Layout of the reader."""
     transport: Identifier = "sockets"
@@ -43,35 +43,36 @@ class Hello(msgspec.Struct, tag="hello", array_like=True, frozen=True):
 
 
 class Welcome(msgspec.Struct, tag="ok", array_like=True, frozen=True):
-    """Consent to a Hello."""
+    """Answer to a Hello of a reader whose layout fits."""
 
     layout: StateLayout
     """Layout of the source."""
 
 
 class Refuse(msgspec.Struct, tag="refuse", array_like=True, frozen=True):
-    """Refusal of a Hello or of a Fetch, for the field that does not fit."""
+    """Answer to a Hello or Fetch whose layout does not fit that of the source; `field` says why."""
 
     field: Annotated[str, msgspec.Meta(max_length=4096)]
 
 
 class Wanted(msgspec.Struct, tag="fetch", array_like=True, frozen=True):
-    """A request for one checkpoint, by the name of an export or by the prefix: the message Fetch."""
+    """Request for one checkpoint, by the name of an export or by its prefix. The message is called Fetch."""
 
     depth: Tokens
-    """Depth of the checkpoint in tokens, exactly."""
+    """Exact number of tokens of the prefix at whose end the checkpoint was taken."""
     base: Tokens = 0
-    """Tokens whose pages the reader has: pages of [base, depth) travel."""
+    """Number of tokens whose pages the reader has already; only the pages of the tokens [base, depth) are
+    sent."""
     export: Identifier = ""
     """Name of an export; empty = the checkpoint is looked up by its prefix."""
     salt: Annotated[str, msgspec.Meta(max_length=4096)] = ""
-    """Salt of the prefix."""
+    """Salt of the prefix: text that keeps the cached prefixes of different clients apart."""
     token_ids: Annotated[bytes, msgspec.Meta(max_length=4 * MOST_TOKENS)] = b""
-    """The prefix: `depth` token ids, little-endian in 4 bytes each. Empty where `export` is set."""
+    """The prefix: `depth` token ids of 4 bytes each, little-endian. Empty where `export` is set."""
 
     @classmethod
     def of_prefix(cls, token_ids: Sequence[int], salt: str, *, base: int = 0) -> "Wanted":
-        """Return a request for the checkpoint at the end of `token_ids`."""
+        """Return a request for the checkpoint at the end of the prefix `token_ids`."""
         packed = struct.pack(f"<{len(token_ids)}I", *token_ids)
         return cls(depth=len(token_ids), base=base, salt=salt, token_ids=packed)
 
@@ -81,71 +82,72 @@ class Wanted(msgspec.Struct, tag="fetch", array_like=True, frozen=True):
 
     @property
     def sound(self) -> bool:
-        """Return whether the fields fit each other: an export, or exactly the tokens of its depth."""
+        """Return whether the request has either the name of an export or exactly `depth` token ids."""
         return self.base <= self.depth and len(self.token_ids) == (0 if self.export else 4 * self.depth)
 
 
 class Offer(msgspec.Struct, tag="offer", array_like=True, frozen=True):
-    """The source's consent to a Fetch; the bytes follow."""
+    """Answer to a Fetch of a checkpoint that the source has. The bytes of the bundle follow."""
 
     depth: Tokens
     base: Tokens
     length: Size
-    """Bytes that this source sends."""
+    """Number of bytes that this rank of the source sends."""
     lease_seconds: float
     description: Annotated[bytes, msgspec.Meta(max_length=MOST_DESCRIPTION_BYTES)] = b""
-    """The memory to read, in the terms of the transport."""
+    """Description of the source's memory for a transport whose reader reads it by itself; empty for
+    sockets."""
 
 
 class Checksums(msgspec.Struct, tag="checksums", array_like=True, frozen=True):
-    """Checksums of all sub-blocks, after the bytes."""
+    """Checksums of all sub-blocks of a bundle, sent after its bytes."""
 
     digests: Annotated[bytes, msgspec.Meta(max_length=8 * MOST_BLOCKS)]
     """xxh3_64 of each sub-block, little-endian in 8 bytes each."""
 
 
 class Renew(msgspec.Struct, tag="renew", array_like=True, frozen=True):
-    """A sign that the reader still wants these exports; the empty name is the one that is being read."""
+    """Request to extend the leases of exports. An empty name stands for the export that is being read."""
 
     exports: Annotated[tuple[Identifier, ...], msgspec.Meta(max_length=256)]
 
 
 class Renewed(msgspec.Struct, tag="renewed", array_like=True, frozen=True):
-    """The exports whose leases go on."""
+    """Answer to Renew: the names of the exports whose leases were extended."""
 
     exports: Annotated[tuple[Identifier, ...], msgspec.Meta(max_length=256)]
 
 
 class Done(msgspec.Struct, tag="done", array_like=True, frozen=True):
-    """A sign that all bytes landed. The source answers whether they were the export's all the time."""
+    """Message of the reader that all bytes have arrived. The source answers with Valid or Expired."""
 
 
 class Abort(msgspec.Struct, tag="abort", array_like=True, frozen=True):
-    """A sign that the reader wants the export no longer."""
+    """Message of the reader that it no longer wants the export."""
 
 
 class Valid(msgspec.Struct, tag="valid", array_like=True, frozen=True):
-    """A promise that the export was held until all bytes had been read."""
+    """Answer to Done: the source kept the export unchanged until all bytes had been read."""
 
 
 class Expired(msgspec.Struct, tag="expired", array_like=True, frozen=True):
-    """An answer that there is no such export, or that its lease ended, or that its engine restarted."""
+    """Answer that the export does not exist, that its lease has ended, or that the engine has restarted."""
 
 
 class Hot(msgspec.Struct, tag="hot", array_like=True, frozen=True):
-    """A question for the prefixes that the source would evict last."""
+    """Request for the prefixes that the source would evict last."""
 
     count: Annotated[int, msgspec.Meta(ge=1, le=MOST_HOT)]
 
 
 class HotPrefix(msgspec.Struct, array_like=True, frozen=True):
-    """One checkpoint that a source has."""
+    """Prefix of which a source has a checkpoint."""
 
     salt: Annotated[str, msgspec.Meta(max_length=4096)]
     token_ids: Annotated[bytes, msgspec.Meta(max_length=MOST_HOT_BYTES)]
-    """Tokens of the prefix, little-endian in 4 bytes each."""
+    """Token ids of the prefix, 4 bytes each, little-endian."""
     size: Size
-    """Bytes of its state and of all its pages."""
+    """Size in bytes of the checkpoint's state and all of its pages."""
 
     @property
     def depth(self) -> int:
@@ -154,10 +156,10 @@ class HotPrefix(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Hottest(msgspec.Struct, tag="hottest", array_like=True, frozen=True):
-    """The answer to Hot, the most valuable prefix first. Each may be gone when it is fetched."""
+    """Answer to Hot, the most valuable prefix first. Each of them may be evicted before it is fetched."""
 
     incarnation: Identifier
-    """Incarnation of the source, for the fetches that follow."""
+    """Run of the source's process, to be named in the Hello of a fetch that follows."""
     prefixes: Annotated[tuple[HotPrefix, ...], msgspec.Meta(max_length=MOST_HOT)]
 
 
@@ -169,7 +171,7 @@ _from_source = msgspec.msgpack.Decoder(FromSource)
 
 
 def pack(message: FromReader | FromSource) -> bytes:
-    """Return the bytes of a message, without the header of its frame."""
+    """Return a message as the body of a frame."""
     return _encoder.encode(message)
 
 

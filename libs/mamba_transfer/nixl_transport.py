@@ -1,9 +1,9 @@
-"""A transport over NIXL, for RDMA networks: the reader reads the source's memory by itself.
+"""Transport over NIXL for RDMA networks: the reader's network card reads the source's memory directly.
 
-NIXL is the optional package `nixl`; it is imported when a transport is created, never before. NIXL has no
-cancel: a read that is given up goes on in the background, and so it becomes a pending writer, whose landing
-memory is free only after the end of the read was seen. A dead source ends the read with an error; a stopped
-one may hold it for ever.
+NIXL is the optional package `nixl`, which is imported only when a transport is created. NIXL cannot cancel a
+read. A read that the caller gives up therefore continues in the background as a pending writer: its landing
+memory may be used again only after NIXL has reported the end of the read. A source that dies ends the read
+with an error; a source that is merely suspended may delay the end without limit.
 """
 
 import ctypes
@@ -25,36 +25,36 @@ from mamba_transfer.transport import Arrival, WriterPending
 _READ_POLL_SECONDS = 0.0005
 _RENEW_SECONDS = 5.0
 MOST_RUNS = 1 << 15
-"""Runs of memory in one description."""
+"""Maximum number of runs of memory in one description."""
 
 
 _Integer = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 
 
 class NixlMissing(TransferError):
-    """An engine that is to use NIXL without the package."""
+    """The settings ask for NIXL, and the package `nixl` is not installed."""
 
 
 class _Memory(msgspec.Struct, array_like=True, frozen=True):
-    """Description of a source's memory: plain integers, since NIXL's own form is a pickle."""
+    """Description of a source's memory as plain integers, because NIXL's own form is a pickle."""
 
     agent: bytes
-    """Metadata of the source's agent, with the keys of its registered memory."""
+    """Metadata of the source's NIXL agent, including the access keys of its registered memory."""
     runs: Annotated[list[tuple[_Integer, _Integer]], msgspec.Meta(max_length=MOST_RUNS)]
-    """Address and length of each run of bytes, in the order of the stream."""
+    """Address and length in bytes of each run of memory, in the order in which the bytes are sent."""
 
 
 class NixlTransport:
-    """Reads by an agent of NIXL over one registered memory."""
+    """Transport by a NIXL agent, which has one region of memory registered."""
 
     name = "nixl"
 
     def __init__(self, agent: str, memory: memoryview) -> None:
-        """Create the agent and register `memory`, which all bundles lie in. Raises NixlMissing.
+        """Create the agent, and register `memory`, in which all bundles must lie. Raises NixlMissing.
 
         Args:
-            agent: name that no other agent has, in no other life of the engine.
-            memory: plain writable bytes of the host, which are never moved.
+            agent: name of the agent, which no other agent and no earlier run of this engine has used.
+            memory: writable host memory as plain bytes, which stays at its address.
         """
         try:
             api: Any = importlib.import_module("nixl._api")
@@ -73,7 +73,7 @@ class NixlTransport:
         self._peers: dict[bytes, str] = {}
 
     def describe(self, pieces: Sequence[memoryview]) -> bytes:
-        """Return the agent's metadata and the runs of `pieces`. Raises ValueError for memory of others."""
+        """Return the description of `pieces` for the reader. Raises ValueError for unregistered memory."""
         runs = self._runs(pieces)
         if len(runs) > MOST_RUNS:
             raise ValueError(
@@ -88,7 +88,7 @@ class NixlTransport:
         sizes: Sequence[int],
         limit: Callable[[], Limit],
     ) -> list[int]:
-        """Return the checksums; the reader reads by itself."""
+        """Return the checksums of the sub-blocks. Nothing is sent: the reader reads the memory by itself."""
         checksums = BlockChecksums(sizes)
         for piece in pieces:
             limit().check()
@@ -103,7 +103,7 @@ class NixlTransport:
         sizes: Sequence[int],
         limit: Limit,
     ) -> Arrival:
-        """Read into `pieces`. Raises PeerLost, ForeignFrame, or WriterPending if bytes may still land."""
+        """Read the source's memory into `pieces`. Raises PeerLost, ForeignFrame, or WriterPending."""
         try:
             source = msgspec.msgpack.decode(description, type=_Memory)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -130,7 +130,7 @@ class NixlTransport:
         return Arrival(checksums.digests, sum(sizes))
 
     def _begin(self, agent: bytes, pairs: Sequence[tuple[int, int, int]]) -> "NixlRead":
-        """Return a read that is under way. Raises PeerLost if NIXL refuses it."""
+        """Begin a read and return it. Raises PeerLost if NIXL refuses it."""
         local = [(address, length, 0) for address, _, length in pairs]
         remote = [(address, length, 0) for _, address, length in pairs]
         nixl = self._agent
@@ -157,26 +157,26 @@ class NixlTransport:
 
 
 class NixlRead:
-    """A read that is under way; a pending writer of its landing memory until its end was seen.
+    """Read of a source's memory that NIXL carries out, and that may write to landing memory until it ends.
 
     Attributes:
-        failed: whether the end was an error.
+        failed: whether the read ended with an error.
     """
 
     def __init__(self, agent: Any, handle: Any, one: threading.Lock) -> None:
-        """Watch `handle` of `agent`, whose calls `one` guards."""
+        """Observe the NIXL transfer `handle` of `agent`; `one` is the lock for calls of that agent."""
         self.failed = False
         self._agent = agent
-        # As long as the read lives, so does its handle: a handle that is collected is released.
+        # The read holds its handle until it ends, because NIXL releases a handle that is garbage-collected.
         self._handle = handle
         self._one = one
 
     def post(self) -> None:
-        """Begin. The caller holds the lock of the agent."""
+        """Begin the read. The caller must hold the lock of the agent."""
         self._look(self._agent.transfer)
 
     def ended(self) -> bool:
-        """Return whether no byte can land any more."""
+        """Return whether the read has ended, so that nothing writes to the landing memory any more."""
         with self._one:
             if self._handle is not None:
                 self._look(self._agent.check_xfer_state)
@@ -194,13 +194,13 @@ class NixlRead:
             state = "ERR"
         if state != "PROC":
             self.failed |= state == "ERR"
-            with suppress(Exception):  # NIXL may have released the handle of a failed read itself
+            with suppress(Exception):  # NIXL may have released the handle of a failed read already
                 self._agent.release_xfer_handle(self._handle)
             self._handle = None
 
 
 def _source_is_lost(error: Exception) -> bool:
-    """Return whether `error` says that the connection to the source is gone; NIXL has no common class."""
+    """Return whether a NIXL error, which has no common class, says that the connection is lost."""
     return "Disconnect" in type(error).__name__
 
 
@@ -211,9 +211,10 @@ def _address(memory: memoryview) -> int:
 def _pairs(
     landing: Sequence[tuple[int, int]], source: Sequence[tuple[int, int]]
 ) -> list[tuple[int, int, int]]:
-    """Return (local address, remote address, length) for runs of the same stream that are cut differently.
+    """Return (local address, remote address, length in bytes) for each run that is contiguous on both sides.
 
-    Raises ForeignFrame if the two sides do not have the same number of bytes.
+    `landing` and `source` describe the same bytes in the same order, cut into different runs. Raises
+    ForeignFrame if they do not have the same total length.
     """
     if sum(length for _, length in landing) != sum(length for _, length in source):
         raise ForeignFrame("the description of the memory is not that of the bundle")

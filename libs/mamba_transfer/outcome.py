@@ -6,38 +6,40 @@ from typing import Protocol
 
 
 class Verdict(StrEnum):
-    """The way a fetch ended. Bytes that landed may be used only after VALID."""
+    """Result of a fetch. Bytes that have arrived may be used only after VALID."""
 
     VALID = "valid"
-    """All bytes landed, their checksums agree, and the source held the export until then."""
+    """All bytes arrived, their checksums match, and the source kept the checkpoint unchanged until then."""
     EXPIRED = "expired"
-    """The source has no such export (any more), or is another incarnation."""
+    """The source has no such export, or no longer has it, or its engine has restarted."""
     REFUSED = "refused"
-    """The two engines do not fit; `Outcome.detail` names the field."""
+    """The layouts of the two engines do not fit; `Outcome.detail` names the field."""
     CORRUPT = "corrupt"
-    """A checksum differs."""
+    """The checksum of a sub-block does not match."""
     LOST = "lost"
-    """The peer died, closed the connection, or did not answer before the deadline."""
+    """The other engine died, closed the connection, or did not answer before the deadline."""
     CANCELLED = "cancelled"
-    """The caller cancelled."""
+    """The caller cancelled the fetch."""
 
 
 class PendingWriter(Protocol):
-    """A writer whose end was not seen: its memory is quarantined until it is."""
+    """Writer of landing memory that could not be stopped. The memory must not be reused before it ends."""
 
     def ended(self) -> bool:
-        """Return whether no byte can land any more. Ask again later if not; time alone is no answer."""
+        """Return whether the writer has ended. If not, call again later; waiting alone proves nothing."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The end of a fetch."""
+    """Result of a fetch, with details."""
 
     verdict: Verdict
     detail: str = ""
-    """The field of a refusal, or why the peer counts as lost."""
+    """Field of the layouts that does not fit, or the reason why the other engine counts as lost; else
+    empty."""
     received: int = 0
-    """Bytes that landed."""
+    """Number of bytes that arrived."""
     writer: PendingWriter | None = None
-    """None = no byte can land any more. Sockets always end so."""
+    """Writer that may still write to the landing memory; None = there is none, as always after a fetch over
+    sockets."""

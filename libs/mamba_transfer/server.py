@@ -1,8 +1,8 @@
-"""The transfer server of an engine: one thread per reader, and one that accepts.
+"""The transfer server of an engine: one thread accepts connections, and each reader has a thread.
 
-The engine hands in an `ExportSource` and keeps its memory locked while an export is open. Whatever a reader
-does (dies, stops, sends nonsense), the export is closed after its lease at the latest, and no thread outlives
-`close`.
+The engine passes an `ExportSource`, and keeps the memory of an export locked while the export is open. If a
+reader dies, stops or sends invalid messages, its export is closed when the lease ends, at the latest. `close`
+ends all threads.
 """
 
 import socket
@@ -37,11 +37,11 @@ from mamba_transfer.transport import Transport
 log = structlog.get_logger("mambaserve.transfer")
 MOST_CONNECTIONS = 64
 MOST_FRAME_BYTES = 1 << 16
-"""Bytes of a message without token ids."""
+"""Maximum size in bytes of a message without token ids."""
 
 
 class TransferServer:
-    """The source's side of transfers. `start` opens the port; `close` ends all."""
+    """Server from which other engines read exports. `start` opens the port; `close` ends all connections."""
 
     def __init__(
         self,
@@ -54,16 +54,16 @@ class TransferServer:
         most_connections: int = MOST_CONNECTIONS,
         clock: Clock = time.monotonic,
     ) -> None:
-        """Serve nothing yet.
+        """Create a server that does not listen yet.
 
         Args:
-            layout: layout of this engine's rank.
-            incarnation: name of this life of the engine; a message for another one is answered Expired.
-            source: the engine.
-            transports: transports beside sockets.
-            most_tokens: tokens of the longest prefix; longer requests are closed unread.
-            most_connections: readers at once; further ones are closed unread.
-            clock: the clock of the leases and of all limits.
+            layout: layout of this engine's tensor-parallel rank.
+            incarnation: name of this run of the engine; requests for another one get Expired.
+            source: the engine's exports.
+            transports: transports that readers may use besides sockets.
+            most_tokens: number of tokens of the longest prefix; the connection of a longer request is closed.
+            most_connections: maximum number of readers at a time; further connections are closed at once.
+            clock: clock of the leases and of all limits, in seconds.
         """
         self.layout = layout
         self.incarnation = incarnation
@@ -81,9 +81,9 @@ class TransferServer:
         self._acceptor: threading.Thread | None = None
 
     def start(self, host: str, port: int) -> Address:
-        """Listen on `host`, an IP address, and return the address; port 0 = a free one. Raises OSError.
+        """Listen on `host`, an IP address, and return the address; port 0 = any free one. Raises OSError.
 
-        `::` is every address of this machine, including IPv4.
+        The host `::` stands for every address of this machine, including IPv4.
         """
         everywhere = host == "::"
         if everywhere and not socket.has_dualstack_ipv6():
@@ -102,7 +102,7 @@ class TransferServer:
 
     @property
     def connections(self) -> int:
-        """Return the number of readers that are connected."""
+        """Return the number of connected readers."""
         with self._one:
             return len(self._readers)
 
@@ -111,7 +111,7 @@ class TransferServer:
         self._closing.set()
         if self._listener is not None:
             with suppress(OSError):
-                self._listener.shutdown(socket.SHUT_RDWR)  # ends the accept of the other thread
+                self._listener.shutdown(socket.SHUT_RDWR)  # makes the accept call of the other thread return
             assert self._acceptor is not None
             self._acceptor.join()
             self._listener.close()
@@ -151,8 +151,8 @@ class TransferServer:
 
     def _serve(self, connection: Connection) -> None:
         try:
-            # The source learns of a lost reader when its export is closed; a peer that speaks nonsense has no
-            # export, and must not fill the log.
+            # The source learns of a lost reader when its export is closed. A peer that sends no valid
+            # message has no export, and must not fill the log.
             with suppress(ConnectionFailed):
                 self._converse(connection)
         except Exception:
@@ -167,7 +167,7 @@ class TransferServer:
         try:
             hello = unpack_from_reader(connection.receive_frame(MOST_FRAME_BYTES, limit))
         except ForeignVersion:
-            # The frame of the answer carries this version, which is all that the reader can understand.
+            # The header of the answer has the version of this server, all that such a reader can decode.
             return self._answer(connection, Refuse("version"))
         if not isinstance(hello, Hello):
             raise ForeignFrame("the first message of a reader is a Hello")

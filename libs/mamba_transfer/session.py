@@ -1,7 +1,7 @@
-"""The session of one reader after its Hello: fetches, renewals and their ends.
+"""Session of one reader after its Hello: the server's answers to fetches, renewals and aborts.
 
-The thread of one connection runs it. However the session ends, its open export is closed once, after the last
-read of its memory.
+The thread of the connection runs it. However the session ends, its open export is closed exactly once, after
+the last read of its memory.
 """
 
 import math
@@ -37,13 +37,13 @@ from mamba_transfer.slice_plan import Portion
 from mamba_transfer.transport import Transport
 
 ANSWER_SECONDS = 5.0
-"""Time for a Hello, and for a reader to take an answer."""
+"""Seconds that a reader may take to send its Hello, and to receive an answer."""
 IDLE_SECONDS = 60.0
-"""Time for which a connection without an open export may say nothing."""
+"""Seconds for which a reader without an open export may send nothing."""
 
 
 class ReaderSession:
-    """The conversation with one reader: one open export at a time."""
+    """Conversation with one reader, which has at most one open export at a time."""
 
     def __init__(
         self,
@@ -58,18 +58,18 @@ class ReaderSession:
         closing: Callable[[], bool],
         most_frame: int,
     ) -> None:
-        """Begin after the Welcome.
+        """Begin the session of a reader that has received its Welcome.
 
         Args:
             connection: the connection, which the server closes.
-            source: the engine.
+            source: the engine's exports.
             layout: layout of the engine.
-            portion: what this engine's rank sends to the reader.
-            transport: carrier of the bytes.
-            incarnation: name of this life of the engine.
-            clock: the clock of leases and limits.
-            closing: asked every 50 ms; True ends the session.
-            most_frame: bytes of the longest message of the reader.
+            portion: bytes of each bundle that this engine's rank sends to the reader.
+            transport: transport that carries the bytes.
+            incarnation: name of this run of the engine.
+            clock: clock of leases and limits, in seconds.
+            closing: called every 50 ms; the session ends once it returns True.
+            most_frame: maximum size in bytes of a message of the reader.
         """
         self._connection = connection
         self._source = source
@@ -83,7 +83,7 @@ class ReaderSession:
         self._export: OpenExport | None = None
 
     def run(self) -> None:
-        """Serve until the reader leaves. Raises ConnectionFailed."""
+        """Answer messages until the reader closes the connection. Raises ConnectionFailed."""
         try:
             while True:
                 self._handle(self._next())
@@ -91,7 +91,7 @@ class ReaderSession:
             self._end(delivered=False)
 
     def _next(self) -> FromReader:
-        """Return the reader's next message. An export whose lease ends meanwhile is closed at once."""
+        """Return the reader's next message, and close the open export if its lease ends before."""
         idle_until = self._clock() + IDLE_SECONDS
 
         def over() -> bool:
@@ -142,7 +142,7 @@ class ReaderSession:
         self._answer(offer)
 
         def limit() -> Limit:
-            # Bytes that the reader takes are as good as a Renew.
+            # A reader that receives bytes still wants the export, so each part renews the lease.
             export.lease.renew()
             return self._limit(export.lease.remaining)
 
@@ -151,7 +151,7 @@ class ReaderSession:
         return self._answer(Checksums(packed))
 
     def _hottest(self, count: int) -> tuple[HotPrefix, ...]:
-        """Return the most valuable prefixes, as many as an answer may hold."""
+        """Return the most valuable prefixes: as many as requested, and as one answer can hold."""
         prefixes, room = [], MOST_HOT_BYTES
         for prefix in self._source.hottest(count)[:count]:
             room -= len(prefix.token_ids)

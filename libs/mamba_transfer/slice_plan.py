@@ -1,8 +1,8 @@
-"""The slice plan: which bytes of which source rank become which bytes of a destination.
+"""The slice plan: which bytes each tensor-parallel rank of the source sends to one rank of the destination.
 
-The plan is the intersection of the intervals of the two sides. Every byte of the destination is covered
-exactly once, or the pair of layouts is refused. Both peers compute the same plan from both layouts, so no
-offset is ever sent.
+The heads and groups of the destination are intersected with those of every source rank. Each byte of the
+destination is covered exactly once; if that is impossible, the pair of layouts is refused. Both sides compute
+the same plan from both layouts, so no offsets are sent.
 """
 
 from collections import defaultdict
@@ -18,23 +18,24 @@ Place = Literal["state", "page"]
 
 
 class Copy(NamedTuple):
-    """A run of bytes that is contiguous on both sides, within a state or within a page."""
+    """Run of bytes that is contiguous at the source and at the destination, within one state or one page."""
 
     source: int
-    """Offset at the source."""
+    """Offset at the source, in bytes."""
     destination: int
-    """Offset at the destination."""
+    """Offset at the destination, in bytes."""
     length: int
 
 
 class Portion(NamedTuple):
-    """All that one source rank sends, in the order in which it is sent: that of the destination's memory."""
+    """Everything that one source rank sends, in the order of the destination's memory."""
 
     state: tuple[Copy, ...]
     state_blocks: tuple[int, ...]
-    """Bytes of each sub-block of the state that has a checksum of its own: a block of one layer."""
+    """Size in bytes of each sub-block of the state. A sub-block is one layer of a block and has its own
+    checksum."""
     page: tuple[Copy, ...]
-    """Copies of each page; a page has one checksum."""
+    """Copies of each page. A page has one checksum."""
 
     @property
     def page_bytes(self) -> int:
@@ -48,14 +49,14 @@ class Portion(NamedTuple):
 
 
 class SlicePlan:
-    """The parts of its memory that a destination reads from each source rank.
+    """Plan of which bytes a destination rank receives from each source rank.
 
     Attributes:
-        portions: what each source rank sends. A rank that is missing sends nothing.
+        portions: bytes that each source rank sends, by rank; a rank that is not listed sends nothing.
     """
 
     def __init__(self, sources: Sequence[StateLayout], destination: StateLayout) -> None:
-        """Plan. `sources`: layouts of all ranks of the source.
+        """Compute the plan; `sources` are the layouts of all ranks of the source.
 
         Raises IncompatibleLayouts, which names the field, if a byte of the destination would not be covered
         exactly once.
@@ -80,9 +81,10 @@ class SlicePlan:
 
 @lru_cache(maxsize=16)
 def plan_of_pair(source: StateLayout, destination: StateLayout) -> SlicePlan:
-    """Return the plan between all ranks of the source's engine and one destination.
+    """Return the plan from all ranks of the source's engine to one destination rank.
 
-    Plans are kept for the next connection of the same pair. Raises IncompatibleLayouts, with the field.
+    Plans are cached for the next connection of the same two engines. Raises IncompatibleLayouts, which names
+    the field.
     """
     if (field := destination.refusal(source)) is not None:
         raise IncompatibleLayouts(field)
@@ -90,15 +92,15 @@ def plan_of_pair(source: StateLayout, destination: StateLayout) -> SlicePlan:
 
 
 class _Rows(NamedTuple):
-    """Where a rank has the units of one part in one row."""
+    """Position of one part in one row of a rank's memory."""
 
     layer: int
     offset: int
-    """Offset of the part's first local unit in this row."""
+    """Offset in bytes of the part's first head or group on this rank."""
 
 
 def _rows(layout: StateLayout, place: Place) -> Iterator[tuple[TensorPart, _Rows]]:
-    """Yield every row of every part in the order of memory."""
+    """Yield every row of every part, in the order of memory."""
     parts = [part for part in layout.parts if part.place == place]
     blocks = [list(group) for _, group in groupby(parts, key=lambda part: part.block)]
     layers = max((part.layers for part in parts), default=0)
@@ -119,7 +121,7 @@ def _rows(layout: StateLayout, place: Place) -> Iterator[tuple[TensorPart, _Rows
 def _copies(
     sources: Sequence[StateLayout], destination: StateLayout, place: Place
 ) -> dict[int, dict[tuple[str, int], list[Copy]]]:
-    """Return the copies by source rank, and by block and layer in the order of the destination's memory."""
+    """Return the copies by source rank, then by block and layer in the order of the destination's memory."""
     parts = [part for part in destination.parts if part.place == place]
     intervals = {part.name: _intervals(sources, part, destination) for part in parts}
     rows = {source.rank: list(_rows(source, place)) for source in sources}
@@ -141,7 +143,7 @@ def _copies(
 def _intervals(
     sources: Sequence[StateLayout], part: TensorPart, destination: StateLayout
 ) -> list[tuple[int, int, int]]:
-    """Return (source rank, first unit, unit after the last), which cover the part's interval exactly once."""
+    """Return (source rank, first unit, unit after the last) such that each unit of `part` occurs once."""
     missing = [(part.first, part.last)]
     intervals = []
     for source in sorted(sources, key=lambda source: (not _same_share(source, destination), source.rank)):
@@ -162,7 +164,7 @@ def _intervals(
 
 
 def _same_share(source: StateLayout, destination: StateLayout) -> bool:
-    """Return whether the two ranks have heads in common: replicas are read where heads are read anyway."""
+    """Return whether two ranks share heads: a replicated group is then read from the rank of its heads."""
     return (
         source.rank * destination.ranks < (destination.rank + 1) * source.ranks
         and destination.rank * source.ranks < (source.rank + 1) * destination.ranks
@@ -170,7 +172,7 @@ def _same_share(source: StateLayout, destination: StateLayout) -> bool:
 
 
 def _merged(copies: Iterable[Copy]) -> tuple[Copy, ...]:
-    """Join copies that are adjacent on both sides."""
+    """Join copies that are adjacent both at the source and at the destination."""
     joined: list[Copy] = []
     for copy in copies:
         if joined:

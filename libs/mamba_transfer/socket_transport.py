@@ -1,7 +1,7 @@
-"""The default transport: the bytes follow the offer on the same connection, from memory to memory.
+"""The default transport: the bytes follow the Offer on the same connection.
 
-The kernel copies straight from the source's memory and straight into the landing memory. Closing the
-connection ends the transfer: the reader's own thread writes the landing memory, and nothing else does.
+The kernel reads the source's memory and writes the landing memory without a further copy. Only the reader's
+own thread writes to the landing memory, so closing the connection ends the transfer at once.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -11,16 +11,17 @@ from mamba_transfer.frames import MOST_VECTORS, Connection, Limit
 from mamba_transfer.transport import Arrival
 
 _CHUNK_BYTES = 1 << 20
-"""Bytes between two checksums: few enough to be in the cache still, many enough for few calls."""
+"""Bytes that are transferred between two updates of a checksum: few enough to be still in the processor's
+cache, and enough to keep the number of system calls low."""
 
 
 class SocketTransport:
-    """Plain sockets."""
+    """Transport over the connection of the messages."""
 
     name = "sockets"
 
     def describe(self, pieces: Sequence[memoryview]) -> bytes:
-        """Return nothing: the bytes come without being asked for."""
+        """Return an empty description: the reader needs no address, since the source sends the bytes."""
         return b""
 
     def send(
@@ -30,11 +31,11 @@ class SocketTransport:
         sizes: Sequence[int],
         limit: Callable[[], Limit],
     ) -> list[int]:
-        """Send all bytes; return the checksums. Raises PeerLost, or Stopped."""
+        """Send `pieces` and return the checksums of the sub-blocks. Raises PeerLost, or Stopped."""
         checksums = BlockChecksums(sizes)
         for chunk in _chunks(pieces):
             connection.send(chunk, limit())
-            # The reader is still busy with what the kernel holds for it, and the chunk is in the cache now.
+            # The reader still receives what the kernel has buffered; the chunk is in the processor's cache.
             for piece in chunk:
                 checksums.update(piece)
         return checksums.digests
@@ -47,7 +48,7 @@ class SocketTransport:
         sizes: Sequence[int],
         limit: Limit,
     ) -> Arrival:
-        """Fill `pieces`. Raises PeerLost, or Stopped."""
+        """Fill `pieces` with the bytes that arrive. Raises PeerLost, or Stopped."""
         checksums = BlockChecksums(sizes)
         received = 0
         for chunk in _chunks(pieces):
@@ -62,7 +63,7 @@ class SocketTransport:
 
 
 def _chunks(pieces: Sequence[memoryview]) -> Iterator[list[memoryview]]:
-    """Yield the pieces in groups of about _CHUNK_BYTES; large ones are cut."""
+    """Yield `pieces` in groups of about _CHUNK_BYTES; a larger piece is split."""
     chunk: list[memoryview] = []
     room = _CHUNK_BYTES
     for piece in pieces:

@@ -1,4 +1,4 @@
-"""The interface of transports, which carry the bytes of an offer; all messages go over the connection."""
+"""Interface of transports, which carry the bytes of a bundle; all messages go over the connection."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from mamba_transfer.outcome import PendingWriter
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """The state of the landing memory after a transport has read into it."""
+    """Result of a transport's read into landing memory."""
 
     digests: list[int]
     """Checksums of the sub-blocks in the landing memory."""
@@ -18,15 +18,15 @@ class Arrival:
 
 
 class Transport(Protocol):
-    """A way of bytes from the memory of a source into the memory of a reader."""
+    """Means of copying bytes from the memory of a source to the landing memory of a reader."""
 
     @property
     def name(self) -> str:
-        """Name by which the reader asks for the transport in its Hello."""
+        """Name by which a reader requests the transport in its Hello."""
         ...
 
     def describe(self, pieces: Sequence[memoryview]) -> bytes:
-        """Return what the reader needs to know of the source's memory; sent in the Offer."""
+        """Return the description of the source's memory that a reader needs; it is sent in the Offer."""
         ...
 
     def send(
@@ -36,10 +36,10 @@ class Transport(Protocol):
         sizes: Sequence[int],
         limit: Callable[[], Limit],
     ) -> list[int]:
-        """Send `pieces`, or let the reader read them; return the checksums of sub-blocks of `sizes` bytes.
+        """Send `pieces`, or let the reader read them. Return the checksums of sub-blocks of `sizes` bytes.
 
-        `limit` is called after each part that the reader took, and returns the limit of the next.
-        Raises PeerLost, or Stopped.
+        `limit` is called after each part that the reader has received, and returns the limit for the next
+        part. Raises PeerLost, or Stopped.
         """
         ...
 
@@ -51,12 +51,12 @@ class Transport(Protocol):
         sizes: Sequence[int],
         limit: Limit,
     ) -> Arrival:
-        """Fill `pieces`. Raises PeerLost, Stopped, or WriterPending if bytes may still land."""
+        """Fill `pieces`. Raises PeerLost, Stopped, or WriterPending if bytes may be written afterwards."""
         ...
 
 
 class WriterPending(Exception):
-    """The end of a read whose writer could not be stopped: bytes may still land."""
+    """A read ended and its writer could not be stopped: bytes may still be written to the landing memory."""
 
     def __init__(self, reason: Exception, writer: PendingWriter) -> None:
         super().__init__(str(reason))

@@ -1,6 +1,6 @@
 """`apply`: carries a reconcile plan out, child by child, and returns the changes and the errors.
 
-A child that fails does not keep the others from being applied. Called by `reconcile`; decides nothing.
+The failure of one child does not keep the others from being written. Called by `reconcile`; decides nothing.
 """
 
 from collections.abc import Callable
@@ -37,7 +37,7 @@ OnCreated = Callable[[Manifest], None]
 
 @dataclass(frozen=True, slots=True)
 class AppliedChange:
-    """Change that was made to one child."""
+    """Change that a pass has made to one child."""
 
     ref: Ref
     change: Change
@@ -59,7 +59,7 @@ class ApplyResult:
 async def apply(
     client: KubeClient, snapshot: Snapshot, plan: ReconcilePlan, on_created: OnCreated = lambda _: None
 ) -> ApplyResult:
-    """Apply, then delete, in the plan's order. If the API server is unreachable, the rest is left out."""
+    """Write, then delete, children in the plan's order. If the API server becomes unreachable, stop."""
     outcome = ApplyResult()
     for child in plan.terminating:
         outcome.errors.append(Terminating(f"{child} is being deleted; it is created again when it is gone"))
@@ -67,7 +67,7 @@ async def apply(
         token_missing = False
         for change in plan.applies:
             if token_missing and _mounts_token(change.manifest):
-                # Engines whose Secret is missing would wait without a hint; the next pass tries both again.
+                # Engines without their Secret would wait without a message; the next pass tries both again.
                 continue
             try:
                 if await _apply(client, snapshot, change, outcome, on_created):
@@ -98,7 +98,7 @@ async def apply(
 async def _apply(
     client: KubeClient, snapshot: Snapshot, change: Apply, outcome: ApplyResult, on_created: OnCreated
 ) -> bool:
-    """Write one child, and return whether that changed it."""
+    """Write one child, and return whether that changed the child."""
     before = snapshot.children.get(ref(change.manifest))
     if change.create_only:
         try:
@@ -142,21 +142,21 @@ def _same_object(manifest: Manifest, before: Manifest) -> Manifest:
 
 
 async def _make(client: KubeClient, snapshot: Snapshot, manifest: Manifest) -> Manifest:
-    """Create a child. An object that has the name already is checked first: a forced apply would seize it."""
+    """Create a child. An existing object of that name is checked, since an apply would take it over."""
     try:
         return await client.make(manifest)
     except Conflict:
         child = ref(manifest)
         holders = await client.list(BY_NAME[child.kind], snapshot.key.namespace, name=child.name)
         if not holders:
-            # The holder of the name is gone by now; the next pass creates the child.
+            # The object with that name has been deleted meanwhile; the next pass creates the child.
             raise
         _check_ownership(holders[0], snapshot, child)
         return await _change(client, manifest, holders[0])
 
 
 async def _change(client: KubeClient, manifest: Manifest, before: Manifest) -> Manifest:
-    """Change a child and return it. The first change makes the fields of its creation ours by Apply."""
+    """Change a child and return it. Before the first change, its creation is converted to an apply."""
     await client.own(before)
     return await client.apply(_same_object(manifest, before))
 

@@ -1,9 +1,9 @@
-"""Choice of the engines that end when their number decreases: those with the least cache and work.
+"""Choice of the engines to remove when their number decreases: those with the least cache and work.
 
 Called by `reconcile`. Kubernetes removes the pods with the lowest `pod-deletion-cost` first. The chosen pods
 get that annotation just before the number decreases, and at no other time. The value of an engine is its
-share of all checkpoints of the deployment plus its share of all requests. An engine that reports nothing has
-the lowest value.
+share of all checkpoints of the deployment plus its share of all requests. An engine without a report has the
+lowest value.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ from mamba_operator.observation.snapshot import Snapshot
 
 log = structlog.get_logger(__name__)
 CHOSEN_COST = "-1"
-"""Cost of a pod that is to end; a pod without the annotation costs 0."""
+"""Cost of a pod that is to be removed; a pod without the annotation costs 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,16 +36,16 @@ class ScaleDown:
     """Decrease of the number of engines."""
 
     pods: tuple[Manifest, ...]
-    """Ready engine pods, of which some have to end."""
+    """Ready engine pods, some of which are to be removed."""
     fewer: int
-    """Number of those pods that have to end."""
+    """Number of those pods that are to be removed."""
 
 
 def scale_downs(snapshot: Snapshot, plan: ReconcilePlan) -> list[ScaleDown]:
-    """Return the decreases that a plan causes, of each pool at most one.
+    """Return the decreases that a plan causes, at most one for each pool.
 
-    There is none where no ready engine has to end, or all have to. Kubernetes removes engines that are not
-    ready first, without a choice of ours.
+    There is no choice to make if no ready engine has to be removed, or if all have to. Kubernetes removes
+    engines that are not ready first, without the operator's help.
     """
     if plan.deployment is None:
         return []
@@ -86,9 +86,9 @@ def least_valuable(reports: Mapping[str, DeletionCost | None], count: int) -> se
 
 
 async def mark_pods(client: KubeClient, decrease: ScaleDown, read: ReadMetrics) -> None:
-    """Mark the pods that are to end, and remove the mark of an earlier decrease from the others.
+    """Mark the pods to be removed, and remove the mark of an earlier decrease from the others.
 
-    A failed write is logged and not raised; Kubernetes then removes another pod.
+    A write that fails is logged and raises no error; Kubernetes may then remove another pod.
     """
     reports = await pod_reports(read, decrease.pods, deletion_cost)
     chosen = least_valuable(reports, decrease.fewer)

@@ -21,7 +21,7 @@ from mamba_operator.observation.snapshot import ShippedConfig, Snapshot, nothing
 
 SCHEME = "builtin://"
 OnListed = Callable[[Kind, Manifest], None]
-"""Called with every listed object, by which the freshness of the watches is measured."""
+"""Called with every listed object. The operator measures by it whether its watches are up to date."""
 
 
 async def observe(
@@ -33,7 +33,9 @@ async def observe(
     on_listed: OnListed | None = None,
     new: Manifest | None = None,
 ) -> Snapshot:
-    """Read one object. Each list is exact; together they may be some milliseconds apart.
+    """Read one object and what belongs to it from the API server.
+
+    Each list is exact, but the lists may be some milliseconds apart.
 
     Args:
         client: the API server.
@@ -84,7 +86,7 @@ class _Lists:
 async def _read_lists(
     client: KubeClient, key: Key, owner: Manifest, reader: NodeReader, *, childless: bool
 ) -> _Lists:
-    """Send all requests concurrently. Without children only nodes and optional kinds are read."""
+    """Send all requests concurrently. For an object without children, read only nodes and optional kinds."""
     selector = f"{names.LABEL_INSTANCE}={key.name},{names.LABEL_MANAGED_BY}={names.MANAGED_BY}"
     owned_kinds = () if childless else (*OWNED, POD)
     optional_kinds = () if childless and not _needs_optional_kinds(owner) else OPTIONAL
@@ -143,7 +145,7 @@ def observe_indices(
 def _split_by_owner(
     owner: Manifest, items: list[Manifest]
 ) -> tuple[dict[Ref, Manifest], dict[Ref, Manifest]]:
-    """Return the children of the object, and objects of other owners that carry its labels."""
+    """Return the children of the object, and objects with its labels that belong to another owner."""
     uid = metadata(owner).get("uid")
     children: dict[Ref, Manifest] = {}
     foreign: dict[Ref, Manifest] = {}
@@ -168,7 +170,7 @@ def _needs_optional_kinds(owner: Manifest) -> bool:
 
 
 async def _nodes(reader: NodeReader, owner: Manifest) -> tuple[Node, ...]:
-    """Return the nodes with GPUs; none where the plan does not depend on them."""
+    """Return the nodes with GPUs; empty if the memory plan of the object does not depend on them."""
     spec = section(owner, "spec")
     pools = section(spec, "disaggregation")
     parts = [spec, *(section(pools, pool) for pool in pools)]

@@ -1,8 +1,9 @@
-"""The Kubernetes events of a pass: changes of children and of conditions, and `EventRecorder`.
+"""The Kubernetes events of a pass, about changes of children and of conditions, and `EventRecorder`.
 
-`pass_events` is pure; the event of a condition has the condition's own reason. `EventRecorder` writes events
-about MambaDeployments and counts repetitions. The name of an event is a hash of its content, so a restarted
-operator finds the event again. An event that cannot be written is logged, and the reconcile goes on.
+`pass_events` is pure; the event about a condition has the reason of the condition. `EventRecorder` writes
+events about MambaDeployments and counts their repetitions. The name of an event is a hash of its content, so
+that a restarted operator finds the event again. An event that cannot be written is logged and has no other
+effect.
 """
 
 import asyncio
@@ -35,7 +36,7 @@ ANNOUNCED = (
     ConditionType.READY,
 )
 MAX_PASS_MESSAGE = 1000
-"""Characters of the messages that are built here; the API server accepts 1024."""
+"""Maximum number of characters of messages that are built here; the API server accepts 1024."""
 REASONS_AND_VERBS: dict[Change, tuple[str, str]] = {
     Change.MISSING: ("Created", "Created"),
     Change.OUTDATED: ("Updated", "Updated"),
@@ -110,15 +111,15 @@ def _initial_status(type_: ConditionType) -> str:
 MAX_EVENT_MESSAGE = 1024
 """Characters of a message that the API server accepts."""
 MAX_COUNTS = 4096
-"""Events whose number of repetitions is remembered."""
+"""Number of events whose repetitions are counted."""
 MAX_PENDING = 16_384
-"""Events that may wait to be written; further events are lost."""
+"""Maximum number of events that wait to be written; further events are lost."""
 MAX_DELAY_SECONDS = 60.0
-"""Longest time for which an event waits while passes are due."""
+"""Longest time, in seconds, that an event waits because passes are due."""
 BUSY_POLL_SECONDS = 0.1
-"""Time between two checks whether passes are due."""
+"""Seconds between two checks whether passes are due."""
 FLUSH_SECONDS = 2.0
-"""Longest time for writing pending events when the operator ends."""
+"""Longest time, in seconds, to write pending events when the operator ends."""
 log = structlog.get_logger(__name__)
 
 
@@ -135,7 +136,7 @@ class PendingEvent:
 
 
 def pending_event(owner: Mapping[str, Any], content: EventContent, now: datetime) -> PendingEvent:
-    """Return an event about `owner`. It keeps the identity of the object and not its manifest."""
+    """Return an event about `owner`, which keeps the identity of the object and not its manifest."""
     meta = owner["metadata"]
     version = meta.get("resourceVersion", "")
     return PendingEvent(meta["name"], meta["namespace"], meta["uid"], version, content, now)
@@ -197,7 +198,7 @@ class EventRecorder:
         self._wakeup = asyncio.Event()
 
     def record(self, event: PendingEvent) -> None:
-        """Have the event written after those before it, without waiting for that."""
+        """Queue the event, which is written after those before it."""
         if len(self._pending) >= MAX_PENDING:
             _log_lost(event, f"{MAX_PENDING} other events wait to be written")
             return
@@ -255,7 +256,7 @@ class EventRecorder:
             _log_lost(event, str(error))
 
     async def _total_count(self, manifest: Manifest, count: int) -> int:
-        """Return `count`; one more than the recorded count if this process does not remember the event."""
+        """Return `count`; after a restart, one more than the count recorded in the cluster."""
         if count > 1:
             return count
         meta = manifest["metadata"]

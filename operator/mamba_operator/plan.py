@@ -57,13 +57,13 @@ from mamba_operator.render.live_settings import AGAIN
 from mamba_planner.shipped_profiles import SHIPPED
 
 REPORT_SECONDS = 90.0
-"""Seconds for which a report counts; gateways repeat it three times in that time."""
+"""Seconds for which a gateway's report is valid. Gateways repeat a report three times within that time."""
 MAX_REPORT_CHARS = 400
-"""Characters of a report that are shown."""
+"""Maximum number of characters of a gateway's report that are shown."""
 OUTGOING_POLL_SECONDS = 10.0
 """Seconds until the next pass while engines of other roles wait for those of the spec's roles."""
 WAITING_PERIOD = 30.0
-"""Seconds until the next pass while pods wait for what they mount, or for a kind: no watch reports that a
+"""Seconds until the next pass while pods wait for a Secret, or children for a CRD. No watch reports that a
 Secret was deleted or a CRD installed."""
 
 
@@ -101,7 +101,11 @@ def make_plan(
         pools = profiled_pools(deployment, profiles)
         snapshots = {role: snapshot.of_pool(role) for role in pools}
         # Where the loader runs depends on the engines' placement, which pools share unless profiles differ.
-        load = model_load(Context(next(iter(pools.values())), 0, None, images=images), snapshot, now)
+        load = (
+            model_load(Context(next(iter(pools.values())), 0, None, images=images), snapshot, now)
+            if deployment.spec.model.has_download_job
+            else None
+        )
         loaded = load.report if load is not None else None
         pinned = pinned_pools(pools, snapshots, key_id, loaded)
         if deployment.spec.mode == "Plan" or any(map(_blocks, pinned.values())):
@@ -127,7 +131,7 @@ def _blocks(pinned: PinnedVerdict) -> bool:
 
 
 def _read(owner: Manifest, profiles: Profiles) -> MambaDeployment | ReconcilePlan:
-    """Return the object with its profile filled in; a plan that changes nothing if it breaks the contract."""
+    """Return the object with its profile filled in; for an invalid object, a plan that changes nothing."""
     try:
         deployment = MambaDeployment.model_validate(with_readable_status(owner), by_alias=True, by_name=False)
     except ValidationError as error:
@@ -145,7 +149,7 @@ def _report_plan(
     load: ModelLoad | None,
     snapshot: Snapshot,
 ) -> ReconcilePlan:
-    """Return the plan that reports the planner's verdicts and changes no running pod."""
+    """Return a plan that reports the planner's verdicts and changes no running pod."""
     # The loader's report is recorded nevertheless: its pod may be gone once a plan fits.
     record = load.apply if load is not None and load.report is not None else None
     applies = (Apply(record, Change.RECORDED),) if record is not None else ()
@@ -153,7 +157,7 @@ def _report_plan(
         role: ReconcilePlan(pool, pinned[role].verdict, plan_difference=pinned[role].difference)
         for role, pool in pools.items()
     }
-    # What blocks one pool blocks the other: neither serves without the other.
+    # A verdict that blocks one pool blocks both, because neither serves without the other.
     whole = next((part for role, part in parts.items() if _blocks(pinned[role])), list(parts.values())[-1])
     return replace(
         whole,
@@ -190,7 +194,7 @@ class _PoolPass:
 def _decide(
     context: Context, snapshot: Snapshot, pinned: PinnedVerdict, load: ModelLoad | None, now: datetime
 ) -> _PoolPass:
-    """Decide about the engines of one role; `context` does not hold the decisions yet.
+    """Decide about the engines of one role. The decisions are added to `context`.
 
     Raises:
         InvalidPatch: `spec.podTemplate` cannot be merged.
@@ -248,11 +252,11 @@ def _rollout_plan(
 def _joined(
     deployment: MambaDeployment, passes: Sequence[_PoolPass], parts: Sequence[ReconcilePlan]
 ) -> ReconcilePlan:
-    """Return the decisions about the engines of all roles; those of one role are the whole."""
+    """Return the decisions about the engines of all roles as one plan."""
     if len(parts) == 1:
         return replace(parts[0], begins_unasked=passes[0].engines.begins_unasked)
     return replace(
-        # Of two pools, that of the answers stands for the whole where only one verdict can be shown.
+        # Where only one verdict can be shown for two pools, it is that of the decode pool.
         parts[-1],
         deployment=deployment,
         replicas=sum(part.decisions.replicas for part in passes),
@@ -300,7 +304,7 @@ def _part_plan(part: _PoolPass, record: ReadyRecord, loading: ModelLoad | None) 
 
 @dataclass(frozen=True, slots=True)
 class _Decisions:
-    """Decisions about an object that precede those about its children."""
+    """Decisions about an object that have to be made before its children are rendered."""
 
     scaling: ScalingStatus | None
     replicas: int
@@ -309,7 +313,7 @@ class _Decisions:
 
 
 def _decisions(context: Context, snapshot: Snapshot, pinned: PinnedVerdict, now: datetime) -> _Decisions:
-    """Decide the number of engines, their strategy, and the state of the key that gateways show engines."""
+    """Decide the number of engines, their strategy, and whether engines require the gateways' key."""
     deployment = context.deployment
     engine = snapshot.engine
     gateway = snapshot.child("Deployment", context.children.gateway)
@@ -328,7 +332,7 @@ def _decisions(context: Context, snapshot: Snapshot, pinned: PinnedVerdict, now:
 
 
 def _wake(context: Context, snapshot: Snapshot) -> Manifest | None:
-    """Return the ConfigMap to which gateways write."""
+    """Return the ConfigMap into which gateways write their notes for the operator."""
     return snapshot.child("ConfigMap", context.children.wake)
 
 
@@ -346,7 +350,7 @@ def _with_decisions(context: Context, decisions: _Decisions, pinned: PinnedVerdi
 
 
 def _children(engines: Sequence[EngineRollout], snapshot: Snapshot) -> tuple[list[Manifest], tuple[str, ...]]:
-    """Render the children, and return with them why this cluster cannot have some of them.
+    """Render the children; return those that this cluster can have, and the reasons for the others.
 
     Raises:
         InvalidPatch: `spec.podTemplate` cannot be merged.
@@ -359,7 +363,7 @@ def _children(engines: Sequence[EngineRollout], snapshot: Snapshot) -> tuple[lis
 
 
 def _load_applies(load: ModelLoad | None, loading: ModelLoad | None) -> list[Apply]:
-    """Return the loader's Job, or the record of its download, as a change to apply."""
+    """Return the write of the loader's Job, or of the record of its download, if one is due."""
     if load is None or load.apply is None:
         return []
     return [Apply(load.apply, Change.MISSING if loading is not None else Change.RECORDED)]
@@ -384,7 +388,7 @@ def _retained(
 def _requeue_after(
     part: _PoolPass, load: ModelLoad | None, trouble: IndexTrouble | None, not_served: Sequence[str]
 ) -> float | None:
-    """Return the seconds until time alone changes the plan of one pool; None where it does not."""
+    """Return the seconds until the plan of one pool changes by time alone; None if it does not."""
     engines = part.engines
     delays = (
         WAITING_PERIOD if pods_wait(part.snapshot) or not_served else None,
@@ -401,7 +405,7 @@ def _requeue_after(
 def index_trouble(
     deployment: MambaDeployment | None, report: Manifest | None, now: datetime
 ) -> IndexTrouble | None:
-    """Return the trouble that a gateway reported lately; None if none did, or the spec names no Redis."""
+    """Return the trouble with Redis that a gateway has reported recently; None if there is none."""
     if deployment is None or deployment.spec.prefix_index.redis is None:
         return None
     data = report.get("data") if report else None
@@ -410,7 +414,7 @@ def index_trouble(
         return None
     timestamp, _, report_text = text.partition(" ")
     reported_at = parse_timestamp(timestamp)
-    # The distance in both directions: the clock of a gateway that is ahead does not prolong its report.
+    # The absolute difference is used, so that a clock that is ahead does not prolong a report.
     left = REPORT_SECONDS - abs((now - reported_at).total_seconds()) if reported_at is not None else 0.0
     # Strangers can reach a gateway, so its text is cut and made one printable line.
     line = "".join(char if char.isprintable() else " " for char in report_text[:MAX_REPORT_CHARS]).strip()

@@ -1,7 +1,8 @@
 """`Reconciler`: one pass over one MambaDeployment: observe, plan, apply, write the status, record events.
 
-A pass is level-based: it gets a key and nothing of the event that woke it. Called by the work queue, which
-never runs two passes of one key at the same time; a pass that raises is repeated later.
+A pass is level-based: it gets the key of the object, and does not use the event that caused it. The work
+queue calls it, and never runs two passes of the same key at the same time. A pass that raises an error is
+repeated later.
 """
 
 import asyncio
@@ -38,7 +39,7 @@ from mamba_operator.objects.errors import (
     Terminating,
 )
 from mamba_operator.objects.indices import Indices
-from mamba_operator.objects.kinds import MAMBA_DEPLOYMENT, Kind
+from mamba_operator.objects.kinds import CLAIM, MAMBA_DEPLOYMENT, Kind
 from mamba_operator.objects.manifest import Key, Manifest, is_terminating
 from mamba_operator.objects.recorded_status import recorded_status
 from mamba_operator.observation.node_reader import NodeReader
@@ -76,7 +77,7 @@ def new_token() -> str:
 
 @dataclass(frozen=True, slots=True)
 class PassSettings:
-    """Limits of passes, and the name under which they report."""
+    """Limits of passes, and the name of the operator in events."""
 
     identity: str
     """Name of this operator in events."""
@@ -85,7 +86,7 @@ class PassSettings:
     resync: Callable[[], float] = lambda: 300.0
     """Returns the longest time, in seconds, until the next pass over an object."""
     max_rollouts: int = 3
-    """Roll-outs that no edit of an object caused and that may run at the same time."""
+    """Number of roll-outs without an edit of their object that may run at the same time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,21 +95,21 @@ class Runtime:
 
     now: Callable[[], datetime] = now_utc
     new_token: Callable[[], str] = new_token
-    """Creates an admin token where there is no key."""
+    """Creates a random admin token, for an operator without a key to derive tokens from."""
     busy: Callable[[], bool] = lambda: False
-    """Returns whether passes are due, which precede the writing of events."""
+    """Returns whether passes are due. Events are written only when none is, or after a while."""
     on_listed: Callable[[Kind, Manifest, float], None] | None = None
     """Called with every listed object and the time of the request on the monotonic clock, in seconds."""
 
 
 @dataclass(slots=True)
 class ObjectMemory:
-    """Facts about one MambaDeployment that no object in the cluster records."""
+    """Facts about one MambaDeployment that the process remembers and no object of the cluster records."""
 
     listed: bool = False
     """Whether this process has listed, or created, the object's children."""
     stale: bool = False
-    """Whether the indices may be out of date: the next pass reads everything from the cluster."""
+    """Whether the indices may be out of date, so that the next pass must read everything from the cluster."""
     accepted: dict[str, str] = field(default_factory=dict)
     """Value of `Snapshot.accepted`."""
     up_to_date: Mapping[str, str] = field(default_factory=dict)
@@ -116,7 +117,7 @@ class ObjectMemory:
     sent_settings: dict[str, str] = field(default_factory=dict)
     """Value of `Snapshot.sent_settings`."""
     engine_history: EngineHistory = field(default_factory=EngineHistory)
-    """Times since when engines fail or stand still."""
+    """Times since which engines have been failing, or have not changed."""
     written_version: str | None = None
     """Version of the object for which the last status was written."""
     refused_version: str | None = None
@@ -124,17 +125,17 @@ class ObjectMemory:
 
 
 class Reconciler:
-    """Reconciler of all MambaDeployments: holds what passes share, and the memory of each object.
+    """Reconciler of all MambaDeployments. It holds what passes share, and the memory of each object.
 
-    The coroutine `events.run()` writes the events of the passes and has to run in a task of its own.
+    The coroutine `events.run()` writes the events of the passes, and must run in a task of its own.
 
     Args:
-        client: the API server.
-        metrics: the operator's own metrics.
+        client: client of the API server.
+        metrics: metrics of the operator.
         settings: limits of passes.
-        indices: the objects of each deployment, as the operator's watches last saw them; None =
-            passes read everything from the cluster.
-        defaults: values that children get where their object names none.
+        indices: objects of each deployment, as the operator's watches last saw them; None = passes read
+            everything from the cluster.
+        defaults: values for children whose MambaDeployment names none.
         engines: means to reach running engines.
         sources: facts about an object that other parts of the process know.
         runtime: clock, randomness and callbacks.
@@ -165,11 +166,11 @@ class Reconciler:
         self._memories: defaultdict[Key, ObjectMemory] = defaultdict(ObjectMemory)
 
     def mark_stale(self, key: Key) -> None:
-        """Have the next pass of `key` read everything from the cluster, as the indices may be out of date."""
+        """Make the next pass of `key` read everything from the cluster, as the indices may be out of date."""
         self._memories[key].stale = True
 
     def record_skipped(self, key: Key, reason: str, message: str) -> None:
-        """Record an event on an object that is not reconciled here; its status may be another release's."""
+        """Record an event about an object that another release reconciles; its status is not written here."""
         for owner in self._indices.of(MAMBA_DEPLOYMENT, key):
             self._record(owner, EventContent("Warning", reason, message))
 
@@ -225,7 +226,7 @@ class Reconciler:
         return self._requeue_after(plan)
 
     async def _observe(self, key: Key, new: Manifest | None) -> Snapshot:
-        """Read the object and its children; `new` is an object that has no children yet."""
+        """Read the object and its children from the cluster. `new` is an object without children."""
         requested_at = time.monotonic()
         on_listed = self._runtime.on_listed
         try:
@@ -247,12 +248,12 @@ class Reconciler:
         return snapshot
 
     def _forget(self, key: Key) -> None:
-        """Drop the memory of an object that is gone. A mark that its indices are stale outlives it."""
+        """Drop the memory of a deleted object, but keep the mark that its indices may be out of date."""
         if self._memories.pop(key).stale:
             self.mark_stale(key)
 
     def _with_process_state(self, snapshot: Snapshot) -> Snapshot:
-        """Return the snapshot with the facts that this process knows about the object."""
+        """Return the snapshot, completed by what this process knows about the object."""
         key, sources = snapshot.key, self._sources
         memory = self._memories[key]
         return replace(
@@ -263,7 +264,9 @@ class Reconciler:
             latest_decision=sources.latest_decision(key),
             attempts=sources.attempts(key),
             engine_times=memory.engine_history.observe(snapshot.pods, self._now()),
-            cache_shared=is_cache_shared(self._indices, key),
+            # Without a volume there is nothing to share, and the search reads all objects of the namespace.
+            cache_shared=snapshot.child(CLAIM.kind, snapshot.names.model_cache) is not None
+            and is_cache_shared(self._indices, key),
             may_begin=self._turns.may_begin(key),
             downloads=sources.downloads(key),
             reported=(reports := sources.reported(key)).get("unified"),
@@ -296,7 +299,7 @@ class Reconciler:
             )
 
     async def _send_updates(self, key: Key, plan: ReconcilePlan) -> ReconcilePlan:
-        """Send pending live settings to the engines. Return the plan with the rejected updates only."""
+        """Send pending live settings to engines. Return the plan with the rejected updates only."""
         admin_key = self._engines.key
         if admin_key is None or not plan.settings_updates or plan.deployment is None:
             return plan
@@ -347,7 +350,7 @@ class Reconciler:
         failures = [
             Failure(error.condition_reason, str(error))
             for error in outcome.errors
-            # To wait for a free name, or for another writer, is normal and needs nobody's attention.
+            # Waiting until a name is free, or for another writer, is normal and needs no action.
             if not isinstance(error, Terminating | Conflict)
         ]
         new = summarize(snapshot, plan, failures, now=self._now())
@@ -403,7 +406,7 @@ class Reconciler:
 
 
 def _exact_status(owner: Manifest) -> Status | None:
-    """Return the recorded status; None when a part of it is invalid, so that it is written again."""
+    """Return the recorded status; None if a part of it is invalid, so that it must be written again."""
     try:
         return Status.model_validate(owner.get("status"), by_alias=True, by_name=False)
     except ValidationError:
@@ -411,5 +414,5 @@ def _exact_status(owner: Manifest) -> Status | None:
 
 
 def _worst_error(errors: list[OperatorError]) -> OperatorError:
-    """Return the error that decides on the back-off: the last one of the API server, else the first."""
+    """Return the error that determines the delay of the next attempt: the API server's, else the first."""
     return next((error for error in reversed(errors) if isinstance(error, ClusterError)), errors[0])

@@ -1,10 +1,10 @@
-"""The few fields that the gateway reads of bodies which it passes on: of a request, and of an answer.
+"""The fields that the gateway reads from the bodies of requests and answers, which it passes on unchanged.
 
-A request's fields decide its route and its estimated cost; a wrong body is refused in the words of an engine
-that gets the same one. An answer says how many tokens it took, by the engine's own `usage`, the only object
-of it that is parsed. The header `USAGE_HEADER` makes an engine of ours end each stream with that object in a
-comment, which clients skip; of other engines, and of answers that broke off, each event counts as one token.
-Used by the relay and the endpoint picker. Pure.
+The fields of a request determine its route and its expected cost; an invalid body is refused with the message
+that an engine would send. In an answer, only the object `usage`, with the engine's token counts, is parsed.
+The header `USAGE_HEADER` asks our engines to end each stream with that object in a comment, which clients
+ignore. For other engines, and for answers that broke off, each event counts as one token. Used by the relay
+and the endpoint picker. Pure.
 """
 
 import re
@@ -16,10 +16,10 @@ from pydantic_core import from_json
 from mamba_edge.errors import NO_BODY, InvalidRequest
 
 WORDED_BODY = 64 * 1024
-"""Largest malformed body that is read again to locate its error, in bytes."""
+"""Size in bytes up to which an invalid body is parsed again, to report where its error is."""
 USUAL_ANSWER, MOST_ANSWER = 256, 100_000
-"""Tokens of an answer that its key is charged in advance where the client sets no limit; largest such
-charge."""
+"""Number of answer tokens that a key is charged in advance if the client sets no limit; and the largest
+number that is charged in advance."""
 MOST_DIGITS = 20
 _TYPE_ERRORS = {"model": "must be a valid string", "stream": "must be a valid boolean"}
 _ABSENT = msgspec.Raw(b"")
@@ -35,11 +35,11 @@ _NO_FORM = frozenset(
         b'{"format":{"type":"text"}}',
     )
 )
-"""Values of the fields of a form with which the answer has none."""
+"""Values with which a field that can prescribe the form of the answer prescribes none."""
 
 
 class RoutingFields(msgspec.Struct, frozen=True):
-    """The fields that the gateway reads; all others are skipped, not decoded, and passed on as they came."""
+    """Fields that the gateway reads from a request. All others are passed on without being decoded."""
 
     model: str | None = None
     stream: bool | None = None
@@ -55,7 +55,7 @@ class RoutingFields(msgspec.Struct, frozen=True):
 
     @property
     def has_form(self) -> bool:
-        """Whether the answer has a form or is a call, so that native code reads what the client wrote."""
+        """Whether the client prescribes a form, such as a schema, which an engine reads with native code."""
         forms = (
             self.response_format,
             self.structured_outputs,
@@ -69,12 +69,12 @@ class RoutingFields(msgspec.Struct, frozen=True):
 
     @property
     def rank(self) -> int:
-        """The priority; 0 where it is not a number, which the engine will refuse."""
+        """Priority of the request; 0 if the field is no number, which the engine will refuse."""
         return 0 if self.priority is _ABSENT else _number(self.priority) or 0
 
     @property
     def answer_tokens(self) -> int:
-        """Largest number of tokens of the answer, as far as the client sets it."""
+        """Maximum number of tokens of the answer, if the client sets one."""
         limit = None if self.max_completion_tokens is _ABSENT else _number(self.max_completion_tokens)
         limit = limit or _number(self.max_tokens)
         limit = _number(self.max_output_tokens) if limit is None else limit
@@ -96,10 +96,10 @@ def _number(raw: msgspec.Raw) -> int | None:
 
 
 def routing_fields(body: bytes) -> RoutingFields:
-    """Read the fields of a body. Raises `InvalidRequest`, in the words of an engine with the same body."""
+    """Read the fields of a body. Raises `InvalidRequest` with the message that an engine would send."""
     try:
         fields = _decode_fields(body)
-        # For an engine, too, an empty name means no model.
+        # As for an engine, an empty name means that the request names no model.
         return fields if fields.model != "" else msgspec.structs.replace(fields, model=None)
     except msgspec.ValidationError as error:
         field = str(error).replace("`", "").partition(" - at $.")[2]
@@ -117,7 +117,7 @@ def routing_fields(body: bytes) -> RoutingFields:
 
 
 def _syntax_error(body: bytes) -> str:
-    # The engine's parser creates objects of everything that it reads: for small bodies alone.
+    # This parser creates an object for everything that it reads, so it is used for small bodies only.
     if len(body) <= WORDED_BODY:
         try:
             from_json(body, allow_inf_nan=False)
@@ -126,11 +126,11 @@ def _syntax_error(body: bytes) -> str:
     return ""
 
 
-# In the text of an answer the quotes are escaped: only the engine's own words look like this.
+# Quotes within the text of an answer are escaped, so only a field of the engine looks like this.
 _USAGE = re.compile(rb'"usage"\s*:\s*(\{(?:[^{}]|\{[^{}]*\})*\})')
 _MARK = b'"usage"'
 _LONGEST = 2048
-"""Largest number of bytes of a usage object that comes in pieces."""
+"""Maximum size in bytes of a usage object that arrives in several pieces."""
 _EVENT = b"data: {"
 _Count = Annotated[int, msgspec.Meta(ge=0, lt=10**12)]
 
@@ -140,14 +140,14 @@ class _Details(msgspec.Struct, frozen=True):
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """Token counts of one answer, as the engine reports them in one of the dialects."""
+    """Token counts of one answer, in the form of any of the supported APIs."""
 
     prompt_tokens: _Count = 0
     completion_tokens: _Count = 0
     total_tokens: _Count = 0
     prompt_tokens_details: _Details | None = None
     input_tokens: _Count = 0
-    """Tokens of the prompt; of a message, without those in the next two fields."""
+    """Tokens of the prompt. In the Messages API, the tokens of the next two fields are not included."""
     cache_read_input_tokens: _Count | None = None
     cache_creation_input_tokens: _Count = 0
     output_tokens: _Count = 0
@@ -155,13 +155,13 @@ class Usage(msgspec.Struct, frozen=True):
 
     @property
     def cached_tokens(self) -> int | None:
-        """Tokens of the prompt that the engine resumed; None = the engine does not say."""
+        """Number of prompt tokens that the engine took from its cache; None = the engine reports none."""
         details = self.prompt_tokens_details or self.input_tokens_details
         return details.cached_tokens if details else self.cache_read_input_tokens
 
     @property
     def total(self) -> int:
-        """Tokens of prompt and answer."""
+        """Number of tokens of prompt and answer."""
         cached = (self.cache_read_input_tokens or 0) + self.cache_creation_input_tokens
         prompt = self.prompt_tokens + self.input_tokens + cached
         return self.total_tokens or prompt + self.completion_tokens + self.output_tokens
@@ -171,20 +171,20 @@ _decode_usage = msgspec.json.Decoder(Usage).decode
 
 
 class UsageMeter:
-    """The token count of one answer."""
+    """Counter of the tokens of one answer, while its bytes pass."""
 
     __slots__ = ("_events", "_tail", "size", "usage")
 
     def __init__(self) -> None:
         self.size = 0
-        """Number of bytes of the answer so far."""
+        """Number of bytes of the answer that have passed."""
         self.usage: Usage | None = None
-        """The last usage that the answer contained; None = it contained none."""
+        """Last usage object in the answer; None = there was none."""
         self._events = 0
         self._tail = b""
 
     def feed(self, chunk: bytes) -> None:
-        """Read the next bytes of the answer, not compressed."""
+        """Read the next bytes of the answer, which must not be compressed."""
         self.size += len(chunk)
         self._events += chunk.count(_EVENT)
         data = self._tail + chunk if self._tail else chunk
@@ -203,7 +203,7 @@ class UsageMeter:
             self._tail = data[mark:] if len(data) - mark <= _LONGEST else data[1 - len(_MARK) :]
 
     def used(self, prompt_tokens: float) -> float:
-        """Return the tokens of prompt and answer; without a reported usage by the number of events."""
+        """Return the tokens of prompt and answer; without a usage object, estimate them by the events."""
         if self.usage is not None:
             return self.usage.total
         return prompt_tokens + self._events if self.size else 0.0

@@ -3,12 +3,12 @@
 ApiError (mamba_edge)
 ├── TooManyRequests (mamba_edge)
 │   └── KeyOverLimit      429 rate_limit_exceeded the key used up its limit; other keys are not concerned
-├── UpstreamLost          502 upstream_died       the engine broke off; not (or no longer) tried elsewhere
+├── UpstreamLost          502 upstream_died       the engine broke off, and no other engine is tried
 ├── UpstreamIdleTimeout   504 upstream_silent     the engine sent nothing for too long
-├── RequestTimedOut       504 request_timeout     the request's longest life is over
+├── RequestTimedOut       504 request_timeout     the request has taken too long
 └── NotReady
     ├── NoEndpoint        503 no_ready_endpoint   no engine can take the request now; retry later
-    └── GatewayDraining   503 draining            this gateway is about to stop; retry elsewhere
+    └── GatewayDraining   503 draining            this gateway is shutting down; retry elsewhere
 """
 
 from mamba_edge.errors import ApiError, NotReady, TooManyRequests
@@ -23,7 +23,7 @@ SILENT = "the engine sent nothing for too long"
 
 
 class KeyOverLimit(TooManyRequests):
-    """The key of the request has used up its own limit; there may be room for others."""
+    """The API key of the request has used up its own limit. Requests of other keys may still be accepted."""
 
 
 class UpstreamLost(ApiError):
@@ -33,13 +33,13 @@ class UpstreamLost(ApiError):
 
 
 class UpstreamIdleTimeout(ApiError):
-    """The engine holds the connection open but sent nothing for longer than the idle limit."""
+    """The engine keeps the connection open, but has sent nothing for longer than the idle limit."""
 
     status, code = 504, "upstream_silent"
 
 
 class RequestTimedOut(ApiError):
-    """The request reached the longest life that the gateway grants."""
+    """The request has taken longer than the gateway lets any request take."""
 
     status, code = 504, "request_timeout"
 
@@ -51,6 +51,6 @@ class NoEndpoint(NotReady):
 
 
 class GatewayDraining(NotReady):
-    """This gateway finishes what it has and takes nothing new; it wants no idle clients."""
+    """This gateway is shutting down: it finishes its requests and accepts no further ones."""
 
     code, retry_after, close = "draining", 1.0, True

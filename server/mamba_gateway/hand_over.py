@@ -1,8 +1,9 @@
-"""States of prompts that move between engines, as the gateway reads and names them.
+"""Hand-overs: how the gateway reads and names states of prompts that move from one engine to another.
 
-An engine reports at `/readyz` whether it moves states (`TransferReport`). A prefill engine answers an export
-with a `HandOver`, which the decode engine gets in a header; `peer_header` names an engine that has more of a
-prompt cached. Everything that engines say is checked here before it becomes part of a header. Pure.
+An engine reports at `/readyz` whether it can exchange states (`TransferReport`). A prefill engine answers a
+request to export its state with a `HandOver`, and the gateway passes that in a header to the decode engine.
+`peer_header` names an engine that has more of a prompt cached. Everything that an engine sends is checked
+before it is put into a header. Pure.
 """
 
 from typing import Annotated
@@ -13,45 +14,45 @@ from mamba_api.choices import Role
 from mamba_edge.exchange.hand_over_headers import EXPORT, HAND_OVER_HEADER, SourceName, is_address, is_name
 
 EXPORT_HEADERS = ((HAND_OVER_HEADER, EXPORT),)
-"""Headers with which an engine computes the prompt and holds its state for another engine."""
+"""Headers that make an engine compute the prompt and keep its state for another engine."""
 MAX_ANSWER_BYTES = 64 * 1024
-"""Largest answer of a prefill engine that is read, in bytes."""
+"""Maximum size in bytes of the answer of a prefill engine that is read."""
 _Tokens = Annotated[int, msgspec.Meta(ge=0, lt=10**9)]
 
 
 class TransferReport(msgspec.Struct, frozen=True):
-    """One engine as a source and a reader of states, as it reports itself."""
+    """Report of one engine about its exchange of states with other engines."""
 
     address: str
-    """Address of its transfer server."""
+    """Address of the engine's transfer server, `IP:PORT`."""
     incarnation: str
-    """Name of the engine process, which changes with every start."""
+    """Name of this run of the engine's process, which changes with every start."""
     role: Role = "unified"
     credits: _Tokens = 0
-    """Number of states that the engine can take now."""
+    """Number of states that the engine can receive now."""
 
 
 class HandOver(msgspec.Struct, frozen=True):
-    """The state of one prompt that a prefill engine holds for the engine that writes the answer."""
+    """State of one prompt that a prefill engine keeps for the decode engine, which writes the answer."""
 
     address: str
     incarnation: str
     export: str = ""
-    """Name of the export; "" = the prompt is too short to hand over."""
+    """Name of the export; "" = the prompt is too short to be handed over."""
     depth: _Tokens = 0
-    """Number of tokens that the state covers."""
+    """Number of prompt tokens that the state covers."""
     prompt_tokens: _Tokens = 0
     cached_tokens: _Tokens = 0
-    """Tokens that the prefill engine did not have to compute."""
+    """Number of prompt tokens that the prefill engine took from its cache."""
     lease_seconds: Annotated[float, msgspec.Meta(ge=0, lt=86_400)] = 0.0
-    """Time for which the export is held while nobody reads it."""
+    """Seconds for which the export is kept if no engine reads it."""
 
     def header(self) -> tuple[bytes, bytes]:
-        """Return the header that names the export for the engine that reads it."""
+        """Return the header that names the export for the decode engine."""
         return SourceName(self.address, self.incarnation, self.depth, self.export).header()
 
     def peer_header(self) -> tuple[bytes, bytes]:
-        """Return the header that names the state without its export, which was read or has expired."""
+        """Return the header that names only the engine, after the export was read or has expired."""
         return peer_header(TransferReport(self.address, self.incarnation), self.depth)
 
 
@@ -74,7 +75,7 @@ def peer_header(peer: TransferReport, depth: int) -> tuple[bytes, bytes]:
 
 
 def transfer_report(body: bytes) -> TransferReport | None:
-    """Return what a ready engine says of transfers at `/readyz`; None = it moves no states."""
+    """Return an engine's report in the body of `/readyz`; None = the engine does not exchange states."""
     try:
         report = _decode_ready(body).transfer
     except _NOT_DECODED:
@@ -83,7 +84,7 @@ def transfer_report(body: bytes) -> TransferReport | None:
 
 
 def hand_over_of(body: bytes) -> HandOver | None:
-    """Return the hand-over in a prefill engine's answer; None = the answer holds none."""
+    """Return the hand-over in a prefill engine's answer; None = the answer contains none."""
     try:
         hand_over = _decode_answer(body).handover
     except _NOT_DECODED:

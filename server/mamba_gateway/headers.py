@@ -1,6 +1,6 @@
-"""Headers that pass through the gateway in each direction, with the identifiers that a request carries.
+"""Headers that pass through the gateway in each direction, and the identifiers that a request carries.
 
-Pure. Names are lower-case bytes, as ASGI has them.
+Pure. Names are bytes in lower case, as in ASGI.
 """
 
 import functools
@@ -42,26 +42,28 @@ _OWN_REQUEST = HOP_BY_HOP | frozenset(
         PEER_HEADER,
     )
 )
-# Headers that the server sets which answers.
+# Headers that the server of the gateway sets itself.
 _OWN_RESPONSE = HOP_BY_HOP | frozenset(
     (b"date", b"server", b"x-request-id", b"request-id", b"x-mambaserve-explain")
 )
 KEPT_MEDIA = 64
-"""Number of content types whose kind is remembered: engines have few."""
+"""Number of content types for which it is cached whether they are event streams. Engines use few."""
 KEPT_NAME, KEPT_NAMES = 64, 1024
-"""Longest header name whose verdict is remembered, and largest number of them: clients make up others."""
+"""Maximum length of a header name whose classification is cached, and maximum number of such names; clients
+may send any number of others."""
 _CREDENTIAL = re.compile(rb"authorization|cookie|token|api-?key|secret|password|session|signature|assertion")
-"""Words in the name of a header that identifies a client, or a proxy before us. Words, and not a list of
-names: whatever a login proxy adds stays here, and an engine reads no such header."""
+"""Words in the names of headers that identify a client, or a proxy in front of the gateway. Words are used,
+and not a list of names, so that headers that login proxies add are not passed on either; an engine reads none
+of them."""
 
 
 def to_engine(
     headers: RawHeaders, request_id: str, *, traced: bool = False, key: bytes | None = None
 ) -> list[tuple[bytes, bytes]]:
-    """Return the request headers for the engine: end-to-end ones without credentials, with the request's id.
+    """Return the request headers for the engine: end-to-end headers without credentials, and the request id.
 
-    `traced`: the client has a trace of its own, whose vendors' part goes on; each attempt adds its own
-    `traceparent`. `key`: the gateway's own key for engines.
+    `traced`: the client has a trace of its own, so its `tracestate` is passed on; each attempt adds its own
+    `traceparent`. `key`: the gateway's own API key for engines.
     """
     passed = _end_to_end(headers, _stays_here if traced else _stays_here_untraced)
     passed.append((b"x-request-id", request_id.encode()))
@@ -71,7 +73,7 @@ def to_engine(
 
 
 class _Verdicts(dict[bytes, bool]):
-    """Whether each header of a request stays here, by its name; remembered for names that repeat."""
+    """Cache of whether a request header is removed by the gateway, by the name of the header."""
 
     def __init__(self, own: frozenset[bytes]) -> None:
         super().__init__()
@@ -81,7 +83,7 @@ class _Verdicts(dict[bytes, bool]):
         stays = name in self._own or is_credential(name)
         if len(name) <= KEPT_NAME:
             if len(self) >= KEPT_NAMES:
-                self.clear()  # names that repeat are soon back
+                self.clear()  # names that occur often are soon cached again
             self[name] = stays
         return stays
 
@@ -96,8 +98,8 @@ def is_credential(name: bytes) -> bool:
 
 
 def bearer(key: bytes) -> str:
-    """Return the value of an Authorization header with `key`."""
-    # The HTTP client encodes the value as UTF-8, so only from UTF-8 do the bytes stay what they are.
+    """Return the value of an Authorization header for `key`."""
+    # The HTTP client encodes the text as UTF-8, so decoding from UTF-8 keeps the bytes unchanged.
     try:
         return "Bearer " + key.decode()
     except UnicodeDecodeError:
@@ -105,12 +107,12 @@ def bearer(key: bytes) -> str:
 
 
 def to_client(headers: RawHeaders) -> list[tuple[bytes, bytes]]:
-    """Return the response headers for the client: the end-to-end ones; the request middleware adds the id."""
+    """Return the end-to-end headers of the answer. The request middleware adds the request id."""
     return _end_to_end(headers, _OWN_RESPONSE.__contains__)
 
 
 def is_event_stream(headers: RawHeaders) -> bool:
-    """Return whether the body of an answer is server-sent events that can be read as they are."""
+    """Return whether the body of an answer is an uncompressed stream of server-sent events."""
     media, encoded = b"", False
     for name, value in headers:
         if name == b"content-type":

@@ -1,6 +1,6 @@
-"""The limits and the weight of each key, by defaults for all keys and entries for single ones.
+"""The limits and the weight of each API key: defaults for all keys, and entries for individual ones.
 
-Without a key file all clients together are one, called `ANYONE`. Pure.
+Without a file of keys, all clients together count as one key with the name `ANYONE`. Pure.
 """
 
 from collections.abc import Iterable, Mapping
@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from mamba_api.names import API_KEY_NAME
 
 ANYONE = "anyone"
-"""Name of all clients where no keys are needed."""
+"""Name under which all clients are counted where no keys are required."""
 _FIELDS = {
     "requests": "requests_per_minute",
     "tokens": "tokens_per_minute",
@@ -25,15 +25,16 @@ class KeyLimits:
 
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
-    """Tokens of prompts and answers together."""
+    """Tokens of prompts and answers per minute, together."""
     concurrent_requests: int | None = None
-    """Requests under way at once, including those that wait."""
+    """Requests under way at the same time, including those that wait."""
     weight: int = 1
-    """Share of the engines while other keys wait too, in proportion to their weights."""
+    """Weight of the key's requests while those of other keys wait too: engines are shared in proportion to
+    the weights."""
 
     @property
     def limited(self) -> bool:
-        """Whether the key has any limit."""
+        """Whether the key has at least one limit."""
         return not (
             self.requests_per_minute is None
             and self.tokens_per_minute is None
@@ -42,11 +43,11 @@ class KeyLimits:
 
 
 NO_LIMITS = KeyLimits()
-"""Limits of a key that nothing limits."""
+"""Limits of a key without limits."""
 
 
 class KeyLimitTable:
-    """The limits of every key by its name."""
+    """Limits of every key, by its name."""
 
     def __init__(self, default: KeyLimits, entries: Mapping[str, KeyLimits]) -> None:
         self._default, self._entries = default, entries
@@ -61,20 +62,20 @@ class KeyLimitTable:
 
     @property
     def limited(self) -> bool:
-        """Whether some key has a limit."""
+        """Whether at least one key has a limit."""
         return any(limits.limited for limits in (self._default, *self._entries.values()))
 
     @property
     def count_tokens(self) -> bool:
-        """Whether some key has a limit of tokens."""
+        """Whether at least one key has a limit on tokens."""
         every = (self._default, *self._entries.values())
         return any(limits.tokens_per_minute is not None for limits in every)
 
     @classmethod
     def parsed(cls, default: KeyLimits, entries: Iterable[str]) -> "KeyLimitTable":
-        """Parse entries `NAME:requests=60,tokens=9000,concurrent=4,weight=2`; a missing field is the default.
+        """Parse entries such as `NAME:requests=60,tokens=9000,concurrent=4,weight=2`.
 
-        Raises ValueError with what is wrong.
+        A field that is missing has the default. Raises ValueError with a message about the error.
         """
         table: dict[str, KeyLimits] = {}
         for entry in entries:

@@ -1,10 +1,10 @@
-"""The notes of a gateway for the operator: texts in the ConfigMap X-wake, all that a gateway may write.
+"""Notes from a gateway to the operator: texts in the ConfigMap X-wake, the only object that a gateway writes.
 
-`Waker` asks for an engine while requests are held and none is ready: the relay calls `request`, and a task of
-its own writes the time, again every few seconds, because a scaled-to-zero deployment falls asleep if the
-request is not repeated. `IndexReporter` reports that the Redis of the prefix index is unusable: only after
-several failed checks in a row, repeated because the operator lets reports expire, and removed when the
-trouble is over.
+`Waker` requests an engine while requests are held and no engine is ready. The relay calls `request`, and a
+task writes the time of the request every few seconds, because a deployment that was scaled to zero stops its
+engines again unless the request is repeated. `IndexReporter` reports that the Redis of the prefix index
+cannot be used. It reports only after several consecutive failed checks, repeats the report because the
+operator lets reports expire, and removes it once Redis works again.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ log = structlog.get_logger("mambaserve.gateway")
 
 
 class OperatorNote:
-    """The note about one MambaDeployment."""
+    """Notes about one MambaDeployment."""
 
     def __init__(self, server: ApiServer, namespace: str, name: str) -> None:
         self._server = server
@@ -43,7 +43,7 @@ WRITE_SECONDS = 15.0
 
 
 class Waker:
-    """Wakes one MambaDeployment."""
+    """Requests engines for one MambaDeployment that was scaled to zero."""
 
     def __init__(
         self,
@@ -58,11 +58,11 @@ class Waker:
         self._requested = asyncio.Event()
 
     def request(self) -> None:
-        """Ask for an engine, since a request is held."""
+        """Request an engine, because a request is held."""
         self._requested.set()
 
     async def work(self) -> None:
-        """Write for ever, whenever requested; ends only by cancellation."""
+        """Write the time whenever an engine was requested; runs until it is cancelled."""
         while True:
             await self._requested.wait()
             self._requested.clear()
@@ -70,7 +70,7 @@ class Waker:
                 await self.wake()
                 log.info("asked for an engine", deployment=self._name)
             except Exception as error:
-                # The request that is held now must not be the last one that could wake the deployment.
+                # The task continues after an error: later requests must be able to wake the deployment.
                 log.warning("could not ask for an engine", deployment=self._name, error=short(error))
             await asyncio.sleep(self._every)
 
@@ -81,13 +81,13 @@ class Waker:
 
 CHECK_SECONDS = 5.0
 MIN_FAILED_CHECKS = 3
-"""Failed checks in a row before the first report."""
+"""Number of consecutive failed checks before the first report."""
 CHECKS_PER_WRITE = 6
-"""Failed checks between two writes of the same report."""
+"""Number of failed checks between two writes of the same report."""
 
 
 class IndexReporter:
-    """Reports the trouble of one index: `trouble` returns what is wrong now, None = nothing."""
+    """Reports trouble with the Redis of one prefix index. `trouble` returns the message; None = it works."""
 
     def __init__(
         self, note: OperatorNote, trouble: Callable[[], str | None], now: Callable[[], datetime]
@@ -97,7 +97,7 @@ class IndexReporter:
         self._written = False
 
     async def work(self) -> None:
-        """Check periodically; ends only by cancellation."""
+        """Check periodically; runs until it is cancelled."""
         while True:
             try:
                 await self.check()
@@ -106,7 +106,7 @@ class IndexReporter:
             await asyncio.sleep(CHECK_SECONDS)
 
     async def check(self) -> None:
-        """Check once, and write or remove the report if due. Raises ApiError, OSError, TimeoutError."""
+        """Check once; write or remove the report if it is time. Raises ApiError, OSError, TimeoutError."""
         trouble = self._trouble()
         if trouble is None:
             self._failed_checks = 0

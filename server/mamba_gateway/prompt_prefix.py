@@ -1,8 +1,8 @@
-"""The prefixes of one prompt by which requests are known to share them: digests of token ids at fixed depths.
+"""`PromptPrefix`: digests of one prompt's prefixes, by which the gateway notices a shared prefix.
 
-The depths are the same for every prompt and lie further apart the deeper they are, so that a prompt of any
-length has a bounded number of them. Computed in a thread; the digests are the gateway's own, and never
-compared with those that engines publish.
+Digests are computed at fixed depths that are the same for all prompts. The distance between two depths grows,
+so that a prompt of any length has a bounded number of them. They are computed in a thread, used by this
+gateway only, and never compared with the hashes that engines publish.
 """
 
 import hashlib
@@ -13,11 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 RUNGS = ((1024, 64), (8192, 256), (131_072, 2048))
-"""(depth, distance) in tokens: distance of prefixes up to that depth; none is deeper than the last."""
+"""(depth, distance) in tokens: the distance between digests up to that depth. There are none beyond the last
+depth."""
 BYTES_PER_TOKEN = 4
-"""Assumed number of bytes for each token of text that is not tokenized."""
+"""Assumed number of bytes per token in text that is not tokenized."""
 HOME_TOKENS = 128
-"""Number of first tokens by which prompts get a home engine that share a prefix no engine has yet."""
+"""Number of tokens at the beginning of a prompt that determine its home engine, to which prompts go that
+share a prefix no engine has cached."""
 
 TokenIds = NDArray[np.int32]
 
@@ -34,16 +36,18 @@ DEPTHS = _ladder()
 
 @dataclass(frozen=True, slots=True)
 class PromptPrefix:
-    """A prompt as routing sees it."""
+    """Prompt of a request, as routing sees it."""
 
     token_ids: TokenIds
     salt: str
     digests: tuple[tuple[int, bytes], ...]
-    """(depth, digest of the tokens before it), shallow ones first."""
+    """(depth in tokens, digest of the tokens before it), by increasing depth."""
     exact: bool = True
-    """Whether the ids are those that the engine computes; else they stand for the text."""
+    """Whether the token ids are those that the engine will compute; otherwise they represent the bytes of the
+    text."""
     computed_whole: bool = False
-    """Whether log-probabilities of the prompt are returned, so that no engine resumes any of it."""
+    """Whether the client wants log-probabilities of the prompt, so that an engine has to compute all of
+    it."""
 
     @classmethod
     def of(
@@ -54,7 +58,7 @@ class PromptPrefix:
         exact: bool = True,
         computed_whole: bool = False,
     ) -> "PromptPrefix":
-        """Compute the prefixes of a whole prompt. Prompts of different salts share nothing."""
+        """Compute the digests of a prompt. Prompts with different salts share no prefix."""
         ids = np.ascontiguousarray(token_ids, np.int32)
         chain = hashlib.blake2b(salt.encode("utf-8", "surrogatepass"), digest_size=8)
         digests, begin = list[tuple[int, bytes]](), 0
@@ -68,7 +72,7 @@ class PromptPrefix:
 
     @classmethod
     def of_text(cls, text: bytes, salt: str = "") -> "PromptPrefix":
-        """Compute the prefixes of text that cannot be tokenized: each four bytes count as a token."""
+        """Compute the digests of text that cannot be tokenized: four bytes count as one token."""
         whole = len(text) // BYTES_PER_TOKEN * BYTES_PER_TOKEN
         return cls.of(np.frombuffer(text[:whole], np.int32), salt, exact=False)
 
@@ -78,10 +82,10 @@ class PromptPrefix:
 
     @property
     def home(self) -> int | None:
-        """Number that prompts with the same first `HOME_TOKENS` have in common; None for shorter ones."""
+        """Hash of the first `HOME_TOKENS` tokens, which selects the home engine; None for shorter prompts."""
         return next((int.from_bytes(d) for depth, d in self.digests if depth == HOME_TOKENS), None)
 
 
 def tokens_of(prompt: "PromptPrefix | None", body_bytes: int) -> float:
-    """Return the number of tokens of a prompt, estimated from the size of its body if it was not read."""
+    """Return the number of prompt tokens; without the prompt, estimate it by the size of the body."""
     return float(prompt.tokens if prompt is not None and prompt.exact else body_bytes // BYTES_PER_TOKEN)

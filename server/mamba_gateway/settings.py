@@ -19,11 +19,11 @@ from mamba_settings.http_limits import HttpLimits
 from mamba_settings.trace_settings import TraceSettings
 
 _LIMITS, _ROLLOUT, _ROUTING = Limits(), Rollout(), Routing()
-"""Sections of a MambaDeployment, whose defaults are those of the settings with the same meaning."""
+"""Sections of a MambaDeployment, whose defaults are also those of the corresponding settings."""
 
 
 MAX_REFUSED_AT_ONCE = 512
-"""Number of requests beyond its limits that a gateway can refuse at the same time."""
+"""Number of requests beyond the gateway's limits that it can be refusing at the same time."""
 
 
 def _is_plain_address(url: str) -> bool:
@@ -43,7 +43,7 @@ class GatewaySettings(HttpLimits, BrowserOrigins, TraceSettings, BaseSettings):
         frozen=True,
         extra="forbid",
         use_attribute_docstrings=True,
-        enable_decoding=False,  # lists are words in the environment, not JSON
+        enable_decoding=False,  # in the environment, lists are words separated by spaces, not JSON
     )
 
     backend: tuple[str, ...] = ()
@@ -150,7 +150,7 @@ class GatewaySettings(HttpLimits, BrowserOrigins, TraceSettings, BaseSettings):
             try:
                 parts = urlsplit(url)
                 usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-            except ValueError as error:  # a port beyond its range, half of an IPv6 address
+            except ValueError as error:  # for instance a port out of range, or an incomplete IPv6 address
                 raise ValueError(f"{url!r} is not a URL: {error}") from None
             if not usable or any(character.isspace() for character in url):
                 raise ValueError(f"{url!r} is not an http:// or https:// URL")
@@ -165,12 +165,12 @@ class GatewaySettings(HttpLimits, BrowserOrigins, TraceSettings, BaseSettings):
 
     @property
     def index_scope(self) -> str:
-        """Name under which gateways and engines of one deployment find each other in Redis."""
+        """Name under which the gateways and engines of one deployment share the index in Redis."""
         return self.prefix_index_scope or f"{self.namespace}/{self.deployment}"
 
     @property
     def connections(self) -> int:
-        """Largest number of connections with a request: as set, else enough for all accepted requests."""
+        """Maximum number of connections: the setting, or enough for all requests that may be accepted."""
         if "max_connections" in self.model_fields_set:
             return self.max_connections
         return max(self.max_connections, self.max_in_flight + self.max_queue + MAX_REFUSED_AT_ONCE)
@@ -186,7 +186,7 @@ class GatewaySettings(HttpLimits, BrowserOrigins, TraceSettings, BaseSettings):
 
     @property
     def key_limits(self) -> KeyLimitTable:
-        """The limits of every key."""
+        """Limits of every API key."""
         default = KeyLimits(self.requests_per_minute, self.tokens_per_minute, self.concurrent_requests)
         return KeyLimitTable.parsed(default, self.key_limit)
 

@@ -105,7 +105,7 @@ SEEN_BY_THE_KUBELET: list[tuple[str, str, dict[str, Any], str, list[str]]] = [
     ("claim pending", "engine", condition("PodScheduled", "Unschedulable", UNBOUND), "ClaimNotBound",
      ["unbound immediate", "create the claim"]),
     ("unschedulable", "engine", condition("PodScheduled", "Unschedulable", "0/3 nodes: Insufficient gpu"),
-     "Unschedulable", ["Insufficient gpu", "add such a node"]),
+     "Unschedulable", ["Insufficient gpu", "add a node that fits"]),
     ("out of memory", "engine", crash("engine", 137, "", "OOMKilled"), "OutOfMemory",
      ["raise spec.resources.memory"]),
     ("missing weights", "engine", crash("engine", 2, "no such folder: /models/models/nano"), "ModelNotLoaded",

@@ -299,7 +299,7 @@ MUTANTS = (
     Mutant(
         name="the better pool decides a condition",
         keeps="A deployment is available only with an engine of each pool.",
-        where="mamba_operator.conditions.combination:_worst",
+        where="mamba_operator.conditions.chain:_worst",
         old="max(rank.values())",
         new="min(rank.values())",
         tests=("tests/unit/operator/test_pools.py",),

@@ -13,10 +13,9 @@ from typing import Any
 
 from mamba_api import names
 from mamba_operator.conditions.status import summarize
-from mamba_operator.objects.manifest import Key, Manifest, Ref, ref
+from mamba_operator.objects.manifest import Key, Manifest, Ref, label_of, ref
 from mamba_operator.observation.snapshot import Snapshot
 from mamba_operator.plan import make_plan
-from mamba_operator.render.revision import label_of
 from mamba_operator.rollout.attempts import Attempts
 from mamba_operator.rollout.rollback import EngineHistory
 from operator_objects import NOW, TOKEN, UID, fitting_owner

@@ -67,7 +67,7 @@ class TraceUnits:
         )
 
     def guess(self, times: Sequence[float]) -> str:
-        """Return the end of a sentence that names the units in which the ascending `times` are plausible."""
+        """Return the end of an error message: the units in which the ascending `times` would be plausible."""
         span, count = times[-1] - times[0], len(times) - 1
         if span <= 0 or MIN_RATE <= count / span <= MAX_RATE:
             return ""

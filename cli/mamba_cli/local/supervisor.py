@@ -101,7 +101,7 @@ Event = Tick | ChildExited | ChildReady | DrainRequested
 
 @dataclass(frozen=True, slots=True)
 class StartChild:
-    """Start the child."""
+    """Action of the supervisor: start the child."""
 
     name: str
 

@@ -17,16 +17,16 @@ class DeltaInputs:
     """
 
     q: torch.Tensor
-    """[T, G, K]"""
+    """[T, G, K] queries"""
     k: torch.Tensor
-    """[T, G, K]"""
+    """[T, G, K] keys"""
     v: torch.Tensor
-    """[T, H, V]"""
+    """[T, H, V] values"""
     a: torch.Tensor
-    """[T, H] as projected, before bias and softplus"""
+    """[T, H] projected values for the decay g, before bias and softplus"""
     b: torch.Tensor
-    """[T, H] as projected, before the sigmoid"""
+    """[T, H] projected values for beta, before the sigmoid"""
     A: torch.Tensor
-    """[H] negative"""
+    """[H] rates of the decay, negative"""
     dt_bias: torch.Tensor
-    """[H]"""
+    """[H] bias of `a`"""

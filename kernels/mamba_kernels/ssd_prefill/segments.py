@@ -55,7 +55,7 @@ class SegmentCuts:
 
 @dataclass(frozen=True, slots=True)
 class Segments:
-    """Segments of m pieces, q in all; int32 on the device."""
+    """Division of m pieces into q segments, as int32 tensors on the device."""
 
     count: int
     segment_chunk: torch.Tensor

@@ -24,7 +24,7 @@ class Launch:
     num_warps: int
     num_stages: int = 1
     blocks: Mapping[str, int] = field(default_factory=dict)
-    """Extents of a program's tile, under the kernel's names."""
+    """Sizes of the tile that one program of the kernel computes, by the names of the kernel's parameters."""
 
 
 def launch_for(kernel: str, device: torch.device, shape: str, default: Launch) -> Launch:

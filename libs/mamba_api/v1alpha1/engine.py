@@ -153,6 +153,11 @@ class Model(ApiModel):
         """The parsed URI."""
         return parse_model_uri(self.uri)
 
+    @property
+    def has_download_job(self) -> bool:
+        """Whether the operator creates a volume, to which a Job downloads the model before engines start."""
+        return self.cache is not None and self.cache.size is not None
+
 
 class EnvVar(ApiModel):
     """An environment variable, as in a Kubernetes container."""

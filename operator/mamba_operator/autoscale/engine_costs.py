@@ -22,16 +22,16 @@ UNSEEN_SLOPE = 0.3
 
 
 class EngineCosts(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds of one engine's device for each kind of work."""
+    """Seconds of one engine's device for each kind of work, as learned from measurements."""
 
     prompt_token: float
     """Device seconds per prompt token; 0 = unknown."""
     output_token: float
     """Device seconds per generated token; 0 = unknown."""
     step: float
-    """Seconds of an empty step; 0 = unknown."""
+    """Seconds of a step without any sequences; 0 = unknown."""
     capacity: float
-    """Seconds of such work that one engine completes per second."""
+    """Seconds of work, at these costs, that one engine completes per second: 1 if the costs are exact."""
 
     def prefill(self, load: EngineLoad) -> float:
         """Return the work of arriving prompts, in device seconds per second."""

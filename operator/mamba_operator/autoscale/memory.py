@@ -62,18 +62,19 @@ class AutoscalerMemory(msgspec.Struct, frozen=True, kw_only=True):
     base: float = 0.0
     """Smallest work over about the time of a start: it falls at once with `work_fast` and rises slowly."""
     rise: float = 0.0
-    """Largest recent rise of work above `base`, decayed; before any observation, the running engines."""
+    """Largest recent rise of the work above `base`, decayed. Before any observation, the number of running
+    engines."""
     correction: float = 1.0
     """Factor on the work with which virtual fleets miss the targets as often as the real fleet did."""
     measured: float = 0.0
-    """Late requests of the real fleet, decayed."""
+    """Decayed number of requests of the real fleet that missed a target."""
     foreseen: float = 0.0
-    """Late requests of the virtual fleet of the real size, decayed."""
+    """Decayed number of requests that missed a target in the virtual fleet of the real size."""
     requests: float = 0.0
-    """Requests whose times were measured, decayed."""
+    """Decayed number of requests whose times were measured."""
     backlog: tuple[float, ...] = ()
     """Seconds of waiting work in each virtual fleet, in the order of `virtual_fleets.sizes`."""
     met: tuple[float, ...] = ()
-    """Requests that each virtual fleet would have served in time, decayed."""
+    """Decayed number of requests that each virtual fleet would have served within the targets."""
     came: float = 0.0
-    """Requests that arrived, decayed."""
+    """Decayed number of requests that arrived."""

@@ -1,6 +1,7 @@
-"""The number of engines in force: spec.replicas, or the autoscaler's decision plus wake-ups. Pure.
+"""The number of engines in force: that of the spec, of the autoscaler, or of a wake-up by a gateway. Pure.
 
-`status.scaling` holds the number in force: it outlives the operator, and decisions refer to it.
+`status.scaling` records the number in force, so that it outlives the operator, and later decisions start from
+it.
 """
 
 from collections.abc import Mapping
@@ -19,9 +20,9 @@ MAX_REPLICAS = 10_000
 
 
 def autoscaler_config(deployment: MambaDeployment) -> AutoscalerConfig | None:
-    """Return the autoscaler's targets; None where spec.replicas alone sets the number.
+    """Return the autoscaler's targets; None if spec.replicas alone sets the number.
 
-    A deployment without a range may still be idle: all engines then stop and start together.
+    A deployment without a range may still scale to zero: all of its engines then stop and start together.
     """
     spec, scaling = deployment.spec, deployment.spec.scaling
     delay = scaling.scale_down_delay.seconds
@@ -72,15 +73,15 @@ def scaling_status(
     latest_decision: LatestDecision | None,
     now: datetime,
 ) -> ScalingStatus | None:
-    """Return the new `status.scaling`; None where spec.replicas alone sets the number.
+    """Return the new `status.scaling`; None if spec.replicas alone sets the number.
 
     Args:
         deployment: the object.
         old: the previous status.
-        engine: the engine Deployment, if there is one.
-        wake: the text with which a gateway last asked for an engine.
+        engine: the engine Deployment, if it exists.
+        wake: text that a gateway last wrote to request an engine.
         latest_decision: the autoscaler's last decision. It is ignored if it started from another number than
-            the one in force: it has then been carried out or is out of date.
+            the one in force, because it was carried out already or is out of date.
         now: the time.
     """
     config = autoscaler_config(deployment)
@@ -119,7 +120,7 @@ def _initial_status(
     wake: str | None,
     now: datetime,
 ) -> ScalingStatus:
-    """Return the first status: running engines continue, unless spec.replicas is 0."""
+    """Return the first status. Running engines continue, unless spec.replicas is 0."""
     start = deployment.spec.replicas
     running = (engine.get("spec") or {}).get("replicas") if engine is not None else None
     if isinstance(running, int) and start > 0:
@@ -139,13 +140,13 @@ def _initial_status(
 
 
 def _is_recent(wake: str | None, config: AutoscalerConfig, now: datetime) -> bool:
-    """Return whether a gateway asked for an engine so recently that a client may still wait."""
+    """Return whether a gateway requested an engine so recently that its client may still be waiting."""
     when = parse_timestamp(wake) if wake is not None else None
     return when is not None and (now - when).total_seconds() < config.scale_down_delay
 
 
 def _bounded(engines: int, config: AutoscalerConfig) -> int:
-    """Return the number within the bounds: zero, or at least the number that a first request starts."""
+    """Return the number within the bounds: zero, or at least as many as a first request starts."""
     if engines == 0 and config.min_replicas == 0:
         return 0
     return min(max(engines, config.lowest), config.max_replicas)
@@ -178,14 +179,14 @@ def _with_change(
 
 
 def wake_text(request: Manifest | None) -> str | None:
-    """Return the text of the time when a gateway last asked for an engine; None without a valid time."""
+    """Return the time at which a gateway last requested an engine, as text; None if it is no valid time."""
     data = request.get("data") if request else None
     text = data.get(names.WAKE_KEY) if isinstance(data, Mapping) else None
-    # Gateways are trusted with nothing more than this: a text that is no time wakes nothing.
+    # The text of a gateway is not trusted: only a valid time has an effect.
     return text if isinstance(text, str) and len(text) <= 64 and parse_timestamp(text) is not None else None
 
 
 def woken_at(request: Manifest | None) -> datetime | None:
-    """Return the time when a gateway last asked for an engine; None without a valid time."""
+    """Return the time at which a gateway last requested an engine; None if it is no valid time."""
     text = wake_text(request)
     return parse_timestamp(text) if text is not None else None

@@ -22,7 +22,7 @@ from mamba_operator.observation.snapshot import Snapshot
 
 
 class Change(StrEnum):
-    """Why a child is written or removed."""
+    """Reason why a child is written or removed."""
 
     MISSING = "Missing"
     OUTDATED = "Outdated"
@@ -34,14 +34,14 @@ class Change(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Apply:
-    """Change that makes a child match `manifest`."""
+    """Write that makes a child match `manifest`."""
 
     manifest: Manifest
     change: Change
     detail: str = ""
-    """Fields that drifted, for people to read."""
+    """Fields of the child that differ, as text for users; only for `DRIFTED`."""
     create_only: bool = False
-    """Whether an existing child is kept, because its content is random."""
+    """Whether a child that exists is not changed, because its content is random."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,15 +55,15 @@ class Delete:
 
 @dataclass(frozen=True, slots=True)
 class ChildComparison:
-    """Children to apply, and children that are up to date."""
+    """Children that have to be written, and children that are up to date."""
 
     applies: tuple[Apply, ...]
     """Changes in the order of the desired children."""
     up_to_date: dict[str, str]
     """Value of `Snapshot.up_to_date` for the children that match their manifest now."""
     cache_kept: str | None
-    """Why the claim of the model cache is not changed although another one is desired; it is not in
-    `applies` then."""
+    """Reason why the claim of the model cache is not changed although the spec differs; it is then not in
+    `applies`."""
 
 
 def compare_children(desired: Sequence[Manifest], snapshot: Snapshot) -> ChildComparison:
@@ -131,15 +131,15 @@ IDENTITIES: Sequence[tuple[str, ...]] = (
     ("name",), ("containerPort", "protocol"), ("port", "protocol"), ("mountPath",), ("key", "operator"),
     ("uid",), ("topologyKey",),
 )  # fmt: skip
-"""Fields that identify the items of a list; the first tuple that fits is used."""
+"""Sets of fields that can identify the items of a list; the first one that all items have is used."""
 QUANTITIES = frozenset({"requests", "limits", "hard", "storage", "sizeLimit", "overhead", "divisor"})
 _QUANTITY = re.compile(r"([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+))(?:([eE][+-]?[0-9]{1,3})|([A-Za-z]*))", re.ASCII)
 EXACT_FIELDS = frozenset({"selector", "nodeSelector"})
-"""Fields in which an additional key is drift as well: it would select other pods, or other nodes."""
+"""Fields in which an additional key counts as drift, because it would select other pods or other nodes."""
 IGNORED_FIELDS = frozenset({"apiVersion", "kind", "stringData"})
 """Identity of the object itself, and a field that the API server converts."""
 MAX_PATHS = 5
-"""Paths that a comparison reports at most."""
+"""Maximum number of paths that a comparison returns."""
 
 
 def drift(desired: Manifest, observed: Manifest) -> list[str]:
@@ -148,7 +148,7 @@ def drift(desired: Manifest, observed: Manifest) -> list[str]:
 
 
 def observed_hash(desired: Manifest, observed: Manifest) -> str:
-    """Return the hash of an observed child, without its status and the annotations of other writers."""
+    """Return the hash of an observed child, without its status and the annotations of other programs."""
     meta = observed.get("metadata") or {}
     ours = (desired.get("metadata") or {}).get("annotations") or {}
     annotations = {key: value for key, value in (meta.get("annotations") or {}).items() if key in ours}

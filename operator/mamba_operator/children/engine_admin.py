@@ -23,7 +23,7 @@ MAX_ERROR_CHARS = 500
 MAX_PLAN_BYTES = 1 << 20
 """Bytes of a plan that are read; a usual one has some thousand."""
 AdminResponse = tuple[int, str]
-"""(HTTP status, 0 without a response; message of the response or of the error)."""
+"""(HTTP status, or 0 without a response; message of the response or of the error)."""
 Put = Callable[[str, str, Mapping[str, Any]], Awaitable[AdminResponse]]
 """Sends `PUT /admin/strategy` to (address of the pod, token, body)."""
 GetPlan = Callable[[str, str], Awaitable[str | None]]
@@ -67,7 +67,7 @@ async def get_plan(address: str, token: str, port: int = names.ADMIN_PORT) -> st
 async def send_updates(
     settings_updates: Sequence[SettingsUpdate], token: str, put: Put
 ) -> tuple[RejectedUpdate, ...]:
-    """Send all updates concurrently and return those that were not accepted."""
+    """Send all updates concurrently, and return those that engines did not accept."""
     responses = await asyncio.gather(
         *(put(update.address, token, update.body) for update in settings_updates)
     )
@@ -90,11 +90,11 @@ def _error_message(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class EngineAccess:
-    """Means of the operator to reach running engines."""
+    """Means by which the operator reaches running engines."""
 
     key: AdminKey | None = None
     """Key from which admin tokens are derived; None = engines cannot be reached."""
     put: Put = put_strategy
     """Sends live settings to one engine."""
     read: ReadMetrics | None = None
-    """Reads the `/metrics` of a pod; None = no deletion costs are written."""
+    """Reads the `/metrics` of a pod; None = no deletion costs are written to pods."""

@@ -1,7 +1,8 @@
-"""`engine_rollout`: decides the revision of engines, the way to it, and the live settings to send. Pure.
+"""`engine_rollout`: decides the engines' revision, the steps to it, and the live settings to send. Pure.
 
-Called by `plan` after the number of engines and their memory plan are decided. `ready_record` then records
-the last revision of which all engines were ready in a ConfigMap: engines return to it if a later one fails.
+Called by `plan`, after the number of engines and their memory plan were decided. `ready_record` then records
+the last revision of which all engines were ready in a ConfigMap: engines return to it if a later revision
+fails.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,19 +12,18 @@ from datetime import datetime
 from mamba_api import names
 from mamba_api.choices import Role
 from mamba_operator.children.child_comparison import Apply, Change, ChildComparison, compare_children
-from mamba_operator.objects.manifest import Ref, annotation, ref, sealed
+from mamba_operator.objects.manifest import Ref, annotation, label_of, ref, sealed
 from mamba_operator.objects.pod_trouble import is_engine, role_of
 from mamba_operator.objects.recorded_status import workload_state
 from mamba_operator.observation.snapshot import Snapshot
-from mamba_operator.render.context import Context
-from mamba_operator.render.engine import engine_revision, last_ready
+from mamba_operator.render.context import Context, EngineRevision
+from mamba_operator.render.engine import engine_revision, last_ready, revision_in
 from mamba_operator.render.live_settings import LiveSettings, SettingsUpdate, live_settings, pending_updates
-from mamba_operator.render.revision import EngineRevision, label_of, revision_in
 from mamba_operator.rollout.in_place_rollout import InPlaceRollout, in_place_rollout, without_room_since
 from mamba_operator.rollout.rollback import RevisionChoice, choose_revision, is_ready
 
 QUEUE_POLL_SECONDS = 10.0
-"""Seconds until a queued roll-out checks again whether the others are complete."""
+"""Seconds until a queued roll-out checks again whether other roll-outs have ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,25 +38,22 @@ class EngineRollout:
     settings_updates: tuple[SettingsUpdate, ...]
     """Live settings to send to running engines."""
     last_ready: EngineRevision | None
-    """The revision that is recorded as the last ready one."""
+    """Revision that is recorded as the last ready one; None = none is."""
     later: frozenset[Ref]
-    """Children of the engines that are created only once their model is downloaded; empty otherwise."""
+    """Children of the engines that are created only after the model was downloaded; else empty."""
     begins_unasked: bool = False
     """Whether ready engines begin to be replaced although their object was not edited."""
 
 
 def engine_rollout(context: Context, snapshot: Snapshot, now: datetime, *, loading: bool) -> EngineRollout:
-    """Decide what engines run now.
+    """Decide what the engines of one role are to run.
 
     Args:
         context: everything that children depend on, without the revision.
         snapshot: what was observed.
         now: the time, with a time zone.
-        loading: whether the model is still being downloaded. No engines are then created, and those that
-            serve another model keep running.
-
-    Raises:
-        InvalidPatch: `spec.podTemplate` cannot be merged.
+        loading: whether the model is being downloaded. No engines are created then, and engines that serve
+            another model keep running.
     """
     rollout = context.deployment.spec.rollout
     engine = snapshot.child("Deployment", context.children.engine)
@@ -142,10 +139,10 @@ def engine_refs(children: names.Children) -> frozenset[Ref]:
 
 
 def outgoing_roles(snapshot: Snapshot, engines: Sequence[EngineRollout], now: datetime) -> tuple[Role, ...]:
-    """Return the roles, other than those of the spec, whose engines have to keep running for now.
+    """Return the roles that are no longer in the spec, and whose engines must keep running for now.
 
     After a change between unified engines and two pools, the old engines serve until all new ones are ready.
-    They end earlier if a new engine has waited for room, which they occupy, for `rollout.inPlaceAfter`.
+    They end earlier if a new engine has waited for the room that they occupy for `rollout.inPlaceAfter`.
     """
     roles = {part.context.role for part in engines}
     others = tuple(role for role in snapshot.roles if role not in roles)
@@ -163,7 +160,7 @@ def _serves(part: EngineRollout, snapshot: Snapshot) -> bool:
 
 
 def _lacks_room(snapshot: Snapshot, engines: Sequence[EngineRollout], now: datetime) -> bool:
-    """Return whether an engine of the spec's roles has waited for room as long as a roll-out lets it wait."""
+    """Return whether a new engine has waited for room for `rollout.inPlaceAfter`."""
     patience = engines[0].context.deployment.spec.rollout.in_place_wait
     roles = {part.context.role for part in engines}
     if patience is None:
@@ -178,12 +175,12 @@ def _lacks_room(snapshot: Snapshot, engines: Sequence[EngineRollout], now: datet
 
 @dataclass(frozen=True, slots=True)
 class ReadyRecord:
-    """Last revision that was ready, and the change of its record."""
+    """Last revision that was ready, and the write that records it."""
 
     revision: str | None
     """Label of the engine pods; None = no revision has been ready yet."""
     applies: tuple[Apply, ...] = ()
-    """The record, if it has another revision."""
+    """Write of the record, if the record has another revision."""
     up_to_date: Mapping[str, str] = field(default_factory=dict)
     """Value of `Snapshot.up_to_date` for the record, if it is up to date."""
 

@@ -1,9 +1,9 @@
-"""Secrets that pods mount: who uses the key of the gateways in this step, and which Secrets to make. Pure.
+"""Secrets that pods mount: whether engines require the gateways' key, and which Secrets to create. Pure.
 
-Called by `plan`. A gateway that presents no key to an engine that requires one would lose requests. So all
+Called by `plan`. If an engine required the key while a gateway presents none, requests would be lost. So all
 gateways present the key before the first engine requires it, and until no engine requires it any more. The
-operator never reads the Secrets: it finds out whether one exists by creating it, and does so only where a pod
-may wait for it.
+operator never reads the Secrets. It finds out whether one exists by creating it, and does so only if a pod
+may be waiting for it.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,24 +27,24 @@ from mamba_operator.render.access import admin_secret, engine_key_secret, mounts
 
 @dataclass(frozen=True, slots=True)
 class KeyRollout:
-    """The sides that use the key in the current step of the roll-out."""
+    """Step of the introduction or removal of the key: who presents it and who requires it."""
 
     presented: bool = False
     """Whether gateways present the key to engines."""
     required: bool = False
     """Whether engines require the key."""
     blocked: bool = False
-    """Whether engines do not yet require the key although they shall: some gateway pods still present
-    none."""
+    """Whether engines cannot require the key yet, because a gateway that presents none is still running."""
 
 
 def key_rollout(
     authenticated: bool, engine: Manifest | None, gateway: Manifest | None, pods: Sequence[Manifest]
 ) -> KeyRollout:
-    """Return the sides that use the key in the next step of the roll-out.
+    """Return the next step of the introduction or removal of the key.
 
     Args:
-        authenticated: whether the gateway requires API keys, so that engines must be out of reach directly.
+        authenticated: whether the gateway requires API keys of clients, so that engines must refuse direct
+            requests.
         engine: the engine Deployment.
         gateway: the gateway Deployment.
         pods: the pods of the deployment; terminating pods still serve.
@@ -73,7 +73,7 @@ def has_key(workload: Any) -> bool:
 
 
 def secrets_to_make(engines: EngineRollout, snapshot: Snapshot, new_token: Callable[[], str]) -> list[Apply]:
-    """Return the Secrets to create before other children, since a pod without them waits with a warning."""
+    """Return the Secrets to create before other children, as pods cannot start without them."""
     context, manifests = engines.context, list[Manifest]()
     engine = snapshot.child("Deployment", context.children.engine)
     gateway = snapshot.child("Deployment", context.children.gateway)
@@ -86,17 +86,17 @@ def secrets_to_make(engines: EngineRollout, snapshot: Snapshot, new_token: Calla
 
 
 def pods_wait(snapshot: Snapshot) -> bool:
-    """Return whether pods of any component may wait for what they mount."""
+    """Return whether a pod of any component waits, possibly for something that it mounts."""
     return any(map(waits_for_mounts, snapshot.pods))
 
 
 def _mounts_another(engine: Manifest, secret: str) -> bool:
-    """Return whether the pods mount an admin token of another name, as those of an earlier operator do."""
+    """Return whether the engines mount an admin token of another name, such as an earlier operator's."""
     try:
         volumes = engine["spec"]["template"]["spec"]["volumes"]
         return any(
             volume["name"] == "admin" and volume["secret"]["secretName"] != secret for volume in volumes
         )
     except (KeyError, TypeError):
-        # Somebody damaged the template. It is repaired anyway, which needs no token.
+        # The template is damaged. It will be repaired, which needs no token.
         return False

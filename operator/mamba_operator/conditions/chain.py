@@ -1,25 +1,27 @@
-"""Rules of conditions: their inputs, their results, and chains of rules in order of precedence. Pure.
+"""How the result of a condition is found: by a chain of rules, and from the results of two pools. Pure.
 
-`health` and `progress` hold the rules of two conditions each: one function a rule, and a tuple of them for
-each condition. Nothing here writes to the cluster.
+`health` and `progress` hold the rules of two conditions each: one function per rule, and for each condition a
+tuple of them in order of precedence. `status` evaluates the rules for the engines of each role. Requests need
+an engine of each pool, so `combined` takes the result of the worst pool.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 
-from mamba_api.v1alpha1.conditions import ConditionStatus, Reason
+from mamba_api.choices import Role
+from mamba_api.v1alpha1.conditions import ConditionStatus, ConditionType, Reason
 from mamba_operator.decision.reconcile_plan import ReconcilePlan
 from mamba_operator.memory.verdict import DoesNotFit, MemoryVerdict, ModelNotServed, SpecInvalid
+from mamba_operator.objects.manifest import label_of
 from mamba_operator.objects.recorded_status import WorkloadState
 from mamba_operator.observation.snapshot import Snapshot
-from mamba_operator.render.revision import label_of
 from mamba_operator.rollout.rollback import is_ready
 
 
 @dataclass(frozen=True, slots=True)
 class ConditionResult:
-    """Status, reason and message of one condition, without its dates."""
+    """Status, reason and message of one condition, without its times."""
 
     status: ConditionStatus
     reason: Reason
@@ -28,7 +30,7 @@ class ConditionResult:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Change that could not be made."""
+    """Change of a child that could not be made."""
 
     reason: Reason
     message: str
@@ -36,7 +38,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class ConditionInputs:
-    """Everything that the conditions are decided from."""
+    """Everything by which conditions are decided."""
 
     snapshot: Snapshot
     plan: ReconcilePlan
@@ -64,12 +66,12 @@ class ConditionInputs:
 
     @property
     def old_engines(self) -> int:
-        """Number of engines with an older revision."""
+        """Number of engines that have an older revision."""
         return self.engine.replicas - self.engine.updated
 
     @property
     def complete(self) -> bool:
-        """Whether as many pods are ready as have to be now, without the pods that a roll-out adds."""
+        """Whether as many pods are ready as are required now, not counting those that a roll-out adds."""
         deployment, desired = self.plan.deployment, self.plan.replicas
         if deployment is None or desired is None:
             return False
@@ -80,7 +82,7 @@ class ConditionInputs:
 
     @property
     def rolled_out(self) -> bool:
-        """Whether all engines that there is room for run the desired revision and are ready."""
+        """Whether all engines that have room run the desired revision and are ready."""
         child = self.snapshot.engine
         return child is not None and is_ready(child, label_of(child), self.snapshot.pods)
 
@@ -106,3 +108,53 @@ Chain = tuple[Rule, ...]
 def evaluate(chain: Chain, view: ConditionInputs, otherwise: ConditionResult) -> ConditionResult:
     """Return the result of the first rule that applies, or `otherwise` if none does."""
     return next((result for rule in chain if (result := rule(view)) is not None), otherwise)
+
+
+BAD_WHEN_TRUE = frozenset({ConditionType.DEGRADED, ConditionType.RECONCILING, ConditionType.STALLED})
+NOT_READY: dict[Role, Reason] = {
+    "prefill": Reason.NO_READY_PREFILL_ENGINE,
+    "decode": Reason.NO_READY_DECODE_ENGINE,
+}
+"""Reason that names the pool that has no ready engine."""
+Results = Mapping[ConditionType, ConditionResult]
+
+
+def combined(of_roles: Mapping[Role, Results], outgoing: str = "") -> dict[ConditionType, ConditionResult]:
+    """Return the conditions of the whole deployment.
+
+    Args:
+        of_roles: the conditions of the engines of each role; unified engines have only one role.
+        outgoing: sentence about engines of roles that are no longer in the spec and still answer; empty if
+            none does.
+    """
+    types = next(iter(of_roles.values()))
+    result = {type_: _worst(type_, {role: own[type_] for role, own in of_roles.items()}) for type_ in types}
+    if outgoing and result[ConditionType.AVAILABLE].status != "True":
+        result[ConditionType.AVAILABLE] = ConditionResult("True", Reason.REPLICAS_AVAILABLE, outgoing)
+    return result
+
+
+def _worst(type_: ConditionType, of_roles: Mapping[Role, ConditionResult]) -> ConditionResult:
+    """Return the result of the worst role, with the name of that role where it differs from the other."""
+    if len(set(of_roles.values())) == 1:
+        return next(iter(of_roles.values()))
+    rank = {role: _badness(type_, result) for role, result in of_roles.items()}
+    most = max(rank.values())
+    roles = [role for role in of_roles if rank[role] == most]
+    worst = of_roles[roles[0]]
+    same_reason = [role for role in roles if of_roles[role].reason == worst.reason]
+    messages = dict.fromkeys(f"{role}: {of_roles[role].message}" for role in same_reason)
+    if worst.reason == Reason.NO_READY_REPLICA and len(same_reason) == 1:
+        return replace(worst, reason=NOT_READY[roles[0]], message="; ".join(messages))
+    return replace(worst, message="; ".join(messages))
+
+
+def _badness(type_: ConditionType, result: ConditionResult) -> int:
+    """Return how bad a result is: the larger, the worse."""
+    if type_ == ConditionType.PROGRESSING:
+        if result.status == "True":
+            return 1
+        # A roll-out that is stuck or rolled back is worse than one that makes progress.
+        return 0 if result.reason == Reason.UP_TO_DATE else 2
+    order = ("False", "Unknown", "True") if type_ in BAD_WHEN_TRUE else ("True", "Unknown", "False")
+    return order.index(result.status)

@@ -10,16 +10,18 @@ from mamba_operator.conditions.chain import Chain, ConditionInputs, ConditionRes
 from mamba_operator.conditions.progress import roll_back_text, stuck_text
 from mamba_operator.objects.pod_trouble import advised, advised_refusal, trouble
 
+SEE_CAUSE = "the conditions Progressing and Degraded show the cause"
+"""End of messages about missing engines and gateways."""
+
 
 def enough_engines_are_ready(view: ConditionInputs) -> ConditionResult | None:
     if view.engine.ready < view.minimum:
         return None
     if view.gateway.ready:
-        message = f"{view.engine.ready} of {view.engine.desired} engines are ready"
+        message = f"{view.engine.ready} of {view.engine.desired} engines are ready, and requests are answered"
         return ConditionResult("True", Reason.REPLICAS_AVAILABLE, message)
-    return ConditionResult(
-        "False", Reason.GATEWAY_NOT_READY, "engines are ready, but no gateway is ready yet"
-    )
+    message = f"engines are ready, but no gateway is ready yet, so no request reaches them: {SEE_CAUSE}"
+    return ConditionResult("False", Reason.GATEWAY_NOT_READY, message)
 
 
 def nothing_may_be_changed(view: ConditionInputs) -> ConditionResult | None:
@@ -40,16 +42,16 @@ def scaled_to_zero(view: ConditionInputs) -> ConditionResult | None:
     if view.gateway.ready:
         message = f"no engine runs; the first request starts one{_late_start_text(view)}"
         return ConditionResult("True", Reason.SCALED_TO_ZERO, message)
-    return ConditionResult(
-        "False", Reason.GATEWAY_NOT_READY, "no engine runs, and no gateway is ready yet that could start one"
-    )
+    message = f"no engine runs, and no gateway is ready yet that could start one for a request: {SEE_CAUSE}"
+    return ConditionResult("False", Reason.GATEWAY_NOT_READY, message)
 
 
 def fewer_engines_than_the_minimum_are_ready(view: ConditionInputs) -> ConditionResult | None:
     if not view.engine.ready:
         return None
     message = (
-        f"{view.engine.ready} of the {view.minimum} engines that spec.scaling.minReplicas requires are ready"
+        f"{view.engine.ready} of the {view.minimum} engines that spec.scaling.minReplicas requires are "
+        f"ready: {SEE_CAUSE}"
     )
     return ConditionResult("False", Reason.BELOW_MINIMUM, message)
 
@@ -65,7 +67,10 @@ AVAILABLE: Chain = (
 
 def available(view: ConditionInputs) -> ConditionResult:
     """Return the condition Available."""
-    none_ready = f"0 of {view.plan.replicas} engines are ready"
+    none_ready = (
+        f"0 of {view.plan.replicas} engines are ready, so requests wait at the gateway and get 503 after "
+        f"spec.gateway.limits.queueTimeout: {SEE_CAUSE}"
+    )
     return evaluate(AVAILABLE, view, otherwise=ConditionResult("False", Reason.NO_READY_REPLICA, none_ready))
 
 
@@ -85,7 +90,7 @@ def change_failed(view: ConditionInputs) -> ConditionResult | None:
     if not view.failures:
         return None
     first, *others = view.failures
-    suffix = f" (and {len(others)} more)" if others else ""
+    suffix = f"; further changes that failed: {len(others)}" if others else ""
     return ConditionResult("True", first.reason, first.message + suffix)
 
 
@@ -173,7 +178,7 @@ DEGRADED: Chain = (
     prefix_index_is_unavailable,
     autoscaler_lacks_metrics,
 )
-HEALTHY = ConditionResult("False", Reason.AS_EXPECTED, "nothing is wrong")
+HEALTHY = ConditionResult("False", Reason.AS_EXPECTED, "nothing is wrong: there is nothing to do")
 
 
 def degraded(view: ConditionInputs) -> ConditionResult:

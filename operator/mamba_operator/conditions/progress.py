@@ -1,17 +1,18 @@
-"""The conditions Planned and Progressing: the planner's verdict, and whether the pods are on their way. Pure.
+"""The conditions Planned and Progressing: the planner's verdict, and the changes under way. Pure.
 
-Called by `status`. The sentences about a roll-out also stand in the condition Degraded (`health`).
+Called by `status`. `health` uses the sentences about a roll-out for the condition Degraded, too.
 """
 
 from dataclasses import replace
 
+from mamba_api import names
 from mamba_api.v1alpha1.conditions import Reason
 from mamba_api.v1alpha1.profiles import profile_in_words
 from mamba_operator.conditions.chain import Chain, ConditionInputs, ConditionResult, evaluate
 from mamba_operator.decision.reconcile_plan import ReconcilePlan
 from mamba_operator.memory.verdict import Fits, SpecInvalid, Unknown
 from mamba_operator.model.model_load import downloads_in_words
-from mamba_operator.objects.pod_trouble import is_draining, is_loading, replaced_failure
+from mamba_operator.objects.pod_trouble import advised, is_draining, is_loading, replaced_failure
 from mamba_operator.rollout.rollback import ERROR_RATE_ROSE
 
 
@@ -32,7 +33,7 @@ def new_pods_would_get_another_plan(view: ConditionInputs) -> ConditionResult | 
         return None
     if isinstance(view.verdict, Fits):
         return ConditionResult("True", Reason.PLAN_DIFFERS, f"{view.verdict.message}; {difference}")
-    return ConditionResult("Unknown", Reason.PLAN_DIFFERS, f"engines planned for themselves; {difference}")
+    return ConditionResult("Unknown", Reason.PLAN_DIFFERS, f"each engine planned for itself; {difference}")
 
 
 def plan_is_unknown(view: ConditionInputs) -> ConditionResult | None:
@@ -93,14 +94,22 @@ def revision_was_rolled_back(view: ConditionInputs) -> ConditionResult | None:
 def rollout_is_stuck(view: ConditionInputs) -> ConditionResult | None:
     if (message := stuck_text(view)) is None:
         return None
-    return ConditionResult("False", Reason.PROGRESS_DEADLINE_EXCEEDED, message)
+    reason = Reason.PROGRESS_DEADLINE_EXCEEDED
+    return ConditionResult("False", reason, advised(reason, message))
 
 
 def engines_were_just_written(view: ConditionInputs) -> ConditionResult | None:
     writes_deployment = any(apply.manifest["kind"] == "Deployment" for apply in view.plan.applies)
     if view.engine.exists and view.engine.current and not writes_deployment:
         return None
-    return ConditionResult("True", Reason.ROLLING_OUT, f"desired number of engines: {view.desired}")
+    return ConditionResult("True", Reason.ROLLING_OUT, _written_text(view))
+
+
+def _written_text(view: ConditionInputs) -> str:
+    return (
+        f"the Deployment of the engines was just written, desired number of engines: {view.desired}; wait "
+        "until they are ready"
+    )
 
 
 def rollout_is_queued(view: ConditionInputs) -> ConditionResult | None:
@@ -109,8 +118,9 @@ def rollout_is_queued(view: ConditionInputs) -> ConditionResult | None:
     return ConditionResult(
         "True",
         Reason.ROLLOUT_QUEUED,
-        "this object was not edited, so its engines are replaced after those of other objects "
-        "(--max-rollouts of the operator)",
+        "engines are to be replaced although this object was not edited, so they wait until the roll-outs of "
+        "other objects have ended (--max-rollouts of the operator) and serve meanwhile; to replace them at "
+        f"once, set a new value of the annotation {names.ANNOTATION_RESTART}",
     )
 
 
@@ -118,18 +128,19 @@ def settings_are_being_sent(view: ConditionInputs) -> ConditionResult | None:
     updates = view.plan.settings_updates
     if not updates:
         return None
-    detail = "; ".join(update.message for update in view.plan.rejected_updates) or "sending"
+    detail = "; ".join(update.message for update in view.plan.rejected_updates) or "they are being sent"
     return ConditionResult(
         "True",
         Reason.SWITCHING_STRATEGY,
-        f"{len(updates)} of {view.desired} engines have yet to accept new settings: {detail}",
+        f"{len(updates)} of {view.desired} engines serve with the previous settings until they accept the "
+        f"new ones: {detail}",
     )
 
 
 def engine_is_draining(view: ConditionInputs) -> ConditionResult | None:
     if not any(is_draining(pod, view.now) for pod in view.snapshot.pods):
         return None
-    message = f"an engine completes its requests before it ends{in_place_text(view)}"
+    message = f"an engine that is removed completes its requests before it ends{in_place_text(view)}"
     return ConditionResult("True", Reason.DRAINING, message)
 
 
@@ -148,18 +159,22 @@ def rollout_is_paused(view: ConditionInputs) -> ConditionResult | None:
 def old_revision_runs(view: ConditionInputs) -> ConditionResult | None:
     if view.old_engines <= 0 and not view.engine.replicas > view.desired > view.engine.ready:
         return None
+    old = max(view.old_engines, 0)
     return ConditionResult(
         "True",
         Reason.ROLLING_OUT,
-        f"{view.engine.updated} of {view.desired} engines have the new revision, {max(view.old_engines, 0)} "
-        f"an old one{in_place_text(view)}",
+        f"{view.engine.updated} of {view.desired} engines have the new revision; engines with an older one, "
+        f"which are replaced: {old}{in_place_text(view)}",
     )
 
 
 def too_many_engines(view: ConditionInputs) -> ConditionResult | None:
     if view.engine.replicas <= view.desired:
         return None
-    message = f"{view.engine.replicas} engines run, more than the desired {view.desired}: the surplus ends"
+    message = (
+        f"{view.engine.replicas} engines run, more than the desired {view.desired}: the others complete "
+        "their requests and end"
+    )
     return ConditionResult("True", Reason.SCALING_DOWN, message)
 
 
@@ -174,11 +189,11 @@ def too_few_engines(view: ConditionInputs) -> ConditionResult | None:
     if view.engine.ready >= view.desired:
         return None
     failure = replaced_failure(view.snapshot.pods, view.now)
-    cause = f", after {failure}" if failure else ""
+    cause = f"; one of them replaces an engine that failed: {failure}" if failure else ""
     if loading := sum(map(is_loading, view.snapshot.pods)):
         message = f"{loading} of {view.desired} engines load the model{cause}"
         return ConditionResult("True", Reason.LOADING_MODEL, message)
-    message = f"{view.engine.ready} of {view.desired} engines are ready{cause}"
+    message = f"{view.engine.ready} of {view.desired} engines are ready, the others are being started{cause}"
     return ConditionResult("True", Reason.SCALING_UP, message)
 
 
@@ -186,14 +201,21 @@ def gateway_rolls_out(view: ConditionInputs) -> ConditionResult | None:
     gateway = view.gateway
     if gateway.exists and gateway.current and gateway.ready >= gateway.desired:
         return None
-    message = f"{gateway.ready} of {gateway.desired} gateways are ready"
+    message = (
+        f"{gateway.ready} of {gateway.desired} gateways are ready, the others are being started"
+        if gateway.exists
+        else "the gateways are being created"
+    )
     return ConditionResult("True", Reason.ROLLING_OUT, message)
 
 
 def key_waits_for_gateways(view: ConditionInputs) -> ConditionResult | None:
     if not view.plan.key_blocked:
         return None
-    message = "engines will require a key of gateways once the last gateway without the key has ended"
+    message = (
+        "engines do not require the gateways' key yet, because a gateway that presents none still runs: wait "
+        "until it has ended"
+    )
     return ConditionResult("True", Reason.ROLLING_OUT, message)
 
 
@@ -229,28 +251,30 @@ def roll_back_text(plan: ReconcilePlan) -> str:
     assert failed is not None
     outcome = "was rolled back" if failed.reason == ERROR_RATE_ROSE else "did not become ready"
     return (
-        f"engines run {plan.ready_revision}, the last revision that was ready: correct the spec, or undo the "
-        f"change; {failed.revision} {outcome}: {failed.reason}: {failed.message}"
+        f"engines run revision {plan.ready_revision}, the last one that was ready, as before the change: "
+        f"correct the spec, or undo the change; revision {failed.revision} {outcome}: {failed.reason}: "
+        f"{failed.message}"
     )
 
 
 def stuck_text(view: ConditionInputs) -> str | None:
-    """Explain what made no progress until its deadline, and which engines keep serving; None if nothing."""
+    """Describe what made no progress until its deadline, and which engines serve; None if nothing is."""
     engine, gateway = view.engine, view.gateway
     # The controller's message may still refer to the revision that was rolled back. Where all engines that
     # there is room for run the desired revision, only room is missing and the roll-out is complete.
     if engine.stuck is not None and view.plan.failed is None and not view.rolled_out:
         if view.old_engines <= 0 or not engine.updated or view.plan.ready_revision is None:
-            return f"engine: {engine.stuck}"
+            return f"the roll-out of engines is stuck: {engine.stuck}"
         return (
-            f"engine: {engine.stuck.removesuffix('.')}; {engine.updated} of {engine.replicas} engines have "
-            f"the new revision, {view.old_engines} an old one: engines that serve keep running"
+            f"the roll-out of engines is stuck: {engine.stuck.removesuffix('.')}; {engine.updated} of "
+            f"{engine.replicas} engines have the new revision and {view.old_engines} an older one, and those "
+            "that are ready continue to serve"
         )
-    return f"gateway: {gateway.stuck}" if gateway.stuck is not None else None
+    return f"the roll-out of gateways is stuck: {gateway.stuck}" if gateway.stuck is not None else None
 
 
 def in_place_text(view: ConditionInputs) -> str:
-    """Explain how a roll-out goes on where there is no room for an additional engine; empty if there is."""
+    """Describe how a roll-out continues without room for an additional engine; empty if there is room."""
     deployment = view.plan.deployment
     if view.plan.in_place:
         return (

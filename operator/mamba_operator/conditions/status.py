@@ -1,7 +1,7 @@
 """`summarize`: returns the status of an object from the snapshot, the plan and the failures of a pass. Pure.
 
-Called by `reconcile` once per pass. `health` and `progress` decide the conditions of their own; this module
-decides those that sum others up: UpToDate, Reconciling, Stalled and Ready. Writes nothing.
+Called by `reconcile` once per pass. `health` and `progress` decide four conditions; this module decides those
+that summarize them: UpToDate, Reconciling, Stalled and Ready. Writes nothing.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,8 +29,7 @@ from mamba_api.v1alpha1.conditions import (
     set_condition,
 )
 from mamba_operator.children.child_comparison import Change
-from mamba_operator.conditions.chain import ConditionInputs, ConditionResult, Failure
-from mamba_operator.conditions.combination import combined
+from mamba_operator.conditions.chain import ConditionInputs, ConditionResult, Failure, combined
 from mamba_operator.conditions.health import available, degraded
 from mamba_operator.conditions.progress import planned, progressing
 from mamba_operator.decision.reconcile_plan import ReconcilePlan
@@ -93,7 +92,7 @@ def summarize(
 
 
 def _parts(snapshot: Snapshot, plan: ReconcilePlan) -> Iterator[tuple[Role, Snapshot, ReconcilePlan]]:
-    """Yield the snapshot and the plan of each role; those of a pool with the changes of the whole."""
+    """Yield the snapshot and the plan of each role. The plan of a pool includes the changes of the whole."""
     if not plan.pools:
         # The roles of a spec that cannot be read are unknown: those of the engines that run are shown.
         readable = plan.deployment is not None or not snapshot.roles
@@ -124,12 +123,12 @@ def _parts(snapshot: Snapshot, plan: ReconcilePlan) -> Iterator[tuple[Role, Snap
 
 
 def _outgoing_text(snapshot: Snapshot, plan: ReconcilePlan, gateway: WorkloadState) -> str:
-    """Say which engines of other roles still answer; empty where none does, or no gateway is ready."""
+    """Say which engines of former roles still answer; empty if none does, or no gateway is ready."""
     ready = {role: workload_state(snapshot.of_pool(role).engine).ready for role in plan.outgoing}
     words = ", ".join(f"{count} {role}" for role, count in ready.items() if count)
     # Two pools answer only together, and a unified engine answers alone.
     answer = ready.get("unified") or (len(ready) > 1 and all(ready.values()))
-    return f"{words} engines answer until the new ones do" if answer and gateway.ready else ""
+    return f"engines that answer until the new ones are ready: {words}" if answer and gateway.ready else ""
 
 
 def _plan_status(view: ConditionInputs) -> PlanStatus | None:
@@ -195,7 +194,7 @@ def _strategy(view: ConditionInputs) -> str:
 
 
 def unobserved(owner: Manifest, failure: Failure, *, now: datetime) -> Status:
-    """Return the recorded status with the reason why nothing could be observed in Degraded and Ready."""
+    """Return the recorded status, with the reason in Degraded and Ready why nothing could be observed."""
     old = recorded_status(owner)
     conditions: list[Condition] = list(old.conditions)
     statuses: dict[ConditionType, ConditionStatus] = {
@@ -216,7 +215,7 @@ def _selector(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Summarized:
-    """Conditions that the summarizing ones are decided from."""
+    """Conditions that the summarizing conditions are decided by."""
 
     available: ConditionResult
     progressing: ConditionResult
@@ -245,15 +244,17 @@ def all_conditions(view: ConditionInputs, generation: int) -> dict[ConditionType
 
 
 def _up_to_date(parts: _Summarized, view: ConditionInputs, generation: int) -> ConditionResult:
-    """Decide whether this generation of the spec is completely written and runs."""
+    """Decide whether this generation of the spec is completely written and in force."""
     if view.failures or view.plan.not_served:
         return ConditionResult("False", parts.degraded.reason, parts.degraded.message)
     if parts.progressing.reason != Reason.UP_TO_DATE:
         return ConditionResult("False", parts.progressing.reason, parts.progressing.message)
     writes = any(not (apply.create_only or apply.change is Change.RECORDED) for apply in view.plan.applies)
     if writes or view.plan.deletes or view.plan.terminating:
-        return ConditionResult("False", Reason.ROLLING_OUT, "objects were just written")
-    return ConditionResult("True", Reason.UP_TO_DATE, f"every pod runs generation {generation}")
+        return ConditionResult(
+            "False", Reason.ROLLING_OUT, "objects were just written: the next pass checks whether they match"
+        )
+    return ConditionResult("True", Reason.UP_TO_DATE, f"every pod runs the spec of generation {generation}")
 
 
 def _repeat(up_to_date: ConditionResult, applies: bool) -> ConditionResult:
@@ -263,17 +264,21 @@ def _repeat(up_to_date: ConditionResult, applies: bool) -> ConditionResult:
 
 
 def _ready(parts: _Summarized, view: ConditionInputs) -> ConditionResult:
-    """Decide Ready. It repeats the first cause that makes it False: trouble, then work in progress."""
+    """Decide Ready. If it is False, it repeats the cause: trouble first, then work in progress."""
     trouble = parts.degraded
     serves = trouble.reason in OF_PODS and view.complete
     if trouble.status == "True" and trouble.reason not in HARMLESS and not serves:
         return ConditionResult("False", trouble.reason, trouble.message)
     if view.plan_mode:
-        return ConditionResult("False", Reason.PLAN_MODE, "spec.mode is Plan: set it to Active to serve")
+        return ConditionResult(
+            "False",
+            Reason.PLAN_MODE,
+            "spec.mode is Plan, so nothing is created or changed: set it to Active to serve",
+        )
     if parts.available.status != "True":
         cause = parts.progressing if parts.progressing.status == "True" else parts.available
         return ConditionResult("False", cause.reason, cause.message)
     if parts.available.reason == Reason.SCALED_TO_ZERO:
         return ConditionResult("True", parts.available.reason, parts.available.message)
     url = names.url(view.snapshot.key.name, view.snapshot.key.namespace)
-    return ConditionResult("True", Reason.SERVING, f"answers at {url}")
+    return ConditionResult("True", Reason.SERVING, f"requests are answered at {url}")

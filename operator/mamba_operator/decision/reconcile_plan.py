@@ -18,7 +18,7 @@ from mamba_operator.rollout.rollback import FailedRevision
 
 @dataclass(frozen=True, slots=True)
 class IndexTrouble:
-    """Report of a gateway that the prefix index lacks its Redis."""
+    """Report of a gateway that it cannot use the Redis of the prefix index."""
 
     message: str
     seconds_left: float
@@ -27,7 +27,7 @@ class IndexTrouble:
 
 @dataclass(frozen=True, slots=True)
 class ReconcilePlan:
-    """Changes to make, and the decisions that led to them."""
+    """Changes that a pass has to make, and the decisions that led to them."""
 
     deployment: MambaDeployment | None = None
     """The parsed object, its profile filled in; None when it is gone, being deleted, or invalid."""
@@ -38,15 +38,15 @@ class ReconcilePlan:
     applies: tuple[Apply, ...] = ()
     deletes: tuple[Delete, ...] = ()
     not_served: tuple[str, ...] = ()
-    """For each child that the spec asks for and this cluster cannot have: the reason."""
+    """Reasons why children that the spec requires cannot be created in this cluster."""
     terminating: tuple[Ref, ...] = ()
-    """Children that must be gone before they can be created again."""
+    """Children that are being deleted, and are created again once they are gone."""
     requeue_after: float | None = None
-    """Seconds until time alone changes the plan."""
+    """Seconds until the plan changes by time alone; None = it does not."""
     index_trouble: IndexTrouble | None = None
     """Trouble with the Redis of the prefix index that gateways report."""
     plan_difference: str | None = None
-    """Message about the memory plan of a new revision, where it differs from the serving one."""
+    """Message that a new revision would get another memory plan than the serving one; None = it would not."""
     settings_updates: tuple[SettingsUpdate, ...] = ()
     """Live settings to send to running engines."""
     rejected_updates: tuple[RejectedUpdate, ...] = ()
@@ -62,24 +62,28 @@ class ReconcilePlan:
     in_place: bool = False
     """Whether an old engine is removed before a new one is created, because there is no room for both."""
     in_place_soon: bool = False
-    """Whether that begins once an engine that the roll-out adds has waited for room for long enough."""
+    """Whether an old engine will be removed first, once an added engine has waited for room for
+    `inPlaceAfter`."""
     in_place_refused: bool = False
-    """Whether an added engine has no room and the spec does not allow to remove an older one for it."""
+    """Whether an added engine has no room, and the spec does not allow to remove an older one first."""
     queued: bool = False
-    """Whether a roll-out that no edit of the object caused waits for other roll-outs."""
+    """Whether a roll-out without an edit of the object waits until other roll-outs have ended."""
     begins_unasked: bool = False
-    """Whether a roll-out begins that no edit of the object caused."""
+    """Whether a roll-out begins that no edit of the object has caused."""
     load: ModelLoad | None = None
     """Progress of the model's download; None once it is complete."""
     key_blocked: bool = False
-    """Whether engines require the gateways' key only after the last gateway without it has ended."""
+    """Whether engines do not require the gateways' key yet, because a gateway that presents none is
+    running."""
     cache_kept: str | None = None
-    """Why the claim of the model cache stays as it is although the spec differs."""
+    """Reason why the claim of the model cache stays as it is, although the spec differs; None = it
+    matches."""
     workload: WorkloadStatus | None = None
-    """The traffic that engines measured, and a strategy that performs better for it."""
+    """Traffic that engines measured, and a strategy that is expected to perform better for it."""
     announcement: str | None = None
-    """Message about that strategy, once it has been announced."""
+    """Message about a better strategy, after it was announced; None = none was."""
     pools: Mapping[Role, "ReconcilePlan"] = field(default_factory=dict)
-    """Decisions about each pool, where the engines are two pools; those of the whole are in this object."""
+    """Decisions about each pool, by role, where the engines are two pools. The decisions about the whole are
+    fields of this object."""
     outgoing: tuple[Role, ...] = ()
     """Roles whose engines run until those of the spec's roles serve."""

@@ -1,7 +1,7 @@
-"""`strategy_in_force`: the strategy of the declared workload, or one chosen for measured traffic. Pure.
+"""`strategy_in_force`: the strategy for the declared workload, or one chosen for measured traffic. Pure.
 
 Called by `plan`. A choice is recorded as an annotation of the engine Deployment, and engines that are created
-later start with it; the proposal in the status only precedes it. A choice never needs new pods.
+later start with it. The status shows the choice beforehand, as a proposal. A choice never requires new pods.
 """
 
 import json
@@ -30,7 +30,7 @@ MAX_REASON = 4096
 
 @dataclass(frozen=True, slots=True)
 class StrategyChoice:
-    """Strategy, and the traffic for which it was chosen."""
+    """Strategy that was chosen, and the traffic for which it was chosen."""
 
     strategy: Strategy
     traffic: Workload
@@ -42,7 +42,7 @@ class StrategyChoice:
 
 @dataclass(frozen=True, slots=True)
 class StrategyInForce:
-    """Memory plan that engines serve with now, and the messages about it."""
+    """Memory plan with which engines serve now, and messages about it."""
 
     verdict: MemoryVerdict
     annotation: str | None = None
@@ -55,7 +55,7 @@ class StrategyInForce:
     difference: str | None = None
     """Message about a better plan for the measured traffic that needs new pods."""
     requeue_after: float | None = None
-    """Seconds until time alone changes the strategy in force."""
+    """Seconds until the strategy in force changes by time alone; None = it does not."""
 
 
 def strategy_in_force(
@@ -111,7 +111,7 @@ def strategy_in_force(
 def _choice_in_force(
     engine: Manifest | None, source: PlannerInput, base: Fits
 ) -> tuple[StrategyChoice | None, Fits]:
-    """Return the recorded choice and its plan; None and `base` without a choice, or if it does not fit."""
+    """Return the recorded choice and its plan; None and `base` if there is none, or it does not fit."""
     choice = recorded_choice(engine)
     verdict = _verdict_of(choice, source, base) if choice is not None else None
     return (choice, verdict) if verdict is not None else (None, base)

@@ -1,8 +1,8 @@
-"""`GpuPin`: the GPU for which the serving revision was planned, whatever nodes come and go. Pure.
+"""`GpuPin`: the GPU for which the serving revision was planned, even if nodes are added or removed. Pure.
 
-Called by `plan`. The pin is an annotation of the engine Deployment, so it lives as long as the pods. It holds
-until they are replaced for another reason; the new revision is then planned for the nodes of that day, by the
-labels of NVIDIA's feature discovery. `placement` decides which nodes count.
+Called by `plan`. The pin is an annotation of the engine Deployment, so it exists as long as the pods. It is
+valid until the pods are replaced for another reason; the new revision is then planned for the nodes of that
+time, by the labels of NVIDIA's feature discovery. `placement` decides which nodes count.
 """
 
 import json
@@ -74,7 +74,7 @@ class GpuPin:
     revision: str
     """Hash of the pod template without the planner's choices."""
     gpu_memory: int | None
-    """Bytes of one GPU; None = no node label stated it, and each engine planned for itself."""
+    """Memory of one GPU in bytes; None = no node label stated it, and each engine planned for itself."""
 
     def annotation(self) -> str:
         """Return the value of the annotation `planned-for`."""
@@ -89,19 +89,16 @@ def pin_for(
     loaded: ModelReport | None = None,
     role: Role = "unified",
 ) -> tuple[GpuPin, int | None]:
-    """Return the pin to plan for, and the bytes of the smallest GPU by the node labels of now.
+    """Return the pin to plan for, and the bytes of the smallest GPU by the present labels of nodes.
 
     Args:
-        deployment: the object; its plan depends on nodes.
-        recorded_at: objects that may carry the annotation: the engine Deployment, and the ConfigMap of the
+        deployment: the object, whose plan depends on nodes.
+        recorded_at: objects that may have the annotation: the engine Deployment, and the ConfigMap of the
             last ready revision.
         nodes: the nodes with GPUs.
-        key_id: as in `Context`.
-        loaded: as in `Context`.
-        role: as in `Context`.
-
-    Raises:
-        InvalidPatch: `spec.podTemplate` cannot be merged.
+        key_id: value of `Context.key_id`.
+        loaded: value of `Context.loaded`.
+        role: value of `Context.role`.
     """
     # The template is rendered without a plan, so that the planner's choices do not change the revision.
     template = engine_pod_template(Context(deployment, 0, None, key_id, loaded=loaded, role=role))
@@ -137,7 +134,7 @@ class PinnedVerdict:
     annotation: str | None = None
     """Value of the annotation `planned-for`; None where the spec states the memory."""
     difference: str | None = None
-    """Message about the plan for today's nodes, where it differs from the serving one."""
+    """Message that a plan for the present nodes would differ from the serving one; None = it would not."""
 
 
 def pinned_verdict(
@@ -207,7 +204,7 @@ def pinned_pools(
 
 
 def _with_states(pinned: PinnedVerdict, state_dtype: StateDtype) -> PinnedVerdict:
-    """Return the verdict of a plan with that type of states; the spec's own type comes first."""
+    """Return the verdict of a plan with states of that type; a type that the spec sets is kept."""
     source = pinned.planner_input
     if source is None or source.settings.state_dtype != "auto":
         return pinned

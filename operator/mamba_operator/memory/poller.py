@@ -19,11 +19,10 @@ from mamba_api.v1alpha1.conditions import ConditionType, Reason
 from mamba_operator.children.engine_admin import GetPlan
 from mamba_operator.objects.indices import Indices
 from mamba_operator.objects.kinds import DEPLOYMENT, MAMBA_DEPLOYMENT, POD
-from mamba_operator.objects.manifest import Key, Manifest, metadata, name_of
+from mamba_operator.objects.manifest import Key, Manifest, label_of, metadata, name_of, pod_revision
 from mamba_operator.objects.pod_poller import PodPoller
 from mamba_operator.objects.pod_trouble import serves
 from mamba_operator.observation.snapshot import ReportedPlan
-from mamba_operator.render.revision import label_of, pod_revision
 
 log = structlog.get_logger(__name__)
 PLAN_POLL_SECONDS = 10.0

@@ -146,8 +146,7 @@ def planner_input(
 
 def _model_unknown(deployment: MambaDeployment) -> Unknown:
     model = deployment.spec.model
-    downloads = model.cache is not None and model.cache.size is not None
-    moment = "it is downloaded" if downloads else "an engine has started"
+    moment = "it is downloaded" if model.has_download_job else "an engine has started"
     return Unknown(
         Reason.MODEL_UNKNOWN,
         f"the configuration of {model.uri} is not known before {moment}; put its config.json into "

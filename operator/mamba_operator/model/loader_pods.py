@@ -1,4 +1,4 @@
-"""Facts about the loader's Job and its pods: who ended, how, and when. Pure; called by `model_load`."""
+"""Facts about the loader's Job and its pods: which have ended, how, and when. Called by `model_load`."""
 
 from collections.abc import Iterable
 from datetime import datetime
@@ -14,7 +14,7 @@ LOADER_FIELD = "the initContainer loader in spec.podTemplate"
 
 
 def pods_of(job: Manifest | None, pods: Iterable[Manifest]) -> list[Manifest]:
-    """Return the loader pods of a Job, oldest first."""
+    """Return the loader pods of a Job, the oldest first."""
     if job is None:
         return []
     uid = metadata(job).get("uid")
@@ -52,10 +52,10 @@ def terminated_state(pod: Manifest) -> dict[str, Any]:
 
 
 def has_running_sidecar(pod: Manifest) -> bool:
-    """Return whether the loader has ended and another container of its pod runs on.
+    """Return whether the loader has ended while another container of its pod runs.
 
-    Without another container the pod has ended too, but its kubelet reports that some time after it reports
-    the end of the container.
+    Without another container the pod has ended too, but its kubelet reports the end of the pod some time
+    after that of the container.
     """
     containers = (pod.get("status") or {}).get("containerStatuses") or ()
     states = [container.get("state") or {} for container in containers]

@@ -1,8 +1,9 @@
 """The volume of the model cache: why its claim stays unchanged, which copies are needed, who uses it. Pure.
 
-Called by `child_comparison`, by `model_load` when a loader is created, and by `reconcile`. A loader that
-lacks room removes every other copy. An annotation of each engine pod names the commit that it reads; while a
-pod that mounts the volume has none, no copy may be removed.
+Called by `child_comparison`, by `model_load` when a loader is created, and by `reconcile`. The volume holds a
+copy of the model for each commit. A loader that lacks room removes the copies that are not needed. An
+annotation of each engine pod names the commit that the pod reads; while a pod that mounts the volume has
+none, no copy may be removed.
 """
 
 from collections.abc import Iterable, Mapping
@@ -17,7 +18,7 @@ from mamba_operator.objects.manifest import Key, Manifest, annotation, metadata,
 from mamba_operator.objects.pod_trouble import has_ended, is_loader
 from mamba_operator.observation.snapshot import Snapshot
 from mamba_operator.render.context import Context
-from mamba_operator.render.revision import revision_in
+from mamba_operator.render.engine import revision_in
 
 
 def why_unchanged(desired: Manifest, observed: Manifest) -> str | None:
@@ -63,7 +64,7 @@ def _size(spec: Manifest) -> str | None:
 def commits_in_use(context: Context, snapshot: Snapshot) -> frozenset[str] | None:
     """Return the commits that pods read, or may read again after a roll-back.
 
-    None means that an unknown commit is in use, so that every copy has to stay.
+    None means that an unknown commit is in use, so that every copy has to be kept.
     """
     if snapshot.cache_shared:
         return None
@@ -80,7 +81,7 @@ def commits_in_use(context: Context, snapshot: Snapshot) -> frozenset[str] | Non
 
 
 def is_cache_shared(indices: Indices, key: Key) -> bool:
-    """Return whether another MambaDeployment names the volume that is created for this one, or mounts it."""
+    """Return whether another MambaDeployment names the volume created for this one, or mounts it."""
     claim = names.Children(key.name).model_cache
     others = [
         other

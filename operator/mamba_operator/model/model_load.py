@@ -1,8 +1,8 @@
-"""`model_load`: state of a model's download to its cache, read from Job, pods and record. Pure.
+"""`model_load`: the state of a model's download to its volume, from the Job, its pods and its record. Pure.
 
-Called by `plan`. Engines of a revision are created once its model is there; until then the running ones stay.
-A download is identified by a hash of the URI, of the claim and of `restarted-at`: if one of them changes, the
-model is downloaded again.
+Called by `plan`. Engines of a new revision are created once its model is downloaded; until then the running
+engines stay. A download is identified by a hash of the URI, of the claim and of the annotation
+`restarted-at`: if one of them changes, the model is downloaded again.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -48,59 +48,62 @@ from mamba_planner.model_report import ModelReport
 from mamba_settings.byte_size import binary_size
 
 RETRY_SECONDS = 600.0
-"""Seconds after a Job gave up until the next one is created: a Hub, a Secret or terms of use may be right by
-then."""
+"""Seconds after a Job has failed until the next one is created. The Hub, a Secret or the accepted terms of
+use may have changed by then."""
 REPORT_LAG_SECONDS = 30.0
-"""Seconds after a Job completed in which its pod may still appear; after that pod and report are gone."""
+"""Seconds after the completion of a Job in which its pod may still appear. After that, the pod and its report
+count as lost."""
 NO_POD_SECONDS = 60.0
-"""Seconds after which a Job without a pod counts as refused; its controller reports that in events only."""
+"""Seconds after which a Job without a pod counts as refused. Its controller reports the cause only in
+events."""
 
 
 class LoadPhase(Enum):
-    """Phase of a download whose claim exists. `_RESULTS` has one function a phase."""
+    """Phase of a download whose claim exists. `_RESULTS` has one function for each phase."""
 
     RECORDED = auto()
     """The record says that the model is downloaded."""
     VOLUME_BUSY = auto()
     """The loader of an earlier Job still writes to the volume."""
     RECORD_OUTDATED = auto()
-    """The record is about a copy that the next loader may remove."""
+    """The record describes a copy that the next loader may remove."""
     JOB_MISSING = auto()
     """A Job has to be created."""
     JOB_DISCARDED = auto()
-    """The Job is of no more use: it is being deleted, outdated, lost its report, or is due for a retry."""
+    """The Job is of no use any more: it is being deleted, is outdated, has lost its report, or is to be
+    repeated."""
     REPORTED = auto()
     """A loader has downloaded the model and its pod holds the report."""
     REPORT_PENDING = auto()
-    """The Job is complete and its pod with the report has not been seen yet."""
+    """The Job is complete, and its pod with the report has not been observed yet."""
     GAVE_UP = auto()
-    """All attempts of the Job failed."""
+    """All attempts of the Job have failed."""
     SIDECAR_RUNS = auto()
-    """The loader failed and another container keeps its pod running."""
+    """The loader has failed, and another container keeps its pod running."""
     POD_REFUSED = auto()
     """The cluster does not let the Job create its pod."""
     RUNNING = auto()
-    """The Job downloads, or is about to."""
+    """The Job downloads the model, or is about to."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelLoad:
-    """State of the download of the model, and the changes that a pass makes for it."""
+    """State of the download of a model, and the writes that a pass makes for it."""
 
     message: str
     """Text for a condition of the status."""
     report: ModelReport | None = None
     """Report on the downloaded files; None = the download is not complete."""
     failed: bool = False
-    """Whether the last attempts failed and somebody may have to act."""
+    """Whether the last attempts have failed, so that a user may have to act."""
     refused: bool = False
     """Whether the cluster does not let the Job create its pod (a quota, most often)."""
     apply: Manifest | None = None
-    """Job, or ConfigMap of the report, to create."""
+    """Job, or ConfigMap with the report, to create; None = nothing is to be created."""
     keep: frozenset[Ref] = frozenset()
     """Children of the download that must not be deleted."""
     requeue_after: float | None = None
-    """Seconds until time alone changes the state."""
+    """Seconds until the state changes by time alone; None = it does not."""
 
 
 @dataclass(frozen=True)
@@ -153,12 +156,12 @@ class _Download:
 
     @cached_property
     def kept_running(self) -> Manifest | None:
-        """The pod whose loader has ended while another container runs."""
+        """Pod whose loader has ended while another of its containers runs; None = there is none."""
         return next(filter(has_running_sidecar, self.pods), None)
 
     @cached_property
     def in_use(self) -> frozenset[str] | None:
-        """Commits that the loader must not remove; None = it must not remove any."""
+        """Commits whose copies the loader must not remove; None = it must not remove any copy."""
         in_use = commits_in_use(self.context, self.snapshot)
         if self.job is not None and in_use is not None:
             # A Job keeps what it was created with, whichever engines have ended since.
@@ -184,7 +187,7 @@ class _Download:
 
     @property
     def seconds_until_refused(self) -> float | None:
-        """Seconds until a Job without a pod counts as refused one; None while it need not have any."""
+        """Seconds until a Job without a pod counts as refused; None = it has one, or need not."""
         if self.job is None or self.pods or self.failed_attempts:
             return None
         started = parse_timestamp(str((self.job.get("status") or {}).get("startTime")))
@@ -195,19 +198,18 @@ class _Download:
 
     @property
     def text(self) -> str:
-        return f"downloads {self.uri} to {CLAIM.kind} {self.context.children.model_cache}"
+        return f"a Job downloads {self.uri} to {CLAIM.kind} {self.context.children.model_cache}"
 
 
-def model_load(context: Context, snapshot: Snapshot, now: datetime) -> ModelLoad | None:
-    """Return the state of the download; None where the operator creates no volume for the model."""
-    cache = context.deployment.spec.model.cache
-    if cache is None or cache.size is None:
-        return None
+def model_load(context: Context, snapshot: Snapshot, now: datetime) -> ModelLoad:
+    """Return the state of the download of a model that has a download Job (`Model.has_download_job`)."""
     children = context.children
     claim = snapshot.child(CLAIM.kind, children.model_cache)
     if claim is None:
         record = Ref(CONFIG_MAP.kind, children.model_report)
-        return ModelLoad(f"waits for {CLAIM.kind} {children.model_cache}", keep=frozenset({record}))
+        return ModelLoad(
+            f"the download begins once {CLAIM.kind} {children.model_cache} exists", keep=frozenset({record})
+        )
     download = _Download(context, snapshot, now, claim)
     return _RESULTS[_phase(download)](download)
 
@@ -261,7 +263,8 @@ def _recorded(download: _Download) -> ModelLoad:
 
 def _volume_busy(download: _Download) -> ModelLoad:
     pod = running_loader(download.snapshot.pods)
-    return ModelLoad(f"waits for pod {pod} to end, which downloads to the same volume", keep=download.keep)
+    message = f"the download waits for pod {pod} to end, which downloads to the same volume"
+    return ModelLoad(message, keep=download.keep)
 
 
 def _record_outdated(download: _Download) -> ModelLoad:
@@ -287,7 +290,7 @@ def _reported(download: _Download) -> ModelLoad:
 
 def _report_pending(download: _Download) -> ModelLoad:
     left = REPORT_LAG_SECONDS - _age_of(download, "Complete")
-    message = f"waits for the report of {download.job_ref}"
+    message = f"{download.uri} is downloaded, and the operator waits for the report of {download.job_ref}"
     return ModelLoad(message, keep=download.keep, requeue_after=left)
 
 
@@ -296,8 +299,8 @@ def _gave_up(download: _Download) -> ModelLoad:
     left = RETRY_SECONDS - _age_of(download, "Failed")
     retry_at = timestamp(download.now + timedelta(seconds=left))
     message = (
-        f"{download.job_ref} gave up: {failure_text(download.pods, download.job)}; the next attempt is at "
-        f"{retry_at}, or as soon as {download.job_ref} is deleted"
+        f"{download.job_ref} gave up after {ATTEMPTS} attempts: {failure_text(download.pods, download.job)}; "
+        f"the next attempt is at {retry_at}, or as soon as {download.job_ref} is deleted"
     )
     return ModelLoad(message, failed=True, keep=download.keep, requeue_after=left)
 
@@ -313,8 +316,9 @@ def _sidecar_runs(download: _Download) -> ModelLoad:
 
 def _pod_refused(download: _Download) -> ModelLoad:
     message = (
-        f"{download.job_ref} gets no pod: `kubectl describe job {download.job_ref.name}` shows why, most "
-        f"often a quota; {LOADER_FIELD} sets its resources"
+        f"the model is not downloaded, because the cluster creates no pod for {download.job_ref}: see "
+        f"`kubectl describe job {download.job_ref.name}`; the most frequent cause is a quota, and "
+        f"{LOADER_FIELD} sets the resources of the pod"
     )
     return ModelLoad(message, refused=True, keep=download.keep)
 
@@ -327,7 +331,7 @@ def _running(download: _Download) -> ModelLoad:
     if pod := next(running, None):
         message += f" by pod {pod}{_progress_text(download.snapshot.downloads.get(pod))}"
     if attempts:
-        message += f"; the last one failed: {failure_text(download.pods, download.job)}"
+        message += f"; the previous attempt failed: {failure_text(download.pods, download.job)}"
     wait = download.seconds_until_refused
     return ModelLoad(message, failed=attempts > 1, keep=download.keep, requeue_after=wait)
 

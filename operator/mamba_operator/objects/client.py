@@ -1,7 +1,7 @@
 """Client of the API server with the operations of the operator: get, list, server-side apply, create, delete.
 
-A thin layer over `mamba_kube`: it knows kinds, pages and the field manager. Bodies stay plain data; every
-failure is one of `errors`. It also moves the ownership of the operator's fields from Update to Apply.
+It adds kinds, pages and the field manager to `mamba_kube`. Bodies are plain data; every failure is one of
+`errors`. It also converts the ownership of the operator's fields from Update to Apply.
 """
 
 import builtins
@@ -24,16 +24,16 @@ one."""
 
 
 class KubeClient:
-    """Objects of the cluster by kind; safe to share between tasks."""
+    """Client for objects of the cluster, by kind. Tasks may share it."""
 
     counted: Callable[[str, str], None] = staticmethod(lambda _method, _plural: None)
-    """Called with the method and the kind's plural of each request."""
+    """Called with the method and the plural of the kind for each request."""
 
     def __init__(self, server: ApiServer) -> None:
         self._server = server
 
     async def get(self, kind: Kind, namespace: str | None, name: str) -> Manifest | None:
-        """Return one object, or None when there is none of that name."""
+        """Return one object; None if there is none of that name."""
         try:
             return await self._request("GET", kind, kind.path(namespace, name))
         except NotFound:
@@ -48,7 +48,7 @@ class KubeClient:
         name: str = "",
         metadata_only: bool = False,
     ) -> list[Manifest]:
-        """Return all objects of a kind, or the one of that name; items have their kind as well."""
+        """Return all objects of a kind, or only that with the name `name`; each has its kind filled in."""
         pages = self.pages(kind, namespace, selector=selector, name=name, metadata_only=metadata_only)
         return [item async for page in pages for item in page]
 
@@ -84,7 +84,7 @@ class KubeClient:
             query = {**query, "continue": token}
 
     async def apply(self, manifest: Manifest, *, subresource: str = "") -> Manifest:
-        """Apply an object on the server as the operator's field manager, which wins all conflicts."""
+        """Write an object by server-side apply as the operator's field manager, which wins all conflicts."""
         kind = BY_NAME[manifest["kind"]]
         meta = manifest["metadata"]
         return await self._request(
@@ -99,10 +99,11 @@ class KubeClient:
         )
 
     async def make(self, manifest: Manifest) -> Manifest:
-        """Create a child that must not exist yet. Raises Conflict if it exists, and the errors of `apply`.
+        """Create a child. Raises Conflict if it exists, and the errors of `apply`.
 
-        A create costs the API server two thirds of an apply, and makes the fields ours by Update: `own` has
-        to be called before the first `apply`, or fields that the apply leaves out would stay.
+        A create costs the API server two thirds of an apply, but it records the fields as owned by an Update.
+        So `own` has to be called before the first `apply`; otherwise fields that the apply no longer contains
+        would stay.
         """
         try:
             return await self.create(manifest, validation="Strict")
@@ -114,9 +115,9 @@ class KubeClient:
             return await self.apply({**manifest, "metadata": meta})
 
     async def own(self, observed: Manifest) -> None:
-        """Make the object's fields that are ours by Update ours by Apply; no request without such fields.
+        """Convert the operator's ownership of fields from Update to Apply, if there are such fields.
 
-        Raises Conflict if the object has another version by now.
+        Raises Conflict if the object has changed since it was observed.
         """
         fields = owned_by_apply(observed)
         if fields is None:

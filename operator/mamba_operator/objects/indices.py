@@ -1,8 +1,8 @@
-"""`Indices`: objects that kopf's watches hold, by their MambaDeployment. Reading them costs no request.
+"""`Indices`: the objects that kopf's watches hold, by their MambaDeployment. Reading them costs no request.
 
-They may lag behind the cluster, so they decide only one thing: that a pass has nothing to do. kopf fills
-them, `observe` reads them, and each resync compares them with lists. Children that were just created are
-included before a watch shows them.
+They may lag behind the cluster. So a pass only concludes from them that it has nothing to do. kopf fills
+them, `observe` reads them, and each resync compares them with lists. Children that the operator has just
+created are included before a watch shows them.
 """
 
 import time
@@ -15,7 +15,7 @@ from mamba_operator.objects.kinds import BY_NAME, MAMBA_DEPLOYMENT, WATCHED, Kin
 from mamba_operator.objects.manifest import Key, Manifest, metadata
 
 MAX_SHARED_CHARACTERS = 64
-"""Length up to which equal texts are stored once; longer texts are rarely equal in two objects."""
+"""Length up to which equal texts are stored only once; longer texts are rarely equal."""
 CREATED_LIFETIME = 30.0
 """Seconds for which a created child counts as existing although no watch has shown it."""
 
@@ -59,7 +59,7 @@ def compact(value: Any) -> Any:
 
 
 class Indices:
-    """Objects by MambaDeployment, one instance per active operator; empty until kopf has listed them."""
+    """Objects by MambaDeployment, one instance per active operator. Empty until kopf has listed them."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._by_id: Mapping[str, Any] = {}
@@ -70,11 +70,11 @@ class Indices:
         """Whether kopf has listed everything; set with the first event, which kopf delivers afterwards."""
 
     def take(self, by_id: Mapping[str, Any]) -> None:
-        """Adopt kopf's own indices, which kopf keeps up to date."""
+        """Use the indices of kopf, which kopf keeps up to date."""
         self._by_id = by_id
 
     def add_created(self, manifest: Manifest) -> None:
-        """Add a child that the operator just created, so that the next pass need not read it."""
+        """Add a child that the operator has just created, so that the next pass need not read it."""
         kind = BY_NAME[manifest["kind"]]
         if kind not in WATCHED:
             return
@@ -97,7 +97,8 @@ class Indices:
     def expire_unconfirmed(self) -> None:
         """Drop created children that no watch has shown within `CREATED_LIFETIME`.
 
-        A child whose owner was deleted while its watch was broken is read by no pass and would stay for ever.
+        A child whose owner was deleted while its watch was broken is not read by any pass, so it would never
+        be dropped.
         """
         now = self._now()
         for key, created in list(self._created.items()):
@@ -113,7 +114,7 @@ class Indices:
         return sum(map(len, self._created.values()))
 
     def of(self, kind: Kind, key: Key) -> list[Manifest]:
-        """Return the objects of a kind that belong to `key`, by name."""
+        """Return the objects of a kind that belong to `key`, sorted by name."""
         objects = self._watched(kind, key)
         if key in self._created:
             objects = objects + self._unconfirmed(kind, key, objects)

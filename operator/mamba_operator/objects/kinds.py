@@ -72,12 +72,12 @@ OWNED: tuple[Kind, ...] = (
     SERVICE_ACCOUNT, ROLE, ROLE_BINDING, CONFIG_MAP, CLAIM, SERVICE, NETWORK_POLICY,
     DISRUPTION_BUDGET, JOB, DEPLOYMENT,
 )  # fmt: skip
-"""Children in the order of their application: dependencies of pods before the pods. The admin token's
-Secret is created and never read, because the permission to list Secrets would reveal all Secrets of a
-cluster."""
+"""Kinds of children in the order in which they are written: what pods depend on before the pods. The Secret
+of the admin token is created and never read, because the permission to list Secrets would reveal all Secrets
+of a cluster."""
 OPTIONAL: tuple[Kind, ...] = (INFERENCE_POOL,)
-"""Children of kinds that a cluster may lack. They are not watched, because such watches depend on the kind's
-existence: each pass over an object that needs one reads it instead."""
+"""Kinds of children that a cluster may lack. They are not watched, because a watch fails if its kind does not
+exist; each pass over an object that needs one reads it."""
 WATCHED: tuple[Kind, ...] = (*OWNED, POD)
 """Kinds whose events wake their MambaDeployment."""
 BY_NAME: dict[str, Kind] = {

@@ -1,4 +1,4 @@
-"""Manifests, which are plain Kubernetes objects: their identity, hash and owner. Pure."""
+"""Manifests, which are plain Kubernetes objects: their identity, labels, hash and owner. Pure."""
 
 import hashlib
 import json
@@ -59,6 +59,19 @@ def annotation(manifest: Mapping[str, Any], name: str) -> str | None:
     """Return the value of one annotation; None when there is none."""
     value = (metadata(manifest).get("annotations") or {}).get(name)
     return str(value) if value is not None else None
+
+
+def pod_revision(pod: Manifest) -> str | None:
+    """Return the label `revision` of a pod; None if it has none, as a pod that is no engine."""
+    return (metadata(pod).get("labels") or {}).get(names.LABEL_REVISION)
+
+
+def label_of(engine: Manifest) -> str | None:
+    """Return the label `revision` of the pods that an engine Deployment creates; None if it sets none."""
+    try:
+        return str(engine["spec"]["template"]["metadata"]["labels"][names.LABEL_REVISION])
+    except (KeyError, TypeError):
+        return None
 
 
 def digest(data: Any, length: int = 16) -> str:

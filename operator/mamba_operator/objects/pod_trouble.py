@@ -13,29 +13,34 @@ from mamba_operator.objects.recorded_status import parse_timestamp
 
 PULL_FAILED = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"})
 BEFORE_THE_FIRST = frozenset({"ContainerCreating", "PodInitializing"})
-"""Reasons for which containers wait before the first container of a pod has started; PodInitializing if the
-pod has init containers."""
+"""Reasons for which a container waits before the first container of its pod has started. PodInitializing
+occurs if the pod has init containers."""
 NOT_CREATED = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})
 CRASHES_BEFORE_TROUBLE = 1
-"""Restarts that may be chance; a container in back-off is reported at once."""
+"""Number of restarts that are not reported, as they may be accidental. A container in back-off is reported at
+once."""
 FAILURES_BEFORE_TROUBLE = 2
-"""Recently failed and unreplaced pods of a component from which they are reported; a single one is not."""
+"""Number of recently failed pods of a component, not replaced by a ready one, from which the failures are
+reported."""
 SINGLE_FAILURE_SECONDS = 600.0
-"""Seconds for which a single failed engine is mentioned while another starts in its place."""
+"""Seconds for which the failure of a single engine is mentioned while another one starts in its place."""
 REPEATED_FAILURE_SECONDS = 3600.0
 """Seconds within which failed pods count. An engine that fills its node's disk with a download is evicted
 only about every ten minutes."""
 MAX_END_SECONDS = 60.0
-"""Seconds beyond its grace period after which a terminating pod is overdue: its node is lost."""
+"""Seconds after the end of its grace period from which a terminating pod is overdue, so that its node counts
+as lost."""
 MAX_MOUNT_SECONDS = 60.0
-"""Seconds that a pod may wait for its volumes and network; children created with it exist within a few."""
+"""Seconds that a pod may wait for its volumes and network. Children that are created together with it exist
+within a few seconds."""
 WRONG_INPUT = 2
 """Exit code of `mambaserve` for unusable input: arguments, settings, or the model's files."""
 EXCEEDED_QUOTA = "exceeded quota"
 """Part of the API server's message about a pod for which a quota has no room."""
 TEMPLATE_LABEL = "pod-template-hash"
 MAX_MESSAGE_CHARACTERS = 500
-"""Largest length of a container's or condition's message in ours."""
+"""Maximum number of characters of the message of a container or condition that are repeated in a
+condition."""
 SEVERITY = (
     Reason.OUT_OF_MEMORY, Reason.IMAGE_PULL_FAILED, Reason.CONTAINER_NOT_CREATED, Reason.DOWNLOAD_FAILED,
     Reason.MODEL_NOT_LOADED,
@@ -49,21 +54,21 @@ _WAITS_FOR_VOLUME = re.compile(
 )
 """Pattern of the scheduler's message about a pod that waits for a volume and not for a node."""
 ADVICE: dict[Reason, str] = {
-    Reason.IMAGE_PULL_FAILED: "correct the image, or give the pods a Secret to pull it with",
+    Reason.IMAGE_PULL_FAILED: "correct the image, or give the pods a Secret with which to pull it",
     Reason.CONTAINER_NOT_CREATED: "create the Secret, ConfigMap or key that is named, or correct its name",
-    Reason.DOWNLOAD_FAILED: "check spec.model.uri, its Secret, the way to the Hub and the volume's space",
+    Reason.DOWNLOAD_FAILED: "check spec.model.uri, its Secret, the network and the space of the volume",
     Reason.MODEL_NOT_LOADED: "check that spec.model.uri has all files, and spec.engine.extraArgs",
-    Reason.ENGINE_CRASHING: "`kubectl logs --previous` of the pod has the rest",
-    Reason.GATEWAY_CRASHING: "`kubectl logs --previous` of the pod has the rest",
+    Reason.ENGINE_CRASHING: "look for the cause in `kubectl logs --previous` of the pod",
+    Reason.GATEWAY_CRASHING: "look for the cause in `kubectl logs --previous` of the pod",
     Reason.PODS_FAILED: "give its node the resource that the message names, or add it to the pods' requests",
     Reason.NODE_LOST: "bring the node back or delete it; `kubectl delete pod --force` frees one pod alone",
     Reason.VOLUMES_NOT_MOUNTED: "check that each of them exists and can be mounted on that node",
     Reason.CLAIM_NOT_BOUND: "create the claim, or a volume that fits its class and access mode",
-    Reason.UNSCHEDULABLE: "add such a node, or ask for less in spec.resources or spec.scheduling",
+    Reason.UNSCHEDULABLE: "add a node that fits, or request less in spec.resources or spec.scheduling",
     Reason.PODS_REFUSED: "raise the quota, satisfy the rule with spec.podTemplate, or repair the webhook",
-    Reason.PROGRESS_DEADLINE_EXCEEDED: "check its newest pods, and undo the change or correct what they lack",
+    Reason.PROGRESS_DEADLINE_EXCEEDED: "check the newest pods, and undo the change or correct what they lack",
 }
-"""Advice for each reason, which ends the message."""
+"""Advice for each reason. It ends the message of the condition."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,8 +168,8 @@ def is_loading(pod: Manifest) -> bool:
 def _is_on_lost_node(pod: Manifest) -> bool:
     """Return whether the control plane has marked the pod as not ready because its node is lost.
 
-    Unlike a kubelet, the control plane gives no reason, and it leaves ContainersReady at its last known
-    value.
+    Unlike a kubelet, the control plane then writes no reason, and leaves the condition ContainersReady as it
+    was.
     """
     all_conditions = (pod.get("status") or {}).get("conditions") or ()
     conditions = {condition.get("type"): condition for condition in all_conditions}
@@ -173,7 +178,7 @@ def _is_on_lost_node(pod: Manifest) -> bool:
 
 
 def is_overdue(pod: Manifest, now: datetime) -> bool:
-    """Return whether the pod's node should have ended the pod long ago."""
+    """Return whether the pod should have ended long ago, so that its node counts as lost."""
     until = parse_timestamp(str(metadata(pod).get("deletionTimestamp")))
     late = until is not None and (now - until).total_seconds() > MAX_END_SECONDS
     return late and _phase(pod) == "Running" and bool((pod.get("spec") or {}).get("nodeName"))
@@ -278,10 +283,11 @@ def _pod_troubles(pod: Manifest, now: datetime) -> Iterator[Trouble]:
     if _is_on_lost_node(pod):
         yield _lost(pod, "is not ready")
     if gates := [str(gate.get("name")) for gate in (pod.get("spec") or {}).get("schedulingGates") or ()]:
-        message = f"pod {name_of(pod)} is held back by the scheduling gates {', '.join(gates)}"
-        yield Trouble(
-            Reason.UNSCHEDULABLE, f"{message}, until the owner of the gates, such as a queue, removes them"
+        message = (
+            f"pod {name_of(pod)} is not scheduled, because it has the scheduling gates {', '.join(gates)}: "
+            "their owner, such as a queue, has to remove them"
         )
+        yield Trouble(Reason.UNSCHEDULABLE, message)
     for condition in status.get("conditions") or ():
         yield from _condition_troubles(pod, condition, now)
     for container in (status.get("initContainerStatuses") or []) + (status.get("containerStatuses") or []):
@@ -383,6 +389,6 @@ def _mounts(pod: Manifest) -> str:
 
 
 def last_words(source: dict[str, Any]) -> str:
-    """Return the message of a part of a status; of a long text only its end, which has the cause."""
+    """Return the message of a part of a status. Of a long text, return the end, which has the cause."""
     text = str(source.get("message") or source.get("reason") or "no message").strip()
     return text if len(text) <= MAX_MESSAGE_CHARACTERS else "…" + text[-MAX_MESSAGE_CHARACTERS:]

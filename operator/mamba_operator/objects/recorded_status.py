@@ -1,6 +1,6 @@
-"""The status that an object records, a MambaDeployment or a Deployment, and the times in it. Pure.
+"""The recorded status of an object, which is a MambaDeployment or a Deployment, and the times in it. Pure.
 
-Everything is parsed leniently, because anybody may have written it.
+Invalid parts are ignored, because any program may have written them.
 """
 
 from collections.abc import Mapping
@@ -44,7 +44,7 @@ def recorded_status(owner: Manifest) -> Status:
 
 
 def with_readable_status(owner: Manifest) -> Manifest:
-    """Return the object with the readable part of its status: an invalid status must not stop its serving."""
+    """Return the object with the readable part of its status, so that an invalid one does no harm."""
     rest = {key: value for key, value in owner.items() if key != "status"}
     return {**rest, "status": recorded_status(owner).manifest()} if owner.get("status") else rest
 

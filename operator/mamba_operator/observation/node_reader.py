@@ -1,8 +1,8 @@
-"""`NodeReader`: reads the nodes with GPUs for the memory plans of all objects.
+"""`NodeReader`: reads the nodes with GPUs, by which the memory of engines is planned.
 
-Called by `observe`; `reconcile` asks for the age of the list. Nodes are listed completely, because taints are
-no metadata, in small pages of which little is kept. Passes share a list that is a few seconds old, so that a
-thousand objects do not each list some megabytes.
+Called by `observe`; `reconcile` checks how old the list is. The nodes are listed as whole objects, because
+their taints are not part of the metadata; they are read in small pages, of which only a few facts are kept.
+Passes share a list for some seconds, so that a thousand objects do not each list several megabytes.
 """
 
 import asyncio
@@ -16,11 +16,12 @@ from mamba_operator.objects.kinds import NODE
 from mamba_operator.observation.placement import Node, node_of
 
 NODES_PER_PAGE = 50
-"""Nodes decoded at a time: 1.2 MB of JSON, mostly images and managed fields, and 8 MiB as objects."""
+"""Number of nodes that are decoded at a time: 1.2 MB of JSON, mostly images and managed fields, which take 8
+MiB as Python objects."""
 SHARED_SECONDS = 10.0
-"""Seconds for which passes share a list; new nodes need longer than that to get their labels."""
+"""Seconds for which passes share a list. New nodes need longer than that to get their labels."""
 VALID_SECONDS = 300.0
-"""Seconds for which a list may show that a plan is unchanged."""
+"""Seconds for which a list is recent enough to conclude that a plan is unchanged."""
 
 
 class NodeReader:

@@ -25,7 +25,7 @@ Labels = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """Facts of a node that decide whether a pod may run there, and which GPUs it gets."""
+    """Facts about a node that determine whether a pod may run there, and which GPUs the pod gets."""
 
     labels: Labels
     taints: tuple[Mapping[str, Any], ...] = ()
@@ -33,7 +33,7 @@ class Node:
 
 
 def node_of(manifest: Manifest) -> Node:
-    """Return the facts of a Node: some hundred bytes of its ten thousand."""
+    """Return the facts of a Node object, which are a few hundred of its ten thousand bytes."""
     meta, spec = metadata(manifest), manifest.get("spec") or {}
     taints = (taint for taint in spec.get("taints") or () if taint.get("effect") in EXCLUDING_EFFECTS)
     return Node(
@@ -110,7 +110,7 @@ def _compare(value: Any, operands: list[Any], holds: Callable[[Decimal, Decimal]
 
 
 def number_of(text: Any) -> Decimal | None:
-    """Return the number in the value of a label; None if the value is no number."""
+    """Return the number in the value of a label; None if it is not a number."""
     try:
         return parse_quantity(str(text))
     except InvalidQuantity:

@@ -41,7 +41,8 @@ class Snapshot:
     children: Mapping[Ref, Manifest] = field(default_factory=dict)
     """Objects with the labels of the MambaDeployment that it controls by owner reference."""
     foreign: Mapping[Ref, Manifest] = field(default_factory=dict)
-    """Objects with its labels that it does not control; only an orphan of its name is ever changed."""
+    """Objects with its labels that it does not control. The operator takes one over only if it is a former
+    child of a deleted MambaDeployment with the same name."""
     pods: tuple[Manifest, ...] = ()
     """Pods of engines and gateway."""
     not_served: Mapping[str, str] = field(default_factory=dict)
@@ -52,15 +53,16 @@ class Snapshot:
     """Nodes with GPUs; empty where the spec states the memory, or nodes may not be read."""
 
     accepted: Mapping[str, str] = field(default_factory=dict)
-    """By uid of a child that the API server, or one of its webhooks, changed when it was applied: hash of the
-    changed child. While the child has that hash, applying it again would change nothing."""
+    """Hash of the child, by uid, for each child that the API server or a webhook changed when the operator
+    wrote it. While the child has that hash, writing it again would change nothing."""
 
     up_to_date: Mapping[str, str] = field(default_factory=dict)
-    """By uid of a child: its version and the hash of the desired child, from the last time that both were
-    equal. The same two need not be compared field by field again."""
+    """Version of the child and hash of its manifest, by uid, from the last time that both matched. The same
+    two need not be compared field by field again."""
 
     sent_settings: Mapping[str, str] = field(default_factory=dict)
-    """By run of an engine: hash of the live settings that it accepted."""
+    """Hash of the live settings that an engine has accepted, by run of the engine (see
+    `SettingsUpdate.run`)."""
 
     latest_decision: LatestDecision | None = None
     """Last decision of the autoscaler about this object."""
@@ -69,22 +71,23 @@ class Snapshot:
     """Whether another MambaDeployment uses the volume of the model cache."""
 
     attempts: Mapping[str, Attempts] = field(default_factory=dict)
-    """By revision of engines: recent attempts of requests, while engines of two revisions run."""
+    """Recent attempts of requests at engines, by revision; filled only while engines of two revisions run."""
 
     may_begin: bool = True
-    """Whether a roll-out that no edit caused may begin, because fewer others run than are allowed."""
+    """Whether a roll-out that no edit of the object has caused may begin: fewer such roll-outs run than are
+    allowed."""
 
     engine_times: EngineTimes = field(default_factory=EngineTimes)
-    """Times since when engines fail, and since when none has changed."""
+    """Times since which each engine has been failing, and since which no engine has changed."""
 
     downloads: Mapping[str, DownloadProgress] = field(default_factory=dict)
-    """By name of a running loader pod: its last reported progress."""
+    """Last reported progress of each running loader pod, by its name."""
 
     reported: ReportedPlan | None = None
-    """The plan that an engine of `role` reported last, where engines plan for themselves."""
+    """Plan that an engine of `role` has reported last; None = none has, as where the operator plans."""
 
     reported_by_role: Mapping[Role, ReportedPlan] = field(default_factory=dict)
-    """The same for engines of each role."""
+    """Plan that an engine of each role has reported last."""
 
     measured: MeasuredWorkload | None = None
     """The workload that the engines measure; None while there is too little traffic or no report."""
@@ -138,12 +141,12 @@ ShippedConfig = Callable[[str], Mapping[str, Any] | None]
 
 
 def nothing_shipped(_uri: str) -> None:
-    """Return None: the reader of a process that ships no models."""
+    """Return None: the function of a process that ships no models."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """Sources of what a snapshot holds and the API server does not know. Each is called in every pass."""
+    """Functions that return facts which the API server does not know. Every pass calls them."""
 
     latest_decision: Callable[[Key], LatestDecision | None] = lambda _: None
     attempts: Callable[[Key], Mapping[str, Attempts]] = lambda _: {}

@@ -18,7 +18,7 @@ Check = Callable[[], str | None]
 BEAT_SECONDS = 1.0
 """Seconds between two beats of the event loop's check."""
 MAX_LAG_SECONDS = 10.0
-"""Lag of the event loop beyond which liveness fails."""
+"""Delay of the event loop's timers, in seconds, beyond which liveness fails."""
 
 
 class LoopLag:

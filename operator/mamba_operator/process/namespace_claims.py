@@ -88,7 +88,7 @@ class Claim:
 
 
 class NamespaceClaims:
-    """The claims of one active operator; `run` has to run concurrently."""
+    """Claims of one active operator on namespaces. Its method `run` must run in a task of its own."""
 
     def __init__(
         self, client: KubeClient, holder: str, work: Work, on_skipped: OnSkipped, exists: Exists

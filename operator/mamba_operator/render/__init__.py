@@ -33,13 +33,10 @@ from mamba_operator.render.gateway import (
 
 
 def render(*contexts: Context) -> list[Manifest]:
-    """Return all children except the admin Secret, in the order of their application, each with its hash.
+    """Return all children except the admin Secret, in the order of writing, each with its hash.
 
     Args:
-        *contexts: that of the engines; with two pools, one of each.
-
-    Raises:
-        InvalidPatch: a pod template of the spec cannot be merged.
+        *contexts: the context of the engines; for two pools, one of each.
     """
     context = _shared(contexts)
     cache, pool = model_cache(context), inference_pool(context)

@@ -1,8 +1,8 @@
 """`Context`: the input of all builders of children, and the metadata that every child has. Pure.
 
-Besides the object and the decisions about it, a context holds what the operator's settings say about every
-child: `DefaultImages`, never written into objects, and `Scraper`, a selection of pods that may read the
-engines' metrics.
+A context holds the object, the decisions about it, and what the settings of the operator say about every
+child: `DefaultImages`, which are never written into MambaDeployments, and `Scraper`, a selection of pods that
+may read the engines' metrics.
 """
 
 from collections.abc import Mapping
@@ -17,20 +17,19 @@ from mamba_api.choices import Role
 from mamba_api.v1alpha1 import MambaDeployment, PlanStatus
 from mamba_api.v1alpha1.profiles import Profiles
 from mamba_operator.objects.kinds import Kind
-from mamba_operator.objects.manifest import Manifest
-from mamba_operator.render.revision import EngineRevision
+from mamba_operator.objects.manifest import Manifest, digest
 from mamba_planner.model_report import ModelReport
 from mamba_planner.shipped_profiles import SHIPPED
 
 
 @dataclass(frozen=True, slots=True)
 class DefaultImages:
-    """The operator's image settings: an upgraded operator brings the images of its own version."""
+    """Images for pods whose MambaDeployment names none. By default those of the operator's own version."""
 
     engine: str = names.IMAGE
     gateway: str = names.CONTROL_PLANE_IMAGE
     pull_secrets: tuple[str, ...] = ()
-    """Names of Secrets in each MambaDeployment's namespace."""
+    """Names of Secrets for image pulls, which each MambaDeployment's namespace must have."""
 
     def references(self) -> list[dict[str, str]]:
         """Return the references by which a pod names the pull secrets."""
@@ -44,7 +43,7 @@ LabelValue = Annotated[str, StringConstraints(pattern=rf"^({_NAME})?$")]
 
 
 class Scraper(BaseModel):
-    """Pods with all labels of `pods`, in namespaces with all labels of `namespaces`; no labels = any."""
+    """Selection of pods by labels of the pod and of its namespace; without labels, all are selected."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
@@ -54,7 +53,7 @@ class Scraper(BaseModel):
     """Labels of the pod."""
 
     def peer(self) -> dict[str, Any]:
-        """Return the peer by which a NetworkPolicy names the pods."""
+        """Return the peer of a NetworkPolicy that selects the pods."""
         return {"namespaceSelector": _selector(self.namespaces), "podSelector": _selector(self.pods)}
 
 
@@ -82,8 +81,27 @@ OPERATOR = operator_pods(None)
 
 
 @dataclass(frozen=True, slots=True)
+class EngineRevision:
+    """Pod template of the engines, and the settings that their pods read when they start."""
+
+    template: Manifest = field(hash=False)
+    document: dict[str, Any] = field(hash=False)
+    """Settings, as `mambaserve serve --config FILE` reads them."""
+
+    @property
+    def label(self) -> str:
+        """Value of the label `revision` of the pods: a hash of the template."""
+        return str(self.template["metadata"]["labels"][names.LABEL_REVISION])
+
+    @property
+    def digest(self) -> str:
+        """Hash of template and settings, including the settings that running engines apply."""
+        return digest([self.template, self.document])
+
+
+@dataclass(frozen=True, slots=True)
 class Context:
-    """The facts about one MambaDeployment on which its children depend."""
+    """Everything about one MambaDeployment on which its children depend."""
 
     deployment: MambaDeployment
     replicas: int
@@ -91,8 +109,8 @@ class Context:
     plan: PlanStatus | None
     """Choice of the planner; None while it is unknown: the engine then plans for itself."""
     key_id: str = ""
-    """Key from which the admin token is derived; empty = the token is unknown, so engines accept no
-    updates."""
+    """Id of the key from which the admin token is derived; empty = the token is random, so that the operator
+    cannot send updates to engines."""
     tuned: str | None = None
     """Annotation with the settings that running engines apply; None where engines accept no updates."""
     planned_for: str | None = None
@@ -108,9 +126,9 @@ class Context:
     in_place: bool = False
     """Whether an old engine stops before a new one starts."""
     missing: int = 0
-    """Number of engines that may be missing during a roll-out, where the spec allows fewer."""
+    """Number of engines that may be missing during a roll-out, if the spec allows fewer."""
     retry: str | None = None
-    """Annotation whose change makes the cluster retry at once to create an engine that a quota refused."""
+    """Annotation whose change makes the cluster create an engine at once that a quota has refused."""
     key_presented: bool = False
     """Whether gateways present a key to engines."""
     key_required: bool = False
@@ -131,12 +149,12 @@ class Context:
 
     @property
     def moves_states(self) -> bool:
-        """Whether engines give cached states to each other: all that keep any."""
+        """Whether engines exchange cached states, which all engines with a prefix cache do."""
         return self.deployment.spec.state_cache.prefix_caching
 
     @property
     def own_claim(self) -> str | None:
-        """Return the user's own claim, which engine pods fill with the model; None where there is none."""
+        """Name of the user's own claim, which engine pods fill with the model; None = there is none."""
         cache = self.deployment.spec.model.cache
         return cache.claim_name if cache is not None else None
 
@@ -153,7 +171,7 @@ def child(
     component: names.Component,
     annotations: Mapping[str, str] | None = None,
 ) -> Manifest:
-    """Return the head of a child: identity, labels, and the owner reference for its garbage collection."""
+    """Return the beginning of a child's manifest: identity, labels, and owner reference for its deletion."""
     deployment = context.deployment
     metadata: Manifest = {
         "name": name,
@@ -176,7 +194,7 @@ def child(
 
 
 def number(value: float) -> str:
-    """Return a text that reads back as the same number; `:g` would keep only six digits."""
+    """Return a text that is parsed as exactly the same number; the format `:g` keeps only six digits."""
     return repr(float(value)).removesuffix(".0")
 
 

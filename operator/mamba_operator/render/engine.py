@@ -11,9 +11,11 @@ from typing import Any
 from mamba_api import names
 from mamba_operator.objects.kinds import CLAIM, CONFIG_MAP, DEPLOYMENT, DISRUPTION_BUDGET, SERVICE
 from mamba_operator.objects.manifest import Manifest
-from mamba_operator.render.context import Context, child
+from mamba_operator.render.context import Context, EngineRevision, child
 from mamba_operator.render.engine_pod import SETTINGS_FILE, engine_document, engine_pod_template
-from mamba_operator.render.revision import EngineRevision
+
+RECORD_KEY = "revision.json"
+"""Key of the ConfigMap X-last-ready under which it holds a revision, as JSON."""
 
 
 def engine_revision(context: Context) -> EngineRevision:
@@ -25,12 +27,28 @@ def engine_revision(context: Context) -> EngineRevision:
 
 
 def last_ready(context: Context) -> Manifest:
-    """Return the ConfigMap X-last-ready: the revision to which engines return when a later one fails."""
+    """Return the ConfigMap X-last-ready: the revision to which engines return when a later one fails.
+
+    The ConfigMap holds the revision whole and as it was rendered, because a newer operator might render other
+    pods from the same spec.
+    """
+    revision = engine_revision(context)
     notes = {names.ANNOTATION_PLANNED_FOR: context.planned_for} if context.planned_for else None
     return {
         **child(context, CONFIG_MAP, context.children.last_ready, "engine", notes),
-        "data": engine_revision(context).record(),
+        "data": {RECORD_KEY: json.dumps({"template": revision.template, "document": revision.document})},
     }
+
+
+def revision_in(config: Manifest | None) -> EngineRevision | None:
+    """Return the revision that the ConfigMap X-last-ready holds; None where it holds no readable one."""
+    try:
+        kept = json.loads(((config or {}).get("data") or {})[RECORD_KEY])
+        revision = EngineRevision(kept["template"], kept["document"])
+        usable = isinstance(revision.document, dict) and isinstance(revision.template["spec"], dict)
+        return revision if usable and revision.label else None
+    except (KeyError, TypeError, ValueError):
+        return None
 
 
 def engine_config(context: Context) -> Manifest:

@@ -145,8 +145,8 @@ def _restart(context: Context) -> dict[str, str]:
 
 def _commit(context: Context) -> dict[str, str]:
     """Return the annotation that keeps the copy that a pod reads on the volume."""
-    cache = context.deployment.spec.model.cache
-    if cache is None or cache.size is None or context.loaded is None or not context.loaded.commit:
+    has_copies = context.deployment.spec.model.has_download_job
+    if not has_copies or context.loaded is None or not context.loaded.commit:
         return {}
     return {names.ANNOTATION_COMMIT: context.loaded.commit}
 

@@ -1,7 +1,7 @@
-"""Settings that running engines apply (`LIVE`), and the engines that still need a change. Pure.
+"""Settings that running engines can apply (`LIVE`), and the engines that still need a change. Pure.
 
 New engines read the settings from the ConfigMap X-engine. Its annotation `tuned` has the time of the last
-change, so that a change is sent only to engines that may have started before it.
+change, so that the operator sends a change only to engines that may have started before it.
 """
 
 import json
@@ -12,21 +12,20 @@ from typing import Any
 
 from mamba_api import names
 from mamba_api.v1alpha1.conditions import timestamp
-from mamba_operator.objects.manifest import Manifest, annotation, digest, metadata
+from mamba_operator.objects.manifest import Manifest, annotation, digest, metadata, pod_revision
 from mamba_operator.objects.pod_trouble import serves
 from mamba_operator.objects.recorded_status import parse_timestamp
-from mamba_operator.render.revision import pod_revision
 from mamba_settings.live_settings import LIVE
 
 MOUNT_LAG = 120.0
-"""Seconds after a change during which the file that a pod mounts may still be the previous one."""
+"""Seconds after a change for which a pod that starts may still read the previous file."""
 AGAIN = 5.0
 """Seconds until an update that an engine did not accept is sent again."""
 
 
 @dataclass(frozen=True, slots=True)
 class LiveSettings:
-    """The settings in force, and the time of their last change."""
+    """Live settings in force, and the time of their last change."""
 
     settings: Mapping[str, Any]
     changed: str | None
@@ -42,7 +41,7 @@ class LiveSettings:
         return json.dumps({"settings": self.digest, "changed": self.changed})
 
     def body(self) -> dict[str, Any]:
-        """Return the body of `PUT /admin/strategy`; settings left to the engine are not in it."""
+        """Return the body of `PUT /admin/strategy`, without settings that the engine chooses itself."""
         values = {name: self.settings.get(setting) for setting, name in LIVE.items()}
         return {name: value for name, value in values.items() if value not in (None, "Auto")}
 
@@ -53,7 +52,7 @@ class SettingsUpdate:
 
     pod: str
     run: str
-    """Identity of one start of the pod: an engine that starts again reads the file again."""
+    """Identity of one start of the pod's containers. After a restart the engine reads the file again."""
     address: str
     settings: str
     """Hash of the settings."""
@@ -67,7 +66,7 @@ class RejectedUpdate:
     update: SettingsUpdate
     message: str
     final: bool
-    """Whether the engine refused the update; False = it gave no answer."""
+    """Whether the engine refused the update; False = the engine gave no answer, so it is sent again."""
 
 
 def restart_settings(document: Mapping[str, Any]) -> dict[str, Any]:

@@ -30,15 +30,16 @@ OF_ANY_POD = (
     "imagePullSecrets", "securityContext", "dnsPolicy", "dnsConfig", "hostAliases", "nodeSelector",
     "tolerations", "priorityClassName", "runtimeClassName", "schedulerName", "serviceAccountName",
 )  # fmt: skip
-"""Fields of `spec.podTemplate` that adapt any pod to the cluster, and also apply to loaders."""
+"""Fields of `spec.podTemplate` that adapt a pod to the cluster. They apply to loaders as well."""
 OUR_VOLUMES = frozenset({"scratch", "settings", "admin", "cache", "model"})
-"""Volumes of engines that loaders do not copy from a template; loaders get all others, such as a CA's."""
+"""Names of volumes that are not copied from a pod template to loaders. All others are, such as that of a
+certificate authority."""
 OF_ANY_CONTAINER = ("env", "envFrom", "imagePullPolicy", "securityContext")
-"""Fields of the template's container `engine` that also apply to loaders."""
+"""Fields of the container `engine` in a pod template that apply to loaders as well."""
 MAKE_ROOM, KEEP = "MAMBASERVE_DOWNLOAD_MAKE_ROOM", "MAMBASERVE_DOWNLOAD_KEEP"
 ATTEMPTS = 7
-"""Attempts of a loader: with the Job controller's back-off (10 s, doubled each time) they span a Hub's outage
-of about ten minutes. Each attempt continues where the previous one stopped."""
+"""Number of attempts of a loader. With the back-off of the Job controller (10 s, doubled each time) they span
+an outage of the Hub of about ten minutes. Each attempt continues where the previous one stopped."""
 
 
 def loader_job(context: Context, load: str, keep: Collection[str] | None = None) -> Manifest:

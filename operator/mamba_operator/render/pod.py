@@ -8,12 +8,14 @@ from mamba_api.v1alpha1 import MambaDeployment
 from mamba_settings.trace_settings import trace_variables
 
 EVERY_ADDRESS = "::"
-"""Address of both IP families, so that pods are reachable in clusters of either."""
+"""Address on which servers listen for IPv4 and IPv6, for clusters of either family."""
 DRAIN_QUIET = 5.0
-"""Seconds without a request after which a terminating pod closes: by then its clients have seen it leave."""
+"""Seconds without a request after which a terminating pod closes its port. Its clients have noticed its end
+by then."""
 ENDS_WHEN_TOLD: dict[str, Any] = {"shareProcessNamespace": True}
-"""Makes the pause container process 1. The kernel drops a SIGTERM to a process 1 without a handler, and an
-interpreter has no handler while it starts: a pod deleted then would stay for its whole grace period."""
+"""Makes the pause container process 1 of the pod. The kernel drops a SIGTERM to a process 1 without a
+handler, and Python has no handler while it starts. A pod that is deleted then would run for its whole grace
+period."""
 START_PERIOD = 2
 READY_PERIOD = 2
 LIVE_PERIOD = 10
@@ -42,7 +44,7 @@ def container_security() -> dict[str, Any]:
 
 
 def probes(start_seconds: float) -> dict[str, Any]:
-    """Return the probes; `start_seconds` is the time after which a loading container is restarted."""
+    """Return the probes. A container that is not ready after `start_seconds` is restarted."""
     return {
         # Liveness checks begin after this probe has succeeded: loading weights may take minutes.
         "startupProbe": _probe("/readyz", START_PERIOD, max(math.ceil(start_seconds / START_PERIOD), 1)),

@@ -1,10 +1,11 @@
-"""Whether a roll-out stops an old engine first, because there is no room for one more. Pure.
+"""Decision whether a roll-out removes an old engine first, for lack of room. Pure.
 
-A roll-out adds a pod before it removes one. Where every GPU or the quota is in use, the new pod waits for
-ever. Then an old engine is drained first, and requests wait at the gateway until the new one answers.
+A roll-out adds a pod before it removes one. If every GPU or the quota is in use, the new pod would wait for
+ever. An old engine is then drained first, and requests wait at the gateway until the new one is ready.
 
-More than one engine may be missing then: a fleet for which there is not enough room misses some anyway, and
-with a limit of one none would ever be replaced. So the limit is the number of engines without room, plus one.
+More than one engine may be missing then. If a fleet has less room than engines, some are missing anyway, and
+with a limit of one missing engine none would ever be replaced. So the limit is the number of engines without
+room, plus one.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,39 +16,38 @@ from typing import Any
 
 from mamba_api.quantity import parse_quantity
 from mamba_api.v1alpha1 import Rollout
-from mamba_operator.objects.manifest import Manifest, is_terminating, metadata
+from mamba_operator.objects.manifest import Manifest, is_terminating, label_of, metadata, pod_revision
 from mamba_operator.objects.pod_trouble import EXCEEDED_QUOTA, answers, has_ended, has_place, is_engine
 from mamba_operator.objects.recorded_status import parse_timestamp, workload_state
-from mamba_operator.render.revision import label_of, pod_revision
 
 NO_ROOM = ("Insufficient ", "Too many pods")
-"""Parts of the scheduler's message about nodes whose resources are in use."""
+"""Parts of the scheduler's message about nodes that have too little free resources."""
 QUEUE_GATES = ("kueue.x-k8s.io/",)
 """Prefixes of scheduling gates that a queue removes as soon as its quota has room. The purpose of other gates
-is unknown, so no engine stops for them."""
+is unknown, so no engine is removed for them."""
 EMPTY_PLACE_SECONDS = 30.0
-"""Seconds without any movement of engines after which an empty place counts as lost: a new pod gets its node
+"""Seconds without any change of engines after which free room counts as lost: a new pod would get its node
 within a few seconds."""
 _PLACE = ("nodeSelector", "affinity", "priorityClassName", "runtimeClassName")
 
 
 @dataclass(frozen=True, slots=True)
 class InPlaceRollout:
-    """Decision whether old engines stop before new ones start."""
+    """Decision whether old engines are removed before new ones start."""
 
     now: bool = False
-    """Whether an old engine stops before the new one starts."""
+    """Whether an old engine is removed before a new one starts."""
     missing: int = 0
-    """Number of engines that may be missing, regardless of the spec; 0 = the number of the spec."""
+    """Number of engines that may be missing, whatever the spec says; 0 = the number of the spec."""
     waits: bool = False
-    """Whether an engine that the roll-out adds has no room, and `inPlaceAfter` has not passed."""
+    """Whether an engine that the roll-out has added has no room, and `inPlaceAfter` has not passed."""
     refused: bool = False
-    """Whether an engine that the roll-out adds has no room, and the spec lets no older engine stop for it."""
+    """Whether an added engine has no room, and the spec does not allow to remove an older one first."""
     retry: str | None = None
     """Text that changes whenever an engine has ended while the quota refuses another. Written to the
     Deployment, the change makes the cluster retry at once instead of after many minutes."""
     requeue_after: float | None = None
-    """Seconds until a pod has waited long enough for room, or a place has been empty long enough."""
+    """Seconds until a pod has waited long enough for room, or until free room counts as lost."""
 
 
 def in_place_rollout(
@@ -61,22 +61,22 @@ def in_place_rollout(
     *,
     back: bool = False,
 ) -> InPlaceRollout:
-    """Decide whether engines are replaced in place.
+    """Decide whether engines are replaced in place, that is, whether old ones are removed first.
 
-    They are only where the waiting pod requests the resources of an engine that has to stop: then there is
-    room once that engine has ended. A roll-out in place continues until all engines of other revisions ended.
+    They are only if the waiting pod requests the same resources as an engine that is replaced, so that there
+    is room once that engine has ended. A roll-out in place continues until all engines of other revisions
+    have ended.
 
     Args:
         engine: the engine Deployment.
         pods: the pods of the deployment.
-        label: label of the revision that engines shall have.
-        rollout: the field of the spec.
-        replicas: number of engines that shall run.
-        still_since: time since which no engine has moved.
+        label: label of the revision that engines are to have.
+        rollout: `spec.rollout`.
+        replicas: number of engines that are to run.
+        still_since: time since which no engine has changed.
         now: the time, with a time zone.
-        back: whether the revision is the last ready one, because that of the spec was taken back. Then all
-            engines of the failed revision that do not answer may stop at once: they hold the room of those
-            that return.
+        back: whether the engines return to the last ready revision. All engines of the failed revision that
+            are not ready may then end at once, because they occupy the room of the others.
     """
     if engine is None or rollout.pause:
         return InPlaceRollout()
@@ -122,7 +122,7 @@ def _for_want_of_room(
 
 
 def _missing(replicas: int, places: int) -> int:
-    """Return the number of engines that may be missing: those without a place, and the one being replaced."""
+    """Return the number of engines that may be missing: those without room, and the one being replaced."""
     return min(max(replicas - places, 0) + 1, max(replicas, 1))
 
 
@@ -131,8 +131,9 @@ def _continued(
 ) -> InPlaceRollout:
     """Decide how a roll-out in place that has begun continues.
 
-    A place that is empty between one engine and the next still counts, because otherwise the next old engine
-    would stop for it. A place that stays empty while nothing moves is lost, for instance with its node.
+    Room that is free between the end of one engine and the start of the next still counts; otherwise the next
+    old engine would be removed for it. Room that stays free while nothing changes counts as lost, for
+    instance with its node.
     """
     places = sum(map(has_place, engines))
     missing = engine["spec"]["strategy"]["rollingUpdate"].get("maxUnavailable")
@@ -172,7 +173,7 @@ def _waiting(engine: Manifest, engines: Sequence[Manifest], label: str) -> Itera
 
 
 def _frees_room(pod: Manifest) -> bool:
-    """Return whether the end of the pod would make room."""
+    """Return whether room becomes free when the pod ends."""
     return has_place(pod) and not is_terminating(pod)
 
 
@@ -226,7 +227,7 @@ def _fits_in_place_of(pod: Manifest, other: Manifest) -> bool:
 
 
 def _needs(pod: Manifest) -> dict[str, Any]:
-    """Return the fields of a pod for which the scheduler has to find a place."""
+    """Return the fields of a pod by which the scheduler chooses a node."""
     spec = pod.get("spec") or {}
     needs = {name: spec.get(name) for name in _PLACE}
     for kind in ("initContainers", "containers"):

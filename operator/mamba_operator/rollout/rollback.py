@@ -1,18 +1,18 @@
-"""Choice of the engines' revision: that of the spec, or the last ready one where that has failed. Pure.
+"""Choice of the engines' revision: that of the spec, or the last ready one if that has failed. Pure.
 
-The failure of a revision is noted on the engine Deployment, in the same write that replaces its pods, so
-that no lost write can separate the two. The note is about one revision; any other revision starts without
+The failure of a revision is recorded on the engine Deployment, in the same write that replaces its pods, so
+that no lost write can separate the two. The record is about one revision; any other revision starts without
 it.
 
-A revision is taken back for failures of its own: all of its engines that got a node fail, or most of them
-do on two nodes or more. One engine that fails while others serve fails because of its node, and the others
-stay. Missing room or a full quota keeps an engine from starting and says nothing about the revision, and
-neither do engines that are late but do not fail: the revision is taken back for these only at the progress
-deadline, and only while none of its engines serves.
+A revision is taken back for failures that it causes: all of its engines that have a node fail, or most of
+them do on two nodes or more. If one engine fails while others serve, the cause is its node, and the revision
+stays. Missing room or a full quota keeps an engine from starting but says nothing about the revision, and
+neither do engines that are slow but do not fail. For these, the revision is taken back only at the progress
+deadline, and only if none of its engines serves.
 
 The status of a pod does not say when a pull of its image first failed, and nothing records when another pod
-ended. The operator remembers both while it runs (`EngineHistory`); after a restart it counts from its first
-observation, so it waits longer and never shorter.
+ended. The operator remembers both while it runs (`EngineHistory`). After a restart it counts from its first
+observation, so it waits longer, and never shorter.
 """
 
 import json
@@ -23,7 +23,15 @@ from typing import Any
 
 from mamba_api import names
 from mamba_api.v1alpha1.conditions import Reason
-from mamba_operator.objects.manifest import Manifest, annotation, is_terminating, metadata, name_of
+from mamba_operator.objects.manifest import (
+    Manifest,
+    annotation,
+    is_terminating,
+    label_of,
+    metadata,
+    name_of,
+    pod_revision,
+)
 from mamba_operator.objects.pod_trouble import (
     advised_refusal,
     answers,
@@ -35,7 +43,7 @@ from mamba_operator.objects.pod_trouble import (
     waits_for_node,
 )
 from mamba_operator.objects.recorded_status import workload_state
-from mamba_operator.render.revision import EngineRevision, label_of, pod_revision
+from mamba_operator.render.context import EngineRevision
 from mamba_operator.rollout.attempts import Attempts, fails_more
 
 FATAL = frozenset(
@@ -52,17 +60,16 @@ FATAL = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class EngineTimes:
-    """Times from the past of one deployment's engines."""
+    """Times since which the engines of one deployment have been failing or unchanged."""
 
     failing_since: Mapping[str, datetime] = field(default_factory=dict)
-    """Name of each engine pod that fails for a reason of its own -> time since which it fails without a
-    break."""
+    """Time since which each failing engine pod has failed without interruption, by the name of the pod."""
     still_since: datetime | None = None
-    """Time since which no engine pod came, went, got a node, or changed its readiness."""
+    """Time since which no engine pod was added, removed, assigned to a node, or changed its readiness."""
 
 
 class EngineHistory:
-    """The past of one deployment's engines."""
+    """Memory of the past states of one deployment's engines."""
 
     def __init__(self) -> None:
         self._failing: dict[str, datetime] = {}
@@ -70,7 +77,7 @@ class EngineHistory:
         self._still_since: datetime | None = None
 
     def observe(self, pods: Sequence[Manifest], now: datetime) -> EngineTimes:
-        """Add one observation of the pods of the deployment, and return the times."""
+        """Record the state of the deployment's pods, and return the times."""
         engines = [pod for pod in pods if is_engine(pod)]
         failing = [
             name_of(pod)
@@ -89,24 +96,25 @@ class EngineHistory:
 
 
 MAX_FAILING_SECONDS = 60.0
-"""Seconds that a new engine may fail without a break: a registry or a Secret may be available a bit later."""
+"""Seconds that a new engine may fail without interruption, since a registry or a Secret may become
+available."""
 
 
 @dataclass(frozen=True, slots=True)
 class FailingEngine:
-    """An engine of the new revision that cannot start for a reason of its own."""
+    """Engine of the new revision that cannot start, for a reason that is not missing room."""
 
     node: str
     """Name of its node; empty while it is unknown."""
     seconds: float
-    """Seconds for which it has been failing without a break."""
+    """Seconds for which it has been failing without interruption."""
     reason: str
     message: str
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutFacts:
-    """The state of a roll-out at one moment."""
+    """State of a roll-out at one moment."""
 
     started: int
     """Engines of the new revision that have a node."""
@@ -122,16 +130,16 @@ class RolloutFacts:
 
 @dataclass(frozen=True, slots=True)
 class RolloutOutcome:
-    """The decision about the new revision."""
+    """Decision whether the new revision stays."""
 
     taken_back: tuple[str, str] | None = None
-    """Reason and message of its removal; None = the new revision stays."""
+    """Reason and message if the new revision is taken back; None = it stays."""
     requeue_after: float | None = None
     """Seconds until an engine has been failing for `MAX_FAILING_SECONDS`."""
 
 
 def rollout_outcome(facts: RolloutFacts) -> RolloutOutcome:
-    """Decide whether the new revision stays, from numbers alone; no other code decides that."""
+    """Decide whether the new revision stays. This is the only place where that is decided."""
     if facts.rejected is not None:
         return RolloutOutcome(taken_back=facts.rejected)
     lost = [engine for engine in facts.failing if engine.seconds >= MAX_FAILING_SECONDS]
@@ -144,7 +152,7 @@ def rollout_outcome(facts: RolloutFacts) -> RolloutOutcome:
 
 
 def _is_the_revision(bad: int, nodes: set[str], started: int) -> bool:
-    """Return whether `bad` of `started` engines indicate a bad revision rather than a bad node."""
+    """Return whether the failure of `bad` of `started` engines is caused by the revision, not by a node."""
     return bad >= started or (2 * bad > started and len(nodes) > 1)
 
 
@@ -154,12 +162,12 @@ ERROR_RATE_ROSE = "ErrorRateRose"
 
 @dataclass(frozen=True, slots=True)
 class FailedRevision:
-    """A revision that did not become ready, or failed requests, and was taken back."""
+    """Revision that was taken back, because it did not become ready or failed too many requests."""
 
     digest: str
-    """`EngineRevision.digest`."""
+    """Hash of the revision (`EngineRevision.digest`)."""
     revision: str
-    """Label `revision` of its pods."""
+    """Value of the label `revision` of its pods."""
     reason: str
     """Reason of the condition Degraded for its failure, or `ERROR_RATE_ROSE`."""
     message: str
@@ -171,7 +179,7 @@ class FailedRevision:
 
 @dataclass(frozen=True, slots=True)
 class RevisionChoice:
-    """The revision that the engines shall have."""
+    """Revision that the engines are to have."""
 
     instead: EngineRevision | None = None
     """Revision to run in place of the spec's; None = the spec's."""
@@ -180,7 +188,7 @@ class RevisionChoice:
     requeue_after: float | None = None
     """Seconds until a pod has been failing for too long."""
     queued: bool = False
-    """Whether the running revision stays until other roll-outs have ended."""
+    """Whether the engines keep their revision until other roll-outs have ended."""
 
 
 def choose_revision(
@@ -194,16 +202,16 @@ def choose_revision(
     paused: bool,
     now: datetime,
 ) -> RevisionChoice:
-    """Choose the revision that the engines shall have.
+    """Choose the revision that the engines are to have.
 
     Args:
         spec_revision: the revision of the spec.
-        ready: the revision that was last ready as a whole.
+        ready: the last revision of which all engines were ready; None = there is none.
         engine: the engine Deployment.
         pods: the pods of the deployment.
-        attempts: attempts by revision while both served.
-        times: times since which engines fail.
-        paused: whether the roll-out shall stay where it is.
+        attempts: attempts of requests by revision, from the time in which both served.
+        times: times since which engines have been failing.
+        paused: whether `spec.rollout.pause` is set.
         now: the time, with a time zone.
     """
     if engine is None or ready is None or ready.label == spec_revision.label:
@@ -271,10 +279,10 @@ def _overdue(engine: Manifest, pods: Sequence[Manifest], now: datetime) -> tuple
 
 
 def is_ready(engine: Manifest | None, label: str | None, pods: Sequence[Manifest]) -> bool:
-    """Return whether all engines have that revision and answer, so that a later one can return to it.
+    """Return whether all engines have that revision and are ready, so that later ones can return to it.
 
-    Engines without room do not count as long as any engine answers: a fleet with more engines than the
-    cluster has room for would otherwise never be ready.
+    Engines without room do not count if at least one engine is ready: otherwise a deployment with more
+    engines than the cluster has room for would never be ready.
     """
     if engine is None or label_of(engine) != label:
         return False

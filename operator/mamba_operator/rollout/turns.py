@@ -1,8 +1,9 @@
-"""`RolloutTurns`: limits the concurrent roll-outs that no user caused, over all deployments.
+"""`RolloutTurns`: limits the number of concurrent roll-outs that no user has caused, over all deployments.
 
 A newer operator, other default images or a new key change the pods of every deployment in the cluster at
-once. Each roll-out adds an engine, or removes one where there is no room, and pulls an image. So they take
-turns. Changes by a user never wait. Called by `reconcile`; changes nothing in the cluster.
+once. Each roll-out adds an engine, or removes one if there is no room, and pulls an image. Therefore only
+some of these roll-outs run at the same time. A change by a user never waits. Called by `reconcile`; changes
+nothing in the cluster.
 """
 
 from collections.abc import Callable
@@ -16,18 +17,18 @@ from mamba_operator.objects.manifest import Key, Manifest, name_of
 from mamba_operator.objects.recorded_status import parse_timestamp, workload_state
 
 WATCH_LAG_SECONDS = 60.0
-"""Seconds for which a roll-out that has begun counts regardless of the watches, which lag behind."""
+"""Seconds for which a roll-out that has begun is counted even if the watches do not show it yet."""
 DEFAULT_DEADLINE_SECONDS = 600.0
-"""Seconds that a roll-out may take without progress where the Deployment sets no deadline, as in
-Kubernetes."""
+"""Seconds after which a roll-out without progress counts as stuck, if the Deployment sets no deadline; the
+default of Kubernetes."""
 
 
 class RolloutTurns:
-    """The turns that one operator gives to roll-outs.
+    """Limit on the roll-outs of one operator.
 
     Args:
         indices: objects that the watches hold.
-        most: largest number of roll-outs at the same time.
+        most: maximum number of roll-outs at the same time.
         now: clock with a time zone.
     """
 
@@ -58,12 +59,12 @@ class RolloutTurns:
 
 
 def is_rolling(engine: Manifest, now: datetime) -> bool:
-    """Return whether engines are being replaced, or have recently stopped answering.
+    """Return whether engines of a Deployment are being replaced, or have recently become unavailable.
 
-    A stuck or paused roll-out does not count, so it delays no other: a user has to act on it. The cluster
-    never reports a Deployment as stuck after its last roll-out completed, however long its pods have not
-    answered, so a Deployment without answering engines counts for as long as a roll-out may take, and no
-    longer.
+    A roll-out that is stuck or paused is not counted, because a user has to act on it and others must not
+    wait for that. Kubernetes never reports a Deployment as stuck after its last roll-out has completed, even
+    if no pod is ready for a long time. So a Deployment without ready engines is counted for as long as a
+    roll-out may take, and no longer.
     """
     state = workload_state(engine)
     if state.stuck is not None or state.desired == 0 or (engine.get("spec") or {}).get("paused"):

@@ -11,10 +11,9 @@ from mamba_operator.autoscale.pod_reports import pod_reports
 from mamba_operator.autoscale.reports import ReportInvalid, series
 from mamba_operator.objects.indices import Indices
 from mamba_operator.objects.kinds import POD
-from mamba_operator.objects.manifest import Key, name_of
+from mamba_operator.objects.manifest import Key, name_of, pod_revision
 from mamba_operator.objects.pod_poller import PodPoller
 from mamba_operator.objects.pod_trouble import answers, is_engine, is_gateway, role_of
-from mamba_operator.render.revision import pod_revision
 from mamba_operator.rollout.attempts import Attempts, AttemptWindow
 
 ATTEMPTS, ALWAYS_REPORTED = "mambaserve_gateway_endpoint_attempts_total", "mambaserve_gateway_in_flight"

@@ -1,7 +1,7 @@
-"""`workload_change`: decides when another strategy is announced for measured traffic, and applied. Pure.
+"""`workload_change`: decides when another strategy for measured traffic is announced and applied. Pure.
 
-A rival has to win by `MARGIN` for `HELD`. Then it is announced, and applied `NOTICE` later if it still
-wins. The same rule then protects the applied strategy against the next rival.
+Another strategy (the rival) has to be better by `MARGIN` for the time `HELD`. It is then announced, and
+applied after the time `NOTICE` if it is still better. The same rule later protects it against the next rival.
 """
 
 from dataclasses import dataclass
@@ -14,24 +14,24 @@ from mamba_operator.objects.recorded_status import parse_timestamp
 from mamba_planner.engine_plan import Alternative
 
 MARGIN = 0.1
-"""Share of expected throughput by which a rival has to win: more than the largest error of the estimate in
-200 cases (7.1 %, `benchmarks.planner`)."""
+"""Share of the expected throughput by which a rival has to be better: more than the largest error of the
+estimate in 200 cases (7.1 %, `benchmarks.planner`)."""
 HELD = timedelta(minutes=30)
-"""Time for which a rival has to win before it is announced."""
+"""Time for which a rival has to be better before it is announced."""
 NOTICE = timedelta(minutes=10)
 """Time from the announcement to the change."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkloadChange:
-    """A decision about the strategy."""
+    """Decision about the strategy for measured traffic."""
 
     proposed: ProposedStrategy | None = None
-    """Rival that wins by enough; it is announced once it has a time at which it takes effect."""
+    """Rival that is better by `MARGIN`. It is announced once it has a time at which it takes effect."""
     take: bool = False
     """Whether the rival becomes the strategy now."""
     requeue_after: float | None = None
-    """Seconds until the passage of time alone changes this decision."""
+    """Seconds until this decision changes by time alone; None = it does not."""
 
 
 def workload_change(
@@ -86,5 +86,5 @@ def _announced(old: ProposedStrategy, best: Alternative, now: datetime) -> Workl
 
 
 def gained(best: Alternative) -> str:
-    """Return the gain as text for users."""
+    """Return the gain as text for users, such as 12%."""
     return f"{best.gain:.0%}" if isfinite(best.gain) else "it alone fits"

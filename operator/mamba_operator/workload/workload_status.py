@@ -1,6 +1,7 @@
 """`status.workload`: the measured traffic, rounded and rarely changed. Pure.
 
-Decisions use the values in the status: noise changes none of them, and another operator continues from them.
+Decisions use the values in the status, so that noise changes no decision and another operator continues from
+them.
 """
 
 import math
@@ -12,19 +13,20 @@ from mamba_operator.objects.recorded_status import parse_timestamp
 from mamba_operator.workload.measured_workload import MeasuredWorkload
 
 SELDOM = 300.0
-"""Seconds between two changes of the status."""
+"""Minimum number of seconds between two changes of the status."""
 MIN_LENGTH_CHANGE = 0.1
-"""Relative difference of lengths from which the status changes."""
+"""Relative difference of mean lengths from which the status is changed."""
 RATIO_STEP = 0.05
-"""Unit to which shared ratios are rounded, and difference from which the status changes."""
+"""Step to which shared ratios are rounded, and difference from which the status is changed."""
 MIN_CONCURRENCY_CHANGE = 0.25
-"""Relative difference of the concurrency from which the status changes: it varies most."""
+"""Relative difference of the concurrency from which the status is changed. It is large, because the
+concurrency varies most."""
 
 
 def workload_status(
     old: WorkloadStatus | None, measured: MeasuredWorkload | None, now: datetime
 ) -> WorkloadStatus | None:
-    """Return the new status, without a proposal; the old one without a measurement or a clear change."""
+    """Return the new status without a proposal; the old one if nothing has changed clearly."""
     kept = old.model_copy(update={"proposed": None}) if old is not None else None
     if measured is None or (
         old is not None and not (_due(old, now) and differs_clearly(recorded_workload(old), measured))
@@ -75,7 +77,7 @@ def _due(old: WorkloadStatus, now: datetime) -> bool:
 
 
 def _differ(before: float, now: float, by: float) -> bool:
-    """Return whether the values differ by that share, and by one at least: the status has whole numbers."""
+    """Return whether the values differ by the share `by` and at least by one, the step of the status."""
     least, most = sorted((before, now))
     return most > least * (1 + by) and most - least >= 1
 

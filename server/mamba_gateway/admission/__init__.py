@@ -1,1 +1,1 @@
-"""How much each key may use: permits and the queue for them, rates and budgets of keys, token counts."""
+"""Limits on what clients may use: permits and the queue for them, rates and token budgets of API keys."""

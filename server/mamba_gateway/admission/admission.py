@@ -1,8 +1,9 @@
-"""Admission: bounds how many requests the gateway has, and says which request is relayed next.
+"""Admission: limits the number of requests in the gateway, and decides which one is relayed next.
 
-A request is admitted before its body is read, so that memory is bounded. Then it waits until an engine has a
-place for it; `fair_queue` says which is next. A request without an engine gives its permit back while it
-waits for one. Called by the proxy endpoint and the endpoint picker; knows nothing of HTTP.
+A request is admitted before its body is read, so that memory is bounded. The request then waits for a permit,
+which it gets when an engine has room for it; `fair_queue` decides the order. A request that has to wait for
+an engine to appear returns its permit meanwhile. Called by the proxy endpoint and the endpoint picker. Knows
+nothing of HTTP.
 """
 
 import asyncio
@@ -22,43 +23,44 @@ DRAINING = "the gateway is draining: it finishes what runs and takes nothing new
 
 
 class EngineCapacity(Protocol):
-    """Returns how many more requests for a model the engines are given."""
+    """Returns how many more requests for a model can be sent to the engines now."""
 
     def __call__(self, model: str | None) -> float: ...
 
 
 class OnRefused(Protocol):
-    """Called for each refused request with the cause ("full", "timeout") and the name of its key."""
+    """Called for each refused request with the cause ("full" or "timeout") and the name of its key."""
 
     def __call__(self, cause: str, key: str) -> None: ...
 
 
 def retry_after(queued: int, permits: int, service_seconds: float) -> float:
-    """Return the seconds until a permit is likely to be free: the queue before the client, by the mean time.
+    """Return the seconds until a permit is likely to be free for a client that tries again.
 
-    The result is a whole number from 1 to 60, since `Retry-After` carries no fractions.
+    The estimate is the number of requests that wait, divided by the permits, times the mean duration of a
+    request. It is a whole number from 1 to 60, since the header `Retry-After` has no fractions.
     """
     return float(min(60, max(1, math.ceil((queued + 1) * service_seconds / permits))))
 
 
 class PermitRequest(msgspec.Struct, frozen=True):
-    """The fields of a request that the queue reads."""
+    """Description of a request by which the queue orders it."""
 
     key: str = ""
-    """Name of the key that came with the request."""
+    """Name of the API key of the request."""
     priority: int = 0
-    """Priority among the requests of the key; the lower number goes first."""
+    """Priority among the requests of the same key; a lower number is served first."""
     cost: float = 1.0
-    """Tokens that the request is expected to take."""
+    """Expected number of tokens of prompt and answer."""
     model: str | None = None
 
 
 ANONYMOUS = PermitRequest()
-"""Claim of a request of which nothing is known."""
+"""Description of a request about which nothing is known."""
 
 
 class Permit:
-    """The right of one request to be relayed."""
+    """Permission of one request to be relayed to an engine."""
 
     __slots__ = (
         "_acquired_at",
@@ -78,27 +80,27 @@ class Permit:
         """Seconds for which the request waited for its turn."""
         self._sent = self._computing = False
         self._held = False
-        """Whether the permit was given back, and is not needed now."""
+        """Whether the permit is returned at the moment, because the request waits for an engine to appear."""
         self.was_held = False
-        """Whether the permit was given back at some time."""
+        """Whether the permit was returned at any time."""
 
     def try_acquire(self) -> bool:
-        """Acquire the permit without waiting; True: `release` must follow.
+        """Acquire the permit without waiting. If the result is True, `release` must follow.
 
-        False: no permit is free, or other requests wait; use `acquire`.
+        The result is False if no permit is free or other requests wait; `acquire` then waits.
         """
         self._acquired_at = self._admission.clock()
         return self._admission.try_acquire(self._claim)
 
     async def acquire(self) -> None:
-        """Wait for the permit after `try_acquire` failed; `release` must follow, unless this raises."""
+        """Wait for the permit after `try_acquire` failed. `release` must follow, unless this raises."""
         requested_at = self._acquired_at
         await self._admission.acquire(self._claim, self._number)
         self._acquired_at = self._admission.clock()
         self.waited = self._acquired_at - requested_at
 
     def sent(self) -> None:
-        """Record that the request was sent to an engine, whose load includes it from now on."""
+        """Record that the request was sent to an engine, whose reported load includes it from now on."""
         if not self._sent:
             self._sent = True
             self._admission.count_sent(self._claim.model)
@@ -106,25 +108,25 @@ class Permit:
     def computing(self) -> None:
         """Record that a prefill engine computes the prompt.
 
-        The place at the engine that will write the answer stays reserved.
+        The room at the decode engine, which will write the answer, stays reserved.
         """
         self._computing = True
 
     @property
     def reached_engine(self) -> bool:
-        """Whether the request was sent to an engine, and is there as far as the gateway knows."""
+        """Whether the request was sent to an engine and, as far as the gateway knows, is still there."""
         return (self._sent or self._computing) and not self._held
 
     def hold(self) -> None:
-        """Give the permit back while the request waits for an engine; `resume` or `release` follows."""
+        """Return the permit while the request waits for an engine. `resume` or `release` must follow."""
         if not self._held:
             self._held = self.was_held = True
             self._admission.give_back(self._claim, sent=self._sent)
 
     async def while_held(self, waiting: Awaitable[None]) -> None:
-        """Wait for an engine, without the permit.
+        """Wait until `waiting` is done, that is, until an engine may have appeared; the permit is returned.
 
-        Raises `TooManyRequests` when the request has to go in favour of another key.
+        Raises `TooManyRequests` if the request is dismissed to make room for a request of another key.
         """
         self.hold()
         task = asyncio.current_task()
@@ -139,9 +141,9 @@ class Permit:
                 raise held.refusal from None
 
     async def resume(self, seconds: float) -> None:
-        """Wait for the permit again, in the place that the request had, for at most `seconds`.
+        """Wait at most `seconds` for the permit again, at the request's earlier position in the queue.
 
-        Raises `TooManyRequests`.
+        Raises `TooManyRequests` when the time is over.
         """
         if not self._held:
             return
@@ -151,7 +153,7 @@ class Permit:
         self._acquired_at = self._admission.clock()
 
     def release(self) -> None:
-        """Free the permit of a request that has ended."""
+        """Return the permit for good, when the request has ended."""
         if self._held:
             return
         self.sent()
@@ -166,13 +168,13 @@ class Permit:
         self.release()
 
     def used(self, tokens: float) -> None:
-        """Charge the key of the request for the difference between these tokens and the estimate."""
+        """Charge the key of the request for the difference between `tokens` and the expected number."""
         paid = 0.0 if self._held else self._claim.cost
         self._admission.charge(self._claim.key, tokens - paid)
 
 
 class Admission:
-    """The admission of one gateway: at most `max_in_flight` relayed requests and `max_queue` more waiting."""
+    """Admission of one gateway: relays at most `max_in_flight` requests and lets `max_queue` more wait."""
 
     def __init__(
         self,
@@ -189,11 +191,11 @@ class Admission:
         self.draining = False
         self.arrivals = RequestArrivals()
         self.admitted = 0
-        """Requests admitted and not finished: in flight, waiting, or still sending their body."""
+        """Number of admitted requests that have not ended: relayed, waiting, or still sending their body."""
         self.in_flight = 0
         self._admitted = AdmittedRequests()
         self._unsent: dict[str | None, int] = {}
-        """Requests with a permit that are at no engine yet, by model."""
+        """Number of requests with a permit that were not sent to an engine yet, by model."""
         self._queue = FairQueue(weight)
         self._capacity, self._on_refused = capacity, on_refused
         self.clock = clock
@@ -203,27 +205,27 @@ class Admission:
 
     @property
     def queued(self) -> int:
-        """Number of requests admitted and not relayed yet."""
+        """Number of admitted requests that are not being relayed."""
         return self.admitted - self.in_flight
 
     @property
     def unsent(self) -> int:
-        """Number of requests in flight that are at no engine yet."""
+        """Number of requests with a permit that were not sent to an engine yet."""
         return sum(self._unsent.values())
 
     def waiting(self) -> dict[str, int]:
-        """Return the number of requests that wait for their turn, by name of their key."""
+        """Return the number of requests that wait for a permit, by name of their key."""
         return dict(self._queue.waiting())
 
     def admit(self, key: str = "") -> "_AdmissionScope":
-        """Count a request as admitted for the block.
+        """Count a request as admitted for the duration of the block.
 
-        Raises `TooManyRequests` at the limit, `GatewayDraining` in a drain.
+        Raises `TooManyRequests` if the gateway is full, `GatewayDraining` if it is shutting down.
         """
         return _AdmissionScope(self, key)
 
     def enter(self, key: str) -> None:
-        """Admit a request; `leave` follows. Raises as `admit` does."""
+        """Admit a request; `leave` must follow. Raises the errors of `admit`."""
         self.arrivals.record()
         if self.draining:
             raise GatewayDraining(DRAINING)
@@ -235,7 +237,7 @@ class Admission:
             self._idle.clear()
 
     def leave(self, key: str) -> None:
-        """Count an admitted request as ended."""
+        """Record that an admitted request has ended."""
         self._admitted.leave(key)
         self.admitted -= 1
         if self.admitted == 0:
@@ -243,9 +245,10 @@ class Admission:
 
     @contextlib.contextmanager
     def body_arrives(self, key: str, cut: Callable[[], object]) -> Iterator[Dismissable]:
-        """Read the body of an admitted request in the block.
+        """Let a request that is reading its body in the block be dismissed.
 
-        `cut` is called when the request has to go; `refusal` then holds the error for its client.
+        If the request is dismissed, `cut` is called; `refusal` of the yielded object then holds the error for
+        the client.
         """
         body = self._admitted.begin_body(key, self.clock(), cut)
         try:
@@ -255,7 +258,7 @@ class Admission:
 
     @contextlib.contextmanager
     def holds(self, key: str, cut: Callable[[], object]) -> Iterator[Dismissable]:
-        """Wait in the block with a request that gave its permit back; `cut` as in `body_arrives`."""
+        """Let a request that waits for an engine in the block be dismissed, as `body_arrives` does."""
         request = self._admitted.begin_hold(key, self.clock(), cut)
         try:
             yield request
@@ -263,15 +266,15 @@ class Admission:
             self._admitted.end(request)
 
     def permit(self, claim: PermitRequest = ANONYMOUS) -> Permit:
-        """Return a permit to hold while a request is relayed.
+        """Return a permit, which a request needs while it is relayed.
 
-        Entering it raises `TooManyRequests` when no permit came free in time, or when the queue is full and
-        this key has the most requests in it.
+        Entering it raises `TooManyRequests` if no permit became free in time, or if the queue is full and the
+        key of the request has most requests in it.
         """
         return Permit(self, claim, self._queue.next_number())
 
     def try_acquire(self, claim: PermitRequest) -> bool:
-        """Take a permit without waiting; True: `release` must follow. False: none is free, or others wait."""
+        """Take a permit without waiting, and return whether one was free and no other request waits."""
         if self._queue or self.in_flight >= self.max_in_flight or not self._has_capacity(claim.model):
             return False
         self._queue.serve(claim.key, claim.cost)
@@ -281,9 +284,10 @@ class Admission:
     async def acquire(
         self, claim: PermitRequest, number: int = 0, seconds: float | None = None, *, shed: bool = True
     ) -> None:
-        """Wait for a permit, at most `seconds`; `release` must follow, unless this raises.
+        """Wait for a permit for at most `seconds`. `release` must follow, unless this raises.
 
-        `number`: place among the requests of the key; `shed`: where too many wait, one of them has to go.
+        `number` is the position of the request among those of its key. With `shed`, one request is dismissed
+        if too many wait.
         """
         turn = asyncio.get_running_loop().create_future()
         entry = WaitingRequest(claim.key, claim.priority, claim.cost, claim.model, turn, number)
@@ -294,7 +298,7 @@ class Admission:
         await self._wait_for_turn(entry, self.queue_timeout if seconds is None else seconds)
 
     def count_sent(self, model: str | None) -> None:
-        """Record that a request for the model has reached its engine, whose load includes it from now on."""
+        """Record that a request for the model was sent to an engine, whose load includes it from now on."""
         left = self._unsent.get(model, 0) - 1
         if left:
             self._unsent[model] = left
@@ -302,19 +306,19 @@ class Admission:
             del self._unsent[model]
 
     def give_back(self, claim: PermitRequest, *, sent: bool) -> None:
-        """Free the permit of a request that goes on waiting, and refund its key."""
+        """Return the permit of a request that continues to wait, and refund the tokens to its key."""
         if not sent:
             self.count_sent(claim.model)
         self._queue.charge(claim.key, -claim.cost)
         self._release(claim.key)
 
     def release(self, key: str, begin: float) -> None:
-        """Free a permit. `begin`: clock time at which it was acquired, in seconds."""
+        """Return a permit for good. `begin`: time of the clock, in seconds, at which it was acquired."""
         self._release(key)
         self._service_seconds += 0.1 * (self.clock() - begin - self._service_seconds)
 
     def dispatch(self) -> None:
-        """Grant permits to waiting requests: after a request ended, or a probe changed the capacity."""
+        """Grant permits to waiting requests. Called when a request has ended or a probe found capacity."""
         while (
             self.in_flight < self.max_in_flight and (entry := self._queue.pop(self._has_capacity)) is not None
         ):
@@ -322,11 +326,11 @@ class Admission:
             entry.turn.set_result(None)
 
     def charge(self, key: str, tokens: float) -> None:
-        """Charge a key for tokens beyond the estimate; negative = a refund."""
+        """Charge a key for tokens beyond the expected number; a negative number is a refund."""
         self._queue.charge(key, tokens)
 
     async def idle(self) -> None:
-        """Return when no request is admitted."""
+        """Wait until no request is admitted."""
         await self._idle.wait()
 
     def _has_capacity(self, model: str | None) -> bool:
@@ -358,16 +362,16 @@ class Admission:
     def _abandon(self, entry: WaitingRequest) -> None:
         turn = entry.turn
         if turn.done() and not turn.cancelled() and turn.exception() is None:
-            # The turn of the request came at the same moment.
+            # The request got its permit in the same moment, so the permit is returned.
             self.count_sent(entry.model)
             self._release(entry.flow)
         else:
             self._queue.remove(entry)
 
     def _make_room(self, newcomer: str) -> None:
-        """Send a request away in favour of one of the key `newcomer`.
+        """Dismiss one request, so that a request of the key `newcomer` can be admitted.
 
-        Raises TooManyRequests if the newcomer itself is the one to go.
+        Raises TooManyRequests if the newcomer itself is the request to be dismissed.
         """
         admitted = self._admitted
         key = admitted.greediest(newcomer)
@@ -390,7 +394,7 @@ class Admission:
         body.cut()
 
     def _shed(self) -> None:
-        # The key with the longest queue loses a request: no key can fill the queue for the others.
+        # The key with the longest queue loses a request, so that no key can fill the queue of all others.
         entry = self._queue.last_of_longest_flow()
         if entry is not None:
             self._refuse(entry)
@@ -413,7 +417,7 @@ class Admission:
         )
 
     def _retry_after(self) -> float:
-        # The number in flight stands for the permits: the capacity of the engines may be the tighter limit.
+        # The number in flight replaces that of the permits: the capacity of the engines may be smaller.
         return retry_after(self.queued, max(1, self.in_flight), self._service_seconds)
 
 

@@ -1,9 +1,9 @@
-"""The allowance of one key: two buckets that fill up evenly over a minute, and the requests under way.
+"""The allowance of one API key: two buckets that are refilled over a minute, and the requests under way.
 
-The same arithmetic stands here for one gateway alone and in `shared_allowance` as a script of Redis. A
-request takes one request from the first bucket and the tokens of its prompt from the second at once. At its
-end the tokens that it used beyond that are taken off, so the second bucket may run into debt, for which the
-next requests wait.
+This module computes for a gateway alone what a script in `shared_allowance` computes in Redis for several.
+Each request takes one unit from the bucket of requests, and the tokens of its prompt from the bucket of
+tokens. When the request has ended, the tokens that it used beyond that are subtracted as well, so the bucket
+of tokens may become negative (a debt). Later requests of the key wait until the debt is refilled.
 """
 
 import math
@@ -13,40 +13,40 @@ from mamba_gateway.key_limits import KeyLimits
 
 MINUTE = 60.0
 LONGEST_DEBT = 86_400.0
-"""Longest time that a key waits for tokens that it used beyond its limit; a larger debt is forgotten."""
+"""Longest time, in seconds, that a key waits for a debt to be refilled. A larger debt is reduced to that."""
 REFUSALS = frozenset(("", "requests", "tokens", "concurrent"))
 LEAVE_SECONDS = 2.0
-"""Longest wait for Redis where no request waits for it."""
+"""Longest time, in seconds, to wait for Redis in work that no request waits for."""
 LEASE_SECONDS = 30
-"""Time for which a request counts as under way at a gateway that has gone silent."""
+"""Seconds for which a request still counts as under way after its gateway has stopped renewing it."""
 
 
 @dataclass(frozen=True, slots=True)
 class AllowanceResult:
-    """The result of counting one request."""
+    """Result of counting one request against the limits of its key."""
 
     refused: str = ""
-    """The limit that is used up: requests, tokens or concurrent; "" = the request may go."""
+    """Limit that is used up: "requests", "tokens" or "concurrent"; "" = the request is within all limits."""
     requests: float = 0.0
-    """Level of the bucket of requests."""
+    """Requests left in the bucket."""
     tokens: float = 0.0
-    """Level of the bucket of tokens; below 0 = debt."""
+    """Tokens left in the bucket; a negative number is a debt."""
 
 
 @dataclass(slots=True)
 class KeyAllowance:
-    """The allowance of one key at one gateway. Times are monotonic seconds."""
+    """Allowance of one key, as counted by one gateway. Times are monotonic, in seconds."""
 
     updated_at: float
     requests: float = math.inf
-    """Level of the bucket of requests, full at first: it is cut to the bucket's size when it is first
-    used."""
+    """Requests left in the bucket. The initial infinity is reduced to the size of the bucket at the first
+    use."""
     tokens: float = math.inf
     leases: set[str] = field(default_factory=set)
-    """Leases of the requests under way."""
+    """Identifiers of the requests under way."""
 
     def enter(self, lease: str, cost: float, limits: KeyLimits, now: float) -> AllowanceResult:
-        """Take the tokens and the place of a request from the buckets, or nothing."""
+        """Count a request with `cost` tokens if it is within all limits; otherwise change nothing."""
         self.refill(limits, now)
         refused = ""
         if limits.concurrent_requests is not None and len(self.leases) >= limits.concurrent_requests:
@@ -60,7 +60,7 @@ class KeyAllowance:
         return AllowanceResult(refused, self.requests, self.tokens)
 
     def take(self, lease: str, cost: float) -> None:
-        """Take the tokens and the place of a request that goes."""
+        """Subtract a request and its tokens from the buckets, and record the request as under way."""
         self.requests -= 1
         self.tokens -= cost
         self.leases.add(lease)
@@ -73,13 +73,13 @@ class KeyAllowance:
         self.refill(limits, now)
 
     def follow(self, verdict: AllowanceResult, lease: str | None, now: float) -> None:
-        """Take over the levels that all gateways count together; `lease` is under way now."""
+        """Adopt the levels that Redis counts for all gateways; the request `lease` is under way now."""
         self.updated_at, self.requests, self.tokens = now, verdict.requests, verdict.tokens
         if lease is not None:
             self.leases.add(lease)
 
     def refill(self, limits: KeyLimits, now: float) -> None:
-        """Fill the buckets up to the time `now`."""
+        """Refill the buckets up to the time `now`."""
         passed, self.updated_at = max(0.0, now - self.updated_at), now
         self.requests = _filled(self.requests, limits.requests_per_minute, passed)
         self.tokens = _filled(self.tokens, limits.tokens_per_minute, passed)
@@ -90,7 +90,7 @@ def _filled(level: float, limit: int | None, passed: float) -> float:
 
 
 def bounded(level: float, limit: int) -> float:
-    """Return the level within what a bucket of this size can have, from the largest debt to full."""
+    """Return the level, limited to the range from the largest debt to a full bucket."""
     return min(float(limit), max(level, -limit * LONGEST_DEBT / MINUTE))
 
 

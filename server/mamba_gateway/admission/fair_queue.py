@@ -1,10 +1,11 @@
-"""Fairness among keys: which request is relayed next, and which has to go when there are too many.
+"""Fairness among API keys: which request is relayed next, and which is dismissed when there are too many.
 
-Requests that wait for their turn stand in a queue (start-time fair queueing). A flow is the requests of one
-key. Each flow has a tag, the tokens it got so far by its weight; the flow with the lowest tag is next, and
-pays for its request. Within a flow the lower `priority` goes first, then the earlier request. A flow that had
-nothing to send gets no credit for it. The key with the most requests that wait or still send their body loses
-one, since a relayed request cannot be sent away. Used by `admission`. Pure.
+Requests wait in a queue (start-time fair queueing). All requests of one key form a flow. The tag of a flow is
+the number of tokens that it has been served, divided by its weight; the flow with the lowest tag is served
+next, and its tag grows by the cost of the request. Within a flow the lowest `priority` is served first, then
+the earliest request. A flow that was idle gets no credit for that. When there are too many requests, one is
+dismissed of the key that has most requests waiting or sending their body; a request that is being relayed
+cannot be dismissed. Used by `admission`. Pure.
 """
 
 import asyncio
@@ -15,23 +16,23 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True, eq=False)
 class WaitingRequest:
-    """One request that waits in the queue."""
+    """Request in the queue."""
 
     flow: str
     priority: int
     cost: float
-    """Tokens that the request is expected to take."""
+    """Expected number of tokens of prompt and answer."""
     model: str | None
     turn: asyncio.Future[None]
-    """Done when the request is next; with an error when it never will be."""
+    """Future that is completed when the request may be relayed, or fails when the request is dismissed."""
     number: int = 0
-    """Place in its flow and priority: the lower goes first; 0 = behind the requests that wait."""
+    """Position within its flow and priority, the lowest first; 0 = behind all requests that wait."""
     removed: bool = False
     """Whether the request was removed from the queue."""
 
     @property
     def gone(self) -> bool:
-        """Whether the request no longer waits; of a cancelled one only `turn` is done at first."""
+        """Whether the request no longer waits. Of a cancelled request, only `turn` shows that at first."""
         return self.removed or self.turn.done()
 
 
@@ -48,13 +49,13 @@ class _Flow:
 
 
 class FairQueue:
-    """The queue of one gateway. `weight` returns the share of a flow in proportion to others."""
+    """Queue of one gateway. `weight` returns the weight of a flow, by the name of its key."""
 
     def __init__(self, weight: Callable[[str], float]) -> None:
         self._weight = weight
         self._flows: dict[str, _Flow] = {}
         self._virtual_time = 0.0
-        """Virtual time of start-time fair queueing: tag of the flow that was served last."""
+        """Virtual time of start-time fair queueing: the tag of the flow that was served last."""
         self._number = 0
         self._size = 0
 
@@ -62,16 +63,16 @@ class FairQueue:
         return self._size
 
     def next_number(self) -> int:
-        """Return a place behind all earlier ones."""
+        """Return a position behind all earlier ones."""
         self._number += 1
         return self._number
 
     def waiting(self) -> Mapping[str, int]:
-        """Return the number of requests that wait, by flow."""
+        """Return the number of waiting requests by flow."""
         return {name: flow.waiting for name, flow in self._flows.items() if flow.waiting}
 
     def add(self, entry: WaitingRequest) -> None:
-        """Add a request that waits."""
+        """Add a request to its flow."""
         flow = self._flow(entry.flow)
         if not flow.waiting:
             flow.tag = max(flow.tag, self._virtual_time)
@@ -81,7 +82,7 @@ class FairQueue:
         self._size += 1
 
     def remove(self, entry: WaitingRequest) -> None:
-        """Remove a request without charging its flow."""
+        """Remove a request without charging its flow for it."""
         if entry.removed:
             return
         entry.removed = True
@@ -92,7 +93,7 @@ class FairQueue:
         self._forget(entry.flow, flow)
 
     def serve(self, name: str, cost: float) -> None:
-        """Charge a flow for a request that is served without queueing."""
+        """Charge a flow for a request that is relayed without having waited."""
         flow = self._flows.get(name)
         if flow is None:
             flow = self._flows[name] = _Flow(self._virtual_time)
@@ -103,9 +104,9 @@ class FairQueue:
             self._forget(name, flow)
 
     def pop(self, has_capacity: Callable[[str | None], bool]) -> WaitingRequest | None:
-        """Remove and return the next request whose model has capacity, charging its flow.
+        """Remove and return the next request whose model has capacity, and charge its flow.
 
-        None = there is no such request.
+        None means that no waiting request can be served.
         """
         if not self._size:
             return None
@@ -121,14 +122,14 @@ class FairQueue:
         return None
 
     def charge(self, name: str, tokens: float) -> None:
-        """Charge a flow for tokens that it took beyond those it paid for; negative: fewer."""
+        """Charge a flow for tokens beyond the expected cost; a negative number is a refund."""
         flow = self._flow(name)
         flow.tag += tokens / self._weight(name)
         if flow.tag <= self._virtual_time:
             self._forget(name, flow)
 
     def last_of_longest_flow(self) -> WaitingRequest | None:
-        """Return the request to shed when the queue is full: the last one of the longest flow."""
+        """Return the request to dismiss when the queue is full: the last one of the longest flow."""
         name = max(self._flows, key=lambda n: self._flows[n].waiting, default=None)
         return None if name is None else self.last_of(name)
 
@@ -161,58 +162,59 @@ class FairQueue:
         return flow
 
     def _forget(self, name: str, flow: _Flow) -> None:
-        # A flow whose tag is behind would get the virtual time as its tag anyway when it comes back.
+        # A flow that returns gets the virtual time as its tag anyway if its own tag is lower.
         if not flow.waiting and flow.tag <= self._virtual_time:
             del self._flows[name]
 
 
 SLOW_BODY_SECONDS = 5.0
-"""A body that has been arriving for so long gives way to any other request, of its own key too."""
+"""Seconds after which a request that is still sending its body is dismissed in favour of any other request,
+even one of its own key."""
 
 
 @dataclass(slots=True, eq=False)
 class Dismissable:
-    """One admitted request that can be sent away: its body is arriving, or it waits for an engine."""
+    """Admitted request that can be dismissed, because it is sending its body or waits for an engine."""
 
     key: str
     since: float
-    """Clock time at which the request was admitted, in seconds."""
+    """Time of the clock, in seconds, at which the request was admitted."""
     cut: Callable[[], object]
-    """Called when the request has to go."""
+    """Called when the request is dismissed."""
     refusal: Exception | None = None
-    """Error for the client of the request; None = the request need not go."""
+    """Error for the client of a dismissed request; None = the request was not dismissed."""
 
 
 class AdmittedRequests:
-    """The requests of one gateway, by the names of their keys."""
+    """Admitted requests of one gateway, counted by the names of their keys."""
 
     def __init__(self) -> None:
         self.count = 0
-        """Number of admitted requests that stay."""
-        # Plain dicts: a `Counter` looks up a key that it lacks by a method of Python.
+        """Number of admitted requests, without those that were dismissed."""
+        # Plain dicts are faster: a `Counter` calls a Python method for each key that it lacks.
         self._by_key: dict[str, int] = {}
         self._relayed: dict[str, int] = {}
         self._going: dict[str, int] = {}
-        """Number of requests by key that were sent away and have not left yet."""
+        """Number of requests that were dismissed and have not ended yet, by key."""
         self._arriving: dict[Dismissable, None] = {}
-        """Requests whose body arrives, the oldest first."""
+        """Requests that are sending their body, the oldest first."""
         self._held: dict[Dismissable, None] = {}
         """Requests that wait for an engine."""
 
     def enter(self, key: str) -> None:
-        """Count a request of the key."""
+        """Count a request of the key as admitted."""
         self.count += 1
         self._by_key[key] = self._by_key.get(key, 0) + 1
 
     def leave(self, key: str) -> None:
-        """Count a request of the key as gone."""
+        """Count a request of the key as ended."""
         if key in self._going:
             _less(self._going, key)
         else:
             self._forget(key)
 
     def relay(self, key: str) -> None:
-        """Count a request of the key as relayed."""
+        """Count a request of the key as being relayed."""
         self._relayed[key] = self._relayed.get(key, 0) + 1
 
     def end_relay(self, key: str) -> None:
@@ -220,26 +222,27 @@ class AdmittedRequests:
         _less(self._relayed, key)
 
     def begin_body(self, key: str, now: float, cut: Callable[[], object]) -> Dismissable:
-        """Record that the body of a request arrives; `end` follows."""
+        """Record that a request is sending its body; `end` must follow."""
         body = Dismissable(key, now, cut)
         self._arriving[body] = None
         return body
 
     def begin_hold(self, key: str, now: float, cut: Callable[[], object]) -> Dismissable:
-        """Record that a request waits for an engine; `end` follows."""
+        """Record that a request waits for an engine; `end` must follow."""
         request = Dismissable(key, now, cut)
         self._held[request] = None
         return request
 
     def end(self, request: Dismissable) -> None:
-        """Record that a request cannot be sent away any more."""
+        """Record that a request can no longer be dismissed."""
         self._arriving.pop(request, None)
         self._held.pop(request, None)
 
     def greediest(self, newcomer: str) -> str:
-        """Return the key with the most requests that are not relayed, with one more of `newcomer`.
+        """Return the key with most requests that are not being relayed, counting one more of `newcomer`.
 
-        Of several such keys the one with the most requests of all is returned, and rather `newcomer`.
+        If several keys have equally many, the key with most requests in total is returned, and `newcomer`
+        rather than another.
         """
 
         def held(key: str) -> tuple[int, int, bool]:
@@ -250,17 +253,17 @@ class AdmittedRequests:
         return max({newcomer, *self._by_key}, key=held)
 
     def last_dismissable(self, key: str) -> Dismissable | None:
-        """Return the last request of the key whose body arrives, else the last that waits for an engine."""
+        """Return the key's newest request that sends its body, else the newest that waits for an engine."""
         requests = (*reversed(self._arriving), *reversed(self._held))
         return next((request for request in requests if request.key == key), None)
 
     def slow_body(self, now: float) -> Dismissable | None:
-        """Return the oldest request whose body arrives, if it has been arriving for too long."""
+        """Return the oldest request that is sending its body, if it has taken too long."""
         oldest = next(iter(self._arriving), None)
         return oldest if oldest is not None and now - oldest.since >= SLOW_BODY_SECONDS else None
 
     def dismiss(self, key: str) -> None:
-        """Count a request of the key as gone that was sent away; its `leave` then counts for nothing."""
+        """Count a dismissed request of the key as ended; its later `leave` changes no count."""
         self._forget(key)
         self._going[key] = self._going.get(key, 0) + 1
 

@@ -1,7 +1,8 @@
-"""`RateLimiter`: admits a request within the limits of its key, or refuses it, and counts its usage.
+"""`RateLimiter`: admits a request within the limits of its API key or refuses it, and counts its tokens.
 
-Limits are counted in Redis if there is one, and locally, from the last known state, while it is unreachable.
-Used by the proxy endpoint and the endpoint picker. Knows names of keys, never the keys.
+The limits are counted in Redis if there is one. While Redis cannot be reached, this gateway counts alone,
+from the last known numbers. Used by the proxy endpoint and the endpoint picker. Knows the names of keys,
+never the keys.
 """
 
 import asyncio
@@ -28,15 +29,15 @@ from mamba_gateway.metrics.gateway_metrics import GatewayMetrics
 from mamba_prefix.errors import RedisAway
 
 if TYPE_CHECKING:
-    # The module imports the client of Redis, which is large.
+    # This is for type checkers alone: the module imports the client of Redis, which is large.
     from mamba_gateway.admission.shared_allowance import SharedAllowances
 
 log = structlog.get_logger("mambaserve.gateway")
 
 AWAY_SECONDS = 2.0
-"""Time for which Redis is left alone after it did not answer."""
+"""Seconds for which Redis is not used after it has failed to answer."""
 SERVICE_SHARE = 0.1
-"""Share of the difference by which a request moves the mean time of its key's requests."""
+"""Weight of the newest request in the running average of the duration of its key's requests."""
 _LIMIT_NAMES = {
     "requests": "requests per minute",
     "tokens": "tokens per minute",
@@ -46,16 +47,16 @@ _LIMIT_NAMES = {
 
 @dataclass(slots=True)
 class RequestCharge:
-    """The charge of one request that was admitted to the limits of its key."""
+    """Tokens that one request takes from the allowance of its key."""
 
     cost: float
-    """Tokens that were taken for the request in advance."""
+    """Number of tokens that were subtracted in advance."""
     used: float = 0.0
-    """Tokens that the request used; set before the end."""
+    """Number of tokens that the request used; set before the request ends."""
 
 
 class _UnlimitedScope(AbstractAsyncContextManager[RequestCharge]):
-    """The block of a request of a key without limits: nothing is counted."""
+    """Context of a request whose key has no limits; nothing is counted."""
 
     def __init__(self, cost: float) -> None:
         self._entry = RequestCharge(cost)
@@ -68,7 +69,7 @@ class _UnlimitedScope(AbstractAsyncContextManager[RequestCharge]):
 
 
 class RateLimiter:
-    """The rate limiter of one gateway."""
+    """Rate limiter of one gateway."""
 
     def __init__(
         self,
@@ -83,16 +84,16 @@ class RateLimiter:
         self._numbers = itertools.count(1)
         self._away_until = -math.inf
         self._seconds: dict[str, float] = {}
-        """Recent mean time of a request in seconds, by name of its key."""
+        """Running average of the duration of requests in seconds, by name of their key."""
         self._settling: set[asyncio.Task[None]] = set()
 
     def entered(
         self, name: str, cost: float, headers: list[tuple[bytes, bytes]]
     ) -> AbstractAsyncContextManager[RequestCharge]:
-        """Count a request of the key `name` that needs about `cost` tokens as under way in the block.
+        """Count a request of the key `name` with about `cost` tokens as under way in the block.
 
-        `headers` gets the rate-limit headers of every answer, of a refusal too. Raises KeyOverLimit, with the
-        time after which the request would pass.
+        The rate-limit headers of the answer, or of the refusal, are added to `headers`. Raises KeyOverLimit,
+        which says when the request would be within the limits.
         """
         limits = self._table.limits_of(name)
         return self._counted(name, cost, headers, limits) if limits.limited else _UnlimitedScope(cost)
@@ -122,7 +123,7 @@ class RateLimiter:
         return self._table.limits_of(name)
 
     async def work(self) -> None:
-        """Renew the leases of the requests under way, for ever; ends only by cancellation."""
+        """Renew the leases of the requests under way; runs until it is cancelled."""
         while True:
             await asyncio.sleep(LEASE_SECONDS / 3)
             for name, allowance in list(self._allowances.items()):
@@ -135,7 +136,7 @@ class RateLimiter:
                     self._on_away(error)
 
     async def close(self) -> None:
-        """Finish the writes to Redis that are under way, and close its client."""
+        """Wait for the pending writes to Redis, and close its client."""
         if self._settling:
             await asyncio.wait(self._settling, timeout=LEAVE_SECONDS)
         if self._shared is not None:
@@ -143,12 +144,12 @@ class RateLimiter:
 
     @property
     def idle(self) -> bool:
-        """Whether the usage of every request that ended is written."""
+        """Whether the tokens of every ended request have been written."""
         return not self._settling
 
     @property
     def away(self) -> bool:
-        """Whether Redis did not answer a moment ago."""
+        """Whether Redis failed to answer within the last `AWAY_SECONDS`."""
         return self._clock() < self._away_until
 
     async def _verdict(self, name: str, lease: str, cost: float, limits: KeyLimits) -> AllowanceResult:

@@ -1,9 +1,9 @@
-"""The allowances of keys in Redis: counted by all gateways of one scope together, in one step.
+"""Allowances of API keys in Redis: all gateways of one scope count together, each request in one atomic step.
 
-Redis holds names of keys and numbers, never a key. Leases of a gateway that was killed run out. Numbers that
-no gateway can have written (anybody with the password may write) are cut to what a bucket can hold, and
-leases that end later than any does are removed: a key gets its limit again within a day. Every failure is a
-RedisAway.
+Redis holds names of keys and numbers, never a key. The leases of a gateway that was killed expire. Anybody
+with the password of Redis could write there. So numbers that no gateway can have written are limited to what
+a bucket can hold, and leases that end later than any lease does are removed: a key has its full allowance
+again within a day. Every failure raises RedisAway.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from mamba_prefix.errors import RedisAway
 from mamba_prefix.redis_client import Client
 
 ENTER_SECONDS = 0.2
-"""Longest time that a request waits for Redis before this gateway counts it alone."""
+"""Longest time, in seconds, that a request waits for Redis before this gateway counts alone."""
 
 _FILL = """
 local time = redis.call('TIME')
@@ -89,14 +89,14 @@ return 0
 
 
 class SharedAllowances:
-    """The allowances that the gateways of one `scope` count together."""
+    """Allowances that all gateways of one `scope` count together in Redis."""
 
     def __init__(self, client: Client, scope: str, enter_seconds: float = ENTER_SECONDS) -> None:
         self._client, self._enter_seconds = client, enter_seconds
         self._scope = scope.replace("{", "(").replace("}", ")")
 
     async def enter(self, name: str, lease: str, cost: float, limits: KeyLimits) -> AllowanceResult:
-        """Take the tokens and the place of a request from the buckets, or nothing. Raises RedisAway."""
+        """Count a request with `cost` tokens if it is within all limits. Raises RedisAway."""
         most = limits.concurrent_requests or 0
         arguments = (*_bucket_sizes(limits), most, f"{cost:.0f}", lease, LEASE_SECONDS)
         return _verdict(await self._eval(self._enter_seconds, _ENTER, self._keys(name), arguments), limits)
@@ -107,7 +107,7 @@ class SharedAllowances:
         return _verdict(await self._eval(LEAVE_SECONDS, _LEAVE, self._keys(name), arguments), limits)
 
     async def renew(self, name: str, leases: Iterable[str]) -> None:
-        """Renew the leases of requests that are still under way. Raises RedisAway."""
+        """Renew the leases of requests under way. Raises RedisAway."""
         await self._eval(LEAVE_SECONDS, _RENEW, self._keys(name)[1:], (LEASE_SECONDS, *leases))
 
     async def close(self) -> None:
@@ -115,7 +115,7 @@ class SharedAllowances:
         await self._client.aclose()
 
     def _keys(self, name: str) -> tuple[str, str]:
-        # One hash tag keeps both on one node of a cluster.
+        # The common hash tag keeps both keys on one node of a Redis cluster.
         tagged = f"mambaserve:limits:1:{{{self._scope}:{name}}}"
         return f"{tagged}:left", f"{tagged}:running"
 

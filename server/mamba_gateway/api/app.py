@@ -1,7 +1,7 @@
-"""The public HTTP application of the gateway: the handler of each path, and the OpenAPI document of them.
+"""The public HTTP application of the gateway: the handler of each path, and the OpenAPI document.
 
-Relayed routes are raw ASGI, dispatched before FastAPI costs anything; FastAPI has them for the document and
-for wrong methods. The engines' admin API has no route here.
+Relayed routes are plain ASGI and bypass FastAPI, whose overhead each request would pay. FastAPI lists them in
+the document and answers wrong methods. The admin API of the engines has no route here.
 """
 
 from collections.abc import Awaitable
@@ -46,7 +46,7 @@ _RELAY_ERRORS = generation_errors(
 
 
 class _AsgiResponse(Response):
-    """The response of an ASGI application, for a route of FastAPI that must not read the body itself."""
+    """Response that an ASGI application writes, for a route whose body FastAPI must not read."""
 
     def __init__(self, app: ASGIApp) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ def make_app(
     bodies: BodyBudget | None = None,
     tracing: Tracing = OFF,
 ) -> ASGIApp:
-    """Return the application. With `keys`, everything below /v1/ needs one; the proxy checks them itself."""
+    """Return the application. With `keys`, all paths below /v1/ require one; the proxy checks its own."""
     guard = KeyGuard(keys, "One of the keys in `--api-key-file`; without that option nobody needs one.")
     app = make_application(
         "mambaserve gateway",
@@ -98,7 +98,7 @@ def make_app(
 
 
 def _counted_elsewhere(_route: str, _status: int) -> None:
-    """Count nothing: the proxy counts relayed requests by model; probes and scrapes are not counted."""
+    """Count nothing: the proxy counts relayed requests by model, and probes and scrapes are not counted."""
 
 
 def _add_relayed(app: FastAPI, proxy: ASGIApp, guard: KeyGuard) -> None:

@@ -1,6 +1,7 @@
-"""The routes that the gateway answers itself: models, readiness, metrics, version.
+"""Routes that the gateway answers itself: models, routing decisions, readiness, metrics, version.
 
-Handlers over the pool and the admission; `app` gives each its path, and says which of them need a key.
+The handlers read the pool and the admission. `app` assigns the paths, and decides which of them require a
+key.
 """
 
 from collections.abc import Callable
@@ -24,16 +25,17 @@ from mamba_prefix.prefix_index import PrefixIndex
 from mamba_telemetry.registry import expose
 
 WARM_UP_SECONDS = 5.0
-"""Longest warm-up; with Redis or a tokenizer away it is better to choose without than not at all."""
+"""Longest duration of the warm-up in seconds. If Redis or a tokenizer is missing by then, requests are routed
+without it."""
 
 
 class GatewayReadiness(Readiness):
     """Body of the gateway's `/readyz` and `/health`."""
 
     endpoints: dict[str, int] = Field(default_factory=dict)
-    """`known`: how many engines there are; `ready`: how many of them may be chosen."""
+    """`known`: number of engines; `ready`: number of engines that may be chosen."""
     reasons: dict[str, str] = Field(default_factory=dict)
-    """The reason of each endpoint that may not be chosen, by its name."""
+    """For each engine that may not be chosen, by its name: the reason."""
 
 
 class DecisionList(BaseModel):
@@ -41,13 +43,14 @@ class DecisionList(BaseModel):
 
     object: str = "list"
     data: list[dict[str, Any]] = Field(default_factory=list)
-    """Newest first: engine, reason, and what was considered, in seconds."""
+    """Decisions, the newest first: the chosen engine, the reason, and the compared costs in seconds."""
 
 
 class WarmUp:
-    """Says what a gateway that has just begun waits for until it is ready: what its engines can resume.
+    """Reports what a gateway that has just started lacks to route well: the cached prefixes and tokenizers.
 
-    The gateway serves requests meanwhile; but a client that can send them elsewhere should.
+    The gateway serves requests meanwhile, and reports that it is not ready, so that clients prefer other
+    gateways.
     """
 
     def __init__(
@@ -58,7 +61,7 @@ class WarmUp:
         self._over = texts is None
 
     def missing(self) -> str:
-        """Return what the gateway does not know yet; "" = nothing, or it has waited long enough."""
+        """Return what the gateway still lacks; "" if nothing, or if the warm-up has lasted long enough."""
         if self._over:
             return ""
         if any(endpoint.ready for endpoint in self._pool.snapshot()) and self._clock() < self._until:
@@ -71,7 +74,7 @@ class WarmUp:
 
 
 class LocalRoutes:
-    """The handlers of one gateway."""
+    """Handlers of one gateway."""
 
     def __init__(
         self,
@@ -81,12 +84,12 @@ class LocalRoutes:
         decisions: RoutingLog,
         missing: Callable[[], str] = str,
     ) -> None:
-        """`missing` returns what the gateway has to learn before it is ready; "" = nothing."""
+        """Create the handlers. `missing` returns what the gateway lacks to be ready; "" = nothing."""
         self._pool, self._admission, self._metrics = pool, admission, metrics
         self._decisions, self._missing = decisions, missing
 
     async def models(self) -> Response:
-        """List the models of all engines, ready or not, one entry for each name."""
+        """List the models of all engines, ready or not, with one entry for each name."""
         return JsonResponse({"object": "list", "data": self._pool.model_entries()})
 
     async def model(self, name: str) -> Response:
@@ -97,16 +100,16 @@ class LocalRoutes:
         raise ModelNotFound(no_such_model(name, self._pool.model_names()), param="model")
 
     async def decisions(self, limit: Annotated[int, Query(ge=1, le=MAX_RECORDS)] = 32) -> Response:
-        """Return the last `limit` choices of an engine, newest first, each with the costs it was made by."""
+        """Return the last `limit` choices of an engine, the newest first, each with the compared costs."""
         entries = [record.log_entry() for record in self._decisions.last(limit)]
         return JsonResponse({"object": "list", "data": entries})
 
     async def livez(self) -> dict[str, str]:
-        """Answer 200 while this process's event loop turns."""
+        """Answer 200, which shows that the event loop of this process works."""
         return {"status": "alive"}
 
     async def readyz(self) -> Response:
-        """Answer 200 when requests are welcome. Without engines a request waits for one for a while."""
+        """Answer 200 if the gateway accepts requests. Without engines, requests wait for one for a while."""
         state = self.readiness()
         body = state.model_dump_json().encode()
         if state.status == "ready":
@@ -117,7 +120,7 @@ class LocalRoutes:
         return JsonResponse(body, 503, headers=headers)
 
     async def metrics(self, request: Request) -> Response:
-        """Return the metrics as Prometheus text, or as OpenMetrics with exemplars where that is accepted."""
+        """Return the metrics as Prometheus text, or as OpenMetrics with exemplars if that is accepted."""
         self._metrics.in_flight.set(self._admission.in_flight)
         self._metrics.queued.set(self._admission.queued)
         self._metrics.waiting.clear()
@@ -131,7 +134,7 @@ class LocalRoutes:
         return {"version": version("mambaserve"), "component": "gateway"}
 
     def readiness(self) -> GatewayReadiness:
-        """Return whether requests are welcome, and which engines may be chosen."""
+        """Return whether the gateway accepts requests, and which engines may be chosen."""
         snapshot = self._pool.snapshot()
         endpoints = {"known": len(snapshot), "ready": sum(e.ready and not e.draining for e in snapshot)}
         reasons = self._pool.reasons()

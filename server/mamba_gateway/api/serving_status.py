@@ -1,6 +1,7 @@
-"""`GET /v1/status` of a gateway: its queue, and the status of each engine behind it.
+"""`GET /v1/status` of a gateway: its queue, and the status of each engine.
 
-All engines are queried at once on demand; one that does not answer soon is shown as the pool knows it.
+Each request for the status queries all engines at once. For an engine that does not answer in time, the
+status has what the pool knows.
 """
 
 import asyncio
@@ -21,17 +22,17 @@ from mamba_gateway.headers import bearer
 from mamba_gateway.metrics.gateway_metrics import GatewayMetrics
 
 STATUS_SECONDS = 2.0
-"""Longest wait for the status of one engine."""
+"""Longest time, in seconds, to wait for the status of one engine."""
 MAX_STATUS_BYTES = 1 << 20
-"""Largest status of one engine."""
+"""Maximum size in bytes of the status of one engine."""
 
 
 class StatusUnavailable(Exception):
-    """An engine's status cannot be read; the message says why."""
+    """The status of an engine cannot be read; the message gives the reason."""
 
 
 class EngineStatusClient:
-    """Reads the status of engines over HTTP. `key` returns the key that is sent to engines."""
+    """Client that reads the status of engines over HTTP. `key` returns the API key for engines."""
 
     def __init__(self, session: aiohttp.ClientSession, key: Callable[[], bytes] | None = None) -> None:
         self._session, self._key = session, key
@@ -60,7 +61,7 @@ class EngineStatusClient:
 
 
 class StatusEndpoint:
-    """The status of one gateway. `fetch` returns an engine's status by URL, or raises StatusUnavailable."""
+    """Status of one gateway. `fetch` returns an engine's status by URL, or raises StatusUnavailable."""
 
     def __init__(
         self,
@@ -75,7 +76,7 @@ class StatusEndpoint:
         self._shared = CachedValue(self._collect)
 
     async def status(self) -> Response:
-        """Return the status of the gateway and of the engines behind it."""
+        """Return the status of the gateway and of all its engines."""
         return JsonResponse(await self._shared.get())
 
     async def _collect(self) -> bytes:
@@ -100,7 +101,7 @@ class StatusEndpoint:
         try:
             status = await self._fetch(endpoint.url)
         except StatusUnavailable as error:
-            # Engines of another kind have no such path; the pool knows how much work they have.
+            # Other inference servers have no such path; for them the pool knows how much work they have.
             return EngineStatus(
                 name=endpoint.name,
                 in_flight=endpoint.in_flight,

@@ -1,6 +1,6 @@
-"""The certificate of the endpoint picker: from files that may be rotated, or self-signed.
+"""The certificate of the endpoint picker: read from files, which may be renewed, or self-signed.
 
-Proxies of the Gateway API speak TLS to a picker and, by default, accept any certificate.
+Proxies of the Gateway API use TLS to a picker and, by default, accept any certificate.
 """
 
 import datetime
@@ -17,15 +17,15 @@ from mamba_telemetry.logs import get_logger
 log = get_logger(__name__)
 
 VALID_FOR = datetime.timedelta(days=3650)
-"""Validity of a self-signed certificate, which nobody checks: it lasts as long as the process."""
+"""Validity of a self-signed certificate. No proxy checks it, and it exists only as long as the process."""
 
 
 class CertificateError(ValueError):
-    """Certificate or key cannot be read or used; the message names options and files."""
+    """The certificate or its key cannot be read or used; the message names the options and the files."""
 
 
 def self_signed(name: str) -> tuple[bytes, bytes]:
-    """Return key and certificate in PEM, for `name`."""
+    """Return a new key and a self-signed certificate for `name`, both in PEM."""
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     now = datetime.datetime.now(datetime.UTC)
@@ -35,7 +35,7 @@ def self_signed(name: str) -> tuple[bytes, bytes]:
         .issuer_name(subject)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(days=1))  # clocks differ
+        .not_valid_before(now - datetime.timedelta(days=1))  # the clocks of the two sides may differ
         .not_valid_after(now + VALID_FOR)
         .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
         .sign(key, hashes.SHA256())
@@ -47,14 +47,14 @@ def self_signed(name: str) -> tuple[bytes, bytes]:
 
 
 class CertificateFiles:
-    """Files of a certificate (with its chain) and its key in PEM; read again when one of them changes."""
+    """PEM files of a certificate (with its chain) and its key, which are read again after a change."""
 
     def __init__(self, certificate: str, key: str) -> None:
         self._paths = (Path(key), Path(certificate))
         self._stamp: tuple[tuple[int, int], ...] = ()
 
     def read(self) -> tuple[bytes, bytes]:
-        """Read and return key and certificate. Raises CertificateError."""
+        """Return the key and the certificate from the files. Raises CertificateError."""
         options = f"--endpoint-picker-key {self._paths[0]}, --endpoint-picker-certificate {self._paths[1]}"
         try:
             self._stamp = self._stamps()
@@ -72,7 +72,7 @@ class CertificateFiles:
         try:
             return self._stamps() != self._stamp
         except OSError:
-            return False  # in the middle of a rotation
+            return False  # the files are being replaced at this moment
 
     def _stamps(self) -> tuple[tuple[int, int], ...]:
         return tuple((stat.st_mtime_ns, stat.st_ino) for stat in (path.stat() for path in self._paths))

@@ -7,11 +7,11 @@ from google.protobuf.message_factory import GetMessageClass
 from mamba_gateway.endpoint_picker.ext_proc_descriptors import EXT_PROC, MESSAGES, STRUCT, make_pool
 
 SERVICE = f"{EXT_PROC}.ExternalProcessor"
-"""The gRPC service; a proxy calls its only method."""
+"""Name of the gRPC service, which has one method."""
 METHOD = "Process"
-"""A stream of ProcessingRequest for a stream of ProcessingResponse."""
+"""Method with which a proxy opens a stream of ProcessingRequest and gets a stream of ProcessingResponse."""
 
-if TYPE_CHECKING:  # protobuf has no types here; these names may stand where a type is wanted
+if TYPE_CHECKING:  # These protobuf classes have no static types; annotations use the names below.
     BodyMutation: TypeAlias = Any
     BodyResponse: TypeAlias = Any
     CommonResponse: TypeAlias = Any
@@ -35,6 +35,6 @@ if TYPE_CHECKING:  # protobuf has no types here; these names may stand where a t
     TrailersResponse: TypeAlias = Any
 else:
     _POOL = make_pool()
-    # Struct, too, must be of this pool: protobuf accepts no other one for a field.
+    # Struct must come from the same pool: protobuf accepts no class of another pool for a field.
     for _name in (*MESSAGES, STRUCT):
         globals()[_name.rpartition(".")[2]] = GetMessageClass(_POOL.FindMessageTypeByName(_name))

@@ -1,8 +1,9 @@
-"""Envoy's external processing on the wire: names, numbers and types of the messages the picker speaks.
+"""Names, numbers and types of the messages of Envoy's external processing that the picker uses.
 
-A subset of the .proto files of envoyproxy/data-plane-api at commit 84e84367f256 (2026-01-29): fields that the
-picker neither reads nor writes are left out, and protobuf keeps them as unknown ones. They live in a pool of
-their own, so that code which loads Envoy's whole messages into the same process meets no second definition.
+They are a subset of the .proto files of envoyproxy/data-plane-api at commit 84e84367f256 (2026-01-29). Fields
+that the picker neither reads nor writes are left out; protobuf keeps them as unknown fields. The messages
+have a descriptor pool of their own, so that code in the same process may also load Envoy's complete
+definitions.
 """
 
 from dataclasses import dataclass
@@ -25,11 +26,11 @@ class Field:
 
     number: int
     kind: str
-    """A scalar of protobuf by its name there, or the full name of a message or an enum."""
+    """Name of a scalar type of protobuf, or the full name of a message or an enum."""
     shape: Literal["one", "list", "map"] = "one"
-    """A map's keys are strings."""
+    """Whether the field holds one value, a list, or a map whose keys are strings."""
     oneof: str = ""
-    """Name of a group of fields of which at most one is set."""
+    """Name of a group of fields of which at most one is set; empty = the field is in no group."""
 
 
 ENUMS: dict[str, dict[str, int]] = {
@@ -39,7 +40,7 @@ ENUMS: dict[str, dict[str, int]] = {
         "OVERWRITE_IF_EXISTS_OR_ADD": 2,
         "OVERWRITE_IF_EXISTS": 3,
     },
-    # Enums are open: any other status is its number.
+    # Enums are open: a status that is not listed is represented by its number.
     f"{TYPE}.StatusCode": {"Empty": 0},
     f"{FILTER}.ProcessingMode.BodySendMode": {
         "NONE": 0,
@@ -50,7 +51,8 @@ ENUMS: dict[str, dict[str, int]] = {
         "GRPC": 5,
     },
 }
-"""Full name -> values. The name of an enum inside a message begins with the message's name."""
+"""Values by the full name of each enum. The name of an enum inside a message begins with the message's
+name."""
 
 MESSAGES: dict[str, dict[str, Field]] = {
     f"{CORE}.HeaderValue": {
@@ -116,14 +118,14 @@ MESSAGES: dict[str, dict[str, Field]] = {
         "dynamic_metadata": Field(8, STRUCT),
     },
 }
-"""Full name -> fields by name."""
+"""Fields of each message, by full name of the message and by name of the field."""
 
 
 def make_pool() -> Any:
-    """Return a descriptor pool of protobuf with the messages and enums above and `google.protobuf.Struct`."""
+    """Return a descriptor pool with the messages and enums above and `google.protobuf.Struct`."""
     pool = DescriptorPool()
     files = [_file_of_struct()]
-    for package in (CORE, TYPE, FILTER, EXT_PROC):  # in the order in which they need each other
+    for package in (CORE, TYPE, FILTER, EXT_PROC):  # each file after those that it imports
         file = FileDescriptorProto(name=f"{package}.proto", package=package, syntax="proto3")
         file.dependency.extend(earlier.name for earlier in files)
         _declare(file)
@@ -161,7 +163,7 @@ def _add_field(message: Any, full: str, name: str, field: Field) -> None:
     added.label = FieldDescriptorProto.LABEL_OPTIONAL
     if field.shape != "one":
         added.label = FieldDescriptorProto.LABEL_REPEATED
-    if field.shape == "map":  # on the wire: a list of messages of key and value
+    if field.shape == "map":  # protobuf encodes a map as a list of messages with a key and a value
         entry_name = "".join(part.capitalize() for part in name.split("_")) + "Entry"
         entry = message.nested_type.add(name=entry_name)
         entry.options.map_entry = True

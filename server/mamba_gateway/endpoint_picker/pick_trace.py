@@ -1,7 +1,7 @@
-"""The spans of one request that a proxy relays: those of the relay, as far as the picker sees the request.
+"""The trace spans of one request that a proxy relays, as far as the picker sees the request.
 
-The attempt is the proxy's; its span lasts from the choice to the end of the answer, and the engine's own
-spans are below it, since the proxy sends its `traceparent` on.
+The proxy sends the request to the engine. The span of that attempt lasts from the choice to the end of the
+answer. The engine's own spans are children of it, because the proxy passes the header `traceparent` on.
 """
 
 from opentelemetry.trace import SpanKind
@@ -19,7 +19,7 @@ FAILED_FROM = 500
 
 
 class PickTrace:
-    """The trace of one request, which came `at` (monotonic seconds)."""
+    """Trace of one request, which arrived `at` (monotonic seconds)."""
 
     def __init__(self, tracing: Tracing, head: RequestHead, at: float) -> None:
         self._tracing = tracing
@@ -55,11 +55,11 @@ class PickTrace:
 
     @property
     def traceparent(self) -> str:
-        """Header value for the engine; "" where nothing is recorded, so that the client's own one goes on."""
+        """Return the header for the engine; "" if no trace is recorded: the client's own header is kept."""
         return self.request.traceparent(self._attempt) if self.request.recording else ""
 
     def answered(self, endpoint: Endpoint, status: int, at: float) -> None:
-        """Record the answer's headers, from an engine that may be another one than was picked."""
+        """Record that the answer of an engine has begun; the proxy may have used another than was chosen."""
         self._attempt.set(names.ENDPOINT, endpoint.name)
         for span in (self._attempt, self.request.root):
             span.set(names.HTTP_STATUS, status)
@@ -68,17 +68,17 @@ class PickTrace:
         self.request.answered_at = at
 
     def refused(self, error: Exception, status: int) -> None:
-        """Record that the request was refused in place of an engine's answer."""
+        """Record that the request was refused, so that no engine answered it."""
         self.request.root.set(names.HTTP_STATUS, status)
         if code := error_code(error):
             self.request.root.fail(code)
 
     def exemplar(self) -> dict[str, str] | None:
-        """Return the exemplar for measurements of the request."""
+        """Return the trace's labels, which connect a measurement of the request to its trace."""
         return self.request.exemplar()
 
     def end(self, model: str, *, streams: bool) -> None:
-        """End the trace; `model` is the label of the request's model."""
+        """End all spans of the request; `model` is the model's label in metrics."""
         root: SpanNote = self.request.root
         if model != UNKNOWN_MODEL:
             root.set(names.REQUEST_MODEL, model)

@@ -1,7 +1,8 @@
-"""One request through the proxy: from its headers to the engine's last byte.
+"""Handling of one request of the proxy, from its headers to the last byte of the engine's answer.
 
-Its steps are keys, admission, body, limits, permit and choice; then it observes the answer of the engine.
-Knows the messages of external processing and nothing of gRPC; called by the server once for each stream.
+The steps are API key, admission, body, rate limits, permit and choice of an engine; then the picker observes
+the answer. Knows the messages of external processing and nothing of gRPC. The server calls it once for each
+stream.
 """
 
 import asyncio
@@ -50,12 +51,12 @@ Write = Callable[[ProcessingResponse], Awaitable[None]]
 
 
 class StreamEnded(Exception):
-    """The proxy ended the stream: the client has gone, or the proxy needs no more of the picker."""
+    """The proxy ended the stream: the client has disconnected, or the proxy needs nothing more."""
 
 
 @dataclass(frozen=True, slots=True)
 class SharedParts:
-    """The parts that relay and picker of one gateway share: each learns from the other's requests."""
+    """Parts of one gateway that the relay and the picker share, so that each knows the other's requests."""
 
     pool: Pool
     metrics: GatewayMetrics
@@ -68,7 +69,7 @@ class SharedParts:
 
 
 class EndpointPicker:
-    """The endpoint picker of one gateway."""
+    """Endpoint picker of one gateway."""
 
     def __init__(
         self,
@@ -93,7 +94,7 @@ class EndpointPicker:
         self._hold_timeout, self._most_addresses, self._clock = hold_timeout, most_addresses, clock
 
     async def process(self, incoming: Messages, write: Write) -> None:
-        """Handle one stream until the proxy ends it; cancelling it releases everything the request held."""
+        """Handle one stream until the proxy ends it. A cancellation releases all that the request holds."""
         first = await anext(incoming, None)
         if first is None or not first.HasField("request_headers"):
             return  # without headers there is no request to choose for
@@ -129,7 +130,7 @@ class EndpointPicker:
                 exchange.fields = routing_fields(bytes(exchange.body))
         exchange.model = self._metrics.label(exchange.fields.model)
         fields, tokens = exchange.fields, 0.0
-        if head.path != COUNT_TOKENS:  # which computes no token
+        if head.path != COUNT_TOKENS:  # a request to count tokens, which computes none
             await self._read_prompt(exchange, key)
             tokens = tokens_of(exchange.prompt, len(exchange.body))
         claim = PermitRequest(key, fields.rank, tokens + fields.answer_tokens, fields.model)
@@ -192,7 +193,7 @@ class EndpointPicker:
                         raise BodyTooLarge(f"the body has more than {limit} bytes; no more are accepted")
                     share.take(len(part.body))
                     exchange.body += part.body
-                    # A buffered body comes in one message, whether or not trailers follow.
+                    # A buffered body arrives in one message, whether or not trailers follow.
                     if part.end_of_stream or exchange.head.body_mode == "buffered":
                         return
         except TimeoutError as error:
@@ -235,7 +236,7 @@ class EndpointPicker:
         exchange.share.release()
 
     def _addresses(self, exchange: Exchange) -> list[str]:
-        """Return the addresses of the chosen endpoint and of the next cheapest ones as fallbacks."""
+        """Return the address of the chosen engine, and as fallbacks those of the next cheapest engines."""
         assert exchange.record is not None
         decision = exchange.record.decision
         others = decision.comparison.cheapest_first()
@@ -243,7 +244,7 @@ class EndpointPicker:
         return list(islice(chain((decision.endpoint.address,), rest), self._most_addresses))
 
     def _mutation(self, exchange: Exchange) -> HeaderMutation:
-        # As for a request that the gateway relays itself, the client's credentials do not go on.
+        # As for a request that the gateway relays itself, the client's credentials are removed.
         head = exchange.head
         credentials = {
             name.decode("latin-1")
@@ -287,7 +288,7 @@ class EndpointPicker:
                 await write(messages.unchanged(kind))
 
     def _response_started(self, exchange: Exchange, message: ProcessingRequest) -> None:
-        """Handle the response headers: the prompt is computed, and they name the endpoint that served it."""
+        """Handle the headers of the answer: the prompt is computed, and they name the engine."""
         assert exchange.record is not None
         assert exchange.cost is not None
         pairs = list(headers_of(message.response_headers.headers))
@@ -298,7 +299,7 @@ class EndpointPicker:
         address = served_by(message)
         other = exchange.record.decision.comparison.cost_behind(address)
         if other is not None and other.endpoint.url != exchange.cost.endpoint.url:
-            # The proxy went on to a fallback: the first one could not be reached.
+            # The proxy used a fallback, because it could not reach the first engine.
             self._pool.suspect(exchange.cost.endpoint.url, "the proxy could not reach it")
             self._pool.end(exchange.cost.endpoint.url, exchange.ticket, failed=True)
             exchange.cost = other
@@ -318,7 +319,7 @@ class EndpointPicker:
     def _end(self, exchange: Exchange) -> None:
         assert exchange.cost is not None
         endpoint, seconds = exchange.cost.endpoint, self._clock() - exchange.arrival
-        # Without a status the request was abandoned before the answer; 4xx are mistakes of clients.
+        # Without a status, the client left before the answer began; 4xx are mistakes of clients.
         status = exchange.status
         failed = None if not status or 400 <= status < 500 else status >= 500
         self._pool.end(endpoint.url, exchange.ticket, failed=failed)

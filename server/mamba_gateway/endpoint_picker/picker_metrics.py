@@ -1,7 +1,7 @@
-"""Series that dashboards of the Gateway API Inference Extension read, as of its v1.5.0, where we have values.
+"""Series that dashboards of the Gateway API Inference Extension v1.5.0 read, where the picker has the values.
 
-Label sets are those of the extension. A model counts by its name if an engine serves it; all priorities are
-0. Times are in seconds from the request's headers.
+The label sets are those of the extension. A model is counted under its name only if an engine serves it. The
+priority is always 0. Times are in seconds from the arrival of the request's headers.
 """
 
 from collections.abc import Callable
@@ -25,7 +25,7 @@ _BYTES = tuple(1 << power for power in range(6, 31))
 _TOKENS = (1, *(1 << power for power in range(3, 21)))
 _MODEL = ["model_name", "target_model_name"]
 Exemplar = dict[str, str] | None
-"""Labels of the trace that a measurement refers to."""
+"""Labels of the trace to which a measurement belongs."""
 
 
 class _PoolCollector(Collector):
@@ -62,7 +62,7 @@ class _PoolCollector(Collector):
 
 
 class PickerMetrics:
-    """The series of one picker, in the registry of its gateway. `pool` is the name of its pool."""
+    """Series of one picker, in the registry of its gateway. `pool` is the name of the InferencePool."""
 
     def __init__(
         self, gateway: GatewayMetrics, pool: str, namespace: str, snapshot: Callable[[], tuple[Endpoint, ...]]
@@ -112,11 +112,11 @@ class PickerMetrics:
         info.labels("", f"mambaserve-{version('mambaserve')}").set(1)
 
     def label(self, model: str | None) -> str:
-        """Return the label of a model's name."""
+        """Return the value of the label for a model's name."""
         return self._gateway.model_label(model)
 
     def picked(self, model: str, endpoint: Endpoint, size: int, seconds: float) -> None:
-        """Count a request of `size` bytes that got an engine `seconds` after it had arrived whole."""
+        """Count a request of `size` bytes for which an engine was chosen `seconds` after it had arrived."""
         self._requests.labels(model, model, "0").inc()
         self._sizes.labels(model, model).observe(size)
         self._running.labels(model).inc()
@@ -125,13 +125,13 @@ class PickerMetrics:
         self._attempts.labels("success", model, endpoint.name, self._namespace, port).inc()
 
     def refused(self, model: str, code: str, *, choosing: bool) -> None:
-        """Count a request that was refused in place of an engine's answer."""
+        """Count a request that was refused, so that no engine answered it."""
         self._errors.labels(model, model, code).inc()
         if choosing:
             self._attempts.labels("failure", model, "", "", "").inc()
 
     def response_started(self, model: str, status: int, seconds: float, exemplar: Exemplar = None) -> None:
-        """Count an answer that began after `seconds`."""
+        """Count an answer that began `seconds` after the request."""
         self._first.labels(model, model).observe(seconds, exemplar)
         if status >= 400:
             self._errors.labels(model, model, str(status)).inc()
@@ -139,7 +139,7 @@ class PickerMetrics:
     def answered(
         self, model: str, size: int, usage: Usage | None, seconds: float, exemplar: Exemplar = None
     ) -> None:
-        """Count an answer of `size` bytes that ended after `seconds`."""
+        """Count an answer of `size` bytes that ended `seconds` after the request."""
         self._duration.labels(model, model).observe(seconds, exemplar)
         self._answers.labels(model, model).observe(size)
         if usage is None:
@@ -152,5 +152,5 @@ class PickerMetrics:
             self._cached.labels(model, model).observe(usage.cached_tokens)
 
     def ended(self, model: str) -> None:
-        """Count a request that had an engine as over, whatever its outcome."""
+        """Count the end of a request that had an engine, whatever the result."""
         self._running.labels(model).dec()

@@ -1,4 +1,4 @@
-"""The beginning of a stream: the request's headers, the endpoints that may serve it, and its body's mode."""
+"""The beginning of a stream: the headers of the request, the engines that may serve it, and its body mode."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,26 +20,26 @@ _MODES: dict[int, BodyMode] = {
 
 @dataclass(frozen=True, slots=True)
 class RequestHead:
-    """The beginning of one request of the proxy."""
+    """Facts about one request that the first message of the proxy contains."""
 
     headers: tuple[tuple[bytes, bytes], ...]
-    """Headers with names in lower case; pseudo headers have a colon."""
+    """Headers with names in lower case. The names of pseudo headers begin with a colon."""
     ended: bool
     """Whether the request has no body."""
     body_mode: BodyMode
     streams_answer: bool
-    """Whether each piece of the answer has to be sent back; else the picker only reads it."""
+    """Whether the picker has to send back each part of the answer; otherwise the picker only reads it."""
     allowed_addresses: frozenset[str] | None
-    """Addresses of the endpoints that may serve the request; None = any."""
+    """Addresses of the engines that may serve the request; None = all may."""
     request_id: str
 
     @classmethod
     def of(cls, message: ProcessingRequest) -> "RequestHead":
-        """Read the first message, which has request headers."""
+        """Read the first message of a stream, which has the headers of the request."""
         headers = tuple(headers_of(message.request_headers.headers))
         body_mode: BodyMode = "streamed"
         streams_answer = True
-        if message.HasField("protocol_config"):  # without it: the mode that the protocol asks for
+        if message.HasField("protocol_config"):  # otherwise: the mode that the protocol requires
             config = message.protocol_config
             body_mode = _MODES.get(config.request_body_mode, "unseen")
             streams_answer = _MODES.get(config.response_body_mode) == "streamed"
@@ -54,7 +54,7 @@ class RequestHead:
         )
 
     def find(self, name: bytes) -> bytes | None:
-        """Return the first value of a header, or None."""
+        """Return the first value of a header; None if it is absent."""
         return find_header(self.headers, name)
 
     @property
@@ -64,19 +64,19 @@ class RequestHead:
 
     @property
     def announced(self) -> int:
-        """Number of bytes of the body by its headers; 0 = they do not say."""
+        """Size of the body in bytes according to the headers; 0 = unknown."""
         declared = self.find(b"content-length")
         return int(declared[:18]) if declared is not None and declared.isdigit() else 0
 
 
 def headers_of(headers: Any) -> Iterator[tuple[bytes, bytes]]:
-    """Yield name and value of each header of a HeaderMap; old proxies send values as text."""
+    """Yield name and value of each header of a HeaderMap. Older proxies send the values as text."""
     for header in headers.headers:
         yield header.key.lower().encode("latin-1", "replace"), header.raw_value or header.value.encode()
 
 
 def served_by(message: ProcessingRequest) -> str | None:
-    """Return the address that answered, where the proxy reports it."""
+    """Return the address of the engine that answered, if the proxy reports it."""
     address = _metadata(message, DESTINATION_NAMESPACE).get(SERVED)
     return address if isinstance(address, str) else None
 
@@ -85,7 +85,7 @@ def _subset(message: ProcessingRequest) -> frozenset[str] | None:
     subset = _metadata(message, SUBSET_NAMESPACE).get(SUBSET)
     if subset is None:
         return None
-    # The protocol has a list; some proxies send one text with commas, from a header.
+    # The protocol defines a list; some proxies send one text with commas, taken from a header.
     items = [subset] if isinstance(subset, str) else list(subset)
     parts = (part.strip() for item in items for part in str(item).split(","))
     return frozenset(part for part in parts if part)

@@ -1,4 +1,4 @@
-"""The gRPC server of the picker: listener, TLS, health, and one task for each stream. Knows no routing."""
+"""The gRPC server of the picker: port, TLS, health, and one task for each stream. It does no routing."""
 
 import asyncio
 import contextlib
@@ -29,13 +29,13 @@ UNKNOWN_PROXY = (
 )
 READINESS, LIVENESS = "readiness", "liveness"
 MESSAGE_MARGIN = 1024 * 1024
-"""Largest number of bytes of a message in addition to the body in it."""
+"""Maximum size in bytes of a message without the body in it."""
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
 class PickerServer:
-    """A picker that listens on `port`."""
+    """Picker that listens on `port`."""
 
     def __init__(self, server: grpc.aio.Server, port: int, pool: Pool) -> None:
         self.port = port
@@ -45,13 +45,13 @@ class PickerServer:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
 
     async def follow_readiness(self) -> None:
-        """Publish health whenever the pool changes; ends only by cancellation."""
+        """Publish the health status whenever the pool changes; runs until it is cancelled."""
         while True:
             await self._publish_health()
             await self._pool.changed()
 
     async def drain(self) -> None:
-        """Report not ready from now on; open streams continue."""
+        """Report the status not serving from now on; open streams continue."""
         self._draining = True
         await self._publish_health()
 
@@ -87,7 +87,7 @@ def make_picker(
     backend_keys: KeyFile | None,
     tracing: Tracing = OFF,
 ) -> EndpointPicker:
-    """Return a picker over the parts of its gateway, with the gateway's limits."""
+    """Return a picker that shares the parts and the limits of its gateway."""
     name = settings.inference_pool or settings.deployment or "mambaserve"
     metrics = PickerMetrics(parts.metrics, name, settings.namespace or "", parts.pool.snapshot)
     return EndpointPicker(
@@ -102,11 +102,14 @@ def make_picker(
 async def picker_listening(
     settings: GatewaySettings, picker: EndpointPicker, pool: Pool
 ) -> AsyncIterator[PickerServer]:
-    """Serve for the length of the block. Raises CannotListen, CertificateError, KeyFileError."""
+    """Serve for the duration of the block. Raises CannotListen, CertificateError, KeyFileError."""
     assert settings.endpoint_picker_port is not None
     server = grpc.aio.server(
         options=(
-            ("grpc.so_reuseport", 0),  # a second process must not take half of the streams
+            (
+                "grpc.so_reuseport",
+                0,
+            ),  # a second process must not get half of the streams
             ("grpc.max_receive_message_length", settings.max_body_bytes + MESSAGE_MARGIN),
         )
     )

@@ -1,1 +1,1 @@
-"""The gateway's knowledge of its engines: which there are, what they report, how fast they are."""
+"""The gateway's knowledge of its engines: which ones exist, what they report, and how fast they are."""

@@ -1,7 +1,7 @@
-"""Discovery: the engines of a MambaDeployment, from the EndpointSlices of the Service `NAME-engine`.
+"""Discovery: finds the engines of a MambaDeployment in the EndpointSlices of the Service `NAME-engine`.
 
-`targets` is pure and works on plain decoded JSON (discovery.k8s.io/v1); `watch_engines` passes its result on.
-Losing the API server loses no engine.
+`targets` is pure and works on decoded JSON (discovery.k8s.io/v1); `watch_engines` passes its result on. While
+the API server cannot be reached, the last known engines stay.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -19,7 +19,7 @@ Sink = Callable[[Iterable[Target]], None]
 
 
 async def watch_engines(server: ApiServer, namespace: str, deployment: str, sink: Sink, rng: Random) -> None:
-    """Feed `sink` with the deployment's engines for ever; ends only by cancellation."""
+    """Pass the engines of the deployment to `sink` after every change; runs until it is cancelled."""
 
     def changed(slices: Objects) -> None:
         sink(targets(slices.values()))
@@ -31,9 +31,9 @@ async def watch_engines(server: ApiServer, namespace: str, deployment: str, sink
 def targets(slices: Iterable[Mapping[str, Any]]) -> tuple[Target, ...]:
     """Return one target for each address of all slices, in a stable order.
 
-    An address may be in two slices for a moment while the control plane moves it: then the better standing
-    counts, ready before not ready, staying before draining. A condition that is absent or null is true for
-    `ready` and false for `terminating`, as the API says.
+    While the control plane moves an address, two slices may contain it. The better state then counts: ready
+    before not ready, and not draining before draining. As the API defines, a condition that is absent or null
+    means true for `ready` and false for `terminating`.
     """
     by_url: dict[str, Target] = {}
     for item in slices:
@@ -63,7 +63,7 @@ def _targets_of(endpoint: Mapping[str, Any], port: int) -> Iterable[Target]:
         yield Target(
             url=f"http://{where}",
             name=name or where,
-            # A terminating pod is never `ready`, but may still finish what it has: `draining` says that.
+            # A terminating pod is never `ready`, but it may still finish its requests, so it is `draining`.
             ready=conditions.get("ready") is not False or terminating,
             draining=terminating,
         )

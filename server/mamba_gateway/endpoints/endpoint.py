@@ -1,8 +1,8 @@
-"""One engine as routing and admission see it: its snapshot, its queue of prompts, and whether it fails.
+"""One engine as routing and admission see it: a snapshot, its queued prompts, its failed requests.
 
-The pool keeps a `PromptQueue` and an `OutlierEjection` for each engine, and freezes them with the engine's
-report into an `Endpoint`. Everything that a decision would derive from an endpoint again and again is derived
-once. Pure.
+The pool keeps a `PromptQueue` and an `OutlierEjection` for each engine, and combines them with the engine's
+report into an immutable `Endpoint`. Values that every decision needs are computed once, when the `Endpoint`
+is created. Pure.
 """
 
 import functools
@@ -20,64 +20,69 @@ from mamba_gateway.endpoints.engine_speed import EngineSpeed
 from mamba_gateway.hand_over import TransferReport
 
 DECODE_SECONDS = 0.001
-"""Time that a running sequence adds to each step, assumed where no step was measured."""
+"""Seconds that a running sequence is assumed to add to each step, if no step was measured."""
 ENGINE_QUEUE = 8
-"""Requests that may wait at an engine: as many as one of its steps starts at most."""
+"""Number of requests that may wait at an engine: the largest number that one step starts."""
 
 
 class Endpoint(msgspec.Struct, frozen=True, gc=False):
-    """Snapshot of one engine. A new one is made with each request that begins or ends there."""
+    """Snapshot of one engine. A new one is created for each request that begins or ends there."""
 
     url: str
     name: str
     ready: bool
     draining: bool
     models: frozenset[str] | None
-    """Names of the models that the engine serves; None = unknown, then it may serve any."""
+    """Names of the models that the engine serves; None = unknown, and any request may be sent there."""
     running: int
     waiting: int
     kv_usage: float
     in_flight: int
-    """Requests of this gateway that the engine has now."""
+    """Number of requests of this gateway at the engine now."""
     in_flight_at_report: int
-    """Largest number of the requests in flight that `running` and `waiting` include."""
+    """Largest number of this gateway's requests that may be included in `running` and `waiting`."""
     speed: EngineSpeed | None = None
     queued_tokens: float | None = None
-    """Prompt tokens that the engine has yet to compute, ours as we know them; None = it does not say."""
+    """Estimated number of prompt tokens that the engine has yet to compute; None = the engine reports
+    none."""
     room: float | None = None
-    """Prompt tokens that the engine has memory for, as last reported; None = it does not say."""
+    """Number of prompt tokens that fit into the engine's memory, as last reported; None = not reported."""
     max_running: int | None = None
-    """Largest number of requests that the engine runs at once; None = it does not say."""
+    """Maximum number of requests that the engine runs at once; None = not reported."""
     service_seconds: float = 1.0
-    """Recent mean time that a request of this gateway takes at the engine."""
+    """Average duration in seconds of this gateway's recent requests at the engine."""
     ejected: bool = False
-    """Whether the engine is left out, since requests failed there."""
+    """Whether the engine gets no requests, because requests have failed there."""
     memory_seconds: float = 0.0
-    """Expected wait, in seconds, of a prompt that does not fit the engine's memory now. Derived from the
-    other fields."""
+    """Expected seconds until a prompt that does not fit into the engine's memory now would fit. Derived from
+    the other fields."""
     answered: int = 0
-    """Attempts of this gateway that the engine answered whole, the mistakes of clients (4xx) aside."""
+    """Number of this gateway's requests that the engine answered completely, without those of status 4xx."""
     failed: int = 0
-    """Attempts of this gateway that failed there: 5xx, not reached, broken off, silent."""
+    """Number of this gateway's requests that failed there: status 5xx, no connection, an answer that broke
+    off, or no answer."""
     rejected: int = 0
-    """Attempts of this gateway that the engine rejected as mistakes of clients: 4xx."""
+    """Number of this gateway's requests that the engine rejected with a status 4xx, as mistakes of
+    clients."""
     full: bool = False
-    """Whether the engine has told a request since its last report that it has too many."""
+    """Whether the engine has rejected a request since its last report because it had too many."""
     avoided: bool = False
-    """Whether the engine was full lately, so that others are preferred."""
+    """Whether the engine was full recently, so that other engines are preferred."""
     role: Role = "unified"
-    """Work of the engine: whole requests, or prompts alone, or answers to prompts of other engines."""
+    """Work of the engine: whole requests (unified), only prompts (prefill), or only answers to prompts that
+    another engine computed (decode)."""
     transfer: TransferReport | None = None
-    """Endpoint of the engine for states that move between engines; None = it moves none."""
+    """Server from which other engines can fetch states of this engine; None = there is none."""
     credits: int = 0
-    """Number of states that the engine can take, less those that this gateway sent since its report."""
+    """Number of further states that the engine can receive, after those that this gateway has sent since its
+    report."""
     cost_terms: tuple[float, float, float, float] | None = None
     """(tokens per second, attention ratio, queued prompt tokens, seconds of decoding per prompt), for
     `CostComparison.totals`; None = not all of them are known. Derived from the other fields."""
 
     def __post_init__(self) -> None:
         running = max(1, self.running)
-        # One sequence has to end for each that waits, and they end one after the other.
+        # For each sequence that waits, another one has to end first, and they end one after the other.
         force_setattr(self, "memory_seconds", (1 + self.waiting) * self.service_seconds / running)
         speed, queued = self.speed, self.queued_tokens
         if speed is not None and queued is not None:
@@ -87,27 +92,27 @@ class Endpoint(msgspec.Struct, frozen=True, gc=False):
             )
 
     def decode_seconds(self, speed: EngineSpeed) -> float:
-        """Return the delay of a prompt by the answers that the engine is writing, at this speed."""
+        """Return the seconds by which the answers being written delay a prompt, at this speed."""
         sequence_seconds = speed.decode_seconds / max(1, self.running) or DECODE_SECONDS
         return sequence_seconds * self.load
 
     def serves(self, model: str | None) -> bool:
-        """Return whether the engine may serve `model`; without a model in the request it has a default."""
+        """Return whether the engine may serve `model`; None = the request names no model."""
         return model is None or self.models is None or model in self.models
 
     @property
     def address(self) -> str:
-        """The host:port of the engine, as proxies write it."""
+        """The host:port of the engine, in the form that proxies use."""
         return urlsplit(self.url).netloc
 
     @property
     def key(self) -> int:
-        """A number that stands for the engine's name, the same in every gateway."""
+        """Number derived from the engine's name, which is the same in every gateway."""
         return _key(self.name)
 
     @property
     def load(self) -> int:
-        """Number of requests that the engine has now: ours exactly, those of others as last reported."""
+        """Number of requests at the engine: this gateway's exactly, others' as last reported."""
         others = self.running + self.waiting - self.in_flight_at_report
         return others + self.in_flight if others > 0 else self.in_flight
 
@@ -118,13 +123,13 @@ def _key(name: str) -> int:
 
 
 def engine_capacity(endpoints: Iterable[Endpoint], model: str | None) -> float:
-    """Return how many more requests for `model` the engines are given, over all of them.
+    """Return how many more requests for `model` may be sent to the engines, in total.
 
-    An engine's own queue knows nothing of keys: a request that waits there is out of reach of any fairness.
-    So an engine is given what it can run and one step's worth more, which begins the moment something ends.
-    There is no limit where an engine does not say how many it can run, and where there is no engine at all,
-    since a request is then held, or refused, by the relay. Prefill engines do not count: a request keeps the
-    place at the engine that will write its answer while its prompt is computed.
+    The queue of an engine does not distinguish keys, so the gateway cannot order the requests in it fairly.
+    An engine therefore gets only as many requests as it can run, and the number that one of its steps can
+    start. The capacity is unlimited if an engine does not report how many it can run, and if there is no
+    engine, since the relay then holds or refuses the request. Prefill engines do not count: while they
+    compute a prompt, the request occupies room at the decode engine that will answer it.
     """
     free, any_serves = 0.0, False
     for endpoint in endpoints:
@@ -145,56 +150,58 @@ def _free_places(endpoint: Endpoint) -> float:
 
 
 def _short_of_memory(endpoint: Endpoint) -> bool:
-    # The requests that wait there do not fit, so no more will run than do.
+    # The waiting requests do not fit into memory, so no more than the present number will run.
     room, queued = endpoint.room, endpoint.queued_tokens
     return endpoint.waiting > 0 and room is not None and queued is not None and room < queued
 
 
 LAG = 1.0
-"""Largest age of a report in seconds: an engine counts twice a second, and its answer takes a while."""
+"""Maximum age of a report in seconds. An engine updates its numbers twice a second, and the answer takes some
+time."""
 
 
 class _QueuedPrompt(msgspec.Struct, eq=False):
     tokens: float
     at: float
     reported: bool = False
-    """Whether the last report includes the prompt, which was sent long enough before it."""
+    """Whether the last report includes the prompt, because it was sent long enough before."""
 
 
 class PromptQueue:
-    """The queued prompts of one engine: its report, corrected by this gateway's requests.
+    """Estimate of the prompt tokens queued at one engine: its report, corrected by this gateway's requests.
 
-    A report is older than the moment at which it is read: prompts sent within `LAG` before it count in
-    addition. Some tokens may then count twice for that long; if they did not count at all, they would attract
-    the next request, too. A ticket stands for one request; times are monotonic seconds.
+    A report describes an earlier moment than that at which it is read. So prompts that were sent within `LAG`
+    seconds before the reading count in addition. Some tokens may be counted twice for that time; without it
+    they might not count at all, and the engine would attract the next request. A ticket identifies a request.
+    Times are monotonic, in seconds.
     """
 
     def __init__(self) -> None:
         self._sent: dict[int, _QueuedPrompt] = {}
         self._reported: float | None = None
         self._answered = 0.0
-        """Tokens of reported prompts that were answered since the report."""
+        """Tokens of reported prompts whose answers have begun since the report."""
         self._unreported = 0.0
-        """Tokens of prompts that were sent and not answered, and that no report includes yet."""
+        """Tokens of prompts that were sent, whose answers have not begun, and that no report includes."""
 
     def send(self, ticket: int, tokens: float, now: float) -> None:
-        """Record that a request with this number of tokens to compute goes to the engine."""
+        """Record that a request was sent to the engine, which has to compute `tokens`."""
         self._sent[ticket] = _QueuedPrompt(tokens, now)
         self._unreported += tokens
 
     def answer(self, ticket: int) -> None:
-        """Record that the engine has begun to answer, or never will. Unknown tickets are ignored."""
+        """Record that the answer has begun, or that there will be none. Unknown tickets are ignored."""
         sent = self._sent.pop(ticket, None)
         if sent is None:
             return
         if sent.reported:
             self._answered += sent.tokens
         else:
-            # Rounding errors of adding and subtracting end with the last prompt.
+            # Rounding errors are removed once no prompt is queued.
             self._unreported = self._unreported - sent.tokens if self._sent else 0.0
 
     def report(self, tokens: float | None, now: float) -> None:
-        """Take the number of tokens that the engine reports; None = it reports none."""
+        """Record the number of queued tokens that the engine reports; None = it reports none."""
         self._reported, self._answered = tokens, 0.0
         for sent in self._sent.values():
             sent.reported = tokens is not None and sent.at < now - LAG
@@ -207,65 +214,65 @@ class PromptQueue:
 
 
 FAILURES = 3
-"""Failures in a row after which an engine is left out."""
+"""Number of consecutive failures after which an engine gets no requests for a while."""
 SUSPICIOUS = 3
-"""Rejections in a row after which each further one is compared with another engine's answer."""
+"""Number of consecutive rejections after which every further one is compared with another engine's answer."""
 COMPARED_SECONDS = 2.0
-"""Longest time that an engine gets no request while a rejection is compared. Clients that make mistakes
-without end, at another engine that is slow, must not keep the engine out for longer."""
+"""Longest time, in seconds, that an engine gets no request while a rejection is compared. Otherwise clients
+whose requests are wrong could keep an engine idle while a slow one answers."""
 FIRST_SECONDS, LONGEST_SECONDS = 5.0, 300.0
-"""Time for which an engine is left out the first time, doubled each time; longest such time."""
+"""Seconds for which an engine is ejected the first time, doubled each time; and the longest such time."""
 
 
 @dataclass(slots=True)
 class OutlierEjection:
-    """The judgement of one engine by the outcome of its requests. Times are monotonic seconds.
+    """Decides from the results of its requests whether one engine gets further requests. Times are monotonic.
 
-    What the engine reports of itself may be wrong. After failures in a row it is left out for a while; then
-    one request is sent, and if the engine answers it, the engine is as good as any, else it is left out for
-    longer. A request that one engine rejects and another takes counts as a failure of the first, which gets
-    no further request until the other has answered.
+    What an engine reports about itself may be wrong. After several consecutive failures it is ejected: it
+    gets no requests for a while. Then it gets one request as a trial. If the engine answers that, it is used
+    as before; otherwise it is ejected for longer. If one engine rejects a request that another engine
+    accepts, that counts as a failure of the first, which gets no other request until the second has answered.
     """
 
     failures: int = 0
-    """Number of failures since the last answer."""
+    """Number of failures since the last successful answer."""
     ejections: int = 0
     until: float = 0.0
-    """Time until which the engine is left out."""
+    """Time, in monotonic seconds, until which the engine is ejected."""
     reason: str = ""
     rejections: int = 0
-    """Requests that the engine rejected as mistakes of clients, since the last one that it took."""
+    """Number of requests that the engine rejected with a status 4xx since it last accepted one."""
     comparisons: int = 0
-    """Requests that the engine rejected and that another engine has now."""
+    """Number of requests that the engine rejected and that are now at another engine."""
     compared_until: float = 0.0
-    """Time until which the first comparison keeps other requests away."""
+    """Time, in monotonic seconds, until which a comparison keeps other requests away."""
     trial: int | None = None
-    """Ticket of the request that shows whether the engine works again."""
+    """Ticket of the trial request, which shows whether the engine works again; None = there is none."""
 
     @property
     def doubted(self) -> bool:
-        """Whether the engine was left out and has not answered since."""
+        """Whether the engine was ejected and has not answered successfully since."""
         return self.ejections > 0
 
     @property
     def uncertain(self) -> bool:
-        """Whether the engine is left out, or may be soon: its state has to be looked at each time."""
+        """Whether the engine is ejected or may soon be, so that its state has to be checked each time."""
         return self.doubted or self.comparisons > 0
 
     def excludes(self, now: float) -> bool:
-        """Return whether the engine gets no request now."""
+        """Return whether the engine must not get a request now."""
         if self.comparisons > 0 and now < self.compared_until:
             return True
         return self.doubted and (now < self.until or self.trial is not None)
 
     def compare(self, now: float) -> None:
-        """Record that a request that the engine rejected goes to another engine."""
+        """Record that a request that the engine rejected is sent to another engine."""
         if self.comparisons == 0:
             self.compared_until = now + COMPARED_SECONDS
         self.comparisons += 1
 
     def fail(self, reason: str, now: float, *, may_eject: bool) -> None:
-        """Record a failed request; with `may_eject` the engine may be left out from now on."""
+        """Record a failed request. With `may_eject` the engine may be ejected."""
         self.failures += 1
         self.reason = reason
         if not may_eject or now < self.until or not (self.doubted or self.failures >= FAILURES):
@@ -274,6 +281,6 @@ class OutlierEjection:
         self.ejections += 1
 
     def answer(self) -> None:
-        """Record that the engine has answered a request."""
+        """Record that the engine has answered a request successfully."""
         self.failures = self.ejections = self.rejections = 0
         self.until, self.trial = 0.0, None

@@ -1,8 +1,9 @@
-"""How fast an engine is: its own measurement, which turns tokens into seconds, and the fleet's share in it.
+"""The speed of an engine, which converts tokens to seconds: its measurement, corrected by the fleet's.
 
-Engines that are alike measure themselves unlike: by the steps they happened to have, a slow first one, other
-work on their machine. An engine that counts as slow is sent nothing, measures nothing, and stays slow: its
-memory is lost to the fleet. So a difference counts as far as it is certain. Pure.
+Identical engines measure different speeds, because of the steps that they happened to run, a slow first step,
+or other work on their machine. An engine that appears slow gets no requests, so it measures nothing more and
+continues to appear slow, and the fleet loses its memory. So a difference counts only as far as it is
+statistically certain. Pure.
 """
 
 import math
@@ -12,41 +13,48 @@ from dataclasses import dataclass, replace
 from mamba_planner.arithmetic import prefill_work
 
 CERTAIN_ERRORS = 4.0
-"""Standard errors by which an engine differs from the others before any of the difference counts."""
+"""Number of standard errors by which an engine must differ from the others before the difference counts."""
 MIN_ERROR = 0.01
-"""Smallest relative error that a speed is taken to have: no engine outweighs all others."""
+"""Smallest relative error that a speed is assumed to have, so that no engine outweighs all others."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineSpeed:
-    """One engine's speed. `attention_ratio` is what attention adds to a token's work for each before it."""
+    """Speed of one engine.
+
+    `attention_ratio` is the extra work of a prompt token for each token before it, relative to that of the
+    first token.
+    """
 
     tokens_per_second: float
     attention_ratio: float = 0.0
     decode_seconds: float = 0.0
-    """Time of a step that only decodes; 0 = not measured yet."""
+    """Seconds of a step that only decodes; 0 = not measured."""
     error: float = 0.0
-    """Relative standard error of `tokens_per_second`; 0 = the engine does not report one, and is believed."""
+    """Relative standard error of `tokens_per_second`; 0 = the engine reports none, and its speed is used as
+    it is."""
 
     def work(self, start: int, stop: int) -> float:
         """Return the work of the prompt tokens [start, stop), in units of a prompt's first token."""
         return prefill_work(start, stop, self.attention_ratio)
 
     def seconds(self, start: int, stop: int) -> float:
-        """Return the time to compute the prompt tokens [start, stop)."""
+        """Return the seconds to compute the prompt tokens [start, stop)."""
         return prefill_work(start, stop, self.attention_ratio) / self.tokens_per_second
 
 
 NOMINAL = EngineSpeed(10_000.0)
-"""Speed assumed where no engine has measured itself: high, so that load decides unless much differs."""
+"""Speed that is assumed for engines that have measured none. It is high, so that small differences of work do
+not outweigh the load."""
 
 
 def pooled_speed(own: EngineSpeed, fleet: Iterable[EngineSpeed]) -> EngineSpeed:
-    """Return `own`, drawn to the mean of the `fleet` by how uncertain it is.
+    """Return the speed `own`, moved towards the mean of `fleet` as far as it is uncertain.
 
-    The fleet is all engines that serve the same, this one among them. Within `CERTAIN_ERRORS` the result is
-    the mean, beyond it less and less of it (as James and Stein do). An engine that does not report its error
-    is believed, and does not count in the mean.
+    `fleet` are the speeds of all engines that serve the same models, this one included. Within
+    `CERTAIN_ERRORS` of the mean the result is the mean; beyond that it approaches `own` (a James-Stein
+    estimate). The speed of an engine that reports no error is returned unchanged, and does not count in the
+    mean.
     """
     if not own.error:
         return own

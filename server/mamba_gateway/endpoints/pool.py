@@ -1,7 +1,7 @@
-"""The pool: which engines exist, what each reports, and how many of our requests each has in flight.
+"""The pool: which engines exist, what each reports, and how many requests of this gateway each has.
 
-Sources say which targets exist, the prober and the relay report on them, routing reads a frozen snapshot.
-Holds no connection and never decides where a request goes.
+Sources (the command line or Kubernetes) set the engines; the prober and the relay report about them; routing
+reads an immutable snapshot. The pool holds no connections and does not choose engines.
 """
 
 import asyncio
@@ -22,21 +22,22 @@ from mamba_gateway.hand_over import TransferReport
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One engine that a source knows of."""
+    """Engine that a source has found."""
 
     url: str
-    """Base URL, without a trailing slash."""
+    """Base URL without a slash at its end."""
     name: str = ""
-    """Pod name, or the URL's authority."""
+    """Name of the pod, or host and port of the URL."""
     ready: bool = True
-    """Readiness by the source (EndpointSlice condition); True for a static source, which has no opinion."""
+    """Whether the source reports the engine as ready (EndpointSlice condition); always True for a fixed
+    list."""
     draining: bool = False
-    """Whether the source says that the engine is going away."""
+    """Whether the source reports that the engine is shutting down."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeReport:
-    """The result of one probe. `models` holds the engine's `/v1/models` entries; None = unknown."""
+    """Result of one probe. `models` are the entries of the engine's `/v1/models`; None = unknown."""
 
     ready: bool
     draining: bool = False
@@ -46,23 +47,23 @@ class ProbeReport:
     waiting: int = 0
     kv_usage: float = 0.0
     speed: EngineSpeed | None = None
-    """Speed that the engine measured; None = nothing yet, or the engine does not say."""
+    """Speed that the engine has measured; None = none yet, or the engine reports none."""
     prompt_tokens_waiting: float | None = None
-    """Prompt tokens that the engine has yet to compute; None = it does not say."""
+    """Number of prompt tokens that the engine has yet to compute; None = not reported."""
     room: float | None = None
-    """Prompt tokens that the engine has memory for now; None = it does not say."""
+    """Number of prompt tokens that fit into the engine's memory now; None = not reported."""
     max_running: int | None = None
-    """Largest number of requests that the engine runs at once; None = it does not say."""
+    """Maximum number of requests that the engine runs at once; None = not reported."""
     transfer: TransferReport | None = None
-    """Endpoint of the engine for states that move between engines; None = it moves none."""
+    """Server from which other engines can fetch states of this engine; None = there is none."""
 
 
 UNKNOWN = ProbeReport(ready=False, reason="not probed yet")
 AVOIDED_SECONDS, LONGEST_AVOIDED_SECONDS = 0.5, 30.0
-"""Time for which a full engine gets requests last, doubled each time until it takes one; longest such
-time."""
+"""Seconds for which other engines are preferred to a full one, doubled until it accepts a request; and the
+longest such time."""
 SERVICE_SHARE = 0.1
-"""Share of the difference by which a request moves the mean time of its endpoint's requests."""
+"""Weight of the newest request in the running average of the duration of an engine's requests."""
 
 
 @dataclass(slots=True)
@@ -71,37 +72,37 @@ class _EndpointRecord:
     report: ProbeReport = UNKNOWN
     in_flight: int = 0
     peak: int = 0
-    """Largest number of our requests at once since the report before."""
+    """Largest number of this gateway's requests at the engine since the previous report."""
     in_flight_at_report: int = 0
     suspect: str = ""
     outlier: OutlierEjection = field(default_factory=OutlierEjection)
     queue: PromptQueue = field(default_factory=PromptQueue)
     sent_at: dict[int, float] = field(default_factory=dict)
-    """Callable[[], float] time at which each of our requests was sent, by ticket."""
+    """Time of the clock, in seconds, at which each request of this gateway was sent, by ticket."""
     service_seconds: float = 1.0
     answered: int = 0
     failed: int = 0
     rejected: int = 0
     full: bool = False
-    """Whether the engine told a request since the last report that it is full."""
+    """Whether the engine has rejected a request since its last report because it had too many."""
     avoided: bool = False
-    """Whether the engine was full lately, so that others are preferred."""
+    """Whether the engine was full recently, so that other engines are preferred."""
     avoided_until: float = 0.0
-    """Callable[[], float] time after which the next report ends `avoided`."""
+    """Time of the clock, in seconds, after which the next report ends `avoided`."""
     names: frozenset[str] | None = None
     """Names of the models that the engine serves; None = unknown."""
     speed: EngineSpeed | None = None
-    """Speed of the engine, pooled with the fleet; None = not measured yet, or not reported."""
+    """Speed of the engine, corrected by that of the fleet; None = not measured, or not reported."""
     states_sent: int = 0
-    """States that this gateway has sent to the engine since its last report."""
+    """Number of states that this gateway has sent to the engine since its last report."""
     frozen: Endpoint | None = None
-    """Cached snapshot of the record; None = it has changed since."""
+    """Cached snapshot of this record; None = the record has changed since."""
     base: Endpoint | None = None
-    """Earlier snapshot from which only request counts differ; None = more has changed."""
+    """Earlier snapshot that differs only in the numbers of requests; None = more has changed."""
 
 
 class Pool:
-    """Mutable register behind the snapshots; used from one event loop."""
+    """Register of the engines, from which snapshots are taken. Used by one event loop."""
 
     def __init__(
         self,
@@ -109,29 +110,30 @@ class Pool:
         expected_model: str | None = None,
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
-        """`expected_model`: the model of the engines, where it is known before any of them is there.
+        """Create an empty pool.
 
-        `on_change` is called after each change of targets or reports.
+        `expected_model` is the name of the engines' model, if it is known before any engine exists.
+        `on_change` is called after each change of the engines or their reports.
         """
         self._expected = frozenset() if expected_model is None else frozenset((expected_model,))
         self.synced = False
-        """Whether a source has given its targets, and each of them was probed at least once."""
+        """Whether a source has set the engines, and each of them was probed at least once."""
         self._targets_known = False
         self._records: dict[str, _EndpointRecord] = {}
         self._snapshot: tuple[Endpoint, ...] | None = None
-        """Cached snapshot; None = an endpoint has changed, or time alone may change one."""
+        """Cached snapshot; None = an engine has changed, or the passage of time may have changed one."""
         self._changed = asyncio.Event()
         self._on_change = on_change
         self._clock = clock
         self._tickets = itertools.count(1)
         self._doubts = False
-        """Whether some endpoint was ejected and has not answered successfully since."""
+        """Whether an engine was ejected and has not answered successfully since."""
         self._names: frozenset[str] | None = None
         self._last_names: frozenset[str] = frozenset()
         """The value of `names` before the targets last changed."""
 
     def set_targets(self, targets: Iterable[Target]) -> tuple[set[str], set[str]]:
-        """Replace the targets; return the URLs added and the URLs removed."""
+        """Replace the engines; return the URLs that were added and those that were removed."""
         self._last_names = self.names
         current = {target.url: target for target in targets}
         added, removed = current.keys() - self._records.keys(), self._records.keys() - current.keys()
@@ -150,7 +152,7 @@ class Pool:
         return set(added), set(removed)
 
     def report(self, url: str, report: ProbeReport) -> None:
-        """Take the result of a probe; unknown URLs (just removed) are ignored."""
+        """Record the result of a probe; a URL that was just removed is ignored."""
         if (record := self._records.get(url)) is None:
             return
         if report.models is None:  # the models do not change while an engine is busy or restarting
@@ -162,15 +164,15 @@ class Pool:
         record.full, record.avoided = False, record.avoided and self._clock() < record.avoided_until
         record.speed = self._pooled_speed(record)
         self._names = None
-        # The numbers are of some moment since the last report. Requests that ended since then would else
-        # count as requests of others, and where many end together, as a full engine.
+        # The reported numbers are of some moment since the last report. Requests that have ended since then
+        # would otherwise count as those of other gateways and, if there are many, make the engine look full.
         record.in_flight_at_report, record.peak = record.peak, record.in_flight
         record.queue.report(report.prompt_tokens_waiting, self._clock())
         self._invalidate(record)
         self._notify()
 
     def suspect(self, url: str, reason: str) -> None:
-        """Record that a request could not reach the endpoint: it is not chosen before a probe succeeds."""
+        """Record that a request could not reach the engine, which is not chosen until a probe succeeds."""
         if record := self._records.get(url):
             record.suspect = reason
             self.fail(url, reason)
@@ -178,8 +180,8 @@ class Pool:
     def fail(self, url: str, reason: str) -> None:
         """Record a failed request.
 
-        After several in a row the endpoint is left out for a while, whatever probes find; never more than
-        half of the endpoints that answer requests are.
+        After several consecutive failures the engine is ejected for a while, whatever its probes report. At
+        most half of the engines that answer requests are ejected.
         """
         if record := self._records.get(url):
             record.outlier.fail(reason, self._clock(), may_eject=self._may_eject(record))
@@ -194,10 +196,10 @@ class Pool:
         return doubted + 1 <= len(alike) // 2
 
     def reject(self, url: str, *, full: bool) -> int:
-        """Record that the endpoint rejected a request like a mistake of a client; return how many in a row.
+        """Record that the engine rejected a request with a status 4xx; return the consecutive number of that.
 
-        `full`: it has too many requests. Then it gets none before its next report, and after each further
-        such rejection for longer, as long as there are others.
+        `full`: the engine has too many requests. It then gets none until its next report, and for longer
+        after each further such rejection, as long as there are other engines.
         """
         if (record := self._records.get(url)) is None:
             return 0
@@ -211,14 +213,14 @@ class Pool:
         return record.outlier.rejections
 
     def begin_comparison(self, url: str) -> None:
-        """Record that a request that the endpoint rejected goes to another one; `end_comparison` follows."""
+        """Record that a request which the engine rejected goes to another; `end_comparison` must follow."""
         if record := self._records.get(url):
             record.outlier.compare(self._clock())
             self._update_doubts()
             self._invalidate(record)
 
     def end_comparison(self, url: str, *, took: bool | None) -> None:
-        """Record whether the other endpoint `took` the request; None = unknown."""
+        """Record whether the other engine accepted the request (`took`); None = unknown."""
         if record := self._records.get(url):
             record.outlier.comparisons = max(0, record.outlier.comparisons - 1)
             if took:
@@ -228,7 +230,7 @@ class Pool:
             self._notify()
 
     def begin(self, url: str, tokens: float = 0.0) -> int:
-        """Count a request as sent to the endpoint, with `tokens` to compute; return its ticket."""
+        """Record that a request with `tokens` to compute is sent to the engine; return its ticket."""
         ticket = next(self._tickets)
         if record := self._records.get(url):
             now = self._clock()
@@ -242,15 +244,15 @@ class Pool:
         return ticket
 
     def send_state(self, url: str) -> None:
-        """Count a state as sent to the endpoint, which can take one less until its next report."""
+        """Record that a state is sent to the engine, which can receive one less until its next report."""
         if record := self._records.get(url):
             record.states_sent += 1
             self._invalidate(record)
 
     def response_started(self, url: str, ticket: int, *, well: bool = True) -> None:
-        """Record that the first byte of the response has arrived: the prompt is computed.
+        """Record that the first byte of the answer has arrived, so that the prompt is computed.
 
-        `well`: the response is no failure.
+        `well`: the answer is no failure.
         """
         if record := self._records.get(url):
             record.queue.answer(ticket)
@@ -263,10 +265,10 @@ class Pool:
                 self._invalidate_counts(record)
 
     def end(self, url: str, ticket: int, *, failed: bool | None = None) -> None:
-        """Count a request to the endpoint as ended.
+        """Record that a request at the engine has ended.
 
-        `failed`: whether the endpoint failed it; None = unknown, as when the client cancelled it or made an
-        error.
+        `failed`: whether the engine failed it; None = unknown, for instance after a cancellation or a mistake
+        of the client.
         """
         # An address that was removed and came back in between starts again at zero.
         if (record := self._records.get(url)) and (begun := record.sent_at.pop(ticket, None)) is not None:
@@ -280,7 +282,7 @@ class Pool:
             self._invalidate_counts(record)
 
     def snapshot(self) -> tuple[Endpoint, ...]:
-        """Return all endpoints, frozen."""
+        """Return all engines, as immutable snapshots."""
         if self._snapshot is not None:
             return self._snapshot
         now = self._clock()
@@ -291,7 +293,7 @@ class Pool:
         answering = [endpoint for endpoint in endpoints if endpoint.role != "prefill"]
         usable = any(endpoint.ready and not endpoint.draining for endpoint in answering)
         if not usable and any(endpoint.ejected for endpoint in answering):
-            # Nothing else is left: an engine that may fail is better than none.
+            # All engines are ejected: one that may fail is better than none.
             return tuple(
                 msgspec.structs.replace(endpoint, ready=_ready(self._records[endpoint.url]))
                 if endpoint.role != "prefill"
@@ -301,19 +303,20 @@ class Pool:
         return endpoints
 
     def capacity(self, model: str | None) -> float:
-        """Return how many more requests for `model` the engines are given; see `engine_capacity`."""
+        """Return how many more requests for `model` may be sent to the engines; see `engine_capacity`."""
         return engine_capacity(self.snapshot(), model)
 
     @property
     def has_choice(self) -> bool:
-        """Whether there is more than one endpoint, so that the prompt decides between them."""
+        """Whether there is more than one engine, so that reading the prompt can improve the choice."""
         return len(self._records) > 1
 
     @property
     def names(self) -> frozenset[str]:
-        """Names of the models that some endpoint serves; while none says so, those that were served last.
+        """Names of the models that an engine serves; while no engine reports any, the last known names.
 
-        Without engines (scaled to zero, or all of them replaced) requests still come for these.
+        Requests for these models continue to arrive while there is no engine (scaled to zero, or all
+        replaced).
         """
         if self._names is None:
             current = frozenset().union(*(record.names or () for record in self._records.values()))
@@ -321,18 +324,18 @@ class Pool:
         return self._names
 
     def serves(self, name: str) -> bool:
-        """Return whether `names` has this model."""
+        """Return whether `names` contains this model."""
         return name in self.names
 
     def may_serve(self, model: str | None) -> bool:
-        """Return whether waiting for an engine can help a request for `model`.
+        """Return whether a request for `model` should wait for an engine.
 
-        False where another model is expected and no engine says that it serves this one.
+        False if the pool expects another model and no engine reports this one.
         """
         return model is None or not self._expected or model in self._expected or model in self.names
 
     def reasons(self) -> dict[str, str]:
-        """Return by name of each endpoint that is not ready the reason."""
+        """Return the reason for each engine that is not ready, by its name."""
         return {
             record.target.name or url: record.suspect or _reason(record)
             for url, record in self._records.items()
@@ -340,10 +343,10 @@ class Pool:
         }
 
     def model_entries(self) -> tuple[dict[str, Any], ...]:
-        """Return the `/v1/models` entries of all endpoints, ready or not, one for each id.
+        """Return the `/v1/models` entries of all engines, ready or not, one for each id.
 
-        Without any there is an entry for the model that is expected, so that clients which list models before
-        they send a request find it.
+        If there are none, the list contains the expected model, for clients that list the models before they
+        send a request.
         """
         entries = (e for r in self._records.values() for e in r.report.models or () if "id" in e)
         listed = tuple({str(entry["id"]): entry for entry in entries}.values())
@@ -356,11 +359,11 @@ class Pool:
         return tuple(str(entry["id"]) for entry in self.model_entries())
 
     async def changed(self) -> None:
-        """Return after the next change of targets or reports."""
+        """Wait for the next change of the engines or their reports."""
         await self._changed.wait()
 
     def _pooled_speed(self, record: _EndpointRecord) -> EngineSpeed | None:
-        # The others keep their speed: each is pooled again with its own next report.
+        # The speeds of the other engines are corrected with their own next reports.
         if record.report.speed is None:
             return None
         alike = (other.report.speed for other in self._records.values() if other.names == record.names)
@@ -377,7 +380,7 @@ class Pool:
         record.frozen = self._snapshot = None
 
     def _notify(self) -> None:
-        # Once true it stays true: an engine that joins later does not make the gateway unready.
+        # This stays true: an engine that is added later does not make the gateway unready.
         self.synced |= self._targets_known and all(r.report is not UNKNOWN for r in self._records.values())
         self._changed.set()
         self._changed = asyncio.Event()
@@ -385,7 +388,7 @@ class Pool:
 
 
 def _ready(record: _EndpointRecord) -> bool:
-    """Return the readiness without regard to outlier ejection."""
+    """Return whether the engine is ready, disregarding whether it was ejected."""
     return record.target.ready and record.report.ready and not record.suspect
 
 
@@ -420,7 +423,7 @@ def _names(report: ProbeReport) -> frozenset[str] | None:
 
 
 def _with_counts(record: _EndpointRecord, base: Endpoint) -> Endpoint:
-    """Return the result of `_make_endpoint` if only requests have begun and ended since `base` was made."""
+    """Return `base` with the present numbers of requests, if nothing else has changed since `base`."""
     endpoint: Endpoint = base.__copy__()  # type: ignore[attr-defined]  # a fifth of the cost of `copy`
     force_setattr(endpoint, "in_flight", record.in_flight)
     force_setattr(endpoint, "service_seconds", record.service_seconds)

@@ -1,6 +1,6 @@
-"""Probe: reads every endpoint's `/readyz`, `/metrics` and `/v1/models` over and over; reports to the pool.
+"""Probes: read `/readyz`, `/metrics` and `/v1/models` of every engine periodically, and report to the pool.
 
-One task for each target; a slow or dead engine delays no other. Reads, never decides.
+Each engine has a task of its own, so that a slow or dead engine delays no other probe.
 """
 
 import asyncio
@@ -30,19 +30,20 @@ TOKENS_PER_SECOND = "mambaserve_prefill_tokens_per_second"
 SPEED_ERROR = "mambaserve_prefill_speed_error"
 ATTENTION_RATIO, DECODE_SECONDS = "mambaserve_prefill_attention_ratio", "mambaserve_decode_step_seconds"
 NO_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""Exceptions that decoding foreign bytes can raise."""
+"""Exceptions that may be raised when bytes of another process are decoded as JSON."""
 PROBES_PER_MODELS = 30
-"""Successful probes between two reads of `/v1/models`, which hardly ever changes."""
+"""Number of successful probes between two reads of `/v1/models`, which rarely changes."""
 FAILURES = 3
-"""Probes that may time out in a row before a ready engine counts as not ready: a busy one may be slow."""
+"""Number of consecutive probes that may time out before a ready engine counts as not ready: it may just be
+busy."""
 TIMEOUTS_BEFORE_DOUBT = 2
-"""Probes that time out in a row until the engine is checked for the requests that wait for it."""
+"""Number of consecutive probes that time out before requests at the engine are checked for signs of life."""
 
 
 def _cause_of(error: Exception) -> str:
-    """Return why an engine could not be probed, in words for readers of a status."""
+    """Return the reason why an engine could not be probed, as text for the status."""
     if isinstance(error, aiohttp.ClientConnectorError):
-        # The client's own words repeat the address, name an unused ssl:default and hide the cause.
+        # The HTTP client's message repeats the address, mentions an unused ssl:default, and hides the cause.
         cause = error.os_error
         words = os.strerror(cause.errno) if cause.errno and cause.errno > 0 else cause.strerror or str(cause)
         return f"cannot be connected to: {words}"
@@ -50,10 +51,10 @@ def _cause_of(error: Exception) -> str:
 
 
 def read_gauges(text: str) -> dict[str, float]:
-    """Return the sum over the label sets of each series of a Prometheus exposition.
+    """Return the value of each series of a Prometheus text, summed over its label sets.
 
-    Malformed lines, NaN and infinities are skipped. This costs a tenth of a full parser, which matters at one
-    scrape a second and engine.
+    Malformed lines, NaN and infinities are skipped. This takes a tenth of the time of a full parser, which
+    matters with a scrape per second and engine.
     """
     sums: dict[str, float] = {}
     for line in text.splitlines():
@@ -75,12 +76,12 @@ def read_gauges(text: str) -> dict[str, float]:
 
 
 def first_value(gauges: dict[str, float], names: Iterable[str]) -> float:
-    """Return the value of the first of these names that has one, else 0."""
+    """Return the value of the first of these names that is present; 0 if none is."""
     return next((gauges[name] for name in names if name in gauges), 0.0)
 
 
 def speed_of(gauges: dict[str, float]) -> EngineSpeed | None:
-    """Return the speed that the engine measured; None before it did, or where it does not say."""
+    """Return the speed that the engine has measured; None if it has measured or reports none."""
     tokens_per_second = gauges.get(TOKENS_PER_SECOND, 0.0)
     if tokens_per_second <= 0:
         return None
@@ -93,7 +94,7 @@ def speed_of(gauges: dict[str, float]) -> EngineSpeed | None:
 
 
 def reason_of(body: bytes) -> tuple[str, bool]:
-    """Return why an engine is not ready, and whether it drains, by the body of its 503: JSON or text."""
+    """Return from the body of a 503 (JSON or text) why an engine is not ready, and whether it drains."""
     try:
         content: Any = msgspec.json.decode(body)
     except NO_JSON:
@@ -108,7 +109,7 @@ def reason_of(body: bytes) -> tuple[str, bool]:
 
 
 class Prober:
-    """Keeps one probing task for each target of the pool."""
+    """Prober of all engines, with one task for each."""
 
     def __init__(
         self,
@@ -121,10 +122,10 @@ class Prober:
         key: Callable[[], bytes] | None = None,
         on_unanswered: Callable[[str, float], None] = lambda url, since: None,
     ) -> None:
-        """`key` returns the key that is sent to engines.
+        """Create a prober without engines. `key` returns the API key for engines.
 
-        `on_unanswered` is called after each probe but the first that timed out in a row, with the engine's
-        URL and the time at which that probe began, by the loop's clock.
+        `on_unanswered` is called after the second and each further consecutive probe that has timed out, with
+        the engine's URL and the time of the event loop at which that probe began.
         """
         self._session, self._pool, self._rng = session, pool, rng
         self._interval, self._key = interval, key
@@ -133,7 +134,7 @@ class Prober:
         self._on_unanswered = on_unanswered
 
     def set_targets(self, targets: Iterable[Target]) -> None:
-        """Pass the targets to the pool, and probe exactly these."""
+        """Pass the engines to the pool, and probe exactly these from now on."""
         added, removed = self._pool.set_targets(targets)
         for url in removed:
             self._tasks.pop(url).cancel()
@@ -143,7 +144,7 @@ class Prober:
             log.info("endpoints changed", added=sorted(added), removed=sorted(removed))
 
     async def close(self) -> None:
-        """End all probing."""
+        """Stop probing."""
         tasks = list(self._tasks.values())
         self._tasks.clear()
         for task in tasks:
@@ -151,7 +152,7 @@ class Prober:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def probe(self, url: str, with_models: bool) -> ProbeReport:
-        """Probe once. Raises TimeoutError when it took too long; any other failure is a report."""
+        """Probe an engine once. Raises TimeoutError if it does not answer; other failures are reported."""
         try:
             async with self._session.get(f"{url}/readyz", timeout=self._timeout) as answer:
                 body = await answer.content.read(64 * 1024)
@@ -209,7 +210,7 @@ class Prober:
                     self._on_unanswered(url, begin)
                 report = ProbeReport(ready=False, reason="/readyz did not answer in time")
             except Exception:
-                # A task that dies would leave its endpoint as it is for ever.
+                # If the task ended, the state of its engine would never be updated again.
                 log.exception("probe failed", endpoint=url)
                 report = ProbeReport(ready=False, reason="the probe failed")
             if report.ready or failures == 0 or failures >= FAILURES or not was_ready:

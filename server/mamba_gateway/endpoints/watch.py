@@ -1,7 +1,8 @@
-"""Watch: keeps a copy of some Kubernetes objects up to date, by name, as plain decoded JSON.
+"""`Watch`: keeps a copy of some Kubernetes objects up to date, by name, as decoded JSON.
 
-List, then watch from there; a 410 or a silent watch leads to a new list, an unreachable API server to waiting
-with back-off. What was known stays in force meanwhile. Used by `discovery`; knows nothing of what it watches.
+It lists the objects and then watches them. After a status 410 or a silent watch it lists them again; while
+the API server cannot be reached, it tries again with growing delays. The last known objects stay valid
+meanwhile. Used by `discovery`; knows nothing of the kind of objects.
 """
 
 import asyncio
@@ -19,21 +20,21 @@ from mamba_kube.errors import short
 log = structlog.get_logger("mambaserve.gateway")
 
 WATCH_SECONDS = 240
-"""Time after which the server ends each watch; bookmarks keep the version fresh in between."""
+"""Seconds after which the API server ends each watch. Bookmarks keep the version up to date in between."""
 LONGEST_WATCH = WATCH_SECONDS + 30.0
-"""Time after which a server that is still silent counts as gone."""
+"""Seconds after which a watch that has not ended counts as broken."""
 SHORTEST_WATCH = 1.0
-"""Shortest time between two watches, for a server that ends each of them at once."""
+"""Minimum seconds between the beginnings of two watches, in case the server ends each of them at once."""
 FIRST_BACKOFF, LONGEST_BACKOFF = 0.5, 30.0
 Objects = Mapping[str, Mapping[str, Any]]
 
 
 class WatchExpired(Exception):
-    """The watch cannot go on from this version: list again."""
+    """The API server no longer has the version from which to watch, so the objects must be listed again."""
 
 
 class Watch:
-    """The objects of one selector in one collection (`path`)."""
+    """Copy of the objects that match one selector in one collection (`path`)."""
 
     def __init__(
         self, server: ApiServer, path: str, selector: str, changed: Callable[[Objects], None]
@@ -43,7 +44,7 @@ class Watch:
         self._objects: dict[str, dict[str, Any]] = {}
 
     async def follow(self, rng: Random) -> None:
-        """Keep the objects up to date for ever; ends only by cancellation."""
+        """Keep the objects up to date; runs until it is cancelled."""
         now = asyncio.get_running_loop().time
         backoff = FIRST_BACKOFF
         while True:
@@ -58,7 +59,7 @@ class Watch:
                 log.info("listing again", what=self._path, why=str(why))
                 await asyncio.sleep(FIRST_BACKOFF * rng.uniform(0.5, 1.0))
             except Exception as error:
-                # Whatever it is: without this loop the gateway would route by a picture of the past for ever.
+                # No error may end this loop, or the gateway would route by outdated engines for ever.
                 wait = backoff * rng.uniform(0.5, 1.0)
                 log.warning("trying again", what=self._path, error=short(error), seconds=round(wait, 2))
                 await asyncio.sleep(wait)
@@ -67,14 +68,14 @@ class Watch:
     async def list(self) -> str:
         """Replace all objects by a new list; return the version to watch from."""
         body = await self._server.request("GET", self._path, query=self._selector)
-        # Read first: an answer that is no list must not pass for an empty one.
+        # This is read first, so that an answer without items is not taken for an empty list.
         version = str(body["metadata"]["resourceVersion"])
         self._objects = {item["metadata"]["name"]: item for item in body.get("items") or ()}
         self._changed(self._objects)
         return version
 
     async def watch(self, version: str) -> str:
-        """Follow changes until the server ends the watch; return the version to go on from.
+        """Apply changes until the server ends the watch; return the version to continue from.
 
         Raises `WatchExpired`.
         """
@@ -92,7 +93,7 @@ class Watch:
             if response.status != 200:
                 raise await refusal("GET", self._path, response)
             buffer = b""
-            # Lines may be longer than the reader's limit for one line: split here.
+            # A line may be longer than the reader's limit, so the lines are split here.
             async for chunk in response.content.iter_any():
                 *lines, buffer = (buffer + chunk).split(b"\n")
                 for line in filter(None, lines):

@@ -1,6 +1,7 @@
-"""Prometheus series of one gateway, in a registry of its own; written by the ASGI endpoint and the relay.
+"""Prometheus series of one gateway, which the ASGI application and the relay write.
 
-Labels are bounded: a model name counts only if an endpoint reports it, never a request id.
+The number of label values is bounded: a model is counted under its name only if an engine reports it, and no
+label is a request id.
 """
 
 import functools
@@ -22,9 +23,9 @@ RetryReason = Literal["refused", "unreachable", "died", "silent", "rejected"]
 HandOverOutcome = Literal["computed", "nothing", "rejected", "full", "failed"]
 DecodeReason = Literal["short", "no_engine", "failed", "nothing"]
 KEY_LIMIT = "key_limit"
-"""Label of a refusal because the key is over a limit of its own, whatever room there is."""
+"""Label of refusals because the API key has used up its own limit."""
 UNKNOWN_MODEL = "unknown"
-"""Label of a model that no endpoint reports."""
+"""Label of models that no engine reports."""
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 
 _DECISION_SECONDS = (0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05)
@@ -77,7 +78,7 @@ class _EndpointCollector(Collector):
 
 
 class GatewayMetrics:
-    """All series of the gateway."""
+    """All series of one gateway."""
 
     def __init__(
         self,
@@ -87,10 +88,10 @@ class GatewayMetrics:
         serves: Callable[[str], bool] | None = None,
         held_bytes: Callable[[], float] | None = None,
     ) -> None:
-        """Create the metrics.
+        """Create the series.
 
-        `serves` returns whether an endpoint reports a model of this name; without it the snapshot decides.
-        `held_bytes` returns the bytes of request bodies that the gateway holds.
+        `serves` returns whether an engine reports a model of this name; without it the snapshot decides.
+        `held_bytes` returns the size in bytes of all request bodies that the gateway holds.
         """
         self.registry = registry = CollectorRegistry()
         registry.register(_EndpointCollector(snapshot))
@@ -109,7 +110,7 @@ class GatewayMetrics:
         self.retries = Counter(
             f"{prefix}_retries", "Attempts that were repeated elsewhere.", ["reason"], registry=registry
         )
-        # The series exist from the start: a rate does not see the step from no series to one.
+        # The series exist from the start, because a rate ignores the step from no series to a value of one.
         for reason in get_args(RetryReason):
             self.retries.labels(reason)
         self.hand_overs = Counter(
@@ -219,12 +220,12 @@ class GatewayMetrics:
         self.first_byte_of = functools.cache(self.first_byte.labels)
 
     def model_label(self, model: str | None) -> str:
-        """Return `model` if an endpoint reports it; clients cannot make label values."""
+        """Return `model` if an engine reports it, else a common label: clients cannot create label values."""
         return model if model is not None and self._serves(model) else UNKNOWN_MODEL
 
     @property
     def waiting_for_engines(self) -> int:
-        """The value of `held`."""
+        """Number of requests that wait for an engine, as in the series `held`."""
         return int(next(iter(self.held.collect())).samples[0].value)
 
     def decided(self, reason: str, seconds: float) -> None:
@@ -233,5 +234,5 @@ class GatewayMetrics:
         self.decision_seconds.observe(seconds)
 
     def render(self) -> bytes:
-        """Return the exposition text."""
+        """Return the Prometheus text."""
         return generate_latest(self.registry)

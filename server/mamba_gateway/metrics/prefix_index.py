@@ -12,7 +12,7 @@ _PREFIX = "mambaserve_prefix_index"
 
 
 class PrefixIndexCollector(Collector):
-    """Collects the series of one copy."""
+    """Collector of the series about one gateway's copy of the prefix index."""
 
     def __init__(self, index: PrefixIndex) -> None:
         self._index = index

@@ -1,1 +1,1 @@
-"""Where the gateway hears of the prefixes that engines can resume: Redis, or the engines themselves."""
+"""Sources from which the gateway learns which prefixes its engines have cached: Redis, or the engines."""

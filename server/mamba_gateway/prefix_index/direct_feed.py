@@ -1,7 +1,7 @@
-"""`DirectFeed`: keeps the gateway's prefix index up to date by long-polling the engines, without Redis.
+"""`DirectFeed`: keeps the gateway's prefix index up to date by long polls of the engines, without Redis.
 
-One task per target, so an engine that is unreachable or of another kind does not affect the others. No
-request waits for it.
+Each engine has a task of its own, so that one that cannot be reached or has no such endpoint does not affect
+others. No request waits for a poll.
 """
 
 import asyncio
@@ -21,22 +21,23 @@ from mamba_prefix.prefix_index import PrefixIndex
 log = structlog.get_logger("mambaserve.gateway")
 
 WAIT_SECONDS = 20.0
-"""Seconds for which an engine without changes holds a poll open."""
+"""Seconds after which an engine answers a poll even if nothing has changed."""
 MARGIN_SECONDS = 10.0
 PAUSE_SECONDS = 0.05
-"""Seconds between two polls of an engine: changes are batched."""
+"""Seconds between two polls of an engine, so that one poll returns several changes."""
 FORGET_SECONDS = 10.0
-"""Seconds without an answer after which the entries of an engine are dropped: it may have restarted."""
+"""Seconds without an answer after which the entries of an engine are dropped, because it may have
+restarted."""
 UNSUPPORTED_SECONDS = 60.0
-"""Seconds until an engine without the endpoint is polled again."""
+"""Seconds until an engine that lacks the endpoint is polled again."""
 
 
 class FeedUnavailable(Exception):
-    """The engine has no prefix changes to read, or the index has no room for the engine."""
+    """The engine has no changes of prefixes to read, or the index has no room for another engine."""
 
 
 class DirectFeed:
-    """Follows the prefix changes of every target; the name of a target is that of its engine."""
+    """Polls the prefix changes of every engine. The name of a target is that of its engine in the index."""
 
     def __init__(
         self, session: aiohttp.ClientSession, index: PrefixIndex, key: Callable[[], bytes] | None = None
@@ -46,14 +47,14 @@ class DirectFeed:
         self._tasks: dict[str, tuple[str, asyncio.Task[None]]] = {}
         """Name and task of each engine, by URL."""
         self._healthy: dict[str, bool] = {}
-        """By URL of each engine with the endpoint: whether its last poll succeeded."""
+        """Whether the last poll succeeded, by URL of each engine that has the endpoint."""
         self._polled: set[str] = set()
-        """URLs that have been polled at least once, successfully or not."""
+        """URLs that were polled at least once, whether or not successfully."""
         self._cancelled: set[asyncio.Task[None]] = set()
-        """Tasks that are cancelled and have not ended yet."""
+        """Tasks that were cancelled and have not ended."""
 
     def set_targets(self, targets: Iterable[Target]) -> None:
-        """Follow exactly these targets."""
+        """Poll exactly these engines from now on."""
         names = {target.url: target.name or target.url for target in targets}
         for url in [url for url, (name, _) in self._tasks.items() if names.get(url) != name]:
             name, task = self._tasks.pop(url)
@@ -67,7 +68,7 @@ class DirectFeed:
         self._update_state()
 
     def pause(self) -> None:
-        """Stop polling and keep the entries of the index, which another feed takes over."""
+        """Stop polling; the entries remain in the index for the source that continues."""
         for _, task in self._tasks.values():
             task.cancel()
         self._cancelled.update(task for _, task in self._tasks.values())
@@ -78,7 +79,7 @@ class DirectFeed:
         self._polled.clear()
 
     async def close(self) -> None:
-        """End all polling."""
+        """Stop polling."""
         self.pause()
         await asyncio.gather(*self._cancelled, return_exceptions=True)
 
@@ -86,7 +87,7 @@ class DirectFeed:
         fresh = all(engine.fresh for engine in self._index.engines().values())
         none_polled = bool(self._tasks) and not self._polled
         if self._tasks and not self._healthy and self._polled >= self._tasks.keys():
-            self._index.state = "off"  # no engine publishes prefixes, and none fails to
+            self._index.state = "off"  # no engine has the endpoint, so none has failed either
         elif none_polled or (self._healthy and not any(self._healthy.values())):
             self._index.state = "unavailable"
         else:
@@ -111,7 +112,7 @@ class DirectFeed:
                     self._index.drop(name)
                 pause = backoff.record_failure()
             except Exception:
-                # A task that dies would leave the entries of its engine for ever.
+                # If the task ended, the entries of its engine would stay in the index for ever.
                 log.exception("prefixes not followed", engine=name)
                 self._fail(url, name)
                 self._index.drop(name)
@@ -150,7 +151,7 @@ class DirectFeed:
         return message
 
     def _apply(self, name: str, feed: Feed) -> None:
-        """Apply a feed to the index. Raises ForeignMessage if a batch is missing."""
+        """Apply the changes in an answer to the index. Raises ForeignMessage if changes are missing."""
         if feed.snapshot is not None:
             self._index.take_snapshot(msgspec.structs.replace(feed.snapshot, engine=name))
         for change in feed.changes:

@@ -1,7 +1,7 @@
-"""The copy of the prefix index from a Redis, and from the engines themselves while Redis is away.
+"""Source of the gateway's prefix index: Redis, and the engines themselves while Redis cannot be reached.
 
-Batches have the same numbers whichever way they come, so each source takes over where the other was: a polled
-engine sends what it has published since, and not everything.
+Changes have the same numbers on both ways, so each source continues where the other one stopped: an engine
+that is polled sends only what it has published since, and not everything.
 """
 
 import asyncio
@@ -15,11 +15,12 @@ from mamba_prefix.prefix_index import PrefixIndex
 from mamba_prefix.store import Store
 
 PATIENT_FAILURES = 2
-"""Failures of Redis in a row until the engines are polled: a single one may be transient."""
+"""Number of consecutive failures of Redis after which the engines are polled; a single one may be
+temporary."""
 
 
 class RedisSource:
-    """Follows `store` into `index`, and lets `feed` poll the engines while that fails."""
+    """Applies the changes in `store` to `index`; while that fails, lets `feed` poll the engines."""
 
     def __init__(
         self,
@@ -37,13 +38,13 @@ class RedisSource:
         self._task = asyncio.create_task(self._follower.run(), name="prefix index")
 
     def set_targets(self, targets: Iterable[Target]) -> None:
-        """Replace the engines that are polled while Redis is away."""
+        """Replace the engines that are polled while Redis cannot be reached."""
         self._targets = tuple(targets)
         if self._failures >= PATIENT_FAILURES:
             self._feed.set_targets(self._targets)
 
     def trouble(self) -> str | None:
-        """Return a message that says why the index is degraded; None = it is not."""
+        """Return a message that says why the index is incomplete; None = it is not."""
         if self._reason is not None:
             return f"a gateway cannot use Redis: {self._reason}"
         names = self._index.engines().keys() | self._index.refused_engines
@@ -60,11 +61,11 @@ class RedisSource:
             return
         self._failures += 1
         if self._failures >= PATIENT_FAILURES:
-            # The targets are set again each time, since the feed decides the state of the index now.
+            # The engines are set again each time, because the feed now determines the state of the index.
             self._feed.set_targets(self._targets)
 
     async def close(self) -> None:
-        """End following; a Redis that does not answer is not waited for."""
+        """Stop, without waiting for a Redis that does not answer."""
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
         await self._feed.close()

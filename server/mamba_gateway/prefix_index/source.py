@@ -1,4 +1,4 @@
-"""The source of the gateway's copy of the prefix index: Redis if there is one, else the engines."""
+"""The source of the gateway's prefix index: Redis if the settings name one, otherwise the engines."""
 
 import contextlib
 from collections.abc import AsyncIterator, Callable, Iterable
@@ -19,12 +19,12 @@ Sink = Callable[[Iterable[Target]], None]
 
 @dataclass(frozen=True, slots=True)
 class PrefixSource:
-    """A source that runs, with what other parts need of it."""
+    """Running source of the prefix index, as other parts of the gateway use it."""
 
     set_targets: Sink
-    """Takes the engines whenever they change."""
+    """Called with all engines whenever they change."""
     trouble: Callable[[], str | None] | None = None
-    """Returns why the Redis of the index is of no use now, None if it is; absent without a Redis."""
+    """Returns why the Redis of the index cannot be used now, None if it can; absent without Redis."""
 
 
 @contextlib.asynccontextmanager
@@ -34,7 +34,7 @@ async def prefixes_followed(
     index: PrefixIndex,
     keys: KeyFile | None,
 ) -> AsyncIterator[PrefixSource]:
-    """Keep `index` up to date for the length of the block. Raises BadRedisUrl for a bad file."""
+    """Keep `index` up to date for the duration of the block. Raises BadRedisUrl for an unusable file."""
     url = url_from(settings.redis_url, settings.redis_url_file)
     feed = DirectFeed(session, index, (lambda: keys.first) if keys else None)
     if url is None:
@@ -43,7 +43,7 @@ async def prefixes_followed(
         finally:
             await feed.close()
         return
-    # The client is large, and only this source needs it.
+    # The client of Redis is large, so it is imported only where it is used.
     from mamba_gateway.prefix_index.redis_source import RedisSource
     from mamba_prefix.redis_client import make_client
     from mamba_prefix.redis_store import RedisStore

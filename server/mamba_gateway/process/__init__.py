@@ -1,1 +1,1 @@
-"""The gateway's process: its parts put together, the source of its endpoints, start and drain."""
+"""The gateway's process: creates its parts, learns which engines exist, starts and shuts down."""

@@ -1,4 +1,4 @@
-"""The source of a gateway's list of engines: its command line, or the Kubernetes API."""
+"""Source of the gateway's list of engines: its command line, or the Kubernetes API."""
 
 import asyncio
 import contextlib
@@ -16,13 +16,13 @@ from mamba_gateway.settings import GatewaySettings
 async def endpoints_followed(
     settings: GatewaySettings, probed: Sink, prefixes: PrefixSource, rng: Random
 ) -> AsyncIterator[Callable[[], None]]:
-    """Keep the targets up to date for the length of the block; yield a function that requests a wake-up."""
+    """Keep the list of engines up to date in the block; yield a function that requests an engine."""
     sink = _fan_out(probed, prefixes.set_targets)
     if settings.deployment is None:
         sink(Target(url, urlsplit(url).netloc.rpartition("@")[2]) for url in settings.backend)
         yield lambda: None
         return
-    # The Kubernetes client is large, and only this source needs it.
+    # The client of Kubernetes is large, so it is imported only where it is used.
     from mamba_gateway.endpoints.discovery import watch_engines
     from mamba_gateway.operator_note import IndexReporter, OperatorNote, Waker
     from mamba_kube.access import connected, load_access

@@ -1,7 +1,6 @@
-"""Builds the parts of one gateway, in the order in which each needs the others.
+"""Creates the parts of one gateway, in an order in which each part finds those that it depends on.
 
-Called by `server`, which serves with the parts. Clients that are large (Kubernetes, Redis, gRPC) are imported
-where the settings ask for them.
+Called by `server`. Large clients (Kubernetes, Redis, gRPC) are imported only if the settings require them.
 """
 
 import asyncio
@@ -49,12 +48,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class KeyFiles:
-    """The key files of one gateway."""
+    """Files with the API keys of one gateway."""
 
     clients: KeyFile | None
-    """Keys that clients need; None = no key is needed."""
+    """Keys that clients must present; None = no key is required."""
     engines: KeyFile | None
-    """Keys of which engines get the first; None = engines get none."""
+    """Keys for engines, of which the first is sent; None = no key is sent."""
 
     @classmethod
     def of(cls, settings: GatewaySettings) -> "KeyFiles":
@@ -67,21 +66,21 @@ class KeyFiles:
 
     @property
     def engine_key(self) -> Callable[[], bytes] | None:
-        """A function that returns the key for engines."""
+        """Function that returns the key for engines; None = no key is sent."""
         engines = self.engines
         return None if engines is None else lambda: engines.first
 
 
 @dataclass(frozen=True, slots=True)
 class Gateway:
-    """The parts of one gateway that its server works with."""
+    """Parts of one gateway that the server uses."""
 
     app: ASGIApp
     pool: Pool
     admission: Admission
     proxy: ProxyEndpoint
     picker: "PickerServer | None"
-    """The endpoint picker; None = the settings ask for none."""
+    """The endpoint picker; None = the settings require none."""
 
 
 @contextlib.asynccontextmanager
@@ -92,15 +91,15 @@ async def built(
     rng: Random,
     picker_ready: Callable[[int], None],
 ) -> AsyncIterator[Gateway]:
-    """Build a gateway; its tasks run and its connections are open for the length of the block.
+    """Create a gateway, whose tasks run and whose connections are open for the duration of the block.
 
-    Raises what `server.serve` raises for files, the cluster and the endpoint picker.
+    Raises the errors of `server.serve` about files, the cluster and the endpoint picker.
     """
     limits, index, engine_key = settings.key_limits, PrefixIndex(), keys.engine_key
     bodies = BodyBudget.with_room_for_one(settings.max_held_body_bytes, settings.max_body_bytes)
 
     def dispatch() -> None:
-        admission.dispatch()  # pool and admission need each other; the first change comes with the targets
+        admission.dispatch()  # assigned below, before the pool gets its engines
 
     pool = Pool(expected_model=settings.served_model_name, on_change=dispatch)
     metrics = GatewayMetrics(pool.snapshot, index, tracing, pool.serves, lambda: bodies.held)
@@ -124,7 +123,7 @@ async def built(
         source = await enter(prefixes_followed(settings, session, index, keys.engines))
         wake = await enter(endpoints_followed(settings, prober.set_targets, source, rng))
         limiter = await enter(_limiter(settings, limits, metrics))
-        # With a weight of 0 nobody needs to know what an engine can resume.
+        # With a weight of 0, routing does not use what the engines have cached.
         reads_prompts = settings.prefix_weight or limits.count_tokens
         texts = TextProcessors(session, pool, time.monotonic, engine_key) if reads_prompts else None
         prompts = PromptReader(texts, metrics) if texts else None
@@ -162,7 +161,7 @@ async def built(
 
 @contextlib.asynccontextmanager
 async def _running(work: Coroutine[Any, Any, None], name: str) -> AsyncIterator[None]:
-    """Run `work` as a task for the length of the block."""
+    """Run `work` as a task for the duration of the block."""
     task = asyncio.create_task(work, name=name)
     try:
         yield
@@ -175,7 +174,7 @@ async def _running(work: Coroutine[Any, Any, None], name: str) -> AsyncIterator[
 async def _limiter(
     settings: GatewaySettings, limits: KeyLimitTable, metrics: GatewayMetrics
 ) -> AsyncIterator[RateLimiter]:
-    """Enforce the limits of keys for the length of the block, counted in Redis where there is one."""
+    """Enforce the limits of keys for the duration of the block, counted in Redis if there is one."""
     url = url_from(settings.redis_url, settings.redis_url_file) if limits.limited else None
     shared = None
     if url is not None:
@@ -199,7 +198,7 @@ async def _picker(
     tracing: Tracing,
     ready: Callable[[int], None],
 ) -> AsyncIterator["PickerServer | None"]:
-    """Listen with the endpoint picker for the length of the block, where the settings ask for one."""
+    """Serve the endpoint picker for the duration of the block, if the settings require one."""
     if settings.endpoint_picker_port is None:
         yield None
         return

@@ -1,7 +1,7 @@
-"""The process: serves with the parts of a gateway until SIGTERM or SIGINT, drains, and returns the exit code.
+"""The gateway's process: serves until SIGTERM or SIGINT, finishes its requests, and returns the exit code.
 
-Called by `mambaserve gateway`; `gateway` builds the parts. A second signal, or the end of the drain time,
-cuts the requests that still run.
+Called by `mambaserve gateway`; `gateway` creates the parts. A second signal, or the end of the drain time,
+aborts the requests that are still running.
 """
 
 import asyncio
@@ -23,9 +23,10 @@ from mamba_telemetry.tracing import OFF, Tracing
 log = structlog.get_logger("mambaserve.gateway")
 
 LAST_BYTES_SECONDS = 5
-"""Longest time that connections may take to close at the end."""
+"""Longest time, in seconds, that connections may take to close at the end."""
 FIRST_PROBE_SECONDS = 5.0
-"""Longest wait for the first look at the engines before the gateway calls itself ready all the same."""
+"""Longest time, in seconds, to wait for the first probes of the engines before the gateway reports that it is
+ready."""
 
 
 async def serve(
@@ -37,13 +38,13 @@ async def serve(
     rng: Random | None = None,
     tracing: Tracing = OFF,
 ) -> int:
-    """Serve until `stop` or a signal; return 0, or 1 if requests were cut.
+    """Serve until `stop` is set or a signal arrives. Return 0, or 1 if requests were aborted.
 
-    `ready` gets the URL once, `picker_ready` the endpoint picker's port before it.
+    `ready` is called once with the URL, and before that `picker_ready` with the port of the endpoint picker.
 
     Raises CannotListen when an address cannot be bound, KeyFileError for a key file that cannot be read or
-    holds no key, CertificateError for a certificate that cannot be used, NoClusterAccess without a Kubernetes
-    configuration, ModuleNotFoundError for a picker without its extra.
+    contains no key, CertificateError for a certificate that cannot be used, NoClusterAccess without a
+    Kubernetes configuration, and ModuleNotFoundError for a picker without its extra.
     """
     keys = KeyFiles.of(settings)
     bound = listen(settings.host, settings.port)
@@ -61,7 +62,7 @@ async def _serve_until_drained(
     ready: Callable[[str], None],
     stop: asyncio.Event,
 ) -> int:
-    # At the end idle connections are closed at once; answers that are out need a moment to leave the buffers.
+    # At the end idle connections are closed at once; complete answers need a moment to leave the buffers.
     server = HttpServer(
         gateway.app,
         last_bytes_seconds=LAST_BYTES_SECONDS,
@@ -91,7 +92,7 @@ async def _serve_until_drained(
 
 
 async def _first_probes(gateway: Gateway, serving: "asyncio.Task[None]", stop: asyncio.Event) -> None:
-    """Wait for the first look at the engines, so that a client that lists models at once finds them."""
+    """Wait for the first probes of the engines, so that the list of models is complete from the start."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(FIRST_PROBE_SECONDS):
             while not (gateway.pool.synced or stop.is_set() or serving.done()):
@@ -105,7 +106,7 @@ async def _drain(
     settings: GatewaySettings,
     forced: asyncio.Event,
 ) -> int:
-    """Finish the requests within the time of a drain; return the number of requests that were cut."""
+    """Finish the running requests within the drain time; return the number of requests that were aborted."""
     admission, loop = gateway.admission, asyncio.get_running_loop()
     deadline = loop.time() + settings.drain_timeout
     if settings.drain_quiet:
@@ -123,7 +124,7 @@ async def _drain(
         async with asyncio.timeout_at(deadline):
             await _first_done(serving, forced.wait(), admission.idle())
     cut = admission.admitted
-    if cut:  # streams of the picker end with it
+    if cut:  # this also ends the streams of the picker
         gateway.proxy.cancel_running()
         log.warning("requests cancelled", requests=cut)
     return cut

@@ -1,1 +1,1 @@
-"""A request's prompt as an engine will see it: template and tokens, from the model's own files."""
+"""Reading a request's prompt as an engine will: chat template and tokenizer, from the model's own files."""

@@ -1,8 +1,8 @@
-"""Reads the prompt of a request that waits to be routed: the token ids that the engine will compute.
+"""`PromptReader`: converts the prompt of a request to the token ids that the engine will compute.
 
-Works in threads, within a bound of size and time: a request whose prompt is not known in time is routed by
-load. Without a tokenizer the text stands for the prompt, so that requests which share text go together. The
-engine reports whatever is wrong with a request.
+It works in threads, with limits on size and time: a request whose prompt is not ready in time is routed by
+load alone. Without a tokenizer the bytes of the text replace the token ids, so that requests with the same
+text still go to the same engine. An invalid request is passed on, and the engine reports the error.
 """
 
 import asyncio
@@ -22,11 +22,13 @@ from mamba_text.errors import TemplateRefused
 from mamba_text.prompt import chat_token_ids, completion_token_ids
 
 MAX_BODY_BYTES = 512 * 1024
-"""Largest body that is read: parsing holds up everything else, and the prompt is worth any engine's time."""
+"""Maximum size in bytes of a body that is read. Parsing blocks everything else, and computing such a prompt
+takes so long that any engine will do."""
 MAX_PENDING = 16
-"""Largest number of prompts that are read at once; meanwhile others are routed without."""
+"""Maximum number of prompts that are read at the same time; further requests are routed without their
+prompt."""
 READ_SECONDS = 0.25
-"""Longest time that a request waits for its prompt to be read."""
+"""Longest time, in seconds, that a request waits for its prompt to be read."""
 
 
 class _Texts(msgspec.Struct, frozen=True):
@@ -40,7 +42,7 @@ class _Texts(msgspec.Struct, frozen=True):
 
 
 class PromptReader:
-    """The prompt reader of one gateway."""
+    """Prompt reader of one gateway."""
 
     def __init__(self, texts: TextProcessors, metrics: GatewayMetrics) -> None:
         self._texts, self._metrics = texts, metrics
@@ -48,7 +50,7 @@ class PromptReader:
         self._pending = 0
 
     async def read(self, request: UpstreamRequest) -> PromptPrefix | None:
-        """Return the (first) prompt of the request; None when it cannot be known, or not in time."""
+        """Return the (first) prompt of the request; None if it cannot be read, or not in time."""
         prompt, outcome = await self._read(request)
         self._metrics.prompt(outcome).inc()
         return prompt
@@ -78,7 +80,7 @@ class PromptReader:
 def prompt_of(
     path: str, body: bytes, text: ModelText, given_up: GivenUp = lambda: False
 ) -> PromptPrefix | None:
-    """Return the (first) prompt of a body, as an engine with these files reads it; None if it refuses it."""
+    """Return the (first) prompt in a body, as an engine with these files reads it; None if it is invalid."""
     try:
         fields = from_json(body, allow_inf_nan=False)
         if path != COMPLETIONS:
@@ -102,9 +104,9 @@ def prompt_of(
 
 
 def text_of(path: str, body: bytes) -> PromptPrefix | None:
-    """Return the messages or prompts of a body as they were written; None for a body that no engine takes.
+    """Return the messages or prompts in a body as bytes; None if the body is invalid.
 
-    A further turn of a conversation begins with the bytes of the one before.
+    The next turn of a conversation then begins with the same bytes as the previous one.
     """
     try:
         fields = msgspec.json.decode(body, type=_Texts)

@@ -1,7 +1,7 @@
-"""`TextProcessors`: tokenizers of the served models, fetched from the engines.
+"""`TextProcessors`: tokenizers of the served models, which the gateway fetches from the engines.
 
-The tokenizer of each ready engine is fetched once and refreshed periodically with a conditional request.
-Without one, as with engines of another kind, requests are routed by load.
+The tokenizer of each ready engine is fetched once, and checked for changes periodically with a conditional
+request. Without a tokenizer, as with other inference servers, requests are routed by their text or by load.
 """
 
 import asyncio
@@ -22,20 +22,20 @@ from mamba_text.text_archive import MOST_PACKED_BYTES, load_text_side
 log = structlog.get_logger("mambaserve.gateway")
 
 REFRESH_SECONDS = 300.0
-"""Seconds until the tokenizer of a ready engine is refreshed."""
+"""Seconds until the tokenizer of a ready engine is checked for changes."""
 RETRY_SECONDS = 30.0
-"""Seconds until a failed fetch is retried."""
+"""Seconds until a failed fetch is repeated."""
 ROUND_SECONDS = 1.0
-"""Seconds between two rounds."""
+"""Seconds between two rounds of fetches."""
 TOKENIZER_SECONDS = 20.0
 """Longest time that the fetch of one tokenizer may take."""
 MAX_UNUSED = 4
-"""Number of tokenizers kept although no ready engine has them: a roll-out may be rolled back."""
+"""Number of tokenizers that are kept although no ready engine has them, in case a roll-out is rolled back."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelText:
-    """The conversion of one model's text to token ids."""
+    """Chat template and tokenizer of one model."""
 
     processor: TextProcessor
     segments: SegmentCache
@@ -44,13 +44,13 @@ class ModelText:
 @dataclass(slots=True)
 class _EngineTokenizer:
     fingerprint: str = ""
-    """Fingerprint of the engine's tokenizer; "" = it has none that could be used."""
+    """Identity of the engine's tokenizer; "" = the engine has none that the gateway can use."""
     refresh_at: float = 0.0
-    """Time of the gateway's clock, in seconds, at which the engine is queried next."""
+    """Time of the gateway's clock, in seconds, at which the engine is queried again."""
 
 
 class TextProcessors:
-    """The tokenizers of one gateway. `key` returns the key that is sent to engines."""
+    """Tokenizers of one gateway. `key` returns the API key for engines."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class TextProcessors:
         self._texts: dict[str, ModelText] = {}
 
     def for_model(self, model: str | None) -> ModelText | None:
-        """Return the tokenizer that most ready engines with `model` have; None = not known (yet)."""
+        """Return the tokenizer that most ready engines with `model` have; None = none is known yet."""
         counts = Counter(
             engine.fingerprint
             for endpoint in self._pool.snapshot()
@@ -75,17 +75,17 @@ class TextProcessors:
 
     @property
     def all_queried(self) -> bool:
-        """Whether every ready engine was queried at least once, whatever it answered."""
+        """Whether every ready engine was queried at least once, whatever the result."""
         return all(endpoint.url in self._engines for endpoint in self._pool.snapshot() if endpoint.ready)
 
     async def work(self) -> None:
-        """Refresh whenever the pool changes or a retry is due; ends only by cancellation."""
+        """Fetch tokenizers whenever the pool changes or one is due; runs until it is cancelled."""
         while True:
             changed = asyncio.create_task(self._pool.changed())
             await self.refresh()
             await asyncio.wait((changed,), timeout=RETRY_SECONDS)
             changed.cancel()
-            if self._texts:  # the first tokenizer is needed at once
+            if self._texts:  # the first tokenizer is needed immediately, without waiting for the next round
                 await asyncio.sleep(ROUND_SECONDS)
 
     async def refresh(self) -> None:
@@ -93,7 +93,7 @@ class TextProcessors:
         snapshot = self._pool.snapshot()
         ready = {endpoint.url for endpoint in snapshot if endpoint.ready}
         for url in self._engines.keys() - ready:
-            del self._engines[url]  # the address may come back as another engine
+            del self._engines[url]  # another engine may get the same address later
         for endpoint in snapshot:
             engine = self._engines.get(endpoint.url)
             if endpoint.ready and (engine is None or self._clock() >= engine.refresh_at):
@@ -104,7 +104,7 @@ class TextProcessors:
         try:
             fingerprint = await self._fetch(endpoint.url)
         except Exception as error:
-            # Whatever an engine sends, requests are routed without its tokenizer.
+            # If an engine sends anything invalid, requests are routed without its tokenizer.
             log.warning("no tokenizer", endpoint=endpoint.name, error=str(error) or type(error).__name__)
             return _EngineTokenizer(refresh_at=self._clock() + RETRY_SECONDS)
         return _EngineTokenizer(fingerprint, self._clock() + REFRESH_SECONDS)
@@ -118,7 +118,7 @@ class TextProcessors:
             fingerprint = answer.headers.get("ETag", "").strip('"')
             if answer.status == 304 and fingerprint in self._texts:
                 return fingerprint
-            if answer.status == 404:  # another engine than ours
+            if answer.status == 404:  # another kind of inference server
                 return ""
             if answer.status != 200 or not fingerprint:
                 raise ValueError(f"/v1/tokenizer answered {answer.status}")

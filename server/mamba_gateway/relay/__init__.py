@@ -1,1 +1,1 @@
-"""One request from the client to an engine and its answer back."""
+"""Relay of one request from the client to an engine, and of the answer back."""

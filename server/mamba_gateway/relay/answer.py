@@ -1,9 +1,10 @@
-"""One answer on its way from an engine to the client: what its bytes say, and what the client has got so far.
+"""One answer on its way from an engine to the client.
 
-`EngineAnswer` is the engine's side, which the relay drives: it passes bytes on, and ends an answer that broke
-off. `ClientResponse` is the client's side, which the proxy endpoint makes: a streamed request that waits long
-gets SSE comments there, so that no balancer takes the silence for death. The first comment sends status and
-headers; from then on every answer has to fit into that stream. The relay sees a plain ASGI `send`.
+`EngineAnswer` is the side of the engine: it passes bytes on, reads what they say, and ends an answer that
+broke off. The relay drives it. `ClientResponse` is the side of the client, which the proxy endpoint creates.
+If a streamed request waits for a long time, it sends SSE comments, so that no load balancer closes the
+connection as idle. The first comment sends status and headers as well, so every later answer, or error, has
+to be part of that stream. The relay sees only an ASGI `send`.
 """
 
 import asyncio
@@ -27,33 +28,33 @@ from mamba_gateway.upstream.silence import SilenceWatch
 from mamba_telemetry.request_trace import SpanNote
 
 MAX_BUFFERED = 1024 * 1024
-"""Size in bytes from which a partial event is passed on as it is, so that memory stays bounded."""
+"""Size in bytes from which an incomplete event is passed on as it is, so that memory is bounded."""
 ERROR_EVENT_SECONDS = 3.0
-"""Longest time that an error event may wait for the client's socket."""
+"""Longest time, in seconds, that an error event waits until the client's socket accepts it."""
 ERROR_EVENTS = (b'data: {"error":', b'data: {"type":"error"', b'data: {"type":"response.failed"')
-"""Beginnings of the last event of a stream that failed; in an answer's text the quotes have backslashes."""
+"""Beginnings of the last event of a failed stream. Within the text of an answer, quotes are escaped."""
 CLIENTS_MISTAKE = b'"invalid_request_error"'
-"""Part of such an event where no engine could have answered the request."""
+"""Part of such an event if the failure is a mistake of the client, which no engine could have answered."""
 
 
 class ResponseTruncated(Exception):
-    """The answer broke off and its framing has no room for an error: the connection has to be closed."""
+    """The answer broke off, and its framing has no room for an error, so the connection must be closed."""
 
 
 class EventAligner:
-    """Cuts a stream of server-sent events behind the last complete event.
+    """Cuts a stream of server-sent events after its last complete event.
 
     Events are neither parsed nor changed. Only an incomplete event at the end is buffered, so that an error
-    event can follow at any time without corrupting a half-sent one.
+    event can follow at any time without being mixed up with a part of another event.
     """
 
     def __init__(self) -> None:
         self._buffer = b""
         self._mid_event = False
-        """Whether a part of an incomplete event has been passed on already."""
+        """Whether a part of an incomplete event was passed on already."""
 
     def feed(self, chunk: bytes) -> bytes:
-        """Return the bytes to pass on now; the rest waits for more."""
+        """Add bytes; return those that can be passed on now. The others are buffered."""
         data = self._buffer + chunk if self._buffer else chunk
         end = _last_boundary(data)
         if end == 0 and len(data) > MAX_BUFFERED:
@@ -65,24 +66,24 @@ class EventAligner:
         return out
 
     def flush(self) -> bytes:
-        """Return the buffered rest of a stream that ended normally."""
+        """Return the buffered bytes of a stream that has ended normally."""
         rest, self._buffer = self._buffer, b""
         return rest
 
     def terminate(self, error: ApiError, form: ErrorForm = OPENAI, request_id: str = "") -> bytes:
-        """Return the bytes that end a broken stream as an engine would, with the events of an error.
+        """Return the bytes that end a broken stream with an error, as an engine would end it.
 
-        A buffered partial event is dropped.
+        A buffered incomplete event is dropped.
         """
         self._buffer = b""
         return (b"\n\n" if self._mid_event else b"") + form.event(error, request_id)
 
 
 class EngineAnswer:
-    """One answer of an engine that goes to the client, byte for byte.
+    """Answer of an engine that is passed on to the client unchanged.
 
-    A stream of events is passed on event by event, so that an error can end it. Everything that can go out
-    without a wait does, where the client's side has `begin` and `write`.
+    A stream is passed on event by event, so that an error event can end it. If the client's side has `begin`
+    and `write`, everything that can be sent without waiting is sent by them.
     """
 
     __slots__ = (
@@ -101,7 +102,7 @@ class EngineAnswer:
         form: ErrorForm = OPENAI,
         request_id: str = "",
     ) -> None:
-        """Begin an answer; `added` are the gateway's own headers, `form` is the form of its errors."""
+        """Begin an answer. `added` are headers of the gateway, `form` is the form of its error messages."""
         self._form, self._request_id = form, request_id
         self.status = response.status
         self._response, self._send, self._span, self._watch = response, send, span, watch
@@ -116,10 +117,10 @@ class EngineAnswer:
         self._begin: Begin | None = getattr(send, "begin", None)
         self._write = getattr(send, "write", None)
         self.failed: bool | None = False
-        """Whether the answer says that it failed on the way; None = by a mistake of the client."""
+        """Whether the answer itself reports a failure; None = it reports a mistake of the client."""
 
     def send_whole(self, part: bytes) -> bool:
-        """Send a whole answer that is no stream without a wait; False: nothing is sent."""
+        """Send a complete answer that is no stream without waiting; return whether that was possible."""
         if self._begin is None or self._aligner is not None or not self._response.complete:
             return False
         if not self._begin(self.status, self._headers, part, False):
@@ -128,7 +129,7 @@ class EngineAnswer:
         return True
 
     def begin_now(self, part: bytes, *, more: bool) -> bool:
-        """Send status, headers and the first part without a wait; False = nothing is sent, use `begin`."""
+        """Send status, headers and the first part without waiting; if the result is False, use `begin`."""
         return self._begin is not None and self._begin(self.status, self._headers, part, more)
 
     async def begin(self) -> None:
@@ -137,7 +138,7 @@ class EngineAnswer:
         await self._send(start)
 
     def take(self, chunk: bytes) -> bytes:
-        """Record what bytes of the engine say, and return the bytes that may go to the client now."""
+        """Read bytes of the engine, and return those that may be sent to the client now."""
         self._watch.record_activity()
         if self._meter is not None:
             self._meter.feed(chunk)
@@ -147,16 +148,16 @@ class EngineAnswer:
         return self._aligner.feed(chunk) if self._aligner else chunk
 
     def pass_on(self, chunk: bytes) -> bytes:
-        """Send bytes of the engine without a wait; return those that need one."""
+        """Send bytes of the engine without waiting; return those that could not be sent."""
         part = self.take(chunk)
         return b"" if part and self._write is not None and self._write(part) else part
 
     def rest(self) -> bytes:
-        """Return the end of a complete answer, as far as it was kept back for a whole event."""
+        """Return the buffered end of a complete answer."""
         return self._aligner.flush() if self._aligner else b""
 
     async def break_off(self, error: ApiError) -> None:
-        """End the answer with an error event. Raises `ResponseTruncated` where there is no room for one."""
+        """End the answer with an error event. Raises `ResponseTruncated` if an event cannot be sent."""
         if self._aligner is None:
             raise ResponseTruncated from error
         event = self._aligner.terminate(error, self._form, self._request_id)
@@ -169,14 +170,14 @@ class EngineAnswer:
 
 
 def upstream_error(error: Exception) -> ApiError:
-    """Return the error that a client gets whose answer ended with `error` of the upstream connection."""
+    """Return the error for a client whose answer ended with `error` of the connection to the engine."""
     if isinstance(error, IdleTimeout):
         return UpstreamIdleTimeout(SILENT)
     return UpstreamLost(CUT_SHORT)
 
 
 def _last_boundary(data: bytes) -> int:
-    if data.endswith(b"\n\n"):  # as nearly every piece does
+    if data.endswith(b"\n\n"):  # which is the case for nearly every part
         return len(data)
     # A blank line ends an event; the line end may be LF, CR LF or CR (HTML standard, section 9.2.5).
     ends = (data.rfind(mark) + len(mark) for mark in (b"\n\n", b"\r\n\r\n", b"\r\r") if mark in data)
@@ -185,11 +186,11 @@ def _last_boundary(data: bytes) -> int:
 
 COMMENT = b": waiting\n\n"
 MAX_REFUSAL = 64 * 1024
-"""Largest part of an engine's error that becomes an event, in bytes."""
+"""Maximum size in bytes of an engine's error body that is turned into an event."""
 
 
 class ClientResponse:
-    """One response to a client, which may begin with comments."""
+    """Response to one client, which may begin with comments."""
 
     __slots__ = (
         "_begin_now", "_form", "_one_sender", "_opened", "_refusal", "_request_id", "_send", "_write_now",
@@ -206,20 +207,21 @@ class ClientResponse:
     ) -> None:
         self._form, self._request_id = form, request_id
         self.status = 0
-        """Status of the answer or the error that the client got; 0 before either, comments or not."""
+        """Status of the answer or the error that the client received; 0 before that, even if comments were
+        sent."""
         self.first_byte: float | None = None
-        """Time of the first byte of the answer, monotonic seconds; comments do not count."""
+        """Time of the first byte of the answer in monotonic seconds; comments do not count."""
         self.over_own_limit = False
-        """Whether an engine answered that the client exceeds a limit of its own while there is room."""
+        """Whether an engine answered that the client exceeds a limit of its own."""
         self.answering = False
-        """Whether the answer or an error event has begun, so that no comment follows."""
+        """Whether the answer or an error event has begun, so that no comments may follow."""
         self._send, self._write_now, self._begin_now = send, write_now, begin_now
         self._opened = False
-        """Whether comments have sent status and headers."""
+        """Whether a comment has sent status and headers."""
         self._refusal: bytearray | None = None
-        """Body of an answer that does not fit into the stream that comments have opened."""
+        """Body of an error answer that is turned into an event, because a comment has begun the stream."""
         self._one_sender: asyncio.Lock | None = None
-        """Lock for senders of comments and answer; None = not needed so far."""
+        """Lock between comments and the answer; None = it was not needed so far."""
 
     async def __call__(self, message: Message) -> None:
         """Send one ASGI message of the answer."""
@@ -227,7 +229,7 @@ class ClientResponse:
             self.answering = True
             self.status = message["status"]
             self.over_own_limit = is_over_own_limit(self.status, message["headers"])
-            async with self._sender():  # a comment may be on its way
+            async with self._sender():  # a comment may be being sent at this moment
                 if not self._opened:
                     await self._send(message)
                 elif not _is_plain_stream(message):
@@ -244,9 +246,9 @@ class ClientResponse:
             await self._end(self._refusal_event(bytes(self._refusal)))
 
     def begin(self, status: int, headers: Sequence[tuple[bytes, bytes]], part: bytes, more: bool) -> bool:
-        """Send the beginning of the answer, or all of it, without a wait.
+        """Send the beginning of the answer, or all of it, without waiting.
 
-        False: nothing is sent, and only messages can send it.
+        If the result is False, nothing was sent, and the answer has to be sent by ASGI messages.
         """
         if self._begin_now is None or self._opened or (self._one_sender and self._one_sender.locked()):
             return False
@@ -259,7 +261,7 @@ class ClientResponse:
         return True
 
     def write(self, part: bytes) -> bool:
-        """Send a further part of the answer without a wait; False: nothing is sent, only a message can."""
+        """Send a further part without waiting; if the result is False, send it by an ASGI message."""
         # The first byte goes through the ASGI applications around this one, and so do parts for a slow
         # client.
         return (
@@ -271,14 +273,14 @@ class ClientResponse:
 
     @contextlib.contextmanager
     def kept_alive(self, every: float) -> Iterator[None]:
-        """Send a comment for each `every` seconds without an answer in the block."""
+        """Send a comment every `every` seconds in the block, until the answer begins."""
         comments: asyncio.Task[None] | None = None
 
         def begin() -> None:
             nonlocal comments
             comments = asyncio.create_task(self._comment(every))
 
-        # A timer, since hardly any request waits that long: a task for each would cost more.
+        # A timer is cheaper than a task for each request, since hardly any request waits that long.
         timer = asyncio.get_running_loop().call_later(every, begin)
         try:
             yield
@@ -288,9 +290,9 @@ class ClientResponse:
                 comments.cancel()
 
     async def fail(self, error: ApiError) -> bool:
-        """Send an error as the last event of a stream that comments opened.
+        """Send an error as the last event of a stream that a comment has begun.
 
-        False: no comment has opened a stream, or the answer itself has begun.
+        The result is False if no comment has begun a stream, or if the answer itself has begun.
         """
         if not self._opened or (self.answering and self._refusal is None):
             return False
@@ -320,7 +322,7 @@ class ClientResponse:
         return self._one_sender
 
     def _refusal_event(self, body: bytes) -> bytes:
-        """Return the engine's own error envelope as an event, or one of the gateway's where there is none."""
+        """Return the engine's error as an event; if it is no valid error, one of the gateway's."""
         try:
             envelope = msgspec.json.decode(body, type=dict[str, Any])
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

@@ -1,7 +1,7 @@
-"""The attempts of one relayed request: what has come of them so far, and what limits further ones.
+"""The attempts of one relayed request: the results so far, and the limits on further attempts.
 
-Limits are a budget, a comparison of rejections, and the memory of requests that end engines. Used by the
-relay alone. Nothing here sends or waits.
+The limits are a budget of retries, comparisons of rejections, and the memory of requests on which engines
+have died. Used by the relay alone. Nothing here sends or waits.
 """
 
 import asyncio
@@ -27,36 +27,37 @@ from mamba_gateway.upstream.silence import SilenceWatch
 from mamba_telemetry.request_trace import SpanNote
 
 REFUSED_HERE = frozenset((401, 403, 404, 429))
-"""Statuses that rather speak of the engine than of the request, and are compared with another engine's."""
+"""Statuses that may be caused by the engine rather than by the request, so that another engine is tried."""
 NO_LIVENESS = "it was silent and did not say at /livez that it lives"
-"""Why an engine is given up that no connection and no answer speaks for."""
+"""Reason in the log why an engine is given up that is silent and does not answer at `/livez`."""
 WINDOW_SECONDS = 10.0
-"""Period over which requests and retries are counted."""
+"""Seconds over which requests and retries are counted."""
 RETRY_RATIO = 0.2
-"""Retries allowed per request in the window."""
+"""Allowed number of retries per request within the window."""
 MIN_RETRIES = 10
-"""Retries allowed in the window whatever the number of requests, so that an idle gateway can retry."""
+"""Number of retries that are always allowed within the window, so that a gateway with few requests can
+retry."""
 REMEMBERED_SECONDS = 600.0
-"""Time for which a request on which an engine ended is refused."""
+"""Seconds for which a request on which an engine has died is refused."""
 MAX_REMEMBERED = 1024
-"""Largest number of such requests that are remembered; the oldest is dropped first."""
+"""Maximum number of such requests that are remembered; the oldest is dropped first."""
 
 
 class RetryBudget:
-    """Limits the retries of one gateway to a share of its recent requests plus a constant.
+    """Limit on the retries of one gateway: a share of its recent requests, plus a constant.
 
-    Without a limit, a fleet that fails everything would get each request several times, and the load would
-    keep it failing.
+    Without it, engines that fail under load would get every request several times, and the additional load
+    would keep them failing.
     """
 
     def __init__(self, clock: Callable[[], float], requests: deque[float] | None = None) -> None:
-        """Share `requests`, the times that another budget records, or record them if `requests` is None."""
+        """Create a budget. `requests`: times that another budget records; None = this one records them."""
         self._clock = clock
         self._requests: deque[float] = deque() if requests is None else requests
         self._retries: deque[float] = deque()
 
     def sharing_requests(self) -> "RetryBudget":
-        """Return a budget of its own for other retries of the same requests, which this one records."""
+        """Return a separate budget for another kind of retries of the same requests."""
         return RetryBudget(self._clock, self._requests)
 
     def record_request(self) -> None:
@@ -86,10 +87,10 @@ class RetryBudget:
 
 
 class Comparison:
-    """A request that one engine rejected and that another engine has: its answer tells whose fault it was.
+    """Comparison of one request that an engine rejected with the answer of another engine.
 
-    The engine that rejected the request gets no other one meanwhile, so `end` follows, however the request
-    ends.
+    The answer of the second engine shows whether the request or the first engine was wrong. The first engine
+    gets no other request until `end` is called, which must happen however the request ends.
     """
 
     __slots__ = ("_pool", "_url")
@@ -100,23 +101,23 @@ class Comparison:
         """Base URL of the engine that rejected the request; "" = there is nothing to compare."""
 
     def begin(self, url: str) -> None:
-        """Record that this engine rejected the request, which another one gets."""
+        """Record that this engine rejected the request, which is sent to another engine."""
         self.end(took=False)
         self._url = url
         self._pool.begin_comparison(url)
 
     def end(self, *, took: bool | None) -> None:
-        """Record whether the other engine took the request; None = it failed."""
+        """Record whether the other engine accepted the request (`took`); None = it failed."""
         if self._url:
             url, self._url = self._url, ""
             self._pool.end_comparison(url, took=took)
 
 
 class LostForms:
-    """The requests with a form on which an engine ended, by the digests of their bodies.
+    """Requests with a prescribed form (such as a schema) on which an engine died, by digests of their bodies.
 
-    Native code reads a form, so such a request is the first suspect. It is not sent to the next engine, nor
-    when it comes again.
+    Native code of the engine reads the form, so such a request is the likely cause. It is not sent to another
+    engine, and is refused when it arrives again.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -124,7 +125,7 @@ class LostForms:
         self._ended: OrderedDict[bytes, float] = OrderedDict()
 
     def add(self, body: bytes) -> None:
-        """Record that an engine ended on the request with this body."""
+        """Record that an engine died on the request with this body."""
         self._ended[hashlib.sha256(body).digest()] = self._clock()
         if len(self._ended) > MAX_REMEMBERED:
             self._ended.popitem(last=False)
@@ -137,50 +138,50 @@ class LostForms:
 
 
 class RelayProgress(msgspec.Struct, eq=False):
-    """One request under way in the relay, with what its attempts have come to so far."""
+    """State of one request in the relay: its limits, and the results of its attempts so far."""
 
     request: UpstreamRequest
     send: Send
-    """The client's side, which gets the answer."""
+    """ASGI function that sends the answer to the client."""
     task: asyncio.Task[Any]
     """The task that runs the request."""
     lifetime: Interrupt
-    """Ends the request at its longest life."""
+    """Interrupt that ends the request when it has taken too long."""
     comparison: Comparison
     hold_until: float
-    """Time of the loop until which the request may wait for an engine, in seconds."""
+    """Time of the event loop, in seconds, until which the request may wait for an engine."""
     number: int = 0
-    """Number of the attempt that runs, from 1."""
+    """Number of the current attempt, from 1."""
     lost_engines: tuple[str, ...] = ()
-    """URL of the engine that died or fell silent on the request; at most one."""
+    """URL of the engine that died or became silent on the request; at most one."""
     rejecting_engines: tuple[str, ...] = ()
     """URLs of the engines that rejected the request."""
     prefill_over: bool = False
-    """Whether no prefill engine gets the prompt any more."""
+    """Whether the prompt is sent to no further prefill engine."""
     handed_over: "HandedOver | None" = None
-    """The state that a prefill engine holds; None = the engine that answers computes the prompt."""
+    """State that a prefill engine keeps for the request; None = the decode engine computes the prompt."""
 
     @property
     def tried(self) -> tuple[str, ...]:
-        """URLs of the engines that get no further attempt."""
+        """URLs of the engines to which the request is not sent again."""
         return self.lost_engines + self.rejecting_engines
 
 
 class HandedOver(msgspec.Struct):
-    """The state of a prompt that a prefill engine holds for the engine that will answer."""
+    """State of a prompt that a prefill engine keeps for the decode engine."""
 
     hand_over: HandOver
     first_choice: RoutingRecord
-    """The choice of a decode engine before the prompt was computed."""
+    """Choice of a decode engine that was made before the prompt was computed."""
     prefill: RoutingRecord
-    """The choice of the prefill engine."""
+    """Choice of the prefill engine."""
     until: float
-    """Time of the loop at which the lease of the export ends, in seconds."""
+    """Time of the event loop, in seconds, at which the lease of the export ends."""
     read: bool = False
-    """Whether an engine that died may have read the export, so that it is gone."""
+    """Whether an engine that died may have fetched the state, so that the export is used up."""
 
     def header(self, now: float) -> Pair:
-        """Return the header for the engine that answers: the export, or the engine that has the state."""
+        """Return the header for the decode engine, with the export, or with the engine that has the state."""
         alive = not self.read and now < self.until
         return self.hand_over.header() if alive else self.hand_over.peer_header()
 
@@ -189,44 +190,45 @@ class Attempt(msgspec.Struct, eq=False):
     """One attempt: the request at one engine."""
 
     record: RoutingRecord
-    """The decision for the engine."""
+    """Decision by which the engine was chosen."""
     endpoint: Endpoint
     """The engine."""
     ticket: int
     """The request's ticket in the pool."""
     sent_at: float
-    """Time of the loop, in seconds."""
+    """Time of the event loop, in seconds, at which the request was sent."""
     last: bool
     """Whether no retry may follow."""
     watch: SilenceWatch
     span: SpanNote
     response: UpstreamResponse | None = None
-    """The engine's response; None = it has not begun."""
+    """Answer of the engine; None = it has not begun."""
     begun: bool = False
-    """Whether the client gets this engine's answer."""
+    """Whether the answer of this engine is being passed on to the client."""
     source: tuple[Pair, ...] = ()
-    """The header that names where the engine can fetch the state of the prompt."""
+    """Header that names the engine from which the state of the prompt can be fetched; empty = there is
+    none."""
     fetchable: int = 0
-    """Tokens that it covers."""
+    """Number of prompt tokens that this state covers."""
     failed: bool | None = None
     """Whether the engine failed the request; None = unknown, or a mistake of the client."""
 
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """The request is to be tried again."""
+    """Result of an attempt after which the request is tried again."""
 
     endpoint: Endpoint
-    """The engine that failed it."""
+    """Engine at which the attempt failed."""
     reason: RetryReason
     detail: str
     waits: bool = False
-    """Whether the request first waits until some engine has a place, and then begins again."""
+    """Whether the request first waits until an engine has room, and then starts again with all engines."""
 
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """The request has failed, and its client gets an error."""
+    """Result of an attempt after which the client gets an error."""
 
     error: ApiError
     cause: Exception

@@ -1,7 +1,7 @@
-"""`PrefillLeg`: a request at prefill engines, which compute its prompt for the engine that answers.
+"""`PrefillLeg`: the part of a request at prefill engines, which compute its prompt for a decode engine.
 
-Called by the relay before the first attempt at a decode engine. Whatever fails here costs time and no answer:
-the decode engine then computes the prompt itself. Only a mistake of the client ends a request here.
+The relay calls it before the first attempt at a decode engine. A failure here costs time, but not the answer:
+the decode engine then computes the prompt itself. Only a mistake of the client ends the request here.
 """
 
 from collections.abc import Awaitable, Callable
@@ -41,25 +41,26 @@ log = structlog.get_logger("mambaserve.gateway")
 
 PassOn = Callable[[RelayProgress, Attempt, UpstreamResponse, bytes], Awaitable[None]]
 MOST_DEATHS = 2
-"""Prefill engines that may die on a request until no further engine of any kind may."""
+"""Number of prefill engines that may die on one request before it is sent to no further engine."""
 Leg = Literal["skipped", "over", "answered"]
-"""Outcome of a prefill leg: no engine was asked; a state was handed over, or not; the client has its
-answer, the refusal of a request that no engine can serve."""
+"""Result of the prefill leg. skipped: no prefill engine was used; over: the leg has ended, with a state that
+was handed over or without; answered: the client has received the refusal of a request that no engine can
+serve."""
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillFailure:
-    """A prefill engine did not compute the prompt."""
+    """Result of an attempt in which a prefill engine did not compute the prompt."""
 
     outcome: HandOverOutcome
     reason: RetryReason
     detail: str
     elsewhere: bool = True
-    """Whether another prefill engine may do better."""
+    """Whether another prefill engine should be tried."""
 
 
 class PrefillLeg:
-    """The prefill leg of the requests of one gateway."""
+    """Prefill leg of the requests of one gateway."""
 
     def __init__(
         self,
@@ -75,9 +76,10 @@ class PrefillLeg:
         comparisons: RetryBudget,
         pass_on: PassOn,
     ) -> None:
-        """`least_tokens`: fewest tokens to compute for which a prefill engine is asked.
+        """Create the leg.
 
-        `pass_on` sends the answer of a prefill engine to the client.
+        `least_tokens` is the number of tokens to compute from which a prefill engine is used. `pass_on` sends
+        the answer of a prefill engine to the client.
         """
         self._connector, self._pool, self._metrics, self._router = connector, pool, metrics, router
         self._liveness, self._loop = liveness, connector.loop
@@ -87,9 +89,9 @@ class PrefillLeg:
         """Whether the last long prompt found no prefill engine."""
 
     async def run(self, progress: RelayProgress, record: RoutingRecord) -> Leg:
-        """Have the prompt computed, once, if it is long enough and an engine for it is ready.
+        """Have a prefill engine compute the prompt, if the prompt is long enough and such an engine is ready.
 
-        Afterwards `progress.handed_over` is the state, or the decode engine computes the prompt.
+        Afterwards `progress.handed_over` is the state; if it is None, the decode engine computes the prompt.
 
         Args:
             progress: the request.
@@ -119,14 +121,14 @@ class PrefillLeg:
         return "over"
 
     def _is_long(self, progress: RelayProgress, record: RoutingRecord) -> bool:
-        """Return whether the decode engine would have to compute enough tokens of the prompt."""
+        """Return whether the decode engine would have to compute at least `least_tokens` of the prompt."""
         prompt, tokens = progress.request.prompt, record.request.prompt_tokens
         if prompt is not None and prompt.computed_whole:
             return False
         resumable = record.decision.resumable
         if tokens - resumable < self._least_tokens:
             return False
-        # What another engine has cached can be fetched without a prefill engine.
+        # The tokens that another engine has cached can be fetched from it, without a prefill engine.
         peer = self._router.peer_of(record, self._least_tokens)
         return peer is None or tokens - peer[1] >= self._least_tokens
 
@@ -135,7 +137,7 @@ class PrefillLeg:
     ) -> DecodeReason | Literal["answered", "computed"]:
         """Try prefill engines, beginning with the choice `first`.
 
-        Returns why the decode engine computes the prompt, if it has to.
+        Returns the reason if the decode engine has to compute the prompt.
         """
         tried: tuple[str, ...] = ()
         deaths = 0
@@ -159,7 +161,7 @@ class PrefillLeg:
     def _keep(
         self, progress: RelayProgress, record: RoutingRecord, choice: RoutingRecord, hand_over: HandOver
     ) -> Literal["computed", "nothing"]:
-        """Keep the state, if there is one, for the engine that answers."""
+        """Record the state, if there is one, for the decode engine."""
         endpoint = choice.decision.endpoint
         progress.request.log_fields["prefill"] = endpoint.name
         progress.request.log_fields["handed_over"] = hand_over.depth
@@ -186,7 +188,7 @@ class PrefillLeg:
     async def _attempt(
         self, progress: RelayProgress, record: RoutingRecord, number: int
     ) -> HandOver | PrefillFailure | None:
-        """Send the prompt to one prefill engine; None = the client has its answer."""
+        """Send the prompt to one prefill engine. None means that the client has received its answer."""
         attempt = self._begin(progress, record, number)
         url, request = attempt.endpoint.url, progress.request
         outcome: HandOver | PrefillFailure | None = None
@@ -218,7 +220,7 @@ class PrefillLeg:
     async def _judge(
         self, progress: RelayProgress, attempt: Attempt, response: UpstreamResponse, first: bytes
     ) -> HandOver | PrefillFailure | None:
-        """Read the answer of a prefill engine; None = the client, whose mistake it is, has got it."""
+        """Read the answer of a prefill engine. None means that it was sent to the client, as its mistake."""
         status = response.status
         attempt.span.set(names.HTTP_STATUS, status)
         if status == 200:
@@ -250,14 +252,14 @@ class PrefillLeg:
             return PrefillFailure("full", "rejected", f"it answered {status}")
         if status not in REFUSED_HERE and (in_a_row < SUSPICIOUS or not self._comparisons.available):
             return None
-        # The answer of the decode engine tells whose fault it was.
+        # The answer of the decode engine shows whether the request or the engine was wrong.
         if self._comparisons.available:
             self._comparisons.record_retry()
             progress.comparison.begin(url)
         return PrefillFailure("rejected", "rejected", f"it answered {status}", elsewhere=False)
 
     async def _body(self, response: UpstreamResponse, first: bytes) -> bytes:
-        """Return the body of the answer; empty if it is longer than any hand-over."""
+        """Return the body of the answer; empty if it is larger than a hand-over can be."""
         body = bytearray(first)
         while not response.complete and len(body) <= MAX_ANSWER_BYTES:
             part = await response.read()
@@ -282,7 +284,7 @@ class PrefillLeg:
         )  # fmt: skip
 
     def _report_engine(self, *, ready: bool) -> None:
-        """Log when the last prefill engine has gone, and when one is back."""
+        """Log when no prefill engine is ready any more, and when one is ready again."""
         if self._without_engine == (not ready):
             return
         self._without_engine = not ready

@@ -1,9 +1,9 @@
-"""The proxy endpoint: one relayed request from the client's first header to the last byte of its answer.
+"""The proxy endpoint: one relayed request, from its headers to the last byte of its answer.
 
-Its steps, in this order: the key of the client, admission, the body, the limits of the key, a permit, the
-relay; a watch for the client's disconnect runs beside them. `RelayedRequest` is what the steps know of the
-request. An ASGI application of its own, because a relay must neither buffer nor parse; errors before the
-first byte go up to the request middleware.
+Its steps are, in this order: the API key of the client, admission, the body, the rate limits of the key, a
+permit, the relay. The endpoint notices meanwhile if the client disconnects. `RelayedRequest` holds what the
+steps learn about the request. The endpoint is a plain ASGI application, because a relay must neither buffer
+nor parse bodies. An error before the first byte of the answer is raised to the request middleware.
 """
 
 import asyncio
@@ -39,28 +39,28 @@ from mamba_telemetry.request_trace import SpanNote
 
 
 class RelayedRequest(msgspec.Struct, eq=False):
-    """One request from its headers to the last byte of its answer; the steps of the endpoint fill it in."""
+    """One request, from its headers to the last byte of its answer. The steps fill in the fields."""
 
     context: RequestContext
-    """Facts that the request middleware hands down."""
+    """Facts that the request middleware provides, such as the request id."""
     receive: Receive
     response: ClientResponse
     path: str
     query: str
     headers: RawHeaders
     key: str = ANYONE
-    """Name of the key that came with the request."""
+    """Name of the API key of the request."""
     limits: KeyLimits = NO_LIMITS
     """Limits of the key."""
     fields: RoutingFields = NO_FIELDS
     prompt_tokens: float = 0.0
-    """Tokens of the prompt, estimated where nobody tokenized it."""
+    """Number of prompt tokens, estimated if the prompt was not tokenized."""
     charge: RequestCharge | None = None
-    """The request's charge to the limits of its key; None = the key has no limits."""
+    """Tokens that the request takes from the allowance of its key; None = the key has no limits."""
     client_left: bool = False
-    """Whether the client went away before the end of its answer."""
+    """Whether the client disconnected before the end of its answer."""
     refusal_reason: str = ""
-    """Label of the reason of a refusal by the gateway."""
+    """Reason of a refusal by the gateway, as a label of metrics."""
 
     @classmethod
     def of(cls, scope: Scope, receive: Receive, send: Send) -> "RelayedRequest":
@@ -84,13 +84,13 @@ class RelayedRequest(msgspec.Struct, eq=False):
 
 
 DISCARDED_LIMITS = 4
-"""Largest part of a body over the limit that is read and dropped, as a multiple of the limit."""
+"""Number of bytes of a body beyond the limit that are read and discarded, as a multiple of the limit."""
 LOGGED_MODEL = 128
-"""Largest number of characters of a model's name in a log line: it is the client's text."""
+"""Maximum number of characters of a model's name in the log, since clients choose that text."""
 
 
 class ProxyEndpoint:
-    """The relayed POST routes of one gateway."""
+    """Relayed POST routes of one gateway."""
 
     def __init__(
         self,
@@ -112,12 +112,12 @@ class ProxyEndpoint:
         self._limiter, self._prompts = limiter, prompts
         self._running: set[asyncio.Task[Any]] = set()
         self._cut: set[asyncio.Task[Any]] = set()
-        """Tasks that `cancel_running` cancelled."""
+        """Tasks that `cancel_running` has cancelled."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve as the ASGI application below the request middleware.
+        """Serve a request, as the ASGI application inside the request middleware.
 
-        Raises `ApiError` and `ClientGone` for the middleware.
+        Raises `ApiError` and `ClientGone`, which the middleware handles.
         """
         client = RelayedRequest.of(scope, receive, send)
         response = client.response
@@ -129,9 +129,9 @@ class ProxyEndpoint:
                 if body is None:
                     body = await self._read_body(client)
                 request = self._upstream_request(client, body)
-                del body  # the request lets go of it once an engine answers
+                del body  # the request releases the body once an engine answers
                 if client.fields.stream and self._comment_interval > 0:
-                    # A request that waits may be streamed to a client behind a balancer with little patience.
+                    # The client may be behind a load balancer that closes idle connections early.
                     with response.kept_alive(self._comment_interval):
                         await self._relay_while_connected(client, request)
                 else:
@@ -143,10 +143,10 @@ class ProxyEndpoint:
             response.status = CLIENT_GONE
             raise
         except ResponseTruncated:
-            # Elsewhere, returning without the end of the body makes the server close the connection.
+            # In other cases the server closes the connection, because the body of the answer has no end.
             await response.fail(UpstreamLost(CUT_SHORT))
         except ApiError as error:
-            # The client of a stream that has begun has got the error already.
+            # The client of a stream that has begun has received the error as an event.
             if not (await response.fail(error) or response.status):
                 response.status = error.status
                 client.refusal_reason = KEY_LIMIT if isinstance(error, KeyOverLimit) else ""
@@ -159,7 +159,7 @@ class ProxyEndpoint:
             self._record(client)
 
     def cancel_running(self) -> int:
-        """End the requests that still run; streams get an error event. Returns their number."""
+        """Abort the running requests, and return their number. Streams end with an error event."""
         self._relay.cancelling = True
         self._cut |= self._running
         for task in self._running:
@@ -167,7 +167,7 @@ class ProxyEndpoint:
         return len(self._running)
 
     def _check_client(self, client: RelayedRequest) -> None:
-        """Learn whose request it is. Raises an `ApiError` for a wrong key or a compressed body."""
+        """Determine the API key of the request. Raises an `ApiError` for a wrong key or a compressed body."""
         if self._keys:
             client.key = self._keys.check(credential_of(client.context.header_values))
             client.context.log_fields["key"] = client.key
@@ -175,14 +175,14 @@ class ProxyEndpoint:
             require_plain(coding.decode("latin-1"))
 
     def _arrived_body(self, client: RelayedRequest) -> bytes | None:
-        """Return the body of the request if all of it has arrived."""
+        """Return the body of the request if it has arrived completely; else None."""
         context = client.context
         if context.direct is None:
             return None
         return whole_body(self._max_body_bytes, context.body_share, context.direct)
 
     async def _read_body(self, client: RelayedRequest) -> bytes:
-        """Wait for the body; admission and the end of a drain may cut it."""
+        """Wait for the body. A dismissal, or the end of the drain time, may end that."""
         limit = self._max_body_bytes
         task = self._register_task()
         with self._admission.body_arrives(client.key, task.cancel) as arriving:
@@ -204,7 +204,7 @@ class ProxyEndpoint:
                 self._forget_task(task)
 
     def _upstream_request(self, client: RelayedRequest, body: bytes) -> UpstreamRequest:
-        """Return the request as engines get it."""
+        """Return the request in the form in which it is sent to engines."""
         context = client.context
         client.fields = fields = routing_fields(body)
         engine_key = self._backend_keys.first if self._backend_keys else None
@@ -230,7 +230,7 @@ class ProxyEndpoint:
         )
 
     async def _relay_while_connected(self, client: RelayedRequest, request: UpstreamRequest) -> None:
-        """Relay the request until the client leaves. Raises `ClientGone`; `GatewayDraining` if it is cut."""
+        """Relay the request. Raises `ClientGone` if the client leaves, `GatewayDraining` if aborted."""
         task = self._register_task()
 
         def leave() -> None:
@@ -240,7 +240,7 @@ class ProxyEndpoint:
         try:
             with DisconnectWatch(client.context.direct, client.receive, leave):
                 counted = client.limits.tokens_per_minute is not None
-                # Counting tokens computes none of them: any engine does it, and no key is charged for it.
+                # A request to count tokens computes nothing: any engine serves it, and no key is charged.
                 if client.path != COUNT_TOKENS:
                     if self._prompts is not None and (counted or self._relay.has_choice):
                         await self._read_prompt(self._prompts, request)
@@ -272,7 +272,7 @@ class ProxyEndpoint:
             self._forget_task(task)
 
     def _register_task(self) -> asyncio.Task[Any]:
-        """Return the task of this request, which `cancel_running` cancels until `_forget_task`."""
+        """Return the task of this request, which `cancel_running` may cancel until `_forget_task`."""
         task = asyncio.current_task(self._relay.loop)
         assert task is not None
         self._running.add(task)
@@ -292,7 +292,7 @@ class ProxyEndpoint:
     ) -> None:
         """Relay the request under a permit, and charge its key for the tokens that it used."""
         fields, tokens, meter = client.fields, client.prompt_tokens, request.meter or UsageMeter()
-        # The permit's own block would do the same with two coroutines more.
+        # `async with permit` would do the same with two additional coroutines.
         permit = self._admission.permit(
             PermitRequest(client.key, fields.rank, tokens + fields.answer_tokens, fields.model)
         )
@@ -322,14 +322,14 @@ class ProxyEndpoint:
             permit.release()
 
     def _record(self, client: RelayedRequest) -> None:
-        """Count the request that has ended, in metrics, log and trace."""
+        """Record the ended request in metrics, log and trace."""
         now, metrics, response, trace = time.monotonic(), self._metrics, client.response, client.context.trace
         name = client.fields.model
         client.context.log_fields["model"] = name and name[:LOGGED_MODEL]
         model = metrics.model_label(name)
         reason = KEY_LIMIT if response.over_own_limit else client.refusal_reason
         metrics.request(client.path, model, str(response.status), reason).inc()
-        # Comments that kept the stream alive meanwhile are no answer.
+        # Comments that kept the connection open do not count as an answer.
         trace.answered_at = response.first_byte
         if trace.recording:
             if response.status >= FAILED_FROM:

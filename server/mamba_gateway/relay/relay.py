@@ -1,7 +1,8 @@
-"""Relay: choose an engine, send the request, pass its answer on; elsewhere again while nothing has been sent.
+"""Relay: chooses an engine, sends the request, and passes the answer on.
 
-JSON and server-sent events pass through unparsed and unbuffered: a slow client slows the engine's socket.
-Called by the proxy endpoint under a permit; cancelling it closes the connection to the engine.
+If an attempt fails before anything was sent to the client, another engine is tried. JSON and server-sent
+events are passed on unparsed and unbuffered, so that a slow client slows down the engine's socket. The proxy
+endpoint calls the relay under a permit. A cancellation closes the connection to the engine.
 """
 
 import asyncio
@@ -55,14 +56,14 @@ from mamba_telemetry import conventions as names
 log = structlog.get_logger("mambaserve.gateway")
 
 RETRIED_STATUSES = frozenset((502, 503))
-"""Statuses with which an engine says that another one may do better."""
+"""Statuses with which an engine indicates that another one should be tried."""
 ENGINE_LOST = b'"engine_lost"'
-"""Part of the answer of an engine whose own process ended on a request."""
+"""Part of the error of an API process whose engine process has died on the request."""
 STOPPED = "the gateway stopped before the answer was complete"
 
 
 class Relay:
-    """The relay of one gateway."""
+    """Relay of one gateway."""
 
     def __init__(
         self,
@@ -80,14 +81,14 @@ class Relay:
     ) -> None:
         self._connector, self._pool, self._metrics, self._router = connector, pool, metrics, router
         self.loop = connector.loop
-        """The event loop that serves the requests."""
+        """Event loop that serves the requests."""
         self._hold_timeout, self._max_attempts = hold_timeout, max_attempts
         self._deadlines = Deadlines(self.loop, request_timeout)
         self._liveness = liveness
         self._budget = RetryBudget(time.monotonic)
         self._lost_forms = LostForms(time.monotonic)
-        # A budget of its own, or clients that make mistakes would leave nothing for requests that an engine
-        # failed.
+        # Comparisons have a separate budget: otherwise clients that make mistakes would use up the budget of
+        # requests that engines fail.
         self._comparisons = self._budget.sharing_requests()
         self._hold = EndpointWait(pool, metrics, wake)
         self._prefill = PrefillLeg(
@@ -97,18 +98,18 @@ class Relay:
         )  # fmt: skip
         self._hand_over_tokens = hand_over_tokens
         self.cancelling = False
-        """Whether the time of a drain is over: a cancelled stream still ends with an error event."""
+        """Whether the drain time is over. Streams that are cancelled then end with an error event."""
 
     @property
     def has_choice(self) -> bool:
-        """Whether there is more than one engine, so that the prompt decides between them."""
+        """Whether there is more than one engine, so that reading the prompt can improve the choice."""
         return self._pool.has_choice
 
     async def run(self, request: UpstreamRequest, send: Send) -> None:
-        """Answer the request through `send`, within its longest life.
+        """Answer the request through `send`, within the longest time that a request may take.
 
-        Raises an `ApiError` for the client (a stream that has begun carries it already),
-        `ResponseTruncated` if a non-stream answer broke off.
+        Raises an `ApiError` for the client (a stream that has begun contains it already), `ResponseTruncated`
+        if an answer that is no stream broke off.
         """
         if request.has_form and request.body in self._lost_forms:
             raise UpstreamLost(ENDED_AN_ENGINE)
@@ -144,7 +145,7 @@ class Relay:
         )  # fmt: skip
 
     def _begin(self, progress: RelayProgress, record: RoutingRecord) -> Attempt:
-        """Count the request as sent to the chosen engine."""
+        """Record that the request is sent to the chosen engine."""
         request, endpoint = progress.request, record.decision.endpoint
         progress.number += 1
         last = progress.number >= self._max_attempts or not self._budget.available
@@ -163,7 +164,7 @@ class Relay:
         return attempt
 
     def _name_source(self, progress: RelayProgress, attempt: Attempt) -> None:
-        """Tell the engine where it can fetch the state of the prompt, if some engine has it."""
+        """Add the header that names an engine from which the state of the prompt can be fetched, if any."""
         if (state := progress.handed_over) is not None:
             attempt.source = (state.header(self.loop.time()),)
             attempt.fetchable = state.hand_over.depth
@@ -172,9 +173,9 @@ class Relay:
             self._metrics.peer_hints.inc()
 
     async def _attempt(self, progress: RelayProgress) -> Failure | None:
-        """Send the request to an engine, and pass its answer on unless another engine may do better.
+        """Send the request to an engine, and pass its answer on unless another engine should be tried.
 
-        None = the client has the answer, or its stream has ended with an error event.
+        None means that the client has received the answer, or that its stream has ended with an error event.
         """
         request = progress.request
         with request.trace.span(names.GATEWAY_ROUTE) as span:
@@ -184,7 +185,7 @@ class Relay:
                 record.describe(span)
         if record.decision.endpoint.role == "decode":
             leg = await self._prefill.run(progress, record)
-            if leg != "skipped":  # time has passed, so the engine is chosen again
+            if leg != "skipped":  # the state of the engines has changed, so the engine is chosen again
                 return None if leg == "answered" else await self._attempt(progress)
         attempt = self._begin(progress, record)
         url = attempt.endpoint.url
@@ -225,7 +226,7 @@ class Relay:
     async def _wait_for_engine(
         self, progress: RelayProgress, decision: RoutingRecord | NoCandidate
     ) -> RoutingRecord:
-        """Wait for an engine that has not failed the request yet, where there is none now."""
+        """Wait for an engine that has not failed the request, if there is none now."""
         request = progress.request
         decide = functools.partial(self._decide, progress)
         return await self._hold.wait(decision, decide, request.model, progress.hold_until, request.permit)
@@ -233,7 +234,7 @@ class Relay:
     def _refusal(
         self, progress: RelayProgress, attempt: Attempt, response: UpstreamResponse, first: bytes
     ) -> Retry | None:
-        """Return a retry if another engine may do better than this one; None = the client gets the answer."""
+        """Return a retry if another engine should be tried; None = the answer is passed to the client."""
         request, status = progress.request, response.status
         attempt.span.set(names.HTTP_STATUS, status)
         lost_form = request.has_form and ENGINE_LOST in first
@@ -258,10 +259,10 @@ class Relay:
     def _another_may_take(
         self, progress: RelayProgress, attempt: Attempt, status: int, *, full: bool
     ) -> bool:
-        """Record the rejection, and return whether another engine is there to take the request.
+        """Record the rejection, and return whether to try another engine.
 
-        Most rejections are mistakes of clients, so all engines would say the same: those are compared from an
-        engine that has rejected several in a row.
+        Most rejections are mistakes of clients, with which every engine would agree. They are compared with
+        another engine only if the engine has rejected several requests in a row.
         """
         url = attempt.endpoint.url
         in_a_row = self._pool.reject(url, full=full)
@@ -273,14 +274,14 @@ class Relay:
         return isinstance(other, RoutingRecord) and not other.decision.endpoint.full
 
     def _may_wait(self, progress: RelayProgress) -> bool:
-        """Return whether a request that waited for an engine, which is full, goes on waiting."""
+        """Return whether the request, which has waited for an engine that is now full, continues to wait."""
         permit = progress.request.permit
         return permit is not None and permit.was_held and self.loop.time() < progress.hold_until
 
     def _begin_answer(
         self, progress: RelayProgress, attempt: Attempt, response: UpstreamResponse
     ) -> EngineAnswer:
-        """Record that the client gets the answer of this engine, so that no other attempt follows."""
+        """Record that this engine's answer is passed to the client, so that no other attempt follows."""
         request, status = progress.request, response.status
         well = status < 400
         self._pool.response_started(attempt.endpoint.url, attempt.ticket, well=well)
@@ -295,7 +296,7 @@ class Relay:
         )  # fmt: skip
 
     def _end_answer(self, request: UpstreamRequest, attempt: Attempt, answer: EngineAnswer) -> None:
-        """Record how the answer ended, and what the engine resumed."""
+        """Record how the answer ended, and how many prompt tokens the engine took from its cache."""
         if not 400 <= answer.status < 500:
             attempt.failed = True if answer.status >= 500 else answer.failed
         usage = request.meter.usage if request.meter is not None else None
@@ -305,7 +306,7 @@ class Relay:
     async def _pass_on(
         self, progress: RelayProgress, attempt: Attempt, response: UpstreamResponse, first: bytes
     ) -> None:
-        """Pass the answer of a prefill engine on, which refuses the request for its client's mistake."""
+        """Pass on the answer of a prefill engine that refuses the request as a mistake of the client."""
         answer = self._begin_answer(progress, attempt, response)
         if not answer.send_whole(first):
             await self._forward(progress, attempt, response, first, answer)
@@ -319,7 +320,7 @@ class Relay:
         first: bytes,
         answer: EngineAnswer,
     ) -> None:
-        """Pass on an answer that has not arrived whole, or that is a stream."""
+        """Pass on an answer that is a stream, or that has not arrived completely."""
         send, span = progress.send, attempt.span
         # Bytes that have arrived go out in one piece, where the client's side can; later ones at once.
         part, whole = answer.take(first) if first else b"", response.complete
@@ -351,7 +352,7 @@ class Relay:
         await send({"type": "http.response.body", "body": answer.rest(), "more_body": False})
 
     def _why_cut(self, progress: RelayProgress, attempt: Attempt) -> ApiError | None:
-        """Return the error with which a cancelled answer ends; None = the client has gone."""
+        """Return the error with which an aborted answer ends; None = the client has disconnected."""
         if progress.lifetime.fired:
             return self._timed_out()
         if attempt.watch.fired:
@@ -376,7 +377,7 @@ class Relay:
         request, url, detail = progress.request, attempt.endpoint.url, str(error)
         attempt.failed = True
         attempt.span.fail("died")
-        # A request that takes engines down with it must not go round the whole pool.
+        # A request on which engines die must not be sent to all engines one after the other.
         if attempt.last or progress.lost_engines:
             self._pool.fail(url, detail)
             return GiveUp(UpstreamLost(NO_ANSWER), error)
@@ -401,7 +402,7 @@ class Relay:
         return Retry(attempt.endpoint, "silent", NO_LIVENESS)
 
     async def _prepare_retry(self, progress: RelayProgress, retry: Retry) -> None:
-        """Record a failed attempt, so that the next one goes elsewhere."""
+        """Record a failed attempt, so that the next one uses another engine."""
         endpoint, number = retry.endpoint, progress.number
         if retry.waits:
             progress.number, progress.rejecting_engines = 0, ()
@@ -415,7 +416,7 @@ class Relay:
                 progress.lost_engines = (endpoint.url,)
                 if progress.handed_over is not None:
                     progress.handed_over.read = True
-            if retry.reason != "unreachable":  # which is no load for anybody
+            if retry.reason != "unreachable":  # an engine that was not reached has no load by the request
                 self._budget.record_retry()
         self._metrics.retries.labels(retry.reason).inc()
         log.warning(
@@ -423,7 +424,7 @@ class Relay:
         )
 
     async def _wait_for_place(self, progress: RelayProgress) -> None:
-        """Wait without a permit until some engine may have a place. Raises `TooManyRequests`."""
+        """Wait without a permit until an engine may have room. Raises `TooManyRequests`."""
         permit, until = progress.request.permit, progress.hold_until
         assert permit is not None
         try:

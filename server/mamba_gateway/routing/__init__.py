@@ -1,1 +1,1 @@
-"""The choice of an engine for a request: the cost at each engine, the decision, and its reasons."""
+"""Choice of an engine for a request: the cost at each engine, the decision, and the reasons for it."""

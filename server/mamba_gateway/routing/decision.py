@@ -1,7 +1,7 @@
-"""Routing: filter -> score -> pick over one frozen snapshot, and the record that explains the decision.
+"""Routing decision: filters the engines of one snapshot, computes their costs, and picks the cheapest.
 
-Pure; the router calls `choose`. A record is rendered on demand: for a client that sends the explain header,
-and for `/v1/routing/decisions`.
+Pure; the router calls `choose`. A `RoutingRecord` explains a decision. It is converted to text only when it
+is needed: for a client that sends the explain header, and for `/v1/routing/decisions`.
 """
 
 import json
@@ -28,15 +28,15 @@ from mamba_telemetry import conventions as names
 from mamba_telemetry.request_trace import SpanNote
 
 TIE_SECONDS = 1e-9
-"""Difference up to which two costs count as equal."""
+"""Difference in seconds up to which two costs count as equal."""
 MAX_LISTED_MODELS = 8
-"""Largest number of models that a client is told who asks for another one."""
+"""Maximum number of models that an error lists for a client that requests an unknown one."""
 Reason = Literal["only", "prefix", "home", "load"]
 Endpoints = Sequence[Endpoint]
 
 
 class NoCandidate(Enum):
-    """Why no endpoint was chosen."""
+    """Reason why no engine was chosen."""
 
     NONE_KNOWN = "no engine is known"
     NONE_READY = "no engine that may serve the model is ready"
@@ -46,40 +46,40 @@ class NoCandidate(Enum):
 
 
 class RoutingDecision(msgspec.Struct, frozen=True):
-    """The chosen endpoint and the comparison that it was chosen by."""
+    """Chosen engine, and the comparison of costs by which it was chosen."""
 
     endpoint: Endpoint
-    """The chosen endpoint."""
+    """The chosen engine."""
     index: int
-    """Index of the chosen endpoint in `comparison.endpoints`."""
+    """Index of the chosen engine in `comparison.endpoints`."""
     comparison: CostComparison
-    """Costs of all endpoints that passed the filters."""
+    """Costs of all engines that passed the filters."""
     reason: Reason
-    """only: the only candidate; prefix: it can resume part of the prompt; home: home engine of a prompt that
-    no engine has; load: it begins with the prompt first."""
+    """only: the engine was the only candidate; prefix: it has part of the prompt cached; home: it is the home
+    engine of a prompt that no engine has cached; load: it can begin with the prompt first."""
 
     @property
     def cost(self) -> Cost:
-        """The cost at the chosen endpoint, computed on demand."""
+        """Cost at the chosen engine, computed when it is read."""
         return self.comparison.cost(self.index)
 
     @property
     def resumable(self) -> int:
-        """Tokens of the prompt that the chosen endpoint need not compute."""
+        """Number of prompt tokens that the chosen engine has cached and need not compute."""
         return self.comparison.tokens_known.get(self.endpoint.name, NOTHING_KNOWN)[0]
 
     @property
     def candidates(self) -> int:
-        """Number of endpoints that passed the filters."""
+        """Number of engines that passed the filters."""
         return len(self.comparison.endpoints)
 
     def costs(self) -> tuple[Cost, ...]:
-        """Return the costs at all endpoints that passed the filters."""
+        """Return the costs at all engines that passed the filters."""
         return self.comparison.costs()
 
 
 def no_such_model(name: str | None, served: Sequence[str] = ()) -> str:
-    """Return the message for a client whose model no engine serves; `served`: the names of the others."""
+    """Return the error message for a client whose model no engine serves; `served` are the served models."""
     message = f"the model '{(name or '')[:200]}' does not exist here"
     if not served:
         return message
@@ -89,7 +89,7 @@ def no_such_model(name: str | None, served: Sequence[str] = ()) -> str:
 
 
 def serving(endpoints: Endpoints, request: RoutingRequest) -> Endpoints:
-    """Return the endpoints that serve the model; without a model all of them: an engine has a default."""
+    """Return the engines that serve the model. A request without a model may go to all of them."""
     model = request.model
     if model is None:
         return endpoints
@@ -97,7 +97,7 @@ def serving(endpoints: Endpoints, request: RoutingRequest) -> Endpoints:
 
 
 def available(endpoints: Endpoints, _: RoutingRequest | None = None) -> Endpoints:
-    """Return the ready endpoints that write answers and stay; if there are none, the draining ones."""
+    """Return the ready engines that write answers and do not drain; if there are none, the draining ones."""
     staying = [
         endpoint
         for endpoint in endpoints
@@ -107,7 +107,7 @@ def available(endpoints: Endpoints, _: RoutingRequest | None = None) -> Endpoint
 
 
 def computing_prompts(endpoints: Endpoints, _: RoutingRequest) -> Endpoints:
-    """Return the ready endpoints that compute prompts for others."""
+    """Return the ready engines that compute prompts for other engines."""
     return [
         endpoint
         for endpoint in endpoints
@@ -116,19 +116,19 @@ def computing_prompts(endpoints: Endpoints, _: RoutingRequest) -> Endpoints:
 
 
 def of_same_weights(endpoints: Endpoints, request: RoutingRequest) -> Endpoints:
-    """Return the endpoints whose states the other engine of the hand-over can use, as far as is known."""
+    """Return the engines whose states the other engine of the hand-over can use, as far as is known."""
     others = request.other_weights
     return [endpoint for endpoint in endpoints if endpoint.name not in others] if others else endpoints
 
 
 def taking_states(endpoints: Endpoints, request: RoutingRequest) -> Endpoints:
-    """Return the endpoints that can take the state of the prompt now; if there are none, all of them."""
+    """Return the engines that can receive the state of the prompt now; if there are none, all of them."""
     alike = of_same_weights([endpoint for endpoint in endpoints if endpoint.transfer is not None], request)
     return [endpoint for endpoint in alike if endpoint.credits > 0] or alike or endpoints
 
 
 def allowed(endpoints: Endpoints, request: RoutingRequest) -> Endpoints:
-    """Return the endpoints whose address (host:port) or host the proxy allows."""
+    """Return the engines whose address (host:port) or host the proxy in front of the gateway allows."""
     addresses = request.allowed_addresses
     if addresses is None:
         return endpoints
@@ -144,27 +144,27 @@ def _host(address: str) -> str:
 
 
 def untried(endpoints: Endpoints, request: RoutingRequest) -> Endpoints:
-    """Return the endpoints that have not failed the request yet."""
+    """Return the engines that have not failed the request."""
     tried = request.tried
     return [endpoint for endpoint in endpoints if endpoint.url not in tried] if tried else endpoints
 
 
 def with_room(endpoints: Endpoints, _: RoutingRequest) -> Endpoints:
-    """Return the endpoints that were not full lately; if all were, all of them."""
+    """Return the engines that were not full recently; if all were, all of them."""
     if len(endpoints) == 1:
         return endpoints
     return [endpoint for endpoint in endpoints if not endpoint.avoided] or endpoints
 
 
 class Filter(NamedTuple):
-    """One reason to leave endpoints out."""
+    """Function that excludes engines from a decision, and the reason that it stands for."""
 
     keep: Callable[[Endpoints, RoutingRequest], Endpoints]
-    """Returns the endpoints that pass."""
+    """Returns the engines that are not excluded."""
     outcome: NoCandidate
-    """The result where no endpoint passes."""
+    """Result of the decision if all engines are excluded."""
     reason: str
-    """Why an endpoint did not pass."""
+    """Reason for an excluded engine, as text."""
 
 
 FILTERS = (
@@ -174,22 +174,22 @@ FILTERS = (
     Filter(untried, NoCandidate.ALL_TRIED, "tried before"),
     Filter(with_room, NoCandidate.ALL_TRIED, "full lately"),
 )
-"""Every filter of a decision, in order; each gets the endpoints that the one before it let pass."""
+"""Filters of a decision, in order; each one gets the engines that the previous one has not excluded."""
 FIRST_FILTERS = tuple(step for step in FILTERS if step.keep not in (allowed, untried))
-"""Filters that leave endpoints out of the first attempt of a request that no proxy restricts."""
+"""Filters that can exclude engines in the first attempt of a request that no proxy restricts."""
 PROMPT_FILTERS = (
     FILTERS[0],
     Filter(computing_prompts, NoCandidate.NONE_READY, "computes no prompts for others"),
     Filter(of_same_weights, NoCandidate.NONE_READY, "other weights"),
     *FILTERS[3:],
 )
-"""Filters of the choice of a prefill engine."""
+"""Filters for the choice of a prefill engine."""
 ANSWER_FILTERS = (*FILTERS, Filter(taking_states, NoCandidate.NONE_READY, "takes no state now"))
-"""Filters of the choice of a decode engine for a prompt that was computed."""
+"""Filters for the choice of a decode engine for a prompt that was computed elsewhere."""
 
 
 def survivors(snapshot: Endpoints, request: RoutingRequest) -> Endpoints | NoCandidate:
-    """Return the endpoints that pass all filters, or why there are none."""
+    """Return the engines that pass all filters, or the reason why there are none."""
     if not snapshot:
         return NoCandidate.NONE_KNOWN
     endpoints = snapshot
@@ -207,7 +207,7 @@ def survivors(snapshot: Endpoints, request: RoutingRequest) -> Endpoints | NoCan
 
 
 def drop_reasons(snapshot: Endpoints, request: RoutingRequest) -> dict[str, str]:
-    """Return by name of each endpoint that does not pass the filters why it does not."""
+    """Return the reason for each engine that does not pass the filters, by its name."""
     reasons: dict[str, str] = {}
     endpoints = snapshot
     filters = {"request": FILTERS, "prompt": PROMPT_FILTERS, "answer": ANSWER_FILTERS}[request.stage]
@@ -222,14 +222,14 @@ def drop_reasons(snapshot: Endpoints, request: RoutingRequest) -> dict[str, str]
 
 
 def _reason_at(endpoint: Endpoint, reason: str) -> str:
-    """Return why an endpoint is not available."""
+    """Return the reason why an engine is not available."""
     if endpoint.role == "prefill":
         return "computes prompts for others"
     return "draining" if endpoint.draining else reason
 
 
 def cheapest(totals: Sequence[float], rng: Random) -> int:
-    """Return the index of a lowest total, ties broken uniformly at random.
+    """Return the index of the lowest total; among equal ones it is chosen at random.
 
     Raises ValueError if there are no totals.
     """
@@ -241,7 +241,7 @@ def cheapest(totals: Sequence[float], rng: Random) -> int:
 def choose(
     snapshot: Endpoints, request: RoutingRequest, rng: Random, weights: RoutingWeights = EVEN
 ) -> RoutingDecision | NoCandidate:
-    """Return the endpoint for this request, or why there is none."""
+    """Return the chosen engine for this request, or the reason why there is none."""
     candidates = survivors(snapshot, request)
     if isinstance(candidates, NoCandidate):
         return candidates
@@ -262,35 +262,35 @@ def _reason(chosen: Cost, comparison: CostComparison) -> Reason:
 REQUEST_HEADER = b"x-mambaserve-explain"
 RESPONSE_HEADER = b"x-mambaserve-explain"
 MAX_SHOWN = 16
-"""Largest number of endpoints of each kind that are listed, the cheapest first."""
+"""Maximum number of engines of each kind in an explanation, the cheapest first."""
 MOST_HEADER_BYTES = 4096
-"""Largest size of the header in bytes: proxies refuse larger ones."""
+"""Maximum size of the explain header in bytes; proxies refuse larger ones."""
 MAX_RECORDS = 256
-"""Number of recent decisions that are kept."""
+"""Number of recent decisions that are kept in memory."""
 
 
 class RoutingRecord(msgspec.Struct, frozen=True):
-    """One decision with everything that it was made from."""
+    """One decision with everything that it was based on."""
 
     request_id: str
     at: float
-    """Seconds since the epoch."""
+    """Time of the decision, in seconds since 1970 (UTC)."""
     snapshot: tuple[Endpoint, ...]
     request: RoutingRequest
     decision: RoutingDecision
     index: str
-    """State of the index of resumable prefixes at the time."""
+    """State of the prefix index at the time of the decision."""
     exact: bool
-    """Whether the prompt was tokenized; else its length is estimated from its bytes."""
+    """Whether the prompt was tokenized; otherwise its length is estimated from its bytes."""
     published: Depths = NOTHING
-    """Depths of the prompt in the prefix index, without this gateway's own guesses."""
+    """Numbers of prompt tokens that engines have cached according to the prefix index alone."""
     prefill: "RoutingRecord | None" = None
-    """The choice of the engine that computed the prompt for the chosen one; None = no other engine did."""
+    """Choice of the prefill engine that computed the prompt; None = the chosen engine computes it."""
     handed_over: int = 0
-    """Tokens of the prompt whose state that engine hands over."""
+    """Number of prompt tokens that the state of the prefill engine covers."""
 
     def explained(self, most: int = MAX_SHOWN) -> dict[str, Any]:
-        """Return the explanation as JSON objects; seconds are weighted ones."""
+        """Return the explanation as JSON objects. Seconds are multiplied by the routing weights."""
         ordered = sorted(self.decision.costs(), key=lambda cost: cost.total)
         left_out = drop_reasons(self.snapshot, self.request)
         other = {}
@@ -309,7 +309,7 @@ class RoutingRecord(msgspec.Struct, frozen=True):
         }
 
     def header(self) -> bytes:
-        """Return the explanation as a line of ASCII of at most `MOST_HEADER_BYTES`, cut to fit."""
+        """Return the explanation as ASCII text of at most `MOST_HEADER_BYTES`, shortened if necessary."""
         most = MAX_SHOWN
         while len(line := json.dumps(self.explained(most), separators=(",", ":"))) > MOST_HEADER_BYTES:
             most //= 2
@@ -319,7 +319,7 @@ class RoutingRecord(msgspec.Struct, frozen=True):
         return line.encode("ascii")
 
     def describe(self, span: SpanNote) -> None:
-        """Set attributes of `span`, the span of the choice of an engine, to what was decided and why."""
+        """Record the decision and its reasons as attributes of `span`, the trace span of the choice."""
         decision = self.decision
         span.set(names.ENDPOINT, decision.endpoint.name)
         span.set(names.ROUTE_REASON, decision.reason)
@@ -330,7 +330,7 @@ class RoutingRecord(msgspec.Struct, frozen=True):
         span.set(names.RESUMABLE_TOKENS, decision.cost.resumable)
 
     def log_entry(self) -> dict[str, Any]:
-        """Return an entry of `/v1/routing/decisions`: the explanation with time, request id and model."""
+        """Return the entry of `/v1/routing/decisions`: the explanation with time, request id and model."""
         time = datetime.fromtimestamp(self.at, UTC).isoformat(timespec="milliseconds")
         return {
             "at": time,
@@ -341,17 +341,17 @@ class RoutingRecord(msgspec.Struct, frozen=True):
 
 
 class RoutingLog:
-    """The recent decisions of one gateway."""
+    """Recent decisions of one gateway."""
 
     def __init__(self) -> None:
         self._records: deque[RoutingRecord] = deque(maxlen=MAX_RECORDS)
 
     def add(self, record: RoutingRecord) -> None:
-        """Keep a record in place of the oldest."""
+        """Add a record, and drop the oldest one if there are `MAX_RECORDS` others."""
         self._records.append(record)
 
     def drop(self, record: RoutingRecord) -> None:
-        """Remove a record whose choice was not followed."""
+        """Remove the record of a choice that was not used."""
         self._records = deque((one for one in self._records if one is not record), maxlen=MAX_RECORDS)
 
     def last(self, most: int = MAX_RECORDS) -> Iterable[RoutingRecord]:

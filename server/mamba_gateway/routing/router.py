@@ -1,8 +1,8 @@
-"""`Router`: routes requests by the pool, the prefix index and its own recent decisions, which it records.
+"""`Router`: chooses engines by the pool, the prefix index and its own recent decisions.
 
-Called by the relay once per attempt, which also reports where the request was sent and how many tokens the
-engine resumed. A decision does no I/O, does not wait, and takes well below a millisecond. `EndpointWait` is
-the wait of a request for which there is no engine: a rollout or a wake from zero takes a moment.
+The relay calls it once per attempt, and reports where the request was sent and how many tokens the engine
+took from its cache. A decision does no I/O, does not wait, and takes well below a millisecond. `EndpointWait`
+is the wait of a request while there is no engine, during a roll-out or a start from zero engines.
 """
 
 import asyncio
@@ -27,32 +27,33 @@ from mamba_gateway.routing.scoring import EVEN, Cost, RoutingRequest, RoutingWei
 from mamba_prefix.prefix_index import NOTHING, Depths, PrefixIndex
 
 TRANSFER_SHARE = 0.05
-"""Time to receive the pages of a token from another engine, as a share of the time to compute the token."""
+"""Time to receive the pages of one token from another engine, as a share of the time to compute the token."""
 SEEN_SECONDS = 600.0
-"""Seconds for which an engine is assumed to be able to resume a prompt that it was sent."""
+"""Seconds for which an engine is assumed to have a prompt cached that it was sent."""
 BESIDE_INDEX_SECONDS = 60.0
-"""The same while a prefix index follows the engines and would show the prompt."""
+"""Seconds for that assumption while the prefix index is up to date, so that it would show the prompt."""
 MAX_PREFIXES = 50_000
-"""Number of prefixes that are remembered; the least recently used go first."""
+"""Maximum number of prefixes that are remembered; the least recently used is dropped first."""
 MAX_ENGINES_OF_PREFIX = 4
-"""Number of engines that are remembered for one prefix; the oldest goes first."""
+"""Maximum number of engines that are remembered for one prefix; the oldest is dropped first."""
 
 
 class RecentPrefixes:
-    """The prompts that one gateway sent lately, and the engines, by the names of their endpoints.
+    """Prompts that this gateway has sent recently, and the engines that they were sent to.
 
-    An engine that got a prompt will soon be able to resume its prefixes: this knowledge comes ahead of what
-    engines publish, and in its place where nothing is published. It is a guess, so it is bounded and expires;
-    the engine looks for itself in any case.
+    An engine that was sent a prompt will soon have its prefixes cached. The gateway knows that before the
+    engine publishes it, and also if engines publish nothing. It is a guess, so it is limited in size and
+    time. A wrong guess costs time only: the engine computes what it does not have.
     """
 
     def __init__(self, clock: Callable[[], float], most: int = MAX_PREFIXES) -> None:
         self._clock, self._most = clock, most
         self._engines: OrderedDict[bytes, dict[str, float]] = OrderedDict()
-        """Callable[[], float] time at which each prefix, by its digest, was sent to an engine."""
+        """Time of the clock, in seconds, at which each prefix (by its digest) was sent to each engine (by its
+        name)."""
 
     def note(self, prompt: PromptPrefix, engine: str) -> None:
-        """Record that `engine` gets the prompt."""
+        """Record that the prompt is sent to `engine`."""
         now = self._clock()
         for _, digest in prompt.digests:
             engines = self._engines.setdefault(digest, {})
@@ -65,7 +66,7 @@ class RecentPrefixes:
             self._engines.popitem(last=False)
 
     def resumable(self, prompt: PromptPrefix, lifetime: float) -> dict[str, int]:
-        """Return by engine the tokens of the longest prefix that it got within `lifetime` seconds."""
+        """Return, by engine, the tokens of the longest prefix that it was sent within `lifetime` seconds."""
         since = self._clock() - lifetime
         depths: dict[str, int] = {}
         for depth, digest in reversed(prompt.digests):
@@ -87,7 +88,7 @@ class TokenCounts(Protocol):
 
     @property
     def cached_tokens(self) -> int | None:
-        """Tokens of the prompt that the engine resumed; None = the engine does not say."""
+        """Number of prompt tokens that the engine took from its cache; None = the engine reports none."""
 
 
 class Router:
@@ -118,9 +119,9 @@ class Router:
         allowed_addresses: frozenset[str] | None = None,
         request_id: str = "",
     ) -> RoutingRecord | NoCandidate:
-        """Return where the request goes, or why nowhere.
+        """Return the decision for a request, or the reason why no engine can take it.
 
-        Without `prompt` its length is estimated from `body_bytes`, and load decides.
+        Without `prompt`, its length is estimated from `body_bytes`, and the load decides.
         """
         begin = time.perf_counter()
         snapshot = self._pool.snapshot()
@@ -148,9 +149,9 @@ class Router:
         return record
 
     def decide_prefill(self, record: RoutingRecord, tried: tuple[str, ...]) -> RoutingRecord | NoCandidate:
-        """Return which prefill engine computes the prompt of a request; `record` is for a decode engine.
+        """Return the choice of a prefill engine for a request; `record` is its choice of a decode engine.
 
-        The costs are those of any choice, over the prefill engines.
+        The costs are computed as for any choice, but for prefill engines only.
         """
         request = replace(
             record.request, stage="prompt", tried=tried,
@@ -166,12 +167,13 @@ class Router:
         prompt: PromptPrefix | None,
         tried: tuple[str, ...],
     ) -> RoutingRecord | NoCandidate:
-        """Return which decode engine answers the request of `record` from a state at `depth` tokens.
+        """Return the choice of a decode engine that continues from a state of `depth` tokens.
 
-        `prefill`: the choice of the engine that holds the state.
+        `record` is the earlier choice for this request, and `prefill` that of the engine that holds the
+        state.
         """
         snapshot = self._pool.snapshot()
-        if prompt is not None:  # engines have computed other prompts meanwhile
+        if prompt is not None:  # the load of the engines has changed while the prompt was computed
             published = self._published(prompt)
             depths = self._depths(prompt, published)
             record = replace(record, published=published)
@@ -189,9 +191,10 @@ class Router:
         )
 
     def peer_of(self, record: RoutingRecord, least: int) -> tuple[TransferReport, int] | None:
-        """Return the engine that can give the chosen one most of the prompt, and the tokens it has cached.
+        """Return the engine that has most of the prompt cached, with the number of those tokens.
 
-        None = no engine of the same weights has at least `least` tokens more, as far as the index shows.
+        None means that no engine with the same weights has at least `least` tokens more, according to the
+        prefix index.
         """
         published, chosen = record.published.resumable, record.decision.endpoint
         if not published or chosen.transfer is None:
@@ -211,7 +214,7 @@ class Router:
         return None if peer is None or peer[1] - record.decision.resumable < least else peer
 
     def _choose(self, record: RoutingRecord) -> RoutingRecord | NoCandidate:
-        """Return `record` with the choice for its request and snapshot, or why there is none."""
+        """Return `record` with a choice for its request and snapshot, or the reason why there is none."""
         begin = time.perf_counter()
         decision = choose(record.snapshot, record.request, self._rng, self._weights)
         if isinstance(decision, NoCandidate):
@@ -224,12 +227,12 @@ class Router:
     def _of_other_weights(
         self, name: str, snapshot: tuple[Endpoint, ...], *, fingerprints: bool = False
     ) -> frozenset[str]:
-        """Return the names of the endpoints whose fingerprint differs from that of `name` in the index.
+        """Return the names of the engines whose fingerprint in the index differs from that of `name`.
 
         Args:
-            name: name of an endpoint.
-            snapshot: all endpoints.
-            fingerprints: whether endpoints without a fingerprint are included.
+            name: name of an engine.
+            snapshot: all engines.
+            fingerprints: whether engines without a fingerprint are included.
         """
         views = self._index.engines()
         own = views[name].fingerprint if name in views else None
@@ -240,7 +243,7 @@ class Router:
         )
 
     def sent(self, record: RoutingRecord, prompt: PromptPrefix | None, cost: Cost | None = None) -> int:
-        """Record that the request goes to the chosen engine, or to that of `cost`; return its ticket."""
+        """Record that the request is sent to the chosen engine, or to that of `cost`; return its ticket."""
         request, chosen = record.request, cost or record.decision
         endpoint, resumable = chosen.endpoint, chosen.resumable
         if prompt is not None:
@@ -261,21 +264,21 @@ class Router:
         *,
         fetched: int = 0,
     ) -> None:
-        """Correct the index by the number of resumed tokens in the answer, which may be less than it said.
+        """Correct the prefix index if the engine has taken fewer tokens from its cache than the index said.
 
-        `fetched`: tokens whose state the engine got from another one.
+        `fetched`: number of tokens whose state the engine has received from another one.
         """
         if usage is None or usage.cached_tokens is None or prompt is None or record.index == "off":
             return
         if not prompt.exact or usage.prompt_tokens != prompt.tokens:
-            return  # more prompts than the one that was read, or not as the engine reads it
+            return  # the request has several prompts, or the engine reads the prompt differently
         cost, resumed = cost or record.decision.cost, usage.cached_tokens
         engine = cost.endpoint.name
         promised = record.published.resumable.get(engine, 0)
         if resumed > max(promised, cost.resumable, fetched):
             self._metrics.promise("more").inc()
         elif resumed < promised:
-            # The recent prefixes stay: by now the engine has computed them.
+            # The recent prefixes are kept: the engine has computed them by now.
             gone = self._index.withdraw(engine, prompt.token_ids, prompt.salt, resumed, record.published)
             self._metrics.promise("false" if gone else "outdated").inc()
         elif promised:
@@ -288,7 +291,7 @@ class Router:
         return Depths({}, depths.pages, depths.revision) if prompt.computed_whole else depths
 
     def _depths(self, prompt: PromptPrefix, published: Depths) -> Depths:
-        """Return what the engines have published of the prompt, with what they were sent since."""
+        """Return the tokens that each engine has cached, by the index and by the recent decisions."""
         following = self._index.state == "following"
         sent = self._recent.resumable(prompt, BESIDE_INDEX_SECONDS if following else SEEN_SECONDS)
         resumable = {} if prompt.computed_whole else _deeper(published.resumable, sent)
@@ -296,9 +299,10 @@ class Router:
 
 
 def _with_state(own: int, depth: int) -> int:
-    """Return the tokens that an engine with `own` tokens need not compute once it has received `depth`.
+    """Return the tokens that an engine need not compute after it has received a state of `depth` tokens.
 
-    The tokens that it has to receive count as a few that it computes.
+    `own` is the number that it has cached. Receiving the others takes time, which counts as computing a few
+    tokens.
     """
     return own if own >= depth else int(depth - TRANSFER_SHARE * (depth - own))
 
@@ -314,7 +318,7 @@ Decide = Callable[[], RoutingRecord | NoCandidate]
 
 
 class EndpointWait:
-    """The wait for engines of one gateway. `wake` is called while a request waits."""
+    """Wait for engines in one gateway. `wake` is called while a request waits, to start an engine."""
 
     def __init__(self, pool: Pool, metrics: GatewayMetrics, wake: Callable[[], None]) -> None:
         self._pool, self._metrics, self._wake = pool, metrics, wake
@@ -322,16 +326,16 @@ class EndpointWait:
     async def until_decided(
         self, decide: Decide, model: str | None, deadline: float, permit: Permit | None = None
     ) -> RoutingRecord:
-        """Return the first decision for an engine, by `deadline` in the loop's time.
+        """Return the first decision for an engine, made before `deadline` (time of the event loop).
 
-        Raises ModelNotFound, UpstreamLost when every engine was tried, NoEndpoint, and TooManyRequests when
-        engines came and none had a place in time.
+        Raises ModelNotFound; UpstreamLost if every engine was tried; NoEndpoint if no engine appeared; and
+        TooManyRequests if engines appeared, but none had room in time.
         """
         outcome = decide()
         return self.decided(outcome) or await self.wait(outcome, decide, model, deadline, permit)
 
     def decided(self, outcome: RoutingRecord | NoCandidate) -> RoutingRecord | None:
-        """Return the decision if it is for an engine; None = the request has to `wait`."""
+        """Return the decision if it is for an engine; None = the request must `wait`."""
         if not isinstance(outcome, RoutingRecord):
             return None
         if outcome.decision.endpoint.draining:
@@ -346,10 +350,10 @@ class EndpointWait:
         deadline: float,
         permit: Permit | None = None,
     ) -> RoutingRecord:
-        """Wait as `until_decided` does, where the first `outcome` was no engine.
+        """Wait as `until_decided` does, after the first decision `outcome` has found no engine.
 
-        The request has no permit meanwhile: requests that waited together go to a new engine as fast as it
-        has places, and the keys take turns.
+        The request returns its permit meanwhile. Requests that have waited together are then sent to a new
+        engine as fast as it has room, and fairly among API keys.
         """
         while not isinstance(outcome, RoutingRecord):
             outcome = await self._engine(outcome, decide, model, deadline, permit)
@@ -370,7 +374,7 @@ class EndpointWait:
             while not isinstance(outcome, RoutingRecord):
                 if outcome is NoCandidate.MODEL_UNKNOWN or not self._pool.may_serve(model):
                     raise ModelNotFound(no_such_model(model, self._pool.model_names()), param="model")
-                self._wake()  # only here, where an engine would help: an unknown model starts none
+                self._wake()  # not before: an unknown model must start no engine
                 if outcome is NoCandidate.ALL_TRIED:
                     raise UpstreamLost(NO_ANSWER)
                 if outcome is NoCandidate.NONE_ASKED_FOR:

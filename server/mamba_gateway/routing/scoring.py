@@ -138,19 +138,19 @@ class CostComparison(msgspec.Struct):
         """Compare at least one endpoint."""
         tokens_known = _tokens_known(endpoints, request)
         if len(endpoints) == 1:
-            # Nobody else has what the only endpoint lacks, and there is no load to tell apart.
+            # With only one endpoint, neither another cache nor a difference in load can change the choice.
             speed = endpoints[0].speed or NOMINAL
             return cls(endpoints, request, weights, _EXACT, speed, tokens_known, 0, 1.0, 0.0, "")
         draw = rng.random
         jitters = [1 + JITTER * draw() for _ in endpoints]
         most, home = max([seen for _, seen in tokens_known.values()], default=0), ""
-        # Gateways that go by guesses of their own guess differently: nothing stays together for all of them.
+        # Gateways without an index guess differently, so they would not keep shared prefixes at one engine.
         factor, per_waiting = (
             (RECOMPUTE_FACTOR, RECOMPUTE_FACTOR_PER_WAITING) if request.authoritative else (1.0, 0.0)
         )
         if most < HOME_TOKENS and request.home is not None:
             home = home_of(endpoints, request.home).name
-            # No request has shown yet that anything will be shared.
+            # No request has shown yet that later ones will share the prompt: its computation costs no more.
             most, factor, per_waiting = max(HOME_TOKENS, int(ASSUMED_SHARE * request.prompt_tokens)), 1.0, 0.0
         median = _median_speed(endpoints)
         return cls(
@@ -245,8 +245,8 @@ def _tokens_known(endpoints: Sequence[Endpoint], request: RoutingRequest) -> dic
         if name in seen or name in resumable:
             # The last token is always computed: it gives the first of the answer.
             resumed = max(0, min(resumable.get(name, 0), tokens - 1))
-            # A state is kept where prompts part once a second one has shown that they do: at the engine that
-            # has what the first one left, so that counts as much as one that is there already.
+            # An engine keeps a state where prompts diverge once a second prompt has shown that they do. The
+            # pages of the first prompt therefore count as much as a state.
             pairs[name] = resumed, max(resumed, min(seen.get(name, 0), tokens))
     return pairs
 
@@ -273,6 +273,6 @@ def _median_speed(endpoints: Sequence[Endpoint]) -> EngineSpeed:
     """Return the median of the measured speeds, for endpoints that have measured none yet."""
     speeds = [endpoint.speed for endpoint in endpoints if endpoint.speed is not None]
     if not speeds or len(speeds) == len(endpoints):
-        return NOMINAL  # or nobody needs it
+        return NOMINAL  # without measured speeds, or if every endpoint has one
     speeds.sort(key=lambda speed: speed.tokens_per_second)
     return speeds[len(speeds) // 2]

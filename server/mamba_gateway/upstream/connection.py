@@ -1,8 +1,8 @@
-"""Upstream connection: one TCP connection to an engine, over which requests go one after the other.
+"""`UpstreamConnection`: one TCP connection to an engine, which carries one request after the other.
 
-Parses with httptools, and only the framing: the bytes of a body pass as they came. The connection fills an
-`UpstreamResponse` for each request, which the relay reads. The upstream connector opens connections, keeps
-them, and assigns them to requests.
+httptools parses only the framing; the bytes of a body are passed on unchanged. For each request the
+connection fills an `UpstreamResponse`, which the relay reads. The connector opens the connections, keeps
+them, and assigns them.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ import httptools
 from mamba_gateway.upstream.deadlines import Deadlines
 
 BUFFERED_BYTES = 128 * 1024
-"""Size of a body's buffer; above it reading from the socket is paused."""
+"""Size of a body's buffer in bytes. When the buffer is fuller, reading from the socket is paused."""
 Pair = tuple[bytes, bytes]
 
 
@@ -27,20 +27,20 @@ class IdleTimeout(Exception):
 
 
 class BodySource(Protocol):
-    """The connection of an answer, as far as the answer needs it."""
+    """Connection of an answer, as the answer uses it."""
 
     def pause_reading(self) -> None:
         """Stop reading from the socket."""
 
     def resume_reading(self) -> None:
-        """Read from the socket again."""
+        """Continue to read from the socket."""
 
     def abort(self) -> None:
         """Close the connection at once."""
 
 
 class UpstreamResponse:
-    """The answer to one request, as it arrives."""
+    """Answer to one request, as it arrives."""
 
     __slots__ = (
         "_connection", "_consumer", "_error", "_forwardable", "_idle", "_limited", "_loop", "_parts", "_size",
@@ -48,7 +48,7 @@ class UpstreamResponse:
     )  # fmt: skip
 
     def __init__(self, connection: BodySource, idle: Deadlines) -> None:
-        """`idle`: how long the engine may send nothing."""
+        """Create an empty answer. `idle` limits how long the engine may send nothing."""
         self.status = 0
         """HTTP status; 0 until the headers are complete."""
         self.headers: list[Pair] = []
@@ -60,32 +60,32 @@ class UpstreamResponse:
         self._error: Exception | None = None
         self._consumer: Callable[[bytes], bytes] | None = None
         self._forwardable = b""
-        """Bytes that the consumer could not pass on itself."""
+        """Bytes that the consumer could not send to the client without waiting."""
         self._waiter: asyncio.Future[None] | None = None
         self._waiting_since = 0.0
         self._limited = False
-        """Whether an idle timeout of the engine is running already."""
+        """Whether the idle limit of the engine is running."""
         self._timer: asyncio.TimerHandle | None = None
-        """Timer for the rest of the idle timeout, where bytes have come since it began."""
+        """Timer for the rest of the idle limit, if bytes have arrived since the limit began."""
 
     @property
     def complete(self) -> bool:
-        """Whether the whole answer has arrived and was read."""
+        """Whether the complete answer has arrived and was read."""
         return self._connection is None and self._error is None and not self._parts
 
     async def read(self) -> bytes:
-        """Wait for bytes and return them, at least one; empty at the end.
+        """Wait for at least one byte and return what has arrived; empty at the end.
 
-        Raises ConnectionLost and IdleTimeout, behind the bytes that came before.
+        Raises ConnectionLost and IdleTimeout, after the bytes that arrived before have been returned.
         """
         while (part := self.read_nowait()) is None:
             await self.wait()
         return part
 
     def read_nowait(self) -> bytes | None:
-        """Return the bytes that `read` would, without waiting; None = nothing has arrived, `wait` first.
+        """Return the bytes that `read` would return, without waiting; None = none have arrived.
 
-        Raises as `read` does.
+        Raises the errors of `read`. After None, use `wait`.
         """
         if self._parts:
             return self._drain()
@@ -94,10 +94,10 @@ class UpstreamResponse:
         return b"" if self._connection is None else None
 
     async def consume(self, consumer: Callable[[bytes], bytes]) -> bytes:
-        """Call `consumer` with bytes as they arrive, until it returns bytes that it could not pass on itself.
+        """Call `consumer` with bytes as they arrive, until it returns bytes that it could not send itself.
 
-        Returns those bytes, at least one; empty at the end of the body. Bytes that arrive until the next call
-        are buffered. Raises what `read` and `consumer` raise.
+        Returns those bytes; empty at the end of the body. Bytes that arrive before the next call are
+        buffered. Raises the errors of `read` and of `consumer`.
         """
         self._consumer = consumer
         try:
@@ -116,9 +116,9 @@ class UpstreamResponse:
             self._consumer = None
 
     def wait(self) -> asyncio.Future[None]:
-        """Return a future that completes with the next bytes, the end of the body, or room to write.
+        """Return a future that is completed by the next bytes, the end of the body, or room to write.
 
-        There may be one reader at a time.
+        There may be only one reader at a time.
         """
         self._waiter = self._loop.create_future()
         if self._limited:
@@ -129,7 +129,7 @@ class UpstreamResponse:
         return self._waiter
 
     def close(self) -> None:
-        """Drop the rest of the answer; an incomplete one takes its connection with it."""
+        """Discard the rest of the answer. If the answer is incomplete, its connection is closed."""
         if self._connection is not None:
             self._connection.abort()
             self.end()
@@ -142,12 +142,12 @@ class UpstreamResponse:
             self._connection.pause_reading()
 
     def read_done(self) -> None:
-        """Consume or announce the bytes of one read of the socket, which were `put` before."""
+        """Pass on, or announce, the bytes of one read of the socket, which `put` has buffered."""
         waits = self._waiter is not None and not self._waiter.done()
         if self._consumer is None or not waits or not self._parts:
             self.wake()
             return
-        # Consumed here without waking the reader: a turn of the loop for each token costs a sixth more.
+        # The bytes are passed on here, without waking the reader, which would cost a sixth more per token.
         self._waiting_since = self._loop.time()
         try:
             self._forwardable = self._consumer(self._drain())
@@ -169,7 +169,7 @@ class UpstreamResponse:
         self.wake()
 
     def wake(self) -> None:
-        """Wake the reader that waits."""
+        """Wake the waiting reader."""
         waiter, self._waiter = self._waiter, None
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
@@ -196,27 +196,28 @@ class UpstreamResponse:
 
 
 HEAD_BYTES = 64 * 1024
-"""Largest size of an answer's status line and headers."""
+"""Maximum size of an answer's status line and headers in bytes."""
 PIECE_BYTES = 64 * 1024
-"""Size of the pieces in which a large body is written: other streams get their turn in between."""
+"""Size in bytes of the parts in which a large body is written, so that other streams are served in
+between."""
 TOO_LARGE = f"the engine's headers have more than {HEAD_BYTES} bytes"
 NOT_HTTP = "the engine's answer is not valid HTTP"
 _BODILESS = (204, 304)
 
 
 class EngineUnreachable(Exception):
-    """No connection could be opened, so the engine saw nothing of the request."""
+    """No connection could be opened, so the engine has received nothing of the request."""
 
 
 class _TooLarge(Exception):
-    """Ends the parsing of an answer."""
+    """Raised within the parser to stop it, because the headers of an answer are too large."""
 
 
 class UpstreamConnection(asyncio.Protocol):
-    """One connection to an engine, which carries one request at a time."""
+    """Connection to an engine, which carries one request at a time."""
 
     def __init__(self, idle: Deadlines, free: Callable[["UpstreamConnection"], None]) -> None:
-        """`idle`: how long an engine may send nothing.
+        """Create a connection that is not open yet. `idle` limits how long the engine may send nothing.
 
         `free` is called with the connection when an answer is complete and another request may follow.
         """
@@ -228,9 +229,9 @@ class UpstreamConnection(asyncio.Protocol):
         self._in_head = False
         self._complete = False
         self._until_close = False
-        """Whether the body ends where the connection does."""
+        """Whether the end of the connection marks the end of the body."""
         self._reusable = False
-        """Whether another request may follow the one whose answer is complete."""
+        """Whether another request may follow when the answer is complete."""
         self._unsent = False
         self._write_paused = False
 
@@ -240,9 +241,9 @@ class UpstreamConnection(asyncio.Protocol):
         return self._transport is not None and not self._transport.is_closing()
 
     async def send(self, head: bytes, body: bytes) -> tuple[UpstreamResponse, bytes]:
-        """Send a request; return its answer with the first bytes of the body, empty if it has none.
+        """Send a request; return its answer and the first bytes of the body, empty if there is no body.
 
-        Raises ConnectionLost and IdleTimeout; cancelled it closes the connection.
+        Raises ConnectionLost and IdleTimeout. A cancellation closes the connection.
         """
         transport = self._transport
         if transport is None:
@@ -289,42 +290,42 @@ class UpstreamConnection(asyncio.Protocol):
             self._transport.abort()
 
     def pause_reading(self) -> None:
-        """Stop reading from the socket, since the reader is slow."""
+        """Stop reading from the socket, because the reader is slow."""
         if self.usable and self._transport is not None:
             self._transport.pause_reading()
 
     def resume_reading(self) -> None:
-        """Read from the socket again, since the reader has caught up."""
+        """Continue to read from the socket, because the reader has caught up."""
         if self.usable and self._transport is not None:
             self._transport.resume_reading()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take the transport of the new connection."""
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's is not one by its class
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is no subclass
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End the answer where the connection ends, or fail it."""
-        self._transport = self._parser = None  # the parser refers to this protocol
+        """End the answer, complete if the end of the connection marks its end, or else as lost."""
+        self._transport = self._parser = None  # breaks the reference cycle of parser and connection
         if self._until_close and exc is None:
             self._end()
         else:
             self._fail(f"the engine closed the connection{f': {exc}' if exc else ''}")
 
     def pause_writing(self) -> None:
-        """Stop writing the body, since the engine reads slowly."""
+        """Stop writing the body, because the engine reads slowly."""
         self._write_paused = True
 
     def resume_writing(self) -> None:
-        """Go on writing the body, since the engine has caught up."""
+        """Continue to write the body, because the engine has caught up."""
         self._write_paused = False
         if self._response is not None:
             self._response.wake()
 
     def data_received(self, data: bytes) -> None:
-        """Parse bytes of the engine, and wake the reader of its answer."""
+        """Parse bytes of the engine, and wake the reader of the answer."""
         response, parser = self._response, self._parser
         if response is None or parser is None:
-            self.abort()  # there is no request
+            self.abort()  # no request is under way
             return
         try:
             parser.feed_data(data)
@@ -343,18 +344,18 @@ class UpstreamConnection(asyncio.Protocol):
     def on_message_begin(self) -> None:
         """Begin the headers at a status line, the first one or that after `100 Continue`."""
         if self._complete:
-            self._reusable = False  # bytes behind the answer belong to no request
+            self._reusable = False  # bytes after the end of an answer belong to no request
         elif self._response is not None:
             self._response.headers.clear()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Store a header. Trailers come here, too, and are dropped."""
+        """Store a header. Trailers are passed here too, and ignored."""
         if self._in_head and self._response is not None:
             self._response.headers.append((name.lower(), value))
             self._parsed_bytes += len(name) + len(value) + 4
 
     def on_headers_complete(self) -> None:
-        """Store the status, and learn how the body ends."""
+        """Store the status, and determine how the end of the body is marked."""
         response, parser = self._response, self._parser
         assert parser is not None
         status = parser.get_status_code()
@@ -371,17 +372,17 @@ class UpstreamConnection(asyncio.Protocol):
                 self._until_close = False
 
     def on_body(self, body: bytes) -> None:
-        """Pass bytes of the body to the answer."""
+        """Add bytes of the body to the answer."""
         if self._response is not None and not self._complete:
             self._response.put(body)
 
     def on_message_complete(self) -> None:
-        """Record the end of an answer, unless it was a provisional one."""
+        """Record the end of an answer, unless its status was provisional (1xx)."""
         if not (self._in_head or self._complete) and self._parser is not None:
             self._complete, self._reusable = True, self._parser.should_keep_alive()
 
     def _too_large(self, more: int) -> bool:
-        # The parser does not report a header that never ends.
+        # The parser does not limit the size of headers.
         self._head_bytes += more
         return self._head_bytes > HEAD_BYTES
 

@@ -1,7 +1,7 @@
-"""Upstream connector: the connections to all engines, kept for the next request, opened on demand.
+"""Upstream connector: the connections to all engines, which are opened on demand and kept for later requests.
 
-The relay sends an `UpstreamRequest` with `ask`, once for each attempt. What the gateway asks of engines for
-itself goes through the aiohttp session that `make_session` makes.
+The relay sends an `UpstreamRequest` with `ask`, once for each attempt. The gateway's own requests to engines
+use the aiohttp session that `make_session` creates.
 """
 
 import asyncio
@@ -30,16 +30,16 @@ from mamba_gateway.upstream.deadlines import Deadlines
 from mamba_telemetry.request_trace import UNTRACED, RequestTrace, SpanNote
 
 IDLE_SECONDS = 4.0
-"""Time for which an idle connection is kept. Below the five seconds after which the servers in use close
-theirs, so that no request races with a close."""
+"""Seconds for which an idle connection is kept. The servers in use close theirs after five seconds; a lower
+value prevents that a request is sent to a connection that is being closed."""
 MAX_STARTS = 16
-"""Number of beginnings of requests that are kept for each engine."""
+"""Number of request lines that are cached for each engine."""
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
 @dataclass(slots=True)
 class Origin:
-    """The address of one engine, with its idle connections, the one used last at the end."""
+    """Address of one engine, with its idle connections, the most recently used at the end."""
 
     base: str
     host: str
@@ -48,9 +48,9 @@ class Origin:
     path: str
     """Prefix of the path of every request."""
     authority: bytes
-    """The value of the Host header."""
+    """Value of the Host header."""
     credentials: bytes | None
-    """Value of the Authorization header for the name and password in its URL, if it has them."""
+    """Value of the Authorization header for the name and password in the URL; None = the URL has none."""
     idle: deque[tuple[float, UpstreamConnection]] = field(default_factory=deque)
     _starts: dict[str, bytes] = field(default_factory=dict, repr=False)
 
@@ -61,7 +61,7 @@ class Origin:
             method, _, target = start.partition(" ")
             line = b"%b %b%b HTTP/1.1" % (method.encode(), self.path.encode(), target.encode("latin-1"))
             head = b"%b\r\nhost: %b" % (line, self.authority)
-            # Paths are few; queries, and anything else that a client could make up, are not kept.
+            # There are few paths. Queries, and everything else that clients choose, are not cached.
             if "?" not in start and len(self._starts) < MAX_STARTS:
                 self._starts[start] = head
         return head
@@ -83,21 +83,20 @@ class Origin:
 
 
 class UpstreamConnector:
-    """The connections of one gateway, of any number: the permits bound the requests."""
+    """Connections of one gateway. Their number is limited by the permits of requests."""
 
     def __init__(self, connect_timeout: float, idle_timeout: float) -> None:
         self._connect_timeout = connect_timeout
         self._origins: dict[str, Origin] = {}
         self.loop = asyncio.get_running_loop()
-        """The event loop, kept by all parts that handle requests: finding the running one is a system
-        call."""
+        """Event loop. Parts that handle requests store it, because looking it up is a system call."""
         self._idle = Deadlines(self.loop, idle_timeout)
         self._sweep: asyncio.TimerHandle | None = None
         self._tls: ssl.SSLContext | None = None
         self._closed = False
 
     def origin(self, base: str) -> Origin:
-        """Return the origin of an engine's base URL."""
+        """Return the origin for the base URL of an engine."""
         origin = self._origins.get(base)
         if origin is None:
             origin = self._origins[base] = Origin.of(base)
@@ -106,12 +105,13 @@ class UpstreamConnector:
     def send(
         self, base: str, start: str, headers: Iterable[Pair], body: bytes
     ) -> Awaitable[tuple[UpstreamResponse, bytes]]:
-        """Send a request to the engine at a base URL; return its answer with the first bytes of the body.
+        """Send a request to the engine at a base URL; return its answer and the first bytes of the body.
 
-        The bytes are empty if there is no body. `start` is method and target, without the base's own path.
+        The bytes are empty if there is no body. `start` consists of method and target, without the path of
+        the base URL.
 
-        Raises EngineUnreachable, ConnectionLost, IdleTimeout; `ValueError` for a header with a line end.
-        Close the answer before its end, and the engine sees the connection close.
+        Raises EngineUnreachable, ConnectionLost, IdleTimeout; `ValueError` for a header with a line end. If
+        the answer is closed before its end, its connection is closed too.
         """
         origin = self.origin(base)
         head = _head(origin, start, headers, len(body))
@@ -140,7 +140,7 @@ class UpstreamConnector:
         where = authority(origin.host, origin.port)
         try:
             async with asyncio.timeout(self._connect_timeout):
-                # A connection outlives the request that needs it first, and must not hold its context.
+                # A connection outlives the request that opened it, so it must not keep its context.
                 connecting = self._connect(origin)
                 return await asyncio.create_task(connecting, context=contextvars.Context())
         except TimeoutError:
@@ -150,7 +150,7 @@ class UpstreamConnector:
             raise EngineUnreachable(f"Connect to {where} failed: {error}") from error
 
     def close(self) -> None:
-        """Close the idle connections, and keep no connection any more."""
+        """Close the idle connections; connections in use are closed when their request has ended."""
         self._closed = True
         if self._sweep is not None:
             self._sweep.cancel()
@@ -205,7 +205,7 @@ class UpstreamConnector:
             return
         self.origin(base).idle.append((self.loop.time(), connection))
         if self._sweep is None:
-            # One timer for all connections: each request would wind one of its own.
+            # All connections share one timer, so that requests need not start one each.
             self._sweep = self.loop.call_later(IDLE_SECONDS, self._on_sweep)
 
     def _on_sweep(self) -> None:
@@ -215,7 +215,7 @@ class UpstreamConnector:
             while origin.idle and (now - origin.idle[0][0] >= IDLE_SECONDS or not origin.idle[0][1].usable):
                 origin.idle.popleft()[1].abort()
             if not origin.idle:
-                del self._origins[base]  # engines come and go
+                del self._origins[base]  # engines that were removed are forgotten
         if self._origins:
             since = min(origin.idle[0][0] for origin in self._origins.values())
             self._sweep = self.loop.call_later(max(0.0, since + IDLE_SECONDS - now), self._on_sweep)
@@ -223,7 +223,7 @@ class UpstreamConnector:
 
 @asynccontextmanager
 async def upstream_connector(connect_timeout: float, idle_timeout: float) -> AsyncIterator[UpstreamConnector]:
-    """Yield a connector, which is closed at the end of the block."""
+    """Yield a connector that is closed at the end of the block."""
     connector = UpstreamConnector(connect_timeout, idle_timeout)
     try:
         yield connector
@@ -245,9 +245,9 @@ def _head(origin: Origin, start: str, headers: Iterable[Pair], body_bytes: int) 
 
 
 def keepalive_socket(family: int, kind: int, protocol: int) -> socket.socket:
-    """Return a socket that notices a node that vanished, which sends no reset.
+    """Return a socket that detects a node that has disappeared without closing its connections.
 
-    Without that a request to the node would wait for the idle limit.
+    Without that, a request to such a node would wait for the idle limit.
     """
     opened = socket.socket(family, kind, protocol)
     opened.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -260,7 +260,7 @@ def keepalive_socket(family: int, kind: int, protocol: int) -> socket.socket:
 
 
 class UpstreamRequest(msgspec.Struct, eq=False):
-    """One request for an engine, the same for every attempt."""
+    """Request to an engine, the same for every attempt."""
 
     path: str
     query: str
@@ -268,38 +268,38 @@ class UpstreamRequest(msgspec.Struct, eq=False):
     body: bytes
     model: str | None = None
     body_share: BodyShare | None = None
-    """Share of the body in the bytes that the gateway may hold."""
+    """Share of this body in the number of bytes that the gateway may hold."""
     request_id: str = ""
     prompt: PromptPrefix | None = None
-    """The prompt, where it is known."""
+    """The prompt; None = unknown."""
     permit: Permit | None = None
-    """Permit of the request, which records when it is at an engine."""
+    """Permit of the request, which records whether the request is at an engine."""
     meter: UsageMeter | None = None
-    """Meter that reads the answer."""
+    """Counter of the tokens in the answer."""
     trace: RequestTrace = UNTRACED
     has_form: bool = False
-    """Whether the answer has a form that the client wrote."""
+    """Whether the client prescribes the form of the answer, such as a schema."""
     explain: bool = False
-    """Whether the answer explains the choice of the engine to the client."""
+    """Whether the answer tells the client why the engine was chosen."""
     log_fields: dict[str, Any] = msgspec.field(default_factory=dict)
-    """Fields of the request's log line."""
+    """Fields for the request's line in the log."""
 
     def __repr__(self) -> str:
-        """Return a text without anything that a client wrote."""
+        """Return a text that contains nothing of what the client wrote."""
         return f"{type(self).__name__}({self.request_id!r})"
 
     def release_body(self) -> None:
-        """Release the body once an engine has begun to answer: no other attempt needs it."""
+        """Release the body when an engine has begun to answer, as no other attempt needs it."""
         self.body = b""
         if self.body_share is not None:
             self.body_share.release()
 
 
 def make_session(connect_timeout: float, idle_timeout: float) -> aiohttp.ClientSession:
-    """Return the session of all queries of engines: no cookies, no limit of its own on connections."""
+    """Return the session for the gateway's own requests: no cookies, no limit on connections."""
     connector = aiohttp.TCPConnector(
         limit=0,
-        # Below the five seconds after which the servers in use close idle connections, so that none races.
+        # Less than the five seconds after which the servers in use close idle connections (`IDLE_SECONDS`).
         keepalive_timeout=4,
         socket_factory=lambda address: keepalive_socket(*address[:3]),
     )
@@ -319,13 +319,13 @@ def ask(
     span: SpanNote | None = None,
     added: tuple[Pair, ...] = (),
 ) -> Awaitable[tuple[UpstreamResponse, bytes]]:
-    """Send the request, as a child of `span`; return the response and the first bytes of its body.
+    """Send the request, as a child of the trace span `span`; return the answer and its first bytes.
 
-    `added`: headers for this engine alone.
+    `added` are headers for this engine only.
 
-    The bytes are empty if there is no body. Close the response: before the body's end that closes the
-    connection, which the engine sees as a cancellation. Raises EngineUnreachable, ConnectionLost,
-    IdleTimeout.
+    The bytes are empty if there is no body. The caller must close the answer. If that happens before the end
+    of the body, the connection is closed, which the engine treats as a cancellation. Raises
+    EngineUnreachable, ConnectionLost, IdleTimeout.
     """
     headers = [*request.headers, *added] if added else request.headers
     if traceparent := request.trace.traceparent(span):

@@ -1,8 +1,8 @@
-"""Timeouts that cost a request no timer: `Deadlines` says when one is over, `Interrupt` ends a block.
+"""Timeouts without a timer per request: `Deadlines` reports expired ones, `Interrupt` ends a block.
 
 Most requests end long before their timeout. Timeouts of equal length expire in the order in which they began,
-so beginning and ending one is an insertion into and a removal from a dict. Used by the relay, by the silence
-watch and for the idle limit of upstream connections.
+so beginning one is an insertion into a dict and ending one is a removal. Used by the relay, by the silence
+watch, and for the idle limit of upstream connections.
 """
 
 import asyncio
@@ -12,25 +12,25 @@ from typing import Any, Protocol, Self
 
 
 class DeadlineListener(Protocol):
-    """Something that has a deadline."""
+    """Object that is told when its deadline has passed."""
 
     def expire(self) -> None:
-        """Take note that the deadline has passed."""
+        """Handle that the deadline has passed."""
 
 
 class Deadlines:
-    """The timeouts of `seconds` on one event loop."""
+    """All timeouts of the same length, `seconds`, on one event loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, seconds: float) -> None:
         self.loop, self.seconds = loop, seconds
         self._began: dict[DeadlineListener, float] = {}
-        """Loop time at which each timeout began, in the order in which they fall due."""
+        """Time of the event loop at which each timeout began, in the order in which they expire."""
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self, listener: DeadlineListener) -> float:
-        """Start a timeout that calls `listener.expire` after `seconds` unless ended before.
+        """Begin a timeout that calls `listener.expire` after `seconds`, unless it is ended before.
 
-        The listener must have none running. Returns the loop's time.
+        The listener must have no other timeout here. Returns the time of the event loop.
         """
         self._began[listener] = now = self.loop.time()
         if self._timer is None:
@@ -38,18 +38,18 @@ class Deadlines:
         return now
 
     def end(self, listener: DeadlineListener) -> None:
-        """Cancel the timeout of the listener; no effect if it has none."""
+        """End the timeout of the listener, if it has one."""
         self._began.pop(listener, None)
 
     def close(self) -> None:
-        """Cancel all timeouts."""
+        """End all timeouts."""
         self._began.clear()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def _arm(self, seconds: float) -> None:
-        # The timer outlives the request that needs it first, and must not hold its context.
+        # The timer outlives the request that started it, so it must not keep that request's context.
         self._timer = self.loop.call_later(seconds, self._on_time, context=contextvars.Context())
 
     def _on_time(self) -> None:
@@ -64,27 +64,27 @@ class Deadlines:
                 del self._began[listener]
                 listener.expire()
         finally:
-            # A listener that fails is no reason to forget the others.
+            # The failure of one listener must not keep others from being called.
             self._timer = None
             if self._began:
                 self._arm(max(0.0, left))
 
 
 class Interrupt:
-    """Ends a block of a task from outside, as `asyncio.timeout` does: `expire` raises TimeoutError there.
+    """Block of a task that can be ended from outside: `expire` makes TimeoutError be raised in it.
 
-    A request that ends in time pays for no timer and no coroutine.
+    It works as `asyncio.timeout` does, but needs no timer and no coroutine for a request that ends in time.
     """
 
     __slots__ = ("_cancelling", "_owner", "_task", "fired")
 
     def __init__(self, task: asyncio.Task[Any]) -> None:
-        """`task`: the one that runs the block."""
+        """Create an interrupt for a block that `task` runs."""
         self._owner = task
         self.fired = False
-        """Whether `expire` was called in the block."""
+        """Whether `expire` was called while the block was running."""
         self._task: asyncio.Task[Any] | None = None
-        """The task inside of the block; None outside."""
+        """Task that runs the block; None while it is outside the block."""
         self._cancelling = 0
 
     def __enter__(self) -> Self:
@@ -93,7 +93,7 @@ class Interrupt:
         return self
 
     def expire(self) -> None:
-        """End the block; without effect outside of it."""
+        """End the block. Without effect while the task is outside it."""
         if self._task is not None and not self.fired:
             self.fired = True
             self._task.cancel()
@@ -104,7 +104,7 @@ class Interrupt:
         task, self._task = self._task, None
         if not self.fired:
             return
-        # A cancellation by somebody else, which came too, goes on.
+        # If the task was also cancelled by other code, that cancellation continues.
         ours = task is not None and task.uncancel() <= self._cancelling
         if ours and kind is not None and issubclass(kind, asyncio.CancelledError):
             raise TimeoutError from error

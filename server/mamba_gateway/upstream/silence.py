@@ -1,7 +1,8 @@
-"""Detects a hung engine during an attempt: after a period of silence `/livez` tells busy from hung.
+"""Detection of engines that hang: after a period of silence, `/livez` shows whether the engine is alive.
 
-While bytes arrive it costs one timer. An engine is checked only after the period of silence, and one check
-serves all attempts that are under way at the engine. Used by the relay; the prober reports its doubts.
+An attempt whose answer keeps arriving needs one timer. An engine is checked only after the period of silence,
+and one check serves all attempts at that engine. Used by the relay; the prober reports engines that it
+doubts.
 """
 
 import asyncio
@@ -14,18 +15,18 @@ from mamba_gateway.upstream.connector import UpstreamConnector
 from mamba_gateway.upstream.deadlines import Deadlines, Interrupt
 
 MAX_ENGINES = 1024
-"""Number of engines whose last sign of life is kept; the oldest is dropped first."""
+"""Number of engines for which the last successful check is remembered; the oldest is dropped first."""
 
 
 class LivenessChecks:
-    """Liveness of all engines.
+    """Liveness checks of all engines.
 
     At most one check of an engine runs at a time, for at most `timeout` seconds, and all callers share its
-    result. Any status below 500 counts as alive: other kinds of engines have no `/livez`.
+    result. Any status below 500 counts as alive, because other inference servers have no `/livez`.
     """
 
     def __init__(self, connector: UpstreamConnector, timeout: float, seconds: float) -> None:
-        """`seconds`: how long an engine may be silent until it is checked."""
+        """Create the checks. `seconds`: period for which an engine may be silent before it is checked."""
         self._connector, self._timeout = connector, timeout
         self.silence = Deadlines(connector.loop, seconds)
         self.loop = connector.loop
@@ -33,23 +34,23 @@ class LivenessChecks:
         self._tasks: dict[str, asyncio.Task[bool]] = {}
         self._waiting: dict[str, int] = {}
         self.watches: set[SilenceWatch] = set()
-        """Watches of all attempts that are under way."""
+        """Watches of all attempts under way."""
 
     def doubt(self, base: str, since: float) -> None:
-        """Check the engine for attempts that have heard nothing of it since `since`, by the loop's clock.
+        """Check the engine at once for the attempts that have received nothing since `since` (loop time).
 
-        Called when the engine has not answered a request or a probe of that time: those attempts do not wait
-        for the period of silence.
+        Called when the engine has not answered a request or a probe that was sent then: these attempts need
+        not wait for the period of silence.
         """
         for watch in [watch for watch in self.watches if watch.base == base]:
             watch.doubt(since)
 
     def last_alive(self, base: str) -> float:
-        """Return when the last successful check of the engine began, by the loop's clock; -inf = never."""
+        """Return the loop time at which the engine's last successful check began; -inf = never."""
         return self._last_alive.get(base, -math.inf)
 
     async def check(self, base: str) -> bool:
-        """Return whether the engine is alive. Cancelling the last caller that waits cancels the check."""
+        """Return whether the engine is alive. If all callers are cancelled, the check is cancelled."""
         if (task := self._tasks.get(base)) is None:
             task = self._tasks[base] = asyncio.create_task(self._probe(base))
         self._waiting[base] = self._waiting.get(base, 0) + 1
@@ -79,22 +80,22 @@ class LivenessChecks:
 
 
 class SilenceWatch(Interrupt):
-    """Raises TimeoutError in its block once the engine was silent for the period and then failed a check.
+    """Block that raises TimeoutError if the engine is silent for the period and then fails a liveness check.
 
-    The block runs in `task`, the period is that of `checks`; `fired` is set when the watch raises.
+    `task` runs the block; `checks` defines the period. `fired` is True after the watch has raised.
     """
 
     __slots__ = ("_check_task", "_checks", "_last_activity", "_loop", "_timer", "base")
 
     def __init__(self, checks: LivenessChecks, base: str, task: asyncio.Task[Any]) -> None:
-        # The base's steps are repeated here and below: each call costs every request.
+        # The steps of the base class are repeated here and below, because every request would pay for a call.
         self._owner, self.fired, self._task, self._cancelling = task, False, None, 0
         self._checks, self.base = checks, base
         self._loop = checks.loop
         self._last_activity = 0.0
         self._check_task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
-        """Timer for the rest of the period, where bytes have come since the period began."""
+        """Timer for the rest of the period, if bytes have arrived since the period began."""
 
     def record_activity(self) -> None:
         """Record that bytes have arrived from the engine."""
@@ -119,7 +120,7 @@ class SilenceWatch(Interrupt):
 
     def expire(self) -> None:
         """Check the engine if it has been silent for the whole period."""
-        # A check by another attempt may have succeeded in between.
+        # A check for another attempt may have succeeded in the meantime.
         left = (
             max(self._last_activity, self._checks.last_alive(self.base))
             + self._checks.silence.seconds
@@ -131,7 +132,7 @@ class SilenceWatch(Interrupt):
             self._begin_check()
 
     def doubt(self, since: float) -> None:
-        """Check the engine now, unless bytes have arrived from it after `since`."""
+        """Check the engine now, unless bytes have arrived from it since `since`."""
         if self._last_activity <= since and self._check_task is None:
             self._end_period()
             self._begin_check()

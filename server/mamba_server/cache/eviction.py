@@ -48,7 +48,7 @@ class EvictionHeap:
         return (entry[2] for entry in self._entries)
 
     def put(self, node: Node) -> None:
-        """Insert `node`, or move it to where its priority belongs now."""
+        """Insert `node`, or move it to the position of its present priority."""
         entry = (node.priority, next(self._order), node)
         if node.victims is self:
             self._place(node.victim_at, entry)

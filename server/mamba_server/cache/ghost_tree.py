@@ -23,7 +23,7 @@ GHOST_BYTES = 730
 MAX_BYTES = 32 << 20
 MAX_USES = 3
 MAX_TURNS = 3
-"""Uses and turns above these bounds form no class of their own."""
+"""Largest number of uses, and of turns, that has statistics of its own; larger numbers share these."""
 MAX_OCTAVES = 12
 """Texts of more than 2^11 pages count as equally long."""
 

@@ -240,7 +240,7 @@ class DecodeRows(NamedTuple):
 
 
 class StateCache(Protocol):
-    """Cache of one device, as scheduler and core use it. The calls for one sequence come in this order."""
+    """Cache of one device, as scheduler and core use it. The methods are in the order of their calls."""
 
     @property
     def settings(self) -> CacheSettings:

@@ -37,15 +37,15 @@ class SlotState(Enum):
     """The slot holds a received checkpoint and belongs to the tree; the launch that completes it may still
     run."""
     EXPORTED = "exported"
-    """The slot belongs to the tree, and somebody outside the forward stream reads it."""
+    """The slot belongs to the tree, and a transfer outside the forward stream reads it."""
     QUARANTINED = "quarantined"
-    """The reception was given up, but nobody has seen the end of its writer."""
+    """The reception was given up, but its writer may still write to the slot."""
 
 
 STEP = 1
-"""Fence of a move: the last step that names the slot is complete."""
+"""Fence before a move of a slot: the last step that names the slot must be complete."""
 WRITER = 2
-"""Fence of a move: the end of the writer outside the forward stream was seen."""
+"""Fence before a move of a slot: the writer outside the forward stream must have ended."""
 
 TRANSITIONS: dict[tuple[SlotState, SlotState], int] = {
     # (from, to): the fences that have to pass before the move, as a sum.

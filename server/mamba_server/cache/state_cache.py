@@ -72,7 +72,7 @@ class RadixStateCache(Transit):
 
     @property
     def settings(self) -> CacheSettings:
-        """Settings in force."""
+        """Settings that the cache uses now."""
         return CacheSettings(
             self.strategy,
             self.track_interval,

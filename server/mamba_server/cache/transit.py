@@ -1,9 +1,10 @@
-"""Transit: checkpoints of one cache that somebody outside the forward stream reads or writes.
+"""`Transit`: checkpoints of one cache whose memory a transfer reads or writes outside the model's steps.
 
-An *export* locks a checkpoint of the tree while it is read. A *reception* is memory that is written, and then
-given to the tree or returned. `RadixStateCache` is a `Transit` that also serves sequences. Pure: whoever
-moves the bytes says when a writer or a reader has ended, and nothing here waits for that. Invariant names in
-comments are those of the state-cache page.
+An *export* locks a checkpoint of the tree while a transfer reads it. A *reception* is memory that a transfer
+writes; afterwards the memory is given to the tree, or freed. `RadixStateCache` is a `Transit` that also
+serves sequences. Pure: the caller, who moves the bytes, reports when a writer or a reader has ended, and
+nothing here waits for that. The names of invariants in comments (T3, T4, …) are those of the page about the
+state cache.
 """
 
 import heapq
@@ -28,7 +29,7 @@ _NOTHING = (0, 0, 0, 0)
 
 @dataclass(frozen=True, slots=True)
 class HeldReception:
-    """Reception that has not ended; `base` is the node with the lock on its first pages, None = none."""
+    """Reception that has not ended. `base` is the node whose pages are locked for it, if there is one."""
 
     reception: Reception
     base: Node | None
@@ -36,7 +37,7 @@ class HeldReception:
 
 @dataclass(frozen=True, slots=True)
 class PendingInstall:
-    """Received checkpoint of the tree that launch `fence` may still be writing; locked until then."""
+    """Received checkpoint in the tree, locked because launch `fence` may still write its memory."""
 
     node: Node
     fence: int
@@ -44,7 +45,7 @@ class PendingInstall:
 
 
 class Transit:
-    """Exports and receptions of one arena and one tree; both are known by their number until they end."""
+    """Exports and receptions of one arena and one tree. Each has a number until it ends."""
 
     strategy: Reservation
     prefix_caching: bool
@@ -58,14 +59,14 @@ class Transit:
         self.reclaimer = Reclaimer(arena, tree, self.counters)
         self.donation = Donation(arena, tree, self.reclaimer, None, cap)
         self.exports: dict[int, Node] = {}
-        """Node that each export reads, and whose lock it holds."""
+        """Node of the tree that each export reads and has locked, by the number of the export."""
         self.receptions: dict[int, HeldReception] = {}
-        """Receptions that have not ended, the quarantined ones included."""
+        """Receptions that have not ended, by number, including those whose memory is quarantined."""
         self.installs: list[PendingInstall] = []
         self._number = 0
 
     def on_eviction(self, listener: EvictionListener | None) -> None:
-        """Call `listener` before a checkpoint is evicted, unless a launch still writes one of its pages."""
+        """Have `listener` called before each eviction of a checkpoint that no launch is writing."""
 
         def report(node: Node) -> None:
             evicted = EvictedCheckpoint(node)
@@ -75,7 +76,7 @@ class Transit:
         self.reclaimer.on_eviction = report if listener is not None else None
 
     def checkpoints(self) -> Iterator[EvictedCheckpoint]:
-        """Yield every checkpoint that can be resumed, as a listener to evictions sees it."""
+        """Yield every checkpoint from which a prompt can resume, as a listener to evictions gets it."""
         for node in self.tree.walk():
             if node.slot and node.epoch == self.tree.epoch:
                 checkpoint = EvictedCheckpoint(node)
@@ -83,22 +84,22 @@ class Transit:
                     yield checkpoint
 
     def hottest(self, count: int) -> list[EvictedCheckpoint]:
-        """Return the checkpoints that are evicted last, at most `count`, the most valuable first."""
+        """Return up to `count` checkpoints that would be evicted last, the most valuable first."""
         nodes = (node for node in self.tree.walk() if node.slot and node.epoch == self.tree.epoch)
         return [EvictedCheckpoint(node) for node in heapq.nlargest(count, nodes, self.tree.eviction.rank)]
 
     @property
     def ghosts(self) -> GhostTree | None:
-        """Ghost tree that predicts returns; None with an eviction policy that uses no prediction."""
+        """Tree of evicted prefixes that predicts which prompts return; None = the policy uses none."""
         return self.donation.ghosts
 
     @property
     def _slots_to_spare(self) -> bool:
-        """Whether slots are free beyond those of the next two sequences, which are reserved for them."""
+        """Whether more slots are free than the next two sequences need, for which they are reserved."""
         return self.arena.free_slots > 2 * self.strategy.slots_per_sequence
 
     def _in_transit(self) -> tuple[int, int, int, int]:
-        """Return the slots that are being received, exported and quarantined, and the quarantined pages."""
+        """Return the numbers of slots being received, exported and quarantined, and of quarantined pages."""
         if not self.receptions and not self.exports:
             return _NOTHING
         slots = self.arena.slots_by_state
@@ -112,7 +113,7 @@ class Transit:
     # --- export --------------------------------------------------------------------------------------
 
     def export(self, token_ids: Tokens, salt: str, step: int, *, most: int | None = None) -> Export | None:
-        """Lock the deepest complete checkpoint of the prefix, of at most `most` tokens; None = none."""
+        """Lock the prefix's deepest complete checkpoint of at most `most` tokens; None = there is none."""
         if not self.prefix_caching:
             return None
         for node in self.tree.complete_checkpoints(token_ids, salt, step):
@@ -132,7 +133,7 @@ class Transit:
         return Export(self._number, node.depth, node.slot, pages)
 
     def _is_being_written(self, node: Node, pages: Pages) -> bool:
-        """Return whether a launch that was not seen complete writes the checkpoint or one of its pages."""
+        """Return whether a launch that may be incomplete writes the checkpoint or one of its pages."""
         for install in self.installs:
             if install.node is node:
                 return True
@@ -141,7 +142,7 @@ class Transit:
         return False
 
     def end_export(self, export: Export) -> None:
-        """Unlock the checkpoint, and free it if it was forgotten meanwhile."""
+        """Unlock the checkpoint, and free it if the tree has forgotten it meanwhile."""
         node = self.exports.pop(export.number, None)
         if node is None:
             raise LedgerViolation(f"T6: export {export.number} ended twice, or never began")
@@ -150,7 +151,7 @@ class Transit:
         self._unlock(node)
 
     def _unlock(self, node: Node) -> None:
-        """Release a lock on the checkpoint of `node`; free the checkpoint if it is forgotten and unused."""
+        """Release a lock on the checkpoint of `node`; free the checkpoint if it is forgotten and unlocked."""
         self.tree.unlock_state(node)
         self.tree.unlock(node)
         if node.epoch != self.tree.epoch and not node.state_lock:
@@ -159,7 +160,10 @@ class Transit:
     # --- pins ----------------------------------------------------------------------------------------
 
     def pin(self, token_ids: Tokens, salt: str, step: int, *, depth: int) -> Pin | None:
-        """Hold the checkpoint at `depth` of a prompt, or the next deeper one, or else the next shallower."""
+        """Keep a checkpoint of a prompt from being evicted.
+
+        The checkpoint is the one at `depth`, else the next deeper one, else the next shallower one.
+        """
         nodes = self.tree.complete_checkpoints(token_ids, salt, step)
         behind = [node for node in nodes if node.depth >= depth]
         node = behind[-1] if behind else nodes[0] if nodes else None
@@ -178,7 +182,7 @@ class Transit:
         return pin
 
     def unpin(self, pin: Pin) -> None:
-        """Record that one holder has ended; the checkpoint is evicted like any other after the last."""
+        """End one pin of a checkpoint. After the last pin has ended, the checkpoint can be evicted again."""
         node = pin.node
         pin.holders -= 1
         if pin.holders < 0:
@@ -188,17 +192,17 @@ class Transit:
             self._reorder(node)
 
     def _reorder(self, node: Node) -> None:
-        """Move a node to its place in the order of eviction, if it is in that order now."""
+        """Move a node to its new place in the order of evictions, if it is in that order."""
         if node.victims is not None:
             self.tree.eviction.offer(node)
 
     # --- receive -------------------------------------------------------------------------------------
 
     def receive(self, token_ids: Tokens, salt: str) -> Reception | None:
-        """Take a slot and the pages of `token_ids` that the tree lacks; None, with no change, if short.
+        """Reserve a slot, and those pages of `token_ids` that the tree lacks; None if too few are free.
 
         The pages that the tree has are locked until the reception has ended, so that they are still there
-        when the rest has arrived (T4).
+        when the rest has arrived (T4). If too few are free, nothing is changed.
         """
         depth, page_size = len(token_ids), self.tree.page_size
         if not depth or depth % page_size:
@@ -224,11 +228,11 @@ class Transit:
         return reception
 
     def _has_checkpoint(self, node: Node, depth: int) -> bool:
-        """Return whether `node` has a checkpoint at `depth` that is not forgotten."""
+        """Return whether `node` has a checkpoint at `depth` that the tree has not forgotten."""
         return node.depth == depth and node.slot > 0 and node.epoch == self.tree.epoch
 
     def _allocate(self, tokens: int) -> tuple[int, Pages] | None:
-        """Take a slot and the pages of `tokens` tokens for the next number; None if short."""
+        """Reserve a slot and the pages of `tokens` tokens for a new reception; None if too few are free."""
         number = self._number + 1
         grant = self.reclaimer.allocate(
             AllocationSite.RECEIVE, pages=tokens // self.tree.page_size, writer=number
@@ -239,7 +243,7 @@ class Transit:
         return grant.slots[0], grant.pages
 
     def _held(self, reception: Reception, *states: SlotState) -> HeldReception:
-        """Return what is held for `reception`. Raises LedgerViolation if it is in none of `states`."""
+        """Return the data of `reception`. Raises LedgerViolation if its slot is in none of `states`."""
         held = self.receptions.get(reception.number)
         if held is None or held.reception is not reception:
             raise LedgerViolation(f"T1: reception {reception.number} has ended, or never began")
@@ -249,15 +253,16 @@ class Transit:
         return held
 
     def confirm(self, reception: Reception) -> None:
-        """Record that the bytes have landed and that the writer has ended."""
+        """Record that all bytes of the reception have arrived and that its writer has ended."""
         self._held(reception, SlotState.RECEIVING)
         self.arena.end_writer(reception.number)
         self.arena.move(reception.slot, SlotState.CONFIRMING)
 
     def install(self, reception: Reception, step: int) -> bool:
-        """Give the checkpoint and its pages to the tree; return whether the tree took the checkpoint.
+        """Give a received checkpoint and its pages to the tree; return whether the tree took the checkpoint.
 
-        What the tree has got meanwhile is returned, once launch `step - 1` is complete, which may write it.
+        Pages that the tree has obtained in the meantime are freed once launch `step - 1`, which may write
+        them, is complete.
         """
         held = self._held(reception, SlotState.CONFIRMING)
         arena, tree, fence = self.arena, self.tree, step - 1
@@ -291,7 +296,7 @@ class Transit:
         self.counters.created += 1
         self.arena.move(node.slot, SlotState.INSTALLED, fence)
         if fence > self.arena.completed:
-            # Locked, because memory that launch `fence` still writes makes no room for anybody.
+            # The checkpoint is locked, since it cannot make room while launch `fence` writes its memory.
             self.tree.lock(node, state=True)
             self.installs.append(PendingInstall(node, fence, pages))
         else:
@@ -300,7 +305,7 @@ class Transit:
             self.donation.cap_path(node, set())
 
     def _complete_installs(self) -> None:
-        """Complete the installs whose launch is complete: nothing writes to them any more (T5)."""
+        """Unlock installed checkpoints whose launch is complete: nothing writes to them any more (T5)."""
         completed = self.arena.completed
         due = [install for install in self.installs if install.fence <= completed]
         self.installs = [install for install in self.installs if install.fence > completed]
@@ -309,7 +314,7 @@ class Transit:
             self._unlock(install.node)
 
     def abandon(self, reception: Reception, *, writer_ended: bool) -> None:
-        """End the reception without a result; quarantine its memory if the writer may still write."""
+        """End the reception without a checkpoint; quarantine its memory if the writer has not ended."""
         held = self._held(reception, SlotState.RECEIVING, SlotState.CONFIRMING)
         arena = self.arena
         if arena.slot_state(reception.slot) is SlotState.CONFIRMING:
@@ -324,7 +329,7 @@ class Transit:
             self.receptions[reception.number] = HeldReception(reception, None)
 
     def writer_ended(self, reception: Reception) -> None:
-        """Free the memory of a quarantined reception: its writer has ended (T3)."""
+        """Free the memory of a quarantined reception, as its writer has ended (T3)."""
         held = self._held(reception, SlotState.QUARANTINED)
         self.arena.end_writer(reception.number)
         self._return(held, PageOwner.QUARANTINED)
@@ -340,7 +345,7 @@ class Transit:
         del self.receptions[held.reception.number]
 
     def _unlock_base(self, held: HeldReception) -> None:
-        """Unlock the pages that the reception continues, and drop them if they lead to no checkpoint."""
+        """Unlock the pages before the reception's own, and drop them if they lead to no checkpoint."""
         if held.base is not None:
             self.tree.unlock(held.base)
             if self.ghosts is not None:
@@ -349,7 +354,7 @@ class Transit:
     # --- checkpoints that are wrong ------------------------------------------------------------------
 
     def _drop_wrong(self, node: Node) -> None:
-        """Drop the checkpoint of `node`, which is wrong; one that is exported is forgotten until its end."""
+        """Drop the wrong checkpoint of `node`; while it is exported, mark it as forgotten instead."""
         if not node.state_lock:
             self.reclaimer.evict(node, report=False)
         elif node in self.exports.values() or any(node is install.node for install in self.installs):
@@ -358,7 +363,7 @@ class Transit:
     # --- returns -------------------------------------------------------------------------------------
 
     def _expect_returns(self, ghosts: GhostTree, node: Node, match: GhostMatch) -> None:
-        """Predict returns to a received checkpoint by the first prompt that resumes from it."""
+        """Predict how often prompts return to a received checkpoint, at the first one that resumes it."""
         arrival = node.ghost
         if not isinstance(arrival, Ghost) or not arrival.arrived:
             return

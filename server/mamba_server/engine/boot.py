@@ -70,7 +70,7 @@ class BootOverrides:
     graphs: StepGraphs | None = None
     """Capture of decode steps, in place of the device's own."""
     measure: Measure | None = None
-    """Measure of the memory of a step, on devices that have none of their own."""
+    """Function that measures the memory of a step, for devices that cannot report their use of memory."""
     weights: TensorSource | None = None
     """Source of the model's tensors in place of the directory's files."""
     warm_up: bool = False

@@ -7,7 +7,7 @@ EngineError
 
 
 class EngineError(Exception):
-    """Base of these errors. `exit_code` is the exit code of the process."""
+    """Base class of the errors of the engine process. `exit_code` is the exit code of that process."""
 
     exit_code = 1
 

@@ -1,6 +1,7 @@
 """Chains of rules: the first rule that applies decides a condition."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from mamba_api.v1alpha1.conditions import Reason
 from mamba_operator.conditions.chain import Chain, ConditionInputs, ConditionResult, Failure, evaluate
 from mamba_operator.conditions.health import AVAILABLE, DEGRADED
-from mamba_operator.conditions.progress import PLANNED, PROGRESSING
+from mamba_operator.conditions.progress import PLANNED, PROGRESSING, progressing
 from mamba_operator.objects.recorded_status import WorkloadState
 from operator_objects import NOW, fitting_owner, planned, snapshot
 
@@ -73,3 +74,10 @@ def test_no_rule_stands_in_its_chain_twice(chain: Chain) -> None:
 def test_rules_apply_in_this_order(chain: Chain, parts: dict[str, Any], reasons: list[Reason]) -> None:
     inputs = view(**parts)
     assert [found.reason for rule in chain if (found := rule(inputs)) is not None] == reasons
+
+
+def test_gateways_that_do_not_exist_yet_are_not_counted() -> None:
+    written = replace(planned(fitting_owner()), applies=())
+    message = progressing(view(plan=written, gateway=WorkloadState())).message
+    assert "created" in message
+    assert "0 of 0" not in message

@@ -10,8 +10,7 @@ from mamba_api import names
 from mamba_operator.objects.indices import Indices, index_id
 from mamba_operator.objects.kinds import MAMBA_DEPLOYMENT
 from mamba_operator.objects.kinds import POD as PODS
-from mamba_operator.objects.manifest import Key, Manifest
-from mamba_operator.render.revision import label_of
+from mamba_operator.objects.manifest import Key, Manifest, label_of
 from mamba_operator.rollout.attempts import MIN_FAILING_SAMPLES
 from mamba_operator.rollout.rollback import ERROR_RATE_ROSE
 from mamba_operator.rollout.watch import RolloutWatch

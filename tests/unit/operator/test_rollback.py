@@ -9,8 +9,7 @@ from deployment_life import POD, Life, served
 from fake_cluster import FakeCluster
 from mamba_api import names
 from mamba_operator.objects.errors import ClusterError, OperatorError, Unreachable
-from mamba_operator.objects.manifest import Manifest
-from mamba_operator.render.revision import label_of
+from mamba_operator.objects.manifest import Manifest, label_of
 from operator_objects import NOW, fitting_owner
 
 BROKEN: dict[str, Any] = {"engine": {"image": "registry.test/engine:broken"}}

@@ -10,10 +10,9 @@ from mamba_api import names
 from mamba_operator.decision.reconcile_plan import ReconcilePlan
 from mamba_operator.objects.indices import Indices, index_id
 from mamba_operator.objects.kinds import DEPLOYMENT, MAMBA_DEPLOYMENT
-from mamba_operator.objects.manifest import Key, Manifest, name_of, ref
+from mamba_operator.objects.manifest import Key, Manifest, label_of, name_of, ref
 from mamba_operator.plan import make_plan
 from mamba_operator.render.context import OF_THIS_VERSION, DefaultImages
-from mamba_operator.render.revision import label_of
 from mamba_operator.rollout.turns import RolloutTurns
 from operator_objects import NOW, TOKEN, applied, fitting_owner, running, snapshot
 

@@ -205,7 +205,7 @@ async def test_the_other_failures_are_counted_behind_the_first() -> None:
     with pytest.raises(Forbidden):
         await reconciler(cluster)(KEY)
 
-    assert condition(cluster, "Degraded")["message"].startswith("may not write Service nano-engine (")
+    assert condition(cluster, "Degraded")["message"].startswith("may not write Service nano-engine;")
 
 
 async def test_a_race_for_a_child_is_tried_again_and_is_no_fault_of_the_deployment() -> None:
@@ -345,7 +345,7 @@ async def test_what_was_made_before_the_server_went_away_is_announced_and_its_wi
     await again.events.flush()
 
     assert caught.value.retry_after == 30.0
-    assert condition(cluster, "Degraded")["message"] == "no (and 2 more)"
+    assert condition(cluster, "Degraded")["message"] == "no; further changes that failed: 2"
     [created] = [
         one for key, one in cluster.objects.items() if key[0] == "Event" and one["reason"] == "Created"
     ]

@@ -20,7 +20,8 @@ from mamba_text.tool_calls import ToolCallFormat
 def can_be_followed(tool: Tool, form: ToolCallFormat) -> bool:
     """Return whether the format of the tool's input can be enforced in calls that are not forced.
 
-    In lists of calls it cannot, nor where a grammar in Lark's notation would have to produce a JSON string.
+    It cannot be enforced in lists of calls, nor if a grammar in Lark's notation would have to produce a JSON
+    string.
     """
     grammar = None if tool.custom is None else tool.custom.grammar
     return grammar is not None and (form.tagged or (not form.listed and grammar.syntax == "regex"))

@@ -22,12 +22,12 @@ log = get_logger(__name__)
 
 COMMAND = (sys.executable, "-m", "mamba_server.grammar_check")
 SHORT_CHARS = 2048
-"""Length up to which grammars wait in the lane for short ones."""
+"""Number of characters up to which a grammar waits in the queue for short ones."""
 MAX_RESULTS = 4096
 """Maximum number of results that are kept: a digest and a message for each."""
 MAX_WAITING = 128
-"""Maximum number of requests whose grammars wait in a lane. One client may have as many as it leaves free:
-half of all if no other client waits, and fewer the more others do."""
+"""Maximum number of requests whose grammars wait in one queue. A client may have at most as many as it leaves
+free: half of all if no other client waits, and fewer the more others do."""
 SILENCE_SECONDS = 30.0
 """Time without an answer after which the process counts as hung; it limits a check to two seconds itself."""
 HUNG = "it could not be checked in time; try again"

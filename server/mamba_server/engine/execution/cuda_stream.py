@@ -46,7 +46,11 @@ class CudaStream:
         return ticket.done.is_set() and (event is None or event.query())
 
     def close(self) -> None:
-        """Wait for the issued work. On a lost device that fails; its requests have their errors already."""
+        """Wait for the issued work.
+
+        On a device that has failed, the wait fails. That is only logged, because the requests have got their
+        errors already.
+        """
         try:
             self.stream.synchronize()
         except RuntimeError as error:

@@ -32,7 +32,7 @@ def memory_map(smaps: Path = SMAPS) -> list[MemoryMapping]:
 
 
 def mappings(smaps: Iterable[str]) -> Iterator[MemoryMapping]:
-    """Yield the mappings in the lines of such a file."""
+    """Yield the memory mappings that the lines of a /proc/PID/smaps file describe."""
     place: tuple[int, int, str, str] | None = None
     for line in smaps:
         if (match := _MAPPING.fullmatch(line)) is not None:

@@ -277,7 +277,8 @@ class Admission:
     def prompt_room(self) -> int:
         """Return the prompt tokens for which memory can be freed; 0 when `max_running` sequences run.
 
-        Without attention a sequence takes slots alone, so each counts as the longest prompt.
+        A model without attention needs slots and no pages, so every prompt that gets slots may have the
+        maximum length.
         """
         capacity, limits = self.cache.capacity, self.limits
         slots, per_slab = capacity.slots_per_sequence, capacity.pages_per_slab

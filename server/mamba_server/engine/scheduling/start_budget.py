@@ -49,6 +49,6 @@ class StartBudget:
         return self._checks - self._began + median(self._recent) <= self._seconds
 
     def started(self) -> None:
-        """Record that the sequence allowed last has started."""
+        """Record that the sequence which was last allowed to start has started."""
         self._started += 1
         self._recent.append(self._clock() - self._checks)

@@ -68,7 +68,7 @@ class StepRunner(Protocol):
 
 @dataclass(slots=True)
 class StepTimes:
-    """Seconds of the last steps by stage; the process drains them for metrics."""
+    """Seconds of the last steps by stage. The engine process reads and clears them for its metrics."""
 
     seconds: list[tuple[float, float, float]] = field(default_factory=list)
     batch_sizes: list[int] = field(default_factory=list)

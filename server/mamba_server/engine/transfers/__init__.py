@@ -1,1 +1,1 @@
-"""States that move: exports to other engines, imports from them, and the tiers below the arena."""
+"""Transfer of states between this engine and others, and between the arena and the tiers below it."""

@@ -1,8 +1,8 @@
-"""Memory of bundles as buffers of the host: the state of a slot, then pages in the order of their tokens.
+"""Memory of bundles as buffers in host memory: the state of a slot, then pages in the order of their tokens.
 
-Exporter, importer and tiers read and write bundles through it. On a CPU the buffers are the arena itself. On
-a device they are pinned memory of the host, which copies on the forward stream fill and empty, so that a copy
-is in order with the steps and nobody waits for the device.
+Exporter, importer and tiers access the arena through this module. On a CPU the buffers are the memory of the
+arena itself. On a GPU they are pinned host memory, and copies on the stream of the forward pass fill and
+empty them: each copy is ordered with the steps of the model, and the loop need not wait for the device.
 """
 
 from collections.abc import Callable
@@ -22,41 +22,41 @@ Buffers = list[memoryview]
 
 @dataclass(frozen=True, slots=True)
 class OutgoingBundle:
-    """Bytes of a checkpoint that are read: `buffers` hold them once `wait` has returned."""
+    """Bytes of a checkpoint to read. `buffers` hold them once `wait` has returned."""
 
     buffers: Buffers
     wait: Callable[[], None]
-    """Blocks the calling thread, which is never that of the loop."""
+    """Waits until the bytes are in `buffers`. The loop must not call this, because it blocks."""
     is_ready: Callable[[], bool]
 
 
 @dataclass(frozen=True, slots=True)
 class LandingBundle:
-    """Buffers that a thread writes; `land` brings the bytes into the arena before the next step."""
+    """Buffers into which a thread writes a checkpoint. `land` then copies the bytes into the arena."""
 
     buffers: Buffers
     land: Callable[[], None]
-    """Called between two steps, once the bytes are complete."""
+    """Copies complete bytes into the arena. The loop calls this between two steps."""
 
 
 class BundleMemory(Protocol):
-    """Memory of one arena."""
+    """Access to the bundles in the memory of one arena."""
 
     layout: StateLayout
     copies: bool
-    """Whether the buffers are copies, so that the arena's memory is not read after the next steps begin."""
+    """Whether the buffers are copies, so that later steps may overwrite the memory of the arena."""
 
     def outgoing(self, slot: int, pages: Ints) -> OutgoingBundle:
-        """Return the bytes of a checkpoint. Called between two steps."""
+        """Return buffers with the bytes of a checkpoint. The loop calls this between two steps."""
         ...
 
     def landing(self, slot: int, pages: Ints) -> LandingBundle:
-        """Return buffers for the bytes of a checkpoint. Called between two steps."""
+        """Return buffers to receive the bytes of a checkpoint. The loop calls this between two steps."""
         ...
 
 
 class HostBundleMemory:
-    """Bundles of an arena in host memory: no byte is copied."""
+    """Access to an arena in host memory. The buffers are the memory of the arena: nothing is copied."""
 
     copies = False
 
@@ -75,9 +75,9 @@ class HostBundleMemory:
 
 
 class DeviceBundleMemory:
-    """Bundles of an arena in device memory, by way of pinned memory of the host.
+    """Access to an arena in the memory of a device, by copies to and from pinned host memory.
 
-    `pinned`: False where a test has no device that could pin.
+    `pinned` is False only in tests, which may lack a device that pins memory.
     """
 
     copies = True
@@ -88,21 +88,21 @@ class DeviceBundleMemory:
         self.layout = layout
         self._memory, self._stream, self._pinned = memory, stream, pinned
         self._landed: list[Ticket[bool]] = []
-        """Copies into the arena that may not be complete."""
+        """Copies into the arena that the device may not have completed."""
 
     def outgoing(self, slot: int, pages: Ints) -> OutgoingBundle:
         return self.copy_out(slot, pages, self.host_buffer(len(pages)))
 
     def host_buffer(self, pages: int) -> torch.Tensor:
-        """Return pinned memory for a bundle of `pages` pages."""
+        """Return pinned host memory for a bundle of `pages` pages."""
         return self.host_buffer_of(bundle_bytes(self.layout, pages))
 
     def host_buffer_of(self, size: int) -> torch.Tensor:
-        """Return `size` bytes of pinned memory."""
+        """Return `size` bytes of pinned host memory."""
         return torch.empty(size, dtype=torch.uint8, pin_memory=self._pinned)
 
     def copy_out(self, slot: int, pages: Ints, host: torch.Tensor) -> OutgoingBundle:
-        """Copy a bundle into the beginning of `host`, behind the steps that are launched."""
+        """Copy a bundle to the beginning of `host`, once the steps launched so far are complete."""
         segments = self._segments(slot, pages)
 
         def copy() -> bool:
@@ -130,7 +130,7 @@ class DeviceBundleMemory:
         return LandingBundle(self._host_buffers(host, len(pages)), lambda: self._land(copy))
 
     def _land(self, copy: Callable[[], bool]) -> None:
-        """Issue a copy into the arena; the next step comes behind it on the stream."""
+        """Launch a copy into the arena; the device carries it out before the next step."""
         complete = [ticket for ticket in self._landed if is_done(self._stream, ticket)]
         self._landed = [ticket for ticket in self._landed if ticket not in complete]
         for ticket in complete:
@@ -157,13 +157,13 @@ class DeviceBundleMemory:
 
 
 def is_done(stream: ForwardStream, ticket: Ticket[bool]) -> bool:
-    """Return whether the work of `ticket` is complete on the device, without waiting."""
+    """Return whether the device has completed the work of `ticket`, without waiting for it."""
     query = getattr(stream, "is_complete", None)
     return ticket.done.is_set() if query is None else bool(query(ticket))
 
 
 def shape_of(layout: StateLayout) -> BundleShape:
-    """Return the shape of the bundles of an arena, by which files of other engines are told apart."""
+    """Return sizes and identity of an arena's bundles, by which files of other engines are refused."""
     return BundleShape(
         fingerprint=layout.fingerprint,
         layout=layout.digest,

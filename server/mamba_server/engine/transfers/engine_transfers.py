@@ -1,7 +1,7 @@
-"""`EngineTransfers`: all states that move into and out of one engine, as its core uses them.
+"""`EngineTransfers`: all transfers of states to and from one engine, as the core of the engine uses them.
 
-The core calls it between two steps. It holds the exports, the imports and the sessions, and, where the engine
-has them, the transfer server and the tier below the arena.
+The core calls it between two steps. It owns the exports, the imports and the saved sessions. If the settings
+ask for them, it also owns the transfer server and the tiers below the arena.
 """
 
 import threading
@@ -18,17 +18,19 @@ from mamba_server.engine.transfers.transfer_counts import TransferCounts
 from mamba_server.wire import Fetch, HandOver
 
 ReadState = Callable[[Fetch, Tokens, str, Reception, Buffers, float, threading.Event], ReadResult]
-"""Reads a state from another engine: source, prefix, salt, reception, buffers, deadline, cancellation."""
+"""Reads a state from another engine. Arguments: the source, the prefix, its salt, the reception, the buffers
+to fill, the deadline, and an event that is set on cancellation."""
 
 SAVE_SECONDS = 3.0
-"""Seconds in which an engine that ends writes its checkpoints to disk; the API process kills it after 5."""
+"""Seconds that an engine has at its end to write checkpoints to disk. The API process kills the engine after
+5."""
 
 
 class EngineTransfers:
     """Transfers of one engine.
 
-    `read_peer` is None where the engine has no transfer server; `tier` is None without tiers. `step`: returns
-    the number of the next step.
+    `read_peer` is None where the engine has no transfer server, and `tier` is None where it has no tiers.
+    `step` returns the number of the next step.
     """
 
     def __init__(
@@ -54,7 +56,7 @@ class EngineTransfers:
     # --- by the core ---------------------------------------------------------------------------------
 
     def expect(self, group: list[Sequence], fetch: Fetch | None) -> bool:
-        """Begin to fetch the state of the group's prompt; return False if it cannot or need not come."""
+        """Begin to fetch the state of a group's prompt; return False if no source has a useful one."""
         sequence = group[0]
         if sequence.prompt_logprobs is not None or (fetch is None and self.tier is None):
             return False
@@ -89,11 +91,11 @@ class EngineTransfers:
     def bring(
         self, fetch: Fetch, prefix: Tokens, salt: str, *, deadline: float, ended: Callable[[str], None]
     ) -> None:
-        """Bring in a state of another engine for which no request waits; `ended` gets the outcome."""
+        """Fetch a state from another engine into the cache; `ended` is called with the outcome."""
         self._importer.bring(prefix, salt, self._peer(fetch, prefix, salt), deadline=deadline, ended=ended)
 
     def arrived(self) -> list[list[Sequence]]:
-        """Return the groups whose state has come or will not come. Called once before each step."""
+        """Return the groups that need wait no longer for a state. The core calls this before each step."""
         self.exporter.poll(self._step())
         self.sessions.poll()
         if self.tier is not None:
@@ -101,34 +103,34 @@ class EngineTransfers:
         return self._importer.poll(self._step())
 
     def cancel(self, request_id: str) -> None:
-        """Give up the state for a request that has ended."""
+        """Stop fetching the state for a request that has ended."""
         self._importer.cancel(request_id)
 
     def export(self, token_ids: Tokens, salt: str) -> HandOver:
-        """Keep the deepest state of a prompt for the engine that is to fetch it."""
+        """Keep the deepest checkpoint of a prompt until another engine has fetched it."""
         return self.exporter.export(token_ids, salt, self._step())
 
     def release(self, export: str) -> bool:
-        """End an export that nobody has opened; return whether there was one."""
+        """End an export that no reader has opened; return whether it existed."""
         return self.exporter.release(export)
 
     # --- by the loop ---------------------------------------------------------------------------------
 
     @property
     def changes(self) -> int:
-        """Number of changes of the cache's memory by transfers."""
+        """Number of changes that transfers have made to the memory of the cache."""
         return self.counts.changes
 
     def counters(self) -> dict[str, float]:
-        """Return the counters by metric name."""
+        """Return the values of the counters by metric name."""
         return self.counts.counters()
 
     def take_seconds(self) -> list[tuple[str, float]]:
-        """Return and clear direction and seconds of the transfers that ended."""
+        """Return the direction and the seconds of each transfer that ended since the last call."""
         return self.counts.take_seconds()
 
     def gauges(self) -> dict[str, float]:
-        """Return the gauges by metric name."""
+        """Return the values of the gauges by metric name."""
         capacity = self._cache.capacity
         gauges: dict[str, float] = {
             "transfer_receiving": capacity.receiving,
@@ -141,7 +143,7 @@ class EngineTransfers:
         return gauges
 
     def close(self, *, save: bool) -> None:
-        """Stop the server, the reads and the store. `save`: write the arena's checkpoints to disk first."""
+        """Stop the server, the reads and the store. `save`: first write the arena's checkpoints to disk."""
         self._close()
         self.sessions.close()
         self._importer.close()

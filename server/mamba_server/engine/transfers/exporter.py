@@ -1,8 +1,8 @@
-"""`Exporter`: checkpoints that other engines read, from the cache's lock to the end of the last reader.
+"""`Exporter`: checkpoints that this engine keeps in its cache for other engines to read.
 
-The threads of the transfer server post questions; the loop answers between two steps, because only the loop
-may call the cache. An export that nobody opens ends with its lease; an open one ends when the server has
-stopped reading its memory, whatever the time is.
+Only the loop may call the cache. So the threads of the transfer server post questions, which the loop answers
+between two steps. An export that no reader opens ends with its lease. An open export ends only when the
+server has read its memory for the last time, even after the end of the lease.
 """
 
 import secrets
@@ -24,24 +24,25 @@ from mamba_transfer.leases import Lease, LeaseTable
 from mamba_transfer.messages import HotPrefix, Wanted
 
 ANSWER_SECONDS = 30.0
-"""Longest wait of a server's thread for the loop, which may be busy with a long step."""
+"""Longest time, in seconds, that a thread of the server waits for the loop, which may be busy with a long
+step."""
 NAME_BYTES = 8
-"""Random bytes in the name of an export: others must not guess it."""
+"""Number of random bytes in the name of an export, which must be hard to guess."""
 
 
 @dataclass(slots=True)
 class _Held:
-    """Export that is locked in the cache."""
+    """Export whose checkpoint is locked in the cache."""
 
     export: Export
     began: float
     size: int = 0
-    """Bytes that travel, once it is open."""
+    """Number of bytes to send; set once a reader has opened the export."""
 
 
 @dataclass(slots=True, eq=False)
 class _Question:
-    """Question of a server's thread to the loop."""
+    """Request of a thread of the server that the loop opens an export."""
 
     request: Wanted
     done: threading.Event = field(default_factory=threading.Event)
@@ -52,7 +53,7 @@ class _Question:
 
 @dataclass(slots=True, eq=False)
 class _HotQuestion:
-    """Question of a server's thread for the most valuable prefixes."""
+    """Request of a thread of the server for the most valuable prefixes."""
 
     count: int
     done: threading.Event = field(default_factory=threading.Event)
@@ -60,9 +61,9 @@ class _HotQuestion:
 
 
 class Exporter:
-    """Exports of one engine: the `ExportSource` of its transfer server.
+    """Exports of one engine, as the `ExportSource` of its transfer server.
 
-    `wake` interrupts the wait of an idle loop; it may be called by any thread.
+    `wake` makes an idle loop look for work; any thread may call it.
     """
 
     def __init__(
@@ -90,7 +91,7 @@ class Exporter:
     # --- by the loop ---------------------------------------------------------------------------------
 
     def export(self, token_ids: Tokens, salt: str, step: int) -> HandOver:
-        """Lock the deepest checkpoint of a prompt for `lease_seconds`; depth 0 = there is none."""
+        """Lock the deepest checkpoint of a prompt for `lease_seconds`; the depth is 0 if there is none."""
         export = self._cache.export(token_ids, salt, step)
         if export is None:
             return HandOver("", 0, 0.0)
@@ -100,14 +101,14 @@ class Exporter:
         return HandOver(name, export.depth, self._lease_seconds)
 
     def release(self, name: str) -> bool:
-        """End an export that nobody has opened; return whether there was one."""
+        """End an export that no reader has opened; return whether it existed."""
         released = self._leases.release(name)
         if released:
             self._end(name, "released")
         return released
 
     def poll(self, step: int) -> None:
-        """Answer the server's threads, and end what was read or has expired. Between two steps."""
+        """Answer the server's threads; end exports that were read or have expired. Runs between two steps."""
         while self._closed:
             name, delivered = self._closed.popleft()
             self._end(name, "valid" if delivered else "lost")
@@ -172,7 +173,7 @@ class Exporter:
     # --- by threads of the server --------------------------------------------------------------------
 
     def open(self, request: Wanted) -> OpenExport | None:
-        """Return the wanted checkpoint, locked; None if there is none. Waits for the loop."""
+        """Return the requested checkpoint, locked; None if there is none. Blocks until the loop answers."""
         question = _Question(request)
         self._questions.append(question)
         self._wake()
@@ -186,7 +187,7 @@ class Exporter:
         return export
 
     def hottest(self, count: int) -> list[HotPrefix]:
-        """Return the prefixes that are evicted last, the most valuable first. Waits for the loop."""
+        """Return the prefixes that are evicted last, the most valuable first. Waits for the loop's answer."""
         question = _HotQuestion(count)
         self._hot_questions.append(question)
         self._wake()
@@ -194,10 +195,10 @@ class Exporter:
         return question.answer
 
     def close(self, export: OpenExport, *, delivered: bool) -> None:
-        """Unlock an export of which no byte is read any more."""
+        """Unlock an export after the last read of its memory."""
         self._closed.append((export.lease.export, delivered))
         self._wake()
 
     def renew(self, export: str) -> bool:
-        """Renew the lease of an export that is not open yet; return whether there is a live one."""
+        """Renew the lease of an export that no reader has opened; return whether it had not ended."""
         return self._leases.renew(export)

@@ -1,8 +1,9 @@
-"""`Importer`: states that come from elsewhere, and the requests that wait for them.
+"""`Importer`: states that are fetched from elsewhere, and the requests that wait for them.
 
-A request waits until its state is installed in the radix tree, or until it is clear that the state does not
-come; then it is queued like any other. Threads write the received memory and nothing else; the loop does the
-rest between two steps. Memory that a thread may still write is quarantined until that thread has ended.
+A request waits until its state is in the radix tree, or until it is certain that the state will not arrive;
+it is then queued like any other request. Threads only write the bytes that they receive; the loop does
+everything else, between two steps. Memory to which a thread may still write is not reused before that thread
+has ended.
 """
 
 import threading
@@ -24,56 +25,56 @@ from mamba_transfer.bundle import bundle_bytes
 from mamba_transfer.outcome import PendingWriter
 
 MOST_RECEPTIONS = 8
-"""States that arrive at once; further requests wait for a place."""
+"""Maximum number of states that are received at the same time. Further requests wait."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadResult:
-    """End of a read: `valid`, or why the bytes must not be used."""
+    """Result of a read: `valid`, or the reason why the bytes must not be used."""
 
     outcome: str
     detail: str = ""
     writer: PendingWriter | None = None
-    """Writer that may still write the buffers; None = nobody does."""
+    """Writer that may still write to the buffers; None = nothing writes to them any more."""
 
 
 @dataclass(frozen=True, slots=True)
 class StateSource:
-    """Place that a state comes from."""
+    """Source from which a state is read: another engine, a tier, or a file."""
 
     kind: str
-    """`peer`, `disk`, `memory` or `file`."""
+    """`peer` (another engine), `disk`, `memory` (of the host) or `file` (a saved session)."""
     direction: str
-    """Direction in the metrics: `in`, or `restored`."""
+    """Direction in the metrics: `in` from another engine or a file, `restored` from a tier."""
     depth: int
     read: Callable[[Reception, Buffers, float, threading.Event], ReadResult]
-    """Fills the buffers, in a thread, until a deadline or until it is cancelled."""
+    """Fills the buffers, in a thread, until it is done, the deadline passes, or the event is set."""
     peer: str = ""
 
 
 @dataclass(slots=True, eq=False)
 class _Import:
-    """State that is awaited, with the sequences that wait for it, if any."""
+    """State that is being fetched, with the sequences that wait for it, if any do."""
 
     token_ids: Tokens
-    """Tokens of which the source has the first ones."""
+    """Token ids of the prompt; the state of the source is that of the first ones."""
     salt: str
     source: StateSource
     began: float
     deadline: float
     group: list[Sequence] = field(default_factory=list)
     ended: Callable[[str], None] = lambda _: None
-    """Called with the outcome, by the loop."""
+    """Called by the loop with the outcome."""
     reception: Reception | None = None
     landing: LandingBundle | None = None
     size: int = 0
     cancelled: threading.Event = field(default_factory=threading.Event)
     given_up: bool = False
-    """Whether nobody waits any more."""
+    """Whether no sequence waits for the state any more."""
 
 
 class Importer:
-    """Imports of one engine. `wake` interrupts the wait of an idle loop."""
+    """Imports of one engine. `wake` makes an idle loop look for work; any thread may call it."""
 
     def __init__(
         self,
@@ -89,29 +90,29 @@ class Importer:
         self._lease_seconds, self._wake, self._clock = lease_seconds, wake, clock
         self.bandwidth = Bandwidth()
         self._waiting: deque[_Import] = deque()
-        """Imports that wait for a place."""
+        """Imports that wait until fewer than `MOST_RECEPTIONS` are being received."""
         self._reading: dict[int, _Import] = {}
-        """Imports that a thread reads, by number of the reception."""
+        """Imports that a thread is reading, by the number of their reception."""
         self._finished: deque[tuple[_Import, ReadResult]] = deque()
         self._pending_writers: list[tuple[Reception, PendingWriter]] = []
         self._threads = ThreadPoolExecutor(MOST_RECEPTIONS, thread_name_prefix="state-import")
 
     @property
     def busy(self) -> bool:
-        """Whether a state is awaited, or a thread still reads one that nobody waits for."""
+        """Whether a state is being fetched, including one for which no request waits any more."""
         return bool(self._waiting or self._reading or self._pending_writers)
 
     @property
     def places(self) -> int:
-        """Number of states that could begin to arrive now, as far as threads go."""
+        """Number of further states whose reception could begin now, by the limit `MOST_RECEPTIONS`."""
         return max(0, MOST_RECEPTIONS - len(self._reading) - len(self._waiting))
 
     def now(self) -> float:
-        """Return the time by the clock of deadlines."""
+        """Return the time, in seconds, by the clock of the deadlines."""
         return self._clock()
 
     def expect(self, group: list[Sequence], source: StateSource) -> None:
-        """Let `group` wait for the state of its prompt."""
+        """Fetch the state of a group's prompt; the group waits for it."""
         now, sequence = self._clock(), group[0]
         self._waiting.append(
             _Import(
@@ -128,18 +129,18 @@ class Importer:
         deadline: float,
         ended: Callable[[str], None],
     ) -> None:
-        """Bring in a state for which no request waits; `ended` gets the outcome, from the loop."""
+        """Fetch a state for which no request waits; the loop calls `ended` with the outcome."""
         self._waiting.append(_Import(token_ids, salt, source, self._clock(), deadline, ended=ended))
 
     def cancel(self, request_id: str) -> None:
-        """Give up the state of a request that has ended."""
+        """Stop fetching the state for a request that has ended."""
         for awaited in [*self._waiting, *self._reading.values()]:
             is_its_own = any(sequence.request_id == request_id for sequence in awaited.group[:1])
             if is_its_own and not awaited.given_up:
                 self._give_up(awaited, "cancelled")
 
     def poll(self, step: int) -> list[list[Sequence]]:
-        """Install what has arrived, start what can start; return the groups that wait no longer."""
+        """Install states that have arrived, start waiting imports, and return the groups that may run."""
         if not self.busy:
             return []
         ready = []
@@ -163,7 +164,7 @@ class Importer:
         return ready
 
     def close(self) -> None:
-        """Cancel every read, and wait for the threads."""
+        """Cancel all reads, and wait until their threads have ended."""
         for awaited in [*self._waiting, *self._reading.values()]:
             awaited.cancelled.set()
         self._threads.shutdown(cancel_futures=True)
@@ -171,11 +172,11 @@ class Importer:
     # --- life of an import ---------------------------------------------------------------------------
 
     def _start(self, awaited: _Import, step: int) -> bool:
-        """Take memory for the state and begin to read it; return False if the group need not wait."""
+        """Reserve memory and begin to read the state; return False if the group need not wait for it."""
         depth = awaited.source.depth
         reception = self._cache.receive(awaited.token_ids[:depth], awaited.salt)
         if reception is None:
-            # A checkpoint at the very end of a prompt is resumed by longer prompts alone.
+            # Only longer prompts can resume from a checkpoint at the very end of this prompt.
             longer = np.append(awaited.token_ids[:depth], awaited.token_ids[:1])
             match = self._cache.match(longer, awaited.salt, step)
             self._record(awaited, "cached" if match.resumable >= depth else "no_memory", 0)
@@ -190,7 +191,7 @@ class Importer:
         return True
 
     def _read(self, awaited: _Import, reception: Reception, buffers: Buffers) -> None:
-        """Read the state, in a thread."""
+        """Read the state into the buffers. Runs in a thread."""
         try:
             result = awaited.source.read(reception, buffers, awaited.deadline, awaited.cancelled)
         except Exception as error:
@@ -199,7 +200,7 @@ class Importer:
         self._wake()
 
     def _finish(self, awaited: _Import, result: ReadResult, step: int) -> bool:
-        """Install the state, or give its memory back; return whether somebody waited for it."""
+        """Install the state, or free its memory; return whether a group waited for it."""
         reception, landing = awaited.reception, awaited.landing
         assert reception is not None
         assert landing is not None
@@ -227,7 +228,7 @@ class Importer:
         return True
 
     def _give_up(self, awaited: _Import, outcome: str) -> None:
-        """Stop waiting; the memory is quarantined until the thread that writes it has ended."""
+        """Stop waiting for a state; its memory is freed once the thread that writes it has ended."""
         awaited.given_up = True
         awaited.cancelled.set()
         if awaited.reception is None:
@@ -238,7 +239,7 @@ class Importer:
         self._record(awaited, outcome, 0)
 
     def _ends(self, reception: Reception, writer: PendingWriter) -> bool:
-        """Free the memory of a writer that has ended; return whether it has."""
+        """Free the memory of the reception if its writer has ended; return whether it has."""
         ended = writer.ended()
         if ended:
             self._counts.changes += 1

@@ -1,8 +1,8 @@
-"""`Sessions`: conversations that admin calls save to a file and load from one, as the engine process does it.
+"""`Sessions`: saves conversations to files and loads them, for admin calls, in the engine process.
 
-The API process opens the file and streams it to or from the client; the engine gets its path. Threads read
-and write the file, like the peers of a transfer: they ask the exporter for the memory of a checkpoint, and
-the importer for memory to fill. The loop does the rest between two steps and sends the replies.
+The API process opens the file, transfers it to or from the client, and passes its path. Threads read and
+write the file: they ask the exporter for the memory of a checkpoint, and the importer for memory to fill. The
+loop does everything else between two steps, and sends the replies.
 """
 
 import os
@@ -22,13 +22,13 @@ from mamba_tier.session_file import SessionFile, SessionNotes, read_payload, rea
 from mamba_transfer.messages import Wanted
 
 LOAD_SECONDS = 120.0
-"""Longest time for which a session that is loaded waits for memory and for its bytes."""
+"""Longest time, in seconds, that the load of a session may wait for memory and for its bytes."""
 SAVED, LOADED = "session_save", "session_load"
-"""Verbs of the admin calls."""
+"""Names of the admin calls that save and load a session."""
 
 
 class Sessions:
-    """Saves and loads of one engine. `wake` interrupts the wait of an idle loop."""
+    """Saves and loads of one engine. `wake` makes an idle loop look for work; any thread may call it."""
 
     def __init__(
         self,
@@ -42,12 +42,12 @@ class Sessions:
         self._shape = shape_of(memory.layout)
         self._state_bytes = memory.layout.state_bytes
         self._inspected: deque[tuple[AdminCall, SessionFile, int]] = deque()
-        """Loads whose file is sound so far, with its descriptor."""
+        """Loads whose header and notes are valid, each with its session and open file descriptor."""
         self._replies: deque[AdminReply] = deque()
         self._threads: list[threading.Thread] = []
 
     def begin(self, call: AdminCall) -> bool:
-        """Begin a save or a load in a thread; return False for a call of another verb."""
+        """Begin a save or a load in a thread; return False if the call is another one."""
         work = {SAVED: self._save, LOADED: self._inspect}.get(call.verb)
         if work is None:
             return False
@@ -58,19 +58,19 @@ class Sessions:
         return True
 
     def take_replies(self) -> list[AdminReply]:
-        """Return and clear the replies to calls that have ended. Called by the loop."""
+        """Return the replies to calls that have ended since the last time. The loop calls this."""
         replies = []
         while self._replies:
             replies.append(self._replies.popleft())
         return replies
 
     def poll(self) -> None:
-        """Take memory for the sessions whose file was inspected. Between two steps."""
+        """Begin to load the sessions whose file was inspected. The loop calls this between two steps."""
         while self._inspected:
             self._load(*self._inspected.popleft())
 
     def close(self) -> None:
-        """Wait a moment for the threads, at the end of the process."""
+        """Wait briefly for the threads to end. Called at the end of the process."""
         for thread in self._threads:
             thread.join(1.0)
 
@@ -91,7 +91,7 @@ class Sessions:
     # --- save ----------------------------------------------------------------------------------------
 
     def _save(self, call: AdminCall) -> None:
-        """Write the export of a call to its file, in a thread. Raises OSError."""
+        """Write the exported checkpoint of a call to its file. Runs in a thread. Raises OSError."""
         body = call.body
         depth = int(body["depth"])
         export = self._exporter.open(Wanted(depth=depth, export=body["export"]))
@@ -123,7 +123,7 @@ class Sessions:
     # --- load ----------------------------------------------------------------------------------------
 
     def _inspect(self, call: AdminCall) -> None:
-        """Read the header and the notes of a call's file, in a thread. Raises TierError, OSError."""
+        """Read header and notes of the file of a call. Runs in a thread. Raises TierError, OSError."""
         descriptor = os.open(call.body["path"], os.O_RDONLY | os.O_CLOEXEC)
         try:
             session = read_session(descriptor)

@@ -1,6 +1,7 @@
-"""Start of an engine's transfers: the transfer server, the client, the store, and what the settings ask for.
+"""Creation of everything that transfers states of one engine: server, client, store and warm start.
 
-Called once, when the engine is booted and before it is ready.
+Called once, after the engine has booted and before it is ready. The settings decide which of them are
+created.
 """
 
 import ipaddress
@@ -50,27 +51,28 @@ from mamba_transfer import (
 
 log = get_logger(__name__)
 MAX_SHARED_FOLDERS = 1024
-"""Engines that may share one directory of disk caches."""
+"""Maximum number of engines that share one directory for their disk caches."""
 POD_IP = "POD_IP"
-"""Variable with the address at which other pods reach this one."""
+"""Environment variable with the IP address under which other pods reach this one."""
 
 
 class TransfersUnusable(Exception):
-    """The port of the transfer server or the directory of a cache tier cannot be used."""
+    """The port of the transfer server, or the directory of a cache tier, cannot be used."""
 
     exit_code = 2
 
 
 @dataclass(frozen=True, slots=True)
 class TransferEndpoint:
-    """Place where other engines fetch states from this one; without an address there is none."""
+    """Address from which other engines fetch states; without an address, this engine serves none."""
 
     address: str = ""
     incarnation: str = ""
     sessions: Sessions | None = None
-    """Conversations that admin calls save and load; None = the engine caches no prefixes."""
+    """Saves and loads of conversations for admin calls; None = the engine caches no prefixes."""
     warm_start: WarmStart | None = None
-    """Fetches of prefixes that come before the engine is ready; None = there are no peers to ask."""
+    """Fetch of prefixes from other engines before this one is ready; None = no other engines are
+    configured."""
 
 
 def start_transfers(
@@ -81,9 +83,10 @@ def start_transfers(
     layout: StateLayout,
     wake: Callable[[], None],
 ) -> TransferEndpoint:
-    """Give the core the transfers that the settings ask for, if any; return its endpoint.
+    """Create the transfers that the settings ask for, if any, and return the engine's endpoint.
 
-    `arena`: the arena's bytes. `wake`: interrupts the wait of an idle loop. Raises TransfersUnusable.
+    `arena` is the memory of the arena as bytes. `wake` makes an idle loop look for work. Raises
+    TransfersUnusable.
     """
     if not settings.prefix_caching:
         return TransferEndpoint()
@@ -134,7 +137,7 @@ def start_transfers(
 
 
 class PeerReader:
-    """Reads states from other engines."""
+    """Reader of states from other engines, as the imports use it."""
 
     def __init__(self, client: TransferClient) -> None:
         self._client = client
@@ -149,7 +152,7 @@ class PeerReader:
         deadline: float,
         cancelled: threading.Event,
     ) -> ReadResult:
-        """Fill `buffers` with the state of `prefix` and the pages of [reception.base, depth)."""
+        """Fill `buffers` with the state of `prefix` and the pages of the tokens [reception.base, depth)."""
         try:
             peer = Peer(Address.parse(fetch.address), fetch.incarnation)
         except UnusableAddress as error:
@@ -167,7 +170,7 @@ class PeerReader:
 
 
 def _listen(server: TransferServer, settings: EngineSettings) -> Address:
-    """Open the port; return the address at which others reach it. Raises TransfersUnusable."""
+    """Open the server's port; return the address that other engines can reach. Raises TransfersUnusable."""
     host, port = settings.transfer_host, settings.transfer_port or 0
     try:
         bound = server.start(host, port)
@@ -188,7 +191,7 @@ def _own_address(bound: Address) -> str:
 
 
 def _open_store(settings: EngineSettings, layout: StateLayout) -> BundleStore:
-    """Open the store of bundles. Raises TransfersUnusable."""
+    """Open the store of bundles, in the first usable directory. Raises TransfersUnusable."""
     try:
         for directory in _store_directories(settings):
             budgets = StoreSettings(

@@ -1,8 +1,9 @@
-"""`Tier`: the store of bundles below the arena, as the engine uses it.
+"""`Tier`: the store of bundles in host memory and on disk, as the engine uses it.
 
-An evicted checkpoint is offered to the store before its memory is free; a prompt whose state the store has
-comes back as a reception, if that is expected to be faster than computing. Nothing waits for the store: where
-its memory is full, or the ring before it, the victim is dropped.
+When the cache evicts a checkpoint, its bytes are copied to the store before their memory is reused. When the
+store has the state of a prompt, the state is read back into the arena if that is expected to be faster than
+computing it. The engine never waits for the store: a checkpoint that the store, or the ring before it, cannot
+take is dropped. The ring is pinned host memory through which the checkpoints of a device are copied.
 """
 
 import threading
@@ -32,9 +33,9 @@ from mamba_transfer.bundle import bundle_bytes
 
 RING_SLABS = 2
 PAUSE_SECONDS = 0.001
-"""Seconds between two looks at the ring at the end of the process."""
+"""Seconds between two checks of the ring at the end of the process."""
 MAX_RING_BYTES = 256 << 20
-"""Largest bundle that is copied from a device on its way to the store."""
+"""Maximum size in bytes of a bundle that is copied from a device to the store."""
 OUTCOMES = {
     PutOutcome.ACCEPTED: "stored",
     PutOutcome.KNOWN: "known",
@@ -44,11 +45,11 @@ OUTCOMES = {
 
 
 FULL = frozenset(("dropped", "ring_busy"))
-"""Outcomes that may be other ones a moment later."""
+"""Outcomes with which a later attempt may succeed."""
 
 
 class _Offer(NamedTuple):
-    """Answer to an evicted checkpoint. `outcome` "" = it is on its way from the device."""
+    """Result of offering an evicted checkpoint; `outcome` is empty while the device copies its bytes."""
 
     outcome: str
     size: int
@@ -57,7 +58,7 @@ class _Offer(NamedTuple):
 
 @dataclass(slots=True)
 class _Victim:
-    """Evicted checkpoint on its way from a device to the store."""
+    """Evicted checkpoint whose bytes are being copied from a device to the store."""
 
     token_ids: Tokens
     salt: str
@@ -68,7 +69,11 @@ class _Victim:
 
 
 class Tier:
-    """Store of one engine. `speed`: that of its prompts; `bandwidth`: that of earlier restorations."""
+    """Store of one engine.
+
+    `speed` is the measured speed of computing prompts, and `bandwidth` that of reading states back; a prompt
+    takes the faster way.
+    """
 
     def __init__(
         self,
@@ -84,27 +89,27 @@ class Tier:
     ) -> None:
         self.store = store
         self.outlives_process = outlives_process
-        """Whether the store is on a disk, so that the next process finds it."""
+        """Whether the store is on disk, so that the next process of this engine finds its bundles."""
         self._memory, self._counts, self._page_size = memory, counts, page_size
         self._speed, self._bandwidth, self._clock = speed, bandwidth, clock
         self._free_slabs: list[torch.Tensor] = []
-        """Memory of the ring that no victim uses; there is none where the arena is in host memory."""
+        """Unused memory of the ring. Empty where the arena is in host memory, which needs no ring."""
         self._ring_slabs = RING_SLABS if isinstance(memory, DeviceBundleMemory) else 0
         if isinstance(memory, DeviceBundleMemory):
             self._free_slabs = [memory.host_buffer_of(MAX_RING_BYTES) for _ in range(RING_SLABS)]
         self._copied: deque[_Victim] = deque()
-        """Victims whose copy from the device was issued, in that order."""
+        """Checkpoints whose copy from the device was launched, in the order of their launch."""
         self._stored: deque[tuple[_Victim, str]] = deque()
-        """Victims that a thread has given to the store."""
+        """Checkpoints that a thread has passed to the store, each with the outcome."""
 
     # --- out of the arena ----------------------------------------------------------------------------
 
     def on_eviction(self, evicted: EvictedCheckpoint) -> None:
-        """Copy a checkpoint that is about to lose its memory. Called by the cache, between two launches."""
+        """Copy a checkpoint that is being evicted. The cache calls this between two launches."""
         self._record(evicted.depth, *self._offer(evicted))
 
     def _offer(self, evicted: EvictedCheckpoint) -> _Offer:
-        """Copy a checkpoint into the memory of the store, or begin to."""
+        """Copy a checkpoint into the memory of the store, or begin to copy it from the device."""
         began = self._clock()
         token_ids = evicted.token_ids()
         first = self.store.missing_from(token_ids, evicted.salt)
@@ -133,7 +138,7 @@ class Tier:
         first: int,
         began: float,
     ) -> str:
-        """Issue the copy of a victim into a free slab of the ring; return why there is none, or ""."""
+        """Launch the copy of a checkpoint into free memory of the ring; return "", or why it cannot start."""
         pages = evicted.pages[first // self._page_size :]
         size = bundle_bytes(memory.layout, len(pages))
         if size > MAX_RING_BYTES:
@@ -146,9 +151,9 @@ class Tier:
         return ""
 
     def save(self, checkpoints: Iterable[EvictedCheckpoint], seconds: float) -> None:
-        """Offer the checkpoints of an engine that ends to the store, and wait until it has written them.
+        """Offer the checkpoints of an engine that ends to the store, and wait until they are written.
 
-        After `seconds` the rest is lost.
+        The checkpoints that are not written after `seconds` are lost.
         """
         end = self._clock() + seconds
         for checkpoint in checkpoints:
@@ -164,12 +169,12 @@ class Tier:
         self.store.save(max(0.0, end - self._clock()))
 
     def _wait(self) -> None:
-        """Let the ring and the writer of the store go on, at the end of the process."""
+        """Pass completed copies to the store and wait a moment. Used at the end of the process."""
         self.poll()
         time.sleep(PAUSE_SECONDS)
 
     def poll(self) -> None:
-        """Hand copies that are complete to the store, in a thread. Between two steps."""
+        """Pass completed copies to the store, in a thread. The loop calls this between two steps."""
         while self._stored:
             victim, outcome = self._stored.popleft()
             self._free_slabs.append(victim.slab)
@@ -190,13 +195,13 @@ class Tier:
 
     @property
     def pending(self) -> bool:
-        """Whether victims are on their way from a device to the store."""
+        """Whether checkpoints are being copied from the device to the store."""
         return len(self._free_slabs) < self._ring_slabs
 
     # --- into the arena ------------------------------------------------------------------------------
 
     def source_of(self, token_ids: Tokens, salt: str, match: Match) -> StateSource | None:
-        """Return the stored state from which a prompt is to resume; None = computing it is faster."""
+        """Return the stored state from which a prompt shall resume; None = computing it is faster."""
         base = match.kv_depth // self._page_size * self._page_size
         stored = self.store.lookup(token_ids[:-1], salt, base=base, above=match.resumable)
         if stored is None:

@@ -1,4 +1,4 @@
-"""Counts of the transfers of one engine, for metrics and log lines. Only the loop's thread changes them."""
+"""Counts of one engine's transfers, for metrics and the log. Only the thread of the loop changes them."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -8,26 +8,31 @@ from mamba_telemetry.logs import get_logger
 log = get_logger(__name__)
 
 QUIET = frozenset(("valid", "duplicate", "done", "stored", "known"))
-"""Outcomes of transfers that went well: logged at the debug level."""
+"""Outcomes of successful transfers, which are logged at the debug level."""
 
 
 @dataclass(slots=True)
 class TransferCounts:
-    """Transfers that ended: `in`, `out` between engines, `demoted`, `restored` between arena and tiers."""
+    """Numbers of transfers that have ended, by direction.
+
+    The directions are `in` and `out` between engines, `demoted` from the arena to a tier, and `restored` from
+    a tier to the arena.
+    """
 
     outcomes: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """Number by direction and outcome."""
+    """Number of transfers by direction and outcome."""
     sizes: Counter[str] = field(default_factory=Counter)
-    """Bytes that arrived whole, by direction."""
+    """Bytes of complete transfers, by direction."""
     seconds: list[tuple[str, float]] = field(default_factory=list)
-    """Direction and seconds of each, since `take_seconds`."""
+    """Direction and duration in seconds of each transfer since the last call of `take_seconds`."""
     changes: int = 0
-    """Number of changes of the cache's memory by transfers: a recount of the memory is void after each."""
+    """Number of changes that transfers have made to the memory of the cache. A count of the used memory that
+    was taken before a change is out of date."""
 
     def record(
         self, direction: str, outcome: str, size: int, seconds: float, *, depth: int = 0, peer: str = ""
     ) -> None:
-        """Count a transfer that ended, and log it. `size`: bytes that were moved whole."""
+        """Count a transfer that has ended, and log it. `size`: bytes, if it was complete."""
         self.outcomes[direction, outcome] += 1
         self.sizes[direction] += size
         self.seconds.append((direction, seconds))
@@ -38,12 +43,12 @@ class TransferCounts:
         )  # fmt: skip
 
     def take_seconds(self) -> list[tuple[str, float]]:
-        """Return and clear the seconds of the transfers."""
+        """Return the direction and the seconds of each transfer since the last call."""
         seconds, self.seconds = self.seconds, []
         return seconds
 
     def counters(self) -> dict[str, float]:
-        """Return the counters by metric name."""
+        """Return the values of the counters by metric name."""
         counters: dict[str, float] = {
             f"transfers_total{{direction={direction},outcome={outcome}}}": count
             for (direction, outcome), count in self.outcomes.items()

@@ -1,7 +1,7 @@
-"""The warm start: an engine fetches the most valuable prefixes of its peers before it is ready.
+"""The warm start: before it is ready, an engine fetches the most valuable prefixes of other engines.
 
-The engine process calls it once. A peer that is away, slow or of another model costs at most the time that
-the settings allow, and is never an error.
+The engine process runs it once. An engine that cannot be reached, is slow, or serves another model is
+skipped; it delays the start by no more than the time that the settings allow, and is never an error.
 """
 
 import socket
@@ -24,13 +24,13 @@ from mamba_transfer import MOST_HOT, Address, HotPrefix, TransferClient
 log = get_logger(__name__)
 STAGE = "fetching prefixes from peers"
 ARENA_SHARE = 0.5
-"""Largest share of the arena that fetched prefixes take."""
+"""Maximum share of the arena, from 0 to 1, that fetched prefixes may take."""
 LOOK_SECONDS = 0.002
 Report = Callable[[str, int, int], None]
 
 
 class PeerPrefix(NamedTuple):
-    """Prefix that a peer has."""
+    """Prefix of which another engine has a checkpoint."""
 
     fetch: Fetch
     tokens: Tokens
@@ -38,7 +38,11 @@ class PeerPrefix(NamedTuple):
 
 
 class WarmStart:
-    """One warm start. `peers`: `HOST:PORT`, separated by commas; `own`: address of this engine's server."""
+    """The warm start of one engine.
+
+    `peers` are the transfer servers of other engines, `HOST:PORT` separated by commas. `own` is the address
+    of this engine's own server, which is skipped.
+    """
 
     def __init__(
         self,
@@ -59,15 +63,15 @@ class WarmStart:
         self._outcomes: list[str] = []
 
     def run(self, report: Report) -> None:
-        """Fetch until there is nothing left, or no room, or the time is over."""
+        """Fetch prefixes until none are left, the share of the arena is full, or the time is over."""
         report(STAGE, 0, 1)
         threads = ThreadPoolExecutor(max(1, len(self._peers.split(","))), thread_name_prefix="warm-start")
         questions = [threads.submit(self._prefixes_of, name) for name in self._peers.split(",")]
         while self._clock() < self._deadline and not all(each.done() for each in questions):
-            # Peers that start at the same time ask this engine, too.
+            # Other engines that start at the same time may request prefixes of this one already.
             self._transfers.arrived()
             wait(questions, LOOK_SECONDS)
-        # A thread that still waits for a name server ends by itself.
+        # A thread that still waits for a name server is not waited for; it ends by itself.
         threads.shutdown(wait=False, cancel_futures=True)
         lists = [prefixes for each in questions if each.done() for prefixes in each.result()]
         self._fetch(_merged(lists), report)
@@ -79,7 +83,7 @@ class WarmStart:
         )  # fmt: skip
 
     def _prefixes_of(self, name: str) -> list[list[PeerPrefix]]:
-        """Return the prefixes of each engine behind a name, in a thread."""
+        """Return the prefixes of each engine behind a host name. Runs in a thread."""
         host, _, port = name.strip().rpartition(":")
         try:
             entries = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
@@ -95,7 +99,7 @@ class WarmStart:
         return lists
 
     def _fetch(self, prefixes: list[PeerPrefix], report: Report) -> None:
-        """Fetch the prefixes, some at a time; return once no fetch is under way or the time is over."""
+        """Fetch the prefixes, several at a time; return when all have ended or the time is over."""
         waiting, count = deque(prefixes), len(prefixes)
         while (waiting or self._under_way) and self._clock() < self._deadline:
             while waiting and self._under_way < MOST_RECEPTIONS and self._has_room():
@@ -107,7 +111,7 @@ class WarmStart:
             self._transfers.arrived()
             report(STAGE, len(self._outcomes), count)
             time.sleep(LOOK_SECONDS)
-        # What is late is given up here.
+        # Fetches that are not complete by now are cancelled.
         self._transfers.arrived()
 
     def _has_room(self) -> bool:
@@ -129,7 +133,7 @@ def _of_peer(address: Address, incarnation: str, prefix: HotPrefix) -> PeerPrefi
 
 
 def _merged(lists: list[list[PeerPrefix]]) -> list[PeerPrefix]:
-    """Return the prefixes of all peers without duplicates, the most valuable ones of each peer first."""
+    """Return the prefixes of all engines without duplicates, the most valuable of each engine first."""
     merged: dict[tuple[str, bytes], PeerPrefix] = {}
     for row in zip_longest(*lists):
         for prefix in row:

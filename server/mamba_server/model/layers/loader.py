@@ -47,7 +47,7 @@ class Loader:
     """Offset that is added to the weights of norms, in float32 because such weights are near zero."""
 
     def at(self, *parts: str | int) -> "Loader":
-        """Return the loader of a place below this one."""
+        """Return a loader for the tensors whose names continue with `parts`, joined by dots."""
         return replace(self, prefix=self.prefix + ".".join(map(str, parts)) + ".")
 
     def at_layer(self, index: int, factors: Factors) -> "Loader":
