@@ -46,7 +46,11 @@ def serve(control: int, listener: int) -> None:
     sys.path[:] = order["path"]
     if not _collect(order["args"]):
         return
-    assert threading.active_count() == 1, "a forked process has no other threads"
+    # A forked process has no other threads. Those of numpy's BLAS begin anew in it, those of OpenMP would be
+    # waited for without end.
+    threads = len(os.listdir("/proc/self/task"))
+    assert threading.active_count() == 1, "importing the tests has started a thread"
+    assert threads <= (os.cpu_count() or 1), "importing the tests has computed in several threads"
     with socket.socket(fileno=control) as controller, socket.socket(fileno=listener) as requests:
         files = _fork_on_request(controller, requests)
     if files is None:
