@@ -12,7 +12,7 @@ export PYTHONHASHSEED ?= 0
 # The tests start hundreds of processes; without bytecode on disk each compiles every module again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test test-slow tools lint types props gates compiled mutants kube e2e e2e-all zero-drop images bench docs site dashboards crds manifests lock format
+.PHONY: help setup demo test test-slow test-all tools lint types props gates compiled mutants kube e2e e2e-all zero-drop images bench docs site dashboards crds manifests lock format
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -23,14 +23,17 @@ setup: ## make .venv from the lock file
 demo: setup ## serve the shipped model on this machine and talk to it (ONCE=1 ends by itself)
 	@$(PY) -m mamba_cli up examples/01-quick-start/mamba.yaml --demo $(if $(ONCE),--once)
 
-# One file stays in one process; the files are begun in their order.
-MANY := $(PYTEST) -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+# One file stays in one process; the files are begun in their order. One process imports them, for all.
+MANY := $(PYTEST) -n $(WORKERS) --fork-workers --dist loadfile --no-loadscope-reorder
 
 test: setup ## every test that needs neither root nor a GPU nor minutes, a real control plane included (WORKERS=1: one by one)
 	@$(MANY) $(TIMES) -m "not slow and not gpu and not e2e and not tools"
 
-test-slow: setup ## the tests that need much of a processor for one outcome: .ci/run runs them after the others
+test-slow: setup ## the tests that need much of a processor for one outcome
 	@$(MANY) $(TIMES) -m "slow and not gpu and not e2e and not tools"
+
+test-all: setup ## `test` and `test-slow` in one run, as .ci/run does
+	@$(MANY) $(TIMES) -m "not gpu and not e2e and not tools"
 
 tools: setup ## the tests of the project's own tools: benchmarks, training, the test cluster, the tests for a card
 	@$(MANY) -m "tools and not gpu and not e2e"

@@ -26,6 +26,8 @@ OUR_TOOLS = (
 
 LAST_WAITING_FILE = 0.7
 """Part of the files behind which no file waits for a control plane: the slowest of them takes a minute."""
+LAST_SLOW_FILE = 0.4
+"""The same of the slow files that compute: a run must not end with one process that is still at work."""
 
 asyncio.set_event_loop(None)
 gc.disable()
@@ -40,13 +42,15 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Spread the files that wait for a control plane among those that compute, so that no core is idle."""
+    """Spread the files that wait for a control plane, and the slow ones, so that no core is idle."""
     waiting = {_file(item): 0.0 for item in items if item.get_closest_marker("kube")}
-    computing = {_file(item): 0.0 for item in items if _file(item) not in waiting}
-    for files, end in ((waiting, LAST_WAITING_FILE), (computing, 1.0)):
+    slow = {_file(item): 0.0 for item in items if item.get_closest_marker("slow")}
+    slow = {file: 0.0 for file in slow if file not in waiting}
+    others = {_file(item): 0.0 for item in items if _file(item) not in waiting | slow}
+    for files, end in ((waiting, LAST_WAITING_FILE), (slow, LAST_SLOW_FILE), (others, 1.0)):
         for index, file in enumerate(files):
             files[file] = end * index / len(files)
-    places = waiting | computing
+    places = waiting | slow | others
     items.sort(key=lambda item: places[_file(item)])
 
 

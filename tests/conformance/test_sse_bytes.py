@@ -100,7 +100,11 @@ def test_usage_in_every_chunk_counts_up(api: ApiProcess) -> None:
         api, TEXT, prompt="one two", stream_options={"include_usage": True, "continuous_usage_stats": True}
     )
     chunks = [json.loads(event) for event in events(raw)[:-1]]
-    assert [chunk["usage"]["completion_tokens"] for chunk in chunks] == [1, 2, 3, 3]
+    *counts, total = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+    # On a busy machine, a chunk may have two tokens.
+    assert counts == sorted({*counts}), "each chunk counts more than the one before"
+    assert counts[0] > 0
+    assert counts[-1] == total == 3
 
 
 def events(raw: bytes) -> list[bytes]:

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from prometheus_client import CollectorRegistry, start_http_server
 
 from eventually import wait_until
@@ -14,6 +13,7 @@ from mamba_operator.autoscale.decide import decide
 from mamba_operator.autoscale.memory import AutoscalerMemory
 from mamba_operator.autoscale.scaling_metrics import ScalingMetrics
 from mamba_operator.objects.manifest import Key
+from parsed_yaml import load_all_yaml, load_yaml
 from prometheus_server import Prometheus, prometheus
 from scaled_fleet import seen
 
@@ -43,7 +43,7 @@ def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
 
 
 def document(name: str) -> dict[str, Any]:
-    found: dict[str, Any] = yaml.safe_load((FOLDER / "autoscalers" / name).read_text())
+    found: dict[str, Any] = load_yaml((FOLDER / "autoscalers" / name).read_text())
     return found
 
 
@@ -60,7 +60,7 @@ def test_the_rule_of_the_adapter_finds_each_metric_and_keeps_the_labels_it_is_se
 ) -> None:
     (rule,) = document("prometheus-adapter.yaml")["rules"]["external"]
     found = {sample["metric"]["__name__"] for sample in scraped.query(rule["seriesQuery"])}
-    hpa = list(yaml.safe_load_all((FOLDER / "mamba.yaml").read_text()))[1]
+    hpa = list(load_all_yaml((FOLDER / "mamba.yaml").read_text()))[1]
     metric = hpa["spec"]["metrics"][0]["external"]["metric"]
     (label,) = rule["resources"]["overrides"]
     selected = {label: "default", **metric["selector"]["matchLabels"]}

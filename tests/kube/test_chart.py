@@ -11,6 +11,7 @@ from eventually import wait_until
 from mamba_api import names
 from mamba_api.v1alpha1.profiles import Profiles, read_profiles
 from observability.series import series
+from parsed_yaml import load_all_yaml, load_yaml
 from testcluster.control_plane import ControlPlane
 from testcluster.errors import CommandFailed
 from testcluster.kubectl import Command
@@ -27,7 +28,7 @@ def helm(control_plane: ControlPlane) -> Command:
 
 def rendered(helm: Command, namespace: str, *options: str) -> list[dict[str, Any]]:
     text = helm("template", "rel", str(CHART), "-n", namespace, *options)
-    return [document for document in yaml.safe_load_all(text) if document]
+    return [document for document in load_all_yaml(text) if document]
 
 
 def one(documents: list[dict[str, Any]], kind: str, name: str = "") -> dict[str, Any]:
@@ -94,7 +95,7 @@ def test_the_api_server_would_take_every_object(
         "-",
         stdin=text,
     )
-    assert len(applied.splitlines()) == len([d for d in yaml.safe_load_all(text) if d])
+    assert len(applied.splitlines()) == len([d for d in load_all_yaml(text) if d])
 
 
 def test_the_operator_is_started_as_the_reference_says(helm: Command) -> None:
@@ -206,7 +207,7 @@ def test_rules_and_pod_monitors_come_where_the_cluster_knows_them(helm: Command)
     found = [document for document in documents if document["kind"] in kinds]
     assert {each["metadata"]["labels"]["release"] for each in found} == {"prom"}
     groups = one(documents, "PrometheusRule")["spec"]["groups"]
-    shipped = yaml.safe_load((CHART / "files/rules.yaml").read_text())["groups"]
+    shipped = load_yaml((CHART / "files/rules.yaml").read_text())["groups"]
     assert [rule["expr"] for rule in groups[0]["rules"]] == [rule["expr"] for rule in shipped[0]["rules"]]
     links = {rule["annotations"]["runbook_url"] for rule in groups[0]["rules"]}
     assert "https://r.example/no-engine-ready.md" in links

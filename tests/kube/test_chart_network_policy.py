@@ -8,6 +8,7 @@ import yaml
 
 from mamba_api import names
 from mamba_operator.render.context import PROMETHEUS
+from parsed_yaml import load_all_yaml
 from testcluster.control_plane import ControlPlane
 from testcluster.kubectl import Command
 
@@ -27,7 +28,7 @@ def helm(control_plane: ControlPlane) -> Command:
 
 def rendered(helm: Command, *options: str) -> list[dict[str, Any]]:
     text = helm("template", "rel", str(CHART), "-n", "sys", *options)
-    return [each for each in yaml.safe_load_all(text) if each]
+    return [each for each in load_all_yaml(text) if each]
 
 
 def policy_of(helm: Command, *options: str) -> dict[str, Any]:

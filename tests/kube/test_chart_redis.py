@@ -11,6 +11,7 @@ import yaml
 
 from mamba_api import names
 from mamba_prefix.redis_url import check_url
+from parsed_yaml import load_all_yaml
 from redis_server import RedisServer
 from testcluster.control_plane import ControlPlane
 from testcluster.kubectl import Command
@@ -29,7 +30,7 @@ def helm(control_plane: ControlPlane) -> Command:
 def rendered(helm: Command, *options: str) -> dict[str, dict[str, Any]]:
     """Return objects of the Redis by kind."""
     text = helm("template", "rel", str(CHART), "-n", "sys", "--set", "redis.enabled=true", *options)
-    found = [each for each in yaml.safe_load_all(text) if each and each["metadata"]["name"] == NAME]
+    found = [each for each in load_all_yaml(text) if each and each["metadata"]["name"] == NAME]
     return {each["kind"]: each for each in found}
 
 

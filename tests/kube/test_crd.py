@@ -6,20 +6,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mamba_api.v1alpha1 import MambaDeployment
 from mamba_api.v1alpha1.documents import load_documents
 from mamba_api.v1alpha1.schema import crd_yaml, custom_resource_definition
+from parsed_yaml import load_yaml
 from testcluster.control_plane import ControlPlane
 from testcluster.errors import CommandFailed, Refused
 from wrong_specs import CACHE, WRONG_CHANGES, WRONG_SPECS
 
 pytestmark = pytest.mark.kube
 
-BROKEN = yaml.safe_load((Path(__file__).parents[1] / "data/broken_specs.yaml").read_text())
+BROKEN = load_yaml((Path(__file__).parents[1] / "data/broken_specs.yaml").read_text())
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*/*.yaml"))
 NOW = "2026-01-02T12:00:00Z"
 
@@ -45,6 +45,12 @@ def plane(control_plane: ControlPlane) -> ControlPlane:
         "the resource to be discoverable",
     )
     return control_plane
+
+
+@pytest.fixture(scope="module")
+def empty_namespace(plane: ControlPlane) -> str:
+    """Return the namespace of the tests that store nothing."""
+    return plane.create_namespace()
 
 
 def stored(plane: ControlPlane, namespace: str, name: str = "nano") -> dict[str, Any]:
@@ -92,22 +98,22 @@ def test_what_it_stores_is_read_back_by_the_models(plane: ControlPlane, namespac
 
 @pytest.mark.parametrize("case", BROKEN, ids=lambda case: case["name"])
 def test_what_can_never_work_is_refused_in_words(
-    plane: ControlPlane, namespace: str, case: dict[str, Any]
+    plane: ControlPlane, empty_namespace: str, case: dict[str, Any]
 ) -> None:
-    said = refusal(plane, namespace, deployment(**case["spec"]))
+    said = refusal(plane, empty_namespace, deployment(**case["spec"]))
     assert case["says"] in said
     assert case.get("api", "") in said
 
 
-def test_an_unknown_field_is_refused(plane: ControlPlane, namespace: str) -> None:
-    assert "trackIntervall" in refusal(plane, namespace, deployment(stateCache={"trackIntervall": 3}))
+def test_an_unknown_field_is_refused(plane: ControlPlane, empty_namespace: str) -> None:
+    assert "trackIntervall" in refusal(plane, empty_namespace, deployment(stateCache={"trackIntervall": 3}))
 
 
 @pytest.mark.parametrize("name", ["1nano", "n" * 53, "nano.x"])
 def test_a_name_that_could_not_name_a_service_is_refused(
-    plane: ControlPlane, namespace: str, name: str
+    plane: ControlPlane, empty_namespace: str, name: str
 ) -> None:
-    assert "metadata.name" in refusal(plane, namespace, deployment(name))
+    assert "metadata.name" in refusal(plane, empty_namespace, deployment(name))
 
 
 @pytest.mark.parametrize(
@@ -161,7 +167,7 @@ def test_another_model_is_a_legal_change(plane: ControlPlane, namespace: str) ->
     assert stored(plane, namespace)["metadata"]["generation"] == 2
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25)
 @given(
     page=st.sampled_from([1, 8, 16, 64]),
     pages=st.integers(1, 64),
@@ -175,8 +181,8 @@ def test_another_model_is_a_legal_change(plane: ControlPlane, namespace: str) ->
     share=st.floats(0, 1, allow_subnormal=False),
 )
 def test_whatever_the_models_accept_is_stored_as_the_models_read_it(
-    plane: ControlPlane, namespace: str, page: int, pages: int, gpus: int, low: int, size: Any, wait: str,
-    uri: str, share: float,
+    plane: ControlPlane, empty_namespace: str, page: int, pages: int, gpus: int, low: int, size: Any,
+    wait: str, uri: str, share: float,
 ) -> None:  # fmt: skip
     manifest = deployment(
         model={"uri": uri},
@@ -188,7 +194,7 @@ def test_whatever_the_models_accept_is_stored_as_the_models_read_it(
         scaling={"minReplicas": low, "maxReplicas": low + 1, "scaleDownDelay": wait},
         workload={"sharedPrefixRatio": share},
     )
-    path = f"/apis/serving.mambaserve.io/v1alpha1/namespaces/{namespace}/mambadeployments?dryRun=All"
+    path = f"/apis/serving.mambaserve.io/v1alpha1/namespaces/{empty_namespace}/mambadeployments?dryRun=All"
     status, answer = plane.api.request("POST", path, manifest)
     assert status == 201, answer
     assert MambaDeployment.model_validate(answer).spec == MambaDeployment.model_validate(manifest).spec
@@ -277,9 +283,9 @@ def test_the_columns_show_what_the_status_says(plane: ControlPlane, namespace: s
 
 @pytest.mark.parametrize("says", WRONG_SPECS)
 def test_wrong_specs_of_each_rule_are_refused_in_its_words(
-    plane: ControlPlane, namespace: str, says: str
+    plane: ControlPlane, empty_namespace: str, says: str
 ) -> None:
-    path = f"/apis/serving.mambaserve.io/v1alpha1/namespaces/{namespace}/mambadeployments?dryRun=All"
+    path = f"/apis/serving.mambaserve.io/v1alpha1/namespaces/{empty_namespace}/mambadeployments?dryRun=All"
     answers = [plane.api.request("POST", path, deployment(**spec)) for spec in WRONG_SPECS[says]]
 
     others = [said for status, said in answers if status != 422 or says not in said["message"]]

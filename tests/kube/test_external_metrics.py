@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from mamba_api import names
 from metrics_of_pods import PodAddresses, engine_text, gateway_text, pod_addresses
+from parsed_yaml import load_all_yaml
 from prefork import FORK_SERVER
 from service_account import as_account
 from testcluster.control_plane import ControlPlane
@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.kube, pytest.mark.slow]
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "charts/mambaserve"
 SCALED_OBJECTS = ROOT / "tests/data/scaledobjects.yaml"
-EXAMPLE = list(yaml.safe_load_all((ROOT / "examples/09-external-autoscaler/mamba.yaml").read_text()))
+EXAMPLE = list(load_all_yaml((ROOT / "examples/09-external-autoscaler/mamba.yaml").read_text()))
 DESIRED = "mambaserve_operator_scaling_desired_engines"
 API = "/apis/external.metrics.k8s.io/v1beta1"
 SERVICE = "rel-mambaserve-ext-metrics"

@@ -7,6 +7,7 @@ import pytest
 import yaml
 from scripts.manifests import FILE, NAMESPACE, RENDER, plain
 
+from parsed_yaml import load_all_yaml
 from testcluster.control_plane import ControlPlane
 from testcluster.errors import CommandFailed
 
@@ -16,7 +17,7 @@ FOLDER = FILE.parent
 
 
 def objects() -> list[dict[str, Any]]:
-    return [each for each in yaml.safe_load_all(FILE.read_text(encoding="utf-8")) if each]
+    return [each for each in load_all_yaml(FILE.read_text(encoding="utf-8")) if each]
 
 
 @pytest.fixture

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from mamba_operator.process.settings import OperatorSettings
 from operator_objects import nano_config
 from operator_process import ROOT, running_operator
+from parsed_yaml import load_yaml
 from testcluster.control_plane import ControlPlane
 from testcluster.pki import Identity
 
@@ -162,7 +162,7 @@ def chart_rules() -> list[dict[str, Any]]:
     """Return the rules that the chart grants the operator in a namespace it serves."""
     text = (ROOT / "charts/mambaserve/templates/_helpers.tpl").read_text()
     [body] = re.findall(r'define "mambaserve\.rules" -}}\n(.*?)\{\{- end', text, re.DOTALL)
-    rules: list[dict[str, Any]] = yaml.safe_load(body)
+    rules: list[dict[str, Any]] = load_yaml(body)
     return rules
 
 

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from mamba_api import names
 from operator_objects import nano_config
 from operator_process import running_operator
+from parsed_yaml import load_all_yaml
 from service_account import as_account
 from testcluster.control_plane import ControlPlane
 
@@ -25,7 +25,7 @@ def rights(plane: ControlPlane, home: str, namespaces: list[str]) -> list[dict[s
         "template", "rel", str(CHART), "-n", home, "--set", f"watchNamespaces={{{','.join(namespaces)}}}"
     )
     kinds = ("ServiceAccount", "Role", "RoleBinding")
-    return [one for one in yaml.safe_load_all(text) if one and one["kind"] in kinds]
+    return [one for one in load_all_yaml(text) if one and one["kind"] in kinds]
 
 
 def deploy(plane: ControlPlane, namespace: str) -> None:

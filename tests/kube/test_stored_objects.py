@@ -15,6 +15,7 @@ from mamba_api import names
 from mamba_api.v1alpha1.schema import crd_yaml
 from operator_objects import nano_config
 from operator_process import running_operator
+from parsed_yaml import load_yaml
 from testcluster.control_plane import ControlPlane
 
 pytestmark = pytest.mark.kube
@@ -37,7 +38,7 @@ STORED: dict[str, dict[str, Any]] = {
 @contextmanager
 def an_earlier_crd(plane: ControlPlane) -> Iterator[None]:
     """Install a CRD that accepts any spec, for the length of the block; objects stay when it is upgraded."""
-    crd = yaml.safe_load(crd_yaml())
+    crd = load_yaml(crd_yaml())
     schema = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
     schema["properties"]["spec"] = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
     apply = ("apply", "--server-side", "--force-conflicts", "-f", "-")

@@ -13,6 +13,7 @@ import copy
 import importlib.util
 import re
 import tomllib
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
@@ -166,10 +167,10 @@ def bound_in(tree: ast.AST, deep: bool = True) -> Iterator[str]:
         waiting.extend(ast.iter_child_nodes(node))
 
 
-def definition(tree: ast.AST, parts: list[str]) -> list[ast.AST]:
-    """Return the nodes from below `tree` to what `parts` name; none if there is no such thing."""
-    if not parts:
-        return []
+@cache
+def defined_in(tree: ast.AST) -> dict[str, list[ast.AST]]:
+    """Return the functions, classes and constants below `tree` by their name, those near the root first."""
+    nodes: dict[str, list[ast.AST]] = defaultdict(list)
     for node in ast.walk(tree):
         names: list[str] = []
         match node:
@@ -179,10 +180,20 @@ def definition(tree: ast.AST, parts: list[str]) -> list[ast.AST]:
                 names = [target.id for target in targets if isinstance(target, ast.Name)]
             case ast.AnnAssign(target=ast.Name(id=name)):
                 names = [name]
-        if parts[0] in names and node is not tree:
-            inside = definition(node, parts[1:])
-            if inside or not parts[1:]:
-                return [node, *inside]
+        for name in names:
+            if node is not tree:
+                nodes[name].append(node)
+    return dict(nodes)
+
+
+def definition(tree: ast.AST, parts: list[str]) -> list[ast.AST]:
+    """Return the nodes from below `tree` to what `parts` name; none if there is no such thing."""
+    if not parts:
+        return []
+    for node in defined_in(tree).get(parts[0], ()):
+        inside = definition(node, parts[1:])
+        if inside or not parts[1:]:
+            return [node, *inside]
     return []
 
 

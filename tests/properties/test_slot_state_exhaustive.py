@@ -15,6 +15,8 @@ from property_runs import BUDGET
 from slot_transit_world import SlotTransitWorld
 from slot_world import Action, SlotWorld
 
+pytestmark = pytest.mark.slow
+
 STEPS = {"small": 4, "large": 6}.get(BUDGET, 5)
 WITH_NETWORK = ((2, 1), (1, 2)) if BUDGET == "large" else ((1, 1), (0, 2))
 """Engine steps and receptions of the worlds with a network."""

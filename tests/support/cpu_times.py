@@ -19,6 +19,8 @@ COLLECTION = "(imports and collection)"
 END = "(end of the processes)"
 TICKS = os.sysconf("SC_CLK_TCK")
 FILES_SHOWN = 40
+before_fork = 0.0
+"""Seconds of the process that this one was forked from; only in the first of several."""
 
 
 def total() -> float:
@@ -49,8 +51,9 @@ def _running(parent: int) -> Iterator[float]:
 class CpuTimes:
     """The seconds of each file in one process of pytest; the controller of several adds theirs up."""
 
-    def __init__(self) -> None:
-        self.files: dict[str, float] = defaultdict(float)
+    def __init__(self, before: float = 0.0) -> None:
+        """Start; before: seconds that were used for the collection elsewhere."""
+        self.files: dict[str, float] = defaultdict(float, {COLLECTION: before})
         self._file = COLLECTION
         self._before = 0.0
 
@@ -111,4 +114,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--cpu-times"):
         workers = config.getoption("numprocesses", 0) and not hasattr(config, "workerinput")
-        config.pluginmanager.register(WorkersCpuTimes() if workers else CpuTimes(), "cpu-times-sums")
+        config.pluginmanager.register(
+            WorkersCpuTimes() if workers else CpuTimes(before_fork), "cpu-times-sums"
+        )

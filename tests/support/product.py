@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from images import build
 from mamba_api import names
 from mamba_kernels.cpu.build import CannotBuild, ensure_built
+from parsed_yaml import load_yaml
 from testcluster.errors import CommandFailed
 from testcluster.host_view import HOST_IMAGE, TREE
 from testcluster.node import Node
@@ -105,7 +104,7 @@ class Deployed:
         if not spec:
             self.node.kubectl("apply", "-n", self.namespace, "-f", str(EXAMPLE))
             return
-        manifest = yaml.safe_load(EXAMPLE.read_text())
+        manifest = load_yaml(EXAMPLE.read_text())
         self.node.apply({**manifest, "spec": {**manifest["spec"], **spec}}, self.namespace)
 
     def wait_ready(self) -> None:

@@ -30,14 +30,20 @@ def source(text: str, name: str = "mamba_thing.module") -> Module:
     return parse(text, f"server/{inside}", inside)
 
 
-def test_the_recorded_debt_is_that_of_the_code() -> None:
+@pytest.fixture(scope="module")
+def product() -> list[Module]:
+    """Return every module of the product: to parse them takes seconds."""
+    return modules()
+
+
+def test_the_recorded_debt_is_that_of_the_code(product: list[Module]) -> None:
     debt = json.loads(DEBT.read_text()) if DEBT.exists() else {}
-    changes = differences(debt, counted(places(modules())))
+    changes = differences(debt, counted(places(product)))
     assert not changes, "\n".join(["see tests/support/layout_debt.py", *changes])
 
 
-def test_every_package_is_looked_at() -> None:
-    looked_at = {module.name.split(".")[0] for module in modules()}
+def test_every_package_is_looked_at(product: list[Module]) -> None:
+    looked_at = {module.name.split(".")[0] for module in product}
     assert {"mamba_api", "mamba_operator", "mamba_gateway", "mamba_server", "mamba_kernels"} <= looked_at
 
 

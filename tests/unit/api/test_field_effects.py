@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-import yaml
 from pydantic import BaseModel
 
 from mamba_api.v1alpha1 import Spec
 from mamba_cli.local.cluster_only import CLUSTER_ONLY
+from parsed_yaml import load_yaml
 
 TESTS = Path(__file__).parents[2]
-TABLE: dict[str, dict[str, Any]] = yaml.safe_load((TESTS / "data/field_effects.yaml").read_text())
-BROKEN = {one["name"]: one["spec"] for one in yaml.safe_load((TESTS / "data/broken_specs.yaml").read_text())}
+TABLE: dict[str, dict[str, Any]] = load_yaml((TESTS / "data/field_effects.yaml").read_text())
+BROKEN = {one["name"]: one["spec"] for one in load_yaml((TESTS / "data/broken_specs.yaml").read_text())}
 NAMED = re.compile(r"(test_\w+\.py)::(test_\w+)(?:\[(.+)\])?")
 
 

@@ -11,9 +11,10 @@ from pydantic import BaseModel, ValidationError
 from mamba_api.v1alpha1 import MambaDeployment, Spec, StateCache, Status
 from mamba_api.v1alpha1.base import ApiModel
 from mamba_api.v1alpha1.schema import VALIDATIONS, custom_resource_definition, structural_schema
+from parsed_yaml import load_yaml
 from wrong_specs import WRONG_CHANGES, WRONG_SPECS
 
-BROKEN = yaml.safe_load((Path(__file__).parents[2] / "data/broken_specs.yaml").read_text())
+BROKEN = load_yaml((Path(__file__).parents[2] / "data/broken_specs.yaml").read_text())
 
 
 def deployment(**spec: Any) -> dict[str, Any]:
@@ -57,7 +58,7 @@ def test_a_manifest_round_trips_through_yaml_unchanged() -> None:
             workload={"promptTokens": 4000},
         )
     ).manifest()
-    again = MambaDeployment.model_validate(yaml.safe_load(yaml.safe_dump(manifest))).manifest()
+    again = MambaDeployment.model_validate(load_yaml(yaml.safe_dump(manifest))).manifest()
     assert again == manifest
     assert manifest["spec"]["workload"] == {
         "promptTokens": 4000,

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
-import yaml
 from pydantic import BaseModel, Field
 
 from mamba_api.v1alpha1 import MambaDeployment
@@ -18,6 +17,7 @@ from mamba_api.v1alpha1.schema import (
     custom_resource_definition,
     structural_schema,
 )
+from parsed_yaml import load_yaml
 
 ROOT = Path(__file__).parents[3]
 CRD = custom_resource_definition()
@@ -166,7 +166,7 @@ def test_the_template_without_its_actions_is_the_crd() -> None:
         for line in lines
         if line not in {"  labels:", "  annotations:", "    helm.sh/resource-policy: keep"}
     ]
-    assert yaml.safe_load("\n".join(lines)) == CRD
+    assert load_yaml("\n".join(lines)) == CRD
 
 
 def test_the_text_has_no_yaml_aliases() -> None:

@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from mamba_api import names
 from mamba_operator.external_metrics import front_proxy
 from mamba_operator.external_metrics.registration import API_SERVICE_NAME
 from mamba_operator.objects import kinds
 from mamba_operator.objects.kinds import Kind
+from parsed_yaml import load_yaml
 
 TEMPLATES = Path(__file__).parents[3] / "charts/mambaserve/templates"
 LEASE = "RELEASE-operator"
@@ -22,11 +22,11 @@ def rules() -> list[dict[str, Any]]:
     """Return the namespaced rules, those of the ClusterRole and of the lease's Role."""
     text = (TEMPLATES / "_helpers.tpl").read_text()
     text = text[text.index('{{- define "mambaserve.rules" -}}') :].split("\n", 1)[1].split("{{- end -}}")[0]
-    found: list[dict[str, Any]] = yaml.safe_load(text)
+    found: list[dict[str, Any]] = load_yaml(text)
     cluster = (TEMPLATES / "rbac.yaml").read_text().replace('{{ printf "%s-operator" $name }}', LEASE)
     block = r"^  - apiGroups: .*\n    resources: .*\n(?:    resourceNames: .*\n)?    verbs: .*$"
     for one in re.findall(block, cluster, re.MULTILINE):
-        found += yaml.safe_load(one)
+        found += load_yaml(one)
     return found
 
 
@@ -57,7 +57,7 @@ def of_external_metrics() -> dict[tuple[str, str], list[tuple[tuple[str, ...], s
     found: dict[tuple[str, str], list[tuple[tuple[str, ...], set[str]]]] = {}
     block = r"^  - apiGroups: .*\n    resources: .*\n(?:    resourceNames: .*\n)?    verbs: .*$"
     for one in re.findall(block, text, re.MULTILINE):
-        (rule,) = yaml.safe_load(one)
+        (rule,) = load_yaml(one)
         ((group,), (resource,)) = rule["apiGroups"], rule["resources"]
         only = tuple(rule.get("resourceNames", ()))
         found.setdefault((group, resource), []).append((only, set(rule["verbs"])))

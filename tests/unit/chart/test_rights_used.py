@@ -7,8 +7,6 @@ from collections.abc import AsyncIterator, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from fake_cluster import FakeCluster
 from mamba_api import names
 from mamba_operator.children.engine_admin import EngineAccess
@@ -20,6 +18,7 @@ from mamba_operator.process.metrics import OperatorMetrics
 from mamba_operator.reconcile import PassSettings, Reconciler, Runtime
 from model_loads import cached, loading
 from operator_objects import NOW, TOKEN, applied, creating_pod, fitting_owner, planned
+from parsed_yaml import load_yaml
 from virtual_time import in_virtual_time
 
 TEMPLATES = Path(__file__).parents[3] / "charts/mambaserve/templates"
@@ -33,13 +32,13 @@ def granted() -> set[Right]:
     """Return (verb, group, resource) of all the chart's rules together."""
     text = (TEMPLATES / "_helpers.tpl").read_text()
     text = text[text.index('{{- define "mambaserve.rules" -}}') :].split("\n", 1)[1].split("{{- end -}}")[0]
-    rules: list[dict[str, Any]] = yaml.safe_load(text)
+    rules: list[dict[str, Any]] = load_yaml(text)
     for block in re.findall(
         r"^  - apiGroups: .*\n    resources: .*\n(?:    resourceNames: \[LEASE\]\n)?    verbs: .*$",
         (TEMPLATES / "rbac.yaml").read_text().replace('{{ printf "%s-operator" $name }}', "LEASE"),
         re.MULTILINE,
     ):
-        rules += yaml.safe_load(block)
+        rules += load_yaml(block)
     return rights(rules)
 
 

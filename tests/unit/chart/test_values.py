@@ -9,12 +9,12 @@ from typing import Any
 
 import jsonschema_rs
 import pytest
-import yaml
 
 from mamba_api import names
+from parsed_yaml import load_yaml
 
 CHART = Path(__file__).parents[3] / "charts/mambaserve"
-VALUES = yaml.safe_load((CHART / "values.yaml").read_text())
+VALUES = load_yaml((CHART / "values.yaml").read_text())
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())
 
 
@@ -134,7 +134,7 @@ def test_a_value_is_read_by_a_template(value: str) -> None:
 
 
 def test_the_defaults_agree_with_the_names_that_all_processes_share() -> None:
-    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    chart = load_yaml((CHART / "Chart.yaml").read_text())
     assert f"{VALUES['image']['repository']}:{chart['appVersion']}" == names.CONTROL_PLANE_IMAGE
     assert f"{VALUES['engineImage']['repository']}:{chart['appVersion']}" == names.IMAGE
     assert VALUES["operator"]["livenessPort"] == names.OPERATOR_LIVENESS_PORT

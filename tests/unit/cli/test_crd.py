@@ -6,11 +6,11 @@ import sys
 from pathlib import Path
 
 import pytest
-import yaml
 
 from mamba_api.v1alpha1.schema import crd_yaml
 from mamba_cli.commands.crd import CHART_FILE, CRD_FILE, command
 from mamba_cli.errors import InvalidInput, RunFailed
+from parsed_yaml import load_yaml
 
 
 def mambaserve(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -26,7 +26,7 @@ def test_the_crd_goes_to_standard_output_alone() -> None:
     done = mambaserve("crd")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == crd_yaml()
-    assert yaml.safe_load(done.stdout)["kind"] == "CustomResourceDefinition"
+    assert load_yaml(done.stdout)["kind"] == "CustomResourceDefinition"
 
 
 def test_writing_elsewhere_than_into_the_source_tree_is_wrong_usage(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from mamba_api.v1alpha1 import PlanStatus
 from mamba_cli import main
 from mamba_cli.local import documents
 from mamba_settings.byte_size import binary_size
+from parsed_yaml import load_yaml
 from prefork import FORK_SERVER
 
 ROOT = Path(__file__).parents[3]
@@ -114,7 +115,7 @@ def test_json_stands_alone_on_standard_output_and_follows_the_interface(nano: Pa
 def test_yaml_says_the_same_as_json(nano: Path) -> None:
     as_yaml = mambaserve("plan", str(nano), "--device-memory", "80Gi", "-o", "yaml")
     as_json = mambaserve("plan", str(nano), "--device-memory", "80Gi", "-o", "json")
-    assert yaml.safe_load(as_yaml.stdout) == json.loads(as_json.stdout)
+    assert load_yaml(as_yaml.stdout) == json.loads(as_json.stdout)
 
 
 def test_a_file_with_several_objects_gives_a_list_and_paths_start_at_the_file(nano: Path) -> None:

@@ -13,6 +13,7 @@ from mamba_operator.autoscale.config import AutoscalerConfig
 from mamba_operator.autoscale.decide import decide
 from mamba_operator.autoscale.memory import AutoscalerMemory
 from mamba_operator.autoscale.scaling_record import ScalingRecord
+from parsed_yaml import load_yaml
 from scaled_fleet import load, seen
 
 CONFIG = AutoscalerConfig(min_replicas=1, max_replicas=8, ttft_target=1.0)
@@ -40,7 +41,7 @@ def test_decisions_come_out_the_same(tmp_path: Path, form: str) -> None:
     lines = (record().to_json() + b"\n").decode()
     item = deployment(record().encode())
     path.write_text(
-        {"lines": lines * 2, "object": item, "list": json.dumps({"items": [yaml.safe_load(item)]})}[form]
+        {"lines": lines * 2, "object": item, "list": json.dumps({"items": [load_yaml(item)]})}[form]
     )
 
     code, said = replay(path, "--output", "json")

@@ -8,12 +8,12 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-import yaml
 
 from mamba_api.v1alpha1 import Spec
 from mamba_api.v1alpha1.conditions import AS_ASKED, HARMLESS, REASONS_OF, STALLS, ConditionType, Reason
 from mamba_api.v1alpha1.documents import load_documents
 from mamba_settings.live_settings import LIVE
+from parsed_yaml import load_all_yaml
 
 ROOT = Path(__file__).parents[3]
 
@@ -124,9 +124,7 @@ def test_yaml_blocks_that_show_a_deployment_are_valid() -> None:
     found = 0
     for page in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")]:
         for block in re.findall(r"^```yaml\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL):
-            if any(
-                isinstance(d, dict) and d.get("kind") == "MambaDeployment" for d in yaml.safe_load_all(block)
-            ):
+            if any(isinstance(d, dict) and d.get("kind") == "MambaDeployment" for d in load_all_yaml(block)):
                 assert load_documents(block, str(page))
                 found += 1
     assert found >= 2

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from mamba_api.v1alpha1.schema import custom_resource_definition
+from parsed_yaml import load_yaml
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs/howto/from-helm-install-to-production.md").read_text()
-VALUES = yaml.safe_load((ROOT / "charts/mambaserve/values.yaml").read_text())
+VALUES = load_yaml((ROOT / "charts/mambaserve/values.yaml").read_text())
 SCHEMA = custom_resource_definition()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
 
 

@@ -26,6 +26,7 @@ def walks() -> ModuleType:
     return module
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "page",
     ["walk-of-a-request.md", "walk-of-a-prompt.md", "walk-of-a-reconcile.md", "walk-of-a-strategy.md"],

@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from mamba_api.v1alpha1.documents import load_documents
 from mamba_operator.external_metrics.documents import NAMES
 from observability.series import UnknownSeries, series
+from parsed_yaml import load_all_yaml, load_yaml
 
 ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / "examples/09-external-autoscaler"
@@ -18,7 +18,7 @@ OTHERS = sorted((FOLDER / "autoscalers").glob("*.yaml"))
 FILES = [FOLDER / "mamba.yaml", *OTHERS]
 KEDA = [file for file in OTHERS if file.name.startswith("keda")]
 (DEPLOYMENT,) = load_documents((FOLDER / "mamba.yaml").read_text(), "09")
-HPA: dict[str, Any] = list(yaml.safe_load_all((FOLDER / "mamba.yaml").read_text()))[1]
+HPA: dict[str, Any] = list(load_all_yaml((FOLDER / "mamba.yaml").read_text()))[1]
 NAMED = re.compile(r"mambaserve_(operator_scaling_[a-z_]+)(?:\{([^}]*)\})?")
 EXPORTED = "exported_namespace"
 """Label that a scrape which sets `namespace` gives to the series' own one."""
@@ -65,7 +65,7 @@ def test_the_autoscaler_asks_for_a_metric_of_the_deployment_that_the_api_serves(
                 one["scaleTargetRef"], (one["minReplicaCount"], one["maxReplicaCount"]), id=file.name
             )
             for file in KEDA
-            for one in [yaml.safe_load(file.read_text())["spec"]]
+            for one in [load_yaml(file.read_text())["spec"]]
         ),
     ],
 )
@@ -85,10 +85,10 @@ def test_keda_is_led_to_the_service_and_port_that_the_chart_makes() -> None:
     (url,) = [
         trigger["metadata"]["url"]
         for file in KEDA
-        for trigger in yaml.safe_load(file.read_text())["spec"]["triggers"]
+        for trigger in load_yaml(file.read_text())["spec"]["triggers"]
         if trigger["type"] == "metrics-api"
     ]
-    values = yaml.safe_load((ROOT / "charts/mambaserve/values.yaml").read_text())
+    values = load_yaml((ROOT / "charts/mambaserve/values.yaml").read_text())
     # A release called mambaserve, as everywhere in the documentation.
     assert url == (
         f"http://mambaserve-operator.mambaserve-system.svc:{values['operator']['livenessPort']}/metrics"

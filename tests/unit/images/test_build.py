@@ -5,11 +5,11 @@ import tomllib
 from pathlib import Path
 
 import pytest
-import yaml
 
 from images import build
 from images.build import TARGETS, Bases, digest
 from mamba_api import names
+from parsed_yaml import load_yaml
 
 ROOT = Path(build.__file__).parents[1]
 
@@ -21,8 +21,8 @@ def pins(name: str) -> set[tuple[str, str]]:
 
 
 def test_images_have_the_names_that_objects_and_the_chart_ask_for() -> None:
-    chart = yaml.safe_load((ROOT / "charts/mambaserve/values.yaml").read_text())
-    release = yaml.safe_load((ROOT / "charts/mambaserve/Chart.yaml").read_text())["appVersion"]
+    chart = load_yaml((ROOT / "charts/mambaserve/values.yaml").read_text())
+    release = load_yaml((ROOT / "charts/mambaserve/Chart.yaml").read_text())["appVersion"]
 
     assert f"{TARGETS['control'].repository}:{build.version()}" == names.CONTROL_PLANE_IMAGE
     assert f"{TARGETS['server'].repository}:{build.version()}" == names.IMAGE

@@ -17,6 +17,7 @@ from mamba_cli.local.model_facts import facts_of_model, local_uri
 from mamba_cli.local.planning import PlanFlags, gpu_memory, plan_deployment, plan_directory, size_option
 from mamba_cli.local.ports import front_ports
 from mamba_planner import Device
+from parsed_yaml import load_yaml
 
 CONFIGS = Path(__file__).parents[2] / "golden" / "configs"
 
@@ -204,7 +205,7 @@ def test_an_escaped_character_in_a_relative_path_is_the_character(tmp_path: Path
 def test_a_mistake_in_an_inline_configuration_names_file_and_field(
     tmp_path: Path, changes: dict[str, Any], words: str
 ) -> None:
-    config = {**yaml.safe_load((CONFIGS / "granite-4.0-h-350m.json").read_text()), **changes}
+    config = {**load_yaml((CONFIGS / "granite-4.0-h-350m.json").read_text()), **changes}
     with pytest.raises(InvalidInput, match=rf"f\.yaml: spec\.model\.config: .*{words}"):
         facts_of_model("hf://a/b", config, tmp_path / "f.yaml")
 

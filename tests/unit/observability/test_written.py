@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from mamba_api.v1alpha1.conditions import Reason
 from mamba_cli.main import COMMANDS
@@ -17,6 +16,7 @@ from observability.alerts import ALERTS, RUNBOOKS, Alert
 from observability.dashboards import DASHBOARDS
 from observability.panels import WIDTH, Dashboard, in_namespaces
 from observability.series import series
+from parsed_yaml import load_yaml
 
 ROOT = Path(__file__).parents[3]
 
@@ -93,7 +93,7 @@ def test_each_alert_has_a_runbook_that_says_what_to_do(alert: Alert) -> None:
     text = (ROOT / alert.runbook).read_text()
     assert text.startswith(f"# {alert.name}\n")
     assert re.findall(r"^## (.+)$", text, re.MULTILINE) == ["What it means", "What to look at", "What to do"]
-    rules = yaml.safe_load((ROOT / "charts/mambaserve/files/rules.yaml").read_text())["groups"][0]["rules"]
+    rules = load_yaml((ROOT / "charts/mambaserve/files/rules.yaml").read_text())["groups"][0]["rules"]
     (rule,) = (one for one in rules if one["alert"] == alert.name)
     assert rule["annotations"]["runbook_url"] == alert.runbook
     # Labels that a notification speaks of are there after the aggregation.
@@ -125,7 +125,7 @@ def test_commands_that_runbooks_name_exist() -> None:
 
 
 def test_fields_that_runbooks_name_exist() -> None:
-    known = set(yaml.safe_load((ROOT / "tests/data/field_effects.yaml").read_text()))
+    known = set(load_yaml((ROOT / "tests/data/field_effects.yaml").read_text()))
     known |= {path.rpartition(".")[0] for path in known}
     text = "\n".join(path.read_text() for path in (ROOT / RUNBOOKS).glob("*.md"))
     named = set(re.findall(r"`spec\.([\w.]+)", text))
