@@ -10,6 +10,8 @@ from typing import Optional, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from mamba_server.cache.lineage import Lineage
+
 Tokens = npt.NDArray[np.int32]
 Pages = npt.NDArray[np.int32]
 NO_TOKENS: Tokens = np.empty(0, np.int32)
@@ -73,6 +75,7 @@ class Node:
         "epoch",
         "ghost",
         "kv_lock",
+        "lineage",
         "pages",
         "parent",
         "pin",
@@ -108,6 +111,8 @@ class Node:
         self.state_lock = 0
         self.ghost: ReturnForecast | None = None
         """Statistics of the returns to the checkpoint of this node."""
+        self.lineage: Lineage | None = None
+        """Lineage of the checkpoint; None = there is no checkpoint, or nobody recorded it."""
         self.pin: Pin | None = None
         """Pin on the checkpoint; None = nobody holds it."""
         self.used_at = 0.0

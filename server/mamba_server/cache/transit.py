@@ -17,6 +17,7 @@ from mamba_server.cache.arena import NO_PAGES, AllocationSite, Arena, PageOwner,
 from mamba_server.cache.donation import Donation
 from mamba_server.cache.errors import LedgerViolation
 from mamba_server.cache.ghost_tree import CheckpointKind, Ghost, GhostMatch, GhostTree
+from mamba_server.cache.lineage import RECEIVED, Lineage, Provenance
 from mamba_server.cache.node import Node, Pin, Tokens
 from mamba_server.cache.protocol import CacheCounters, EvictedCheckpoint, EvictionListener, Export, Reception
 from mamba_server.cache.reclaimer import Reclaimer
@@ -63,6 +64,8 @@ class Transit:
         """Receptions that have not ended, the quarantined ones included."""
         self.installs: list[PendingInstall] = []
         self._number = 0
+        self._condemned: list[Node] = []
+        """Quarantined checkpoints that somebody still reads."""
 
     def on_eviction(self, listener: EvictionListener | None) -> None:
         """Call `listener` before a checkpoint is evicted, unless a launch still writes one of its pages."""
@@ -254,10 +257,11 @@ class Transit:
         self.arena.end_writer(reception.number)
         self.arena.move(reception.slot, SlotState.CONFIRMING)
 
-    def install(self, reception: Reception, step: int) -> bool:
+    def install(self, reception: Reception, step: int, provenance: Provenance = RECEIVED) -> bool:
         """Give the checkpoint and its pages to the tree; return whether the tree took the checkpoint.
 
-        What the tree has got meanwhile is returned, once launch `step - 1` is complete, which may write it.
+        `provenance`: that of the state. What the tree has got meanwhile is returned, once launch `step - 1`
+        is complete, which may write it.
         """
         held = self._held(reception, SlotState.CONFIRMING)
         arena, tree, fence = self.arena, self.tree, step - 1
@@ -279,6 +283,7 @@ class Transit:
         arena.free_pages_of(pages[:duplicates], fence, PageOwner.TRANSFER)
         arena.give_pages_to_tree(pages[duplicates:], PageOwner.TRANSFER)
         if accepted:
+            node.lineage = Lineage(provenance, node.depth, fence)
             self._accept(node, fence, pages[duplicates:])
         else:
             arena.free_slot(reception.slot, fence)
