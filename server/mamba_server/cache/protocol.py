@@ -408,6 +408,9 @@ class ManagedStateCache(StateCache, Protocol):
         given to nobody. None = not now.
         """
 
+    def slot_of(self, token_ids: Tokens, salt: str, lineage: Lineage) -> int:
+        """Read only: return the slot of the complete checkpoint of a prefix; 0 = it has another lineage."""
+
     def quarantine(self, token_ids: Tokens, salt: str) -> list[Quarantined]:
         """Withdraw the checkpoint of a prefix, which is wrong, and all that continue it; return them."""
 

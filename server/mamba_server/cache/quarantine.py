@@ -7,6 +7,7 @@ whether a checkpoint is wrong. Invariant names in comments are those of the stat
 import numpy as np
 
 from mamba_server.cache.arena import AllocationSite
+from mamba_server.cache.lineage import Lineage
 from mamba_server.cache.node import UNTRUSTED, Node, Tokens
 from mamba_server.cache.persistent_batch import PersistentBatch
 from mamba_server.cache.placement import Placement
@@ -80,6 +81,13 @@ class Quarantine(Transit):
                 self._drop_wrong(node)
         if deepest.depth >= depth:
             self.reclaimer.drop_upwards(deepest)
+
+    def slot_of(self, token_ids: Tokens, salt: str, lineage: Lineage) -> int:
+        """Return the slot of the checkpoint of a prefix if it is the one of that lineage; 0 = it is gone."""
+        for node in self.tree.complete_checkpoints(token_ids, salt, self.arena.completed + 1):
+            if node.depth == len(token_ids):
+                return node.slot if node.lineage is lineage else 0
+        return 0
 
     # --- memory of audits ----------------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ class AdminCalls:
             "plan": lambda _: (200, self.plan),
             "strategy": self._strategy,
             "requests": self._requests,
+            "audits": self._audits,
             "release": self._release,
         }
 
@@ -106,6 +107,9 @@ class AdminCalls:
         changed = [f"{field} {after[field]}" for field in before if after[field] != before[field]]
         if not changed:
             return 200, after
+        if self._core.audits is not None:
+            # A refusal would be due to memory that is free in a moment.
+            self._core.audits.interrupt()
         refusal = self._core.change_strategy(name)
         if refusal is not None:
             return 409, {"message": refusal.message}
@@ -117,6 +121,10 @@ class AdminCalls:
             "reason": f"changed while serving: {', '.join(changed)}",
         }
         return 200, after
+
+    def _audits(self, _: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        audits = self._core.audits
+        return 200, {"audits": audits.log.to_json() if audits is not None else []}
 
     def _requests(self, _: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         requests = [

@@ -31,6 +31,7 @@ from mamba_server.engine.execution.host_results import (
 from mamba_server.engine.execution.prepared_steps import PreparedSteps
 from mamba_server.engine.execution.sampler import SampledTokens, Sampler, joined
 from mamba_server.engine.execution.sampling_batch import SamplingBatch, SamplingRow, penalized
+from mamba_server.engine.execution.state_distance import state_distances
 from mamba_server.engine.execution.step_arrays import StepArrays, build
 from mamba_server.engine.execution.step_graphs import StepGraphs
 from mamba_server.engine.execution.token_scores import TokenScores, score_blocks
@@ -176,7 +177,7 @@ class ModelRunner:
         newcomers = [
             _NewRow(
                 sequence.row,
-                sequence.params,
+                sequence.scored_params,
                 sequence.seed,
                 sequence.prompt_len,
                 sequence.known_token_ids().copy() if penalized(sequence.params) else NO_TOKENS,
@@ -192,6 +193,16 @@ class ModelRunner:
         grammars = (sequence.grammar for sequence in schedule.sampling)
         masks = token_masks(grammars, self._sampler.vocab_size)
         return lambda: self._run(arrays, noise, pages, len(schedule.decodes), newcomers, spans, masks)
+
+    def compare_states(self, slot: int, truth: int) -> Callable[[], Callable[[], list[float]]]:
+        """Return the work that computes the `state_distances` of two slots."""
+
+        def work() -> Callable[[], list[float]]:
+            with torch.inference_mode():
+                distances = to_host(state_distances(self._cache, slot, truth))
+            return lambda: [float(distance) for distance in distances.tolist()]
+
+        return work
 
     def _state_noise(self, arrays: StepArrays) -> Ints:
         """Return the noise of `HostBatch`."""

@@ -7,7 +7,7 @@ has them, the transfer server and the tier below the arena.
 import threading
 from collections.abc import Callable
 
-from mamba_server.cache import ManagedStateCache, Reception, Tokens
+from mamba_server.cache import ManagedStateCache, Quarantined, Reception, Tokens
 from mamba_server.engine.sequences.sequence import Sequence
 from mamba_server.engine.transfers.bundle_memory import Buffers
 from mamba_server.engine.transfers.exporter import Exporter
@@ -84,7 +84,10 @@ class EngineTransfers:
         ) -> ReadResult:
             return read_peer(fetch, prefix, salt, reception, buffers, deadline, cancelled)
 
-        return StateSource("peer", "in", fetch.depth, read, fetch.address)
+        return StateSource(
+            "peer", "in", fetch.depth, read, fetch.address,
+            origin="hand_over" if fetch.export else "peer", place=f"{fetch.address} {fetch.incarnation}",
+        )  # fmt: skip
 
     def bring(
         self, fetch: Fetch, prefix: Tokens, salt: str, *, deadline: float, ended: Callable[[str], None]
@@ -107,6 +110,11 @@ class EngineTransfers:
     def export(self, token_ids: Tokens, salt: str) -> HandOver:
         """Keep the deepest state of a prompt for the engine that is to fetch it."""
         return self.exporter.export(token_ids, salt, self._step())
+
+    def withdraw(self, quarantined: list[Quarantined]) -> None:
+        """Remove copies of checkpoints that are wrong, and of what continues them, from the tiers."""
+        if self.tier is not None:
+            self.tier.withdraw(quarantined)
 
     def release(self, export: str) -> bool:
         """End an export that nobody has opened; return whether there was one."""
