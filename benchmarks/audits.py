@@ -20,12 +20,10 @@ from itertools import count, cycle
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import structlog
 import torch
 from benchmarks.cache.record import write
 
-from mamba_planner.arithmetic import layer_state
 from mamba_server.engine.audits import resumed_answers
 from mamba_server.engine.audits.distance import WINDOW
 from mamba_server.engine.audits.resumed_answers import ResumedAnswers
@@ -33,8 +31,9 @@ from mamba_server.engine.boot import Engine, boot
 from mamba_server.wire import AddRequest, SamplingParams, TokenIds
 from mamba_settings.engine_settings import EngineSettings
 
-sys.path.append(str(Path(__file__).parents[1] / "tests/models"))
+sys.path += [str(Path(__file__).parents[1] / "tests" / folder) for folder in ("models", "support")]
 checkpoints: Any = importlib.import_module("testmodels.checkpoints")
+flipped_bits: Any = importlib.import_module("flipped_bits")
 
 FAMILIES: dict[str, Callable[[Path], Path]] = {
     "nemotron_h": checkpoints.random_nemotron_h,
@@ -198,27 +197,11 @@ def flipped(directory: Path, flips: int, settings: dict[str, Any]) -> dict[str, 
                 params = SamplingParams(max_tokens=8, temperature=1.0, seed=number, ignore_eos=True)
                 engine.core.add(AddRequest(f"{turn}{number}", TokenIds(prompt), params))
                 if turn == "second":
-                    flip(engine, prompt, rng, bit)
+                    flipped_bits.flip_state_bit(engine, prompt, bit, rng)
                 drain(engine)
         found = sum(count for (outcome, _), count in audits.log.outcomes.items() if outcome == "diverged")
         shares[name] = found / flips
     return shares
-
-
-def flip(engine: Engine, prompt: list[int], rng: random.Random, bit: int) -> None:
-    """Flip a bit of one number of the state that the prompt resumes from, in one layer."""
-    match = engine.core.cache.match(np.array(prompt, np.int32), "", engine.core.step_number + 1)
-    assert match.node is not None
-    # A slot begins with the states of its layers.
-    numbers = engine.model.recurrent_layers * layer_state(engine.model).ssm
-    words = engine.memory.view(torch.int32)
-    place = match.node.slot * engine.state_layout.slab_bytes // 4 + rng.randrange(numbers)
-    words[place] ^= signed(1 << bit)
-
-
-def signed(word: int) -> int:
-    """Return the signed number with the 32 bits of an unsigned one."""
-    return word - (1 << 32) if word >> 31 else word
 
 
 def record(results: list[dict[str, Any]], bits: list[dict[str, Any]], seconds: float) -> None:

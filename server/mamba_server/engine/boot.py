@@ -350,7 +350,7 @@ def _audits(
             batch_invariant=settings.batch_invariant and device.type == "cpu",
         ).bounds,
         chunk=limits.chunk,
-        random=random.random,
+        random=random.Random(core.seed).random,
         withdraw=withdraw,
     )
 

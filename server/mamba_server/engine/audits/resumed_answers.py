@@ -147,6 +147,10 @@ class ResumedAnswers:
             self.log.record(audit.result("abandoned", "failed"))
             return True
         self._cache.advance(step)
+        if result.finite is not None and not result.finite.all():
+            self._end(audit)
+            self.log.record(audit.result("abandoned", "not_finite"))
+            return True
         audit.plain.extend(score.logprob for score in result.prompt_logprobs.get(0, ()))
         if wrong:
             lineage = audit.checkpoint_at(piece.stop)
