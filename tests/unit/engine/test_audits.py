@@ -120,9 +120,9 @@ def test_the_wrong_ancestor_is_found_through_an_answer_that_resumed_from_its_des
     run(engine, [ask("first", STEM)])
     wrong = flip_state_bit(engine, STEM, HIGHEST_EXPONENT_BIT, random.Random(3))
     longer = [*STEM, *range(5, 60)]
-    audits_of(engine)._share = 0.0
+    audits_of(engine).share = 0.0
     run(engine, [ask("second", longer)])
-    audits_of(engine)._share = 1.0
+    audits_of(engine).share = 1.0
     run(engine, [ask("third", longer)])
 
     [result] = audited(engine)

@@ -2,7 +2,7 @@
 
 from collections import Counter, deque
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from mamba_server.cache import Lineage, Origin, Quarantined
 from mamba_telemetry.logs import get_logger
@@ -116,9 +116,11 @@ class AuditLog:
 
     def counters(self) -> dict[str, float]:
         """Return the counters by metric name."""
+        # All series exist from the start: an alert sees a counter grow only if it was there before.
         return {
-            f"audits_total{{outcome={outcome},origin={origin}}}": count
-            for (outcome, origin), count in self.outcomes.items()
+            f"audits_total{{outcome={outcome},origin={origin}}}": self.outcomes[outcome, origin]
+            for outcome in get_args(Outcome)
+            for origin in get_args(Origin)
         }
 
     def take_distances(self) -> list[tuple[str, float]]:

@@ -65,7 +65,7 @@ class ResumedAnswers:
         withdraw: Callable[[list[Quarantined]], None] = lambda _: None,
     ) -> None:
         self._cache, self._stream, self._runner = cache, stream, runner
-        self._share, self.bounds, self._chunk, self._random = share, bounds, chunk, random
+        self.share, self.bounds, self._chunk, self._random = share, bounds, chunk, random
         self._withdraw = withdraw
         self._waiting: deque[PendingAudit] = deque()
         self._current: PendingAudit | None = None
@@ -96,7 +96,7 @@ class ResumedAnswers:
             resumption = Resumption(sequence.known_tokens, allocation.resumed, allocation.lineage)
             if sequence.served is not None:
                 sequence.served.resumptions.append(resumption)
-            elif not sequence.outputs and sequence.params.max_tokens and self._random() < self._share:
+            elif not sequence.outputs and sequence.params.max_tokens and self._random() < self.share:
                 sequence.served = ServedScores(resumption)
 
     def ended(self, sequence: Sequence, keep: int | None) -> None:
