@@ -265,6 +265,8 @@ def test_a_withdrawn_bundle_is_gone_with_what_needs_its_blocks_and_the_rest_stay
     assert resumed(store, other) == 36
     stored(store, text[:60])
     assert resumed(store, text) == 60
+    store.withdraw(text[:4], "")
+    assert resumed(store, text[:35]) == 0
 
 
 def test_a_bundle_that_is_withdrawn_before_it_is_stored_is_never_found(store: BundleStore) -> None:
