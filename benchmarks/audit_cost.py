@@ -57,7 +57,7 @@ def converse(engine: Engine, seed: int) -> tuple[float, float, int]:
             for delta in engine.core.step():
                 texts[delta.request_id.rpartition("-")[0]] += delta.token_ids
         ended = time.process_time()
-        while not engine.core.idle or (engine.core.audits is not None and engine.core.audits.due):
+        while not engine.core.idle or engine.core.audits.due:
             engine.core.step()
         busy, idle = busy + ended - began, idle + time.process_time() - ended
         answers += len(texts)

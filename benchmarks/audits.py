@@ -129,7 +129,7 @@ class Traffic:
 def drain(engine: Engine) -> dict[str, list[int]]:
     """Step until all is answered and audited; return the answers."""
     audits, answers = engine.core.audits, defaultdict[str, list[int]](list)
-    while not engine.core.idle or (audits is not None and audits.due):
+    while not engine.core.idle or audits.due:
         for delta in engine.core.step():
             answers[delta.request_id] += delta.token_ids
     return answers

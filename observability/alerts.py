@@ -107,8 +107,8 @@ ALERTS = (
     Alert(
         "MambaserveAnswersDiverged",
         f"{total(series('audits').where(outcome='diverged').increase('6h'), *ENGINE)} > 0",
-        "The engine {{ $labels.pod }} {{ $labels.instance }} resumed answers from wrong checkpoints, which it "
-        "has quarantined since.",
+        "The engine {{ $labels.pod }} {{ $labels.instance }} resumed answers from checkpoints that were "
+        "wrong; it has quarantined them.",
         severity="critical",
     ),
     Alert(

@@ -267,10 +267,7 @@ class StoreWriter:
                         return
                     if isinstance(stored, Record):
                         stored.blocks, blocks = blocks, []
-                        disk.add_record(stored)
-                        if victim.gone:
-                            # It was withdrawn, or stored anew, while its bytes were written.
-                            disk.drop(stored)
+                        _add_record(disk, stored, is_wanted=not victim.gone)
                         self._counters["demoted"] += 1
                         self._counters["demoted_bytes"] += sum(cost for _, cost in headers.values())
                     else:
@@ -281,3 +278,10 @@ class StoreWriter:
             with self._changed:
                 for block in blocks:
                     let_go(block)
+
+
+def _add_record(disk: DiskTier, stored: Record, *, is_wanted: bool) -> None:
+    """Add a record; drop it if it was withdrawn, or stored anew, while its bytes were written."""
+    disk.add_record(stored)
+    if not is_wanted:
+        disk.drop(stored)

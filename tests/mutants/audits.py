@@ -4,6 +4,7 @@ from seeded import Mutant
 
 AUDITS = "tests/unit/engine/test_audits.py::"
 QUARANTINE = "tests/unit/cache/test_quarantine.py::"
+STORE = "tests/unit/tier/test_bundle_store.py::"
 FOUND = f"{AUDITS}test_a_flipped_bit_in_one_layer_is_found_named_and_never_resumed_again"
 GIVES_WAY = f"{AUDITS}test_an_audit_gives_way_to_a_request_and_is_abandoned_after_three_times"
 
@@ -11,7 +12,7 @@ MUTANTS = (
     Mutant(
         name="what was computed from a wrong checkpoint stays",
         keeps="T10: a quarantined checkpoint takes along all that continue its text.",
-        where="cache.quarantine:Quarantine.quarantine",
+        where="cache.transit:Quarantine.quarantine",
         old="reversed(nodes)",
         new="reversed(nodes[:1])",
         tests=(f"{QUARANTINE}test_a_quarantined_checkpoint_takes_along_what_continues_it_and_nothing_else",),
@@ -19,7 +20,7 @@ MUTANTS = (
     Mutant(
         name="a sequence that resumed from a wrong checkpoint gives its own to the tree",
         keeps="T10: sequences that run on quarantined text give nothing to the tree.",
-        where="cache.quarantine:Quarantine.quarantine",
+        where="cache.transit:Quarantine.quarantine",
         old="allocation.untrusted_from = _1",
         new="pass",
         tests=(f"{QUARANTINE}test_a_sequence_that_runs_on_quarantined_text_leaves_nothing",),
@@ -27,7 +28,7 @@ MUTANTS = (
     Mutant(
         name="a wrong checkpoint that somebody reads is never freed",
         keeps="A quarantined checkpoint is freed once nobody reads it.",
-        where="cache.quarantine:Quarantine.release_condemned",
+        where="cache.transit:Quarantine.release_condemned",
         old="self.reclaimer.drop_forgotten(node)",
         new="pass",
         tests=(f"{QUARANTINE}test_a_checkpoint_that_a_sequence_reads_is_freed_once_it_has_read_it",),
@@ -69,7 +70,7 @@ MUTANTS = (
     Mutant(
         name="an audit keeps its memory while requests run",
         keeps="An audit gives way to a request.",
-        where="engine.core:EngineCore.step",
+        where="engine.core:EngineCore._interrupt_audit",
         old="self.audits.interrupt()",
         new="pass",
         tests=(GIVES_WAY,),
@@ -96,10 +97,7 @@ MUTANTS = (
         where="mamba_tier.bundle_store:BundleStore.withdraw",
         old="tier.drop(record)",
         new="pass",
-        tests=(
-            "tests/unit/tier/test_bundle_store.py::"
-            "test_a_withdrawn_bundle_is_gone_with_what_needs_its_blocks_and_the_rest_stays",
-        ),
+        tests=(f"{STORE}test_a_withdrawn_bundle_is_gone_with_what_needs_its_blocks_and_the_rest_stays",),
     ),
     Mutant(
         name="a wrong bundle is stored although it was withdrawn meanwhile",
@@ -107,9 +105,6 @@ MUTANTS = (
         where="mamba_tier.store_writer:StoreWriter._publish",
         old="bundle.wrong",
         new="False",
-        tests=(
-            "tests/unit/tier/test_bundle_store.py::"
-            "test_a_bundle_that_is_withdrawn_before_it_is_stored_is_never_found",
-        ),
+        tests=(f"{STORE}test_a_bundle_that_is_withdrawn_before_it_is_stored_is_never_found",),
     ),
 )

@@ -5,8 +5,17 @@ call is allowed when.
 """
 
 from mamba_server.cache.eviction import POLICIES
-from mamba_server.cache.lineage import Lineage, Origin, Provenance
-from mamba_server.cache.node import NO_TOKENS, CachedPrefix, Pin, PrefixListener, Tokens, common_pages
+from mamba_server.cache.node import (
+    NO_TOKENS,
+    CachedPrefix,
+    Lineage,
+    Origin,
+    Pin,
+    PrefixListener,
+    Provenance,
+    Tokens,
+    common_pages,
+)
 from mamba_server.cache.persistent_batch import Bools, Ints, PersistentBatch
 from mamba_server.cache.placement import aligned_piece, chunk_ends
 from mamba_server.cache.protocol import (

@@ -19,8 +19,7 @@ import numpy as np
 
 from mamba_planner.strategy import Reservation
 from mamba_server.cache.eviction import Policy
-from mamba_server.cache.lineage import RECEIVED, Lineage, Provenance
-from mamba_server.cache.node import Node, Pages, Pin, PrefixListener, Tokens
+from mamba_server.cache.node import RECEIVED, Lineage, Node, Pages, Pin, PrefixListener, Provenance, Tokens
 from mamba_server.cache.persistent_batch import Bools, Ints
 from mamba_server.cache.sequence_allocation import Checkpoint, SequenceAllocation
 from mamba_server.cache.tree import Match

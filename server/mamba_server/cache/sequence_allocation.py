@@ -4,8 +4,7 @@ from dataclasses import dataclass
 
 from mamba_server.cache.arena import Pages
 from mamba_server.cache.ghost_tree import GhostMatch
-from mamba_server.cache.lineage import Lineage, Provenance
-from mamba_server.cache.node import Node
+from mamba_server.cache.node import Lineage, Node, Provenance
 from mamba_server.cache.persistent_batch import PersistentBatch
 from mamba_server.cache.placement import Placement
 

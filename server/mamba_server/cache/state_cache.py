@@ -25,9 +25,9 @@ from mamba_server.cache.protocol import (
     ManagedStateCache,
     Refusal,
 )
-from mamba_server.cache.quarantine import Quarantine
 from mamba_server.cache.sequence_allocation import Checkpoint, PendingCheckpoint, SequenceAllocation
 from mamba_server.cache.slot_state import SlotState
+from mamba_server.cache.transit import Quarantine
 from mamba_server.cache.tree import Match, RadixTree
 
 AllocationFault = Callable[[AllocationSite], bool]

@@ -107,9 +107,8 @@ class AdminCalls:
         changed = [f"{field} {after[field]}" for field in before if after[field] != before[field]]
         if not changed:
             return 200, after
-        if self._core.audits is not None:
-            # A refusal would be due to memory that is free in a moment.
-            self._core.audits.interrupt()
+        # With the memory of an audit, a refusal would hold for a moment only.
+        self._core.audits.interrupt()
         refusal = self._core.change_strategy(name)
         if refusal is not None:
             return 409, {"message": refusal.message}
@@ -123,8 +122,7 @@ class AdminCalls:
         return 200, after
 
     def _audits(self, _: dict[str, Any]) -> tuple[int, dict[str, Any]]:
-        audits = self._core.audits
-        return 200, {"audits": audits.log.to_json() if audits is not None else []}
+        return 200, {"audits": self._core.audits.log.to_json()}
 
     def _requests(self, _: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         requests = [

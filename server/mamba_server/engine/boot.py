@@ -44,6 +44,7 @@ from mamba_server.engine.fingerprint import fingerprint_of
 from mamba_server.engine.scheduling.limits import SchedulerLimits
 from mamba_server.engine.scheduling.scheduler import Scheduler
 from mamba_server.engine.scheduling.start_budget import StartBudget
+from mamba_server.engine.stepping.answer_audits import AnswerAudits, NoAudits
 from mamba_server.engine.stepping.core import EngineCore
 from mamba_server.engine.stepping.forward_stream import ForwardStream, InlineStream, ThreadStream
 from mamba_server.engine.stepping.step_pace import STEP_TIME, StepPace
@@ -328,10 +329,10 @@ def _audits(
     core: EngineCore,
     stream: ForwardStream,
     runner: ModelRunner,
-) -> ResumedAnswers | None:
+) -> AnswerAudits:
     """Return the audits that the settings ask for."""
     if not settings.prefix_caching or not settings.audit_share:
-        return None
+        return NoAudits()
 
     def withdraw(quarantined: list[Quarantined]) -> None:
         if core.transfers is not None:

@@ -140,9 +140,7 @@ class EngineLoop:
         self._port.send(ready)
         stalled, changes_before = False, 0
         while True:
-            audits = self._core.audits
-            has_other_work = self._maintenance.due or (audits is not None and audits.due)
-            is_resting = self._core.idle and not has_other_work
+            is_resting = self._core.idle and not (self._maintenance.due or self._core.audits.due)
             wait_seconds = CHANGES_SECONDS if self._core.tree_changes.pending else STATS_SECONDS
             if self._grammars.pending:
                 wait_seconds = GRAMMAR_SECONDS

@@ -94,10 +94,8 @@ def collect(
         counters.update(core.transfers.counters())
         gauges.update(core.transfers.gauges())
         seconds = core.transfers.take_seconds()
-    distances: list[tuple[str, float]] = []
-    if core.audits is not None:
-        counters.update(core.audits.log.counters())
-        distances = core.audits.log.take_distances()
+    counters.update(core.audits.log.counters())
+    distances = core.audits.log.take_distances()
     return EngineStats(counters, gauges, times.seconds, times.batch_sizes, seconds, distances)
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from cache_bench import CacheBench, ids
-from mamba_server.cache.lineage import Provenance
+from mamba_server.cache.node import Provenance
 from mamba_server.cache.sequence_allocation import SequenceAllocation
 
 TEXT, LONGER, OTHER = ids(range(1, 18)), ids(range(1, 34)), ids(range(101, 118))

@@ -19,6 +19,7 @@ from mamba_server.engine.audits.audit_log import AuditResult
 from mamba_server.engine.audits.resumed_answers import MOST_WAITING, ResumedAnswers
 from mamba_server.engine.boot import Engine
 from mamba_server.engine.stats import collect
+from mamba_server.engine.stepping.answer_audits import NoAudits
 from mamba_server.wire import AddRequest, AdminCall, SamplingParams
 from testmodels.checkpoints import random_nemotron_h, random_qwen3_5
 
@@ -198,8 +199,8 @@ def test_an_answer_that_was_computed_from_the_beginning_is_not_audited() -> None
 
 
 def test_an_engine_that_is_to_audit_nothing_has_no_audits() -> None:
-    assert booted(audit_share=0.0).core.audits is None
-    assert booted(prefix_caching=False).core.audits is None
+    assert isinstance(booted(audit_share=0.0).core.audits, NoAudits)
+    assert isinstance(booted(prefix_caching=False).core.audits, NoAudits)
 
 
 @pytest.mark.parametrize("logprobs", [-1, 2])

@@ -47,7 +47,7 @@ class AuditResult:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the result as the log and the admin call show it."""
-        shown: dict[str, Any] = {
+        document: dict[str, Any] = {
             "request": self.request_id,
             "choice": self.choice,
             "outcome": self.outcome,
@@ -62,12 +62,12 @@ class AuditResult:
             "lineage": _names(self.lineage),
         }
         if self.outcome == "diverged":
-            shown["quarantined"] = len(self.quarantined)
-            shown["quarantinedCheckpoints"] = [
+            document["quarantined"] = len(self.quarantined)
+            document["quarantinedCheckpoints"] = [
                 {"depth": len(each.token_ids), "lineage": _names(each.lineage)[:1]}
                 for each in self.quarantined[:MOST_NAMED]
             ]
-        return shown
+        return document
 
 
 def _finite(distance: float | None) -> float | None:

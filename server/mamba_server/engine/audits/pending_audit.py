@@ -77,8 +77,8 @@ class PendingAudit:
 
     def resumption_before(self, output: int) -> Resumption:
         """Return the resumption after which output token number `output` was computed."""
-        known = self.prompt_len + output
-        return [each for each in self.served.resumptions if each.known_tokens <= known][-1]
+        tokens = self.prompt_len + output
+        return [each for each in self.served.resumptions if each.known_tokens <= tokens][-1]
 
     def result(
         self,

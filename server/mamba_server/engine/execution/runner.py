@@ -31,7 +31,6 @@ from mamba_server.engine.execution.host_results import (
 from mamba_server.engine.execution.prepared_steps import PreparedSteps
 from mamba_server.engine.execution.sampler import SampledTokens, Sampler, joined
 from mamba_server.engine.execution.sampling_batch import SamplingBatch, SamplingRow, penalized
-from mamba_server.engine.execution.state_distance import state_distances
 from mamba_server.engine.execution.step_arrays import StepArrays, build
 from mamba_server.engine.execution.step_graphs import StepGraphs
 from mamba_server.engine.execution.token_scores import TokenScores, score_blocks
@@ -64,6 +63,10 @@ class _NewRow:
 COUNTED = LOGIT_ROWS
 """Sequences with penalties, running and leaving, whose counts keep their place from the start: as many as the
 planner reserves memory for."""
+
+SMALLEST = 0.05
+"""Part of a layer's largest number below which the numbers of a head count as small: their rounding errors
+are those of the layer."""
 
 
 class ModelRunner:
@@ -361,3 +364,22 @@ class ModelRunner:
 
 def _to(array: np.ndarray, device: torch.device) -> torch.Tensor:
     return to_device(torch.from_numpy(np.ascontiguousarray(array)), device)
+
+
+def state_distances(views: CacheViews, slot: int, truth: int) -> torch.Tensor:
+    """Return [2 * layers] distances: of the SSM parts of all recurrent layers, then of their windows.
+
+    A distance is the largest difference of two numbers in a head, relative to the largest number that the
+    head has in `truth`; infinity if a number is not finite.
+    """
+    parts = [*views.ssm, *views.conv]
+    return torch.stack([_distance(part[slot].double(), part[truth].double()) for part in parts])
+
+
+def _distance(state: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
+    """Return the distance of one layer's part; its first axis counts heads, or the inputs of a window."""
+    heads = len(state)
+    differences = (state - truth).abs().reshape(heads, -1).amax(1)
+    sizes = truth.abs().reshape(heads, -1).amax(1)
+    scale = torch.maximum(sizes, SMALLEST * sizes.amax()).clamp_min(torch.finfo(torch.float32).tiny)
+    return torch.nan_to_num((differences / scale).amax(), nan=torch.inf, posinf=torch.inf)

@@ -26,6 +26,19 @@ class AuditRecords(Protocol):
         ...
 
 
+class NoRecords:
+    """Results of an engine that audits nothing."""
+
+    def counters(self) -> dict[str, float]:
+        return {}
+
+    def take_distances(self) -> list[tuple[str, float]]:
+        return []
+
+    def to_json(self) -> list[dict[str, Any]]:
+        return []
+
+
 class AnswerAudits(Protocol):
     """Audits of one engine, as its core uses them."""
 
@@ -67,3 +80,24 @@ class AnswerAudits(Protocol):
     def changes(self) -> int:
         """Number of changes of the cache's memory by audits."""
         ...
+
+
+class NoAudits:
+    """Audits of an engine that audits nothing."""
+
+    due = holding = False
+    changes = 0
+    log: AuditRecords = NoRecords()
+
+    def observe(self, schedule: Schedule) -> None:
+        """Do nothing."""
+
+    def ended(self, sequence: Sequence, keep: int | None) -> None:
+        """Do nothing."""
+
+    def interrupt(self) -> None:
+        """Do nothing."""
+
+    def compute(self, step: int, fail: Callable[[Schedule, BaseException], None]) -> bool:
+        """Return False: there is nothing to compute."""
+        return False

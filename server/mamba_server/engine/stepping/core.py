@@ -22,7 +22,7 @@ from mamba_server.engine.sequences.output_grammar import OutputGrammar
 from mamba_server.engine.sequences.schedule import Schedule
 from mamba_server.engine.sequences.sequence import Phase, Sequence
 from mamba_server.engine.sequences.timeline import Timeline
-from mamba_server.engine.stepping.answer_audits import AnswerAudits
+from mamba_server.engine.stepping.answer_audits import AnswerAudits, NoAudits
 from mamba_server.engine.stepping.forward_stream import ForwardStream, Ticket
 from mamba_server.engine.stepping.pinned_prefixes import PinnedPrefixes
 from mamba_server.engine.stepping.prefill_speed import PrefillSpeed
@@ -138,8 +138,7 @@ class EngineCore:
         self._max_waiting = max_waiting
         self.transfers: StateTransfers | None = None
         """Transfers of states; None = states stay in this engine."""
-        self.audits: AnswerAudits | None = None
-        """Audits of answers; None = no answer is computed once more."""
+        self.audits: AnswerAudits = NoAudits()
         self.pins = PinnedPrefixes(cache, pin_share)
         self.clock = clock
         self._pace = pace
@@ -316,8 +315,7 @@ class EngineCore:
     @property
     def idle(self) -> bool:
         """Whether no sequence runs or waits, no step is in flight, no delta pends, and no audit computes."""
-        is_auditing = self.audits is not None and self.audits.holding
-        is_busy = self._launched or self._deltas or self.cache.capacity.retiring or is_auditing
+        is_busy = self._launched or self._deltas or self.cache.capacity.retiring or self.audits.holding
         return self.scheduler.idle and not is_busy
 
     @property
@@ -331,14 +329,13 @@ class EngineCore:
     @property
     def other_changes(self) -> int:
         """Number of changes of the cache's memory that no request caused: by transfers and audits."""
-        return sum(each.changes for each in (self.transfers, self.audits) if each is not None)
+        return self.audits.changes + (self.transfers.changes if self.transfers is not None else 0)
 
     def step(self) -> list[SequenceDelta]:
         """Launch the next step if there is one, then commit what is due; return the deltas in order."""
         began = self.clock()
         self.pins.expire(began)
-        if self.audits is not None and not self.scheduler.idle:
-            self.audits.interrupt()
+        self._interrupt_audit()
         if self.transfers is not None:
             for group in self.transfers.arrived():
                 for sequence in group:
@@ -351,18 +348,24 @@ class EngineCore:
             piece.sequence.started = piece.sequence.started or began
         if not schedule.empty:
             self.step_number += 1
-            if self.audits is not None and schedule.pieces:
-                self.audits.observe(schedule)
+            self.audits.observe(schedule)
             work = self._runner.prepare(schedule)
             planned = self.clock()
             ticket = self._stream.launch(work)
             allocations = [sequence.allocation for sequence in schedule.members]
             self._launched.append(_LaunchedStep(schedule, ticket, planned - began, planned, allocations))
         self._commit_launched(1 if self.overlap and not schedule.empty else 0)
-        if self.audits is not None and schedule.empty and self.scheduler.idle and not self._deltas:
-            self.step_number += self.audits.compute(self.step_number + 1, self._fail)
+        self._compute_audit()
         deltas, self._deltas = self._deltas, []
         return deltas
+
+    def _interrupt_audit(self) -> None:
+        if not self.scheduler.idle:
+            self.audits.interrupt()
+
+    def _compute_audit(self) -> None:
+        if self.scheduler.idle and not self._launched and not self._deltas:
+            self.step_number += self.audits.compute(self.step_number + 1, self._fail)
 
     def _commit_launched(self, keep: int) -> None:
         """Commit all launched steps but the last `keep`."""
@@ -528,7 +531,7 @@ class EngineCore:
         self.scheduler.finish(sequence, keep)
         sequence.finish_reason = reason
         self.finished[reason] += 1
-        if self.audits is not None and sequence.served is not None and reason != "error":
+        if sequence.served is not None and reason != "error":
             self.audits.ended(sequence, keep)
         group = self.sequences.get(sequence.request_id, [])
         if all(sibling.phase is Phase.FINISHED for sibling in group):
