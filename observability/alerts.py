@@ -105,6 +105,13 @@ ALERTS = (
         "Steps of the engine {{ $labels.pod }} {{ $labels.instance }} failed and were undone.",
     ),
     Alert(
+        "MambaserveAnswersDiverged",
+        f"{total(series('audits').where(outcome='diverged').increase('6h'), *ENGINE)} > 0",
+        "The engine {{ $labels.pod }} {{ $labels.instance }} resumed answers from checkpoints that were "
+        "wrong; it has quarantined them.",
+        severity="critical",
+    ),
+    Alert(
         "MambaserveErrors",
         f"{ratio(REQUESTS.like(code='5..'), REQUESTS, '5m', 'namespace', 'model')} > 0.05",
         "{{ $value | humanizePercentage }} of the requests for {{ $labels.model }} fail.",

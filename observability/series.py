@@ -35,6 +35,7 @@ ENGINE_LABELS = {
     "decode_steps": ("kind",),
     "kernels_left_out": ("operator", "cause"),
     "pins": ("outcome",),
+    "audits": ("outcome", "origin"),
     "transfers": ("direction", "outcome"),
     "transfer_bytes": ("direction",),
 }

@@ -60,6 +60,29 @@ STATE_CACHE = Dashboard(
         ),
         (
             Panel(
+                "Audits by outcome",
+                (Query(series("audits").summed("outcome"), "{{outcome}}"),),
+                "Answers that resumed and were to be computed once more. abandoned: there was no idle time "
+                "for them, or no unwanted memory; diverged: their checkpoint was wrong.",
+                unit="ops",
+                stacked=True,
+            ),
+            Panel(
+                "Distance of audited answers, p99",
+                (Query(series("audit_distance").quantile(0.99, "kind"), "{{kind}}"),),
+                "scores: nats a token between the log-probabilities as served and as computed once more; "
+                "states: difference of a checkpoint, relative to the largest number of its head. Both show "
+                "rounding while all is well.",
+            ),
+            Panel(
+                "Checkpoints quarantined",
+                (Query(series("checkpoints_quarantined").summed(), "withdrawn"),),
+                "Checkpoints that an audit called wrong, and those that continue them.",
+                unit="ops",
+            ),
+        ),
+        (
+            Panel(
                 "Limiting resource",
                 (
                     Query(f"avg({series('arena_usage').now})", "arena, even after eviction"),

@@ -167,6 +167,26 @@ class BundleStore:
                 self._end_read(held, damaged, outcome, match)
         return outcome
 
+    def withdraw(self, token_ids: Tokens, salt: str) -> None:
+        """Drop the bundle of this prefix, which is wrong, and all records that share its last whole block.
+
+        The blocks of the prefix go, too: whoever needs one computes it again. Of a prefix without a whole
+        block, deeper records have to be withdrawn by their own prefixes.
+        """
+        names = self._names(token_ids, salt, whole=True)
+        key, blocks = names.key(names.tokens), [names.key(end) for end in self._block_ends(names)]
+        last = blocks[-1] if blocks else None
+        with self._lock:
+            self._writer.withdraw(key, last)
+            for tier in self._tiers:
+                for record in list(tier.records.values()):
+                    if record.key == key or last in record.block_keys:
+                        tier.drop(record)
+                for block in blocks:
+                    if block in tier.blocks:
+                        tier.drop(tier.blocks[block])
+            self._writer.wake()
+
     def status(self) -> StoreStatus:
         """Return the contents of the tiers, and the counters."""
         with self._lock:

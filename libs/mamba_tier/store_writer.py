@@ -33,6 +33,8 @@ class StagedBundle:
     """Digest of each block on the record's path, by chain hash."""
     shallower: list[int]
     """Chain hashes of the shorter prefixes on the record's path, the longest first."""
+    wrong: bool = False
+    """Whether the bundle was withdrawn before a tier had it."""
 
 
 class StoreWriter:
@@ -51,6 +53,8 @@ class StoreWriter:
         self._shape, self._host, self._disk, self._sync = shape, host, disk, sync
         self._counters = counters
         self._queue: deque[StagedBundle] = deque()
+        self._current: list[StagedBundle] = []
+        """Bundle that the thread adds to the host tier, if any."""
         self.records: dict[int, bytes] = {}
         """Digest of each record that waits to be stored, by chain hash."""
         self.blocks: dict[int, bytes] = {}
@@ -83,6 +87,15 @@ class StoreWriter:
         """Queue a bundle whose bytes are in the pool. The caller holds the store's lock."""
         self._queue.append(bundle)
         self._changed.notify_all()
+
+    def withdraw(self, key: int, block: int | None) -> None:
+        """Store neither the record with that key nor those that need that block. The caller holds the lock.
+
+        That includes the bundle that is being stored now.
+        """
+        for bundle in (*self._queue, *self._current):
+            record = bundle.record
+            bundle.wrong = bundle.wrong or record.key == key or block in record.block_keys
 
     def wake(self) -> None:
         """Wake the writer, so that it removes files of dropped items. The caller holds the store's lock."""
@@ -126,6 +139,7 @@ class StoreWriter:
                     return
                 self._busy = True
                 bundle = self._queue.popleft() if self._queue else None
+                self._current = [] if bundle is None else [bundle]
             try:
                 if bundle is not None:
                     self._publish(bundle)
@@ -165,6 +179,11 @@ class StoreWriter:
         for item in (*bundle.blocks, record):
             item.sums = self._sums(item)
         with self._changed:
+            self._current = []
+            if bundle.wrong:
+                self.release(bundle)
+                self._host.give_back((*bundle.blocks, record))
+                return
             record.tokens = record.depth - self._depth_above(bundle)
             for block in bundle.blocks:
                 self._host.add_block(block)
@@ -248,7 +267,7 @@ class StoreWriter:
                         return
                     if isinstance(stored, Record):
                         stored.blocks, blocks = blocks, []
-                        disk.add_record(stored)
+                        _add_record(disk, stored, is_wanted=not victim.gone)
                         self._counters["demoted"] += 1
                         self._counters["demoted_bytes"] += sum(cost for _, cost in headers.values())
                     else:
@@ -259,3 +278,10 @@ class StoreWriter:
             with self._changed:
                 for block in blocks:
                     let_go(block)
+
+
+def _add_record(disk: DiskTier, stored: Record, *, is_wanted: bool) -> None:
+    """Add a record; drop it if it was withdrawn, or stored anew, while its bytes were written."""
+    disk.add_record(stored)
+    if not is_wanted:
+        disk.drop(stored)

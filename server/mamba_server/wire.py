@@ -126,7 +126,7 @@ class AbortRequest(msgspec.Struct, tag="abort", frozen=True):
 
 
 class AdminCall(msgspec.Struct, tag="admin", frozen=True):
-    """Admin operation: flush_cache, plan, ledger, strategy, requests, release, session_save, session_load.
+    """Admin operation: flush_cache, plan, ledger, strategy, requests, audits, release or of sessions.
 
     Answered by `AdminReply`.
     """
@@ -300,6 +300,8 @@ class EngineStats(msgspec.Struct, tag="stats", frozen=True):
     batch_sizes: list[int]
     transfer_seconds: list[tuple[str, float]] = []
     """Direction and seconds of each transfer that ended since the last message."""
+    audit_distances: list[tuple[str, float]] = []
+    """Kind, `scores` or `states`, and distance of what audits have compared since the last message."""
 
 
 class PrefixChanges(msgspec.Struct, tag="prefix", frozen=True):

@@ -205,6 +205,9 @@ FIRES: dict[str, tuple[dict[str, str], str, str]] = {
         {f"mambaserve_engine_restarts_total{{{ENGINE}}}": "0x5 1x5 2x5 3x9"}, "5m", "18m",
     ),
     "MambaserveFailedSteps": ({f"mambaserve_failed_steps_total{{{ENGINE}}}": "0x9 2x9"}, "9m", "11m"),
+    "MambaserveAnswersDiverged": (
+        {f'mambaserve_audits_total{{{ENGINE}, outcome="diverged", origin="tier"}}': "0x9 1x9"}, "9m", "11m",
+    ),
     "MambaserveErrors": (
         {f'mambaserve_gateway_requests_total{{{ENGINE}, code="200"}}': "0+90x60",
          f'mambaserve_gateway_requests_total{{{ENGINE}, code="503"}}': "0x10 0+10x50"}, "10m", "25m",

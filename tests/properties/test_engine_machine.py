@@ -34,7 +34,7 @@ class EngineMachine(RuleBasedStateMachine):
         seed=st.integers(0, 10_000),
     )
     def begin(self, *, seed: int, **sizes: Any) -> None:
-        setup = TrialSetup(**sizes, step_tokens=sizes["chunk"])
+        setup = TrialSetup(**sizes, step_tokens=sizes["chunk"], audits=0.5)
         self.trial = EngineTrial(setup, random.Random(seed))
         self.refused: AllocationSite | None = None
         self.trial.arena.refuse = lambda site: site is self.refused
@@ -109,6 +109,10 @@ class EngineMachine(RuleBasedStateMachine):
     @rule(stem=st.integers(0, 2), length=st.integers(1, 150), salt=st.sampled_from(["", "x"]))
     def export(self, *, stem: int, length: int, salt: str) -> None:
         self.trial.export([1 + (stem * 31 + at * 7) % 90 for at in range(length)], salt)
+
+    @rule(stem=st.integers(0, 2), length=st.integers(1, 150), salt=st.sampled_from(["", "x"]))
+    def quarantine(self, *, stem: int, length: int, salt: str) -> None:
+        self.trial.quarantine([1 + (stem * 31 + at * 7) % 90 for at in range(length)], salt)
 
     @rule(count=st.integers(1, 4))
     def network_events(self, count: int) -> None:

@@ -66,6 +66,10 @@ def run_case(case: tuple[str, bool, int, int]) -> tuple[int, Counter[str]]:
         )  # fmt: skip
         seen.update({f"miss {cause}": count for cause, count in trial.core.scheduler.counters.misses.items()})
         seen.update({f"pin {outcome}": count for outcome, count in trial.core.pins.counts.items()})
+        audits = trial.audits.log
+        seen.update(f"audit {result.reason or result.outcome}" for result in audits.results)
+        seen["states compared"] += sum(each.state_distance is not None for each in audits.results)
+        seen["quarantined"] += counters.quarantined
         seen["pin given_up"] += counters.pins_given_up
         seen.update(f"ended {reason}" for reason in trial.ended.values())
         seed += 1
@@ -125,7 +129,8 @@ def test_every_place_that_asks_for_memory_was_refused_and_lived(outcome: tuple[i
         "preempted", "failed", "evicted", "duplicates", "skipped", "resumed", "made", "ended stop",
         "ended length", "ended error", "ended abort", "ended stop string", "miss new", "miss no_state",
         "miss too_deep", "miss evicted", "miss salt_differs", "landed", "installed", "evictions_reported",
-        "pin pinned", "pin expired", "pin over_budget", "pin given_up",
+        "pin pinned", "pin expired", "pin over_budget", "pin given_up", "audit ok", "audit no_memory",
+        "audit failed", "audit other_work", "states compared", "quarantined",
     ],
 )  # fmt: skip
 def test_the_runs_reach(event: str, outcome: tuple[int, Counter[str]]) -> None:

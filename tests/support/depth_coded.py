@@ -17,6 +17,7 @@ from mamba_server.cache.sequence_allocation import SequenceAllocation
 from mamba_server.cache.state_cache import RadixStateCache
 from mamba_server.engine.sequences.schedule import PrefillPiece, Schedule
 from mamba_server.engine.stepping.core import StepResult
+from mamba_server.wire import TokenLogprobs
 
 WINDOW = 3
 VOCABULARY = 97
@@ -47,6 +48,12 @@ def after(state: State, tokens: bytes) -> State:
 
 def next_token(state: State) -> int:
     return state[1] % VOCABULARY
+
+
+def score_of(state: State) -> TokenLogprobs:
+    """Return the score of the token that follows: a number that another state would hardly give."""
+    token = next_token(state)
+    return TokenLogprobs(token, -(state[1] % 100_003) / 1000, (), (), 1)
 
 
 def oracle(prompt: list[int], outputs: int, stop: frozenset[int] = frozenset()) -> list[int]:
@@ -87,6 +94,7 @@ class DepthCodedRunner:
         slots: set[int] = set()
         pages: list[np.ndarray] = []
         decodes = []
+        scored = [number for number, each in enumerate(schedule.sampling) if each.served is not None]
         for index, row in enumerate(schedule.decode_rows.tolist()):
             live, track = int(rows.live[row]), int(schedule.decode_track[index])
             own = rows.pages[row, : rows.page_count[row]].copy()
@@ -106,7 +114,7 @@ class DepthCodedRunner:
 
         def work() -> Callable[[], StepResult]:
             try:
-                result = self._run(schedule.step, decodes, pieces)
+                result = self._run(schedule.step, decodes, pieces, scored)
             except AssertionError as error:
                 self.violations.append(f"step {schedule.step}: {traceback.format_exc()}")
                 raise error
@@ -119,6 +127,7 @@ class DepthCodedRunner:
         step: int,
         decodes: list[tuple[int, int, int, int, np.ndarray]],
         pieces: list[tuple[PrefillPiece, int, np.ndarray, np.ndarray]],
+        scored: list[int],
     ) -> StepResult:
         fault = self.fail_steps.get(step, "")
         if fault == "before":
@@ -129,21 +138,49 @@ class DepthCodedRunner:
         spoilt = self.spoil_steps.get(step, -1) % members if step in self.spoil_steps else -1
         finite = np.ones(members, np.bool_)
         out = []
+        after_rows: list[State] = []
+        """States after which tokens are sampled, in the order of the result."""
+        prompt_scores: dict[int, list[TokenLogprobs]] = {}
         for index, each in enumerate(decodes):
             if index == spoilt:
                 self.states[each[1]] = SPOILT
             out.append(self._decode(*each, trusted=trusted))
             finite[index] = self.states[each[1]] != SPOILT
+            after_rows.append(self.states[each[1]])
         if fault == "half":
             raise RuntimeError(self.failure)
         for index, piece in enumerate(pieces, len(decodes)):
+            prompt_scores[index - len(decodes)] = self._scores(piece[0], piece[3])
             sampled = self._prefill(*piece, trusted=trusted, spoilt=index == spoilt)
             finite[index] = self.states[piece[0].slot_out] != SPOILT
             if piece[0].final:
                 out.append(sampled)
+                after_rows.append(self.states[piece[0].slot_out])
         if fault:
             raise RuntimeError(self.failure)
-        return StepResult(np.array(out, np.int32), finite=finite)
+        logprobs = {number: score_of(after_rows[number]) for number in scored}
+        return StepResult(np.array(out, np.int32), logprobs, prompt_scores, finite)
+
+    def _scores(self, piece: PrefillPiece, tokens: np.ndarray) -> list[TokenLogprobs]:
+        """Return the scores of an audit: of each token that follows one of the piece."""
+        if not piece.sequence.unscored:
+            return []
+        state = ZERO if piece.slot_in < 0 else self.states[piece.slot_in]
+        scores = []
+        for at in range(piece.start, min(piece.stop, piece.sequence.prompt_len - 1)):
+            state = fold(state, tokens[at : at + 1].tolist())
+            if at >= piece.sequence.unscored:
+                scores.append(score_of(state))
+        return scores
+
+    def compare_states(self, slot: int, truth: int) -> Callable[[], Callable[[], list[float]]]:
+        """Return the work that compares two states, with the distances of two layers and their windows."""
+
+        def work() -> Callable[[], list[float]]:
+            distance = 0.0 if self.states[slot] == self.states[truth] else np.inf
+            return lambda: [distance, 0.0, 0.0, 0.0]
+
+        return work
 
     def _decode(
         self, row: int, live: int, track: int, depth: int, pages: np.ndarray, *, trusted: bool

@@ -24,6 +24,8 @@ from mamba_server.cache.eviction import POLICIES, Eviction, Policy
 from mamba_server.cache.persistent_batch import PersistentBatch
 from mamba_server.cache.state_cache import RadixStateCache
 from mamba_server.cache.tree import RadixTree
+from mamba_server.engine.audits.distance import Bounds
+from mamba_server.engine.audits.resumed_answers import ResumedAnswers
 from mamba_server.engine.scheduling.limits import SchedulerLimits
 from mamba_server.engine.scheduling.scheduler import Scheduler
 from mamba_server.engine.stepping.core import EngineCore
@@ -59,6 +61,8 @@ class TrialSetup:
     faults: float = 0.0
     spoils: float = 0.0
     """Chance that a member of a step comes to NaN."""
+    audits: float = 0.0
+    """Share of the resumed answers that are audited."""
     pins: float = 0.0
     """Chance that a request pins a prefix of its prompt."""
 
@@ -72,7 +76,7 @@ class TrialSetup:
             rows=rng.randint(1, 6), cap=rng.choice([1, 2, 4]), intervals=rng.choice([1, 2, 4]),
             step_tokens=rng.choice([chunk, 2 * chunk, 1000]), policy=rng.choice(["LRU", "RecomputeCost"]),
             refusals=rng.choice([0.0, 0.1, 0.3]), faults=rng.choice([0.0, 0.0, 0.05]),
-            spoils=rng.choice([0.0, 0.0, 0.03]), pins=0.3,
+            spoils=rng.choice([0.0, 0.0, 0.03]), pins=0.3, audits=0.5,
         )  # fmt: skip
 
 
@@ -102,6 +106,11 @@ class EngineTrial:
             Scheduler(self.cache, limits), self.cache, stream, self.runner,
             overlap=setup.overlap, eos_token_ids=frozenset({0}), pin_share=0.4,
         )  # fmt: skip
+        self.audits = ResumedAnswers(
+            self.cache, stream, self.runner, share=setup.audits, bounds=Bounds(0.0, 0.0), chunk=setup.chunk,
+            random=random.Random(setup.slabs).random,
+        )  # fmt: skip
+        self.core.audits = self.audits
         self.submitted: dict[tuple[str, int], tuple[list[int], SamplingParams, int]] = {}
         self.got: dict[tuple[str, int], list[int]] = {}
         self.ended: dict[tuple[str, int], str] = {}
@@ -184,6 +193,20 @@ class EngineTrial:
 
     def change_eviction(self, policy: Policy) -> None:
         self.core.cache.change_eviction(policy)
+        self.check()
+
+    def quarantine(self, tokens: list[int], salt: str) -> None:
+        """Withdraw what continues the whole pages of `tokens`, as if they had been found wrong."""
+        page_size = self.setup.page_size
+        prefix = np.array(tokens[: len(tokens) // page_size * page_size], np.int32)
+        if len(prefix):
+            before = self.cache.counters.quarantined
+            withdrawn = self.cache.quarantine(prefix, salt)
+            assert self.cache.counters.quarantined == before + len(withdrawn)
+            for each in (prefix, *(each.token_ids for each in withdrawn)):
+                longer = np.append(each, np.int32(1))
+                match = self.cache.match(longer, salt, self.core.step_number + 9)
+                assert match.resumable < len(prefix), "a quarantined checkpoint is resumed"
         self.check()
 
     def complete_fences(self, count: int) -> None:
@@ -318,10 +341,12 @@ class EngineTrial:
         self.calm = True
         self.network.close()
         for _ in range(5000):
-            if self.core.idle:
+            if self.core.idle and not self.audits.due:
                 break
             self.step()
         assert self.core.idle, "the engine hangs"
+        assert not self.audits.due, "an audit never ends"
+        assert not self.audits.log.diverged, "a false alarm"
         assert not self.cache.allocations
         assert not self.cache._prefilling, "a prefill that never ends is remembered"
         assert not self.core.sequences
@@ -386,6 +411,9 @@ def _act(trial: EngineTrial, rng: random.Random, stems: list[np.ndarray]) -> Non
             trial.change_eviction(rng.choice(POLICIES))
     elif kind < 0.56:
         trial.complete_fences(rng.randint(1, 2))
+    elif kind < 0.57:
+        stem = rng.choice(stems).tolist()
+        trial.quarantine(stem[: rng.randint(1, len(stem))], rng.choice(["", "", "x"]))
     elif kind < 0.80:
         _act_outside(trial, rng, stems)
 

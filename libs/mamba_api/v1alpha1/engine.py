@@ -253,6 +253,7 @@ StateDtype = Literal["float32", "float16"]
 TrackInterval = Annotated[int, Field(ge=1, le=1_048_576)]
 CheckpointsPerPath = Annotated[int, Field(ge=1, le=1024)]
 CheckpointDepth = Annotated[int, Field(ge=0, le=16_777_216)]
+AuditShare = Annotated[float, Field(ge=0, le=1)]
 
 
 class StateCache(ApiModel):
@@ -279,6 +280,10 @@ class StateCache(ApiModel):
     or the least recently used (LRU). Running engines apply a change."""
     prefix_caching: bool = True
     """Whether requests that share a prefix reuse checkpoints."""
+    audit_share: AuditShare = 0.0002
+    """Share of the answers resumed from a checkpoint that are audited: computed once more without the cache
+    while the engine has nothing else to do. If an answer differs by more than rounding, its checkpoint is
+    never resumed again. 0 audits nothing."""
 
 
 def above_zero(field: str, name: str) -> Rule:

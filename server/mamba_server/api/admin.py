@@ -125,6 +125,10 @@ class AdminEndpoints:
         """List the running and waiting sequences."""
         return await self._relay("requests")
 
+    async def audits(self) -> Response:
+        """List the last audits of answers that resumed, the newest first."""
+        return await self._relay("audits")
+
     async def strategy(self, change: StrategyChange) -> Response:
         """Change checkpoint strategy and eviction at the next step boundary."""
         answer = await self._relay("strategy", change.model_dump(exclude_none=True))
@@ -225,6 +229,7 @@ def make_admin(serving: Serving, token: KeyFile | None) -> ASGIApp:
         ("GET", "plan", admin.plan, dict[str, Any]),
         ("GET", "ledger", admin.ledger, dict[str, Any]),
         ("GET", "requests", admin.requests, dict[str, Any]),
+        ("GET", "audits", admin.audits, dict[str, Any]),
         ("PUT", "strategy", admin.strategy, dict[str, Any]),
         ("POST", "handover", admin.handover, dict[str, Any]),
         ("POST", "drain", admin.drain, DrainState),

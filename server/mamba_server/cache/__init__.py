@@ -5,7 +5,17 @@ call is allowed when.
 """
 
 from mamba_server.cache.eviction import POLICIES
-from mamba_server.cache.node import NO_TOKENS, CachedPrefix, Pin, PrefixListener, Tokens, common_pages
+from mamba_server.cache.node import (
+    NO_TOKENS,
+    CachedPrefix,
+    Lineage,
+    Origin,
+    Pin,
+    PrefixListener,
+    Provenance,
+    Tokens,
+    common_pages,
+)
 from mamba_server.cache.persistent_batch import Bools, Ints, PersistentBatch
 from mamba_server.cache.placement import aligned_piece, chunk_ends
 from mamba_server.cache.protocol import (
@@ -18,6 +28,7 @@ from mamba_server.cache.protocol import (
     Export,
     LedgerAccount,
     ManagedStateCache,
+    Quarantined,
     Reception,
     Refusal,
     StateCache,
@@ -42,11 +53,15 @@ __all__ = [
     "Export",
     "Ints",
     "LedgerAccount",
+    "Lineage",
     "ManagedStateCache",
     "Match",
+    "Origin",
     "PersistentBatch",
     "Pin",
     "PrefixListener",
+    "Provenance",
+    "Quarantined",
     "Reception",
     "Refusal",
     "SequenceAllocation",

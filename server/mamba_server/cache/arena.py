@@ -33,6 +33,8 @@ class AllocationSite(Enum):
     """Additional tracking slots for a running sequence after a change of strategy."""
     RECEIVE = "receive"
     """Slot and pages that a writer outside the forward stream fills."""
+    AUDIT = "audit"
+    """Slot and pages for computing an answer once more."""
 
 
 class PageOwner:

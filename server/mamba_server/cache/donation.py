@@ -48,6 +48,10 @@ class Donation:
 
         `capped`: slots are short, so the path keeps at most `cap` checkpoints.
         """
+        if allocation.untrusted_from is not None:
+            # The sequence runs on text that was computed from a wrong checkpoint.
+            self._arena.free_slot(checkpoint.slot)
+            return
         count = checkpoint.depth // self._tree.page_size
         if checkpoint.depth % self._tree.page_size or count > allocation.page_count:
             raise LedgerViolation(f"P5: checkpoint at depth {checkpoint.depth} off the page grid")
@@ -82,6 +86,8 @@ class Donation:
         node, present, accepted = self._tree.insert(
             token_ids, pages, slot, step, allocation.salt, ghost=ghost
         )
+        if accepted:
+            node.lineage = allocation.lineage_at(node.depth, step)
         if allocation.node is None or node.depth > allocation.node.depth:
             self._tree.lock(node, state=False)
             if allocation.node is not None:

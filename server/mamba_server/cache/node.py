@@ -4,8 +4,8 @@ Also the two interfaces through which others see a node: the listener of the tre
 returns.
 """
 
-from collections.abc import Iterable
-from typing import Optional, Protocol
+from collections.abc import Iterable, Iterator
+from typing import Literal, NamedTuple, Optional, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,48 @@ Pages = npt.NDArray[np.int32]
 NO_TOKENS: Tokens = np.empty(0, np.int32)
 UNTRUSTED = -1
 """Epoch of a node whose checkpoint is wrong: it is never resumed, and no insertion makes it valid again."""
+
+
+Origin = Literal["device", "tier", "peer", "hand_over", "session"]
+"""Place at which a state was before this arena had it; `device` = it was computed here."""
+
+
+class Provenance(NamedTuple):
+    """Source of one state."""
+
+    origin: Origin
+    request_id: str = ""
+    """Request that wrote the checkpoint, or for which it came; "" = none."""
+    place: str = ""
+    """Address and incarnation of the engine that sent it, or the name of the tier; "" = this engine."""
+
+
+RECEIVED = Provenance("peer")
+"""Provenance of a state that came from outside, and of which nobody said more."""
+
+
+class Lineage:
+    """Lineage of one checkpoint. `parent`: that of the checkpoint from which its writer resumed, if any."""
+
+    __slots__ = ("depth", "parent", "provenance", "resumed", "step")
+
+    def __init__(
+        self, provenance: Provenance, depth: int, step: int, parent: Optional["Lineage"] = None
+    ) -> None:
+        self.provenance = provenance
+        self.depth = depth
+        self.step = step
+        """Step that wrote the checkpoint."""
+        self.parent = parent
+        self.resumed = 0
+        """Number of sequences that have resumed from the checkpoint."""
+
+    def chain(self) -> Iterator["Lineage"]:
+        """Yield this lineage and its ancestors, the deepest first."""
+        lineage: Lineage | None = self
+        while lineage is not None:
+            yield lineage
+            lineage = lineage.parent
 
 
 class NodeHeap(Protocol):
@@ -73,6 +115,7 @@ class Node:
         "epoch",
         "ghost",
         "kv_lock",
+        "lineage",
         "pages",
         "parent",
         "pin",
@@ -108,6 +151,8 @@ class Node:
         self.state_lock = 0
         self.ghost: ReturnForecast | None = None
         """Statistics of the returns to the checkpoint of this node."""
+        self.lineage: Lineage | None = None
+        """Lineage of the checkpoint; None = there is no checkpoint, or nobody recorded it."""
         self.pin: Pin | None = None
         """Pin on the checkpoint; None = nobody holds it."""
         self.used_at = 0.0

@@ -19,7 +19,7 @@ import numpy as np
 
 from mamba_planner.strategy import Reservation
 from mamba_server.cache.eviction import Policy
-from mamba_server.cache.node import Node, Pages, Pin, PrefixListener, Tokens
+from mamba_server.cache.node import RECEIVED, Lineage, Node, Pages, Pin, PrefixListener, Provenance, Tokens
 from mamba_server.cache.persistent_batch import Bools, Ints
 from mamba_server.cache.sequence_allocation import Checkpoint, SequenceAllocation
 from mamba_server.cache.tree import Match
@@ -151,6 +151,8 @@ class CacheCounters:
     evicted: int = 0
     duplicates: int = 0
     """Checkpoints that the tree already had."""
+    quarantined: int = 0
+    """Checkpoints that were withdrawn because they, or those they were computed from, were wrong."""
     pins_given_up: int = 0
     """Pinned checkpoints that were evicted because nothing else was left."""
 
@@ -226,6 +228,14 @@ EvictionListener = Callable[[EvictedCheckpoint], None]
 It may read the memory, and calls no method of the cache. When it returns, whatever is launched later may
 write there: its reads are over, or precede all later launches on the forward stream.
 """
+
+
+class Quarantined(NamedTuple):
+    """Checkpoint that was withdrawn; `lineage` is None if nobody recorded it."""
+
+    token_ids: Tokens
+    salt: str
+    lineage: Lineage | None
 
 
 class DecodeRows(NamedTuple):
@@ -351,8 +361,10 @@ class StateCache(Protocol):
     def confirm(self, reception: Reception) -> None:
         """Record that all bytes have landed and that the end of the writer was seen."""
 
-    def install(self, reception: Reception, step: int) -> bool:
+    def install(self, reception: Reception, step: int, provenance: Provenance = RECEIVED) -> bool:
         """Give a confirmed reception, whose bytes are known to be right, to the tree; end the reception.
+
+        `provenance`: where the state comes from.
 
         Steps from `step` on resume from it. A copy to the slot and the pages on the forward stream belongs to
         launch `step - 1`: it is launched before this call, and `advance` passes that number once it is
@@ -387,6 +399,26 @@ class StateCache(Protocol):
 
 class ManagedStateCache(StateCache, Protocol):
     """State cache together with its upkeep, which the engine does between two steps."""
+
+    def admit_audit(self, token_ids: Tokens, salt: str) -> SequenceAllocation | None:
+        """Take a slot and all pages for computing `token_ids` once more from the beginning.
+
+        Nothing that a sequence has resumed from gives way. `retire` returns the memory, and the result is
+        given to nobody. None = not now.
+        """
+
+    def slot_of(self, token_ids: Tokens, salt: str, lineage: Lineage) -> int:
+        """Read only: return the slot of the complete checkpoint of a prefix; 0 = it has another lineage."""
+
+    def quarantine(self, token_ids: Tokens, salt: str) -> list[Quarantined]:
+        """Withdraw the checkpoint of a prefix, which is wrong, and all that continue it; return them."""
+
+    @property
+    def condemned(self) -> int:
+        """Number of quarantined checkpoints that somebody still reads."""
+
+    def release_condemned(self) -> None:
+        """Free the quarantined checkpoints that nobody reads any more; between two steps."""
 
     def account(self) -> LedgerAccount:
         """Read only: return the owners of all slots and pages."""

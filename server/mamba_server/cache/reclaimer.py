@@ -92,6 +92,29 @@ class Reclaimer:
             elif not node.children and not node.kv_lock:
                 self._drop_leaf(node)
 
+    def displace_unused(self, slots: int, pages: int) -> None:
+        """Evict until `slots` and `pages` fit, or the next victim is one that somebody may want.
+
+        Somebody may want a checkpoint that is pinned, or from which a sequence has resumed.
+        """
+        eviction, per_slab = self.tree.eviction, self.arena.pages_per_slab
+        if not self._can_make_room(slots, pages):
+            return
+        while not self.arena.fits(slots, pages):
+            node = eviction.pop_bare_node() if per_slab and pages > self.arena.partial_pages else None
+            if node is None:
+                node = eviction.pop_checkpoint()
+            if node is None:
+                return
+            if not node.slot:
+                if not node.children and not node.kv_lock:
+                    self._drop_leaf(node)
+            elif not node.state_lock:
+                if node.pin is not None or node.lineage is None or node.lineage.resumed:
+                    eviction.offer(node)
+                    return
+                self.evict(node)
+
     def evict(self, node: Node, *, report: bool = True) -> None:
         """Evict the unlocked checkpoint of `node` and the pages that only this checkpoint could resume.
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from mamba_server.cache.arena import Pages
 from mamba_server.cache.ghost_tree import GhostMatch
-from mamba_server.cache.node import Node
+from mamba_server.cache.node import Lineage, Node, Provenance
 from mamba_server.cache.persistent_batch import PersistentBatch
 from mamba_server.cache.placement import Placement
 
@@ -36,6 +36,7 @@ class SequenceAllocation:
         "first_page",
         "forced_depths",
         "ghost_match",
+        "lineage",
         "match_node",
         "node",
         "pending",
@@ -48,6 +49,7 @@ class SequenceAllocation:
         "spare",
         "untrusted_from",
         "worthwhile",
+        "writer",
     )
 
     def __init__(
@@ -81,6 +83,10 @@ class SequenceAllocation:
         """Deepest tree node whose pages this sequence uses (it holds the page lock)."""
         self.match_node: Node | None = None
         """Checkpoint that the first forward reads; its state is locked until that forward's fence."""
+        self.writer = ""
+        """Request of the sequence; "" = nobody named it."""
+        self.lineage: Lineage | None = None
+        """Lineage of the checkpoint from which the sequence resumed; None = it resumed from none."""
         self.untrusted_from: int | None = None
         """Depth from which its checkpoints in the tree must not be resumed; None = all are valid."""
         self.resumed = self.depth
@@ -156,6 +162,19 @@ class SequenceAllocation:
         """Return the depths of the prefill checkpoints that are planned or being written."""
         planned = [depth for depth in self.placement.depths if depth > self.depth]
         return planned + self.pending_depths()
+
+    # --- lineage ------------------------------------------------------------------------------------
+
+    def begin_lineage(self, request_id: str) -> None:
+        """Record who runs in the row, and count the resumption of the checkpoint that was matched."""
+        self.writer = request_id
+        if self.match_node is not None and self.match_node.lineage is not None:
+            self.lineage = self.match_node.lineage
+            self.lineage.resumed += 1
+
+    def lineage_at(self, depth: int, step: int) -> Lineage:
+        """Return the lineage of a checkpoint at `depth` that `step` wrote for the sequence."""
+        return Lineage(Provenance("device", self.writer), depth, step, self.lineage)
 
     # --- slots --------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from mamba_server.cache.arena import NO_PAGES, AllocationSite, Arena, PageOwner
 from mamba_server.cache.checkpoint_choice import CheckpointChoice, CheckpointChooser
 from mamba_server.cache.eviction import Eviction, Policy
 from mamba_server.cache.ghost_tree import GhostMatch, GhostTree
-from mamba_server.cache.node import NO_TOKENS, Node, PrefixListener, Tokens
+from mamba_server.cache.node import NO_TOKENS, PrefixListener, Tokens
 from mamba_server.cache.persistent_batch import Ints, PersistentBatch
 from mamba_server.cache.placement import Placement
 from mamba_server.cache.protocol import (
@@ -27,7 +27,7 @@ from mamba_server.cache.protocol import (
 )
 from mamba_server.cache.sequence_allocation import Checkpoint, PendingCheckpoint, SequenceAllocation
 from mamba_server.cache.slot_state import SlotState
-from mamba_server.cache.transit import Transit
+from mamba_server.cache.transit import Quarantine
 from mamba_server.cache.tree import Match, RadixTree
 
 AllocationFault = Callable[[AllocationSite], bool]
@@ -41,7 +41,7 @@ class _RetiringSequence:
     token_ids: Callable[[], Tokens]
 
 
-class RadixStateCache(Transit):
+class RadixStateCache(Quarantine):
     """State cache of one device. The keyword arguments are those of `CacheSettings`."""
 
     def __init__(
@@ -426,12 +426,6 @@ class RadixStateCache(Transit):
         """
         unproven = allocation.match_node is not None
         allocation.untrusted_from = allocation.resumed + (0 if unproven else 1)
-
-    def _drop_untrusted(self, deepest: Node, depth: int) -> None:
-        for node in reversed(list(deepest.path())):
-            # A sequence that is resuming from this checkpoint detects the failure at its own commit.
-            if node.slot and node.depth >= depth:
-                self._drop_wrong(node)
 
     def _retire_now(self, allocation: SequenceAllocation, token_ids: Tokens) -> None:
         step = allocation.last_step

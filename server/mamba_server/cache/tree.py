@@ -433,7 +433,7 @@ class RadixTree:
             self.listener.lost(node)
         if node.pin is not None:
             self.release_pin(node.pin)
-        slot, node.slot = node.slot, 0
+        slot, node.slot, node.lineage = node.slot, 0, None
         self.forgotten -= node.epoch != self.epoch
         self.eviction.withdraw(node)
         if node.ghost is not None:
@@ -469,6 +469,16 @@ class RadixTree:
         elif not parent.kv_lock:
             self.eviction.offer(parent)
         return node.pages
+
+    def nodes_from(self, token_ids: Tokens, salt: str) -> list[Node]:
+        """Return the nodes that end at or behind `token_ids` and begin with them, parents first."""
+        path, depth = self._longest_path(token_ids, salt)
+        if depth < len(token_ids):
+            return []
+        nodes = [path[-1][0]]
+        for node in nodes:
+            nodes.extend(node.children.values())
+        return nodes
 
     def checkpoints_on_path(self, node: Node) -> list[Node]:
         """Return the nodes with a checkpoint from the root to `node`, shallowest first."""

@@ -21,6 +21,7 @@ class AdminCalls:
             "plan": lambda _: (200, self.plan),
             "strategy": self._strategy,
             "requests": self._requests,
+            "audits": self._audits,
             "release": self._release,
         }
 
@@ -106,6 +107,8 @@ class AdminCalls:
         changed = [f"{field} {after[field]}" for field in before if after[field] != before[field]]
         if not changed:
             return 200, after
+        # With the memory of an audit, a refusal would hold for a moment only.
+        self._core.audits.interrupt()
         refusal = self._core.change_strategy(name)
         if refusal is not None:
             return 409, {"message": refusal.message}
@@ -117,6 +120,9 @@ class AdminCalls:
             "reason": f"changed while serving: {', '.join(changed)}",
         }
         return 200, after
+
+    def _audits(self, _: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        return 200, {"audits": self._core.audits.log.to_json()}
 
     def _requests(self, _: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         requests = [

@@ -4,6 +4,7 @@ Called once by the engine process. The engine is built as the plan says: by the 
 line and the operator, with the device's true memory and the files' true bytes.
 """
 
+import random
 import secrets
 import time
 from collections.abc import Callable
@@ -29,8 +30,11 @@ from mamba_server.cache import (
     CacheSettings,
     ManagedStateCache,
     PersistentBatch,
+    Quarantined,
     build_state_cache,
 )
+from mamba_server.engine.audits.distance import Precision
+from mamba_server.engine.audits.resumed_answers import ResumedAnswers
 from mamba_server.engine.device_metrics import Counters, Gauges, device_counters, device_gauges
 from mamba_server.engine.errors import DeviceLost, NoDevice
 from mamba_server.engine.execution.runner import ModelRunner
@@ -40,6 +44,7 @@ from mamba_server.engine.fingerprint import fingerprint_of
 from mamba_server.engine.scheduling.limits import SchedulerLimits
 from mamba_server.engine.scheduling.scheduler import Scheduler
 from mamba_server.engine.scheduling.start_budget import StartBudget
+from mamba_server.engine.stepping.answer_audits import AnswerAudits, NoAudits
 from mamba_server.engine.stepping.core import EngineCore
 from mamba_server.engine.stepping.forward_stream import ForwardStream, InlineStream, ThreadStream
 from mamba_server.engine.stepping.step_pace import STEP_TIME, StepPace
@@ -176,6 +181,7 @@ def boot(settings: EngineSettings, report: Report, overrides: BootOverrides = NO
         attention_ratio=attention_ratio(config),
         pin_share=settings.pin_share if settings.prefix_caching else 0.0,
     )
+    core.audits = _audits(settings, config, plan, dtype, limits, device, core, stream, runner)
     if device.type == "cuda" or overrides.warm_up:
         _prepare(stream, lambda: try_out(lambda: runner.warm_up(report)))
     counters = device_counters(device, model.backend)
@@ -310,6 +316,43 @@ def _cache(
         pages_per_slab=layout.pages_per_slab,
         page_size=plan.page_size,
         fault=fault,
+    )
+
+
+def _audits(
+    settings: EngineSettings,
+    config: ModelConfig,
+    plan: MemoryPlan,
+    dtype: str,
+    limits: SchedulerLimits,
+    device: torch.device,
+    core: EngineCore,
+    stream: ForwardStream,
+    runner: ModelRunner,
+) -> AnswerAudits:
+    """Return the audits that the settings ask for."""
+    if not settings.prefix_caching or not settings.audit_share:
+        return NoAudits()
+
+    def withdraw(quarantined: list[Quarantined]) -> None:
+        if core.transfers is not None:
+            core.transfers.withdraw(quarantined)
+
+    return ResumedAnswers(
+        core.cache,
+        stream,
+        runner,
+        share=settings.audit_share,
+        bounds=Precision(
+            dtype,
+            plan.state_dtype,
+            int8=settings.quantization == "int8",
+            experts=config.moe is not None,
+            batch_invariant=settings.batch_invariant and device.type == "cpu",
+        ).bounds,
+        chunk=limits.chunk,
+        random=random.Random(core.seed).random,
+        withdraw=withdraw,
     )
 
 

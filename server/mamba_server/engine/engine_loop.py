@@ -140,7 +140,7 @@ class EngineLoop:
         self._port.send(ready)
         stalled, changes_before = False, 0
         while True:
-            is_resting = self._core.idle and not self._maintenance.due
+            is_resting = self._core.idle and not (self._maintenance.due or self._core.audits.due)
             wait_seconds = CHANGES_SECONDS if self._core.tree_changes.pending else STATS_SECONDS
             if self._grammars.pending:
                 wait_seconds = GRAMMAR_SECONDS
@@ -157,8 +157,8 @@ class EngineLoop:
                 self._add(request, grammar)
             step_before = self._core.step_number
             deltas = self._core.step()
-            if self._core.transfer_changes != changes_before:
-                changes_before = self._core.transfer_changes
+            if self._core.other_changes != changes_before:
+                changes_before = self._core.other_changes
                 self._disturb()
             stalled = self._core.step_number == step_before and not deltas
             for outputs in output_messages(deltas):

@@ -30,6 +30,7 @@ def collect(
         "checkpoints_made_total": cache_counters.created,
         "checkpoints_skipped_total": cache_counters.skipped,
         "checkpoints_evicted_total": cache_counters.evicted,
+        "checkpoints_quarantined_total": cache_counters.quarantined,
         "steps_total": core.step_number,
         "failed_steps_total": core.failed_steps,
         **core.pins.counters(),
@@ -93,7 +94,9 @@ def collect(
         counters.update(core.transfers.counters())
         gauges.update(core.transfers.gauges())
         seconds = core.transfers.take_seconds()
-    return EngineStats(counters, gauges, times.seconds, times.batch_sizes, seconds)
+    counters.update(core.audits.log.counters())
+    distances = core.audits.log.take_distances()
+    return EngineStats(counters, gauges, times.seconds, times.batch_sizes, seconds, distances)
 
 
 def _prompt_tokens_waiting(core: EngineCore) -> float:

@@ -18,6 +18,7 @@ from mamba_planner.errors import InsufficientMemory
 from mamba_planner.memory import MOST_RUNNING, RUNTIME_BYTES
 from mamba_planner.strategy import reservation
 from mamba_server.engine import boot as booting
+from mamba_server.engine.audits.resumed_answers import ResumedAnswers
 from mamba_server.engine.boot import (
     NO_OVERRIDES,
     BootOverrides,
@@ -173,6 +174,37 @@ def test_the_least_depth_of_a_checkpoint_goes_from_the_yaml_to_the_cache() -> No
     assert settings.document()["min_checkpoint_depth"] == 64
     assert start(**settings.document()).core.cache.min_checkpoint_depth == 64
     assert start().core.cache.min_checkpoint_depth == 0
+
+
+def test_the_share_of_audited_answers_goes_from_the_yaml_to_the_engine() -> None:
+    spec = {
+        "model": {"uri": f"file://{TINY}"},
+        "stateCache": {"auditShare": 0.5},
+        "resources": {"gpus": 0},
+    }
+    settings = engine_settings(MambaDeployment.model_validate({"metadata": {"name": "one"}, "spec": spec}))
+
+    assert settings.document()["audit_share"] == 0.5
+    audits = start(**settings.document()).core.audits
+    assert isinstance(audits, ResumedAnswers)
+    assert audits.share == 0.5
+
+
+@pytest.mark.parametrize(
+    ("settings", "scores", "states"),
+    [
+        ({"dtype": "float32", "state_dtype": "float32"}, 0.002, 0.001),
+        ({"dtype": "float32", "state_dtype": "float16"}, 0.1, 0.1),
+        ({"dtype": "bfloat16", "state_dtype": "float16"}, 0.75, 0.5),
+        ({"dtype": "bfloat16", "batch_invariant": True}, 0.0001, 0.0),
+    ],
+)
+def test_the_bounds_of_an_audit_are_those_of_the_precision(
+    settings: dict[str, Any], scores: float, states: float
+) -> None:
+    audits = start(**settings).core.audits
+    assert isinstance(audits, ResumedAnswers)
+    assert audits.bounds == (scores, states)
 
 
 def test_the_memory_that_was_named_is_what_is_planned_with() -> None:

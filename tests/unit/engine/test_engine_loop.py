@@ -474,3 +474,22 @@ def test_checkpoints_are_told_at_their_pace_and_the_last_ones_before_the_engine_
 def test_a_flush_is_told_though_nothing_was_cached() -> None:
     port = serve(ScriptedPort([AdminCall(1, "flush_cache")], *idle(2)))
     assert port.of(PrefixChanges) == [PrefixChanges(2, True, b"", b"")]
+
+
+def test_an_idle_engine_goes_on_with_an_audit_and_then_rests() -> None:
+    engine = trial(audits=1.0, overlap=False)
+    port = ScriptedPort([add("a", [*range(1, 30)], 2)], *idle(6), [add("b", [*range(1, 30)], 2)], *idle(40))
+    serve(port, engine)
+    assert [result.outcome for result in engine.audits.log.results] == ["ok"]
+    assert not engine.audits.due
+    assert port.timeouts[-1] == STATS_SECONDS
+
+
+def test_a_shutdown_amid_an_audit_ends_the_loop() -> None:
+    engine = trial(audits=1.0, overlap=False, chunk=16, slabs=120)
+    long = [1 + at % 90 for at in range(200)]
+    port = ScriptedPort([add("a", long, 1)], *idle(16), [add("b", long, 1)], *idle(5))
+    serve(port, engine)
+    assert engine.audits.holding
+    engine.audits.interrupt()
+    engine.close()

@@ -45,6 +45,7 @@ CHANGES: list[tuple[str, Any]] = [
     ("stateCache.trackInterval", 512),
     ("stateCache.maxCheckpointsPerPath", 8),
     ("stateCache.minCheckpointDepth", 64),
+    ("stateCache.auditShare", 0.5),
     ("stateCache.eviction", "LRU"),
     ("stateCache.prefixCaching", False),
     ("stateCache.hostMemory", "1Gi"),

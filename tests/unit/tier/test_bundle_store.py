@@ -253,3 +253,25 @@ def test_a_read_into_wrong_sizes_is_refused(store: BundleStore) -> None:
 def test_budgets_that_store_nothing_are_refused(settings: dict[str, object]) -> None:
     with pytest.raises(BadBudget):
         StoreSettings(**settings)  # type: ignore[arg-type]
+
+
+def test_a_withdrawn_bundle_is_gone_with_what_needs_its_blocks_and_the_rest_stays(store: BundleStore) -> None:
+    text, other = tokens(100), tokens(100, seed=1)
+    for depth in (4, 36, 60):
+        stored(store, text[:depth])
+    stored(store, other[:36])
+    store.withdraw(text[:36], "")
+    assert resumed(store, text) == 4
+    assert resumed(store, other) == 36
+    stored(store, text[:60])
+    assert resumed(store, text) == 60
+    store.withdraw(text[:4], "")
+    assert resumed(store, text[:35]) == 0
+
+
+def test_a_bundle_that_is_withdrawn_before_it_is_stored_is_never_found(store: BundleStore) -> None:
+    with store._lock:
+        assert put(store, tokens(36)) is PutOutcome.ACCEPTED
+        store.withdraw(tokens(36), "")
+    assert store.drain(PATIENCE)
+    assert resumed(store, tokens(100)) == 0

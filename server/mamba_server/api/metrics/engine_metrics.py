@@ -17,9 +17,23 @@ from mamba_telemetry.registry import BATCH_BUCKETS, PREFIX, STEP_BUCKETS
 
 _KEY = re.compile(r"^([a-z][a-z0-9_]*)(?:\{([^{}]*)\})?$")
 LABELS = frozenset(
-    {"owner", "cause", "reason", "strategy", "kind", "tier", "component", "operator", "direction", "outcome"}
+    {
+        "owner",
+        "cause",
+        "reason",
+        "strategy",
+        "kind",
+        "tier",
+        "component",
+        "operator",
+        "direction",
+        "outcome",
+        "origin",
+    }
 )
 TRANSFER_BUCKETS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
+DISTANCE_BUCKETS = (1e-6, 1e-5, 1e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0, 3.0, 10.0)
+DISTANCES = frozenset({"scores", "states"})
 DIRECTIONS = frozenset({"in", "out", "demoted", "restored"})
 MAX_SERIES = 32
 """Maximum number of label combinations of one metric."""
@@ -54,6 +68,8 @@ HELP = {
     "checkpoints_made": "Checkpoints written.",
     "checkpoints_skipped": "Checkpoints that were due but not written.",
     "checkpoints_evicted": "Checkpoints evicted to free memory.",
+    "checkpoints_quarantined": "Checkpoints withdrawn because an audit called them wrong.",
+    "audits": "Audited answers that had resumed, by outcome and origin of the checkpoint.",
     "prefix_misses": "Prompts that resumed fewer tokens than they could have, by cause.",
     "steps": "Steps of the engine.",
     "failed_steps": "Steps that failed and were undone.",
@@ -117,6 +133,13 @@ class EngineMetrics(Collector):
             buckets=TRANSFER_BUCKETS,
             registry=registry,
         )
+        self._distances = Histogram(
+            PREFIX + "audit_distance",
+            "Distance of audited answers: scores in nats a token, states relative to the largest number.",
+            ["model", "kind"],
+            buckets=DISTANCE_BUCKETS,
+            registry=registry,
+        )
         registry.register(self)
 
     def on_ready(self, ready: Ready) -> None:
@@ -138,6 +161,9 @@ class EngineMetrics(Collector):
         for direction, seconds in stats.transfer_seconds:
             if direction in DIRECTIONS:
                 self._transfers.labels(self._model, direction).observe(seconds)
+        for kind, distance in stats.audit_distances:
+            if kind in DISTANCES:
+                self._distances.labels(self._model, kind).observe(distance)
 
     def gauge(self, name: str) -> float:
         """Return the current value of an unlabelled gauge; 0 before the engine's first statistics."""

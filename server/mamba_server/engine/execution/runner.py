@@ -64,6 +64,10 @@ COUNTED = LOGIT_ROWS
 """Sequences with penalties, running and leaving, whose counts keep their place from the start: as many as the
 planner reserves memory for."""
 
+SMALLEST = 0.05
+"""Part of a layer's largest number below which the numbers of a head count as small: their rounding errors
+are those of the layer."""
+
 
 class ModelRunner:
     """Model on one device. `last_token[row]`: the token that the row sampled last, for its next decode."""
@@ -176,7 +180,7 @@ class ModelRunner:
         newcomers = [
             _NewRow(
                 sequence.row,
-                sequence.params,
+                sequence.scored_params,
                 sequence.seed,
                 sequence.prompt_len,
                 sequence.known_token_ids().copy() if penalized(sequence.params) else NO_TOKENS,
@@ -192,6 +196,16 @@ class ModelRunner:
         grammars = (sequence.grammar for sequence in schedule.sampling)
         masks = token_masks(grammars, self._sampler.vocab_size)
         return lambda: self._run(arrays, noise, pages, len(schedule.decodes), newcomers, spans, masks)
+
+    def compare_states(self, slot: int, truth: int) -> Callable[[], Callable[[], list[float]]]:
+        """Return the work that computes the `state_distances` of two slots."""
+
+        def work() -> Callable[[], list[float]]:
+            with torch.inference_mode():
+                distances = to_host(state_distances(self._cache, slot, truth))
+            return lambda: [float(distance) for distance in distances.tolist()]
+
+        return work
 
     def _state_noise(self, arrays: StepArrays) -> Ints:
         """Return the noise of `HostBatch`."""
@@ -350,3 +364,22 @@ class ModelRunner:
 
 def _to(array: np.ndarray, device: torch.device) -> torch.Tensor:
     return to_device(torch.from_numpy(np.ascontiguousarray(array)), device)
+
+
+def state_distances(views: CacheViews, slot: int, truth: int) -> torch.Tensor:
+    """Return [2 * layers] distances: of the SSM parts of all recurrent layers, then of their windows.
+
+    A distance is the largest difference of two numbers in a head, relative to the largest number that the
+    head has in `truth`; infinity if a number is not finite.
+    """
+    parts = [*views.ssm, *views.conv]
+    return torch.stack([_distance(part[slot].double(), part[truth].double()) for part in parts])
+
+
+def _distance(state: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
+    """Return the distance of one layer's part; its first axis counts heads, or the inputs of a window."""
+    heads = len(state)
+    differences = (state - truth).abs().reshape(heads, -1).amax(1)
+    sizes = truth.abs().reshape(heads, -1).amax(1)
+    scale = torch.maximum(sizes, SMALLEST * sizes.amax()).clamp_min(torch.finfo(torch.float32).tiny)
+    return torch.nan_to_num((differences / scale).amax(), nan=torch.inf, posinf=torch.inf)

@@ -124,12 +124,12 @@ def _logits_rows(
         if sequence.prompt_logprobs is None or sequence.prompt_done:
             continue
         # Rows [start, stop) predict tokens [start + 1, stop + 1), of which only prompt tokens are scored.
-        stop = min(piece.stop, sequence.prompt_len - 1)
-        if stop <= piece.start:
+        start, stop = max(piece.start, sequence.unscored), min(piece.stop, sequence.prompt_len - 1)
+        if stop <= start:
             continue
-        first = int(query_start[len(schedule.decodes) + number])
-        parts.append(np.arange(first, first + stop - piece.start, dtype=np.int32))
-        follow = sequence.token_ids[piece.start + 1 : stop + 1].copy()
-        spans[number] = (index, index + stop - piece.start, follow)
-        index += stop - piece.start
+        first = int(query_start[len(schedule.decodes) + number]) + start - piece.start
+        parts.append(np.arange(first, first + stop - start, dtype=np.int32))
+        follow = sequence.token_ids[start + 1 : stop + 1].copy()
+        spans[number] = (index, index + stop - start, follow)
+        index += stop - start
     return np.concatenate(parts), spans

@@ -339,6 +339,7 @@ class Admission:
         self.waiting.remove(sequence)
         sequence.make_room()
         sequence.allocation = allocation
+        allocation.begin_lineage(sequence.request_id)
         sequence.target = sequence.known_tokens
         sequence.phase = Phase.PREFILL
         self.prefilling.append(sequence)

@@ -3,10 +3,12 @@
 from enum import Enum
 from typing import Optional
 
+import msgspec
 import numpy as np
 
 from mamba_server.cache import SequenceAllocation, Tokens
 from mamba_server.engine.sequences.output_grammar import OutputGrammar
+from mamba_server.engine.sequences.served_scores import ServedScores
 from mamba_server.engine.sequences.timeline import Timeline
 from mamba_server.wire import FinishReason, SamplingParams, TokenLogprobs
 
@@ -59,12 +61,14 @@ class Sequence:
         "request_id",
         "salt",
         "seed",
+        "served",
         "started",
         "stop_token_ids",
         "target",
         "timeline",
         "token_ids",
         "turn_boundary",
+        "unscored",
         "whole_prompt",
     )
 
@@ -89,6 +93,7 @@ class Sequence:
         scores_prompt: bool = True,
         whole_prompt: Tokens | None = None,
         pins: tuple[tuple[int, float], ...] = (),
+        unscored: int = 0,
     ) -> None:
         self.request_id = request_id
         self.index = index
@@ -124,6 +129,10 @@ class Sequence:
         """Prompt of which `token_ids` is the part to hand over; None = nothing is handed over."""
         self.pins = pins
         """Prefixes of the prompt that are to stay: page-aligned depth, and seconds."""
+        self.unscored = unscored
+        """Number of the first tokens of the prompt after which nothing is scored."""
+        self.served: ServedScores | None = None
+        """Scores for an audit of the answer; None = it is not audited."""
         self.known_tokens = self.prompt_len
         self.target = self.prompt_len
         """Tokens to prefill before it decodes: the prompt, and after a preemption also the output so far."""
@@ -156,6 +165,13 @@ class Sequence:
     def longest(self) -> int:
         """Tokens that the sequence may grow to."""
         return self.prompt_len + self.params.max_tokens
+
+    @property
+    def scored_params(self) -> SamplingParams:
+        """Parameters by which the runner samples: an audited answer is scored whether or not requested."""
+        if self.served is None or self.params.logprobs >= 0:
+            return self.params
+        return msgspec.structs.replace(self.params, logprobs=0)
 
     @property
     def key(self) -> tuple[str, int]:

@@ -22,6 +22,7 @@ from mamba_server.engine.sequences.output_grammar import OutputGrammar
 from mamba_server.engine.sequences.schedule import Schedule
 from mamba_server.engine.sequences.sequence import Phase, Sequence
 from mamba_server.engine.sequences.timeline import Timeline
+from mamba_server.engine.stepping.answer_audits import AnswerAudits, NoAudits
 from mamba_server.engine.stepping.forward_stream import ForwardStream, Ticket
 from mamba_server.engine.stepping.pinned_prefixes import PinnedPrefixes
 from mamba_server.engine.stepping.prefill_speed import PrefillSpeed
@@ -137,6 +138,7 @@ class EngineCore:
         self._max_waiting = max_waiting
         self.transfers: StateTransfers | None = None
         """Transfers of states; None = states stay in this engine."""
+        self.audits: AnswerAudits = NoAudits()
         self.pins = PinnedPrefixes(cache, pin_share)
         self.clock = clock
         self._pace = pace
@@ -312,13 +314,9 @@ class EngineCore:
 
     @property
     def idle(self) -> bool:
-        """Whether no sequence runs or waits, no step is in flight, and no delta is pending."""
-        return (
-            self.scheduler.idle
-            and not self._launched
-            and not self.cache.capacity.retiring
-            and not self._deltas
-        )
+        """Whether no sequence runs or waits, no step is in flight, no delta pends, and no audit computes."""
+        is_busy = self._launched or self._deltas or self.cache.capacity.retiring or self.audits.holding
+        return self.scheduler.idle and not is_busy
 
     @property
     def awaits_states(self) -> bool:
@@ -329,14 +327,15 @@ class EngineCore:
         )
 
     @property
-    def transfer_changes(self) -> int:
-        """Number of changes of the cache's memory by transfers."""
-        return self.transfers.changes if self.transfers is not None else 0
+    def other_changes(self) -> int:
+        """Number of changes of the cache's memory that no request caused: by transfers and audits."""
+        return self.audits.changes + (self.transfers.changes if self.transfers is not None else 0)
 
     def step(self) -> list[SequenceDelta]:
         """Launch the next step if there is one, then commit what is due; return the deltas in order."""
         began = self.clock()
         self.pins.expire(began)
+        self._interrupt_audit()
         if self.transfers is not None:
             for group in self.transfers.arrived():
                 for sequence in group:
@@ -349,14 +348,24 @@ class EngineCore:
             piece.sequence.started = piece.sequence.started or began
         if not schedule.empty:
             self.step_number += 1
+            self.audits.observe(schedule)
             work = self._runner.prepare(schedule)
             planned = self.clock()
             ticket = self._stream.launch(work)
             allocations = [sequence.allocation for sequence in schedule.members]
             self._launched.append(_LaunchedStep(schedule, ticket, planned - began, planned, allocations))
         self._commit_launched(1 if self.overlap and not schedule.empty else 0)
+        self._compute_audit()
         deltas, self._deltas = self._deltas, []
         return deltas
+
+    def _interrupt_audit(self) -> None:
+        if not self.scheduler.idle:
+            self.audits.interrupt()
+
+    def _compute_audit(self) -> None:
+        if self.scheduler.idle and not self._launched and not self._deltas:
+            self.step_number += self.audits.compute(self.step_number + 1, self._fail)
 
     def _commit_launched(self, keep: int) -> None:
         """Commit all launched steps but the last `keep`."""
@@ -462,6 +471,8 @@ class EngineCore:
             reason = "stop"
         elif outputs >= sequence.params.max_tokens:
             reason = "length"
+        if sequence.served is not None:
+            logprobs = sequence.served.take(logprobs, requested=sequence.params.logprobs >= 0)
         self._emit(sequence, [token], logprobs, reason, stop_token)
         if reason is not None:
             self._finish(sequence, reason)
@@ -520,6 +531,8 @@ class EngineCore:
         self.scheduler.finish(sequence, keep)
         sequence.finish_reason = reason
         self.finished[reason] += 1
+        if sequence.served is not None and reason != "error":
+            self.audits.ended(sequence, keep)
         group = self.sequences.get(sequence.request_id, [])
         if all(sibling.phase is Phase.FINISHED for sibling in group):
             self.sequences.pop(sequence.request_id, None)

@@ -5,7 +5,7 @@
 
 from typing import Protocol
 
-from mamba_server.cache import Tokens
+from mamba_server.cache import Quarantined, Tokens
 from mamba_server.engine.sequences.sequence import Sequence
 from mamba_server.wire import Fetch, HandOver
 
@@ -33,6 +33,10 @@ class StateTransfers(Protocol):
 
     def release(self, export: str) -> bool:
         """End an export; return whether there was one."""
+        ...
+
+    def withdraw(self, quarantined: list[Quarantined]) -> None:
+        """Remove copies of checkpoints that are wrong, and of what continues them, from the tiers."""
         ...
 
     @property

@@ -7,7 +7,7 @@ ask for them, it also owns the transfer server and the tiers below the arena.
 import threading
 from collections.abc import Callable
 
-from mamba_server.cache import ManagedStateCache, Reception, Tokens
+from mamba_server.cache import ManagedStateCache, Quarantined, Reception, Tokens
 from mamba_server.engine.sequences.sequence import Sequence
 from mamba_server.engine.transfers.bundle_memory import Buffers
 from mamba_server.engine.transfers.exporter import Exporter
@@ -86,7 +86,10 @@ class EngineTransfers:
         ) -> ReadResult:
             return read_peer(fetch, prefix, salt, reception, buffers, deadline, cancelled)
 
-        return StateSource("peer", "in", fetch.depth, read, fetch.address)
+        return StateSource(
+            "peer", "in", fetch.depth, read, fetch.address,
+            origin="hand_over" if fetch.export else "peer", place=f"{fetch.address} {fetch.incarnation}",
+        )  # fmt: skip
 
     def bring(
         self, fetch: Fetch, prefix: Tokens, salt: str, *, deadline: float, ended: Callable[[str], None]
@@ -109,6 +112,11 @@ class EngineTransfers:
     def export(self, token_ids: Tokens, salt: str) -> HandOver:
         """Keep the deepest checkpoint of a prompt until another engine has fetched it."""
         return self.exporter.export(token_ids, salt, self._step())
+
+    def withdraw(self, quarantined: list[Quarantined]) -> None:
+        """Remove copies of checkpoints that are wrong, and of what continues them, from the tiers."""
+        if self.tier is not None:
+            self.tier.withdraw(quarantined)
 
     def release(self, export: str) -> bool:
         """End an export that no reader has opened; return whether it existed."""

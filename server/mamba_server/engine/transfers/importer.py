@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from mamba_server.cache import ManagedStateCache, Reception, Tokens
+from mamba_server.cache import ManagedStateCache, Origin, Provenance, Reception, Tokens
 from mamba_server.engine.sequences.sequence import Sequence
 from mamba_server.engine.transfers.bandwidth import Bandwidth
 from mamba_server.engine.transfers.bundle_memory import Buffers, BundleMemory, LandingBundle
@@ -50,6 +50,9 @@ class StateSource:
     read: Callable[[Reception, Buffers, float, threading.Event], ReadResult]
     """Fills the buffers, in a thread, until it is done, the deadline passes, or the event is set."""
     peer: str = ""
+    origin: Origin = "peer"
+    place: str = ""
+    """Engine or tier by which the lineage of the checkpoint names the source."""
 
 
 @dataclass(slots=True, eq=False)
@@ -217,7 +220,9 @@ class Importer:
         if outcome == "valid":
             self._cache.confirm(reception)
             landing.land()
-            if not self._cache.install(reception, step):
+            request_id = awaited.group[0].request_id if awaited.group else ""
+            source = Provenance(awaited.source.origin, request_id, awaited.source.place)
+            if not self._cache.install(reception, step, source):
                 outcome = "duplicate"
             self.bandwidth.observe(awaited.source.kind, awaited.size, self._clock() - awaited.began)
         else:

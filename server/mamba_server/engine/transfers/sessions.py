@@ -167,7 +167,7 @@ class Sessions:
         return self._importer.bring(
             session.notes.tokens,
             session.notes.salt,
-            StateSource("file", "restored", depth, read),
+            StateSource("file", "restored", depth, read, origin="session"),
             deadline=self._importer.now() + LOAD_SECONDS,
             ended=end,
         )

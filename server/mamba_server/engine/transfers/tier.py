@@ -13,10 +13,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from mamba_planner.arithmetic import prefill_work
-from mamba_server.cache import EvictedCheckpoint, Match, Reception, Tokens
+from mamba_server.cache import EvictedCheckpoint, Match, Quarantined, Reception, Tokens
 from mamba_server.engine.stepping.prefill_speed import PrefillSpeed
 from mamba_server.engine.transfers.bandwidth import Bandwidth
 from mamba_server.engine.transfers.bundle_memory import (
@@ -66,6 +67,8 @@ class _Victim:
     slab: torch.Tensor
     outgoing: OutgoingBundle
     began: float
+    wrong: bool = False
+    """Whether it was quarantined meanwhile."""
 
 
 class Tier:
@@ -188,10 +191,21 @@ class Tier:
     def _drain(self, victim: _Victim) -> None:
         try:
             victim.outgoing.wait()
-            outcome = self._put(victim.token_ids, victim.salt, victim.first, victim.outgoing.buffers)
+            outcome = "wrong"
+            if not victim.wrong:
+                buffers = victim.outgoing.buffers
+                outcome = self._put(victim.token_ids, victim.salt, victim.first, buffers)
         except Exception:
             outcome = "failed"
         self._stored.append((victim, outcome))
+
+    def withdraw(self, quarantined: Iterable[Quarantined]) -> None:
+        """Remove the copies of wrong checkpoints, and do not store those that are on their way."""
+        for token_ids, salt, _ in quarantined:
+            self.store.withdraw(token_ids, salt)
+            for victim in self._copied:
+                is_below = np.array_equal(victim.token_ids[: len(token_ids)], token_ids)
+                victim.wrong = victim.wrong or (victim.salt == salt and is_below)
 
     @property
     def pending(self) -> bool:
@@ -223,4 +237,4 @@ class Tier:
             outcome = self.store.read(exact, buffers[:1], buffers[1:])
             return ReadResult("valid" if outcome is ReadOutcome.VALID else outcome.value)
 
-        return StateSource(kind, "restored", stored.depth, read)
+        return StateSource(kind, "restored", stored.depth, read, origin="tier", place=kind)

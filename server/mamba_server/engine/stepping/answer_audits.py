@@ -1,0 +1,103 @@
+"""`AnswerAudits`: what the core needs of audits, which compute answers once more in idle steps.
+
+`mamba_server.engine.audits` implements it; the core calls it between two steps.
+"""
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from mamba_server.engine.sequences.schedule import Schedule
+from mamba_server.engine.sequences.sequence import Sequence
+
+
+class AuditRecords(Protocol):
+    """Results of the audits of one engine."""
+
+    def counters(self) -> dict[str, float]:
+        """Return the counters by metric name."""
+        ...
+
+    def take_distances(self) -> list[tuple[str, float]]:
+        """Return and clear kind and distance of what was compared since the last call."""
+        ...
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """Return the last results, the newest first."""
+        ...
+
+
+class NoRecords:
+    """Results of an engine that audits nothing."""
+
+    def counters(self) -> dict[str, float]:
+        return {}
+
+    def take_distances(self) -> list[tuple[str, float]]:
+        return []
+
+    def to_json(self) -> list[dict[str, Any]]:
+        return []
+
+
+class AnswerAudits(Protocol):
+    """Audits of one engine, as its core uses them."""
+
+    def observe(self, schedule: Schedule) -> None:
+        """Choose among the sequences that begin in a step those whose answers are to be audited."""
+        ...
+
+    def ended(self, sequence: Sequence, keep: int | None) -> None:
+        """Queue the answer of a sequence; `keep`: its tokens that count, None = all known."""
+        ...
+
+    def interrupt(self) -> None:
+        """Give the memory of the audit under way back, because there is other work."""
+        ...
+
+    def compute(self, step: int, fail: Callable[[Schedule, BaseException], None]) -> bool:
+        """Compute the next piece of an audit as `step`, and wait for it; return whether there was one.
+
+        Called while nothing else is in flight. `fail`: called with what the device raised.
+        """
+        ...
+
+    @property
+    def due(self) -> bool:
+        """Whether an audit waits or is under way."""
+        ...
+
+    @property
+    def holding(self) -> bool:
+        """Whether an audit holds memory."""
+        ...
+
+    @property
+    def log(self) -> AuditRecords:
+        """Results of the audits."""
+        ...
+
+    @property
+    def changes(self) -> int:
+        """Number of changes of the cache's memory by audits."""
+        ...
+
+
+class NoAudits:
+    """Audits of an engine that audits nothing."""
+
+    due = holding = False
+    changes = 0
+    log: AuditRecords = NoRecords()
+
+    def observe(self, schedule: Schedule) -> None:
+        """Do nothing."""
+
+    def ended(self, sequence: Sequence, keep: int | None) -> None:
+        """Do nothing."""
+
+    def interrupt(self) -> None:
+        """Do nothing."""
+
+    def compute(self, step: int, fail: Callable[[Schedule, BaseException], None]) -> bool:
+        """Return False: there is nothing to compute."""
+        return False
