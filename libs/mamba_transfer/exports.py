@@ -43,6 +43,10 @@ class ExportSource(Protocol):
         """Renew the lease of an export that is not open yet. Return whether there is a live one."""
         ...
 
+    def release(self, export: str) -> bool:
+        """End an export that is not open, before its lease does. Return whether there was a live one."""
+        ...
+
     def hottest(self, count: int) -> Sequence[HotPrefix]:
         """Return the prefixes that are evicted last, at most `count` of them, the most valuable first.
 

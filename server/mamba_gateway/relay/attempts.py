@@ -178,6 +178,8 @@ class HandedOver(msgspec.Struct):
     """Time of the loop at which the lease of the export ends, in seconds."""
     read: bool = False
     """Whether an engine that died may have read the export, so that it is gone."""
+    named: bool = False
+    """Whether the client gets the answer of an engine that was given the export, and reads or releases it."""
 
     def header(self, now: float) -> Pair:
         """Return the header for the engine that answers: the export, or the engine that has the state."""

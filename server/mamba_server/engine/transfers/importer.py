@@ -49,6 +49,10 @@ class StateSource:
     read: Callable[[Reception, Buffers, float, threading.Event], ReadResult]
     """Fills the buffers, in a thread, until a deadline or until it is cancelled."""
     peer: str = ""
+    size: int = 0
+    """Expected bytes, by which others that wait behind it judge; 0 = unknown."""
+    unread: Callable[[], None] = lambda: None
+    """Called by the loop if nothing will be read."""
 
 
 @dataclass(slots=True, eq=False)
@@ -61,12 +65,14 @@ class _Import:
     source: StateSource
     began: float
     deadline: float
+    size: int
+    """Bytes that travel; the expected ones before the memory is taken."""
+    reading_since: float = 0.0
     group: list[Sequence] = field(default_factory=list)
     ended: Callable[[str], None] = lambda _: None
     """Called with the outcome, by the loop."""
     reception: Reception | None = None
     landing: LandingBundle | None = None
-    size: int = 0
     cancelled: threading.Event = field(default_factory=threading.Event)
     given_up: bool = False
     """Whether nobody waits any more."""
@@ -113,11 +119,8 @@ class Importer:
     def expect(self, group: list[Sequence], source: StateSource) -> None:
         """Let `group` wait for the state of its prompt."""
         now, sequence = self._clock(), group[0]
-        self._waiting.append(
-            _Import(
-                sequence.known_token_ids(), sequence.salt, source, now, now + self._lease_seconds, group
-            )
-        )  # fmt: skip
+        token_ids, deadline = sequence.known_token_ids(), now + self._lease_seconds
+        self._await(_Import(token_ids, sequence.salt, source, now, deadline, source.size, group=group))
 
     def bring(
         self,
@@ -129,7 +132,11 @@ class Importer:
         ended: Callable[[str], None],
     ) -> None:
         """Bring in a state for which no request waits; `ended` gets the outcome, from the loop."""
-        self._waiting.append(_Import(token_ids, salt, source, self._clock(), deadline, ended=ended))
+        self._await(_Import(token_ids, salt, source, self._clock(), deadline, source.size, ended=ended))
+
+    def _await(self, awaited: _Import) -> None:
+        self.bandwidth.waiting_bytes += awaited.size
+        self._waiting.append(awaited)
 
     def cancel(self, request_id: str) -> None:
         """Give up the state of a request that has ended."""
@@ -178,13 +185,16 @@ class Importer:
             # A checkpoint at the very end of a prompt is resumed by longer prompts alone.
             longer = np.append(awaited.token_ids[:depth], awaited.token_ids[:1])
             match = self._cache.match(longer, awaited.salt, step)
+            self.bandwidth.waiting_bytes -= awaited.size
             self._record(awaited, "cached" if match.resumable >= depth else "no_memory", 0)
+            awaited.source.unread()
             return False
         self._counts.changes += 1
         awaited.reception = reception
         awaited.landing = self._memory.landing(reception.slot, reception.pages)
-        awaited.size = bundle_bytes(self._memory.layout, len(reception.pages))
-        self.bandwidth.waiting_bytes += awaited.size
+        size = bundle_bytes(self._memory.layout, len(reception.pages))
+        self.bandwidth.waiting_bytes += size - awaited.size
+        awaited.size, awaited.reading_since = size, self._clock()
         self._reading[reception.number] = awaited
         self._threads.submit(self._read, awaited, reception, awaited.landing.buffers)
         return True
@@ -218,7 +228,7 @@ class Importer:
             landing.land()
             if not self._cache.install(reception, step):
                 outcome = "duplicate"
-            self.bandwidth.observe(awaited.source.kind, awaited.size, self._clock() - awaited.began)
+            self.bandwidth.observe(awaited.source.kind, awaited.size, self._clock() - awaited.reading_since)
         else:
             self._cache.abandon(reception, writer_ended=result.writer is None)
             if result.writer is not None:
@@ -232,6 +242,8 @@ class Importer:
         awaited.cancelled.set()
         if awaited.reception is None:
             self._waiting.remove(awaited)
+            self.bandwidth.waiting_bytes -= awaited.size
+            awaited.source.unread()
         else:
             self._counts.changes += 1
             self._cache.abandon(awaited.reception, writer_ended=False)

@@ -8,7 +8,9 @@ import os
 import secrets
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -51,6 +53,9 @@ from mamba_transfer import (
 log = get_logger(__name__)
 MAX_SHARED_FOLDERS = 1024
 """Engines that may share one directory of disk caches."""
+GIVE_UP_THREADS = 2
+GIVE_UP_SECONDS = 2.0
+"""Time to reach an engine whose export is not read."""
 POD_IP = "POD_IP"
 """Variable with the address at which other pods reach this one."""
 
@@ -118,7 +123,9 @@ def start_transfers(
         lambda: core.step_number + 1,
         exporter,
         sessions,
-        read_peer=PeerReader(client).read if server is not None else None,
+        core.speed,
+        layout,
+        peers=PeerReader(client) if server is not None else None,
         tier=tier,
         close=server.close if server is not None else lambda: None,
     )
@@ -134,10 +141,24 @@ def start_transfers(
 
 
 class PeerReader:
-    """Reads states from other engines."""
+    """Reads states from other engines, and gives up those that are not read."""
 
     def __init__(self, client: TransferClient) -> None:
         self._client = client
+        self._threads = ThreadPoolExecutor(GIVE_UP_THREADS, thread_name_prefix="export-release")
+
+    def give_up(self, fetch: Fetch) -> None:
+        """Let another engine free the export of `fetch`, in a thread."""
+        try:
+            peer = Peer(Address.parse(fetch.address), fetch.incarnation)
+        except UnusableAddress:
+            return
+        deadline = time.monotonic() + GIVE_UP_SECONDS
+        self._threads.submit(self._client.release, peer, fetch.export, deadline=deadline)
+
+    def close(self) -> None:
+        """Drop what no thread has begun to give up: it ends with its lease."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
     def read(
         self,
