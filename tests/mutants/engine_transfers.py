@@ -2,7 +2,9 @@
 
 from seeded import Mutant
 
-ARRIVALS, HAND_OVER, TIERS = (f"tests/gates/test_{name}.py" for name in ("arrivals", "hand_over", "tiers"))
+ARRIVALS, HAND_OVER, TIERS = (
+    f"tests/gates/test_{name}.py" for name in ("arrivals", "hand_over_matrix", "tiers")
+)
 
 MUTANTS = (
     Mutant(
@@ -43,7 +45,7 @@ MUTANTS = (
         where="mamba_server.engine.transfers.exporter:Exporter.poll",
         old="self._leases.sweep()",
         new="[]",
-        tests=(HAND_OVER, "tests/integration/test_hand_over.py"),
+        tests=("tests/integration/test_hand_over.py",),
     ),
     Mutant(
         name="a prompt is handed over with pieces of its own",

@@ -186,6 +186,17 @@ def _add_sessions(app: FastAPI, sessions: SessionEndpoints, guard: AdminGuard) -
             responses=_ERRORS | answers | _SESSION_ERRORS,
             openapi_extra=_body_of(method),
         )
+    app.add_api_route(
+        "/admin/session/depth",
+        sessions.depth,
+        methods=["POST"],
+        operation_id="sessionDepth",
+        summary="Say how much of a conversation is cached",
+        response_model=dict[str, Any],
+        dependencies=[Security(guard)],
+        responses=_ERRORS | _BODY_ERRORS,
+        openapi_extra=_body_of("POST"),
+    )
 
 
 def _body_of(method: str) -> dict[str, Any]:
