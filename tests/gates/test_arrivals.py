@@ -2,6 +2,7 @@
 
 import socket
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -249,6 +250,28 @@ def test_the_end_of_the_process_does_not_wait_for_a_state(random_model: Path) ->
         engine.until(source.asked.is_set)
         engine.close()
         assert not source.go.is_set()
+
+
+def test_an_export_lives_on_while_its_reader_waits_for_a_place(
+    random_model: Path, expected: Answer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importer, "MOST_RECEPTIONS", 1)
+    prefill, decode = Joined(boot(random_model), transfer_lease=2.0), Joined(boot(random_model))
+    decode.core.transfers._importer._lease_seconds = 4.0  # type: ignore[union-attr]
+    with joined(prefill, decode), stalled(decode) as (source, fetch):
+        prefill.run(msgspec.structs.replace(REQUEST, hand_over=True))
+        decode.add(AddRequest("first", PROMPT[::-1], REQUEST.params, fetch=fetch))
+        decode.until(source.asked.is_set)
+        decode.add(with_source(REQUEST, prefill))
+        end = time.monotonic() + 3.0
+        decode.until(lambda: time.monotonic() >= end, prefill)
+        assert ("held", 0) not in decode.answers
+        source.go.set()
+        decode.until(lambda: decode.core.idle, prefill)
+        assert_answered(decode, expected)
+        assert decode.answers["held", 0].cached_tokens == 96
+        for each in (prefill, decode):
+            each.check_empty(prefill, decode)
 
 
 def test_a_peer_that_is_slower_than_computing_is_not_asked(random_model: Path, expected: Answer) -> None:

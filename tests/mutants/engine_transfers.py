@@ -95,4 +95,12 @@ MUTANTS = (
         new="0",
         tests=("tests/unit/planner/test_strategy.py", ARRIVALS),
     ),
+    Mutant(
+        name="an export ends while its reader waits for a place",
+        keeps="A reader that waits renews the lease.",
+        where="mamba_server.engine.transfers.importer:Importer.poll",
+        old="awaited.source.waits()",
+        new="None",
+        tests=(ARRIVALS,),
+    ),
 )

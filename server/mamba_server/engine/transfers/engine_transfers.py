@@ -48,8 +48,12 @@ class PeerStates(Protocol):
         """Let the other engine free the export of `fetch`, which is not read. Never waits."""
         ...
 
+    def renew(self, fetch: Fetch) -> None:
+        """Let the other engine hold the export of `fetch` for a further lease. Never waits."""
+        ...
+
     def close(self) -> None:
-        """Give up no further export."""
+        """Give up and renew no further export."""
         ...
 
 
@@ -133,9 +137,12 @@ class EngineTransfers:
         ) -> ReadResult:
             return peers.read(fetch, prefix, salt, reception, buffers, deadline, cancelled)
 
+        if not fetch.export:
+            return StateSource("peer", "in", fetch.depth, read, fetch.address, size)
         return StateSource(
-            "peer", "in", fetch.depth, read, fetch.address, size, unread=lambda: self._give_up(fetch)
-        )
+            "peer", "in", fetch.depth, read, fetch.address, size,
+            unread=lambda: peers.give_up(fetch), waits=lambda: peers.renew(fetch),
+        )  # fmt: skip
 
     def _give_up(self, fetch: Fetch) -> None:
         """Let another engine free an export that this one will not read."""

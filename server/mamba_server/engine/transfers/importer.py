@@ -27,6 +27,10 @@ MOST_RECEPTIONS = 8
 """States that arrive at once; further requests wait for a place."""
 
 
+RENEWALS = 4
+"""Signs of life to the source of a state that waits for a place, in each lease."""
+
+
 @dataclass(frozen=True, slots=True)
 class ReadResult:
     """End of a read: `valid`, or why the bytes must not be used."""
@@ -53,6 +57,8 @@ class StateSource:
     """Expected bytes, by which others that wait behind it judge; 0 = unknown."""
     unread: Callable[[], None] = lambda: None
     """Called by the loop if nothing will be read."""
+    waits: Callable[[], None] = lambda: None
+    """Called by the loop, some times in a lease, while nothing is read yet."""
 
 
 @dataclass(slots=True, eq=False)
@@ -68,6 +74,8 @@ class _Import:
     size: int
     """Bytes that travel; the expected ones before the memory is taken."""
     reading_since: float = 0.0
+    renewed: float = 0.0
+    """Time at which the source was last told that the state is still wanted."""
     group: list[Sequence] = field(default_factory=list)
     ended: Callable[[str], None] = lambda _: None
     """Called with the outcome, by the loop."""
@@ -167,6 +175,10 @@ class Importer:
             awaited = self._waiting.popleft()
             if not self._start(awaited, step):
                 ready.append(awaited.group)
+        for awaited in self._waiting:
+            if now - awaited.renewed >= self._lease_seconds / RENEWALS:
+                awaited.renewed = now
+                awaited.source.waits()
         return ready
 
     def close(self) -> None:

@@ -53,9 +53,9 @@ from mamba_transfer import (
 log = get_logger(__name__)
 MAX_SHARED_FOLDERS = 1024
 """Engines that may share one directory of disk caches."""
-GIVE_UP_THREADS = 2
-GIVE_UP_SECONDS = 2.0
-"""Time to reach an engine whose export is not read."""
+TELL_THREADS = 2
+TELL_SECONDS = 2.0
+"""Time to tell another engine that an export is still wanted, or no longer."""
 POD_IP = "POD_IP"
 """Variable with the address at which other pods reach this one."""
 
@@ -145,19 +145,25 @@ class PeerReader:
 
     def __init__(self, client: TransferClient) -> None:
         self._client = client
-        self._threads = ThreadPoolExecutor(GIVE_UP_THREADS, thread_name_prefix="export-release")
+        self._threads = ThreadPoolExecutor(TELL_THREADS, thread_name_prefix="export-lease")
 
     def give_up(self, fetch: Fetch) -> None:
         """Let another engine free the export of `fetch`, in a thread."""
+        self._tell(fetch, lambda peer, deadline: self._client.release(peer, fetch.export, deadline=deadline))
+
+    def renew(self, fetch: Fetch) -> None:
+        """Let another engine hold the export of `fetch` for a further lease, in a thread."""
+        self._tell(fetch, lambda peer, deadline: self._client.renew(peer, [fetch.export], deadline=deadline))
+
+    def _tell(self, fetch: Fetch, call: Callable[[Peer, float], object]) -> None:
         try:
             peer = Peer(Address.parse(fetch.address), fetch.incarnation)
         except UnusableAddress:
             return
-        deadline = time.monotonic() + GIVE_UP_SECONDS
-        self._threads.submit(self._client.release, peer, fetch.export, deadline=deadline)
+        self._threads.submit(call, peer, time.monotonic() + TELL_SECONDS)
 
     def close(self) -> None:
-        """Drop what no thread has begun to give up: it ends with its lease."""
+        """Drop what no thread has begun to tell: an export ends with its lease."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def read(
