@@ -40,13 +40,13 @@ def running_engine(
 
 @contextmanager
 def running_command(
-    *arguments: str, variables: Mapping[str, str] | None = None, ready_within: float = 600.0
+    *arguments: str, variables: Mapping[str, str] | None = None, ready_within: float = 600.0, port: int = 0
 ) -> Iterator[str]:
-    """Run `mambaserve ARGUMENTS` on a free port and yield its base URL once it is ready.
+    """Run `mambaserve ARGUMENTS` and yield its base URL once it is ready. `port` 0 = a free one.
 
     Raises `EngineFailed`.
     """
-    command = (sys.executable, "-m", "mamba_cli", *arguments, "--port", "0")
+    command = (sys.executable, "-m", "mamba_cli", *arguments, "--port", str(port))
     environment = {**os.environ, **(variables or {})}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment)
     log: deque[str] = deque(maxlen=200)

@@ -92,6 +92,9 @@ class Bundle:
     def hottest(self, count: int) -> Sequence[HotPrefix]:
         return []
 
+    def release(self, export: str) -> bool:
+        return False
+
     def renew(self, export: str) -> bool:
         """Return that the export lives."""
         return True

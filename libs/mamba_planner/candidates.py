@@ -17,7 +17,7 @@ from mamba_planner.arithmetic import active_parameters, kv_bytes_per_token, slab
 from mamba_planner.constraints import Constraints, StateDtype, Workload
 from mamba_planner.memory import CPU_ARENA_PART, MOST_RUNNING, MemoryBudget
 from mamba_planner.model_config import ModelConfig
-from mamba_planner.strategy import Reservation, decode_spacing, reservation
+from mamba_planner.strategy import Reservation, decode_spacing, reservation, slots_of_sequences
 from mamba_settings.byte_size import binary_size
 
 BETWEEN_TURNS = 2
@@ -169,7 +169,8 @@ class RoleDemand:
 
     def slots(self, running: int) -> int:
         """Return the number of slots that are held."""
-        return (running + self.receptions(running)) * self.slots_each + self.exports(running)
+        receiving = self.receptions(running)
+        return slots_of_sequences(running, receiving, self.slots_each) + self.exports(running)
 
     def slabs(self, shape: SlabGeometry, running: int, tokens: int) -> int:
         """Return the slabs for `running` sequences of `tokens` tokens and what is handed over."""

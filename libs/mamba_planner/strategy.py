@@ -75,3 +75,20 @@ def decode_spacing(outputs: int, page_size: int, track_interval: int) -> int:
     """
     doublings = max(0, (outputs // (4 * page_size)).bit_length() - 1)
     return min(page_size << doublings, track_interval)
+
+
+def slots_of_sequences(running: int, receiving: int, slots_each: int) -> int:
+    """Return the slots of an engine's sequences: for each state that arrives, a sequence runs soon."""
+    return (running + receiving) * slots_each
+
+
+def receptions_within(unused: int, receiving: int, slots_each: int) -> int:
+    """Return the number of further states that may arrive, by the same rule.
+
+    Args:
+        unused: slots beyond those of the running sequences and the one that each arriving state has.
+        receiving: states that arrive.
+        slots_each: slots of one running sequence.
+    """
+    promised = slots_of_sequences(0, receiving, slots_each) - receiving
+    return max(0, (unused - promised) // slots_each)

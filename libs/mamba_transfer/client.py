@@ -28,6 +28,7 @@ from mamba_transfer.leases import Clock
 from mamba_transfer.messages import (
     MOST_DESCRIPTION_BYTES,
     MOST_HOT_BYTES,
+    Abort,
     Checksums,
     Done,
     Expired,
@@ -178,6 +179,20 @@ class TransferClient:
             return frozenset(_hear(connection, Renewed, limit).exports)
         except (TransferError, _Ended):
             return frozenset()
+        finally:
+            if connection is not None:
+                connection.close()
+
+    def release(self, peer: Peer, export: str, *, deadline: float) -> None:
+        """Give up an export that will not be fetched. Without an answer it ends with its lease."""
+        limit = Limit(self._clock, deadline, None, self._patience)
+        connection = None
+        try:
+            connection = _connect(peer.address, limit.step())
+            _greet(connection, Hello(peer.incarnation, self.layout), limit)
+            _say(connection, Abort((export,)), limit)
+        except (TransferError, _Ended):
+            return
         finally:
             if connection is not None:
                 connection.close()

@@ -46,6 +46,10 @@ class ExportSource(Protocol):
         """Renew the lease of an export that no reader has opened. Return whether it had not ended."""
         ...
 
+    def release(self, export: str) -> bool:
+        """End an export that is not open, before its lease does. Return whether there was a live one."""
+        ...
+
     def hottest(self, count: int) -> Sequence[HotPrefix]:
         """Return up to `count` prefixes that the engine would evict last, the most valuable first.
 

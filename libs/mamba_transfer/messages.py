@@ -123,7 +123,10 @@ class Done(msgspec.Struct, tag="done", array_like=True, frozen=True):
 
 
 class Abort(msgspec.Struct, tag="abort", array_like=True, frozen=True):
-    """Message of the reader that it no longer wants the export."""
+    """A sign that the reader wants the open export no longer, nor those that it names."""
+
+    exports: Annotated[tuple[Identifier, ...], msgspec.Meta(max_length=256)] = ()
+    """Exports that the reader will not open."""
 
 
 class Valid(msgspec.Struct, tag="valid", array_like=True, frozen=True):

@@ -115,8 +115,10 @@ class ReaderSession:
                 live = self._export is not None and self._export.lease.live
                 self._end(delivered=live)
                 self._answer(Valid() if live else Expired())
-            case Abort():
+            case Abort(exports):
                 self._end(delivered=False)
+                for export in exports:
+                    self._source.release(export)
             case Hot(count):
                 self._answer(Hottest(self._incarnation, self._hottest(count)))
             case Hello():

@@ -58,7 +58,7 @@ def test_the_document_names_every_route(api: ApiProcess) -> None:
     paths = api.call("GET", "/openapi.json").json["paths"]
     assert set(paths) == {
         "/v1/completions", "/v1/chat/completions", "/v1/messages",
-        "/v1/messages/count_tokens", "/v1/models", "/v1/models/{name}",
+        "/v1/handover", "/v1/messages/count_tokens", "/v1/models", "/v1/models/{name}",
         "/v1/prefix_changes", "/v1/responses", "/v1/status", "/v1/tokenizer",
         "/health", "/livez", "/readyz", "/metrics", "/version", "/openapi.json",
     }  # fmt: skip

@@ -2,6 +2,7 @@
 
 import socket
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from engines import Answer, greedy, make_engine, run
-from joined_engines import Joined, hand_over, joined, with_source
+from joined_engines import Joined, hand_over, joined, with_peer, with_source
 from mamba_server.engine.admin import AdminCalls
 from mamba_server.engine.boot import BootOverrides
 from mamba_server.engine.transfers import importer
@@ -40,6 +41,9 @@ class StallingSource:
 
     def hottest(self, count: int) -> Sequence[HotPrefix]:
         return []
+
+    def release(self, export: str) -> bool:
+        return False
 
     def renew(self, export: str) -> bool:
         return False
@@ -246,3 +250,67 @@ def test_the_end_of_the_process_does_not_wait_for_a_state(random_model: Path) ->
         engine.until(source.asked.is_set)
         engine.close()
         assert not source.go.is_set()
+
+
+def test_an_export_lives_on_while_its_reader_waits_for_a_place(
+    random_model: Path, expected: Answer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importer, "MOST_RECEPTIONS", 1)
+    prefill, decode = Joined(boot(random_model), transfer_lease=2.0), Joined(boot(random_model))
+    decode.core.transfers._importer._lease_seconds = 4.0  # type: ignore[union-attr]
+    with joined(prefill, decode), stalled(decode) as (source, fetch):
+        prefill.run(msgspec.structs.replace(REQUEST, hand_over=True))
+        decode.add(AddRequest("first", PROMPT[::-1], REQUEST.params, fetch=fetch))
+        decode.until(source.asked.is_set)
+        decode.add(with_source(REQUEST, prefill))
+        end = time.monotonic() + 3.0
+        decode.until(lambda: time.monotonic() >= end, prefill)
+        assert ("held", 0) not in decode.answers
+        source.go.set()
+        decode.until(lambda: decode.core.idle, prefill)
+        assert_answered(decode, expected)
+        assert decode.answers["held", 0].cached_tokens == 96
+        for each in (prefill, decode):
+            each.check_empty(prefill, decode)
+
+
+def test_a_peer_that_is_slower_than_computing_is_not_asked(random_model: Path, expected: Answer) -> None:
+    peer, engine = (Joined(boot(random_model)) for _ in range(2))
+    with joined(peer, engine):
+        peer.run(greedy("before", PROMPT, 1), msgspec.structs.replace(REQUEST, hand_over=True))
+        engine.run(greedy("others", PROMPT[::-1], 1))
+        assert engine.core.speed.tokens_per_second
+        assert engine.core.transfers is not None
+        engine.core.transfers._importer.bandwidth.observe("peer", 1, 1e6)
+        engine.run(with_peer(REQUEST, peer, 96))
+        assert_answered(engine, expected)
+        assert engine.outcomes("in") == {"slower": 1}
+        # A hand-over was computed for this engine.
+        engine.core.flush_cache()
+        engine.answers.clear()
+        engine.add(with_source(REQUEST, peer))
+        engine.until(lambda: engine.core.idle, peer)
+        assert engine.answers["held", 0].cached_tokens == 96
+        for each in (peer, engine):
+            each.check_empty(peer, engine)
+
+
+def offered_credits(engine: Joined) -> int:
+    assert engine.core.transfers is not None
+    return int(engine.core.transfers.gauges()["transfer_credits"])
+
+
+@pytest.mark.parametrize("strategy", ["NoBuffer", "ExtraBuffer"])
+def test_an_engine_offers_the_places_that_its_plan_counts(random_model: Path, strategy: str) -> None:
+    slab = boot(random_model).state_layout.slab_bytes
+    engine = Joined(boot(random_model, strategy=strategy, arena_bytes=16 * slab, max_model_len=128))
+    with joined(engine), stalled(engine) as (source, fetch):
+        slots, each = engine.core.cache.capacity.slabs, engine.core.cache.capacity.slots_per_sequence
+        assert offered_credits(engine) == min(importer.MOST_RECEPTIONS, slots // each)
+        engine.add(held_request(fetch))
+        engine.until(source.asked.is_set)
+        # The pages of the state that arrives are no slots any more.
+        slots = engine.core.cache.capacity.free_slots + 1
+        assert offered_credits(engine) == min(importer.MOST_RECEPTIONS - 1, slots // each - 1)
+        source.go.set()
+        engine.until(lambda: engine.core.idle)

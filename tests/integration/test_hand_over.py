@@ -196,6 +196,24 @@ def test_a_state_that_the_gateway_releases_is_free_before_its_lease_ends(prefill
     assert held(prefill) == 0
 
 
+def test_a_state_that_the_decode_engine_has_already_is_free_at_once(decode: Server) -> None:
+    body = {"prompt": prompt(32), "max_tokens": 4, "logprobs": 1}
+    with engine("prefill", "--transfer-lease", "3600") as prefill:
+        _, whole = post(decode.url + TEXT, body)
+        handover = export(prefill, TEXT, body)
+        answer = finish(decode, TEXT, body, handover)
+        assert answer["choices"] == whole["choices"]
+        wait_until_empty(prefill, decode)
+        assert transfers(prefill)["out", "released"] == 1
+        # A gateway frees what no engine reads, without the admin server.
+        handover = export(prefill, TEXT, body)
+        status, released = post(
+            f"{prefill.url}/v1/handover", {}, x_mambaserve_hand_over=f"release={handover['export']}"
+        )
+        assert (status, released) == (200, {"released": True})
+        wait_until_empty(prefill)
+
+
 def test_a_peer_with_more_of_the_prompt_gives_it(prefill: Server, decode: Server) -> None:
     body = {"prompt": prompt(31), "max_tokens": 4, "logprobs": 1}
     _, first = post(prefill.url + TEXT, body)

@@ -35,7 +35,8 @@ SOON = {"header_timeout": 0.25, "body_timeout": 0.25, "keep_alive_timeout": 0.25
 GUARDED = (
     "/v1/completions", "/v1/chat/completions", "/v1/messages", "/v1/messages/count_tokens", "/v1/responses",
     "/v1/models", "/v1/models/m", "/v1/status", "/v1/tokenizer",
-    "/v1/prefix_changes", "/v1/routing/decisions", "/admin/drain", "/admin/flush_cache", "/admin/ledger",
+    "/v1/handover", "/v1/prefix_changes", "/v1/routing/decisions", "/admin/drain", "/admin/flush_cache",
+    "/admin/ledger",
 )  # fmt: skip
 ADMIN = ("/admin/drain", "/admin/flush_cache", "/admin/plan", "/admin/ledger", "/admin/requests")
 AT_ONCE = 60

@@ -1,10 +1,12 @@
 """Conversations that leave one engine as files and go on in another, by the command line and over HTTP."""
 
 import json
+import os
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 
 import mamba_server
 from eventually import wait_until
+from mamba_cli.local import running
 from servers import Command, Server, call
 
 CHAT = "/v1/chat/completions"
@@ -61,8 +64,8 @@ def ask(server: Server, mark: str) -> tuple[Any, int]:
 
 def command(*arguments: str | Path) -> tuple[int, str]:
     """Run `mambaserve session …`; return the exit code and everything that it printed."""
-    with Command("session", *map(str, arguments)) as running:
-        return running.wait(), running.output
+    with Command("session", *map(str, arguments)) as process:
+        return process.wait(), process.output
 
 
 def listed(folder: Path) -> dict[str, Any]:
@@ -106,6 +109,30 @@ def test_a_saved_conversation_goes_on_in_another_engine(
     # A second load changes nothing.
     assert "already cached" in command("load", file, "--url", second.admin)[1]
     wait_until(lambda: second.ledger()["slots_receiving"] == 0, "the memory of the load")
+
+
+def test_of_several_replicas_the_one_that_has_the_conversation_saves_it(
+    first: Server, second: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    folder = running.folder()
+    assert folder is not None
+    served = running.RunningDeployment(
+        "two", "", "http://127.0.0.1:1", 1, ("http://127.0.0.1:1", first.admin, second.admin)
+    )
+    record = {"born": running._start_ticks(os.getpid()), "deployments": [asdict(served)]}
+    (folder / f"{os.getpid()}.json").write_text(json.dumps(record))
+    ask(second, "held")
+    (tmp_path / "held.json").write_text(json.dumps(messages("held")))
+    before = first.ledger()["checkpoints"]
+    code, output = command("save", tmp_path / "held.json", "--url", "two")
+    assert code == 0, output
+    depth = listed(tmp_path)["depth"]
+    assert depth > 100
+    status, answer = call(f"{first.admin}/admin/session/depth", {"messages": messages("held")})
+    assert (status, answer["depth"]) == (200, 0)
+    # The first engine has not computed anything.
+    assert first.ledger()["checkpoints"] == before
 
 
 def test_a_prompt_is_saved_like_a_conversation(first: Server, second: Server, tmp_path: Path) -> None:

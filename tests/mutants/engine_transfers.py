@@ -2,7 +2,9 @@
 
 from seeded import Mutant
 
-ARRIVALS, HAND_OVER, TIERS = (f"tests/gates/test_{name}.py" for name in ("arrivals", "hand_over", "tiers"))
+ARRIVALS, HAND_OVER, TIERS = (
+    f"tests/gates/test_{name}.py" for name in ("arrivals", "hand_over_matrix", "tiers")
+)
 
 MUTANTS = (
     Mutant(
@@ -43,7 +45,7 @@ MUTANTS = (
         where="mamba_server.engine.transfers.exporter:Exporter.poll",
         old="self._leases.sweep()",
         new="[]",
-        tests=(HAND_OVER, "tests/integration/test_hand_over.py"),
+        tests=("tests/integration/test_hand_over.py",),
     ),
     Mutant(
         name="a prompt is handed over with pieces of its own",
@@ -68,5 +70,37 @@ MUTANTS = (
         old="evicted.pages[first // self._page_size:]",
         new="evicted.pages[:len(evicted.pages) - first // self._page_size]",
         tests=(TIERS,),
+    ),
+    Mutant(
+        name="an engine that has the prompt cached leaves the state that was computed for it locked",
+        keeps="An export that is not read is given up at once.",
+        where="mamba_server.engine.transfers.engine_transfers:EngineTransfers._give_up",
+        old="fetch.export and self._peers is not None",
+        new="False",
+        tests=("tests/integration/test_hand_over.py", HAND_OVER),
+    ),
+    Mutant(
+        name="a peer is asked whatever it costs",
+        keeps="A state is fetched from a peer if it comes sooner than it is computed.",
+        where="mamba_server.engine.transfers.engine_transfers:EngineTransfers._source",
+        old="fetch.export or self._pays(fetch.depth, match.resumable, size)",
+        new="True",
+        tests=(ARRIVALS,),
+    ),
+    Mutant(
+        name="credits ignore what already arrives",
+        keeps="An engine offers the places that its plan counts.",
+        where="mamba_planner.strategy:receptions_within",
+        old="slots_of_sequences(0, receiving, slots_each) - receiving",
+        new="0",
+        tests=("tests/unit/planner/test_strategy.py", ARRIVALS),
+    ),
+    Mutant(
+        name="an export ends while its reader waits for a place",
+        keeps="A reader that waits renews the lease.",
+        where="mamba_server.engine.transfers.importer:Importer.poll",
+        old="awaited.source.waits()",
+        new="None",
+        tests=(ARRIVALS,),
     ),
 )

@@ -229,4 +229,12 @@ MUTANTS = (
         new="endpoint.credits >= 0",
         tests=("tests/unit/gateway/test_two_pools.py",),
     ),
+    Mutant(
+        name="a state stays locked when its request has ended before an engine had it",
+        keeps="A gateway frees what no engine will read.",
+        where="relay.relay:Relay.run",
+        old="not state.named",
+        new="False",
+        tests=("tests/integration/gateway/test_hand_over.py",),
+    ),
 )

@@ -79,8 +79,8 @@ MUTANTS = (
         name="what a decode engine receives takes no slots",
         keeps="A reception counts as a whole sequence.",
         where="mamba_planner.candidates:RoleDemand.slots",
-        old="running + self.receptions(running)",
-        new="running",
+        old="receiving = self.receptions(running)",
+        new="receiving = 0",
         tests=("tests/unit/planner/test_pool_plan.py",),
     ),
     Mutant(

@@ -57,7 +57,15 @@ def move_states(trial: EngineTrial) -> None:
     importer = Importer(core.cache, nowhere, counts, **fields)
     exporter = Exporter(core.cache, nowhere, counts, **fields)
     core.transfers = EngineTransfers(
-        core.cache, importer, counts, lambda: 1, exporter, nowhere, read_peer=lambda *_: nowhere
+        core.cache,
+        importer,
+        counts,
+        lambda: 1,
+        exporter,
+        nowhere,
+        nowhere,
+        nowhere,
+        peers=cast("Any", object()),
     )
     counts.record("in", "valid", 1, 0.5)
 

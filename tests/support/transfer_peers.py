@@ -80,6 +80,7 @@ class HeldExports:
         self.ends: list[bool] = []
         self.lease: Lease | None = None
         self.renewed: list[str] = []
+        self.released: list[str] = []
         self.hot: list[HotPrefix] = []
 
     def open(self, wanted: Wanted) -> OpenExport | None:
@@ -94,6 +95,10 @@ class HeldExports:
 
     def hottest(self, count: int) -> Sequence[HotPrefix]:
         return self.hot[:count]
+
+    def release(self, export: str) -> bool:
+        self.released.append(export)
+        return export == EXPORT
 
     def renew(self, export: str) -> bool:
         self.renewed.append(export)

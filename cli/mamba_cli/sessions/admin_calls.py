@@ -3,6 +3,7 @@
 `mambaserve session` makes them. The commands of `up` find the engines by the records of `mamba_cli.local`.
 """
 
+import asyncio
 import contextlib
 import os
 import tempfile
@@ -51,7 +52,7 @@ def admin_urls(target: str) -> list[str]:
 
 
 class AdminClient:
-    """Client of the first of `urls` that is an admin server."""
+    """Client of the admin servers among `urls`, which belong to the replicas of one deployment."""
 
     def __init__(self, urls: list[str], token: str | None, timeout: float) -> None:
         self._urls, self._headers = urls, headers(token)
@@ -60,8 +61,10 @@ class AdminClient:
     async def save(self, conversation: bytes, file: Path) -> SessionFile:
         """Save a conversation to `file`, which is written whole or not at all.
 
-        Raises CliError.
+        The replica that has most of it cached saves it. Raises CliError.
         """
+        if len(self._urls) > 1:
+            await self._prefer_holder(conversation)
         async with self._answer("POST", conversation, "application/json") as answer:
             try:
                 descriptor, name = tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)
@@ -82,10 +85,28 @@ class AdminClient:
         return session
 
     async def load(self, file: Path) -> dict[str, Any]:
-        """Send a session file to the engine; return its reply. Raises CliError."""
+        """Send a session file to the first replica; return its reply. Raises CliError."""
         async with self._answer("PUT", file, FORM) as answer:
             reply: dict[str, Any] = await answer.json()
         return reply
+
+    async def _prefer_holder(self, conversation: bytes) -> None:
+        """Order the addresses by how much of a conversation their engines have cached."""
+        async with aiohttp.ClientSession(timeout=self._limits) as session:
+            depths = await asyncio.gather(*(self._depth(session, url, conversation) for url in self._urls))
+        by_url = dict(zip(self._urls, depths, strict=True))
+        self._urls = sorted(self._urls, key=lambda url: -by_url[url])
+
+    async def _depth(self, session: aiohttp.ClientSession, url: str, conversation: bytes) -> int:
+        """Return the tokens of a conversation that an engine has cached; 0 = none, or it does not say."""
+        fields = {**self._headers, "content-type": "application/json"}
+        try:
+            async with session.post(
+                f"{url}/admin/session/depth", data=conversation, headers=fields
+            ) as answer:
+                return int((await answer.json())["depth"]) if answer.status == 200 else 0
+        except (TimeoutError, aiohttp.ClientError, ValueError, KeyError, TypeError):
+            return 0
 
     @contextlib.asynccontextmanager
     async def _answer(

@@ -12,6 +12,8 @@ HAND_OVER_HEADER = b"x-mambaserve-hand-over"
 PEER_HEADER = b"x-mambaserve-peer"
 """`address=…;incarnation=…;depth=…`: an engine that has more of the prompt cached."""
 EXPORT = b"export"
+RELEASE = "/v1/handover"
+"""Path to which a gateway sends `release=…`."""
 _ADDRESS = r"(?:\[[0-9a-fA-F:.]{2,45}\]|[0-9.]{7,15}):[0-9]{1,5}"
 _NAME = r"[A-Za-z0-9._-]{1,64}"
 _address, _name = re.compile(_ADDRESS), re.compile(_NAME)
@@ -51,6 +53,11 @@ def parse_source(header: bytes, value: bytes) -> SourceName | None:
         return None
     export = (match["export"] or b"").decode()
     return SourceName(address, match["incarnation"].decode(), int(match["depth"]), export)
+
+
+def release_header(export: str) -> tuple[bytes, bytes]:
+    """Return the header, with its name, that ends an export."""
+    return HAND_OVER_HEADER, f"release={export}".encode()
 
 
 def parse_release(value: bytes) -> str | None:

@@ -178,7 +178,9 @@ class HandedOver(msgspec.Struct):
     until: float
     """Time of the event loop, in seconds, at which the lease of the export ends."""
     read: bool = False
-    """Whether an engine that died may have fetched the state, so that the export is used up."""
+    """Whether an engine that died may have read the export, so that it is gone."""
+    named: bool = False
+    """Whether the client gets the answer of an engine that was given the export, and reads or releases it."""
 
     def header(self, now: float) -> Pair:
         """Return the header for the decode engine, with the export, or with the engine that has the state."""

@@ -45,6 +45,7 @@ from mamba_gateway.relay.attempts import (
     RetryBudget,
 )
 from mamba_gateway.relay.prefill_leg import PrefillLeg
+from mamba_gateway.relay.unread_exports import UnreadExports
 from mamba_gateway.routing.decision import RESPONSE_HEADER, NoCandidate, RoutingRecord
 from mamba_gateway.routing.router import EndpointWait, Router
 from mamba_gateway.upstream.connection import ConnectionLost, EngineUnreachable, IdleTimeout, UpstreamResponse
@@ -97,6 +98,7 @@ class Relay:
             budget=self._budget, comparisons=self._comparisons, pass_on=self._pass_on,
         )  # fmt: skip
         self._hand_over_tokens = hand_over_tokens
+        self._exports = UnreadExports(connector)
         self.cancelling = False
         """Whether the drain time is over. Streams that are cancelled then end with an error event."""
 
@@ -130,6 +132,8 @@ class Relay:
         finally:
             comparison.end(took=None)
             self._deadlines.end(lifetime)
+            if (state := progress.handed_over) is not None and not state.named:
+                self._exports.release(state, request)
 
     def _decide(self, progress: RelayProgress, *more_tried: str) -> RoutingRecord | NoCandidate:
         request, tried = progress.request, progress.tried
@@ -289,6 +293,8 @@ class Relay:
         progress.comparison.end(took=None if unclear else well)
         request.release_body()
         attempt.begun = True
+        if well and (state := progress.handed_over) is not None:
+            state.named = attempt.source == (state.hand_over.header(),)
         added = ((RESPONSE_HEADER, attempt.record.header()),) if request.explain else ()
         return EngineAnswer(
             response, progress.send, request.meter, attempt.span, attempt.watch, added, form_of(request.path),

@@ -11,7 +11,7 @@ from fastapi import FastAPI, Security
 from fastapi.security import HTTPAuthorizationCredentials
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
-from starlette.requests import HTTPConnection, Request
+from starlette.requests import HTTPConnection
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
@@ -25,9 +25,8 @@ from mamba_edge.app.application import (
     make_application,
     publish,
 )
-from mamba_edge.errors import InvalidRequest
-from mamba_edge.exchange.hand_over_headers import HAND_OVER_HEADER, parse_release
 from mamba_edge.exchange.request_middleware import RequestMiddleware
+from mamba_server.api.prompt_state import KeptStates
 from mamba_server.api.requests.errors import AdminRefused, Forbidden
 from mamba_server.api.requests.request_body import limited_route
 from mamba_server.api.serving import Serving
@@ -136,16 +135,6 @@ class AdminEndpoints:
             self._serving.on_strategy(change.strategy)
         return answer
 
-    async def handover(self, request: Request) -> Response:
-        """End an export that no engine has fetched, named by the header `X-Mambaserve-Hand-Over: release=ID`.
-
-        Raises InvalidRequest.
-        """
-        export = parse_release(request.headers.get(HAND_OVER_HEADER.decode(), "").encode("latin-1"))
-        if export is None:
-            raise InvalidRequest("X-Mambaserve-Hand-Over: send 'release=ID', the export of a hand-over")
-        return await self._relay("release", {"export": export})
-
     async def drain(self) -> DrainState:
         """Refuse new requests and finish running ones."""
         self._serving.drain.draining = True
@@ -201,6 +190,17 @@ def _add_sessions(app: FastAPI, sessions: SessionEndpoints, guard: AdminGuard) -
             responses=_ERRORS | answers | _SESSION_ERRORS,
             openapi_extra=_body_of(method),
         )
+    app.add_api_route(
+        "/admin/session/depth",
+        sessions.depth,
+        methods=["POST"],
+        operation_id="sessionDepth",
+        summary="Say how much of a conversation is cached",
+        response_model=dict[str, Any],
+        dependencies=[Security(guard)],
+        responses=_ERRORS | _BODY_ERRORS,
+        openapi_extra=_body_of("POST"),
+    )
 
 
 def _body_of(method: str) -> dict[str, Any]:
@@ -231,7 +231,7 @@ def make_admin(serving: Serving, token: KeyFile | None) -> ASGIApp:
         ("GET", "requests", admin.requests, dict[str, Any]),
         ("GET", "audits", admin.audits, dict[str, Any]),
         ("PUT", "strategy", admin.strategy, dict[str, Any]),
-        ("POST", "handover", admin.handover, dict[str, Any]),
+        ("POST", "handover", KeptStates(serving).release, dict[str, Any]),
         ("POST", "drain", admin.drain, DrainState),
         ("POST", "undrain", admin.undrain, DrainState),
     ):

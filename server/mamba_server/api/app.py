@@ -28,12 +28,14 @@ from mamba_edge.app.application import (
     publish,
 )
 from mamba_edge.app.cors import with_cors
+from mamba_edge.exchange.hand_over_headers import RELEASE
 from mamba_edge.exchange.request_body import BodyBudget
 from mamba_edge.exchange.request_middleware import RequestMiddleware
 from mamba_edge.status_page import add_status_page
 from mamba_server.api.endpoints import GenerationEndpoints
 from mamba_server.api.info import InfoEndpoints
 from mamba_server.api.prefix_feed import CONTENT_TYPE, GatewayGuard, PrefixFeed
+from mamba_server.api.prompt_state import KeptStates
 from mamba_server.api.requests.request_body import limited_route
 from mamba_server.api.serving import Serving
 from mamba_server.api.serving_status import StatusEndpoint
@@ -82,6 +84,22 @@ def make_app(serving: Serving, registry: CollectorRegistry, keys: KeyFile | None
         | error_responses(e403="The key is not that of gateways"),
     )
 
+    app.add_api_route(
+        RELEASE,
+        KeptStates(serving).release,
+        methods=["POST"],
+        operation_id="releaseState",
+        summary="End a hand-over that no engine has fetched, for gateways",
+        response_model=dict[str, Any],
+        dependencies=[Security(GatewayGuard(keys, about_keys))],
+        responses=UNAUTHORIZED
+        | error_responses(
+            e400="The header names no export",
+            e403="The key is not that of gateways",
+            e503="The model is not ready, or the engine process ended; see Retry-After",
+            e504="The engine did not answer in time",
+        ),
+    )
     app.add_api_route(
         "/v1/status",
         StatusEndpoint(serving).status,

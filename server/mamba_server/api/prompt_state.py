@@ -1,9 +1,16 @@
-"""The state of a prompt, computed and kept for somebody who comes for it: another engine, or a session file.
+"""The state of a prompt, computed and kept for somebody who comes for it, until it is read or released.
 
-The endpoints that hand prompts over and those that save sessions call it.
+The endpoints that hand prompts over and those that save sessions call it. It knows nothing of the answers.
 """
 
+from starlette.requests import Request
+from starlette.responses import Response
+
+from mamba_edge.app.application import JsonResponse
+from mamba_edge.errors import InvalidRequest
+from mamba_edge.exchange.hand_over_headers import HAND_OVER_HEADER, parse_release
 from mamba_server.api.answers.active_request import ActiveRequest
+from mamba_server.api.requests.errors import AdminRefused
 from mamba_server.api.serving import Serving
 from mamba_server.wire import AddRequest, HandOver
 from mamba_telemetry.request_trace import UNTRACED, RequestTrace
@@ -27,3 +34,23 @@ async def kept_state(
         async for update in active.updates():
             hand_over = update.hand_over or hand_over
     return hand_over, active.counts.cached_total
+
+
+class KeptStates:
+    """The handler that ends exports of one engine before they are read."""
+
+    def __init__(self, serving: Serving) -> None:
+        self._serving = serving
+
+    async def release(self, request: Request) -> Response:
+        """End an export that no engine has fetched, named by the header `X-Mambaserve-Hand-Over: release=ID`.
+
+        Raises InvalidRequest, AdminRefused.
+        """
+        export = parse_release(request.headers.get(HAND_OVER_HEADER.decode(), "").encode("latin-1"))
+        if export is None:
+            raise InvalidRequest("X-Mambaserve-Hand-Over: send 'release=ID', the export of a hand-over")
+        reply = await self._serving.engine.admin("release", {"export": export})
+        if reply.status >= 400:
+            raise AdminRefused(reply)
+        return JsonResponse(reply.body, reply.status)

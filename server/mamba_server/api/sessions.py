@@ -55,16 +55,31 @@ class SessionEndpoints:
 
         What of it is not cached is computed first.
         """
-        context, settings = context_of(request.scope), self._serving.settings
-        require_json(request.headers.get("content-type"), request.headers.get("content-encoding"))
-        body = await read_body(
-            request.scope["headers"], request.receive, settings.max_body_bytes, settings.body_timeout
-        )
+        body = await self._conversation(request)
         with self._turn():
-            add = await self._prompt(await self._reader.read(body), len(body), context)
+            add = await self._prompt(await self._reader.read(body), len(body), context_of(request.scope))
             file = await self._saved(add, body)
         size = os.fstat(file.fileno()).st_size
         return StreamingResponse(_pieces(file), media_type=FORM, headers={"content-length": str(size)})
+
+    async def depth(self, request: Request) -> Response:
+        """Answer how much of the conversation of the body this engine has cached, in tokens."""
+        body = await self._conversation(request)
+        add = await self._prompt(await self._reader.read(body), len(body), context_of(request.scope))
+        reply = await self._serving.engine.admin(
+            "cached_depth", {"salt": add.cache_salt, "token_ids": add.token_ids.tobytes()}
+        )
+        if reply.status >= 400:
+            raise AdminRefused(reply)
+        return JsonResponse({**reply.body, "tokens": len(add.token_ids)})
+
+    async def _conversation(self, request: Request) -> bytes:
+        """Return the body of a call. Raises ApiError, ClientGone."""
+        settings = self._serving.settings
+        require_json(request.headers.get("content-type"), request.headers.get("content-encoding"))
+        return await read_body(
+            request.scope["headers"], request.receive, settings.max_body_bytes, settings.body_timeout
+        )
 
     async def load(self, request: Request) -> Response:
         """Install a session file, so that the next request that begins with its text resumes there."""

@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from mamba_planner.strategy import STRATEGIES
 from mamba_server.cache import POLICIES
 from mamba_server.engine.stepping.core import EngineCore
@@ -23,6 +25,7 @@ class AdminCalls:
             "requests": self._requests,
             "audits": self._audits,
             "release": self._release,
+            "cached_depth": self._cached_depth,
         }
 
     @property
@@ -72,6 +75,12 @@ class AdminCalls:
         transfers = self._core.transfers
         released = transfers is not None and transfers.release(str(body.get("export", "")))
         return 200, {"released": released}
+
+    def _cached_depth(self, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        """Return how many tokens of a prompt a longer one would resume from."""
+        token_ids = np.append(np.frombuffer(body["token_ids"], np.int32), np.int32(0))
+        match = self._core.cache.match(token_ids, str(body["salt"]), self._core.step_number + 1)
+        return 200, {"depth": match.resumable}
 
     def _strategy(self, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         cache, settings = self._core.cache, self._core.cache.settings

@@ -58,6 +58,8 @@ class FakeEngine:
     handler: Handler | None = None
     seen: list[web.Request] = field(default_factory=list)
     bodies: list[bytes] = field(default_factory=list)
+    released: list[str] = field(default_factory=list)
+    """Headers that end exports."""
     active: int = 0
     most_active: int = 0
     cancelled: list[float] = field(default_factory=list)
@@ -76,6 +78,7 @@ class FakeEngine:
                 web.post("/v1/messages", self._post),
                 web.post("/v1/messages/count_tokens", self._post),
                 web.post("/v1/responses", self._post),
+                web.post("/v1/handover", self._release),
                 web.get("/v1/models", self._list),
                 web.get("/readyz", self._readyz),
                 web.get("/livez", self._livez),
@@ -115,6 +118,10 @@ class FakeEngine:
             raise
         finally:
             self.active -= 1
+
+    async def _release(self, request: web.Request) -> web.StreamResponse:
+        self.released.append(request.headers["X-Mambaserve-Hand-Over"])
+        return web.json_response({"released": True})
 
     async def _list(self, _request: web.Request) -> web.Response:
         data = [{"id": m, "object": "model", "created": 1, "owned_by": self.name} for m in self.models]

@@ -368,6 +368,26 @@ async def test_a_client_that_leaves_cancels_the_engine_that_works_for_it(
     assert seen["mambaserve_gateway_in_flight"] == 0
 
 
+@pytest.mark.parametrize("fate", ["answered", "left", "refused", "dead"])
+async def test_a_state_that_no_engine_will_read_is_freed_at_once(
+    fate, engine, gateway, client, eventually
+) -> None:
+    decode_handler = {"answered": None, "left": hangs, "refused": refuses(400), "dead": dies}[fate]
+    prefill, decode = await pools(engine, decode=decode_handler)
+    through = await gateway(prefill, decode)
+    request = asyncio.create_task(send(client, through.url, STREAM))
+    if fate == "left":
+        await eventually(lambda: decode.active == 1)
+        request.cancel()
+    await asyncio.gather(request, return_exceptions=True)
+    if fate == "answered":
+        # An engine that answers has read the state, or has freed it by itself.
+        await send(client, through.url, {**LONG, "prompt": "short"})
+        assert prefill.released == []
+    else:
+        await eventually(lambda: prefill.released == ["release=e1"])
+
+
 async def test_the_longest_life_of_a_request_includes_the_time_at_prefill_engines(
     engine, gateway, client
 ) -> None:

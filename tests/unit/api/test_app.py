@@ -41,7 +41,7 @@ async def test_every_error_answer_is_described_as_the_envelope(document: dict[st
                     name = "MessagesErrorEnvelope" if path.startswith("/v1/messages") else "ErrorEnvelope"
                     assert schema == {"$ref": f"#/components/schemas/{name}"}
                     assert answer["description"]
-    assert codes == {"400", "401", "403", "404", "408", "413", "415", "429", "500", "503"}
+    assert codes == {"400", "401", "403", "404", "408", "413", "415", "429", "500", "503", "504"}
     assert {"HTTPValidationError", "ValidationError"}.isdisjoint(document["components"]["schemas"])
 
 

@@ -7,10 +7,18 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cache_bench import CacheBench, ids
 from mamba_api.choices import Strategy
-from mamba_planner.strategy import MOST_ROBUST_FIRST, STRATEGIES, reservation
+from mamba_planner.strategy import (
+    MOST_ROBUST_FIRST,
+    STRATEGIES,
+    receptions_within,
+    reservation,
+    slots_of_sequences,
+)
 
 ROOT = Path(__file__).parents[3]
 
@@ -20,6 +28,18 @@ def test_every_strategy_a_setting_may_name_has_a_reservation_under_its_name(over
     assert set(get_args(Strategy)) == set(STRATEGIES) == set(MOST_ROBUST_FIRST)
     for name in STRATEGIES:
         assert reservation(name, overlap=overlap).name == name
+
+
+@given(
+    total=st.integers(0, 60), running=st.integers(0, 9), receiving=st.integers(0, 9), each=st.integers(1, 3)
+)
+def test_an_engine_takes_the_states_that_its_plan_has_slots_for(
+    total: int, running: int, receiving: int, each: int
+) -> None:
+    unused = total - running * each - receiving
+    more = receptions_within(unused, receiving, each)
+    assert not more or slots_of_sequences(running, receiving + more, each) <= total
+    assert slots_of_sequences(running, receiving + more + 1, each) > total
 
 
 def test_the_names_are_listed_once_and_ordered_once() -> None:

@@ -1,25 +1,47 @@
-"""Measured bandwidth of the sources of states, from which the duration of a transfer is estimated. Pure."""
+"""Measured bandwidth of the sources of states, and the choice between fetching and computing. Pure.
+
+It is bytes over time of the last transfers, so that a large one weighs more than a small one, whose time is
+that of its messages; old transfers fade.
+"""
 
 FIRST_GUESS = {"memory": 2e9, "disk": 5e8, "peer": 1e9, "file": 5e8}
-"""Bytes per second that each kind of source is assumed to deliver before the first measurement."""
-SHARE = 0.25
-"""Weight of the newest measurement in the running average."""
+"""Bytes a second before anything was measured."""
+GUESS_BYTES = 16 << 20
+"""Bytes that the first guess weighs."""
+FADING = 0.95
+"""Weight of a transfer after each later one."""
 MIN_SECONDS = 1e-6
+MIN_CHOICE_SECONDS = 0.05
+"""Time of a transfer from which its cost is compared: below it, it spares the device more than it costs."""
 
 
 class Bandwidth:
     """Bytes per second that each kind of source delivers, as a running average of the last transfers."""
 
     def __init__(self) -> None:
-        self._speeds = dict(FIRST_GUESS)
+        self._moved = dict.fromkeys(FIRST_GUESS, float(GUESS_BYTES))
+        self._seconds = {source: GUESS_BYTES / speed for source, speed in FIRST_GUESS.items()}
         self.waiting_bytes = 0
-        """Bytes of all transfers that have begun and not ended."""
+        """Bytes of the transfers that are awaited and have not ended."""
 
     def observe(self, source: str, size: int, seconds: float) -> None:
-        """Record that `size` bytes from `source` took `seconds`."""
-        speed = size / max(seconds, MIN_SECONDS)
-        self._speeds[source] += SHARE * (speed - self._speeds[source])
+        """Record that `size` bytes came from `source` in `seconds`."""
+        self._moved[source] = FADING * self._moved[source] + size
+        self._seconds[source] = FADING * self._seconds[source] + max(seconds, MIN_SECONDS)
 
     def seconds(self, source: str, size: int) -> float:
-        """Return the expected seconds until `size` bytes arrive, after the transfers that have begun."""
-        return (self.waiting_bytes + size) / self._speeds[source]
+        """Return the expected seconds until `size` bytes have come, behind those that wait."""
+        return (self.waiting_bytes + size) * self._seconds[source] / self._moved[source]
+
+    def pays(self, source: str, size: int, work: float, speed: float, *, least: float = 0.0) -> bool:
+        """Return whether `size` bytes come sooner than `work` tokens are computed.
+
+        Args:
+            source: kind of the source.
+            size: bytes that come.
+            work: tokens to compute, in tokens at the beginning of a prompt.
+            speed: such tokens a second; 0 = unknown, then a transfer pays.
+            least: seconds below which a transfer pays whatever computing takes.
+        """
+        seconds = self.seconds(source, size)
+        return speed <= 0 or seconds < least or seconds < work / speed

@@ -6,9 +6,14 @@ ask for them, it also owns the transfer server and the tiers below the arena.
 
 import threading
 from collections.abc import Callable
+from typing import Protocol
 
-from mamba_server.cache import ManagedStateCache, Quarantined, Reception, Tokens
+from mamba_planner.arithmetic import prefill_work
+from mamba_planner.strategy import receptions_within
+from mamba_server.cache import ManagedStateCache, Reception, Tokens
 from mamba_server.engine.sequences.sequence import Sequence
+from mamba_server.engine.stepping.prefill_speed import PrefillSpeed
+from mamba_server.engine.transfers.bandwidth import MIN_CHOICE_SECONDS
 from mamba_server.engine.transfers.bundle_memory import Buffers
 from mamba_server.engine.transfers.exporter import Exporter
 from mamba_server.engine.transfers.importer import Importer, ReadResult, StateSource
@@ -16,21 +21,48 @@ from mamba_server.engine.transfers.sessions import Sessions
 from mamba_server.engine.transfers.tier import Tier
 from mamba_server.engine.transfers.transfer_counts import TransferCounts
 from mamba_server.wire import Fetch, HandOver
-
-ReadState = Callable[[Fetch, Tokens, str, Reception, Buffers, float, threading.Event], ReadResult]
-"""Reads a state from another engine. Arguments: the source, the prefix, its salt, the reception, the buffers
-to fill, the deadline, and an event that is set on cancellation."""
+from mamba_transfer.bundle import bundle_bytes
+from mamba_transfer.layout import StateLayout
 
 SAVE_SECONDS = 3.0
 """Seconds that an engine has at its end to write checkpoints to disk. The API process kills the engine after
 5."""
 
 
+class PeerStates(Protocol):
+    """States of other engines, as this one reads them or gives them up."""
+
+    def read(
+        self,
+        fetch: Fetch,
+        prefix: Tokens,
+        salt: str,
+        reception: Reception,
+        buffers: Buffers,
+        deadline: float,
+        cancelled: threading.Event,
+    ) -> ReadResult:
+        """Fill `buffers` with the state of `prefix` and the pages of [reception.base, depth)."""
+        ...
+
+    def give_up(self, fetch: Fetch) -> None:
+        """Let the other engine free the export of `fetch`, which is not read. Never waits."""
+        ...
+
+    def renew(self, fetch: Fetch) -> None:
+        """Let the other engine hold the export of `fetch` for a further lease. Never waits."""
+        ...
+
+    def close(self) -> None:
+        """Give up and renew no further export."""
+        ...
+
+
 class EngineTransfers:
     """Transfers of one engine.
 
-    `read_peer` is None where the engine has no transfer server, and `tier` is None where it has no tiers.
-    `step` returns the number of the next step.
+    `peers` is None where the engine has no transfer server; `tier` is None without tiers. `step`: returns the
+    number of the next step. `speed`: that of the engine's prompts.
     """
 
     def __init__(
@@ -41,55 +73,82 @@ class EngineTransfers:
         step: Callable[[], int],
         exporter: Exporter,
         sessions: Sessions,
+        speed: PrefillSpeed,
+        layout: StateLayout,
         *,
-        read_peer: ReadState | None = None,
+        peers: PeerStates | None = None,
         tier: Tier | None = None,
         close: Callable[[], None] = lambda: None,
     ) -> None:
         self._cache, self._importer, self._step, self._close = cache, importer, step, close
         self.counts = counts
         self.exporter, self.sessions = exporter, sessions
-        self._read_peer, self.tier = read_peer, tier
+        self._speed, self._layout = speed, layout
+        self._peers, self.tier = peers, tier
         if tier is not None:
             cache.on_eviction(tier.on_eviction)
 
     # --- by the core ---------------------------------------------------------------------------------
 
     def expect(self, group: list[Sequence], fetch: Fetch | None) -> bool:
-        """Begin to fetch the state of a group's prompt; return False if no source has a useful one."""
-        sequence = group[0]
-        if sequence.prompt_logprobs is not None or (fetch is None and self.tier is None):
-            return False
-        token_ids, salt = sequence.known_token_ids(), sequence.salt
-        match = self._cache.match(token_ids, salt, self._step())
-        source = None
-        if fetch is not None and self._read_peer is not None:
-            if fetch.depth >= len(token_ids) or fetch.depth % self._cache.capacity.page_size:
-                self.counts.record(
-                    "in", "refused", 0, 0.0, depth=fetch.depth, peer=f"{fetch.address} (depth)"
-                )
-            elif fetch.depth > match.resumable:
-                source = self._peer(fetch, token_ids[: fetch.depth], salt)
-        if source is None and self.tier is not None:
-            source = self.tier.source_of(token_ids, salt, match)
+        """Begin to fetch the state of the group's prompt; return False if it cannot or need not come."""
+        source = self._source(group[0], fetch)
+        if fetch is not None and (source is None or source.kind != "peer"):
+            self._give_up(fetch)
         if source is None:
             return False
         self._importer.expect(group, source)
         return True
 
-    def _peer(self, fetch: Fetch, prefix: Tokens, salt: str) -> StateSource:
-        read_peer = self._read_peer
-        assert read_peer is not None
+    def _source(self, sequence: Sequence, fetch: Fetch | None) -> StateSource | None:
+        """Return where the state of a prompt is to come from; None = from nowhere."""
+        if sequence.prompt_logprobs is not None or (fetch is None and self.tier is None):
+            return None
+        token_ids, salt = sequence.known_token_ids(), sequence.salt
+        match = self._cache.match(token_ids, salt, self._step())
+        if fetch is not None and self._peers is not None:
+            page_size = self._cache.capacity.page_size
+            if fetch.depth >= len(token_ids) or fetch.depth % page_size:
+                self.counts.record(
+                    "in", "refused", 0, 0.0, depth=fetch.depth, peer=f"{fetch.address} (depth)"
+                )
+            elif fetch.depth > match.resumable:
+                size = bundle_bytes(self._layout, fetch.depth // page_size - match.kv_depth // page_size)
+                if fetch.export or self._pays(fetch.depth, match.resumable, size):
+                    return self._peer(fetch, token_ids[: fetch.depth], salt, size)
+                self.counts.record("in", "slower", 0, 0.0, depth=fetch.depth, peer=fetch.address)
+        return self.tier.source_of(token_ids, salt, match) if self.tier is not None else None
+
+    def _pays(self, depth: int, resumable: int, size: int) -> bool:
+        """Return whether a peer's state comes sooner than this engine computes it.
+
+        The state of a hand-over was computed for this engine, and is always fetched.
+        """
+        work = prefill_work(resumable, depth, self._speed.ratio)
+        return self._importer.bandwidth.pays(
+            "peer", size, work, self._speed.tokens_per_second, least=MIN_CHOICE_SECONDS
+        )
+
+    def _peer(self, fetch: Fetch, prefix: Tokens, salt: str, size: int = 0) -> StateSource:
+        peers = self._peers
+        assert peers is not None
 
         def read(
             reception: Reception, buffers: Buffers, deadline: float, cancelled: threading.Event
         ) -> ReadResult:
-            return read_peer(fetch, prefix, salt, reception, buffers, deadline, cancelled)
+            return peers.read(fetch, prefix, salt, reception, buffers, deadline, cancelled)
 
+        if not fetch.export:
+            return StateSource("peer", "in", fetch.depth, read, fetch.address, size)
         return StateSource(
-            "peer", "in", fetch.depth, read, fetch.address,
-            origin="hand_over" if fetch.export else "peer", place=f"{fetch.address} {fetch.incarnation}",
+            "peer", "in", fetch.depth, read, fetch.address, size,
+            unread=lambda: peers.give_up(fetch), waits=lambda: peers.renew(fetch),
         )  # fmt: skip
+
+    def _give_up(self, fetch: Fetch) -> None:
+        """Let another engine free an export that this one will not read."""
+        if fetch.export and self._peers is not None:
+            self._peers.give_up(fetch)
 
     def bring(
         self, fetch: Fetch, prefix: Tokens, salt: str, *, deadline: float, ended: Callable[[str], None]
@@ -119,8 +178,10 @@ class EngineTransfers:
             self.tier.withdraw(quarantined)
 
     def release(self, export: str) -> bool:
-        """End an export that no reader has opened; return whether it existed."""
-        return self.exporter.release(export)
+        """End an export that nobody has opened; return whether there was one."""
+        released = self.exporter.release(export)
+        self.exporter.poll(self._step())
+        return released
 
     # --- by the loop ---------------------------------------------------------------------------------
 
@@ -145,14 +206,17 @@ class EngineTransfers:
             "transfer_exported": capacity.exported,
             "transfer_quarantined": capacity.quarantined,
         }
-        if self._read_peer is not None:
-            room = (capacity.free_slots + capacity.evictable_slots) // (1 + capacity.slots_per_sequence)
-            gauges["transfer_credits"] = max(0, min(self._importer.places, room))
+        if self._peers is not None:
+            unused = capacity.free_slots + capacity.evictable_slots
+            room = receptions_within(unused, capacity.receiving, capacity.slots_per_sequence)
+            gauges["transfer_credits"] = min(self._importer.places, room)
         return gauges
 
     def close(self, *, save: bool) -> None:
         """Stop the server, the reads and the store. `save`: first write the arena's checkpoints to disk."""
         self._close()
+        if self._peers is not None:
+            self._peers.close()
         self.sessions.close()
         self._importer.close()
         if self.tier is not None:

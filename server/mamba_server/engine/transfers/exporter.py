@@ -84,6 +84,7 @@ class Exporter:
         self._questions: deque[_Question] = deque()
         self._hot_questions: deque[_HotQuestion] = deque()
         self._closed: deque[tuple[str, bool]] = deque()
+        self._released: deque[str] = deque()
 
     def __len__(self) -> int:
         return len(self._held)
@@ -100,18 +101,13 @@ class Exporter:
         self._leases.grant(name, self._lease_seconds)
         return HandOver(name, export.depth, self._lease_seconds)
 
-    def release(self, name: str) -> bool:
-        """End an export that no reader has opened; return whether it existed."""
-        released = self._leases.release(name)
-        if released:
-            self._end(name, "released")
-        return released
-
     def poll(self, step: int) -> None:
         """Answer the server's threads; end exports that were read or have expired. Runs between two steps."""
         while self._closed:
             name, delivered = self._closed.popleft()
             self._end(name, "valid" if delivered else "lost")
+        while self._released:
+            self._end(self._released.popleft(), "released")
         for name in self._leases.sweep():
             self._end(name, "expired")
         while self._hot_questions:
@@ -169,6 +165,16 @@ class Exporter:
         self._cache.end_export(held.export)
         size = held.size if outcome == "valid" else 0
         self._counts.record("out", outcome, size, self._clock() - held.began, depth=held.export.depth)
+
+    # --- by any thread -------------------------------------------------------------------------------
+
+    def release(self, export: str) -> bool:
+        """Let the next `poll` end an export that nobody has opened; return whether there was one."""
+        released = self._leases.release(export)
+        if released:
+            self._released.append(export)
+            self._wake()
+        return released
 
     # --- by threads of the server --------------------------------------------------------------------
 

@@ -28,6 +28,10 @@ MOST_RECEPTIONS = 8
 """Maximum number of states that are received at the same time. Further requests wait."""
 
 
+RENEWALS = 4
+"""Signs of life to the source of a state that waits for a place, in each lease."""
+
+
 @dataclass(frozen=True, slots=True)
 class ReadResult:
     """Result of a read: `valid`, or the reason why the bytes must not be used."""
@@ -50,9 +54,12 @@ class StateSource:
     read: Callable[[Reception, Buffers, float, threading.Event], ReadResult]
     """Fills the buffers, in a thread, until it is done, the deadline passes, or the event is set."""
     peer: str = ""
-    origin: Origin = "peer"
-    place: str = ""
-    """Engine or tier by which the lineage of the checkpoint names the source."""
+    size: int = 0
+    """Expected bytes, by which others that wait behind it judge; 0 = unknown."""
+    unread: Callable[[], None] = lambda: None
+    """Called by the loop if nothing will be read."""
+    waits: Callable[[], None] = lambda: None
+    """Called by the loop, some times in a lease, while nothing is read yet."""
 
 
 @dataclass(slots=True, eq=False)
@@ -65,12 +72,16 @@ class _Import:
     source: StateSource
     began: float
     deadline: float
+    size: int
+    """Bytes that travel; the expected ones before the memory is taken."""
+    reading_since: float = 0.0
+    renewed: float = 0.0
+    """Time at which the source was last told that the state is still wanted."""
     group: list[Sequence] = field(default_factory=list)
     ended: Callable[[str], None] = lambda _: None
     """Called by the loop with the outcome."""
     reception: Reception | None = None
     landing: LandingBundle | None = None
-    size: int = 0
     cancelled: threading.Event = field(default_factory=threading.Event)
     given_up: bool = False
     """Whether no sequence waits for the state any more."""
@@ -117,11 +128,8 @@ class Importer:
     def expect(self, group: list[Sequence], source: StateSource) -> None:
         """Fetch the state of a group's prompt; the group waits for it."""
         now, sequence = self._clock(), group[0]
-        self._waiting.append(
-            _Import(
-                sequence.known_token_ids(), sequence.salt, source, now, now + self._lease_seconds, group
-            )
-        )  # fmt: skip
+        token_ids, deadline = sequence.known_token_ids(), now + self._lease_seconds
+        self._await(_Import(token_ids, sequence.salt, source, now, deadline, source.size, group=group))
 
     def bring(
         self,
@@ -132,8 +140,12 @@ class Importer:
         deadline: float,
         ended: Callable[[str], None],
     ) -> None:
-        """Fetch a state for which no request waits; the loop calls `ended` with the outcome."""
-        self._waiting.append(_Import(token_ids, salt, source, self._clock(), deadline, ended=ended))
+        """Bring in a state for which no request waits; `ended` gets the outcome, from the loop."""
+        self._await(_Import(token_ids, salt, source, self._clock(), deadline, source.size, ended=ended))
+
+    def _await(self, awaited: _Import) -> None:
+        self.bandwidth.waiting_bytes += awaited.size
+        self._waiting.append(awaited)
 
     def cancel(self, request_id: str) -> None:
         """Stop fetching the state for a request that has ended."""
@@ -164,6 +176,10 @@ class Importer:
             awaited = self._waiting.popleft()
             if not self._start(awaited, step):
                 ready.append(awaited.group)
+        for awaited in self._waiting:
+            if now - awaited.renewed >= self._lease_seconds / RENEWALS:
+                awaited.renewed = now
+                awaited.source.waits()
         return ready
 
     def close(self) -> None:
@@ -182,13 +198,16 @@ class Importer:
             # Only longer prompts can resume from a checkpoint at the very end of this prompt.
             longer = np.append(awaited.token_ids[:depth], awaited.token_ids[:1])
             match = self._cache.match(longer, awaited.salt, step)
+            self.bandwidth.waiting_bytes -= awaited.size
             self._record(awaited, "cached" if match.resumable >= depth else "no_memory", 0)
+            awaited.source.unread()
             return False
         self._counts.changes += 1
         awaited.reception = reception
         awaited.landing = self._memory.landing(reception.slot, reception.pages)
-        awaited.size = bundle_bytes(self._memory.layout, len(reception.pages))
-        self.bandwidth.waiting_bytes += awaited.size
+        size = bundle_bytes(self._memory.layout, len(reception.pages))
+        self.bandwidth.waiting_bytes += size - awaited.size
+        awaited.size, awaited.reading_since = size, self._clock()
         self._reading[reception.number] = awaited
         self._threads.submit(self._read, awaited, reception, awaited.landing.buffers)
         return True
@@ -224,7 +243,7 @@ class Importer:
             source = Provenance(awaited.source.origin, request_id, awaited.source.place)
             if not self._cache.install(reception, step, source):
                 outcome = "duplicate"
-            self.bandwidth.observe(awaited.source.kind, awaited.size, self._clock() - awaited.began)
+            self.bandwidth.observe(awaited.source.kind, awaited.size, self._clock() - awaited.reading_since)
         else:
             self._cache.abandon(reception, writer_ended=result.writer is None)
             if result.writer is not None:
@@ -238,6 +257,8 @@ class Importer:
         awaited.cancelled.set()
         if awaited.reception is None:
             self._waiting.remove(awaited)
+            self.bandwidth.waiting_bytes -= awaited.size
+            awaited.source.unread()
         else:
             self._counts.changes += 1
             self._cache.abandon(awaited.reception, writer_ended=False)

@@ -9,7 +9,9 @@ import os
 import secrets
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -51,7 +53,10 @@ from mamba_transfer import (
 
 log = get_logger(__name__)
 MAX_SHARED_FOLDERS = 1024
-"""Maximum number of engines that share one directory for their disk caches."""
+"""Engines that may share one directory of disk caches."""
+TELL_THREADS = 2
+TELL_SECONDS = 2.0
+"""Time to tell another engine that an export is still wanted, or no longer."""
 POD_IP = "POD_IP"
 """Environment variable with the IP address under which other pods reach this one."""
 
@@ -121,7 +126,9 @@ def start_transfers(
         lambda: core.step_number + 1,
         exporter,
         sessions,
-        read_peer=PeerReader(client).read if server is not None else None,
+        core.speed,
+        layout,
+        peers=PeerReader(client) if server is not None else None,
         tier=tier,
         close=server.close if server is not None else lambda: None,
     )
@@ -137,10 +144,30 @@ def start_transfers(
 
 
 class PeerReader:
-    """Reader of states from other engines, as the imports use it."""
+    """Reads states from other engines, and gives up those that are not read."""
 
     def __init__(self, client: TransferClient) -> None:
         self._client = client
+        self._threads = ThreadPoolExecutor(TELL_THREADS, thread_name_prefix="export-lease")
+
+    def give_up(self, fetch: Fetch) -> None:
+        """Let another engine free the export of `fetch`, in a thread."""
+        self._tell(fetch, lambda peer, deadline: self._client.release(peer, fetch.export, deadline=deadline))
+
+    def renew(self, fetch: Fetch) -> None:
+        """Let another engine hold the export of `fetch` for a further lease, in a thread."""
+        self._tell(fetch, lambda peer, deadline: self._client.renew(peer, [fetch.export], deadline=deadline))
+
+    def _tell(self, fetch: Fetch, call: Callable[[Peer, float], object]) -> None:
+        try:
+            peer = Peer(Address.parse(fetch.address), fetch.incarnation)
+        except UnusableAddress:
+            return
+        self._threads.submit(call, peer, time.monotonic() + TELL_SECONDS)
+
+    def close(self) -> None:
+        """Drop what no thread has begun to tell: an export ends with its lease."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
     def read(
         self,

@@ -220,9 +220,9 @@ class Tier:
         stored = self.store.lookup(token_ids[:-1], salt, base=base, above=match.resumable)
         if stored is None:
             return None
-        kind, speed = "disk" if stored.disk_bytes else "memory", self._speed.tokens_per_second
+        kind = "disk" if stored.disk_bytes else "memory"
         work = prefill_work(match.resumable, stored.depth, self._speed.ratio)
-        if speed > 0 and self._bandwidth.seconds(kind, stored.total_bytes) >= work / speed:
+        if not self._bandwidth.pays(kind, stored.total_bytes, work, self._speed.tokens_per_second):
             return None
         prefix = token_ids[: stored.depth]
 
@@ -237,4 +237,4 @@ class Tier:
             outcome = self.store.read(exact, buffers[:1], buffers[1:])
             return ReadResult("valid" if outcome is ReadOutcome.VALID else outcome.value)
 
-        return StateSource(kind, "restored", stored.depth, read, origin="tier", place=kind)
+        return StateSource(kind, "restored", stored.depth, read, size=stored.total_bytes)

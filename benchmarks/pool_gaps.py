@@ -1,0 +1,159 @@
+"""Gaps between tokens while long prompts arrive: at a decode pool, and at a pair of unified engines.
+
+Run as `python -m benchmarks.pool_gaps`; writes JSON and Markdown to benchmarks/results. Two engines each, one
+of them on either core, of the shipped model. Phases take turns: the streams of each pair alone, then beside
+prompts that come one after the other without end.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import os
+import time
+from collections.abc import Iterator, Sequence
+from random import Random
+from statistics import median, quantiles
+from typing import Any
+
+import aiohttp
+from benchmarks.cache.record import write
+from benchmarks.engine import running_command
+
+MODEL = "builtin://tiny-recall"
+STREAMS = 4
+TOKENS = 12_000
+"""Most tokens of a stream; a phase ends before."""
+PAIRS = {"pools": ("prefill", "decode"), "unified": ("unified", "unified")}
+
+
+@contextlib.contextmanager
+def pair(roles: Sequence[str]) -> Iterator[str]:
+    """Run two engines, each on a core of its own where there are two, behind a gateway; yield its URL."""
+    cores, whole = sorted(os.sched_getaffinity(0)), os.sched_getaffinity(0)
+    with contextlib.ExitStack() as stack:
+        urls = []
+        for number, role in enumerate(roles):
+            os.sched_setaffinity(0, {cores[number % len(cores)]})
+            try:
+                urls.append(
+                    stack.enter_context(
+                        running_command(
+                            "serve", "--model", MODEL, "--admin-port", "0", "--device", "cpu", "--role", role,
+                            "--arena-bytes", str(128 << 20), "--transfer-port", "0", "--max-model-len",
+                            "16384", variables={"OMP_NUM_THREADS": "1"},
+                        )
+                    )
+                )  # fmt: skip
+            finally:
+                os.sched_setaffinity(0, whole)
+        backends = [word for url in urls for word in ("--backend", url)]
+        yield stack.enter_context(running_command("gateway", *backends))
+
+
+def body(prompt: Sequence[int], tokens: int, *, stream: bool) -> dict[str, Any]:
+    """Return a greedy request."""
+    return {
+        "model": "tiny-recall", "prompt": list(prompt), "max_tokens": tokens, "ignore_eos": True,
+        "temperature": 0, "stream": stream,
+    }  # fmt: skip
+
+
+async def gaps_of(session: aiohttp.ClientSession, door: str, seed: int, until: float) -> list[float]:
+    """Return the gaps of one stream, in seconds, its beginning left out."""
+    prompt, gaps, last = [5 + seed % 200] * 8, [], 0.0
+    async with session.post(f"{door}/v1/completions", json=body(prompt, TOKENS, stream=True)) as answer:
+        answer.raise_for_status()
+        async for line in answer.content:
+            if not line.startswith(b"data: {"):
+                continue
+            now = time.monotonic()
+            if last:
+                gaps.append(now - last)
+            last = now
+            if now >= until:
+                break
+    return gaps[5:]
+
+
+async def prompts_of(
+    session: aiohttp.ClientSession, door: str, length: int, seed: int, waits: list[float]
+) -> None:
+    """Send one long prompt after the other until cancelled."""
+    rng = Random(f"prompt {seed}")
+    while True:
+        began = time.monotonic()
+        prompt = [rng.randrange(5, 250) for _ in range(length)]
+        async with session.post(f"{door}/v1/completions", json=body(prompt, 4, stream=False)) as answer:
+            answer.raise_for_status()
+            await answer.read()
+        waits.append(time.monotonic() - began)
+
+
+async def phase(door: str, length: int, seconds: float, seed: int) -> tuple[list[float], list[float]]:
+    """Return the gaps of the streams, and the seconds of each prompt; `length` 0 = no prompts."""
+    waits: list[float] = []
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None)) as session:
+        until = time.monotonic() + seconds
+        work = []
+        if length:
+            work = [
+                asyncio.create_task(prompts_of(session, door, length, 10 * seed + each, waits))
+                for each in range(2)
+            ]
+        streams = (gaps_of(session, door, 10 * seed + number, until) for number in range(STREAMS))
+        gaps = await asyncio.gather(*streams)
+        for each in work:
+            each.cancel()
+        await asyncio.gather(*work, return_exceptions=True)
+    return [gap for each in gaps for gap in each], waits
+
+
+def p99(gaps: Sequence[float]) -> float:
+    """Return the percentile in milliseconds."""
+    return 1000 * quantiles(gaps, n=100, method="inclusive")[98]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure, write, print."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.pool_gaps", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=12.0, help="length of a phase")
+    parser.add_argument("--prompt-tokens", type=int, default=8000)
+    options = parser.parse_args(arguments)
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name in PAIRS}
+    with contextlib.ExitStack() as stack:
+        doors = {name: stack.enter_context(pair(roles)) for name, roles in PAIRS.items()}
+        for number in range(options.rounds):
+            for name, door in doors.items():
+                alone, _ = asyncio.run(phase(door, 0, options.seconds, 2 * number))
+                beside, waits = asyncio.run(
+                    phase(door, options.prompt_tokens, options.seconds, 2 * number + 1)
+                )
+                found[name].append(
+                    {
+                        "alone_median_ms": 1000 * median(alone), "alone_p99_ms": p99(alone),
+                        "beside_median_ms": 1000 * median(beside), "beside_p99_ms": p99(beside),
+                        "prompts": len(waits), "ratio": p99(beside) / p99(alone), "gaps": len(beside),
+                        "load_average": os.getloadavg()[0],
+                    }
+                )  # fmt: skip
+                print(name, found[name][-1], flush=True)
+    columns = list(found["pools"][0])
+    lines = [
+        "",
+        (
+            f"- {STREAMS} streams; two prompts of {options.prompt_tokens} tokens at a time; medians of "
+            f"{options.rounds} rounds of {options.seconds:g} s each, which take turns"
+        ),
+        "",
+        f"| two engines | {' | '.join(column.replace('_', ' ') for column in columns)} |",
+        f"| --- | {' | '.join('---:' for _ in columns)} |",
+    ]
+    for name, rows in found.items():
+        values = (f"{median(row[column] for row in rows):.3g}" for column in columns)
+        lines.append(f"| {name} | {' | '.join(values)} |")
+    write("pool-gaps", {"found": found}, lines)
+
+
+if __name__ == "__main__":
+    main()
