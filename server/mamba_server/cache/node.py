@@ -35,7 +35,7 @@ class ReturnForecast(Protocol):
         """Expected returns per request for which the checkpoint is kept."""
 
     def adopt_returns(self, other: "ReturnForecast") -> bool:
-        """Count the returns to `other`, a deeper depth without a checkpoint, for this checkpoint too.
+        """Count the returns to `other`, a greater depth without a checkpoint, for this checkpoint too.
 
         Returns whether that adds to the rate.
         """

@@ -229,7 +229,7 @@ class RadixTree:
         return upper
 
     def lock(self, node: Node, *, state: bool) -> None:
-        """Pin the pages of the path to `node`, and its checkpoint if `state` (W4: 0 <= state <= kv locks)."""
+        """Lock the pages of the path to `node`, and its checkpoint if `state` (W4: 0 <= state <= kv lock)."""
         ancestor: Node | None = node
         while ancestor is not None:
             if not ancestor.kv_lock:
