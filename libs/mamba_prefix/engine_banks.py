@@ -24,12 +24,12 @@ class EngineBanks:
 
     @property
     def entries(self) -> int:
-        """Count the entries of all tables."""
+        """Number of entries of all tables together."""
         return sum(table.entries for table in self._tables.values())
 
     @property
     def bytes(self) -> int:
-        """Return the size of all arrays."""
+        """Size of all arrays in bytes."""
         return sum(table.bytes for table in self._tables.values())
 
     def depths(self, hashes: Hashes) -> dict[int, int]:
@@ -72,6 +72,6 @@ class EngineBanks:
         return self._tables[bank].of(bit) if bank in self._tables else np.empty(0, np.uint64)
 
     def count(self, engine: int) -> int:
-        """Count the hashes of `engine`."""
+        """Return the number of hashes that the engine of that number has."""
         bank, bit = divmod(engine, ENGINES_PER_TABLE)
         return self._tables[bank].count(bit) if bank in self._tables else 0

@@ -31,7 +31,7 @@ class SpanFactory(Protocol):
 
 @dataclass(slots=True)
 class SpanCounts:
-    """Number of spans so far, by outcome."""
+    """Number of spans so far, by what became of them on the way to the receiver."""
 
     sent: int = 0
     dropped: int = 0

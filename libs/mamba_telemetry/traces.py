@@ -47,7 +47,11 @@ def enabled(environ: Mapping[str, str]) -> bool:
 
 
 def apply_settings(choices: TraceSettings, environ: MutableMapping[str, str]) -> None:
-    """Write the settings into the standard variables, so that one mechanism acts on both."""
+    """Write the process's own settings into the standard OTEL_* variables of `environ`.
+
+    OpenTelemetry then reads variables alone. A setting replaces the variable of the same meaning; a setting
+    that is None leaves the variable as it is.
+    """
     if choices.otlp_endpoint is not None:
         environ["OTEL_EXPORTER_OTLP_ENDPOINT"] = choices.otlp_endpoint
         environ.pop("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", None)

@@ -46,7 +46,7 @@ class Tracing:
 
     @property
     def counts(self) -> "SpanCounts | None":
-        """Number of spans by outcome; None while tracing is off."""
+        """Number of spans sent, dropped and failed so far; None while tracing is off."""
         return None if self._queue is None else self._queue.counts
 
     def begin(self, name: str, headers: Mapping[str, str], *, at: float, record: bool = True) -> RequestTrace:

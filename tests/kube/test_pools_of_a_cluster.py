@@ -91,7 +91,8 @@ async def test_unified_engines_end_once_both_pools_serve_and_come_back_in_the_sa
     await ready(life, "prefill")
     await life.settle()
     assert await life.condition("Available") == (
-        "True", "ReplicasAvailable", "engines that answer until the new ones are ready: 1 unified",
+        "True", "ReplicasAvailable",
+        "engines of the former spec.disaggregation answer until the new ones are ready: 1 unified",
     )  # fmt: skip
     assert len(await engines(life, "unified")) == 1
     await ready(life, "decode")

@@ -44,7 +44,11 @@ def activate_kernel(
     x, factor, x_row: tl.int64, factor_row: tl.int64, FUNCTION: tl.constexpr, WIDTH: tl.constexpr,
     BLOCK: tl.constexpr, UNIT: tl.constexpr, FACTOR_UNIT: tl.constexpr,
 ):  # fmt: skip
-    """Grid (rows, tiles of a row). Strides are multiples of units that the compiler knows."""
+    """Grid (rows, tiles of BLOCK elements of a row): x = FUNCTION(x), times `factor` if given.
+
+    `x_row` is a stride in units of UNIT elements and `factor_row` one in units of FACTOR_UNIT elements, so
+    that the compiler knows a common divisor.
+    """
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < WIDTH

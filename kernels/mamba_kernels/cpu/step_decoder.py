@@ -155,17 +155,17 @@ class DecodeRows(Protocol):
 
     @property
     def slot_in(self) -> IntArray:
-        """Slot the state is read from; -1 = the zero state."""
+        """Slot from which the state of each sequence is read; -1 = the zero state."""
         ...
 
     @property
     def slot_out(self) -> IntArray:
-        """Slot the state is written to."""
+        """Slot to which the state of each sequence is written."""
         ...
 
     @property
     def decode_track(self) -> IntArray:
-        """Second slot for the state, or -1."""
+        """Second slot to which the state is written, that of a checkpoint; -1 = none."""
         ...
 
     @property
@@ -180,7 +180,7 @@ class DecodeRows(Protocol):
 
     @property
     def context_len(self) -> IntArray:
-        """Positions with keys, the new one included."""
+        """Number of positions with keys, the new token's included."""
         ...
 
     @property

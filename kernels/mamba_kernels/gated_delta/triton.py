@@ -135,7 +135,10 @@ def _update(
     V: tl.constexpr, K: tl.constexpr, HEADS_PER_KEY: tl.constexpr, BLOCK_V: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Grid (blocks of a head's rows x heads, rows)."""
+    """Grid (heads x blocks of BLOCK_V rows of a state, rows of the batch): add one token to each state.
+
+    Writes the new state to its slot and to the slot of its checkpoint, and the token's result to `out`.
+    """
     blocks: tl.constexpr = (V + BLOCK_V - 1) // BLOCK_V
     head = tl.program_id(0) // blocks
     of_key = head // HEADS_PER_KEY
@@ -201,7 +204,10 @@ def _prefill(
     V: tl.constexpr, K: tl.constexpr, HEADS_PER_KEY: tl.constexpr, KIND: tl.constexpr,
     PRECISION: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_T: tl.constexpr,
 ):  # fmt: skip
-    """Grid (blocks of a head's rows x heads, pieces). Products take BLOCK_K columns of keys at once."""
+    """Grid (heads x blocks of BLOCK_V rows of a state, pieces): add each piece of a prompt to its state.
+
+    Products take BLOCK_K columns of keys at once.
+    """
     blocks: tl.constexpr = (V + BLOCK_V - 1) // BLOCK_V
     parts: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
     head = tl.program_id(0) // blocks

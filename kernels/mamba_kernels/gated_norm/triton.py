@@ -102,7 +102,12 @@ def _gated_norm(
     y, y_row, gate, gate_row, weight, out, out_row, eps, T, rows, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
     GROUPS: tl.constexpr, TOGETHER: tl.constexpr, ALIKE: tl.constexpr, NORM_FIRST: tl.constexpr,
 ):  # fmt: skip
-    """Grid (programs of rows, programs of groups)."""
+    """Grid (blocks of `rows` rows, blocks of TOGETHER groups): write RMSNorm of y * silu(gate) to `out`.
+
+    The last block of rows ends at row T. WIDTH: elements of a group, which BLOCK pads to a power of two.
+    ALIKE: all groups share one weight [WIDTH]. NORM_FIRST: norm y before it is multiplied by silu(gate).
+    Without `weight`, `out` is y * silu(gate).
+    """
     group = (tl.program_id(1) * TOGETHER + tl.arange(0, TOGETHER))[:, None]
     part = tl.arange(0, BLOCK)[None, :]
     inside = (group < GROUPS) & (part < WIDTH)

@@ -17,7 +17,11 @@ def write_kernel(
     HEADS: tl.constexpr, WIDTH: tl.constexpr, BLOCK_H: tl.constexpr, PADDED: tl.constexpr,
     UNIT: tl.constexpr, KV_UNIT: tl.constexpr,
 ):  # fmt: skip
-    """Grid (rows, 2): keys, then values. Strides are multiples of units that the compiler knows."""
+    """Grid (rows, 2): copy the key (0) or the value (1) of a row to its page of the cache.
+
+    Strides are in units of UNIT elements, those of `kv` in units of KV_UNIT, so that the compiler knows a
+    common divisor.
+    """
     row, half = tl.program_id(0), tl.program_id(1)
     page = tl.load(pages + row).to(tl.int64)
     offset = tl.load(offsets + row).to(tl.int64)

@@ -115,9 +115,11 @@ def decode_kernel(
     WIDTH: tl.constexpr, PART: tl.constexpr, PAGE: tl.constexpr, SPLITS: tl.constexpr,
     LEAST: tl.constexpr, QUERY_UNIT: tl.constexpr, KV_UNIT: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
-    """Grid (kv_heads, rows, SPLITS). Strides are multiples of units that the compiler knows.
+    """Grid (kv_heads, rows, SPLITS): attend from the query of a row to one of SPLITS parts of its context.
 
-    A row without context becomes zero.
+    With one split the result goes to `out`; with several, `combine_kernel` adds what this kernel leaves in
+    `attended` and `logs`. A row without context becomes zero. Strides are in units of QUERY_UNIT or KV_UNIT
+    elements, so that the compiler knows a common divisor.
     """
     kv_head, row, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     context = tl.load(context_len + row)
@@ -163,7 +165,7 @@ def combine_kernel(
     HEADS: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr,
     SPLITS: tl.constexpr, LEAST: tl.constexpr, TOGETHER: tl.constexpr,
 ):  # fmt: skip
-    """Grid (heads, rows): add the splits of a row by their weights, TOGETHER at once.
+    """Grid (heads, rows): add the results of the SPLITS parts of a row by their weights, TOGETHER at once.
 
     A row without context becomes zero.
     """

@@ -14,7 +14,10 @@ def rope_kernel(
     x, cos, sin, x_row: tl.int64, x_head: tl.int64,
     HEADS: tl.constexpr, HALF: tl.constexpr, BLOCK_H: tl.constexpr, PADDED: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
-    """Grid (rows,). Strides are multiples of units that the compiler knows."""
+    """Grid (rows,): rotate all heads of a row in place.
+
+    `x_row` and `x_head` are strides in units of UNIT elements, so that the compiler knows a common divisor.
+    """
     row = tl.program_id(0).to(tl.int64)
     h = tl.arange(0, BLOCK_H)[:, None]
     d = tl.arange(0, PADDED)[None, :]

@@ -100,7 +100,11 @@ _Pinnable = TextBlock | MessageBlock | ToolDefinition
 
 
 def _pin(blocks: Iterable[_Pinnable]) -> dict[str, CacheControl]:
-    """Return the longest of the pins of `blocks` as the field of their message."""
+    """Return the field `cache_control` of the chat message that `blocks` become; empty if no block has one.
+
+    A block's `cache_control` asks for its prefix to be kept in the cache for some time. One message has one
+    such field, so the longest time of all blocks counts.
+    """
     controls = [block.cache_control for block in blocks if block.cache_control is not None]
     return {"cache_control": max(controls, key=lambda control: control.seconds)} if controls else {}
 

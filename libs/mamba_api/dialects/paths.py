@@ -25,9 +25,10 @@ TEXT_FIELDS = {
 
 
 def chat_request(path: str, fields: Any) -> ChatCompletionRequest:
-    """Return the chat request that a parsed body of a path other than `COMPLETIONS` stands for.
+    """Return the chat request that means the same as the JSON body `fields` of a request to `path`.
 
-    Raises pydantic's ValidationError.
+    `path` is any path of `RELAYED` except `COMPLETIONS`, whose prompt is no chat. Raises pydantic's
+    ValidationError.
     """
     if path == MESSAGES:
         return chat_of_messages(MessagesRequest.model_validate(fields))

@@ -88,13 +88,14 @@ class HttpServer(uvicorn.Server):
         limits: HttpLimits | None = None,
         more_files: int = 0,
     ) -> None:
-        """Prepare a server.
+        """Prepare a server, and raise the process's limit of open files for its connections if possible.
 
         Args:
             app: the application.
-            last_bytes_seconds: seconds that connections may take to close at the end; None = no limit.
-            limits: limits of connections and requests.
-            more_files: number of files that the application opens for its requests.
+            last_bytes_seconds: seconds for which a server that stops waits for open connections to send
+                their last bytes; None = no limit.
+            limits: limits of connections and requests; None = the defaults.
+            more_files: number of files that the application opens for its requests, besides connections.
         """
         self._queue: AcceptQueue | None = None
         limits = limits or HttpLimits()

@@ -47,14 +47,14 @@ def sizes(config: AutoscalerConfig) -> tuple[int, ...]:
 
 
 class VirtualFleetState(msgspec.Struct, frozen=True, kw_only=True):
-    """State of the virtual fleets, as `AutoscalerMemory` keeps it."""
+    """Queues and successes of all virtual fleets after an interval; `AutoscalerMemory` keeps these fields."""
 
     backlog: tuple[float, ...]
     """Seconds of waiting work in each virtual fleet, in the order of `sizes`."""
     met: tuple[float, ...]
-    """Requests that each virtual fleet would have served in time, decayed."""
+    """Number of requests that each virtual fleet would have served in time; older requests count less."""
     came: float
-    """Requests that arrived, decayed."""
+    """Number of requests that arrived; older ones count less."""
 
 
 def advance(
@@ -79,7 +79,7 @@ def advance(
 def simulated_interval(
     size: int, backlog: float, config: AutoscalerConfig, costs: EngineCosts, arrivals: IntervalArrivals
 ) -> tuple[float, float]:
-    """Return (seconds of waiting work after the interval, share of requests in time) for one fleet."""
+    """Return one fleet's seconds of waiting work after the interval, and its share of requests in time."""
     capacity = size * costs.capacity
     free = capacity - arrivals.decode
     grown = backlog + (arrivals.prefill - free) * arrivals.seconds
@@ -128,7 +128,11 @@ def smallest_sufficient(memory: AutoscalerMemory, config: AutoscalerConfig, *, g
 
 
 def share_met(memory: AutoscalerMemory, config: AutoscalerConfig, size: int) -> float | None:
-    """Return the share of past requests that a fleet of about `size` would have served in time."""
+    """Return the share (0 to 1) of recent requests that a fleet of `size` engines would have served in time.
+
+    It is the share of the largest virtual fleet that is no larger than `size`, of the smallest one if there
+    is none. None while there were too few requests.
+    """
     fleets = sizes(config)
     if memory.came < MIN_PAST_REQUESTS or len(memory.met) != len(fleets):
         return None

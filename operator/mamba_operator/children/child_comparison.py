@@ -214,7 +214,10 @@ def _list_differences(desired: list[Any], observed: list[Any], path: str) -> Ite
 
 
 def _identity(items: list[Any]) -> tuple[str, ...] | None:
-    """Return the fields that all items have and that identify them; None if there are none."""
+    """Return the first of `IDENTITIES` that every item of a list has, with values that differ between items.
+
+    None if there is none: the items are then compared by their positions in the list.
+    """
     if not items or not all(isinstance(item, Mapping) for item in items):
         return None
     for keys in IDENTITIES:

@@ -187,4 +187,4 @@ def degraded(view: ConditionInputs) -> ConditionResult:
     if view.plan.failed is None or result.reason == Reason.ROLLED_BACK or result.status != "True":
         return result
     roll_back = f"{Reason.ROLLED_BACK}: {roll_back_text(view.plan)}"
-    return replace(result, message=f"{result.message}; and {roll_back}")
+    return replace(result, message=f"{result.message}; a second problem is {roll_back}")

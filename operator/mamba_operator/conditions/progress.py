@@ -33,7 +33,8 @@ def new_pods_would_get_another_plan(view: ConditionInputs) -> ConditionResult | 
         return None
     if isinstance(view.verdict, Fits):
         return ConditionResult("True", Reason.PLAN_DIFFERS, f"{view.verdict.message}; {difference}")
-    return ConditionResult("Unknown", Reason.PLAN_DIFFERS, f"each engine planned for itself; {difference}")
+    message = f"each engine planned its memory itself; {difference}"
+    return ConditionResult("Unknown", Reason.PLAN_DIFFERS, message)
 
 
 def plan_is_unknown(view: ConditionInputs) -> ConditionResult | None:
@@ -107,7 +108,7 @@ def engines_were_just_written(view: ConditionInputs) -> ConditionResult | None:
 
 def _written_text(view: ConditionInputs) -> str:
     return (
-        f"the Deployment of the engines was just written, desired number of engines: {view.desired}; wait "
+        f"the Deployment of the engines was just written (desired number of engines: {view.desired}): wait "
         "until they are ready"
     )
 
@@ -191,7 +192,7 @@ def too_few_engines(view: ConditionInputs) -> ConditionResult | None:
     failure = replaced_failure(view.snapshot.pods, view.now)
     cause = f"; one of them replaces an engine that failed: {failure}" if failure else ""
     if loading := sum(map(is_loading, view.snapshot.pods)):
-        message = f"{loading} of {view.desired} engines load the model{cause}"
+        message = f"{loading} of {view.desired} engines load the model: wait until they are ready{cause}"
         return ConditionResult("True", Reason.LOADING_MODEL, message)
     message = f"{view.engine.ready} of {view.desired} engines are ready, the others are being started{cause}"
     return ConditionResult("True", Reason.SCALING_UP, message)
@@ -264,13 +265,21 @@ def stuck_text(view: ConditionInputs) -> str | None:
     # there is room for run the desired revision, only room is missing and the roll-out is complete.
     if engine.stuck is not None and view.plan.failed is None and not view.rolled_out:
         if view.old_engines <= 0 or not engine.updated or view.plan.ready_revision is None:
-            return f"the roll-out of engines is stuck: {engine.stuck}"
+            return (
+                f"the roll-out of engines is stuck, and {engine.ready} of {engine.desired} engines are "
+                f"ready: {engine.stuck}"
+            )
         return (
             f"the roll-out of engines is stuck: {engine.stuck.removesuffix('.')}; {engine.updated} of "
             f"{engine.replicas} engines have the new revision and {view.old_engines} an older one, and those "
             "that are ready continue to serve"
         )
-    return f"the roll-out of gateways is stuck: {gateway.stuck}" if gateway.stuck is not None else None
+    if gateway.stuck is None:
+        return None
+    return (
+        f"the roll-out of gateways is stuck, and {gateway.ready} of {gateway.desired} gateways are ready: "
+        f"{gateway.stuck}"
+    )
 
 
 def in_place_text(view: ConditionInputs) -> str:

@@ -128,7 +128,9 @@ def _outgoing_text(snapshot: Snapshot, plan: ReconcilePlan, gateway: WorkloadSta
     words = ", ".join(f"{count} {role}" for role, count in ready.items() if count)
     # Two pools answer only together, and a unified engine answers alone.
     answer = ready.get("unified") or (len(ready) > 1 and all(ready.values()))
-    return f"engines that answer until the new ones are ready: {words}" if answer and gateway.ready else ""
+    if not (answer and gateway.ready):
+        return ""
+    return f"engines of the former spec.disaggregation answer until the new ones are ready: {words}"
 
 
 def _plan_status(view: ConditionInputs) -> PlanStatus | None:
@@ -251,9 +253,8 @@ def _up_to_date(parts: _Summarized, view: ConditionInputs, generation: int) -> C
         return ConditionResult("False", parts.progressing.reason, parts.progressing.message)
     writes = any(not (apply.create_only or apply.change is Change.RECORDED) for apply in view.plan.applies)
     if writes or view.plan.deletes or view.plan.terminating:
-        return ConditionResult(
-            "False", Reason.ROLLING_OUT, "objects were just written: the next pass checks whether they match"
-        )
+        message = "objects were just written: wait until the operator has checked whether they match"
+        return ConditionResult("False", Reason.ROLLING_OUT, message)
     return ConditionResult("True", Reason.UP_TO_DATE, f"every pod runs the spec of generation {generation}")
 
 

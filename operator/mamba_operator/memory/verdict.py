@@ -36,7 +36,10 @@ class Fits:
 
 @dataclass(frozen=True, slots=True)
 class DoesNotFit:
-    """Verdict that the memory cannot hold the weights and one sequence."""
+    """Verdict that an engine's memory is too small for the weights, the workspace and one sequence.
+
+    The pass changes no child.
+    """
 
     message: str
     """Required and available bytes, and the changes that help."""

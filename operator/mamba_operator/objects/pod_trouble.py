@@ -62,7 +62,7 @@ ADVICE: dict[Reason, str] = {
     Reason.GATEWAY_CRASHING: "look for the cause in `kubectl logs --previous` of the pod",
     Reason.PODS_FAILED: "give its node the resource that the message names, or add it to the pods' requests",
     Reason.NODE_LOST: "bring the node back or delete it; `kubectl delete pod --force` frees one pod alone",
-    Reason.VOLUMES_NOT_MOUNTED: "check that each of them exists and can be mounted on that node",
+    Reason.VOLUMES_NOT_MOUNTED: "check that each object exists and the node can mount it, and its network",
     Reason.CLAIM_NOT_BOUND: "create the claim, or a volume that fits its class and access mode",
     Reason.UNSCHEDULABLE: "add a node that fits, or request less in spec.resources or spec.scheduling",
     Reason.PODS_REFUSED: "raise the quota, satisfy the rule with spec.podTemplate, or repair the webhook",

@@ -356,7 +356,7 @@ class GhostTree:
         return ghost
 
     def _split(self, child: Ghost, keep: int, kind: CheckpointKind, turn: int = 0) -> Ghost:
-        """Cut `child` after `keep` pages; return the upper part, a new ghost."""
+        """Cut `child` after `keep` pages; return the upper part, a new ghost of that `kind` and `turn`."""
         parent = child.parent
         assert parent is not None
         cut = keep * HASH_BYTES

@@ -77,7 +77,7 @@ class ReturnForecast(Protocol):
         """Expected returns per request for which the checkpoint is kept."""
 
     def adopt_returns(self, other: "ReturnForecast") -> bool:
-        """Count the returns to `other`, a deeper depth without a checkpoint, for this checkpoint too.
+        """Count the returns to `other`, a greater depth without a checkpoint, for this checkpoint too.
 
         Returns whether that adds to the rate.
         """
@@ -240,16 +240,16 @@ class PrefixListener(Protocol):
     """
 
     def gained(self, prefix: CachedPrefix) -> None:
-        """Report that `prefix` now has a checkpoint."""
+        """Record that `prefix` now has a checkpoint."""
 
     def lost(self, prefix: CachedPrefix) -> None:
-        """Report that `prefix` is about to lose its checkpoint."""
+        """Record that `prefix` is about to lose its checkpoint."""
 
     def pages_gained(self, prefix: CachedPrefix) -> None:
-        """Report that the pages of `prefix` can be used now."""
+        """Record that the pages of `prefix` can be used now."""
 
     def pages_lost(self, prefix: CachedPrefix) -> None:
-        """Report that `prefix` is about to be removed, with its pages."""
+        """Record that `prefix` is about to be removed, with its pages."""
 
     def flushed(self, kept: Iterable[CachedPrefix]) -> None:
-        """Report that all prefixes were forgotten except `kept`."""
+        """Record that all prefixes were forgotten except `kept`."""

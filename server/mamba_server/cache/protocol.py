@@ -98,7 +98,7 @@ class Capacity(NamedTuple):
     """Pinned checkpoints; they count as evictable, because they give way when nothing else is left."""
 
     def pages_for(self, tokens: int) -> int:
-        """Return the pages of a sequence of `tokens` tokens."""
+        """Return the number of pages that hold a sequence of `tokens` tokens."""
         return -(-tokens // self.page_size)
 
     def never_fits(self, tokens: int, slots_per_sequence: int | None = None) -> bool:

@@ -96,12 +96,12 @@ class SequenceAllocation:
 
     @property
     def depth(self) -> int:
-        """Tokens that launched steps have folded into the live slot."""
+        """Number of tokens in the state of the live slot once every launched step has ended."""
         return int(self._batch.depth[self.row])
 
     @property
     def last_step(self) -> int:
-        """Last launched step that names the sequence; 0 = none yet."""
+        """Number of the last launched step that computes tokens of the sequence; 0 = none yet."""
         return int(self._batch.last_step[self.row])
 
     @property

@@ -130,7 +130,7 @@ class RadixStateCache(Quarantine):
     # --- admission -----------------------------------------------------------------------------------
 
     def pages_for(self, tokens: int) -> int:
-        """Return the pages of a sequence of `tokens` tokens."""
+        """Return the number of pages that hold a sequence of `tokens` tokens."""
         return -(-tokens // self.page_size)
 
     def match(self, token_ids: Tokens, salt: str, step: int) -> Match:

@@ -229,7 +229,7 @@ class RadixTree:
         return upper
 
     def lock(self, node: Node, *, state: bool) -> None:
-        """Pin the pages of the path to `node`, and its checkpoint if `state` (W4: 0 <= state <= kv locks)."""
+        """Lock the pages of the path to `node`, and its checkpoint if `state` (W4: 0 <= state <= kv lock)."""
         ancestor: Node | None = node
         while ancestor is not None:
             if not ancestor.kv_lock:
@@ -362,7 +362,10 @@ class RadixTree:
         return True
 
     def _split(self, child: Node, keep: int) -> Node:
-        """Cut `child` after `keep` pages; return the upper node, with the same locks and no state (W3)."""
+        """Cut `child` after `keep` pages, and return the new upper node, which is now the parent of `child`.
+
+        The upper node has the same page locks and no checkpoint (invariant W3).
+        """
         parent = child.parent
         assert parent is not None
         cut = keep * self.page_size

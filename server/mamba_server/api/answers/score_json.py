@@ -84,7 +84,7 @@ def prompt_scores(tokenizer: Tokenizer, entries: Entries, parts: LongParts) -> P
 
 
 def join_pieces(pieces: list[bytes]) -> bytes | list[bytes] | None:
-    """Join pieces: one if the bytes are few, several if they are many, None if there are none."""
+    """Return the same bytes: one piece if they are few, several if they are many, None if there are none."""
     if len(pieces) > 1:
         pieces = list(_join(pieces))
     return pieces if len(pieces) > 1 else pieces[0] if pieces else None

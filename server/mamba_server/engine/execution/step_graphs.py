@@ -10,7 +10,7 @@ Result = TypeVar("Result")
 
 
 class StepGraphs(Protocol):
-    """Capture of device work."""
+    """Recorder of device work: it captures the work of a step once, as a graph, and repeats it as a whole."""
 
     def capture(self, work: Callable[[], Result]) -> Callable[[], Result]:
         """Return a function that repeats the work that `work` issues, on the same memory.

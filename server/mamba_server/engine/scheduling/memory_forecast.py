@@ -52,9 +52,11 @@ class MemoryForecast:
         return growth.prompt_pages + growth.tokens_left / self._page_size
 
     def _peak(self, running: list[SequenceGrowth]) -> float:
-        """Return the most pages beyond those held now.
+        """Return the largest number of pages, beyond those held now, that are needed until all have ended.
 
-        At the end of the k-th sequence, the first k are still running and have grown.
+        The sequences are taken in the order of their tokens left, most first. Just before the k-th of them
+        ends, the first k are still running and have grown by as many tokens as it had left; all later ones
+        have ended and freed their pages.
         """
         left, prompt, held = np.array(
             [(growth.tokens_left, growth.prompt_pages, growth.held_pages) for growth in running]

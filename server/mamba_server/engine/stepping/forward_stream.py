@@ -67,7 +67,10 @@ def _work(tickets: Tickets) -> None:
 
 
 class ThreadStream:
-    """Stream with one worker thread: a CPU overlaps steps, too, as torch releases the interpreter lock."""
+    """Stream of a CPU: one worker thread computes the steps while the loop plans the next one.
+
+    Both run at the same time, because torch releases Python's interpreter lock while it computes.
+    """
 
     def __init__(self) -> None:
         self._queue: Tickets = queue.SimpleQueue()

@@ -42,7 +42,11 @@ class _Held:
 
 @dataclass(slots=True, eq=False)
 class _Question:
-    """Request of a thread of the server that the loop opens an export."""
+    """Request by which a thread of the transfer server asks the engine's loop to open an export.
+
+    The thread waits for `done` and reads `answer`: None if the loop has no such checkpoint. `given_up` tells
+    the loop that the thread no longer waits, so that the loop ends the export itself.
+    """
 
     request: Wanted
     done: threading.Event = field(default_factory=threading.Event)
@@ -53,7 +57,7 @@ class _Question:
 
 @dataclass(slots=True, eq=False)
 class _HotQuestion:
-    """Request of a thread of the server for the most valuable prefixes."""
+    """Request by which a thread of the transfer server asks the loop for the `count` best prefixes."""
 
     count: int
     done: threading.Event = field(default_factory=threading.Event)
@@ -102,7 +106,7 @@ class Exporter:
         return HandOver(name, export.depth, self._lease_seconds)
 
     def poll(self, step: int) -> None:
-        """Answer the server's threads; end exports that were read or have expired. Runs between two steps."""
+        """Answer the threads' requests, and end exports that were read or have expired, between two steps."""
         while self._closed:
             name, delivered = self._closed.popleft()
             self._end(name, "valid" if delivered else "lost")
@@ -193,7 +197,10 @@ class Exporter:
         return export
 
     def hottest(self, count: int) -> list[HotPrefix]:
-        """Return the prefixes that are evicted last, the most valuable first. Waits for the loop's answer."""
+        """Return the prefixes that eviction would take last, the most valuable first.
+
+        Waits for the loop's answer for at most `ANSWER_SECONDS`; without one, the result is empty.
+        """
         question = _HotQuestion(count)
         self._hot_questions.append(question)
         self._wake()
