@@ -10,7 +10,7 @@ from typing import Protocol
 
 from mamba_planner.arithmetic import prefill_work
 from mamba_planner.strategy import receptions_within
-from mamba_server.cache import ManagedStateCache, Reception, Tokens
+from mamba_server.cache import ManagedStateCache, Quarantined, Reception, Tokens
 from mamba_server.engine.sequences.sequence import Sequence
 from mamba_server.engine.stepping.prefill_speed import PrefillSpeed
 from mamba_server.engine.transfers.bandwidth import MIN_CHOICE_SECONDS
@@ -138,10 +138,13 @@ class EngineTransfers:
         ) -> ReadResult:
             return peers.read(fetch, prefix, salt, reception, buffers, deadline, cancelled)
 
+        place = f"{fetch.address} {fetch.incarnation}"
         if not fetch.export:
-            return StateSource("peer", "in", fetch.depth, read, fetch.address, size)
+            return StateSource(
+                "peer", "in", fetch.depth, read, fetch.address, size=size, origin="peer", place=place
+            )
         return StateSource(
-            "peer", "in", fetch.depth, read, fetch.address, size,
+            "peer", "in", fetch.depth, read, fetch.address, size=size, origin="hand_over", place=place,
             unread=lambda: peers.give_up(fetch), waits=lambda: peers.renew(fetch),
         )  # fmt: skip
 

@@ -54,6 +54,10 @@ class StateSource:
     read: Callable[[Reception, Buffers, float, threading.Event], ReadResult]
     """Fills the buffers, in a thread, until it is done, the deadline passes, or the event is set."""
     peer: str = ""
+    origin: Origin = "peer"
+    """Kind of the source in the lineage of the checkpoint."""
+    place: str = ""
+    """Engine or tier by which the lineage of the checkpoint names the source."""
     size: int = 0
     """Expected bytes, by which others that wait behind it judge; 0 = unknown."""
     unread: Callable[[], None] = lambda: None

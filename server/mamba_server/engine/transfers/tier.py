@@ -237,4 +237,6 @@ class Tier:
             outcome = self.store.read(exact, buffers[:1], buffers[1:])
             return ReadResult("valid" if outcome is ReadOutcome.VALID else outcome.value)
 
-        return StateSource(kind, "restored", stored.depth, read, size=stored.total_bytes)
+        return StateSource(
+            kind, "restored", stored.depth, read, size=stored.total_bytes, origin="tier", place=kind
+        )
