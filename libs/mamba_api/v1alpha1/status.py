@@ -168,8 +168,8 @@ class ScalingStatus(StatusModel):
     last_change: Timestamp | None = None
     """Time at which desired last changed."""
     start: Count = 0
-    """Value of spec.replicas that scaling started from. Another value in the spec makes it start from there
-    again."""
+    """Value of spec.replicas, or of replicas of the pool, that scaling started from. Another value in the
+    spec makes it start from there again."""
     answered_wake: Annotated[str, Field(max_length=64)] | None = None
     """Last wake request of a gateway before the engines stopped. Only a newer request wakes them."""
     history: Annotated[list[ScalingChange], Field(max_length=HISTORY)] = []
@@ -212,6 +212,9 @@ class PoolStatus(StatusModel):
     rollout: RolloutStatus | None = None
     """The engine revision of the pool to go back to, and the one that failed. Absent until all engines of the
     pool have been ready once."""
+    scaling: ScalingStatus | None = None
+    """Number of engines of the pool that the operator's autoscaler wants. Absent if replicas of the pool is a
+    fixed number."""
 
 
 class ProposedStrategy(StatusModel):
@@ -292,7 +295,12 @@ class Status(StatusModel):
             json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
         ),
     ] = []
-    """The pools of a deployment with disaggregation; plan and rollout are then those of each pool."""
+    """The pools of a deployment with disaggregation; plan, rollout and scaling are then those of each
+    pool."""
+    hand_over_tokens: Count | None = None
+    """Fewest tokens that a decode engine would have to compute of a prompt from which a prefill engine
+    computes them: spec.disaggregation.handOverTokens, or the planner's choice. Absent without
+    disaggregation."""
     rollout: RolloutStatus | None = None
     """The engine revision to go back to, and the one that failed. Absent until all engines have been ready
     once."""

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from datetime import datetime
 
 from mamba_api import names
-from mamba_api.v1alpha1 import MambaDeployment, ScalingChange, ScalingStatus
+from mamba_api.choices import Role
+from mamba_api.v1alpha1 import MambaDeployment, ScalingChange, ScalingStatus, Status
 from mamba_api.v1alpha1.status import HISTORY
 from mamba_operator.autoscale.config import AutoscalerConfig, history_of
 from mamba_operator.autoscale.scaling_record import LatestDecision
@@ -64,6 +65,13 @@ def advisory_config(deployment: MambaDeployment) -> AutoscalerConfig | None:
     )
 
 
+def recorded_scaling(status: Status | None, role: Role) -> ScalingStatus | None:
+    """Return the recorded decision about the engines of one role; None without any."""
+    if status is None or role == "unified":
+        return status.scaling if status is not None else None
+    return next((pool.scaling for pool in status.pools if pool.name == role), None)
+
+
 def scaling_status(
     deployment: MambaDeployment,
     old: ScalingStatus | None,
@@ -71,28 +79,31 @@ def scaling_status(
     wake: str | None,
     latest_decision: LatestDecision | None,
     now: datetime,
+    *,
+    replicas_field: str = "spec.replicas",
 ) -> ScalingStatus | None:
     """Return the new `status.scaling`; None where spec.replicas alone sets the number.
 
     Args:
-        deployment: the object.
+        deployment: the object, or that of one pool.
         old: the previous status.
         engine: the engine Deployment, if there is one.
         wake: the text with which a gateway last asked for an engine.
         latest_decision: the autoscaler's last decision. It is ignored if it started from another number than
             the one in force: it has then been carried out or is out of date.
         now: the time.
+        replicas_field: name of the field that `deployment.spec.replicas` holds.
     """
     config = autoscaler_config(deployment)
     if config is None:
         return None
     start = deployment.spec.replicas
     if old is None:
-        return _initial_status(deployment, config, engine, wake, now)
+        return _initial_status(deployment, config, engine, wake, now, replicas_field)
     current = old.model_copy(update={"start": start})
     if start != old.start:
         return _with_change(
-            current, _bounded(start, config), f"spec.replicas was set to {start}", "spec", wake, now
+            current, _bounded(start, config), f"{replicas_field} was set to {start}", "spec", wake, now
         )
     if old.desired == 0 and wake is not None and wake != old.answered_wake:
         return _with_change(current, config.lowest, "a gateway holds a request", "wake", wake, now)
@@ -118,6 +129,7 @@ def _initial_status(
     engine: Manifest | None,
     wake: str | None,
     now: datetime,
+    replicas_field: str,
 ) -> ScalingStatus:
     """Return the first status: running engines continue, unless spec.replicas is 0."""
     start = deployment.spec.replicas
@@ -127,7 +139,7 @@ def _initial_status(
     elif config.min_replicas == 0 and not _is_recent(wake, config, now):
         desired, reason = 0, "no request has come yet"
     else:
-        desired, reason = max(_bounded(start, config), config.lowest), f"spec.replicas is {start}"
+        desired, reason = max(_bounded(start, config), config.lowest), f"{replicas_field} is {start}"
     return ScalingStatus(
         desired=desired,
         reason=reason,

@@ -38,6 +38,7 @@ from mamba_operator.memory.verdict import Fits
 from mamba_operator.objects.manifest import Manifest, name_of
 from mamba_operator.objects.recorded_status import WorkloadState, recorded_status, workload_state
 from mamba_operator.observation.snapshot import Snapshot
+from mamba_planner.hand_over import hand_over_tokens
 
 
 def summarize(
@@ -84,7 +85,10 @@ def summarize(
             "conditions": conditions,
             "plan": _plan_status(unified) if unified is not None else None,
             "pools": _pool_statuses(views, old),
-            "scaling": _scaling(plan, old.scaling, engines),
+            "hand_over_tokens": hand_over_tokens(plan.deployment)
+            if plan.deployment is not None
+            else old.hand_over_tokens,
+            "scaling": _scaling(plan, old.scaling, engines) if unified is not None else None,
             "rollout": _rollout(plan, old.rollout) if unified is not None else None,
             # While nothing may be changed, the recorded workload stays.
             "workload": plan.workload if plan.replicas is not None else old.workload,
@@ -153,6 +157,9 @@ def _pool_statuses(views: Mapping[Role, ConditionInputs], old: Status) -> list[P
                 strategy=_strategy(view),
                 plan=_plan_status(view),
                 rollout=_rollout(view.plan, before.rollout if before is not None else None),
+                scaling=_scaling(
+                    view.plan, before.scaling if before is not None else None, view.engine.replicas
+                ),
             )
         )
     return pools

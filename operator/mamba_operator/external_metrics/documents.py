@@ -44,7 +44,7 @@ def values(
     """Return the ExternalMetricValueList of (deployment, time of the sample, sample)."""
     items = []
     for name, when, sample in timed_samples:
-        labels = {"name": name, **({"unit": sample.unit} if sample.unit else {})}
+        labels = {"name": name, "role": sample.role, **({"unit": sample.unit} if sample.unit else {})}
         if selected(labels):
             items.append(
                 {

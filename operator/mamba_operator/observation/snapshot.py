@@ -63,7 +63,10 @@ class Snapshot:
     """By run of an engine: hash of the live settings that it accepted."""
 
     latest_decision: LatestDecision | None = None
-    """Last decision of the autoscaler about this object."""
+    """Last decision of the autoscaler about the engines of `role`."""
+
+    decisions_by_role: Mapping[Role, LatestDecision] = field(default_factory=dict)
+    """The same for engines of each role."""
 
     cache_shared: bool = False
     """Whether another MambaDeployment uses the volume of the model cache."""
@@ -114,14 +117,15 @@ class Snapshot:
     def of_pool(self, role: Role) -> "Snapshot":
         """Return the snapshot with the engines of one role, all gateways and all loaders.
 
-        Measured traffic and decisions about the number of engines are those of unified engines: engines of
-        two pools see different parts of the same requests.
+        Measured traffic is that of unified engines: engines of two pools see different parts of the same
+        requests.
         """
         pods = tuple(pod for pod in self.pods if not is_engine(pod) or role_of(pod) == role)
         if role == "unified":
             return replace(self, pods=pods, role=role)
         reported = self.reported_by_role.get(role)
-        return replace(self, pods=pods, role=role, reported=reported, measured=None, latest_decision=None)
+        decision = self.decisions_by_role.get(role)
+        return replace(self, pods=pods, role=role, reported=reported, measured=None, latest_decision=decision)
 
     @property
     def uid(self) -> str:
@@ -145,7 +149,7 @@ def nothing_shipped(_uri: str) -> None:
 class Sources:
     """Sources of what a snapshot holds and the API server does not know. Each is called in every pass."""
 
-    latest_decision: Callable[[Key], LatestDecision | None] = lambda _: None
+    latest_decisions: Callable[[Key], Mapping[Role, LatestDecision]] = lambda _: {}
     attempts: Callable[[Key], Mapping[str, Attempts]] = lambda _: {}
     downloads: Callable[[Key], Mapping[str, DownloadProgress]] = lambda _: {}
     reported: Callable[[Key], Mapping[Role, ReportedPlan]] = lambda _: {}

@@ -128,6 +128,34 @@ def test_one_service_has_the_engines_of_both_pools_and_only_they_read_states() -
     assert child(children, "PodDisruptionBudget", "nano-engine")["spec"]["maxUnavailable"] == 1
 
 
+@pytest.mark.parametrize(
+    ("spec", "least"),
+    [
+        ({"disaggregation": {"handOverTokens": 2000}}, 2000),
+        ({"disaggregation": {}}, 512),
+        ({"disaggregation": {}, "engine": {"pageSize": 100}, "stateCache": {"trackInterval": 500}}, 600),
+        ({"disaggregation": {}, "engine": {"pageSize": 1000}, "stateCache": {"trackInterval": 1000}}, 2000),
+    ],
+)
+def test_the_shortest_prompt_to_hand_over_is_that_of_the_spec_or_the_planner(
+    spec: dict[str, Any], least: int
+) -> None:
+    of = fitting_owner(**spec)
+    children = applied(of)
+    [gateway] = child(children, "Deployment", "nano")["spec"]["template"]["spec"]["containers"]
+
+    assert {"name": "MAMBASERVE_HAND_OVER_TOKENS", "value": str(least)} in gateway["env"]
+    assert status(of, ready(children)).hand_over_tokens == least
+
+
+def test_without_pools_nothing_is_handed_over() -> None:
+    of = fitting_owner()
+    children = applied(of)
+
+    assert "HAND_OVER_TOKENS" not in json.dumps(child(children, "Deployment", "nano"))
+    assert status(of, running(children)).hand_over_tokens is None
+
+
 def test_a_change_of_one_pool_rolls_that_pool_alone() -> None:
     before = applied(pooled())
     of = pooled(disaggregation={"decode": {"resources": {"cpu": "8"}}})
