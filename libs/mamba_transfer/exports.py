@@ -1,4 +1,4 @@
-"""Exports as the transfer server sees them. An engine implements `ExportSource`."""
+"""Exports as the transfer server sees them. An engine implements `ExportSource` and `StateHeir`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from typing import Protocol
 
 from mamba_transfer.bundle import Buffers
 from mamba_transfer.leases import Lease
-from mamba_transfer.messages import HotPrefix, Wanted
+from mamba_transfer.messages import Bequest, HotPrefix, Wanted
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,5 +47,20 @@ class ExportSource(Protocol):
         """Return the prefixes that are evicted last, at most `count` of them, the most valuable first.
 
         The call may block its thread until the engine's loop has answered.
+        """
+        ...
+
+
+class StateHeir(Protocol):
+    """The engine as an heir of peers that end. All methods are called by threads of the server."""
+
+    def places(self, role: str) -> int:
+        """Return how many states of an ending engine of `role` there is room for; 0 = it takes none."""
+        ...
+
+    def inherit(self, bequest: Bequest) -> int:
+        """Fetch what is worth it, and return the number of states that were fetched.
+
+        The call blocks its thread for `bequest.seconds` at most.
         """
         ...

@@ -7,15 +7,19 @@ has them, the transfer server and the tier below the arena.
 import threading
 from collections.abc import Callable
 
+import numpy as np
+
 from mamba_server.cache import ManagedStateCache, Reception, Tokens
 from mamba_server.engine.sequences.sequence import Sequence
 from mamba_server.engine.transfers.bundle_memory import Buffers
 from mamba_server.engine.transfers.exporter import Exporter
+from mamba_server.engine.transfers.heir import Heir
 from mamba_server.engine.transfers.importer import Importer, ReadResult, StateSource
 from mamba_server.engine.transfers.sessions import Sessions
 from mamba_server.engine.transfers.tier import Tier
 from mamba_server.engine.transfers.transfer_counts import TransferCounts
 from mamba_server.wire import Fetch, HandOver
+from mamba_transfer import HotPrefix
 
 ReadState = Callable[[Fetch, Tokens, str, Reception, Buffers, float, threading.Event], ReadResult]
 """Reads a state from another engine: source, prefix, salt, reception, buffers, deadline, cancellation."""
@@ -42,12 +46,13 @@ class EngineTransfers:
         *,
         read_peer: ReadState | None = None,
         tier: Tier | None = None,
+        heir: Heir | None = None,
         close: Callable[[], None] = lambda: None,
     ) -> None:
         self._cache, self._importer, self._step, self._close = cache, importer, step, close
         self.counts = counts
         self.exporter, self.sessions = exporter, sessions
-        self._read_peer, self.tier = read_peer, tier
+        self._read_peer, self.tier, self._heir = read_peer, tier, heir
         if tier is not None:
             cache.on_eviction(tier.on_eviction)
 
@@ -98,7 +103,15 @@ class EngineTransfers:
         self.sessions.poll()
         if self.tier is not None:
             self.tier.poll()
+        if self._heir is not None:
+            self._heir.poll(self._bring_inherited)
         return self._importer.poll(self._step())
+
+    def _bring_inherited(
+        self, fetch: Fetch, prefix: HotPrefix, deadline: float, ended: Callable[[str], None]
+    ) -> None:
+        tokens = np.frombuffer(prefix.token_ids, "<i4").astype(np.int32)
+        self.bring(fetch, tokens, prefix.salt, deadline=deadline, ended=ended)
 
     def cancel(self, request_id: str) -> None:
         """Give up the state for a request that has ended."""
