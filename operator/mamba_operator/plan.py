@@ -323,10 +323,9 @@ def _decisions(context: Context, snapshot: Snapshot, pinned: PinnedVerdict, now:
     return _Decisions(
         scaling,
         scaling.desired if scaling is not None else deployment.spec.replicas,
-        # Engines of two pools see different parts of the same requests, so none of them measures the traffic.
-        strategy_in_force(deployment, pinned, engine, snapshot.measured, now, tunable=bool(context.key_id))
-        if context.role == "unified"
-        else StrategyInForce(pinned.verdict),
+        strategy_in_force(
+            deployment, pinned, engine, snapshot.measured, now, tunable=bool(context.key_id), role=role
+        ),
         key_rollout(deployment.spec.gateway.auth is not None, engine, gateway, snapshot.pods),
     )
 

@@ -269,7 +269,8 @@ class Reconciler:
             downloads=sources.downloads(key),
             reported=(reports := sources.reported(key)).get("unified"),
             reported_by_role=reports,
-            measured=sources.measured(key),
+            measured=(measured := sources.measured(key)).get("unified"),
+            measured_by_role=measured,
         )
 
     def _plan(self, snapshot: Snapshot) -> ReconcilePlan:

@@ -98,7 +98,7 @@ class Life:
             engines=EngineAccess(ADMIN_KEY, self._put),
             sources=Sources(
                 latest_decisions=lambda _: {"unified": self.latest_decision} if self.latest_decision else {},
-                measured=self._measured,
+                measured=lambda key: {"unified": found} if (found := self._measured(key)) else {},
             ),
             runtime=Runtime(now=self._now),
         )

@@ -90,7 +90,10 @@ class Snapshot:
     """The same for engines of each role."""
 
     measured: MeasuredWorkload | None = None
-    """The workload that the engines measure; None while there is too little traffic or no report."""
+    """The workload that the engines of `role` measure; None while there is too little traffic, or none."""
+
+    measured_by_role: Mapping[Role, MeasuredWorkload] = field(default_factory=dict)
+    """The same for engines of each role."""
 
     role: Role = "unified"
     """Role of the engines in `pods`."""
@@ -115,17 +118,18 @@ class Snapshot:
         )
 
     def of_pool(self, role: Role) -> "Snapshot":
-        """Return the snapshot with the engines of one role, all gateways and all loaders.
-
-        Measured traffic is that of unified engines: engines of two pools see different parts of the same
-        requests.
-        """
+        """Return the snapshot with the engines of one role, all gateways and all loaders."""
         pods = tuple(pod for pod in self.pods if not is_engine(pod) or role_of(pod) == role)
         if role == "unified":
             return replace(self, pods=pods, role=role)
-        reported = self.reported_by_role.get(role)
-        decision = self.decisions_by_role.get(role)
-        return replace(self, pods=pods, role=role, reported=reported, measured=None, latest_decision=decision)
+        return replace(
+            self,
+            pods=pods,
+            role=role,
+            reported=self.reported_by_role.get(role),
+            measured=self.measured_by_role.get(role),
+            latest_decision=self.decisions_by_role.get(role),
+        )
 
     @property
     def uid(self) -> str:
@@ -153,5 +157,5 @@ class Sources:
     attempts: Callable[[Key], Mapping[str, Attempts]] = lambda _: {}
     downloads: Callable[[Key], Mapping[str, DownloadProgress]] = lambda _: {}
     reported: Callable[[Key], Mapping[Role, ReportedPlan]] = lambda _: {}
-    measured: Callable[[Key], MeasuredWorkload | None] = lambda _: None
+    measured: Callable[[Key], Mapping[Role, MeasuredWorkload]] = lambda _: {}
     shipped: ShippedConfig = nothing_shipped
