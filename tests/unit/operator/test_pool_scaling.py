@@ -3,39 +3,24 @@
 from typing import Any
 
 import pytest
-from prometheus_client import CollectorRegistry
 
-from mamba_api import names
-from mamba_api.choices import Role
 from mamba_api.v1alpha1 import MambaDeployment, Status
 from mamba_api.v1alpha1.pool_deployments import pool_deployments
-from mamba_operator.autoscale.autoscaler import Autoscaler
 from mamba_operator.autoscale.config import AutoscalerConfig
 from mamba_operator.autoscale.decide import ScalingDecision
 from mamba_operator.autoscale.demand import Demand
 from mamba_operator.autoscale.memory import AutoscalerMemory
 from mamba_operator.autoscale.reports import engine_report
-from mamba_operator.autoscale.scaling_metrics import ScalingMetrics
 from mamba_operator.autoscale.scaling_record import LatestDecision, from_text
 from mamba_operator.autoscale.scaling_status import autoscaler_config
 from mamba_operator.conditions.status import summarize
-from mamba_operator.objects.indices import Indices, index_id
-from mamba_operator.objects.kinds import MAMBA_DEPLOYMENT, POD
-from mamba_operator.objects.manifest import Key, Manifest
+from mamba_operator.objects.manifest import Manifest
 from mamba_operator.observation.snapshot import Snapshot
 from mamba_operator.pass_events import pass_events
 from mamba_operator.plan import make_plan
 from operator_objects import NOW, TOKEN, applied, fitting_owner, running, snapshot
+from pool_world import KEY, RANGES, World
 
-KEY = Key("models", "nano")
-RANGES = {
-    "prefill": {"scaling": {"minReplicas": 1, "maxReplicas": 6, "ttftTarget": "1s"}},
-    "decode": {
-        "scaling": {"minReplicas": 1, "maxReplicas": 8, "tpotTarget": "50ms", "scaleDownDelay": "60s"}
-    },
-}
-DOOR = "mambaserve_gateway_in_flight 0\n"
-QUIET = "mambaserve_requests_running 0\nmambaserve_transfer_credits 4\n"
 MANY_ANSWERS = """mambaserve_requests_running{model="m"} 60
 mambaserve_requests_waiting{model="m"} 40
 mambaserve_max_running_requests{model="m"} 64
@@ -50,56 +35,6 @@ MANY_EXPORTS = """mambaserve_requests_running{model="m"} 1
 mambaserve_slabs{model="m",owner="exported"} 95
 mambaserve_slabs{model="m",owner="free"} 5
 """
-
-
-def pod(role: Role, number: int) -> Manifest:
-    name = f"{role}-{number}"
-    return {
-        "metadata": {
-            "name": name, "namespace": "models",
-            "labels": {**names.labels("nano", "engine"), names.LABEL_ROLE: role},
-        },
-        "status": {"phase": "Running", "podIP": name, "conditions": [{"type": "Ready", "status": "True"}]},
-    }  # fmt: skip
-
-
-def door() -> Manifest:
-    return {
-        "metadata": {"name": "door", "namespace": "models", "labels": names.labels("nano", "gateway")},
-        "status": {"phase": "Running", "podIP": "door", "conditions": [{"type": "Ready", "status": "True"}]},
-    }
-
-
-class World:
-    """Contents of the watches with two engines of each pool, and answers of the pods."""
-
-    def __init__(self, **pools: Any) -> None:
-        of = fitting_owner(disaggregation={**RANGES, **pools})
-        of["status"] = {
-            "pools": [{"name": pool, "scaling": {"desired": 2, "start": 1}} for pool in ("prefill", "decode")]
-        }
-        pods = [pod(role, number) for role in ("prefill", "decode") for number in range(2)]  # type: ignore[arg-type]
-        self.reports: dict[str, str] = {**{each["metadata"]["name"]: QUIET for each in pods}, "door": DOOR}
-        self.now = 0.0
-        self.registry = CollectorRegistry()
-        indices = Indices()
-        indices.take({index_id(MAMBA_DEPLOYMENT): {KEY: [of]}, index_id(POD): {KEY: [*pods, door()]}})
-        self.autoscaler = Autoscaler(
-            indices, self._read, lambda _: None, ScalingMetrics(self.registry), period=10,
-            now=lambda: self.now,
-        )  # fmt: skip
-
-    async def _read(self, address: str) -> str | None:
-        return self.reports.get(address)
-
-    async def decisions(self, polls: int = 1) -> dict[Role, ScalingDecision]:
-        for _ in range(polls):
-            await self.autoscaler.poll()
-            self.now += 10
-        return {role: latest.decision for role, latest in self.autoscaler.latest_decisions(KEY).items()}
-
-    def set(self, role: Role, text: str) -> None:
-        self.reports |= {f"{role}-{number}": text for number in range(2)}
 
 
 def test_each_pool_has_its_own_bounds_and_targets() -> None:

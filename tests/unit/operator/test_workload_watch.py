@@ -182,3 +182,19 @@ async def test_a_deployment_that_went_is_forgotten_and_one_that_breaks_keeps_no_
         await world.watch.poll()
         world.now += TRAFFIC_POLL_SECONDS
     assert world.watch.measured(KEY).get("unified") is not None
+
+
+async def test_each_of_two_pools_has_a_measurement_of_its_own() -> None:
+    pods = [pod("p"), pod("d")]
+    for each, role in zip(pods, ("prefill", "decode"), strict=True):
+        each["metadata"]["labels"] = {**each["metadata"]["labels"], names.LABEL_ROLE: role}
+    world = World(*pods, disaggregation={})
+    for _ in range(20):
+        world.engines["p"].serve(20, 8000, 0, 0.0)
+        world.engines["d"].serve(20, 2000, 300, 0.0)
+        await world.polls(1, requests=0)
+    found = world.watch.measured(KEY)
+
+    assert sorted(found) == ["decode", "prefill"]
+    assert (found["prefill"].prompt_tokens, found["prefill"].output_tokens) == pytest.approx((8000, 0))
+    assert (found["decode"].prompt_tokens, found["decode"].output_tokens) == pytest.approx((2000, 300))
