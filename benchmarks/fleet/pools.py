@@ -87,6 +87,7 @@ class PoolExperiment:
                     tpot=self.slo.tpot if pool == "decode" else None,
                     least=self.conditions.least,
                     most=self.conditions.most,
+                    bypassed=pool == "prefill",
                 ),
                 replace(self.conditions, initial=count),
                 self._ttft(pool),

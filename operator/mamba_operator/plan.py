@@ -318,7 +318,7 @@ def _decisions(context: Context, snapshot: Snapshot, pinned: PinnedVerdict, now:
     role, wake = context.role, wake_text(_wake(context, snapshot))
     scaling = scaling_status(
         deployment, recorded_scaling(deployment.status, role), engine, wake, snapshot.latest_decision, now,
-        replicas_field="spec.replicas" if role == "unified" else f"disaggregation.{role}.replicas",
+        role=role,
     )  # fmt: skip
     return _Decisions(
         scaling,

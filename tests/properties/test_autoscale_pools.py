@@ -10,7 +10,7 @@ from mamba_api.choices import Role
 from mamba_operator.autoscale.config import AutoscalerConfig
 from mamba_operator.autoscale.decide import decide
 from mamba_operator.autoscale.memory import AutoscalerMemory
-from mamba_operator.autoscale.observation import Observation
+from mamba_operator.autoscale.observation import GatewayTraffic, Observation
 from pool_world import World
 from scaled_fleet import load, seen
 
@@ -112,3 +112,22 @@ def test_what_the_engines_of_one_pool_report_never_moves_the_other_pool(
         return targets
 
     assert asyncio.run(decided(one)) == asyncio.run(decided(another))
+
+
+@budget
+@given(configs, st.integers(1, 12), st.lists(rate, min_size=4, max_size=40), st.floats(1, 5))
+def test_requests_that_need_none_of_the_engines_ask_for_no_more_of_them(
+    config: AutoscalerConfig, engines: int, loads: list[float], others: float
+) -> None:
+    """For each request that comes here, `others - 1` are served elsewhere, in time."""
+    engines = min(max(engines, config.lowest), config.max_replicas)
+    memories = [AutoscalerMemory(), AutoscalerMemory()]
+    for number, requests in enumerate(loads):
+        now = observed(engines, requests, 0.0, 0.0, number)
+        now = msgspec.structs.replace(now, traffic=GatewayTraffic(arrivals=others * requests))
+        alone, beside = (
+            decide(now, msgspec.structs.replace(config, bypassed=bypassed), memory)
+            for bypassed, memory in zip((False, True), memories, strict=True)
+        )
+        assert beside.target <= alone.target
+        memories = [alone.memory, beside.memory]

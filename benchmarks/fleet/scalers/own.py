@@ -16,13 +16,20 @@ class OwnScaler:
     period, delay = 5.0, 1.0
 
     def __init__(
-        self, profile: EngineProfile, *, ttft: float | None, tpot: float | None, least: int, most: int
+        self,
+        profile: EngineProfile,
+        *,
+        ttft: float | None,
+        tpot: float | None,
+        least: int,
+        most: int,
+        bypassed: bool = False,
     ) -> None:
         self._profile = profile
         self._view = FleetView()
         self._memory = AutoscalerMemory()
         self.config = AutoscalerConfig(
-            min_replicas=least, max_replicas=most, ttft_target=ttft, tpot_target=tpot
+            min_replicas=least, max_replicas=most, ttft_target=ttft, tpot_target=tpot, bypassed=bypassed
         )
         self.last: ScalingDecision | None = None
 

@@ -232,7 +232,7 @@ def _scaling_specs(owner: Manifest) -> Iterator[tuple[Role, _ScalingSpec]]:
         replicas, scaling = part.spec.replicas, recorded_scaling(part.status, role)
         if (config := advisory_config(part)) is not None:
             yield role, _ScalingSpec(config, replicas, replicas, decides=False)
-        elif (config := autoscaler_config(part)) is not None and scaling is not None:
+        elif (config := autoscaler_config(part, role)) is not None and scaling is not None:
             yield (
                 role,
                 _ScalingSpec(

@@ -19,10 +19,14 @@ MAX_REPLICAS = 10_000
 """Largest value of spec.replicas."""
 
 
-def autoscaler_config(deployment: MambaDeployment) -> AutoscalerConfig | None:
+def autoscaler_config(deployment: MambaDeployment, role: Role = "unified") -> AutoscalerConfig | None:
     """Return the autoscaler's targets; None where spec.replicas alone sets the number.
 
     A deployment without a range may still be idle: all engines then stop and start together.
+
+    Args:
+        deployment: the object, or that of one pool.
+        role: role of the engines.
     """
     spec, scaling = deployment.spec, deployment.spec.scaling
     delay = scaling.scale_down_delay.seconds
@@ -35,6 +39,7 @@ def autoscaler_config(deployment: MambaDeployment) -> AutoscalerConfig | None:
             ttft_target=scaling.ttft_target.seconds if scaling.ttft_target else None,
             tpot_target=scaling.tpot_target.seconds if scaling.tpot_target else None,
             scale_down_delay=delay,
+            bypassed=role == "prefill",
             history=history_of(delay),
             start_deadline=spec.rollout.progress_deadline.seconds,
         )
@@ -80,7 +85,7 @@ def scaling_status(
     latest_decision: LatestDecision | None,
     now: datetime,
     *,
-    replicas_field: str = "spec.replicas",
+    role: Role = "unified",
 ) -> ScalingStatus | None:
     """Return the new `status.scaling`; None where spec.replicas alone sets the number.
 
@@ -92,12 +97,13 @@ def scaling_status(
         latest_decision: the autoscaler's last decision. It is ignored if it started from another number than
             the one in force: it has then been carried out or is out of date.
         now: the time.
-        replicas_field: name of the field that `deployment.spec.replicas` holds.
+        role: role of the engines.
     """
-    config = autoscaler_config(deployment)
+    config = autoscaler_config(deployment, role)
     if config is None:
         return None
     start = deployment.spec.replicas
+    replicas_field = "spec.replicas" if role == "unified" else f"disaggregation.{role}.replicas"
     if old is None:
         return _initial_status(deployment, config, engine, wake, now, replicas_field)
     current = old.model_copy(update={"start": start})

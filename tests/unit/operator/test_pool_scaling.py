@@ -39,10 +39,10 @@ mambaserve_slabs{model="m",owner="free"} 5
 
 def test_each_pool_has_its_own_bounds_and_targets() -> None:
     of = MambaDeployment.model_validate(fitting_owner(disaggregation=RANGES), by_alias=True, by_name=False)
-    configs = {role: autoscaler_config(part) for role, part in pool_deployments(of).items()}
+    configs = {role: autoscaler_config(part, role) for role, part in pool_deployments(of).items()}
     prefill, decode = configs["prefill"], configs["decode"]
 
-    assert prefill == AutoscalerConfig(min_replicas=1, max_replicas=6, ttft_target=1.0)
+    assert prefill == AutoscalerConfig(min_replicas=1, max_replicas=6, ttft_target=1.0, bypassed=True)
     assert decode == AutoscalerConfig(
         min_replicas=1, max_replicas=8, tpot_target=0.05, scale_down_delay=60.0, history=720.0
     )
