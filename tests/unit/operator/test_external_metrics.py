@@ -51,14 +51,10 @@ async def test_a_metric_is_listed_by_name_and_labels_with_the_time_it_was_seen(p
     assert (all_of_them["kind"], all_of_them["apiVersion"]) == (
         "ExternalMetricValueList", "external.metrics.k8s.io/v1beta1",
     )  # fmt: skip
-    assert [item["metricLabels"] for item in all_of_them["items"]] == [
-        {"name": name, "role": "unified"} for name in ("a", "b")
-    ]
+    assert [item["metricLabels"] for item in all_of_them["items"]] == [{"name": "a"}, {"name": "b"}]
     assert {item["timestamp"] for item in all_of_them["items"]} == {"2026-01-02T03:04:05Z"}
     assert {item["metricName"] for item in all_of_them["items"]} == {DESIRED}
-    assert [item["metricLabels"] for item in one["items"]] == [
-        {"name": "b", "role": "unified", "unit": "slots"}
-    ]
+    assert [item["metricLabels"] for item in one["items"]] == [{"name": "b", "unit": "slots"}]
     assert none["items"] == []
 
 
