@@ -197,9 +197,9 @@ class ActiveRequest:
         if delta.cached_tokens:
             # At once: the autoscaler compares the counter with that of the prompts that arrived.
             cached, before = self.counts.cached, self.counts.cached.get(delta.request_id, 0)
-            if delta.cached_tokens > before:
-                cached[delta.request_id] = delta.cached_tokens
-                self._metrics.cached(delta.cached_tokens - before)
+            cached[delta.request_id] = max(cached.get(delta.request_id, 0), delta.cached_tokens)
+            if cached[delta.request_id] > before:
+                self._metrics.cached(cached[delta.request_id] - before)
         self.counts.completion += tokens
         self._metrics.generated(tokens)
         self._spans.record(delta, tokens)
