@@ -190,14 +190,16 @@ def test_each_pool_is_scaled_by_what_binds_it(plane: ControlPlane, namespace: st
         plane.wait_for(
             lambda: desired() == {"prefill": 3, "decode": 1},
             f"more prefill engines alone; {operator.text[-3000:]}",
+            timeout=180,
         )
         assert pools()["prefill"]["scaling"]["binding"] in ("queue", "bounds")
         assert "queue" in pools()["prefill"]["scaling"]["reason"]
         loads["prefill"] = dict(quiet)
         loads["decode"] |= {"running": 64, "waiting": 30}
         plane.wait_for(
-            lambda: desired() == {"prefill": 3, "decode": 3}, f"decode engines; {operator.text[-3000:]}"
-        )
+            lambda: desired() == {"prefill": 3, "decode": 3}, f"decode engines; {operator.text[-3000:]}",
+            timeout=180,
+        )  # fmt: skip
         assert "slots" in pools()["decode"]["scaling"]["reason"]
         events = [event["reason"] for event in plane.list("events", namespace)]
         assert events.count("ScaledUp") >= 2
