@@ -28,10 +28,11 @@ from mamba_cli.bench.client import LoadClient
 from mamba_cli.bench.prompts import LoadPrompt
 from mamba_cli.bench.samples import Sample
 from mamba_cli.bench.traces import Arrival
+from mamba_cli.fleet.engine_group import FixedSize
 from mamba_cli.fleet.environment import FleetEnvironment
 from mamba_cli.fleet.gateway import SimulatedGateway
 from mamba_cli.fleet.prompt_blocks import BLOCK as TRACE_BLOCK
-from mamba_cli.fleet.simulation import FixedSize, Simulation
+from mamba_cli.fleet.simulation import Simulation
 from mamba_cli.fleet.slo import Slo
 from mamba_cli.fleet.workload import RequestStream, TraceWorkload
 

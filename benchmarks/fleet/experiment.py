@@ -12,10 +12,11 @@ from benchmarks.fleet.scalers.own import OwnScaler
 from benchmarks.fleet.scalers.wva import Wva
 from benchmarks.fleet.score import Score, score
 
+from mamba_cli.fleet.engine_group import FixedSize, Scaler
 from mamba_cli.fleet.engine_profile import EngineProfile
 from mamba_cli.fleet.environment import FleetEnvironment
 from mamba_cli.fleet.request import Request, requests_of
-from mamba_cli.fleet.simulation import FixedSize, Scaler, Simulation
+from mamba_cli.fleet.simulation import Simulation
 from mamba_cli.fleet.slo import GOAL, Slo
 from mamba_cli.fleet.workload import RequestStream
 
@@ -110,7 +111,10 @@ class Experiment:
         if name == "fixed":
             return FixedSize(conditions.initial)
         if name == "ours":
-            return OwnScaler(self.profile, self.slo, conditions.least, conditions.most)
+            return OwnScaler(
+                self.profile, ttft=self.slo.ttft, tpot=self.slo.tpot,
+                least=conditions.least, most=conditions.most,
+            )  # fmt: skip
         if name == "kpa":
             return Kpa(concurrency(requests_of(self.stream), self.profile, self.slo))
         if name == "wva":

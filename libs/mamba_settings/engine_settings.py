@@ -165,13 +165,16 @@ class TransferSettings(SettingsGroup):
 
 
 class WarmSettings(SettingsGroup):
-    """Warm start."""
+    """Warm start, and the end of an engine."""
 
     warm_peers: str | None = Field(None, pattern=r"^[^,\s]+:[0-9]{1,5}(,[^,\s]+:[0-9]{1,5})*$")
     """Transfer servers, HOST:PORT and separated by commas, whose most valuable prefixes the engine fetches
     before it is ready; a name stands for all its addresses; needs transfer_port; default: none."""
     warm_seconds: float = Field(10.0, gt=0, le=600)
     """Longest time that the engine takes for that; what has not come then is computed when it is needed."""
+    leave_seconds: float = Field(10.0, ge=0, le=600)
+    """Longest time in which those of the same role fetch the engine's most valuable prefixes before it ends,
+    once its last request has ended; within drain_timeout; 0 = none."""
 
 
 class PinSettings(SettingsGroup):

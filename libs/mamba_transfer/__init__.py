@@ -17,10 +17,10 @@ from mamba_transfer.bundle import (
 from mamba_transfer.checksums import BlockChecksums, checksum
 from mamba_transfer.client import TransferClient
 from mamba_transfer.errors import IncompatibleLayouts, TransferError, UnusableAddress
-from mamba_transfer.exports import ExportSource, OpenExport
+from mamba_transfer.exports import ExportSource, OpenExport, StateHeir
 from mamba_transfer.layout import StateLayout, TensorPart
 from mamba_transfer.leases import Lease, LeaseTable
-from mamba_transfer.messages import MOST_HOT, VERSION, HotPrefix, Hottest, Wanted
+from mamba_transfer.messages import MOST_HOT, VERSION, Bequest, HotPrefix, Hottest, Wanted
 from mamba_transfer.outcome import Outcome, PendingWriter, Verdict
 from mamba_transfer.server import TransferServer
 from mamba_transfer.slice_plan import SlicePlan, plan_of_pair
@@ -29,6 +29,7 @@ __all__ = [
     "MOST_HOT",
     "VERSION",
     "Address",
+    "Bequest",
     "BlockChecksums",
     "Buffers",
     "ExportSource",
@@ -43,6 +44,7 @@ __all__ = [
     "PendingWriter",
     "Segment",
     "SlicePlan",
+    "StateHeir",
     "StateLayout",
     "TensorPart",
     "TransferClient",

@@ -29,6 +29,7 @@ from mamba_transfer.messages import (
     MOST_DESCRIPTION_BYTES,
     MOST_HOT_BYTES,
     Abort,
+    Bequest,
     Checksums,
     Done,
     Expired,
@@ -36,7 +37,10 @@ from mamba_transfer.messages import (
     Hello,
     Hot,
     Hottest,
+    Inherited,
+    Leaving,
     Offer,
+    Places,
     Refuse,
     Renew,
     Renewed,
@@ -51,7 +55,7 @@ from mamba_transfer.slice_plan import plan_of_pair
 from mamba_transfer.socket_transport import SocketTransport
 from mamba_transfer.transport import Arrival, Transport, WriterPending
 
-Answer = TypeVar("Answer", Welcome, Offer, Checksums, Renewed, Valid, Hottest)
+Answer = TypeVar("Answer", Welcome, Offer, Checksums, Renewed, Valid, Hottest, Places, Inherited)
 _MOST_FRAME_BYTES = (1 << 16) + MOST_DESCRIPTION_BYTES
 _CONNECT_POLL_SECONDS = 0.05
 PATIENCE_SECONDS = 10.0
@@ -152,6 +156,37 @@ class TransferClient:
             _greet(connection, Hello("", self.layout), limit)
             _say(connection, Hot(count), limit)
             return _hear(connection, Hottest, limit, 2 * MOST_HOT_BYTES)
+        except (TransferError, _Ended):
+            return None
+        finally:
+            if connection is not None:
+                connection.close()
+
+    def places(self, address: Address, role: str, *, deadline: float) -> int:
+        """Return how many states the engine at `address` takes of an ending one; 0 = none, or no answer."""
+        answer = self._asked(
+            address, Leaving(role), Places, Limit(self._clock, deadline, None, self._patience)
+        )
+        return answer.states if answer is not None else 0
+
+    def bequeath(self, address: Address, bequest: Bequest, *, deadline: float) -> int:
+        """Let the engine at `address` fetch states of this one; return how many it has fetched, if it says.
+
+        The answer comes when the engine fetches no more.
+        """
+        answer = self._asked(address, bequest, Inherited, Limit(self._clock, deadline))
+        return answer.states if answer is not None else 0
+
+    def _asked(
+        self, address: Address, question: FromReader, kind: type[Answer], limit: Limit
+    ) -> Answer | None:
+        """Return the answer of whichever engine is at `address`; None = there is none."""
+        connection = None
+        try:
+            connection = _connect(address, limit.step())
+            _greet(connection, Hello("", self.layout), limit)
+            _say(connection, question, limit)
+            return _hear(connection, kind, limit)
         except (TransferError, _Ended):
             return None
         finally:

@@ -1,6 +1,6 @@
 """Exports as the transfer server sees them: checkpoints that an engine keeps for other engines to read.
 
-The engine implements `ExportSource`, which the server calls.
+An engine implements `ExportSource` and `StateHeir`, which the server calls.
 """
 
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from typing import Protocol
 
 from mamba_transfer.bundle import Buffers
 from mamba_transfer.leases import Lease
-from mamba_transfer.messages import HotPrefix, Wanted
+from mamba_transfer.messages import Bequest, HotPrefix, Wanted
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,5 +54,20 @@ class ExportSource(Protocol):
         """Return up to `count` prefixes that the engine would evict last, the most valuable first.
 
         The call may block its thread until the engine's loop has answered.
+        """
+        ...
+
+
+class StateHeir(Protocol):
+    """The engine as an heir of peers that end. All methods are called by threads of the server."""
+
+    def places(self, role: str) -> int:
+        """Return how many states of an ending engine of `role` there is room for; 0 = it takes none."""
+        ...
+
+    def inherit(self, bequest: Bequest) -> int:
+        """Fetch what is worth it, and return the number of states that were fetched.
+
+        The call blocks its thread for `bequest.seconds` at most.
         """
         ...

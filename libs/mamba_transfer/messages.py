@@ -1,7 +1,8 @@
 """Messages of the transfer protocol, version `VERSION`.
 
 The reader sends Hello, Fetch, Renew, Done, Abort and Hot; the source, which has the checkpoint, answers with
-Welcome, Refuse, Offer, Checksums, Renewed, Valid, Expired and Hottest. The bytes of a bundle follow an Offer
+Welcome, Refuse, Offer, Checksums, Renewed, Valid, Expired and Hottest. An engine that ends sends Leaving
+and Bequest to its peers, which answer with Places and Inherited. The bytes of a bundle follow an Offer
 without a frame. Every field has a maximum size, so that a message takes no more memory than its frame.
 """
 
@@ -166,8 +167,39 @@ class Hottest(msgspec.Struct, tag="hottest", array_like=True, frozen=True):
     prefixes: Annotated[tuple[HotPrefix, ...], msgspec.Meta(max_length=MOST_HOT)]
 
 
-FromReader = Hello | Wanted | Renew | Done | Abort | Hot
-FromSource = Welcome | Refuse | Offer | Checksums | Renewed | Valid | Expired | Hottest
+class Leaving(msgspec.Struct, tag="leaving", array_like=True, frozen=True):
+    """A question of an engine that is about to end: how many of its states would the peer take."""
+
+    role: Identifier
+    """Role of the engine: the same peers get the requests that it would have had."""
+
+
+class Places(msgspec.Struct, tag="places", array_like=True, frozen=True):
+    """The answer to Leaving: the number of states that the peer has room for."""
+
+    states: Annotated[int, msgspec.Meta(ge=0, le=MOST_HOT)]
+
+
+class Bequest(msgspec.Struct, tag="bequest", array_like=True, frozen=True):
+    """Checkpoints of an engine that is about to end, the most valuable first, for the peer to fetch."""
+
+    address: Identifier
+    """Address of the engine's transfer server."""
+    incarnation: Identifier
+    prefixes: Annotated[tuple[HotPrefix, ...], msgspec.Meta(max_length=MOST_HOT)]
+    seconds: Annotated[float, msgspec.Meta(gt=0, le=600)]
+    """Time after which the engine ends whatever was fetched."""
+
+
+class Inherited(msgspec.Struct, tag="inherited", array_like=True, frozen=True):
+    """The answer to a Bequest, once the peer fetches no more of it."""
+
+    states: Annotated[int, msgspec.Meta(ge=0, le=MOST_HOT)]
+    """Number of states that the peer has fetched."""
+
+
+FromReader = Hello | Wanted | Renew | Done | Abort | Hot | Leaving | Bequest
+FromSource = Welcome | Refuse | Offer | Checksums | Renewed | Valid | Expired | Hottest | Places | Inherited
 _encoder = msgspec.msgpack.Encoder()
 _from_reader = msgspec.msgpack.Decoder(FromReader)
 _from_source = msgspec.msgpack.Decoder(FromSource)

@@ -15,7 +15,7 @@ import structlog
 
 from mamba_transfer.address import Address
 from mamba_transfer.errors import ConnectionFailed, ForeignFrame, ForeignVersion, IncompatibleLayouts
-from mamba_transfer.exports import ExportSource
+from mamba_transfer.exports import ExportSource, StateHeir
 from mamba_transfer.frames import Connection, Limit
 from mamba_transfer.layout import StateLayout
 from mamba_transfer.leases import Clock
@@ -49,6 +49,7 @@ class TransferServer:
         incarnation: str,
         source: ExportSource,
         *,
+        heir: StateHeir | None = None,
         transports: Sequence[Transport] = (),
         most_tokens: int = MOST_TOKENS,
         most_connections: int = MOST_CONNECTIONS,
@@ -60,6 +61,7 @@ class TransferServer:
             layout: layout of this engine's tensor-parallel rank.
             incarnation: name of this run of the engine; requests for another one get Expired.
             source: the engine's exports.
+            heir: the engine as an heir of peers that end; None = it takes no state of theirs.
             transports: transports that readers may use besides sockets.
             most_tokens: number of tokens of the longest prefix; the connection of a longer request is closed.
             most_connections: maximum number of readers at a time; further connections are closed at once.
@@ -67,7 +69,7 @@ class TransferServer:
         """
         self.layout = layout
         self.incarnation = incarnation
-        self._source = source
+        self._source, self._heir = source, heir
         self._transports: dict[str, Transport] = {
             each.name: each for each in (SocketTransport(), *transports)
         }
@@ -193,6 +195,7 @@ class TransferServer:
             clock=self._clock,
             closing=self._closing.is_set,
             most_frame=self._most_frame,
+            heir=self._heir,
         )
         return session.run()
 

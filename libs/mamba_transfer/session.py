@@ -9,13 +9,14 @@ from collections.abc import Callable
 
 from mamba_transfer.bundle import pieces
 from mamba_transfer.errors import ForeignFrame
-from mamba_transfer.exports import ExportSource, OpenExport
+from mamba_transfer.exports import ExportSource, OpenExport, StateHeir
 from mamba_transfer.frames import Connection, Limit
 from mamba_transfer.layout import StateLayout
 from mamba_transfer.leases import Clock
 from mamba_transfer.messages import (
     MOST_HOT_BYTES,
     Abort,
+    Bequest,
     Checksums,
     Done,
     Expired,
@@ -25,7 +26,10 @@ from mamba_transfer.messages import (
     Hot,
     HotPrefix,
     Hottest,
+    Inherited,
+    Leaving,
     Offer,
+    Places,
     Renew,
     Renewed,
     Valid,
@@ -57,6 +61,7 @@ class ReaderSession:
         clock: Clock,
         closing: Callable[[], bool],
         most_frame: int,
+        heir: StateHeir | None = None,
     ) -> None:
         """Begin the session of a reader that has received its Welcome.
 
@@ -70,6 +75,7 @@ class ReaderSession:
             clock: clock of leases and limits, in seconds.
             closing: called every 50 ms; the session ends once it returns True.
             most_frame: maximum size in bytes of a message of the reader.
+            heir: the engine as an heir of readers that end; None = it takes no state of theirs.
         """
         self._connection = connection
         self._source = source
@@ -79,7 +85,7 @@ class ReaderSession:
         self._incarnation = incarnation
         self._clock = clock
         self._closing = closing
-        self._most_frame = most_frame
+        self._most_frame, self._heir = most_frame, heir
         self._export: OpenExport | None = None
 
     def run(self) -> None:
@@ -121,6 +127,10 @@ class ReaderSession:
                     self._source.release(export)
             case Hot(count):
                 self._answer(Hottest(self._incarnation, self._hottest(count)))
+            case Leaving(role):
+                self._answer(Places(self._heir.places(role) if self._heir is not None else 0))
+            case Bequest():
+                self._answer(Inherited(self._heir.inherit(message) if self._heir is not None else 0))
             case Hello():
                 raise ForeignFrame("a second Hello")
 

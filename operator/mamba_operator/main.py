@@ -170,7 +170,7 @@ class Operator:
         traffic = WorkloadWatch(indices, pods.read, self._queue.add)
         plans = ReportedPlanPoller(indices, key.token, get_plan, self._queue.add) if key is not None else None
         sources = Sources(
-            autoscaler.latest_decision,
+            autoscaler.latest_decisions,
             rollouts.attempts,
             downloads.progress,
             plans.reported_by_role if plans is not None else lambda _: {},

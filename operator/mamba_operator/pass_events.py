@@ -74,13 +74,21 @@ def _child_events(applied: Sequence[AppliedChange]) -> list[EventContent]:
 
 
 def _scaling_events(old: Status, new: Status) -> list[EventContent]:
-    """Return the event of a changed decision about the number of engines."""
-    before, after = old.scaling, new.scaling
-    if before is None or after is None or before.desired == after.desired:
-        return []
-    reason = "ScaledUp" if after.desired > before.desired else "ScaledDown"
-    message = f"Changed the number of engines from {before.desired} to {after.desired}: {after.reason}"
-    return [EventContent("Normal", reason, bounded(message, MAX_PASS_MESSAGE))]
+    """Return the events of changed decisions about the number of engines, of each pool at most one."""
+    before = {"": old.scaling, **{f"{pool.name} ": pool.scaling for pool in old.pools}}
+    after = {"": new.scaling, **{f"{pool.name} ": pool.scaling for pool in new.pools}}
+    events = []
+    for pool, decision in after.items():
+        previous = before.get(pool)
+        if previous is None or decision is None or previous.desired == decision.desired:
+            continue
+        reason = "ScaledUp" if decision.desired > previous.desired else "ScaledDown"
+        message = (
+            f"Changed the number of {pool}engines from {previous.desired} to {decision.desired}: "
+            f"{decision.reason}"
+        )
+        events.append(EventContent("Normal", reason, bounded(message, MAX_PASS_MESSAGE)))
+    return events
 
 
 def _condition_events(old: Status, new: Status) -> list[EventContent]:

@@ -18,7 +18,7 @@ from mamba_api.errors import ContractError
 from mamba_api.v1alpha1 import MambaDeployment, ScalingStatus
 from mamba_api.v1alpha1.documents import explain
 from mamba_api.v1alpha1.profiles import Profiles, profiled_pools, with_profile
-from mamba_operator.autoscale.scaling_status import scaling_status, wake_text
+from mamba_operator.autoscale.scaling_status import recorded_scaling, scaling_status, wake_text
 from mamba_operator.children.child_comparison import (
     Apply,
     Change,
@@ -54,6 +54,7 @@ from mamba_operator.render.context import (
     Scraper,
 )
 from mamba_operator.render.live_settings import AGAIN
+from mamba_planner.hand_over import hand_over_tokens
 from mamba_planner.shipped_profiles import SHIPPED
 
 REPORT_SECONDS = 90.0
@@ -115,6 +116,7 @@ def make_plan(
                 Context(
                     pool, 0, None, key_id,
                     images=images, scrapers=scrapers, operator=operator, loaded=loaded, role=role,
+                    hand_over_tokens=hand_over_tokens(deployment),
                 ),
                 snapshots[role], pinned[role], load, now,
             )
@@ -317,16 +319,17 @@ def _decisions(context: Context, snapshot: Snapshot, pinned: PinnedVerdict, now:
     deployment = context.deployment
     engine = snapshot.engine
     gateway = snapshot.child("Deployment", context.children.gateway)
-    old = deployment.status.scaling if deployment.status is not None else None
-    wake = wake_text(_wake(context, snapshot))
-    scaling = scaling_status(deployment, old, engine, wake, snapshot.latest_decision, now)
+    role, wake = context.role, wake_text(_wake(context, snapshot))
+    scaling = scaling_status(
+        deployment, recorded_scaling(deployment.status, role), engine, wake, snapshot.latest_decision, now,
+        role=role,
+    )  # fmt: skip
     return _Decisions(
         scaling,
         scaling.desired if scaling is not None else deployment.spec.replicas,
-        # Engines of two pools see different parts of the same requests, so none of them measures the traffic.
-        strategy_in_force(deployment, pinned, engine, snapshot.measured, now, tunable=bool(context.key_id))
-        if context.role == "unified"
-        else StrategyInForce(pinned.verdict),
+        strategy_in_force(
+            deployment, pinned, engine, snapshot.measured, now, tunable=bool(context.key_id), role=role
+        ),
         key_rollout(deployment.spec.gateway.auth is not None, engine, gateway, snapshot.pods),
     )
 

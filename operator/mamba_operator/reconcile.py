@@ -261,7 +261,8 @@ class Reconciler:
             accepted=memory.accepted,
             up_to_date=memory.up_to_date,
             sent_settings=memory.sent_settings,
-            latest_decision=sources.latest_decision(key),
+            latest_decision=(decisions := sources.latest_decisions(key)).get("unified"),
+            decisions_by_role=decisions,
             attempts=sources.attempts(key),
             engine_times=memory.engine_history.observe(snapshot.pods, self._now()),
             # Without a volume there is nothing to share, and the search reads all objects of the namespace.
@@ -271,7 +272,8 @@ class Reconciler:
             downloads=sources.downloads(key),
             reported=(reports := sources.reported(key)).get("unified"),
             reported_by_role=reports,
-            measured=sources.measured(key),
+            measured=(measured := sources.measured(key)).get("unified"),
+            measured_by_role=measured,
         )
 
     def _plan(self, snapshot: Snapshot) -> ReconcilePlan:

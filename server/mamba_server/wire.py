@@ -126,8 +126,9 @@ class AbortRequest(msgspec.Struct, tag="abort", frozen=True):
 
 
 class AdminCall(msgspec.Struct, tag="admin", frozen=True):
-    """Admin operation: flush_cache, plan, ledger, strategy, requests, audits, release or of sessions.
+    """Admin operation.
 
+    Verbs: flush_cache, plan, ledger, strategy, requests, audits, release, session_save, session_load, leave.
     Answered by `AdminReply`.
     """
 

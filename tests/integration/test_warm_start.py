@@ -104,3 +104,45 @@ def stage_at(port: int) -> str | None:
 def test_a_peer_of_another_layout_gives_nothing(peer: Server) -> None:
     with engine("--warm-peers", address_of(peer), "--state-dtype", "float16") as replica:
         assert ask(replica, "alpha")[1] == 0
+
+
+def test_an_engine_that_ends_leaves_its_prefixes_to_a_peer_that_stays() -> None:
+    with engine() as staying:
+        ask(staying, "omega")
+        with engine("--warm-peers", address_of(staying), "--warm-seconds", "0.1") as leaving:
+            expected = {mark: ask(leaving, mark)[0] for mark in ("alpha", "beta")}
+            leaving.terminate()
+            assert leaving.wait() == 0
+        for mark, choices in expected.items():
+            resumed, cached = ask(staying, mark)
+            assert cached > 100
+            assert resumed == choices
+        account = staying.ledger()
+        assert account["slots_receiving"] == account["slots_quarantined"] == account["slots_exported"] == 0
+
+
+@pytest.mark.parametrize(
+    "options",
+    [("--leave-seconds", "0"), ("--role", "prefill"), ("--state-dtype", "float16")],
+    ids=["none are left", "another role", "another layout"],
+)
+def test_what_no_peer_can_use_is_not_left_to_it(options: tuple[str, ...]) -> None:
+    with engine() as staying:
+        ask(staying, "omega")
+        with engine("--warm-peers", address_of(staying), "--warm-seconds", "0.1", *options) as leaving:
+            ask(leaving, "alpha")
+            leaving.terminate()
+            assert leaving.wait() == 0
+        assert ask(staying, "alpha")[1] == 0
+
+
+def test_a_peer_that_says_nothing_delays_the_end_of_an_engine_no_longer_than_it_may() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        peers = f"127.0.0.1:{silent.getsockname()[1]}"
+        with engine(
+            "--warm-peers", peers, "--warm-seconds", "0.1", "--leave-seconds", "1", "--drain-timeout", "60"
+        ) as leaving:
+            ask(leaving, "alpha")
+            leaving.terminate()
+            leaving.wait_for("states_left")
+            assert leaving.wait() == 0

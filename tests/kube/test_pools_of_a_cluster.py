@@ -1,6 +1,7 @@
 """Two pools of engines on a real API server with its controllers, which have to take what is rendered."""
 
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,9 @@ from mamba_kube.access import connected, load_access
 from mamba_operator.objects.kinds import DEPLOYMENT
 from mamba_operator.objects.manifest import Key, Manifest, is_terminating, metadata
 from mamba_operator.objects.pod_trouble import role_of
+from metrics_of_pods import engine_text, pod_addresses
+from operator_objects import nano_config
+from operator_process import running_operator
 from testcluster.control_plane import ControlPlane
 
 pytestmark = pytest.mark.kube
@@ -138,3 +142,65 @@ def test_the_scale_subresource_of_two_pools_is_refused_with_what_to_do(
     )
     with pytest.raises(Exception, match=r"set disaggregation\.prefill\.replicas"):
         plane.kubectl("scale", "mdep/two", "-n", namespace, "--replicas=3")
+
+
+BOUNDS = {"minReplicas": 1, "maxReplicas": 3}
+
+
+def test_each_pool_is_scaled_by_what_binds_it(plane: ControlPlane, namespace: str, tmp_path: Path) -> None:
+    spec = {
+        "model": {"uri": "pvc://models/nano", "config": nano_config()},
+        "memory": {"deviceMemory": "80Gi"},
+        "disaggregation": {"prefill": {"scaling": BOUNDS}, "decode": {"scaling": BOUNDS}},
+    }
+    nano = {"apiVersion": names.API_VERSION, "kind": names.KIND, "metadata": {"name": "nano"}, "spec": spec}
+    quiet = {"running": 0, "waiting": 0, "room": 4}
+    loads: dict[str, dict[str, int]] = {"prefill": dict(quiet), "decode": dict(quiet)}
+    known: set[str] = set()
+
+    def pools() -> dict[str, Any]:
+        status = (plane.get("mdep", "nano", namespace) or {}).get("status") or {}
+        return {pool["name"]: pool for pool in status.get("pools") or ()}
+
+    def desired() -> dict[str, int]:
+        """Make all new pods ready and return the number of engines that each pool shall have."""
+        selector = ",".join(f"{key}={value}" for key, value in names.selector("nano", "engine").items())
+        for pod in plane.list("pods", namespace, selector):
+            name, role = str(pod["metadata"]["name"]), role_of(pod)
+            if name in known:
+                continue
+            known.add(name)
+            ip = addresses.add(lambda role=role: engine_text(**loads[role]))
+            ready = {"type": "Ready", "status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z"}
+            status = {"phase": "Running", "podIP": ip, "podIPs": [{"ip": ip}], "conditions": [ready]}
+            plane.api.request(
+                "PATCH", f"/api/v1/namespaces/{namespace}/pods/{name}/status", {"status": status},
+                content_type="application/merge-patch+json",
+            )  # fmt: skip
+        return {name: pool["scaling"]["desired"] for name, pool in pools().items() if pool.get("scaling")}
+
+    with (
+        running_operator(
+            plane.kubeconfig, tmp_path / "log", ["--namespace", namespace, "--scale-every", "1"]
+        ) as operator,
+        pod_addresses() as addresses,
+    ):
+        plane.apply(nano, namespace)
+        plane.wait_for(lambda: desired() == {"prefill": 1, "decode": 1}, "an engine of each pool")
+        loads["prefill"] |= {"running": 4, "waiting": 40, "prompt_tokens": 4_000_000}
+        plane.wait_for(
+            lambda: desired() == {"prefill": 3, "decode": 1},
+            f"more prefill engines alone; {operator.text[-3000:]}",
+            timeout=180,
+        )
+        assert pools()["prefill"]["scaling"]["binding"] in ("queue", "bounds")
+        assert "queue" in pools()["prefill"]["scaling"]["reason"]
+        loads["prefill"] = dict(quiet)
+        loads["decode"] |= {"running": 64, "waiting": 30}
+        plane.wait_for(
+            lambda: desired() == {"prefill": 3, "decode": 3}, f"decode engines; {operator.text[-3000:]}",
+            timeout=180,
+        )  # fmt: skip
+        assert "slots" in pools()["decode"]["scaling"]["reason"]
+        events = [event["reason"] for event in plane.list("events", namespace)]
+        assert events.count("ScaledUp") >= 2

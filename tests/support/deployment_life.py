@@ -29,7 +29,10 @@ class Life:
         self._reconciler = Reconciler(
             self.cluster, OperatorMetrics(), PassSettings("test", resync=lambda: 300.0),
             runtime=Runtime(now=lambda: self.now, new_token=lambda: TOKEN),
-            sources=Sources(lambda _: self.latest_decision, lambda _: self.attempts),
+            sources=Sources(
+                lambda _: {"unified": self.latest_decision} if self.latest_decision else {},
+                lambda _: self.attempts,
+            ),
         )  # fmt: skip
         self._event_counts: dict[str, int] = {}
 

@@ -96,7 +96,10 @@ class Life:
             indices=indices or Indices(),
             defaults=ChildDefaults(images=self.images, profiles=self.profiles),
             engines=EngineAccess(ADMIN_KEY, self._put),
-            sources=Sources(latest_decision=lambda _: self.latest_decision, measured=self._measured),
+            sources=Sources(
+                latest_decisions=lambda _: {"unified": self.latest_decision} if self.latest_decision else {},
+                measured=lambda key: {"unified": found} if (found := self._measured(key)) else {},
+            ),
             runtime=Runtime(now=self._now),
         )
 

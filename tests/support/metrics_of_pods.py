@@ -21,16 +21,22 @@ from mamba_server.wire import EngineStats, Ready
 PLACES = 64
 
 
-def engine_text(*, running: int, waiting: int, checkpoints: int = 0) -> str:
-    """Return the metrics of an engine whose state slots are as full as its batch."""
+def engine_text(
+    *, running: int, waiting: int, checkpoints: int = 0, room: int = 0, prompt_tokens: int = 0
+) -> str:
+    """Return the metrics of an engine whose state slots are as full as its batch.
+
+    `room`: states that it can take. `prompt_tokens`: tokens of the prompts that wait.
+    """
     registry = CollectorRegistry()
     metrics = EngineMetrics(registry, "m")
     RequestMetrics(registry, "m")
     metrics.on_ready(Ready(1, 1, (), {}))
     gauges = {
         "requests_running": running, "requests_waiting": waiting, "max_running_requests": PLACES,
-        "state_usage": running / PLACES, "kv_usage": 0.1, "arena_usage": 0.1, "prompt_tokens_waiting": 0,
-        "checkpoints": checkpoints,
+        "state_usage": running / PLACES, "kv_usage": 0.1, "arena_usage": 0.1, "checkpoints": checkpoints,
+        "prompt_tokens_waiting": prompt_tokens, "prefill_tokens_per_second": 9000,
+        "transfer_credits": room,
     }  # fmt: skip
     metrics.on_stats(EngineStats({}, {name: float(value) for name, value in gauges.items()}, [], []))
     return generate_latest(registry).decode()

@@ -26,9 +26,34 @@ WRONG_SPECS: dict[str, list[dict[str, Any]]] = {
             {"scaling": {"mode": "External"}},
             {"scaling": {"minReplicas": 1}},
             {"scaling": {"maxReplicas": 1}},
+            {"scaling": {"scaleDownDelay": "301s"}},
         )
     ],
-    "scaling is refused": [{"disaggregation": {pool: {"scaling": {}}}} for pool in ("prefill", "decode")],
+    "mode External is refused in a pool": [
+        {"disaggregation": {pool: {"scaling": {"mode": "External"}}}} for pool in ("prefill", "decode")
+    ],
+    "minReplicas 0 is refused in a pool": [
+        {"disaggregation": {pool: {"scaling": {"minReplicas": 0}}}} for pool in ("prefill", "decode")
+    ],
+    "replicas of the pool is below its scaling.minReplicas": [
+        {"disaggregation": {"prefill": {"replicas": 2, "scaling": {"minReplicas": 3, **most}}}}
+        for most in ({}, {"maxReplicas": 3})
+    ],
+    "replicas of the pool is above its scaling.maxReplicas": [
+        {"disaggregation": {"decode": {"replicas": 3, "scaling": {"maxReplicas": 2}}}}
+    ],
+    **{
+        f"{pool}.scaling.{field} is refused": [
+            {"disaggregation": {pool: {"scaling": {"minReplicas": 1, "maxReplicas": 2, field: "1s"}}}}
+        ]
+        for pool, field in (("prefill", "tpotTarget"), ("decode", "ttftTarget"))
+    },
+    "disaggregation.handOverTokens is above model.maxModelLen": [
+        {
+            "model": {"uri": "builtin://tiny-recall", "maxModelLen": 512},
+            "disaggregation": {"handOverTokens": 513},
+        }
+    ],
     "engines hand states over through their prefix caches": [
         {"disaggregation": {"decode": {"replicas": 2}}, "stateCache": {"prefixCaching": False}}
     ],

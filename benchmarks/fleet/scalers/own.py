@@ -2,7 +2,6 @@
 
 from mamba_cli.fleet.engine_profile import EngineProfile
 from mamba_cli.fleet.sample import EngineSample, FleetSample
-from mamba_cli.fleet.slo import Slo
 from mamba_operator.autoscale.config import AutoscalerConfig
 from mamba_operator.autoscale.decide import ScalingDecision, decide
 from mamba_operator.autoscale.fleet_view import EngineReport, FleetView, GatewayReport
@@ -16,12 +15,21 @@ class OwnScaler:
 
     period, delay = 5.0, 1.0
 
-    def __init__(self, profile: EngineProfile, slo: Slo, least: int, most: int) -> None:
+    def __init__(
+        self,
+        profile: EngineProfile,
+        *,
+        ttft: float | None,
+        tpot: float | None,
+        least: int,
+        most: int,
+        bypassed: bool = False,
+    ) -> None:
         self._profile = profile
         self._view = FleetView()
         self._memory = AutoscalerMemory()
         self.config = AutoscalerConfig(
-            min_replicas=least, max_replicas=most, ttft_target=slo.ttft, tpot_target=slo.tpot
+            min_replicas=least, max_replicas=most, ttft_target=ttft, tpot_target=tpot, bypassed=bypassed
         )
         self.last: ScalingDecision | None = None
 
@@ -36,6 +44,7 @@ class OwnScaler:
             ready={engine.name: self._report(engine) for engine in sample.ready},
             pending=sample.pending,
             gateways={GATEWAY: gateway},
+            readers_full=sample.readers_full,
         )
         self.last = decide(seen, self.config, self._memory)
         self._memory = self.last.memory
@@ -49,6 +58,7 @@ class OwnScaler:
             places=self._profile.max_running,
             slots_used=engine.slots_used,
             pages_used=engine.pages_used,
+            credits=engine.credits,
             waiting_tokens=engine.waiting_tokens,
             prefill_speed=self._profile.prefill_tokens_per_second,
             decode_step=engine.decode_seconds,

@@ -14,13 +14,17 @@ from mamba_cli.fleet.engine_profile import CAP, CacheSize, EngineProfile
 from mamba_cli.fleet.request import Request
 from mamba_gateway.endpoints.engine_speed import EngineSpeed
 from mamba_gateway.endpoints.pool import ProbeReport
+from mamba_gateway.hand_over import TransferReport
 from mamba_planner.arithmetic import prefill_work
 from mamba_planner.strategy import reservation
+from mamba_server.cache import Reception
 from mamba_server.cache.eviction import Eviction
 from mamba_server.cache.persistent_batch import PersistentBatch
 from mamba_server.cache.state_cache import RadixStateCache
 from mamba_server.cache.tree import RadixTree
 
+MOST_RECEPTIONS = 8
+"""States that an engine receives at once."""
 MIN_PAGES_PER_STATE = 8
 """Smallest number of pages that fit into the bytes of one state."""
 MIN_PAGE_TOKENS = 16
@@ -127,8 +131,10 @@ class SimulatedEngine:
 
     @property
     def slots_used(self) -> float:
-        """Share of the state slots that sequences hold."""
-        return self.running * self.cache.capacity.slots_per_sequence / self.profile.slabs
+        """Share of the state slots that sequences hold, and states that arrive or wait for a reader."""
+        capacity = self.cache.capacity
+        moving = capacity.receiving + capacity.exported
+        return (self.running * capacity.slots_per_sequence + moving) / self.profile.slabs
 
     @property
     def pages_used(self) -> float:
@@ -141,7 +147,7 @@ class SimulatedEngine:
         """Share of the arena that slots and pages of sequences take together."""
         return min(1.0, self.slots_used + self.pages_used)
 
-    def report(self, *, draining: bool = False) -> ProbeReport:
+    def report(self, *, draining: bool = False, transfer: TransferReport | None = None) -> ProbeReport:
         """Return the engine's state as a gateway's probe reads it."""
         speed = EngineSpeed(
             self.profile.prefill_tokens_per_second, self.profile.attention_ratio, self.decode_seconds
@@ -151,7 +157,15 @@ class SimulatedEngine:
             prompt_tokens_waiting=self.waiting_tokens,
             room=self._room,
             max_running=self.profile.max_running,
+            transfer=transfer,
         )  # fmt: skip
+
+    @property
+    def credits(self) -> int:
+        """States that the engine can take from other engines now."""
+        capacity = self.cache.capacity
+        room = (capacity.free_slots + capacity.evictable_slots) // (1 + capacity.slots_per_sequence)
+        return max(0, min(MOST_RECEPTIONS - capacity.receiving, room))
 
     @property
     def _room(self) -> float | None:
@@ -217,6 +231,12 @@ class SimulatedEngine:
         self._begin(step_run.end)
         return step_run.group, ended
 
+    def install(self, reception: Reception) -> None:
+        """Give the tree a state that has arrived."""
+        self.cache.confirm(reception)
+        self._cache_step += 1
+        self.cache.install(reception, self._cache_step)
+
     def _compute(self, step_run: StepRun) -> list[Request]:
         ended = []
         self._cache_step += 1
@@ -229,8 +249,8 @@ class SimulatedEngine:
             self.cache.commit(request.allocation, request.ids, self._cache_step)
             request.computed += request.prompt_tokens - request.resumed
             request.first_token_at = step_run.end
-            self.totals.output_tokens += 1
-            if request.outputs == 1:
+            self.totals.output_tokens += min(request.outputs, 1)
+            if request.outputs <= 1:
                 request.ended_at = step_run.end
                 self._retire(request)
                 ended.append(request)
@@ -287,4 +307,7 @@ class SimulatedEngine:
         assert ids is not None
         self.cache.retire(request.allocation, lambda: ids)
         self.cache.release_retired()
+        if request.hand_over:
+            # At once, because the next prompt may take the memory of any state that nobody holds.
+            request.export = self.cache.export(ids, "", self._cache_step + 1)
         request.allocation = request.ids = None

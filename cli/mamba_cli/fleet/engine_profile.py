@@ -40,6 +40,8 @@ class EngineProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Size of the arena, all memory counted in state slots."""
     tokens_per_state: Annotated[int, msgspec.Meta(ge=0)]
     """Tokens whose attention KV takes the bytes of one state; 0: a model without attention."""
+    state_bytes: Annotated[int, msgspec.Meta(ge=0)] = 0
+    """Bytes of a state, which travel between engines; 0: not known, so that states take no time to travel."""
     page_tokens: Annotated[int, msgspec.Meta(ge=0)] = 0
     """Tokens of a page of attention KV; 0 means a block of the trace, or less if states are small."""
     track_interval: Annotated[int, msgspec.Meta(ge=0)] = 0

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from mamba_api.choices import Role
 from mamba_cli.fleet.engine import SimulatedEngine
 
 Phase = Literal["starting", "ready", "draining", "gone"]
@@ -15,6 +16,7 @@ class Pod:
     name: str
     created: float
     engine: SimulatedEngine
+    role: Role = "unified"
     phase: Phase = "starting"
     deleted: float | None = None
 

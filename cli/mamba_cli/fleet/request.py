@@ -10,6 +10,7 @@ import numpy as np
 
 from mamba_cli.fleet.prompt_blocks import Tokens, prompt
 from mamba_cli.fleet.workload import RequestStream
+from mamba_server.cache import Export
 
 
 @dataclass(slots=True, eq=False)
@@ -37,6 +38,10 @@ class Request:
     engine: str = ""
     ticket: Any = None
     lost: bool = False
+    hand_over: bool = False
+    """Whether the engine keeps the state of the prompt for another engine, and writes no answer."""
+    export: Export | None = None
+    """State that is kept; None if memory was too short for it."""
 
     @property
     def token_seconds(self) -> float:

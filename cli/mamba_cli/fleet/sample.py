@@ -23,6 +23,8 @@ class EngineSample:
     decode_seconds: float
     """Seconds of a step that only decodes."""
     totals: EngineCounters
+    credits: int = 0
+    """States that the engine can take from other engines now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,8 @@ class FleetSample:
     """Requests that wait at the gateway because no engine is ready."""
     arrivals: int
     """Requests since the beginning of the simulation."""
+    readers_full: bool = False
+    """Whether no engine that reads the states of these has room for another one."""
 
     @property
     def supply(self) -> int:

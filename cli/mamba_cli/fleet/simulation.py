@@ -4,12 +4,14 @@ import heapq
 import itertools
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from random import Random
-from typing import Any, Protocol
+from typing import Any
 
+from mamba_api.choices import Role
 from mamba_cli.fleet.engine import SimulatedEngine, cache_of
+from mamba_cli.fleet.engine_group import EngineGroup, Scaler, ScalingHistory
 from mamba_cli.fleet.engine_profile import EngineProfile
 from mamba_cli.fleet.environment import FleetEnvironment
 from mamba_cli.fleet.gateway import SimulatedGateway
@@ -27,41 +29,6 @@ SPOT_NOTICE_SECONDS = 120.0
 """Seconds between the spot notice of a machine and its end."""
 
 
-class Scaler(Protocol):
-    """A scaling policy that decides every `period` seconds from a sample that is `delay` seconds old."""
-
-    period: float
-    delay: float
-
-    def target(self, sample: FleetSample) -> int:
-        """Return the desired number of engines."""
-        ...
-
-
-class FixedSize:
-    """Scaler that always requests the same number of engines."""
-
-    period, delay = 60.0, 0.0
-
-    def __init__(self, replicas: int) -> None:
-        self._replicas = replicas
-
-    def target(self, sample: FleetSample) -> int:
-        """Return the constant number of engines."""
-        del sample
-        return self._replicas
-
-
-@dataclass(slots=True)
-class ScalingHistory:
-    """The scaling targets and the supply of engines over time, for the score."""
-
-    targets: list[tuple[float, int]]
-    """(second, desired engines) of each change."""
-    supply: list[tuple[float, int, int]]
-    """(second, ready engines, starting engines) at each decision."""
-
-
 class Simulation:
     """One simulation. Call `run` once, then read `requests`, `pods` and `history`."""
 
@@ -76,13 +43,8 @@ class Simulation:
         seed: int = 0,
         progress: Callable[[float], None] = lambda _: None,
     ) -> None:
-        self.stream, self.profile, self.scaler, self.slo, self.conditions = (
-            stream,
-            profile,
-            scaler,
-            slo,
-            conditions,
-        )
+        self.stream, self.profile, self.slo, self.conditions = stream, profile, slo, conditions
+        self.groups = self._groups(scaler)
         self.now = 0.0
         self._rng = Random(f"pods {seed}")
         self._progress = progress
@@ -93,8 +55,6 @@ class Simulation:
         self.refused = 0
         self._failure_budget = float("inf")
         self._failed = 0
-        self.target = conditions.initial
-        self.history = ScalingHistory([(0.0, conditions.initial)], [])
         self._alive: dict[str, Pod] = {}
         self._routable: dict[str, SimulatedEngine] = {}
         self._gateway = router(self._routable, lambda: self.now, identity=stream.identity, seed=seed)
@@ -114,16 +74,30 @@ class Simulation:
         """
         if least_attainment is not None:
             self._failure_budget = (1 - least_attainment) * len(self.requests)
-        for _ in range(self.conditions.initial):
-            self._ready(self._create())
+        for group in self.groups.values():
+            for _ in range(group.target):
+                self._ready(self._create(group.role))
         for request in self.requests:
             self._schedule(request.arrived_at, self._arrival, request)
         self._schedule(0.0, self._probe, None)
-        self._schedule(0.0, self._scrape, None)
+        for group in self.groups.values():
+            self._schedule(0.0, self._scrape, group)
         while (self._arrived < len(self.requests) or self._open) and not self.given_up:
             self.now, _, handler, argument = heapq.heappop(self._events)
             handler(argument)
             self._share_cores()
+
+    def _groups(self, scaler: Scaler) -> dict[Role, EngineGroup]:
+        return {"unified": EngineGroup("unified", scaler, self.conditions, self.slo.ttft)}
+
+    @property
+    def _caches_prefixes(self) -> bool:
+        return self.stream.identity
+
+    @property
+    def history(self) -> ScalingHistory:
+        """Return the targets and the supply of the unified engines."""
+        return self.groups["unified"].history
 
     @property
     def given_up(self) -> bool:
@@ -199,25 +173,27 @@ class Simulation:
             self._gateway.answered(request)
             assert request.first_token_at is not None
             engine.totals.first_tokens += 1
-            engine.totals.first_tokens_late += request.first_token_at - request.arrived_at > self.slo.ttft
+            late_after = self.groups[self._alive[engine.name].role].ttft
+            engine.totals.first_tokens_late += request.first_token_at - request.arrived_at > late_after
         for request in ended:
-            self._gateway.ended(request)
-            self._open -= 1
-            self._failed += not self.slo.attained(request)
-            engine.totals.finished += request.outputs > 1
-            engine.totals.finished_slow += request.token_seconds > self.slo.tpot
-        pod = self._alive[engine.name]
-        if pod.phase == "draining" and engine.step_run is None:
-            self._delete(pod)
+            self._end(request, engine)
+        self._delete_if_drained(self._alive[engine.name])
+
+    def _end(self, request: Request, engine: SimulatedEngine) -> None:
+        self._gateway.ended(request)
+        self._open -= 1
+        self._failed += not self.slo.attained(request)
+        engine.totals.finished += request.outputs > 1
+        engine.totals.finished_slow += request.token_seconds > self.slo.tpot
 
     # --- pods ----------------------------------------------------------------------------------------
 
-    def _create(self) -> Pod:
+    def _create(self, role: Role) -> Pod:
         name = f"engine-{len(self.pods)}"
         cache = cache_of(
-            self.profile, self.stream.workload.block, self._longest, prefix_caching=self.stream.identity
+            self.profile, self.stream.workload.block, self._longest, prefix_caching=self._caches_prefixes
         )
-        pod = Pod(name, self.now, SimulatedEngine(name, self.profile, cache))
+        pod = Pod(name, self.now, SimulatedEngine(name, self.profile, cache), role)
         pod.engine.slow(self._slowness, self.now)
         self.pods.append(pod)
         self._alive[name] = pod
@@ -229,10 +205,10 @@ class Simulation:
                 self._schedule(self.now + self._rng.expovariate(rate / 3600), handler, pod)
         return pod
 
-    def _start(self) -> None:
+    def _start(self, role: Role) -> None:
         spread = self.conditions.cold_start_spread
         seconds = self.conditions.cold_start * self._rng.uniform(1 - spread, 1 + spread)
-        self._schedule(self.now + seconds, self._ready, self._create())
+        self._schedule(self.now + seconds, self._ready, self._create(role))
 
     def _ready(self, pod: Pod) -> None:
         if pod.phase != "starting":
@@ -246,10 +222,16 @@ class Simulation:
     def _drain(self, pod: Pod) -> None:
         pod.phase = "draining"
         self._routable.pop(pod.name, None)
-        if pod.engine.step_run is None:
+        self._update_endpoints()
+        self._delete_if_drained(pod)
+
+    def _delete_if_drained(self, pod: Pod) -> None:
+        if pod.phase == "draining" and not self._is_needed(pod):
             self._delete(pod)
-        else:
-            self._update_endpoints()
+
+    def _is_needed(self, pod: Pod) -> bool:
+        """Return whether a draining pod has to stay."""
+        return pod.engine.step_run is not None
 
     def _delete(self, pod: Pod) -> None:
         pod.phase, pod.deleted = "gone", self.now
@@ -274,13 +256,13 @@ class Simulation:
                 request.resumed = 0
                 self._send(request)
         if replaced:
-            self._start()
+            self._start(pod.role)
 
     def _spot_notice(self, pod: Pod) -> None:
         """Start a replacement for a pod with a spot notice, and drain the pod until its machine ends."""
         if pod.phase in ("draining", "gone"):
             return
-        self._start()
+        self._start(pod.role)
         self._schedule(self.now + SPOT_NOTICE_SECONDS, self._fail, pod)
         self._drain(pod)
 
@@ -295,30 +277,32 @@ class Simulation:
 
     # --- scaling -------------------------------------------------------------------------------------
 
-    def _scrape(self, _: None) -> None:
-        self._schedule(self.now + self.scaler.delay, self._decide, self._sample())
-        self._schedule(self.now + self.scaler.period, self._scrape, None)
+    def _scrape(self, group: EngineGroup) -> None:
+        self._schedule(self.now + group.scaler.delay, self._decide, (group, self._sample(group)))
+        self._schedule(self.now + group.scaler.period, self._scrape, group)
 
-    def _sample(self) -> FleetSample:
-        ready = [pod for pod in self._alive.values() if pod.phase == "ready"]
-        starting = tuple(pod.name for pod in self._alive.values() if pod.phase == "starting")
-        self.history.supply.append((self.now, len(ready), len(starting)))
+    def _sample(self, group: EngineGroup) -> FleetSample:
+        pods = [pod for pod in self._alive.values() if pod.role == group.role]
+        ready = [pod for pod in pods if pod.phase == "ready"]
+        starting = tuple(pod.name for pod in pods if pod.phase == "starting")
+        group.history.supply.append((self.now, len(ready), len(starting)))
         return FleetSample(
-            self.now, self.target, tuple(_engine_sample(pod.engine) for pod in ready), starting,
+            self.now, group.target, tuple(_engine_sample(pod.engine) for pod in ready), starting,
             self._open, len(self._unrouted), self._arrived,
         )  # fmt: skip
 
-    def _decide(self, sample: FleetSample) -> None:
+    def _decide(self, sampled: tuple[EngineGroup, FleetSample]) -> None:
         if self.now > self.stream.seconds:
             # The last request has arrived, so scaling no longer matters.
             return
-        target = min(max(self.scaler.target(sample), self.conditions.least), self.conditions.most)
-        if target != self.target:
-            self.target = target
-            self.history.targets.append((self.now, target))
-        staying = [pod for pod in self._alive.values() if pod.phase in ("starting", "ready")]
+        group, sample = sampled
+        target = group.decide(sample)
+        staying = [
+            pod for pod in self._alive.values()
+            if pod.role == group.role and pod.phase in ("starting", "ready")
+        ]  # fmt: skip
         for _ in range(target - len(staying)):
-            self._start()
+            self._start(group.role)
         # Starting pods are removed first, the newest before the others, then those with the least work.
         order = sorted(staying, key=lambda pod: (pod.phase == "ready", pod.engine.running, -pod.created))
         for pod in order[: max(0, len(staying) - target)]:
@@ -329,4 +313,5 @@ def _engine_sample(engine: SimulatedEngine) -> EngineSample:
     return EngineSample(
         engine.name, engine.running, len(engine.queue), engine.usage, engine.slots_used, engine.pages_used,
         engine.running_tokens, engine.waiting_tokens, engine.decode_seconds, replace(engine.totals),
+        engine.credits,
     )  # fmt: skip

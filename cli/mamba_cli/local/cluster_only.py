@@ -10,6 +10,7 @@ from pydantic.alias_generators import to_snake
 
 from mamba_api.v1alpha1 import Pool, Resources, Spec
 from mamba_api.v1alpha1.base import ApiModel
+from mamba_api.v1alpha1.pools import PoolScaling
 
 ONE_ENGINE = (
     "replicas",
@@ -25,6 +26,8 @@ OF_POOL_PODS = (
     "replicas", "resources.profile", "resources.gpuResource", "resources.cpu", "resources.memory",
     "stateCache.disk.storageClassName", "stateCache.disk.claimName",
 )  # fmt: skip
+SCALING = ("minReplicas", "maxReplicas", "scaleDownDelay")
+TARGETS = {"prefill": "ttftTarget", "decode": "tpotTarget"}
 OF_PODS = (
     "model.tokenSecretRef", "model.cache", "engine.image", "resources.gpuResource", "resources.cpu",
     "resources.memory", "stateCache.disk.storageClassName", "stateCache.disk.claimName",
@@ -42,6 +45,11 @@ CLUSTER_ONLY = frozenset(
     (
         *ONE_ENGINE, *OF_PODS, PROFILE, AUTH, KEY_LIMITS, REDIS_SECRET, VALUE_FROM,
         *(f"disaggregation.{pool}.{path}" for pool in POOLS for path in OF_POOL_PODS),
+        *(
+            f"disaggregation.{pool}.scaling.{field}"
+            for pool in POOLS
+            for field in (*SCALING, TARGETS[pool])
+        ),
     )
 )  # fmt: skip
 """Paths below spec, as YAML spells them."""
@@ -81,6 +89,13 @@ def _pool_notes(spec: Spec) -> list[str]:
         pool: Pool = getattr(pools, name)
         if pool.replicas != 1:
             notes.append(f"spec.disaggregation.{name}.replicas: ignored, because one engine of it runs here")
+        if bounds := [
+            field
+            for field in (*SCALING, TARGETS[name])
+            if _value(pool, f"scaling.{field}") not in (None, _value(PoolScaling(), field))
+        ]:
+            words = ", ".join(f"spec.disaggregation.{name}.scaling.{field}" for field in bounds)
+            notes.append(f"{words}: ignored, because one engine of it runs here")
         default = Pool(resources=Resources())
         if fields := [
             path for path in OF_POOL_PODS[1:] if _value(pool, path) not in (None, _value(default, path))

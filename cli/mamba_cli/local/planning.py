@@ -30,6 +30,7 @@ from mamba_planner.constraints import StateDtype
 from mamba_planner.engine_plan import pool_state_dtype
 from mamba_planner.families.registry import why_not_served
 from mamba_planner.gpu_sizes import MIB_OF, card_memory
+from mamba_planner.hand_over import hand_over_tokens
 from mamba_planner.model_config import ModelConfig
 from mamba_planner.shipped_profiles import SHIPPED
 from mamba_server.host_memory import available_bytes
@@ -164,7 +165,16 @@ def plan_pools(loaded: LoadedDeployment, flags: PlanFlags, adjust: Adjust | None
     both: StateDtype | None = None
     if loaded.deployment.spec.disaggregation is not None:
         both = pool_state_dtype(planned_dtype)
-    return [planned(role, both) for role in pools]
+    return [_with_hand_over(planned(role, both), loaded.deployment) for role in pools]
+
+
+def _with_hand_over(pool: PlannedPool, deployment: MambaDeployment) -> PlannedPool:
+    """Return the pool with a note on the prompts that it hands over, if it is one of prefill engines."""
+    least = hand_over_tokens(deployment)
+    if least is None or pool.role != "prefill":
+        return pool
+    note = f"computes prompts of which a decode engine would have to compute {least:,} tokens or more"
+    return replace(pool, outcome=replace(pool.outcome, notes=(*pool.outcome.notes, note)))
 
 
 def with_state_dtype(pool: MambaDeployment, state_dtype: StateDtype) -> MambaDeployment:

@@ -19,6 +19,7 @@ from mamba_cli.local.documents import LoadedDeployment
 from mamba_cli.local.model_facts import local_uri
 from mamba_edge.listener import url_at
 from mamba_planner import MemoryPlan
+from mamba_planner.hand_over import hand_over_tokens
 from mamba_settings.engine_settings import EngineSettings
 from mamba_settings.spec_settings import disk_budget, engine_settings
 from mamba_settings.trace_settings import trace_variables
@@ -218,6 +219,8 @@ def gateway_argv(deployment: MambaDeployment, *, backends: Sequence[str], host: 
         "--load-weight": f"{routing.load_weight!r}",
         "--drain-timeout": f"{deployment.spec.rollout.drain_timeout.seconds:g}",
     }
+    if (least := hand_over_tokens(deployment)) is not None:
+        options["--hand-over-tokens"] = str(least)
     if limits.per_key is not None:
         key_limits = {
             "--requests-per-minute": limits.per_key.requests_per_minute,

@@ -62,12 +62,25 @@ def replayed_file(path: Path) -> list[ReplayedDecision]:
 
 
 def replayed_object(manifest: dict[str, Any], source: str) -> list[ReplayedDecision]:
-    """Compute again the decisions in `status.scaling.history`. Raises `InvalidInput` for a broken record."""
+    """Compute again the decisions in `status.scaling.history`, and in that of each pool.
+
+    Raises `InvalidInput` for a broken record.
+    """
     status = manifest.get("status")
-    scaling = status.get("scaling") if isinstance(status, dict) else None
+    if not isinstance(status, dict):
+        return []
+    parts = {"": status}
+    parts |= {f"{pool.get('name')} ": pool for pool in status.get("pools") or () if isinstance(pool, dict)}
+    return [replay for label, part in parts.items() for replay in _replayed_history(label, part, source)]
+
+
+def _replayed_history(label: str, part: dict[str, Any], source: str) -> list[ReplayedDecision]:
+    scaling = part.get("scaling")
     history = scaling.get("history") if isinstance(scaling, dict) else None
     entries = [entry for entry in history or () if isinstance(entry, dict) and entry.get("record")]
-    return [_replay(str(entry.get("time")), source, from_text, str(entry["record"])) for entry in entries]
+    return [
+        _replay(f"{label}{entry.get('time')}", source, from_text, str(entry["record"])) for entry in entries
+    ]
 
 
 def _replay(where: str, source: str, read: Any, text: str) -> ReplayedDecision:

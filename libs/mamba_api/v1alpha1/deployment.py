@@ -118,7 +118,7 @@ class Spec(ApiModel):
     """Separate pools of engines for prompts and for answers, in place of engines that do both. The fields
     resources, stateCache and workload of the spec are the defaults of both pools; replicas and scaling are
     those of unified engines and stay at their defaults. Adding or removing it replaces the engine pods: the
-    old ones end once the new ones serve. Strategies follow the declared workload."""
+    old ones end once the new ones serve."""
     gateway: Gateway = Gateway()
     """The OpenAI endpoint in front of the engines. A change replaces the gateway pods."""
     prefix_index: PrefixIndex = PrefixIndex()
@@ -183,11 +183,13 @@ class Spec(ApiModel):
         *(_quantization_of_pool(pool) for pool in ("prefill", "decode")),
         Rule(
             cel="!has(self.disaggregation) || (self.replicas == 1 && self.scaling.mode == 'Internal' && "
-            "!has(self.scaling.minReplicas) && !has(self.scaling.maxReplicas))",
+            "!has(self.scaling.minReplicas) && !has(self.scaling.maxReplicas) && "
+            "duration(self.scaling.scaleDownDelay) == duration('300s'))",
             message=(
                 "spec.replicas and scaling are for unified engines, and with disaggregation each pool has "
-                "its own number: set disaggregation.prefill.replicas and decode.replicas, and remove "
-                "spec.replicas, scaling.mode, minReplicas and maxReplicas"
+                "its own number: set disaggregation.prefill.replicas and decode.replicas, or scaling of "
+                "each pool, and remove spec.replicas, scaling.mode, minReplicas, maxReplicas and "
+                "scaleDownDelay"
             ),
             holds=lambda self: (
                 self.disaggregation is None
@@ -196,7 +198,22 @@ class Spec(ApiModel):
                     and self.scaling.mode == "Internal"
                     and self.scaling.min_replicas is None
                     and self.scaling.max_replicas is None
+                    and self.scaling.scale_down_delay.seconds == Scaling().scale_down_delay.seconds
                 )
+            ),
+        ),
+        Rule(
+            cel="!has(self.disaggregation) || !has(self.disaggregation.handOverTokens) || "
+            "!has(self.model.maxModelLen) || self.disaggregation.handOverTokens <= self.model.maxModelLen",
+            message=(
+                "disaggregation.handOverTokens is above model.maxModelLen, so that no prompt would ever be "
+                "handed over: lower it, or remove disaggregation"
+            ),
+            holds=lambda self: (
+                self.disaggregation is None
+                or self.disaggregation.hand_over_tokens is None
+                or self.model.max_model_len is None
+                or self.disaggregation.hand_over_tokens <= self.model.max_model_len
             ),
         ),
         Rule(

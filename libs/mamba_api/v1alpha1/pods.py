@@ -4,7 +4,7 @@ These parts say what the cluster provides for one engine, and how many engines t
 what an engine computes.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 from pydantic.alias_generators import to_snake
@@ -140,7 +140,7 @@ class Scaling(ApiModel):
     arrived before the last engines stop. Bursts are remembered for twelve times as long, and the engines that
     they needed are kept meanwhile."""
 
-    rules = (
+    rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
             cel=("!has(self.minReplicas) || !has(self.maxReplicas) || self.minReplicas <= self.maxReplicas"),
             message="minReplicas is above maxReplicas: raise maxReplicas or lower minReplicas",

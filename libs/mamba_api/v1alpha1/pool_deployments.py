@@ -11,7 +11,7 @@ from mamba_api.choices import Role
 from mamba_api.v1alpha1.base import ApiModel
 from mamba_api.v1alpha1.deployment import MambaDeployment
 from mamba_api.v1alpha1.engine import Workload
-from mamba_api.v1alpha1.pods import Resources
+from mamba_api.v1alpha1.pods import Resources, Scaling
 from mamba_api.v1alpha1.pools import Pool
 
 
@@ -31,7 +31,9 @@ def pool_deployments(deployment: MambaDeployment) -> dict[Role, MambaDeployment]
 
 def _pool_deployment(deployment: MambaDeployment, role: Role, pool: Pool) -> MambaDeployment:
     spec = deployment.spec
-    values: dict[str, Any] = {"replicas": pool.replicas, "disaggregation": None}
+    values: dict[str, Any] = {
+        "replicas": pool.replicas, "scaling": pool.scaling or Scaling(), "disaggregation": None,
+    }  # fmt: skip
     if pool.resources is not None:
         values["resources"] = Resources(**_fields_set(spec.resources) | _fields_set(pool.resources))
     if pool.state_cache is not None:

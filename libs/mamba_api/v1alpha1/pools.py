@@ -3,13 +3,13 @@
 A pool names only what differs from the rest of the spec. `pool_deployments` completes it.
 """
 
-from typing import Annotated
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from mamba_api.choices import Eviction, StrategyChoice
-from mamba_api.quantity import Quantity
-from mamba_api.v1alpha1.base import ApiModel, refused
+from mamba_api.choices import Eviction, Role, StrategyChoice
+from mamba_api.quantity import Duration, Quantity
+from mamba_api.v1alpha1.base import ApiModel, Rule
 from mamba_api.v1alpha1.engine import (
     CheckpointDepth,
     CheckpointsPerPath,
@@ -20,7 +20,7 @@ from mamba_api.v1alpha1.engine import (
     TrackInterval,
     above_zero,
 )
-from mamba_api.v1alpha1.pods import Resources, Scaling
+from mamba_api.v1alpha1.pods import ReplicaCount, Resources, Scaling
 
 
 class PoolStateCache(ApiModel):
@@ -62,11 +62,57 @@ class PoolWorkload(ApiModel):
     answers of a decode engine. workload.concurrency of the spec is the default of the decode pool alone."""
 
 
+class PoolScaling(Scaling):
+    """Bounds for the number of engines of one pool, which the operator then decides."""
+
+    mode: Literal["Internal", "External"] = "Internal"
+    """Internal: with minReplicas below maxReplicas the operator decides the number of engines of the pool,
+    based on the reports of engines and gateways; otherwise replicas of the pool is a fixed number. External
+    is refused, because the scale subresource writes the number of unified engines."""
+    min_replicas: ReplicaCount | None = None
+    """Minimum number of engines of the pool, at least 1: a gateway wakes no single pool. While fewer engines
+    answer, the condition Available is False. If absent, there is no bound and no autoscaling."""
+    max_replicas: Annotated[int, Field(ge=1, le=10_000)] | None = None
+    """Maximum number of engines of the pool. If absent, there is no bound and no autoscaling."""
+    ttft_target: Duration | None = None
+    """Time from the arrival of a prompt at a prefill engine to its state, that the operator provides enough
+    prefill engines for. If absent, prompts may wait 2 s for their turn. Refused in the decode pool."""
+    tpot_target: Duration | None = None
+    """Time per output token that the operator provides enough decode engines for. If absent, there is no
+    bound. Refused in the prefill pool."""
+    scale_down_delay: Duration = Duration("300s")
+    """How long the largest recommendation holds before engines of the pool are removed. Bursts are remembered
+    for twelve times as long, and the engines that they needed are kept meanwhile."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        *Scaling.rules,
+        Rule(
+            cel="self.mode != 'External'",
+            message=(
+                "mode External is refused in a pool, because kubectl scale and autoscalers write the number "
+                "of unified engines: remove mode, and set minReplicas and maxReplicas so that the operator "
+                "decides, or replicas of the pool"
+            ),
+            holds=lambda self: self.mode != "External",
+        ),
+        Rule(
+            cel="!has(self.minReplicas) || self.minReplicas > 0",
+            message=(
+                "minReplicas 0 is refused in a pool, because a request needs an engine of each pool and "
+                "wakes none: set it to at least 1"
+            ),
+            holds=lambda self: self.min_replicas is None or self.min_replicas > 0,
+        ),
+    )
+
+
 class Pool(ApiModel):
     """One pool of engines."""
 
     replicas: Annotated[int, Field(ge=1, le=10_000)] = 1
-    """Number of engines in the pool. A change replaces no engine."""
+    """Number of engines in the pool, within scaling.minReplicas and maxReplicas of the pool. Where the
+    operator decides, it starts from this number, and from each other number that is written here later. A
+    change replaces no engine."""
     resources: Resources | None = None
     """Fields of spec.resources that differ in this pool; an absent field has the value of the spec. A change
     replaces the engine pods of this pool."""
@@ -75,10 +121,53 @@ class Pool(ApiModel):
     pool alone."""
     workload: PoolWorkload | None = None
     """Fields of spec.workload that differ in this pool. A change replaces the engine pods of this pool."""
-    scaling: Scaling | None = None
-    """Scaling of the pool. Refused by this version, whose pools have a fixed number of engines."""
+    scaling: PoolScaling | None = None
+    """Bounds for the number of engines of the pool. If absent, replicas is a fixed number."""
 
-    rules = (refused("scaling", "each pool has a fixed number of engines: set replicas of the pool instead"),)
+    rules = (
+        Rule(
+            cel="!has(self.scaling) || !has(self.scaling.minReplicas) || "
+            "self.replicas >= self.scaling.minReplicas || (has(self.scaling.maxReplicas) && "
+            "self.scaling.minReplicas < self.scaling.maxReplicas)",
+            message=(
+                "replicas of the pool is below its scaling.minReplicas, and nothing would raise it: set "
+                "replicas to the number of engines wanted, lower minReplicas, or set a maxReplicas above it, "
+                "so that the operator decides"
+            ),
+            holds=lambda self: (
+                self.scaling is None
+                or self.scaling.min_replicas is None
+                or self.replicas >= self.scaling.min_replicas
+                or (
+                    self.scaling.max_replicas is not None
+                    and self.scaling.min_replicas < self.scaling.max_replicas
+                )
+            ),
+        ),
+        Rule(
+            cel="!has(self.scaling) || !has(self.scaling.maxReplicas) || "
+            "self.replicas <= self.scaling.maxReplicas",
+            message=(
+                "replicas of the pool is above its scaling.maxReplicas: lower replicas or raise maxReplicas"
+            ),
+            holds=lambda self: (
+                self.scaling is None
+                or self.scaling.max_replicas is None
+                or self.replicas <= self.scaling.max_replicas
+            ),
+        ),
+    )
+
+
+def _target_of_the_other_pool(pool: Role, field: str, other: Role, work: str) -> Rule:
+    """Return the rule that a pool has no target for what the engines of the other pool do."""
+    scaling = f"self.{pool}.scaling"
+    attribute = "ttft_target" if field == "ttftTarget" else "tpot_target"
+    return Rule(
+        cel=f"!has({scaling}) || !has({scaling}.{field})",
+        message=f"{pool}.scaling.{field} is refused: {work}; set {other}.scaling.{field} instead",
+        holds=lambda self: (own := getattr(self, pool).scaling) is None or getattr(own, attribute) is None,
+    )
 
 
 class Disaggregation(ApiModel):
@@ -88,3 +177,16 @@ class Disaggregation(ApiModel):
     """Engines that compute prompts."""
     decode: Pool = Pool()
     """Engines that write answers. They also compute what is left of a prompt when it is short."""
+    hand_over_tokens: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
+    """Fewest tokens that a decode engine would have to compute of a prompt from which a prefill engine
+    computes them. Shorter remainders are computed by the decode engine itself. Defaults to the planner's
+    choice, which status.handOverTokens shows. A change replaces the gateway pods."""
+
+    rules = (
+        _target_of_the_other_pool(
+            "prefill", "tpotTarget", "decode", "engines of the prefill pool write no answers"
+        ),
+        _target_of_the_other_pool(
+            "decode", "ttftTarget", "prefill", "prompts wait for engines of the prefill pool"
+        ),
+    )

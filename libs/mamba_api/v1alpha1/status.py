@@ -168,8 +168,8 @@ class ScalingStatus(StatusModel):
     last_change: Timestamp | None = None
     """Time at which desired last changed."""
     start: Count = 0
-    """Value of spec.replicas that scaling started from. Another value in the spec makes it start from there
-    again."""
+    """Value of spec.replicas, or of replicas of the pool, that scaling started from. Another value in the
+    spec makes it start from there again."""
     answered_wake: Annotated[str, Field(max_length=64)] | None = None
     """Last wake request of a gateway before the engines stopped. Only a newer request wakes them."""
     history: Annotated[list[ScalingChange], Field(max_length=HISTORY)] = []
@@ -191,27 +191,6 @@ class RolloutStatus(StatusModel):
     more requests than the older ones that served at the same time."""
     message: LongText = ""
     """The cause in words, with the message of the pod or the cluster."""
-
-
-class PoolStatus(StatusModel):
-    """One pool of engines of a deployment with disaggregation."""
-
-    name: Literal["prefill", "decode"]
-    """Name of the pool."""
-    replicas: Count = 0
-    """Number of engine pods of the pool that exist."""
-    ready_replicas: Count = 0
-    """Number of engine pods of the pool that answer requests."""
-    desired_replicas: Count = 0
-    """Number of engines that the pool should have."""
-    strategy: Annotated[str, Field(max_length=64)] = ""
-    """Chosen strategy of the pool. Auto while each engine chooses for itself at its start."""
-    plan: PlanStatus | None = None
-    """The planner's choice for one engine of the pool. Absent while the operator does not know the model or
-    the memory."""
-    rollout: RolloutStatus | None = None
-    """The engine revision of the pool to go back to, and the one that failed. Absent until all engines of the
-    pool have been ready once."""
 
 
 class ProposedStrategy(StatusModel):
@@ -254,6 +233,32 @@ class WorkloadStatus(StatusModel):
     changed."""
 
 
+class PoolStatus(StatusModel):
+    """One pool of engines of a deployment with disaggregation."""
+
+    name: Literal["prefill", "decode"]
+    """Name of the pool."""
+    replicas: Count = 0
+    """Number of engine pods of the pool that exist."""
+    ready_replicas: Count = 0
+    """Number of engine pods of the pool that answer requests."""
+    desired_replicas: Count = 0
+    """Number of engines that the pool should have."""
+    strategy: Annotated[str, Field(max_length=64)] = ""
+    """Chosen strategy of the pool. Auto while each engine chooses for itself at its start."""
+    plan: PlanStatus | None = None
+    """The planner's choice for one engine of the pool. Absent while the operator does not know the model or
+    the memory."""
+    rollout: RolloutStatus | None = None
+    """The engine revision of the pool to go back to, and the one that failed. Absent until all engines of the
+    pool have been ready once."""
+    scaling: ScalingStatus | None = None
+    """Number of engines of the pool that the operator's autoscaler wants. Absent if replicas of the pool is a
+    fixed number."""
+    workload: WorkloadStatus | None = None
+    """Traffic measured by the engines of the pool. Absent until they have served some hundred requests."""
+
+
 class Status(StatusModel):
     """The observed state of the deployment and the decisions of the operator."""
 
@@ -292,7 +297,12 @@ class Status(StatusModel):
             json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
         ),
     ] = []
-    """The pools of a deployment with disaggregation; plan and rollout are then those of each pool."""
+    """The pools of a deployment with disaggregation; plan, rollout, scaling and workload are then those of
+    each pool."""
+    hand_over_tokens: Count | None = None
+    """Fewest tokens that a decode engine would have to compute of a prompt from which a prefill engine
+    computes them: spec.disaggregation.handOverTokens, or the planner's choice. Absent without
+    disaggregation."""
     rollout: RolloutStatus | None = None
     """The engine revision to go back to, and the one that failed. Absent until all engines have been ready
     once."""

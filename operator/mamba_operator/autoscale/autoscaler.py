@@ -1,34 +1,41 @@
 """`Autoscaler`: polls every deployment periodically and decides on its number of engines.
 
 Wired by `main`; the reconcile passes carry out its latest decision. It takes deployments, engine pods and
-gateways from the watches. In mode External its numbers are published as metrics and not carried out.
+gateways from the watches. Each of two pools has a decision of its own. In mode External the numbers are
+published as metrics and not carried out.
 """
 
-import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import structlog
 from pydantic import ValidationError
 
 from mamba_api import names
+from mamba_api.choices import Role
 from mamba_api.v1alpha1 import MambaDeployment
+from mamba_api.v1alpha1.pool_deployments import pool_deployments
 from mamba_operator.autoscale.config import AutoscalerConfig
 from mamba_operator.autoscale.decide import decide
-from mamba_operator.autoscale.fleet_view import FleetView
+from mamba_operator.autoscale.fleet_view import FleetView, GatewayReport
 from mamba_operator.autoscale.memory import AutoscalerMemory
 from mamba_operator.autoscale.metrics_reader import ReadMetrics
 from mamba_operator.autoscale.pod_reports import pod_reports
 from mamba_operator.autoscale.reports import engine_report, gateway_report
 from mamba_operator.autoscale.scaling_metrics import ScalingMetrics
 from mamba_operator.autoscale.scaling_record import LatestDecision, ScalingRecord
-from mamba_operator.autoscale.scaling_status import advisory_config, autoscaler_config, wake_text
+from mamba_operator.autoscale.scaling_status import (
+    advisory_config,
+    autoscaler_config,
+    recorded_scaling,
+    wake_text,
+)
 from mamba_operator.objects.indices import Indices
 from mamba_operator.objects.kinds import CONFIG_MAP, MAMBA_DEPLOYMENT, POD
 from mamba_operator.objects.manifest import Key, Manifest, is_terminating, name_of
 from mamba_operator.objects.pod_poller import PodPoller
-from mamba_operator.objects.pod_trouble import answers, has_ended, is_engine, is_gateway
+from mamba_operator.objects.pod_trouble import answers, has_ended, is_engine, is_gateway, role_of
 from mamba_operator.objects.recorded_status import with_readable_status
 
 log = structlog.get_logger(__name__)
@@ -36,20 +43,26 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _ScalingSpec:
-    """The part of an object that determines its number of engines."""
+    """The part of an object that determines the number of its engines of one role."""
 
     config: AutoscalerConfig
     desired: int
-    """Number of engines in force now (`status.scaling.desired`)."""
+    """Number of engines in force now (`status.scaling.desired`, or that of the pool)."""
     start: int
-    """spec.replicas."""
+    """spec.replicas, or replicas of the pool."""
     decides: bool
     """Whether this autoscaler sets the number; False = it only publishes metrics for another autoscaler."""
     answered_wake: str | None = None
 
 
-class _DeploymentState:
-    """State of one deployment between two polls."""
+_ScalingSpecs = Mapping[Role, _ScalingSpec]
+"""By role of the engines; empty where people write the numbers."""
+_READERS_FIRST: tuple[Role, ...] = ("unified", "decode", "prefill")
+"""Order of the decisions: prompts wait where the engines that read their states have no room."""
+
+
+class _EngineState:
+    """State of the engines of one role between two polls."""
 
     def __init__(self, config: AutoscalerConfig) -> None:
         self.config = config
@@ -58,7 +71,7 @@ class _DeploymentState:
         self.latest_decision: LatestDecision | None = None
 
 
-class Autoscaler(PodPoller[_ScalingSpec, _DeploymentState]):
+class Autoscaler(PodPoller[_ScalingSpecs, dict[Role, _EngineState]]):
     """Decider on the number of engines of every deployment. One instance per active operator.
 
     Args:
@@ -82,13 +95,16 @@ class Autoscaler(PodPoller[_ScalingSpec, _DeploymentState]):
     ) -> None:
         super().__init__(indices, wake, period=period, failure_event="autoscaler_poll_failed", now=now)
         self._read, self._metrics = read, metrics
-        self._specs: dict[Key, tuple[Manifest, _ScalingSpec | None]] = {}
-        """Deployment -> (object that was parsed last, as the watches held it; its scaling spec)."""
+        self._specs: dict[Key, tuple[Manifest, _ScalingSpecs]] = {}
+        """Deployment -> (object that was parsed last, as the watches held it; its scaling specs)."""
 
-    def latest_decision(self, key: Key) -> LatestDecision | None:
-        """Return the last decision about a deployment."""
-        state = self._reports.get(key)
-        return state.latest_decision if state is not None else None
+    def latest_decisions(self, key: Key) -> dict[Role, LatestDecision]:
+        """Return the last decision about the engines of each role of a deployment."""
+        return {
+            role: state.latest_decision
+            for role, state in self._reports.get(key, {}).items()
+            if state.latest_decision is not None
+        }
 
     async def poll(self) -> None:
         """Poll every deployment once, all concurrently."""
@@ -100,46 +116,83 @@ class Autoscaler(PodPoller[_ScalingSpec, _DeploymentState]):
         super()._forget(key)
         self._metrics.forget(key)
 
-    def _select(self, key: Key) -> _ScalingSpec | None:
-        """Return the scaling spec of the object, parsed once per version that the watches hold."""
+    def _select(self, key: Key) -> _ScalingSpecs | None:
+        """Return the scaling specs of the object, parsed once per version that the watches hold."""
         objects = self._indices.of(MAMBA_DEPLOYMENT, key)
         if len(objects) != 1:
             return None
         parsed = self._specs.get(key)
         if parsed is None or parsed[0] is not objects[0]:
-            parsed = self._specs[key] = objects[0], _scaling_spec(objects[0])
-        return parsed[1]
+            parsed = self._specs[key] = objects[0], dict(_scaling_specs(objects[0]))
+        return parsed[1] or None
 
-    async def _update(self, key: Key, selection: _ScalingSpec) -> bool:
-        spec, config = selection, selection.config
-        state = self._reports.get(key)
+    async def _update(self, key: Key, selection: _ScalingSpecs) -> bool:
+        states = self._reports.setdefault(key, {})
+        for role in states.keys() - selection.keys():
+            del states[role]
+            self._metrics.forget(key, role)
+        pods = [pod for pod in self._indices.of(POD, key) if _may_serve(pod)]
+        gateways = await pod_reports(
+            self._read, [pod for pod in pods if is_gateway(pod) and answers(pod)], gateway_report
+        )
+        changed, readers_full = False, False
+        for role in _READERS_FIRST:
+            engines = [pod for pod in pods if is_engine(pod) and role_of(pod) == role]
+            if (spec := selection.get(role)) is not None:
+                changes, readers_full = await self._update_role(
+                    key, role, spec, engines, gateways, readers_full
+                )
+                changed = changed or changes
+            elif role == "decode" and "prefill" in selection:
+                readers_full = await self._are_full(engines, selection["prefill"].config)
+        return changed
+
+    async def _are_full(self, engines: Sequence[Manifest], config: AutoscalerConfig) -> bool:
+        """Return whether none of the decode engines that answer has room for another state."""
+        ready = [pod for pod in engines if answers(pod)]
+        reports = await pod_reports(self._read, ready, lambda text: engine_report(text, config, "decode"))
+        room = [report.credits for report in reports.values() if report is not None]
+        return bool(room) and not any(room)
+
+    async def _update_role(
+        self,
+        key: Key,
+        role: Role,
+        spec: _ScalingSpec,
+        engines: Sequence[Manifest],
+        gateways: Mapping[str, GatewayReport | None],
+        readers_full: bool,
+    ) -> tuple[bool, bool]:
+        """Decide on the engines of one role.
+
+        Returns whether a pass has to look at the decision, and whether engines of the role have no room for
+        states of others.
+        """
+        config, states = spec.config, self._reports[key]
+        state = states.get(role)
         if state is None or state.config != config:
             # The memory of decisions with other bounds and targets does not apply to these.
-            state = self._reports[key] = _DeploymentState(config)
-        pods = [pod for pod in self._indices.of(POD, key) if _may_serve(pod)]
-        engines = [pod for pod in pods if is_engine(pod)]
+            state = states[role] = _EngineState(config)
         ready = [pod for pod in engines if answers(pod)]
-        gateways = [pod for pod in pods if is_gateway(pod) and answers(pod)]
-        engine_reports, gateway_reports = await asyncio.gather(
-            pod_reports(self._read, ready, lambda text: engine_report(text, config)),
-            pod_reports(self._read, gateways, gateway_report),
-        )
-        woken = wake_text(next(iter(self._wakes(key)), None))
+        woken = wake_text(next(iter(self._wakes(key)), None)) if role == "unified" else None
         observation = state.view.observe(
             self._now(),
             desired=spec.desired,
-            ready=engine_reports,
+            ready=await pod_reports(self._read, ready, lambda text: engine_report(text, config, role)),
             pending=tuple(name_of(pod) for pod in engines if pod not in ready),
-            gateways=gateway_reports,
+            gateways=gateways,
             woken=woken is not None and woken != spec.answered_wake,
+            readers_full=readers_full,
         )
         before = state.memory
         decision = decide(observation, config, before)
         state.memory = decision.memory
-        self._metrics.show(key, observation, decision)
+        self._metrics.show(key, observation, decision, role)
+        load = observation.load
+        is_full = load is not None and load.engines > 0 and not load.credits
         if not spec.decides:
             state.latest_decision = None
-            return False
+            return False, is_full
         changes = decision.target != spec.desired
         last = state.latest_decision
         blindness_changed = decision.blind != (last.decision.blind if last is not None else "")
@@ -153,36 +206,39 @@ class Autoscaler(PodPoller[_ScalingSpec, _DeploymentState]):
             log.info(
                 "engines_decided",
                 key=str(key),
+                role=role,
                 before=spec.desired,
                 after=decision.target,
                 why=decision.reason,
             )
-        return changes or blindness_changed
+        return changes or blindness_changed, is_full
 
     def _wakes(self, key: Key) -> list[Manifest]:
         wake_name = names.Children(key.name).wake
         return [config for config in self._indices.of(CONFIG_MAP, key) if name_of(config) == wake_name]
 
 
-def _scaling_spec(owner: Manifest) -> _ScalingSpec | None:
-    """Return the scaling spec; None where users set spec.replicas."""
+def _scaling_specs(owner: Manifest) -> Iterator[tuple[Role, _ScalingSpec]]:
+    """Yield the scaling spec of the engines of each role; none where users set their number."""
     if is_terminating(owner):
-        return None
+        return
     try:
         deployment = MambaDeployment.model_validate(with_readable_status(owner), by_alias=True, by_name=False)
     except ValidationError:
-        return None
-    replicas, status = deployment.spec.replicas, deployment.status
+        return
     if deployment.spec.mode == "Plan":
-        return None
-    if (config := advisory_config(deployment)) is not None:
-        return _ScalingSpec(config, replicas, replicas, decides=False)
-    config = autoscaler_config(deployment)
-    if config is None or status is None or status.scaling is None:
-        return None
-    return _ScalingSpec(
-        config, status.scaling.desired, replicas, decides=True, answered_wake=status.scaling.answered_wake
-    )
+        return
+    for role, part in pool_deployments(deployment).items():
+        replicas, scaling = part.spec.replicas, recorded_scaling(part.status, role)
+        if (config := advisory_config(part)) is not None:
+            yield role, _ScalingSpec(config, replicas, replicas, decides=False)
+        elif (config := autoscaler_config(part, role)) is not None and scaling is not None:
+            yield (
+                role,
+                _ScalingSpec(
+                    config, scaling.desired, replicas, decides=True, answered_wake=scaling.answered_wake
+                ),
+            )
 
 
 def _may_serve(pod: Manifest) -> bool:

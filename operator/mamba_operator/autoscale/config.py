@@ -25,6 +25,9 @@ class AutoscalerConfig(msgspec.Struct, frozen=True, kw_only=True):
     scale_down_delay: float = 300.0
     """Seconds for which the largest recommendation stays in force."""
 
+    bypassed: bool = False
+    """Whether some requests need none of these engines, as short prompts need no prefill engine. The goals
+    below are shares of all requests, so such requests count as served in time."""
     wait_target: float = 2.0
     """Seconds that a prompt may wait without a `ttft_target`."""
     grow_goal: Share = 0.96

@@ -73,8 +73,8 @@ def demand(
     return Demand(
         prefill=time * share,
         decode=time * (1.0 - share),
-        slots=_pool_demand(load.slots_used, load),
-        pages=_pool_demand(load.pages_used, load),
+        slots=_memory_demand(load.slots_used, observation, config),
+        pages=_memory_demand(load.pages_used, observation, config),
         queue=_queue_demand(memory, observation, config, costs, starts, fast),
         work_fast=fast,
         work_slow=slow,
@@ -84,6 +84,19 @@ def demand(
 def waiting_requests(traffic: GatewayTraffic | None) -> int:
     """Return the number of requests that no engine has yet."""
     return traffic.queued + traffic.held if traffic is not None else 0
+
+
+def _memory_demand(used: float, observation: Observation, config: AutoscalerConfig) -> float:
+    """Return the demand for slots or pages, in engines.
+
+    While no engine has room to read the states of these engines, more of these engines would fill as well:
+    the states that wait then keep the engines that there are, and do not make the fleet grow.
+    """
+    load = observation.load or EngineLoad()
+    wanted = _pool_demand(used, load)
+    if observation.readers_full:
+        return min(wanted, min(config.keep_use, config.grow_use) * max(observation.desired, 1))
+    return wanted
 
 
 def _pool_demand(used: float, load: EngineLoad) -> float:

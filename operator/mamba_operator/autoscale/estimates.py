@@ -35,7 +35,7 @@ def updated_estimates(
     speed = memory.speed
     if load.prefill_speed > 0:
         speed = load.prefill_speed if speed <= 0 else speed + SPEED_WEIGHT * (load.prefill_speed - speed)
-    arrivals = _arrivals(memory, observation, costs, load, passed)
+    arrivals = _arrivals(memory, observation, config, costs, load, passed)
     memory = _corrected(memory, observation, config, costs, arrivals, load)
     past = advance(memory, config, costs, arrivals)
     return msgspec.structs.replace(
@@ -59,7 +59,12 @@ def _prompt(memory: AutoscalerMemory, load: EngineLoad) -> float:
 
 
 def _arrivals(
-    memory: AutoscalerMemory, observation: Observation, costs: EngineCosts, load: EngineLoad, passed: float
+    memory: AutoscalerMemory,
+    observation: Observation,
+    config: AutoscalerConfig,
+    costs: EngineCosts,
+    load: EngineLoad,
+    passed: float,
 ) -> IntervalArrivals:
     """Return the requests and work since the last observation, scaled by the learned correction."""
     prompt = _prompt(memory, load) * costs.prompt_token
@@ -76,6 +81,7 @@ def _arrivals(
         prefill=prefill * memory.correction,
         decode=costs.decode(load) * memory.correction,
         prompt=prompt,
+        present=min(load.arrivals / requests, 1.0) if config.bypassed and requests > 0 else 1.0,
     )
 
 

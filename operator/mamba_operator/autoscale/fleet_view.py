@@ -23,9 +23,11 @@ class EngineReport(msgspec.Struct, frozen=True, kw_only=True):
     places: int = 0
     """Sequences that may run at once; 0 = no bound but memory."""
     slots_used: float = 0.0
-    """Share of state slots in use, 0 to 1."""
+    """Share of state slots in use, 0 to 1: by sequences, and by states that arrive or wait for a reader."""
     pages_used: float = 0.0
     """Share of KV pages in use, 0 to 1."""
+    credits: int = 0
+    """States that the engine can take from other engines now."""
     waiting_tokens: float = 0.0
     prefill_speed: float = 0.0
     """Prompt tokens per second; 0 = not measured."""
@@ -75,6 +77,7 @@ class FleetView:
         pending: tuple[str, ...] = (),
         gateways: Mapping[str, GatewayReport | None],
         woken: bool = False,
+        readers_full: bool = False,
     ) -> Observation:
         """Return the observation of one poll; rates are over the time since the previous poll.
 
@@ -85,6 +88,7 @@ class FleetView:
             pending: pods that have never been ready.
             gateways: report of each ready gateway pod, by name; None = it did not answer.
             woken: whether a gateway has asked for an engine that has not been started yet.
+            readers_full: whether the engines that read the states of these have no room for more.
         """
         passed = at - self._at if self._at is not None else 0.0
         engines = {name: report for name, report in sorted(ready.items()) if report is not None}
@@ -94,7 +98,7 @@ class FleetView:
         self._at, self._engines, self._gateways = at, engines, answered
         return Observation(
             at=at, desired=desired, ready=len(ready), pending=tuple(sorted(pending)), load=load,
-            traffic=traffic, woken=woken, silent=_silent(ready, gateways),
+            traffic=traffic, woken=woken, readers_full=readers_full, silent=_silent(ready, gateways),
         )  # fmt: skip
 
     def _load(self, engines: Mapping[str, EngineReport], passed: float) -> EngineLoad:
@@ -119,6 +123,7 @@ class FleetView:
             places=total("places"),
             slots_used=total("slots_used"),
             pages_used=total("pages_used"),
+            credits=total("credits"),
             waiting_tokens=total("waiting_tokens"),
             arrivals=rate("arrivals_total"),
             prompt_rate=rate("prompt_tokens_total"),

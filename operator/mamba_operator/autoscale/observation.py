@@ -39,6 +39,8 @@ class EngineLoad(msgspec.Struct, frozen=True, kw_only=True):
     engine."""
     pages_used: float = 0.0
     """KV pages in use, as a share of one engine's, summed."""
+    credits: int = 0
+    """States that the engines can take from other engines now."""
     waiting_tokens: float = 0.0
     """Prompt tokens that engines still have to compute."""
     arrivals: float = 0.0
@@ -86,6 +88,8 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
     """Traffic at the gateways; None unless every ready gateway has answered."""
     woken: bool = False
     """Whether a gateway has just asked for an engine."""
+    readers_full: bool = False
+    """Whether the engines that read the states of these have no room for more, so that states wait here."""
     silent: tuple[str, ...] = ()
     """Names of the first few ready pods, engines and gateways, that did not answer."""
 

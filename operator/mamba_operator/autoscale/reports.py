@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from mamba_api.choices import Role
 from mamba_operator.autoscale.config import AutoscalerConfig
 from mamba_operator.autoscale.fleet_view import EngineReport, GatewayReport
 
@@ -14,7 +15,7 @@ _ENGINE = frozenset(
     _E + name
     for name in (
         "requests_running", "requests_waiting", "max_running_requests", "state_usage", "kv_usage",
-        "arena_usage",
+        "arena_usage", "slabs", "transfer_credits", "request_duration_seconds_bucket",
         "prompt_tokens_waiting", "prefill_tokens_per_second", "decode_step_seconds", "prompt_tokens_total",
         "cached_tokens_total", "generated_tokens_total", "request_prompt_tokens_count",
         "time_to_first_token_seconds_bucket", "time_per_output_token_seconds_bucket",
@@ -49,8 +50,11 @@ def deletion_cost(text: str) -> DeletionCost:
     )
 
 
-def engine_report(text: str, config: AutoscalerConfig) -> EngineReport:
-    """Return the report of an engine. Raises ReportInvalid."""
+def engine_report(text: str, config: AutoscalerConfig, role: Role = "unified") -> EngineReport:
+    """Return the report of an engine. Raises ReportInvalid.
+
+    A prefill engine writes no token: its answer to a request is the state of the prompt.
+    """
     series_by_name = series(text, _ENGINE)
     if _E + "requests_running" not in series_by_name:
         raise ReportInvalid("no mambaserve_requests_running in it")
@@ -58,10 +62,10 @@ def engine_report(text: str, config: AutoscalerConfig) -> EngineReport:
     def total(name: str) -> float:
         return sum(value for _, value in series_by_name.get(_E + name, ()))
 
-    states, pages, arena = total("state_usage"), total("kv_usage"), total("arena_usage")
-    firsts, late = _late(
-        series_by_name.get(_E + "time_to_first_token_seconds_bucket", []), config.ttft_target
-    )
+    states = total("state_usage") + _moving_share(series_by_name.get(_E + "slabs", []))
+    pages, arena = total("kv_usage"), total("arena_usage")
+    first = "request_duration_seconds" if role == "prefill" else "time_to_first_token_seconds"
+    firsts, late = _late(series_by_name.get(f"{_E}{first}_bucket", []), config.ttft_target)
     ended, slow = _late(
         series_by_name.get(_E + "time_per_output_token_seconds_bucket", []), config.tpot_target
     )
@@ -72,6 +76,7 @@ def engine_report(text: str, config: AutoscalerConfig) -> EngineReport:
         # Slots and pages share one arena: its use counts for the one of the two that uses more.
         slots_used=max(states, arena) if states > pages else states,
         pages_used=pages if states > pages else max(pages, arena),
+        credits=int(total("transfer_credits")),
         waiting_tokens=total("prompt_tokens_waiting"),
         prefill_speed=total("prefill_tokens_per_second"),
         decode_step=total("decode_step_seconds"),
@@ -84,6 +89,13 @@ def engine_report(text: str, config: AutoscalerConfig) -> EngineReport:
         finished_total=ended,
         finished_slow_total=slow,
     )
+
+
+def _moving_share(slabs: list[Sample]) -> float:
+    """Return the share of the slots with states that arrive, or that wait for engines to read them."""
+    owners = {labels.get("owner"): value for labels, value in slabs}
+    moving = owners.get("receiving", 0.0) + owners.get("exported", 0.0)
+    return moving / max(sum(owners.values()), 1.0)
 
 
 def gateway_report(text: str) -> GatewayReport:

@@ -5,10 +5,11 @@ An unknown value has no sample and is never 0: an external autoscaler would remo
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from prometheus_client import CollectorRegistry, Gauge
 
+from mamba_api.choices import Role
 from mamba_operator.autoscale.decide import ScalingDecision
 from mamba_operator.autoscale.demand import waiting_requests
 from mamba_operator.autoscale.observation import Observation
@@ -41,10 +42,16 @@ class Sample:
     value: float
     unit: str = ""
     """Unit of a `demand_engines` sample; empty for other metrics."""
+    role: Role = "unified"
+    """Role of the engines."""
 
 
-def samples(observation: Observation, decision: ScalingDecision) -> Iterator[Sample]:
-    """Yield the samples with known values after one observation."""
+def samples(observation: Observation, decision: ScalingDecision, role: Role = "unified") -> Iterator[Sample]:
+    """Yield the samples with known values after one observation of the engines of a role."""
+    yield from (replace(sample, role=role) for sample in _samples(observation, decision))
+
+
+def _samples(observation: Observation, decision: ScalingDecision) -> Iterator[Sample]:
     load, traffic = observation.load, observation.traffic
     yield Sample("desired_engines", decision.target)
     yield Sample("capacity_engines", observation.ready)
@@ -71,37 +78,41 @@ class ScalingMetrics:
         self._gauges = {
             name: Gauge(PREFIX + name, text, _labels(name), registry=registry) for name, text in HELP.items()
         }
-        self._last: dict[Key, tuple[float, tuple[Sample, ...]]] = {}
+        self._last: dict[Key, dict[Role, tuple[float, tuple[Sample, ...]]]] = {}
 
-    def show(self, key: Key, observation: Observation, decision: ScalingDecision) -> None:
-        """Publish the samples of one decision."""
-        current = tuple(samples(observation, decision))
+    def show(
+        self, key: Key, observation: Observation, decision: ScalingDecision, role: Role = "unified"
+    ) -> None:
+        """Publish the samples of one decision about the engines of a role."""
+        current = tuple(samples(observation, decision, role))
         series = {(sample.metric, sample.unit) for sample in current}
-        for old in self._samples(key):
+        # The first poll of a deployment may have failed, so that it has no samples.
+        published = self._last.setdefault(key, {})
+        for old in published.get(role, (0.0, ()))[1]:
             if (old.metric, old.unit) not in series:
                 self._remove(key, old)
         for sample in current:
             self._gauges[sample.metric].labels(*_values(key, sample)).set(sample.value)
-        self._last[key] = (observation.at, current)
+        published[role] = (observation.at, current)
 
-    def forget(self, key: Key) -> None:
-        """Remove all samples of a deployment that the autoscaler no longer handles."""
-        for sample in self._samples(key):
-            self._remove(key, sample)
-        self._last.pop(key, None)
+    def forget(self, key: Key, *roles: Role) -> None:
+        """Remove all samples of a deployment, or of engines that the autoscaler no longer handles."""
+        published = self._last.get(key, {})
+        for role in roles or tuple(published):
+            for sample in published.pop(role, (0.0, ()))[1]:
+                self._remove(key, sample)
+        if not published:
+            self._last.pop(key, None)
 
     def last(self, namespace: str, metric: str) -> list[tuple[str, float, Sample]]:
         """Return (name, time by the autoscaler's clock, sample) of a namespace's deployments, by name."""
         return [
             (key.name, time, sample)
-            for key, (time, published) in sorted(self._last.items(), key=lambda item: item[0])
+            for key, by_role in sorted(self._last.items(), key=lambda item: item[0])
+            for time, published in by_role.values()
             for sample in published
             if key.namespace == namespace and sample.metric == metric
         ]
-
-    def _samples(self, key: Key) -> tuple[Sample, ...]:
-        # The first poll of a deployment may have failed, so that it has no samples.
-        return self._last.get(key, (0.0, ()))[1]
 
     def _remove(self, key: Key, sample: Sample) -> None:
         with contextlib.suppress(KeyError):
@@ -109,8 +120,8 @@ class ScalingMetrics:
 
 
 def _labels(metric: str) -> list[str]:
-    return ["namespace", "name", *(["unit"] if metric == "demand_engines" else [])]
+    return ["namespace", "name", "role", *(["unit"] if metric == "demand_engines" else [])]
 
 
 def _values(key: Key, sample: Sample) -> list[str]:
-    return [key.namespace, key.name, *([sample.unit] if sample.unit else [])]
+    return [key.namespace, key.name, sample.role, *([sample.unit] if sample.unit else [])]

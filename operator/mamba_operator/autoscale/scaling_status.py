@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from datetime import datetime
 
 from mamba_api import names
-from mamba_api.v1alpha1 import MambaDeployment, ScalingChange, ScalingStatus
+from mamba_api.choices import Role
+from mamba_api.v1alpha1 import MambaDeployment, ScalingChange, ScalingStatus, Status
 from mamba_api.v1alpha1.status import HISTORY
 from mamba_operator.autoscale.config import AutoscalerConfig, history_of
 from mamba_operator.autoscale.scaling_record import LatestDecision
@@ -19,10 +20,14 @@ MAX_REPLICAS = 10_000
 """Largest value of spec.replicas."""
 
 
-def autoscaler_config(deployment: MambaDeployment) -> AutoscalerConfig | None:
+def autoscaler_config(deployment: MambaDeployment, role: Role = "unified") -> AutoscalerConfig | None:
     """Return the autoscaler's targets; None if spec.replicas alone sets the number.
 
     A deployment without a range may still scale to zero: all of its engines then stop and start together.
+
+    Args:
+        deployment: the object, or that of one pool.
+        role: role of the engines.
     """
     spec, scaling = deployment.spec, deployment.spec.scaling
     delay = scaling.scale_down_delay.seconds
@@ -35,6 +40,7 @@ def autoscaler_config(deployment: MambaDeployment) -> AutoscalerConfig | None:
             ttft_target=scaling.ttft_target.seconds if scaling.ttft_target else None,
             tpot_target=scaling.tpot_target.seconds if scaling.tpot_target else None,
             scale_down_delay=delay,
+            bypassed=role == "prefill",
             history=history_of(delay),
             start_deadline=spec.rollout.progress_deadline.seconds,
         )
@@ -65,6 +71,13 @@ def advisory_config(deployment: MambaDeployment) -> AutoscalerConfig | None:
     )
 
 
+def recorded_scaling(status: Status | None, role: Role) -> ScalingStatus | None:
+    """Return the recorded decision about the engines of one role; None without any."""
+    if status is None or role == "unified":
+        return status.scaling if status is not None else None
+    return next((pool.scaling for pool in status.pools if pool.name == role), None)
+
+
 def scaling_status(
     deployment: MambaDeployment,
     old: ScalingStatus | None,
@@ -72,28 +85,32 @@ def scaling_status(
     wake: str | None,
     latest_decision: LatestDecision | None,
     now: datetime,
+    *,
+    role: Role = "unified",
 ) -> ScalingStatus | None:
     """Return the new `status.scaling`; None if spec.replicas alone sets the number.
 
     Args:
-        deployment: the object.
+        deployment: the object, or that of one pool.
         old: the previous status.
         engine: the engine Deployment, if it exists.
         wake: text that a gateway last wrote to request an engine.
         latest_decision: the autoscaler's last decision. It is ignored if it started from another number than
             the one in force, because it was carried out already or is out of date.
         now: the time.
+        role: role of the engines.
     """
-    config = autoscaler_config(deployment)
+    config = autoscaler_config(deployment, role)
     if config is None:
         return None
     start = deployment.spec.replicas
+    replicas_field = "spec.replicas" if role == "unified" else f"disaggregation.{role}.replicas"
     if old is None:
-        return _initial_status(deployment, config, engine, wake, now)
+        return _initial_status(deployment, config, engine, wake, now, replicas_field)
     current = old.model_copy(update={"start": start})
     if start != old.start:
         return _with_change(
-            current, _bounded(start, config), f"spec.replicas was set to {start}", "spec", wake, now
+            current, _bounded(start, config), f"{replicas_field} was set to {start}", "spec", wake, now
         )
     if old.desired == 0 and wake is not None and wake != old.answered_wake:
         return _with_change(current, config.lowest, "a gateway holds a request", "wake", wake, now)
@@ -119,6 +136,7 @@ def _initial_status(
     engine: Manifest | None,
     wake: str | None,
     now: datetime,
+    replicas_field: str,
 ) -> ScalingStatus:
     """Return the first status. Running engines continue, unless spec.replicas is 0."""
     start = deployment.spec.replicas
@@ -128,7 +146,7 @@ def _initial_status(
     elif config.min_replicas == 0 and not _is_recent(wake, config, now):
         desired, reason = 0, "no request has come yet"
     else:
-        desired, reason = max(_bounded(start, config), config.lowest), f"spec.replicas is {start}"
+        desired, reason = max(_bounded(start, config), config.lowest), f"{replicas_field} is {start}"
     return ScalingStatus(
         desired=desired,
         reason=reason,

@@ -33,6 +33,8 @@ class IntervalArrivals(msgspec.Struct, frozen=True, kw_only=True):
     decode: float
     prompt: float
     """Work of one prompt."""
+    present: float = 1.0
+    """Share of the requests that need these engines."""
 
 
 @functools.cache
@@ -70,7 +72,8 @@ def advance(
     for size, left, done in zip(fleets, backlog, met, strict=True):
         after, share = simulated_interval(size, left, config, costs, arrivals)
         new_backlog.append(_rounded(after))
-        new_met.append(_rounded(done * keep + share * came))
+        in_time = 1.0 - (1.0 - share) * arrivals.present
+        new_met.append(_rounded(done * keep + in_time * came))
     return VirtualFleetState(
         backlog=tuple(new_backlog), met=tuple(new_met), came=_rounded(memory.came * keep + came)
     )

@@ -49,9 +49,11 @@ def scaled_to_zero(view: ConditionInputs) -> ConditionResult | None:
 def fewer_engines_than_the_minimum_are_ready(view: ConditionInputs) -> ConditionResult | None:
     if not view.engine.ready:
         return None
+    role = view.snapshot.role
+    scaling = "spec.scaling" if role == "unified" else f"disaggregation.{role}.scaling"
     message = (
-        f"{view.engine.ready} of the {view.minimum} engines that spec.scaling.minReplicas requires are "
-        f"ready: {SEE_CAUSE}"
+        f"{view.engine.ready} of the {view.minimum} engines that {scaling}.minReplicas requires are ready: "
+        f"{SEE_CAUSE}"
     )
     return ConditionResult("False", Reason.BELOW_MINIMUM, message)
 

@@ -17,6 +17,7 @@ from mamba_api.v1alpha1 import (
     RolloutStatus,
     ScalingStatus,
     Status,
+    WorkloadStatus,
 )
 from mamba_api.v1alpha1.conditions import (
     AS_ASKED,
@@ -37,6 +38,7 @@ from mamba_operator.memory.verdict import Fits
 from mamba_operator.objects.manifest import Manifest, name_of
 from mamba_operator.objects.recorded_status import WorkloadState, recorded_status, workload_state
 from mamba_operator.observation.snapshot import Snapshot
+from mamba_planner.hand_over import hand_over_tokens
 
 
 def summarize(
@@ -83,10 +85,12 @@ def summarize(
             "conditions": conditions,
             "plan": _plan_status(unified) if unified is not None else None,
             "pools": _pool_statuses(views, old),
-            "scaling": _scaling(plan, old.scaling, engines),
+            "hand_over_tokens": hand_over_tokens(plan.deployment)
+            if plan.deployment is not None
+            else old.hand_over_tokens,
+            "scaling": _scaling(plan, old.scaling, engines) if unified is not None else None,
             "rollout": _rollout(plan, old.rollout) if unified is not None else None,
-            # While nothing may be changed, the recorded workload stays.
-            "workload": plan.workload if plan.replicas is not None else old.workload,
+            "workload": _workload(plan, old.workload) if unified is not None else None,
         }
     )
 
@@ -154,6 +158,10 @@ def _pool_statuses(views: Mapping[Role, ConditionInputs], old: Status) -> list[P
                 strategy=_strategy(view),
                 plan=_plan_status(view),
                 rollout=_rollout(view.plan, before.rollout if before is not None else None),
+                workload=_workload(view.plan, before.workload if before is not None else None),
+                scaling=_scaling(
+                    view.plan, before.scaling if before is not None else None, view.engine.replicas
+                ),
             )
         )
     return pools
@@ -163,6 +171,11 @@ def _scaling(plan: ReconcilePlan, old: ScalingStatus | None, engines: int) -> Sc
     """Return the decision about the number of engines; the recorded one while nothing may be changed."""
     scaling = plan.scaling if plan.replicas is not None else old
     return scaling.model_copy(update={"current": engines}) if scaling is not None else None
+
+
+def _workload(plan: ReconcilePlan, old: WorkloadStatus | None) -> WorkloadStatus | None:
+    """Return the measured traffic; the recorded one while nothing may be changed."""
+    return plan.workload if plan.replicas is not None else old
 
 
 def _rollout(plan: ReconcilePlan, old: RolloutStatus | None) -> RolloutStatus | None:

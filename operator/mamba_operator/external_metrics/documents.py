@@ -44,7 +44,11 @@ def values(
     """Return the ExternalMetricValueList of (deployment, time of the sample, sample)."""
     items = []
     for name, when, sample in timed_samples:
-        labels = {"name": name, **({"unit": sample.unit} if sample.unit else {})}
+        labels = {"name": name}
+        if sample.role != "unified":
+            labels["role"] = sample.role
+        if sample.unit:
+            labels["unit"] = sample.unit
         if selected(labels):
             items.append(
                 {

@@ -11,14 +11,14 @@ from typing import Any, get_args
 
 import mamba_planner
 from mamba_api import names
-from mamba_api.choices import Strategy
+from mamba_api.choices import Role, Strategy
 from mamba_api.v1alpha1 import MambaDeployment, ProposedStrategy, WorkloadStatus
 from mamba_operator.memory.pin import PinnedVerdict
 from mamba_operator.memory.verdict import Fits, MemoryVerdict, PlannerInput, plan_engine_memory
 from mamba_operator.objects.manifest import Manifest, annotation
 from mamba_operator.workload.change import MARGIN, gained, workload_change
 from mamba_operator.workload.measured_workload import MeasuredWorkload
-from mamba_operator.workload.workload_status import workload_status
+from mamba_operator.workload.workload_status import recorded_of_role, workload_status
 from mamba_planner import UnusableInput, Workload
 from mamba_planner.candidates import STATE_DTYPES
 from mamba_planner.constraints import StateDtype
@@ -66,18 +66,20 @@ def strategy_in_force(
     now: datetime,
     *,
     tunable: bool,
+    role: Role = "unified",
 ) -> StrategyInForce:
     """Return the strategy in force.
 
     Args:
-        deployment: the object.
+        deployment: the object, or that of one pool.
         pinned: the planner's verdict for the declared workload.
         engine: the engine Deployment, if it exists.
         measured: the workload that engines measure; None = they measure too little, or nothing.
         now: the time, with a time zone.
         tunable: whether the operator can change the strategy of running engines.
+        role: role of the engines.
     """
-    old = deployment.status.workload if deployment.status is not None else None
+    old = recorded_of_role(deployment.status, role)
     workload = workload_status(old, measured, now)
     spec, source, base = deployment.spec, pinned.planner_input, pinned.verdict
     fixed = spec.workload_source == "Declared" or spec.state_cache.strategy != "Auto" or not tunable

@@ -65,7 +65,10 @@ class Snapshot:
     `SettingsUpdate.run`)."""
 
     latest_decision: LatestDecision | None = None
-    """Last decision of the autoscaler about this object."""
+    """Last decision of the autoscaler about the engines of `role`."""
+
+    decisions_by_role: Mapping[Role, LatestDecision] = field(default_factory=dict)
+    """The same for engines of each role."""
 
     cache_shared: bool = False
     """Whether another MambaDeployment uses the volume of the model cache."""
@@ -90,7 +93,10 @@ class Snapshot:
     """Plan that an engine of each role has reported last."""
 
     measured: MeasuredWorkload | None = None
-    """The workload that the engines measure; None while there is too little traffic or no report."""
+    """The workload that the engines of `role` measure; None while there is too little traffic, or none."""
+
+    measured_by_role: Mapping[Role, MeasuredWorkload] = field(default_factory=dict)
+    """The same for engines of each role."""
 
     role: Role = "unified"
     """Role of the engines in `pods`."""
@@ -115,16 +121,18 @@ class Snapshot:
         )
 
     def of_pool(self, role: Role) -> "Snapshot":
-        """Return the snapshot with the engines of one role, all gateways and all loaders.
-
-        Measured traffic and decisions about the number of engines are those of unified engines: engines of
-        two pools see different parts of the same requests.
-        """
+        """Return the snapshot with the engines of one role, all gateways and all loaders."""
         pods = tuple(pod for pod in self.pods if not is_engine(pod) or role_of(pod) == role)
         if role == "unified":
             return replace(self, pods=pods, role=role)
-        reported = self.reported_by_role.get(role)
-        return replace(self, pods=pods, role=role, reported=reported, measured=None, latest_decision=None)
+        return replace(
+            self,
+            pods=pods,
+            role=role,
+            reported=self.reported_by_role.get(role),
+            measured=self.measured_by_role.get(role),
+            latest_decision=self.decisions_by_role.get(role),
+        )
 
     @property
     def uid(self) -> str:
@@ -148,9 +156,9 @@ def nothing_shipped(_uri: str) -> None:
 class Sources:
     """Functions that return facts which the API server does not know. Every pass calls them."""
 
-    latest_decision: Callable[[Key], LatestDecision | None] = lambda _: None
+    latest_decisions: Callable[[Key], Mapping[Role, LatestDecision]] = lambda _: {}
     attempts: Callable[[Key], Mapping[str, Attempts]] = lambda _: {}
     downloads: Callable[[Key], Mapping[str, DownloadProgress]] = lambda _: {}
     reported: Callable[[Key], Mapping[Role, ReportedPlan]] = lambda _: {}
-    measured: Callable[[Key], MeasuredWorkload | None] = lambda _: None
+    measured: Callable[[Key], Mapping[Role, MeasuredWorkload]] = lambda _: {}
     shipped: ShippedConfig = nothing_shipped

@@ -141,6 +141,8 @@ class Context:
     """The operator's own pods."""
     role: Role = "unified"
     """Role of the engines; `deployment` is then that of their pool alone."""
+    hand_over_tokens: int | None = None
+    """Fewest tokens of a prompt that prefill engines compute; None without pools."""
 
     @property
     def children(self) -> names.Children:

@@ -159,6 +159,8 @@ def _environment(context: Context) -> list[dict[str, Any]]:
         "PREFIX_WEIGHT": number(routing.prefix_weight),
         "LOAD_WEIGHT": number(routing.load_weight),
     }
+    if context.hand_over_tokens is not None:
+        settings["HAND_OVER_TOKENS"] = str(context.hand_over_tokens)
     if spec.gateway.cors_origins:
         settings["CORS_ORIGIN"] = " ".join(spec.gateway.cors_origins)
     settings |= _key_limits(limits)

@@ -1,21 +1,21 @@
 """`WorkloadWatch`: polls engines for the traffic that they served, with and without an autoscaler.
 
-Wired by `main`; a pass shows the measurement in the status and decides by it (`strategy_in_force`).
+Wired by `main`; a pass shows the measurement in the status and decides by it (`strategy_in_force`). Each of
+two pools has a measurement of its own: its engines see the part of each request that they serve.
 """
 
 import time
 from collections.abc import Callable, Mapping
 
-from pydantic import ValidationError
-
-from mamba_api.v1alpha1 import WorkloadStatus
+from mamba_api.choices import ROLES, Role
 from mamba_operator.autoscale.metrics_reader import ReadMetrics
 from mamba_operator.autoscale.pod_reports import pod_reports
 from mamba_operator.objects.indices import Indices
 from mamba_operator.objects.kinds import MAMBA_DEPLOYMENT, POD
-from mamba_operator.objects.manifest import Key, Manifest
+from mamba_operator.objects.manifest import Key, Manifest, name_of
 from mamba_operator.objects.pod_poller import PodPoller
-from mamba_operator.objects.pod_trouble import is_engine, serves
+from mamba_operator.objects.pod_trouble import is_engine, role_of, serves
+from mamba_operator.objects.recorded_status import recorded_status
 from mamba_operator.workload.measured_workload import (
     EngineCounts,
     MeasuredWorkload,
@@ -25,7 +25,12 @@ from mamba_operator.workload.measured_workload import (
     measured_workload,
     window_of,
 )
-from mamba_operator.workload.workload_status import SELDOM, differs_clearly, recorded_workload
+from mamba_operator.workload.workload_status import (
+    SELDOM,
+    differs_clearly,
+    recorded_of_role,
+    recorded_workload,
+)
 
 TRAFFIC_POLL_SECONDS = 30.0
 """Seconds between two polls: a window has sixty of them."""
@@ -33,8 +38,8 @@ FRESH_SECONDS = 3 * TRAFFIC_POLL_SECONDS
 """Seconds after which the last measurement no longer counts as current."""
 
 
-class _DeploymentTraffic:
-    """State of one deployment between two polls."""
+class _EngineTraffic:
+    """State of the engines of one role between two polls."""
 
     def __init__(self, recorded: MeasuredWorkload | None) -> None:
         self.window = window_of(recorded) if recorded is not None else TrafficWindow()
@@ -46,7 +51,7 @@ class _DeploymentTraffic:
         """The last measurement for which a pass was woken, and the time of that."""
 
 
-class WorkloadWatch(PodPoller[Manifest, _DeploymentTraffic]):
+class WorkloadWatch(PodPoller[Manifest, dict[Role, _EngineTraffic]]):
     """Poller of the traffic that engines have served. One instance per active operator.
 
     Args:
@@ -68,14 +73,13 @@ class WorkloadWatch(PodPoller[Manifest, _DeploymentTraffic]):
         )
         self._read = read
 
-    def measured(self, key: Key) -> MeasuredWorkload | None:
-        """Return the workload that the engines of a deployment measure; None while it is not current."""
-        traffic = self._reports.get(key)
-        if (
-            traffic is None
-            or traffic.answered_at is None
-            or self._now() - traffic.answered_at > FRESH_SECONDS
-        ):
+    def measured(self, key: Key) -> dict[Role, MeasuredWorkload]:
+        """Return the workload that the engines of each role measure, of those roles that it is current of."""
+        found = {role: self._measured(traffic) for role, traffic in self._reports.get(key, {}).items()}
+        return {role: measured for role, measured in found.items() if measured is not None}
+
+    def _measured(self, traffic: _EngineTraffic) -> MeasuredWorkload | None:
+        if traffic.answered_at is None or self._now() - traffic.answered_at > FRESH_SECONDS:
             return None
         return measured_workload(traffic.window)
 
@@ -84,13 +88,32 @@ class WorkloadWatch(PodPoller[Manifest, _DeploymentTraffic]):
         return owners[0] if len(owners) == 1 else None
 
     async def _update(self, key: Key, selection: Manifest) -> bool:
-        traffic = self._reports.get(key)
-        if traffic is None:
-            traffic = self._reports[key] = _DeploymentTraffic(_recorded(selection))
         engines = [pod for pod in self._indices.of(POD, key) if is_engine(pod) and serves(pod)]
         reports = await pod_reports(self._read, engines, engine_counts)
+        by_role: dict[str, dict[str, EngineCounts | None]] = {}
+        for pod in engines:
+            by_role.setdefault(role_of(pod), {})[name_of(pod)] = reports[name_of(pod)]
+        known = self._reports.setdefault(key, {})
+        changes = [
+            self._update_role(known, role, by_role.get(role, {}), selection)
+            for role in ROLES
+            if role in by_role or role in known
+        ]
+        return any(changes)
+
+    def _update_role(
+        self,
+        known: dict[Role, _EngineTraffic],
+        role: Role,
+        reports: Mapping[str, EngineCounts | None],
+        owner: Manifest,
+    ) -> bool:
+        """Add the counts of the engines of one role; return whether their traffic changed clearly."""
+        traffic = known.get(role)
+        if traffic is None:
+            traffic = known[role] = _EngineTraffic(_recorded(owner, role))
         self._add_counts(traffic, reports)
-        measured = self.measured(key)
+        measured = self._measured(traffic)
         if measured is None or self._now() - traffic.woken_at < SELDOM:
             return False
         if traffic.reported is not None and not differs_clearly(traffic.reported, measured):
@@ -98,7 +121,7 @@ class WorkloadWatch(PodPoller[Manifest, _DeploymentTraffic]):
         traffic.reported, traffic.woken_at = measured, self._now()
         return True
 
-    def _add_counts(self, traffic: _DeploymentTraffic, reports: Mapping[str, EngineCounts | None]) -> None:
+    def _add_counts(self, traffic: _EngineTraffic, reports: Mapping[str, EngineCounts | None]) -> None:
         now = self._now()
         passed = now - traffic.polled_at if traffic.polled_at is not None else 0.0
         counts = {pod: report for pod, report in reports.items() if report is not None}
@@ -110,11 +133,7 @@ class WorkloadWatch(PodPoller[Manifest, _DeploymentTraffic]):
         traffic.polled_at, traffic.counts = now, {**kept, **counts}
 
 
-def _recorded(owner: Manifest) -> MeasuredWorkload | None:
+def _recorded(owner: Manifest, role: Role) -> MeasuredWorkload | None:
     """Return the measurement in the status, written by an earlier operator."""
-    status = owner.get("status")
-    text = status.get("workload") if isinstance(status, dict) else None
-    try:
-        return recorded_workload(WorkloadStatus.model_validate(text, by_alias=True, by_name=False))
-    except ValidationError:
-        return None
+    recorded = recorded_of_role(recorded_status(owner), role)
+    return recorded_workload(recorded) if recorded is not None else None

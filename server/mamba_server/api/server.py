@@ -19,6 +19,7 @@ import uvloop
 from mamba_edge import process_memory
 from mamba_edge.api_keys import KeyFile, KeyFileError
 from mamba_edge.connection.http_server import HttpServer
+from mamba_edge.errors import ApiError
 from mamba_edge.exchange.request_arrivals import LEAVE_SHARE
 from mamba_edge.listener import CannotListen, is_loopback, listen, tell_ready, url_of
 from mamba_prefix.errors import BadRedisUrl
@@ -55,6 +56,8 @@ Watch = Callable[[EngineState], None]
 WATCH_SECONDS = 0.25
 """Interval between two reports of the progress of loading."""
 LAST_PORT = 65_535
+LEAVE_MARGIN_SECONDS = 2.0
+"""Seconds for the answer of an engine process whose peers have fetched its states."""
 EXPORTS_SECONDS = 0.05
 """Interval between two looks at the states that other engines have still to fetch."""
 LAST_BYTES_SECONDS = 3
@@ -318,10 +321,25 @@ class Server:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds
         finished = await self._serving.drain.wait_until_idle(seconds)
+        if finished:
+            await self._leave_states(deadline - loop.time())
         deadline = min(deadline, loop.time() + self._settings.transfer_lease)
         while loop.time() < deadline and self._engine_metrics.gauge("transfer_exported"):  # noqa: ASYNC110 - the number comes twice a second
             await asyncio.sleep(EXPORTS_SECONDS)
         return finished
+
+    async def _leave_states(self, seconds: float) -> None:
+        """Let the peers fetch the most valuable states, for `seconds` and for `leave_seconds` at most."""
+        settings, engine = self._settings, self._serving.engine
+        seconds = min(seconds, settings.leave_seconds)
+        if settings.warm_peers is None or seconds <= 0 or engine.state.phase != "ready":
+            return
+        try:
+            reply = await engine.admin("leave", {"seconds": seconds}, timeout=seconds + LEAVE_MARGIN_SECONDS)
+        except ApiError as error:
+            log.warning("states_lost", reason=str(error))
+        else:
+            log.info("states_left", **reply.body)
 
 
 def serve(

@@ -104,7 +104,7 @@ def _serve(settings: EngineSettings, port: "EngineSockets", cores: int | None) -
         endpoint.warm_start.run(report_progress(port))
     use_threads(engine, None if cores is None else threads_for(engine.plan.weights_bytes, cores))
     plan = ready_plan(engine)
-    admin = AdminCalls(engine.core, plan, endpoint.sessions)
+    admin = AdminCalls(engine.core, plan, endpoint.sessions, endpoint.departure)
     grammars = GrammarCompiler(engine.directory, engine.model.vocab_size, engine.model.eos_token_ids)
     process = EngineLoop(
         engine.core,

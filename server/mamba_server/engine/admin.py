@@ -8,6 +8,7 @@ import numpy as np
 from mamba_planner.strategy import STRATEGIES
 from mamba_server.cache import POLICIES
 from mamba_server.engine.stepping.core import EngineCore
+from mamba_server.engine.transfers.departure import Departure
 from mamba_server.engine.transfers.sessions import Sessions
 from mamba_server.wire import AdminCall, AdminReply
 
@@ -15,8 +16,15 @@ from mamba_server.wire import AdminCall, AdminReply
 class AdminCalls:
     """Handler of `AdminCall`s between two steps. `plan` is the JSON form of the plan in force."""
 
-    def __init__(self, core: EngineCore, plan: dict[str, Any], sessions: Sessions | None = None) -> None:
-        self._core, self._sessions = core, sessions
+    def __init__(
+        self,
+        core: EngineCore,
+        plan: dict[str, Any],
+        sessions: Sessions | None = None,
+        departure: Departure | None = None,
+    ) -> None:
+        self._core = core
+        self._longer = [each for each in (sessions, departure) if each is not None]
         self.plan = plan
         self._verbs: dict[str, Callable[[dict[str, Any]], tuple[int, dict[str, Any]]]] = {
             "flush_cache": self._flush,
@@ -35,11 +43,11 @@ class AdminCalls:
 
     def begin(self, call: AdminCall) -> bool:
         """Begin a call that takes longer than a step; return False if `answer` answers it at once."""
-        return self._sessions is not None and self._sessions.begin(call)
+        return any(each.begin(call) for each in self._longer)
 
     def take_replies(self) -> list[AdminReply]:
         """Return the replies to calls that were begun and have ended since."""
-        return self._sessions.take_replies() if self._sessions is not None else []
+        return [reply for each in self._longer for reply in each.take_replies()]
 
     def answer(self, call: AdminCall, *, recounted: bool = False) -> AdminReply:
         """Return the reply to `call`; an unknown verb or a bad body is a 4xx.

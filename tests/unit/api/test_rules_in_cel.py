@@ -32,7 +32,7 @@ from mamba_api.v1alpha1 import (
     TieredStateCache,
 )
 from mamba_api.v1alpha1.base import ApiModel
-from mamba_api.v1alpha1.pools import PoolStateCache
+from mamba_api.v1alpha1.pools import Disaggregation, PoolScaling, PoolStateCache
 from mamba_api.v1alpha1.schema import custom_resource_definition
 
 SPEC = custom_resource_definition()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
@@ -160,11 +160,15 @@ POOL = some(
     {}, replicas=SMALL, resources=some({}, gpus=st.integers(0, 1), profile=st.just("a")),
     stateCache=some({}, trackInterval=st.integers(1, 64), strategy=st.just("NoBuffer")),
 )  # fmt: skip
+SCALING = some(
+    {}, mode=st.sampled_from(["Internal", "External"]), minReplicas=COUNT, maxReplicas=SMALL,
+    ttftTarget=DURATIONS, tpotTarget=DURATIONS,
+)  # fmt: skip
+TARGET_SCALING = some(
+    {"minReplicas": st.just(1), "maxReplicas": st.just(3)}, ttftTarget=DURATIONS, tpotTarget=DURATIONS
+)
 OBJECTS: dict[type[ApiModel], st.SearchStrategy[dict[str, Any]]] = {
-    Scaling: some(
-        {}, mode=st.sampled_from(["Internal", "External"]), minReplicas=COUNT, maxReplicas=SMALL,
-        ttftTarget=DURATIONS, tpotTarget=DURATIONS,
-    ),
+    Scaling: SCALING,
     Limits: some({}, queueTimeout=TIMES, requestTimeout=TIMES, maxBodySize=SIZES),
     Gateway: some(
         {}, auth=st.just({"secretRef": {"name": "k"}}),
@@ -189,19 +193,28 @@ OBJECTS: dict[type[ApiModel], st.SearchStrategy[dict[str, Any]]] = {
         {"name": st.just("A")}, value=st.sampled_from(["", "x"]), valueFrom=st.just({"fieldRef": {}})
     ),
     Spec: some(
-        {"model": st.just({"uri": "builtin://tiny-recall"})},
+        {"model": some({"uri": st.just("builtin://tiny-recall")}, maxModelLen=SMALL)},
         replicas=COUNT,
         engine=some({}, pageSize=SMALL, quantization=st.sampled_from(["none", "int8"])),
         resources=some({}, gpus=st.integers(0, 1), profile=st.just("a")),
         stateCache=some({}, trackInterval=st.integers(1, 64), prefixCaching=st.booleans()),
-        scaling=some({}, mode=st.just("External"), minReplicas=st.integers(0, 1), maxReplicas=SMALL),
+        scaling=some(
+            {}, mode=st.just("External"), minReplicas=st.integers(0, 1), maxReplicas=SMALL,
+            scaleDownDelay=st.sampled_from(["300s", "5m", "1s"]),
+        ),
         gateway=some({}, inferencePool=st.just({"proxyNamespace": "envoy"})),
-        disaggregation=some({}, prefill=POOL, decode=POOL),
+        disaggregation=some({}, prefill=POOL, decode=POOL, handOverTokens=SMALL),
     ),
     DiskCache: some({"size": SIZES}, storageClassName=st.just("ssd"), claimName=st.just("c")),
     TieredStateCache: some({}, prefixCaching=st.booleans(), hostMemory=SIZES, disk=st.just({"size": "1Gi"})),
     PoolStateCache: some({}, hostMemory=SIZES, trackInterval=SMALL),
-    Pool: some({}, replicas=SMALL, scaling=st.just({"minReplicas": 1})),
+    Pool: some(
+        {}, replicas=SMALL, scaling=some({}, minReplicas=st.integers(1, 2), maxReplicas=st.integers(2, 6))
+    ),
+    PoolScaling: SCALING,
+    Disaggregation: some(
+        {}, prefill=some({}, scaling=TARGET_SCALING), decode=some({}, scaling=TARGET_SCALING)
+    ),
 }  # fmt: skip
 
 

@@ -127,7 +127,7 @@ def grown(late: int) -> Score:
         lambda at: 0.0 if at > 1200 else 1.0 if at > 240 else 0.3, 4.0, LengthDistribution(5000, 60), seed=11
     )
     engine = profile("gpu-80g-assumed")
-    scaler = OwnScaler(engine, Slo(), least=1, most=6)
+    scaler = OwnScaler(engine, ttft=2.0, tpot=0.1, least=1, most=6)
     scaler.delay = late * scaler.period
     run = Simulation(asked, engine, SimulatedGateway, scaler, Slo(), FleetEnvironment(most=6))
     run.run()

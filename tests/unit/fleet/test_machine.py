@@ -8,11 +8,12 @@ import pytest
 
 from mamba_cli.bench.traces import Arrival
 from mamba_cli.fleet.engine import SimulatedEngine, cache_of
+from mamba_cli.fleet.engine_group import FixedSize
 from mamba_cli.fleet.engine_profile import EngineProfile
 from mamba_cli.fleet.environment import FleetEnvironment, Machine
 from mamba_cli.fleet.gateway import SimulatedGateway
 from mamba_cli.fleet.request import Request
-from mamba_cli.fleet.simulation import FixedSize, Simulation
+from mamba_cli.fleet.simulation import Simulation
 from mamba_cli.fleet.slo import Slo
 from mamba_cli.fleet.workload import RequestStream, TraceWorkload
 

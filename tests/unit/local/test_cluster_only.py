@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from mamba_api.v1alpha1 import Spec
-from mamba_cli.local.cluster_only import CLUSTER_ONLY, not_in_local_mode
+from mamba_cli.local.cluster_only import CLUSTER_ONLY, TARGETS, not_in_local_mode
 
 
 def spec(**parts: Any) -> Spec:
@@ -78,6 +78,14 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
         for pool in ("prefill", "decode")
         for path, parts, words in (
             ("replicas", {"replicas": 2}, "one engine of it runs here"),
+            ("scaling.minReplicas", {"scaling": {"minReplicas": 1}}, "one engine of it runs here"),
+            ("scaling.maxReplicas", {"scaling": {"maxReplicas": 2}}, "one engine of it runs here"),
+            ("scaling.scaleDownDelay", {"scaling": {"scaleDownDelay": "1s"}}, "one engine of it runs here"),
+            (
+                f"scaling.{TARGETS[pool]}",
+                {"scaling": {**RANGE, TARGETS[pool]: "1s"}},
+                "one engine of it runs here",
+            ),
             ("resources.profile", {"resources": {"profile": "nvidia-l4"}}, "only in a cluster"),
             ("resources.gpuResource", {"resources": {"gpuResource": "amd.com/gpu"}}, "only in a cluster"),
             ("resources.cpu", {"resources": {"cpu": "2"}}, "only in a cluster"),

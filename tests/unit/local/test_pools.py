@@ -60,6 +60,18 @@ def test_each_pool_is_a_process_of_its_role_with_a_port_for_states(tmp_path: Pat
     assert backends == [prefill.url, decode.url]
 
 
+@pytest.mark.parametrize(("pools", "least"), [({}, "512"), ({"handOverTokens": 700}, "700")])
+def test_the_gateway_here_hands_over_prompts_as_the_spec_says(
+    pools: dict[str, Any], least: str, tmp_path: Path
+) -> None:
+    document = loaded(disaggregation=pools)
+    argv = unit(document, tmp_path).gateway_argv
+
+    assert argv[argv.index("--hand-over-tokens") + 1] == least
+    prefill, _ = on_this_machine(document)
+    assert any(f"{least} tokens" in note for note in prefill.outcome.notes)
+
+
 def test_both_pools_hold_states_of_one_type_and_share_the_memory(tmp_path: Path) -> None:
     pools = on_this_machine(loaded())
     plans = [pool.outcome.plan for pool in pools]

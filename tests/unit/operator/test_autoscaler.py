@@ -67,12 +67,12 @@ class World:
         for _ in range(times):
             await self.autoscaler.poll()
             self.now += 10
-        decided = self.autoscaler.latest_decision(KEY)
+        decided = self.autoscaler.latest_decisions(KEY).get("unified")
         assert decided is not None
         return decided.decision.target
 
     def metric(self, name: str, **labels: str) -> float | None:
-        who = {"namespace": "models", "name": "nano", **labels}
+        who = {"namespace": "models", "name": "nano", "role": "unified", **labels}
         return self.registry.get_sample_value(f"mambaserve_operator_scaling_{name}", who)
 
 
@@ -82,7 +82,7 @@ async def test_crowded_engines_get_more_beside_them_and_the_decision_is_recorded
 
     target = await world.poll()
 
-    decided = world.autoscaler.latest_decision(KEY)
+    decided = world.autoscaler.latest_decisions(KEY).get("unified")
     assert decided is not None
     assert target > 2
     assert world.woken == [KEY]
@@ -131,7 +131,7 @@ async def test_where_somebody_else_decides_numbers_are_shown_and_not_carried_out
         await world.autoscaler.poll()
         world.now += 10
 
-    assert world.autoscaler.latest_decision(KEY) is None
+    assert world.autoscaler.latest_decisions(KEY).get("unified") is None
     assert world.woken == []
     assert 2 < (world.metric("desired_engines") or 0) <= 8
     assert (world.metric("demand_engines", unit="slots") or 0) > 2
@@ -178,7 +178,7 @@ async def test_a_number_that_people_write_is_left_alone_and_forgotten() -> None:
 
     await world.autoscaler.poll()
 
-    assert world.autoscaler.latest_decision(KEY) is None
+    assert world.autoscaler.latest_decisions(KEY).get("unified") is None
     assert world.metric("desired_engines") is None
 
 
@@ -222,4 +222,4 @@ async def test_one_deployment_that_breaks_does_not_keep_others_from_being_looked
     world.reports = {"a": QUIET, "door": DOOR}
 
     assert await world.poll() == 1
-    assert world.autoscaler.latest_decision(other) is None
+    assert world.autoscaler.latest_decisions(other).get("unified") is None

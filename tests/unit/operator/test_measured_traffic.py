@@ -44,7 +44,7 @@ class World:
         self.operator = Reconciler(
             self.cluster, OperatorMetrics(), PassSettings("test", resync=lambda: 300.0),
             indices=Watched(self.cluster), engines=EngineAccess(self.key, self._put),
-            sources=Sources(measured=lambda _: self.measured),
+            sources=Sources(measured=lambda _: {"unified": self.measured} if self.measured else {}),
             runtime=Runtime(now=lambda: self.now, new_token=lambda: "t"),
         )  # fmt: skip
 

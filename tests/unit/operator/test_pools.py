@@ -1,7 +1,7 @@
 """Two pools of engines: what is rendered, how each rolls out, and what the status says."""
 
 import json
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -15,7 +15,9 @@ from mamba_operator.deletion_cost import scale_downs
 from mamba_operator.memory.verdict import DoesNotFit, Fits
 from mamba_operator.objects.manifest import Manifest, Ref, ref
 from mamba_operator.observation.snapshot import ReportedPlan
-from operator_objects import NOW, TOLD, applied, fitting_owner, owner, planned, running, snapshot
+from mamba_operator.plan import make_plan
+from mamba_operator.workload.measured_workload import MeasuredWorkload
+from operator_objects import NOW, TOKEN, TOLD, applied, fitting_owner, owner, planned, running, snapshot
 
 TIERS = {"hostMemory": "8Gi", "disk": {"size": "100Gi"}}
 STAGING = 256 << 20
@@ -126,6 +128,34 @@ def test_one_service_has_the_engines_of_both_pools_and_only_they_read_states() -
 
     assert transfers["from"] == [{"podSelector": {"matchLabels": names.selector("nano", "engine")}}]
     assert child(children, "PodDisruptionBudget", "nano-engine")["spec"]["maxUnavailable"] == 1
+
+
+@pytest.mark.parametrize(
+    ("spec", "least"),
+    [
+        ({"disaggregation": {"handOverTokens": 2000}}, 2000),
+        ({"disaggregation": {}}, 512),
+        ({"disaggregation": {}, "engine": {"pageSize": 100}, "stateCache": {"trackInterval": 500}}, 600),
+        ({"disaggregation": {}, "engine": {"pageSize": 1000}, "stateCache": {"trackInterval": 1000}}, 2000),
+    ],
+)
+def test_the_shortest_prompt_to_hand_over_is_that_of_the_spec_or_the_planner(
+    spec: dict[str, Any], least: int
+) -> None:
+    of = fitting_owner(**spec)
+    children = applied(of)
+    [gateway] = child(children, "Deployment", "nano")["spec"]["template"]["spec"]["containers"]
+
+    assert {"name": "MAMBASERVE_HAND_OVER_TOKENS", "value": str(least)} in gateway["env"]
+    assert status(of, ready(children)).hand_over_tokens == least
+
+
+def test_without_pools_nothing_is_handed_over() -> None:
+    of = fitting_owner()
+    children = applied(of)
+
+    assert "HAND_OVER_TOKENS" not in json.dumps(child(children, "Deployment", "nano"))
+    assert status(of, running(children)).hand_over_tokens is None
 
 
 def test_a_change_of_one_pool_rolls_that_pool_alone() -> None:
@@ -280,6 +310,51 @@ def test_plans_that_engines_report_are_shown_by_pool_and_outlive_the_operator() 
     restarted = {**of, "status": shown.manifest()}
     again = status(restarted, children)
     assert [pool.plan and pool.plan.slots for pool in again.pools] == [11, 22]
+
+
+def test_each_pool_follows_the_traffic_that_its_own_engines_measure() -> None:
+    of = pooled(workload={"promptTokens": 100, "outputTokens": 100, "sharedPrefixRatio": 0.0})
+    children = ready(applied(of))
+    agents = MeasuredWorkload(16_000.0, 200.0, 0.9, 8.0, 900.0)
+    shown = measured_status(of, children, {"decode": agents})
+    prefill, decode = shown.pools
+
+    assert shown.workload is None
+    assert prefill.workload is None
+    assert decode.workload is not None
+    assert (decode.workload.prompt_tokens, decode.workload.shared_prefix_ratio) == (16_000, 0.9)
+    assert decode.workload.proposed is not None
+    assert decode.workload.proposed.strategy != decode.strategy
+
+    # It is announced after half an hour, and running engines of that pool alone get it ten minutes later.
+    when, changed = NOW, dict[str, str]()
+    for _ in range(6):
+        of["status"] = shown.manifest()
+        when += timedelta(minutes=15)
+        plan = make_plan(
+            snapshot(of, children, measured_by_role={"decode": agents}), now=when, key_id="k",
+            new_token=lambda: TOKEN,
+        )  # fmt: skip
+        changed = {
+            apply.manifest["metadata"]["name"]: apply.manifest["metadata"]["annotations"].get(
+                names.ANNOTATION_CHOSEN_FOR, ""
+            )
+            for apply in plan.applies
+            if apply.manifest["kind"] == "Deployment"
+        }
+        if changed.get("nano-decode"):
+            break
+        shown = measured_status(of, children, {"decode": agents}, when)
+    assert decode.workload.proposed.strategy in changed["nano-decode"]
+    assert not changed.get("nano-prefill")
+
+
+def measured_status(of: Manifest, children: list[Manifest], measured: Any, now: datetime = NOW) -> Status:
+    seen = snapshot(of, children, measured_by_role=measured)
+    plan = make_plan(seen, now=now, key_id="k", new_token=lambda: TOKEN)
+    shown = summarize(seen, plan, (), now=now)
+    assert shown is not None
+    return shown
 
 
 def test_traffic_that_unified_engines_measured_does_not_move_the_strategy_of_a_pool() -> None:

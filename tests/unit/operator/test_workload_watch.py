@@ -67,11 +67,11 @@ class World:
 async def test_traffic_is_measured_whoever_decides_on_the_number_of_engines(scaling: dict[str, Any]) -> None:
     world = World(pod("a"), pod("b"), scaling=scaling)
     await world.polls(3)
-    assert world.watch.measured(KEY) is None, "too few"
+    assert world.watch.measured(KEY).get("unified") is None, "too few"
 
     await world.polls(10)
 
-    found = world.watch.measured(KEY)
+    found = world.watch.measured(KEY).get("unified")
     assert found is not None
     assert (found.prompt_tokens, found.output_tokens) == pytest.approx((1000, 200))
     assert found.shared_prefix_ratio == pytest.approx(0.5)
@@ -90,13 +90,13 @@ async def test_only_engines_that_serve_are_asked() -> None:
 async def test_what_no_engine_tells_any_more_is_soon_not_measured() -> None:
     world = World(pod("a"))
     await world.polls(30)
-    assert world.watch.measured(KEY) is not None
+    assert world.watch.measured(KEY).get("unified") is not None
 
     world.silent = {"a"}
     await world.polls(int(FRESH_SECONDS / TRAFFIC_POLL_SECONDS) - 1)
-    assert world.watch.measured(KEY) is not None
+    assert world.watch.measured(KEY).get("unified") is not None
     await world.polls(2)
-    assert world.watch.measured(KEY) is None
+    assert world.watch.measured(KEY).get("unified") is None
 
 
 async def test_requests_during_a_silence_count_and_those_of_an_engine_that_went_are_left() -> None:
@@ -106,7 +106,7 @@ async def test_requests_during_a_silence_count_and_those_of_an_engine_that_went_
     await world.polls(20)
     world.silent = set()
     await world.polls(1)
-    both = world.watch.measured(KEY)
+    both = world.watch.measured(KEY).get("unified")
     assert both is not None
     assert both.requests > 700
 
@@ -114,7 +114,7 @@ async def test_requests_during_a_silence_count_and_those_of_an_engine_that_went_
     await world.polls(1)
     world.pods = [pod("a"), pod("b")]
     await world.polls(1, requests=0)
-    after = world.watch.measured(KEY)
+    after = world.watch.measured(KEY).get("unified")
     assert after is not None
     assert after.requests < both.requests + 30, "nobody knows over which time it counted"
 
@@ -122,7 +122,7 @@ async def test_requests_during_a_silence_count_and_those_of_an_engine_that_went_
 async def test_another_operator_goes_on_with_what_is_shown() -> None:
     world = World(pod("a"))
     await world.polls(40)
-    before = world.watch.measured(KEY)
+    before = world.watch.measured(KEY).get("unified")
     shown = workload_status(None, before, NOW)
     assert before is not None
     assert shown is not None
@@ -131,7 +131,7 @@ async def test_another_operator_goes_on_with_what_is_shown() -> None:
     world.restart()
     await world.polls(2)
 
-    after = world.watch.measured(KEY)
+    after = world.watch.measured(KEY).get("unified")
     assert after is not None
     assert after.requests == pytest.approx(before.requests, rel=0.2)
     assert after.concurrency == pytest.approx(max(before.concurrency, 1), abs=1)
@@ -143,7 +143,7 @@ async def test_a_status_that_somebody_broke_is_begun_anew(status: Any) -> None:
     world.owner["status"] = status
     await world.polls(30)
 
-    assert world.watch.measured(KEY) is not None
+    assert world.watch.measured(KEY).get("unified") is not None
 
 
 async def test_only_what_matters_wakes_and_seldom() -> None:
@@ -168,7 +168,7 @@ async def test_a_deployment_that_went_is_forgotten_and_one_that_breaks_keeps_no_
     world.pods = []
     world.indices.take({index_id(MAMBA_DEPLOYMENT): {}, index_id(POD): {}})
     await world.watch.poll()
-    assert world.watch.measured(KEY) is None
+    assert world.watch.measured(KEY).get("unified") is None
 
     broken, other = pod("x"), Key("models", "other")
     broken["status"]["conditions"] = 3
@@ -181,4 +181,20 @@ async def test_a_deployment_that_went_is_forgotten_and_one_that_breaks_keeps_no_
         })  # fmt: skip
         await world.watch.poll()
         world.now += TRAFFIC_POLL_SECONDS
-    assert world.watch.measured(KEY) is not None
+    assert world.watch.measured(KEY).get("unified") is not None
+
+
+async def test_each_of_two_pools_has_a_measurement_of_its_own() -> None:
+    pods = [pod("p"), pod("d")]
+    for each, role in zip(pods, ("prefill", "decode"), strict=True):
+        each["metadata"]["labels"] = {**each["metadata"]["labels"], names.LABEL_ROLE: role}
+    world = World(*pods, disaggregation={})
+    for _ in range(20):
+        world.engines["p"].serve(20, 8000, 0, 0.0)
+        world.engines["d"].serve(20, 2000, 300, 0.0)
+        await world.polls(1, requests=0)
+    found = world.watch.measured(KEY)
+
+    assert sorted(found) == ["decode", "prefill"]
+    assert (found["prefill"].prompt_tokens, found["prefill"].output_tokens) == pytest.approx((8000, 0))
+    assert (found["decode"].prompt_tokens, found["decode"].output_tokens) == pytest.approx((2000, 300))

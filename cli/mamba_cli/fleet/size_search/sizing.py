@@ -9,11 +9,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from mamba_api.choices import Strategy
+from mamba_cli.fleet.engine_group import FixedSize
 from mamba_cli.fleet.engine_profile import EngineProfile
 from mamba_cli.fleet.environment import FleetEnvironment
 from mamba_cli.fleet.gateway import SimulatedGateway
 from mamba_cli.fleet.request import requests_of
-from mamba_cli.fleet.simulation import FixedSize, Simulation
+from mamba_cli.fleet.simulation import Simulation
 from mamba_cli.fleet.size_search.gpu import Gpu
 from mamba_cli.fleet.size_search.roofline import profile_of
 from mamba_cli.fleet.slo import GOAL, Slo

@@ -115,6 +115,10 @@ def _trace(path: Path, expected: Format | None, units: TraceUnits) -> RequestStr
 
 def _outcome(source: str, plan: PlanFlags) -> PlanOutcome:
     outcomes = plan_source(source, plan)
+    if any(outcome.role != "unified" for outcome in outcomes):
+        raise InvalidInput(
+            f"{source}: --trace sizes unified engines, and this has two pools: remove disaggregation"
+        )
     if len(outcomes) != 1:
         raise InvalidInput(f"{source}: --trace plans one model at a time, but this has {len(outcomes)}")
     return outcomes[0]

@@ -132,7 +132,6 @@ class ActiveRequest:
                 self._metrics.finished(reason, time.monotonic() - self._started_at, self._trace.exemplar())
         for request_id in self._unfinished:
             self._engine.close(request_id, abort=True)
-        self._metrics.cached(self.counts.cached_total)
 
     async def updates(self) -> AsyncIterator[ChoiceUpdate]:
         """Yield new output until every choice has finished. Raises ApiError if the request fails."""
@@ -196,8 +195,11 @@ class ActiveRequest:
         # Times are the engine's: a client that reads slowly does not make a token late.
         now = delta.at or time.monotonic()
         if delta.cached_tokens:
-            cached = self.counts.cached
+            # At once: the autoscaler compares the counter with that of the prompts that arrived.
+            cached, before = self.counts.cached, self.counts.cached.get(delta.request_id, 0)
             cached[delta.request_id] = max(cached.get(delta.request_id, 0), delta.cached_tokens)
+            if cached[delta.request_id] > before:
+                self._metrics.cached(cached[delta.request_id] - before)
         self.counts.completion += tokens
         self._metrics.generated(tokens)
         self._spans.record(delta, tokens)

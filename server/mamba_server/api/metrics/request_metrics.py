@@ -161,7 +161,7 @@ class RequestMetrics:
             series.inc(tokens)
 
     def cached(self, tokens: int) -> None:
-        """Count the prompt tokens of a finished request that were resumed from a checkpoint."""
+        """Count the prompt tokens of a request that were resumed from a checkpoint."""
         for series in self._cached:
             series.inc(tokens)
 

@@ -8,6 +8,8 @@ import threading
 from collections.abc import Callable
 from typing import Protocol
 
+import numpy as np
+
 from mamba_planner.arithmetic import prefill_work
 from mamba_planner.strategy import receptions_within
 from mamba_server.cache import ManagedStateCache, Quarantined, Reception, Tokens
@@ -16,11 +18,13 @@ from mamba_server.engine.stepping.prefill_speed import PrefillSpeed
 from mamba_server.engine.transfers.bandwidth import MIN_CHOICE_SECONDS
 from mamba_server.engine.transfers.bundle_memory import Buffers
 from mamba_server.engine.transfers.exporter import Exporter
+from mamba_server.engine.transfers.heir import Heir
 from mamba_server.engine.transfers.importer import Importer, ReadResult, StateSource
 from mamba_server.engine.transfers.sessions import Sessions
 from mamba_server.engine.transfers.tier import Tier
 from mamba_server.engine.transfers.transfer_counts import TransferCounts
 from mamba_server.wire import Fetch, HandOver
+from mamba_transfer import HotPrefix
 from mamba_transfer.bundle import bundle_bytes
 from mamba_transfer.layout import StateLayout
 
@@ -78,13 +82,14 @@ class EngineTransfers:
         *,
         peers: PeerStates | None = None,
         tier: Tier | None = None,
+        heir: Heir | None = None,
         close: Callable[[], None] = lambda: None,
     ) -> None:
         self._cache, self._importer, self._step, self._close = cache, importer, step, close
         self.counts = counts
         self.exporter, self.sessions = exporter, sessions
         self._speed, self._layout = speed, layout
-        self._peers, self.tier = peers, tier
+        self._peers, self.tier, self._heir = peers, tier, heir
         if tier is not None:
             cache.on_eviction(tier.on_eviction)
 
@@ -165,7 +170,15 @@ class EngineTransfers:
         self.sessions.poll()
         if self.tier is not None:
             self.tier.poll()
+        if self._heir is not None:
+            self._heir.poll(self._bring_inherited)
         return self._importer.poll(self._step())
+
+    def _bring_inherited(
+        self, fetch: Fetch, prefix: HotPrefix, deadline: float, ended: Callable[[str], None]
+    ) -> None:
+        tokens = np.frombuffer(prefix.token_ids, "<i4").astype(np.int32)
+        self.bring(fetch, tokens, prefix.salt, deadline=deadline, ended=ended)
 
     def cancel(self, request_id: str) -> None:
         """Stop fetching the state for a request that has ended."""

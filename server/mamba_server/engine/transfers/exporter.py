@@ -116,7 +116,7 @@ class Exporter:
             self._end(name, "expired")
         while self._hot_questions:
             hot = self._hot_questions.popleft()
-            hot.answer = [self._hot(each) for each in self._cache.hottest(hot.count)]
+            hot.answer = self.hot_prefixes(hot.count)
             hot.done.set()
         while self._questions:
             question = self._questions.popleft()
@@ -127,6 +127,10 @@ class Exporter:
             question.done.set()
             if is_late and answer is not None:
                 self._end(answer[0].lease.export, "lost")
+
+    def hot_prefixes(self, count: int) -> list[HotPrefix]:
+        """Return the prefixes that are evicted last, the most valuable first."""
+        return [self._hot(each) for each in self._cache.hottest(count)]
 
     def _hot(self, checkpoint: EvictedCheckpoint) -> HotPrefix:
         size = bundle_bytes(self._memory.layout, checkpoint.depth // self._page_size)

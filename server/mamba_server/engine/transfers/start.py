@@ -27,8 +27,10 @@ from mamba_server.engine.transfers.bundle_memory import (
     HostBundleMemory,
     shape_of,
 )
+from mamba_server.engine.transfers.departure import Departure
 from mamba_server.engine.transfers.engine_transfers import EngineTransfers
 from mamba_server.engine.transfers.exporter import Exporter
+from mamba_server.engine.transfers.heir import Heir
 from mamba_server.engine.transfers.importer import Importer, ReadResult
 from mamba_server.engine.transfers.sessions import Sessions
 from mamba_server.engine.transfers.tier import Tier
@@ -78,6 +80,8 @@ class TransferEndpoint:
     warm_start: WarmStart | None = None
     """Fetch of prefixes from other engines before this one is ready; None = no other engines are
     configured."""
+    departure: Departure | None = None
+    """Hand-over of states to other engines before this one ends; None = no other engines are configured."""
 
 
 def start_transfers(
@@ -103,7 +107,7 @@ def start_transfers(
     importer = Importer(cache, memory, counts, lease_seconds=lease, wake=wake, clock=core.clock)
     exporter = Exporter(cache, memory, counts, lease_seconds=lease, wake=wake, clock=core.clock)
     sessions = Sessions(cache, memory, exporter, importer, wake)
-    tier, server = None, None
+    tier, server, heir = None, None, None
     if tiered:
         store = _open_store(settings, layout)
         tier = Tier(
@@ -114,7 +118,11 @@ def start_transfers(
     endpoint = TransferEndpoint(sessions=sessions)
     if serves:
         incarnation = secrets.token_hex(8)
-        server = TransferServer(layout, incarnation, exporter)
+        heir = Heir(
+            cache, layout, settings.role, core.speed, importer.bandwidth,
+            step=lambda: core.step_number + 1, wake=wake, clock=core.clock,
+        )  # fmt: skip
+        server = TransferServer(layout, incarnation, exporter, heir=heir)
         address = _listen(server, settings)
         endpoint = TransferEndpoint(str(address), incarnation, sessions)
         log.info("transfer_server", address=str(address), incarnation=incarnation, role=settings.role)
@@ -130,12 +138,18 @@ def start_transfers(
         layout,
         peers=PeerReader(client) if server is not None else None,
         tier=tier,
+        heir=heir,
         close=server.close if server is not None else lambda: None,
     )
-    if settings.warm_peers is None:
+    if settings.warm_peers is None or heir is None:
         return endpoint
+    departure = Departure(
+        exporter, heir, client, settings.warm_peers, settings.role,
+        own=(endpoint.address, endpoint.incarnation), wake=wake, clock=core.clock,
+    )  # fmt: skip
     return replace(
         endpoint,
+        departure=departure,
         warm_start=WarmStart(
             cache, transfers, client, settings.warm_peers, endpoint.address, seconds=settings.warm_seconds,
             clock=core.clock,

@@ -84,15 +84,8 @@ class WarmStart:
 
     def _prefixes_of(self, name: str) -> list[list[PeerPrefix]]:
         """Return the prefixes of each engine behind a host name. Runs in a thread."""
-        host, _, port = name.strip().rpartition(":")
-        try:
-            entries = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
-        except (OSError, ValueError) as error:
-            log.info("warm_peer_unknown", peer=name, reason=str(error))
-            return []
-        addresses = {Address(str(each[4][0]), int(port)) for each in entries} - {_parsed(self._own)}
         lists = []
-        for address in sorted(addresses, key=str):
+        for address in addresses_of(name, self._own):
             hottest = self._client.hottest(address, MOST_HOT, deadline=self._deadline)
             if hottest is not None:
                 lists.append([_of_peer(address, hottest.incarnation, each) for each in hottest.prefixes])
@@ -123,8 +116,16 @@ class WarmStart:
         self._outcomes.append(outcome)
 
 
-def _parsed(address: str) -> Address | None:
-    return Address.parse(address) if address else None
+def addresses_of(name: str, own: str) -> list[Address]:
+    """Return the transfer servers behind `HOST:PORT`, without the one at `own`; none if it is unknown."""
+    host, _, port = name.strip().rpartition(":")
+    try:
+        entries = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+    except (OSError, ValueError) as error:
+        log.info("peer_unknown", peer=name, reason=str(error))
+        return []
+    itself = {Address.parse(own)} if own else set()
+    return sorted({Address(str(each[4][0]), int(port)) for each in entries} - itself, key=str)
 
 
 def _of_peer(address: Address, incarnation: str, prefix: HotPrefix) -> PeerPrefix:
