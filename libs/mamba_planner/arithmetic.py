@@ -215,10 +215,11 @@ def _attention(config: ModelConfig) -> int:
     query = mixer.heads * mixer.head_dim
     key_value = 2 * mixer.kv_heads * mixer.head_dim
     widened = query * (2 if mixer.output_gate else 1)
+    normed = query + key_value // 2 if mixer.joint_norm else 2 * mixer.head_dim
     return (
         config.hidden_size * (widened + key_value + query)
         + (widened + key_value + config.hidden_size if mixer.bias else 0)
-        + (2 * mixer.head_dim if mixer.qk_norm else 0)
+        + (normed if mixer.qk_norm else 0)
     )
 
 

@@ -56,7 +56,7 @@ class MambaConfig:
 
 @dataclass(frozen=True, slots=True)
 class GatedDeltaConfig:
-    """Shape of a gated delta rule mixer (Qwen3-Next)."""
+    """Shape of a gated delta rule mixer (Qwen3-Next, OLMo hybrid)."""
 
     value_heads: int
     key_heads: int
@@ -66,6 +66,8 @@ class GatedDeltaConfig:
     norm_eps: float
     activation: str = "silu"
     """Activation after the convolution."""
+    beta_scale: float = 1.0
+    """Factor on beta. With 2, a state's eigenvalues may be negative (OLMo hybrid)."""
 
     @property
     def conv_dim(self) -> int:
@@ -92,6 +94,8 @@ class AttentionConfig:
     """Whether the query projection carries a sigmoid gate of the same width (Qwen3-Next)."""
     qk_norm: bool = False
     """Whether queries and keys have an RMSNorm over `head_dim` (Qwen3-Next)."""
+    joint_norm: bool = False
+    """Whether that norm is over all heads together instead of over each of them (OLMo hybrid)."""
 
     @property
     def rotated(self) -> int:
@@ -158,13 +162,13 @@ class Multipliers:
 class ModelConfig:
     """Description of one model.
 
-    `layers` lists the residual blocks in execution order, each with one pre-norm. A decoder layer "mixer,
-    then feed-forward" is therefore two blocks; Falcon-H1's parallel mixers are one `mamba_attention`; a `moe`
-    block includes its shared expert.
+    `layers` lists the residual blocks in execution order, each with one norm, before or after its mixer. A
+    decoder layer "mixer, then feed-forward" is therefore two blocks; Falcon-H1's parallel mixers are one
+    `mamba_attention`; a `moe` block includes its shared expert.
     """
 
     family: str
-    """Name of the family: nemotron_h, bamba, granitemoehybrid, falcon_h1, mamba2, qwen3_next or qwen3_5."""
+    """Name of the family, one of `FAMILIES_SERVED` of the registry."""
     architecture: str
     hidden_size: int
     vocab_size: int
@@ -187,6 +191,8 @@ class ModelConfig:
     multipliers: Multipliers = field(default_factory=Multipliers)
     checkpoint_layers: tuple[int, ...] = ()
     """Checkpoint layer of each entry of `layers` (same length); empty = one to one."""
+    norm_after: tuple[int, ...] = ()
+    """Places in `layers` of the blocks whose norm is applied to the mixer's result instead of its input."""
     state_dtype_hint: str | None = None
     """Type the checkpoint requires for its SSM state, if it names one (`mamba_ssm_cache_dtype`, Qwen3.5
     `mamba_ssm_dtype`)."""

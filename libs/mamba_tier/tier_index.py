@@ -8,13 +8,14 @@ protects all of it.
 """
 
 import heapq
+from abc import ABC, abstractmethod
 from itertools import count
 
 from mamba_tier.items import Item, Record, let_go
 from mamba_tier.outcomes import TierState, TierStatus
 
 
-class TierIndex:
+class TierIndex(ABC):
     """The index of one tier. Subclasses free the bytes of an item."""
 
     def __init__(self, name: str, budget_bytes: int) -> None:
@@ -133,5 +134,6 @@ class TierIndex:
             self._heap = [entry for entry in current if entry[0] == entry[2].priority]
             heapq.heapify(self._heap)
 
+    @abstractmethod
     def _free(self, item: Item) -> None:
-        raise NotImplementedError
+        """Give back the memory or the file of `item`."""

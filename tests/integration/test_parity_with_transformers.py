@@ -18,6 +18,7 @@ from testmodels.checkpoints import (
     random_mamba2,
     random_multimodal_qwen3_5,
     random_nemotron_h,
+    random_olmo_hybrid,
     random_qwen3_5,
     random_qwen3_next,
 )
@@ -62,6 +63,7 @@ OTHERS: dict[str, tuple[Callable[..., Path], dict[str, Any]]] = {
     "falcon-h1": (random_falcon_h1, {}),
     "qwen3-next": (random_qwen3_next, {}),
     "qwen3.5": (random_qwen3_5, {}),
+    "olmo-hybrid": (random_olmo_hybrid, {}),
     "qwen3.5-experts": (random_multimodal_qwen3_5, {"num_experts": 8, "stacked_experts": True}),
 }
 

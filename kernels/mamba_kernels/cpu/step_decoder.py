@@ -29,6 +29,7 @@ from mamba_kernels.cpu.structures import (
     PARALLEL_BLOCK,
     DecodeBlock,
     DecodeStep,
+    RmsNorm,
 )
 from mamba_kernels.rope import turns
 from mamba_kernels.slot_plan import IntArray
@@ -85,7 +86,7 @@ class AttentionBlock:
     kv: torch.Tensor
     """Keys and values as for `PagedDecoder.__call__`; written."""
     head_norms: tuple[RowNorm, RowNorm] | None = None
-    """Norms of each head of queries and of keys, applied before their rotation."""
+    """Norms of queries and of keys, each of a head or of all heads, applied before their rotation."""
     output_gate: bool = False
 
     def fill(self, call: DecodeBlock) -> None:
@@ -150,6 +151,23 @@ class MoeBlock:
 Block = MambaBlock | DeltaBlock | AttentionBlock | MlpBlock | ParallelBlock | MoeBlock
 
 
+@dataclass(frozen=True, slots=True)
+class NormedAfter:
+    """A block whose norm is applied to the mixer's result: x + norm(mixer(x))."""
+
+    block: Block
+
+    @property
+    def norm(self) -> RowNorm:
+        return self.block.norm
+
+    def fill(self, call: DecodeBlock) -> None:
+        """Write the fields of `call` that do not change from step to step."""
+        self.block.fill(call)
+        call.result_norm = call.norm
+        call.norm = RmsNorm()
+
+
 class DecodeRows(Protocol):
     """The sequences of a step with one new token each; all arrays are int32 [n]."""
 
@@ -197,7 +215,7 @@ class StepDecoder:
         library: Library,
         *,
         embedding: PackedMatrix,
-        blocks: Sequence[Block],
+        blocks: Sequence[Block | NormedAfter],
         norm: RowNorm,
         embedding_scale: float = 1.0,
         frequencies: torch.Tensor | None = None,

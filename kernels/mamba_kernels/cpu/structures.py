@@ -102,6 +102,7 @@ class DeltaMixer(Structure):
         ("norm_eps", c_float),
         ("least_square", c_float),
         ("scale", c_float),
+        ("beta_scale", c_float),
         ("heads", c_int32),
         ("key_heads", c_int32),
         ("value_dim", c_int32),
@@ -217,6 +218,7 @@ class DeltaRows(Structure):
         ("out_head", c_int64),
         ("least_square", c_float),
         ("scale", c_float),
+        ("beta_scale", c_float),
         ("heads", c_int32),
         ("key_heads", c_int32),
         ("value_dim", c_int32),
@@ -326,6 +328,7 @@ class DecodeBlock(Structure):
 
     _fields_ = (
         ("norm", RmsNorm),
+        ("result_norm", RmsNorm),
         ("mamba", MambaDecode),
         ("delta", DeltaDecode),
         ("router", Router),

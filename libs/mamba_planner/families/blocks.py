@@ -155,6 +155,15 @@ def rope_theta(fields: Fields, default: float = 10_000.0) -> float:
     return _rotary(fields).number("rope_theta", default=fields.number("rope_theta", default=default))
 
 
+def rope_theta_or_none(fields: Fields, default: float = 10_000.0) -> float | None:
+    """Read the base as `rope_theta` does, but return None where it is null: attention without positions."""
+    theta = rope_theta(fields, default)
+    section = _rotary(fields)
+    holder = section if section.has("rope_theta") else fields
+    absent = holder.has("rope_theta") and holder.number("rope_theta", default=None) is None
+    return None if absent else theta
+
+
 def rotary_fraction(fields: Fields, default: float) -> float:
     """Read the rotated share of each head from the section of rotary positions alone.
 

@@ -19,6 +19,7 @@ from mamba_planner.families import (
     granitemoehybrid,
     mamba2,
     nemotron_h,
+    olmo_hybrid,
     qwen3_5,
     qwen3_next,
 )
@@ -35,6 +36,7 @@ FAMILIES: dict[str, tuple[str, Callable[[Fields, str], ModelConfig]]] = {
     "qwen3_next": ("Qwen3NextForCausalLM", qwen3_next.model_config),
     "qwen3_5_text": ("Qwen3_5ForCausalLM", qwen3_5.model_config),
     "qwen3_5_moe_text": (qwen3_5.MOE, qwen3_5.model_config),
+    "olmo_hybrid": ("OlmoHybridForCausalLM", olmo_hybrid.model_config),
 }
 """Architectures and adapters by `model_type`. Multimodal models are read through their `text_config`."""
 _INHERITED_FIELDS = ("dtype", "torch_dtype", "tie_word_embeddings", *QUANTIZATION)
@@ -96,7 +98,16 @@ def _family(config: Mapping[str, Any]) -> str | None:
     return None
 
 
-FAMILIES_SERVED = ("bamba", "falcon_h1", "granitemoehybrid", "mamba2", "nemotron_h", "qwen3_5", "qwen3_next")
+FAMILIES_SERVED = (
+    "bamba",
+    "falcon_h1",
+    "granitemoehybrid",
+    "mamba2",
+    "nemotron_h",
+    "olmo_hybrid",
+    "qwen3_5",
+    "qwen3_next",
+)
 ACTIVATIONS_SERVED = ("relu2", "relu", "silu", "swish", "gelu", "gelu_pytorch_tanh", "gelu_new")
 CONVOLUTION_ACTIVATIONS_SERVED = ("silu", "swish")
 """Two names of one function."""

@@ -130,6 +130,26 @@ SMALL_QWEN3_5_MOE: dict[str, Any] = {
     "moe_intermediate_size": 24,
     "shared_expert_intermediate_size": 40,
 }
+SMALL_OLMO_HYBRID: dict[str, Any] = {
+    "model_type": "olmo_hybrid",
+    "vocab_size": VOCAB,
+    "hidden_size": 48,
+    "num_hidden_layers": 4,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention", "full_attention"],
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 80,
+    "linear_num_value_heads": 6,
+    "linear_num_key_heads": 3,
+    "linear_value_head_dim": 24,
+    "linear_key_head_dim": 12,
+    "linear_conv_kernel_dim": 4,
+    "tie_word_embeddings": False,
+    "max_position_embeddings": 2048,
+    "pad_token_id": 256,
+    "bos_token_id": 257,
+    "eos_token_id": 258,
+}
 SMALL_VISION: dict[str, Any] = {
     "depth": 1,
     "hidden_size": 16,
@@ -213,9 +233,13 @@ def random_checkpoint(
     seed: int = 0,
     dtype: torch.dtype = torch.float32,
     shard: str = "5GB",
+    save_original_format: bool = True,
     **overrides: Any,
 ) -> Path:
-    """Write config.json, safetensors, tokenizer and chat template to `directory`; fields as in the config."""
+    """Write config.json, safetensors, tokenizer and chat template to `directory`; fields as in the config.
+
+    save_original_format: whether tensors are named as in published checkpoints, if those names are others.
+    """
     from transformers import AutoConfig, AutoModelForCausalLM
 
     config = AutoConfig.for_model(**{**fields, **overrides})
@@ -225,7 +249,9 @@ def random_checkpoint(
     tensors = model.to(dtype).state_dict()
     if config.tie_word_embeddings:
         del tensors["lm_head.weight"]
-    model.save_pretrained(directory, state_dict=tensors, max_shard_size=shard)
+    model.save_pretrained(
+        directory, state_dict=tensors, max_shard_size=shard, save_original_format=save_original_format
+    )
     write_tokenizer(directory)
     return directory
 
@@ -284,6 +310,11 @@ def random_multimodal_qwen3_5(
     save_file({**load_file(file), **drafts}, file, metadata={"format": "pt"})
     write_tokenizer(directory)
     return directory
+
+
+def random_olmo_hybrid(directory: Path, *, renamed: bool = True, **more: Any) -> Path:
+    """Write a random OLMo hybrid, with the names of transformers' modules unless `renamed`."""
+    return random_checkpoint(SMALL_OLMO_HYBRID, directory, save_original_format=renamed, **more)
 
 
 def random_bamba(directory: Path, **more: Any) -> Path:

@@ -22,6 +22,7 @@ from testmodels.checkpoints import (
     random_mamba2,
     random_multimodal_qwen3_5,
     random_nemotron_h,
+    random_olmo_hybrid,
     random_qwen3_5,
     random_qwen3_next,
 )
@@ -174,6 +175,40 @@ QWEN3_5: dict[str, tuple[Write, dict[str, Any]]] = {
     ),
     "Qwen3.5, tensors for each expert": (random_qwen3_5, {"num_experts": 8, "seed": 20}),
 }
+OLMO_HYBRID: dict[str, tuple[Write, dict[str, Any]]] = {
+    "OLMo hybrid, rotary positions": (random_olmo_hybrid, {"seed": 21}),
+    "OLMo hybrid, no positions, names of modules": (
+        random_olmo_hybrid,
+        {
+            "rope_parameters": {"rope_type": "default", "rope_theta": None},
+            "renamed": False,
+            "num_key_value_heads": 4,
+            "seed": 22,
+        },
+    ),
+    "OLMo hybrid, biases, attention first": (
+        random_olmo_hybrid,
+        {
+            "layer_types": ["full_attention", "linear_attention", "linear_attention"],
+            "num_hidden_layers": 3,
+            "linear_num_key_heads": 6,
+            "attention_bias": True,
+            "seed": 23,
+        },
+    ),
+    "OLMo hybrid, positive eigenvalues, default shapes": (
+        random_olmo_hybrid,
+        {
+            "linear_allow_neg_eigval": False,
+            "linear_num_value_heads": None,
+            "linear_num_key_heads": None,
+            "linear_value_head_dim": None,
+            "linear_key_head_dim": None,
+            "linear_conv_kernel_dim": 3,
+            "seed": 24,
+        },
+    ),
+}
 FAMILIES: dict[str, tuple[Write, dict[str, Any]]] = {
     **{name: (random_nemotron_h, fields) for name, fields in CHECKPOINTS.items()},
     **{name: (random_granite, fields) for name, fields in GRANITE.items()},
@@ -181,6 +216,7 @@ FAMILIES: dict[str, tuple[Write, dict[str, Any]]] = {
     **{name: (random_falcon_h1, fields) for name, fields in FALCON_H1.items()},
     **{name: (random_qwen3_next, fields) for name, fields in QWEN3_NEXT.items()},
     **QWEN3_5,
+    **OLMO_HYBRID,
     **{name: (random_mamba2, fields) for name, fields in MAMBA2.items()},
 }
 

@@ -15,6 +15,7 @@ from testmodels.checkpoints import (
     random_falcon_h1,
     random_granite,
     random_nemotron_h,
+    random_olmo_hybrid,
     random_qwen3_next,
 )
 
@@ -76,6 +77,7 @@ def nemotron_experts(directory: Path) -> Path:
         random_bamba,
         random_falcon_h1,
         random_qwen3_next,
+        random_olmo_hybrid,
         granite_experts,
         nemotron_experts,
     ],

@@ -63,6 +63,11 @@ SMALL: dict[str, dict[str, Any]] = {
         "mlp_only_layers": [1],
     },
     "Qwen3_5": QWEN3_5,
+    "OlmoHybrid": {
+        "vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "intermediate_size": 48, "linear_num_value_heads": 8,
+        "linear_num_key_heads": 4, "attention_bias": True, "pad_token_id": 0,
+    },
     "Qwen3_5Moe": {
         **{name: value for name, value in QWEN3_5.items() if name != "intermediate_size"},
         "moe_intermediate_size": 20, "shared_expert_intermediate_size": 24, "num_experts": 4,

@@ -88,6 +88,7 @@ struct DeltaMixer {
   float norm_eps;
   float least_square;  // as in DeltaRows
   float scale;
+  float beta_scale;
   int32_t heads;
   int32_t key_heads;
   int32_t value_dim;
@@ -238,7 +239,7 @@ struct Rope {
   int32_t kind;
 };
 
-// A residual block of a decode step: x + mixer(norm(x)). Fields that differ from step to step (rows, addresses of
+// A residual block of a decode step: x + result_norm(mixer(norm(x))). Fields that differ from step to step (rows, addresses of
 // values) are not read here.
 enum BlockKind : int32_t {
   kMambaBlock = 0,
@@ -249,13 +250,14 @@ enum BlockKind : int32_t {
   kDeltaBlock = 5,
 };
 struct DecodeBlock {
-  RmsNorm norm;
+  RmsNorm norm;         // without a weight there is none: the mixer takes x, which has the rows' kind
+  RmsNorm result_norm;  // norm of the mixer's result; without a weight there is none
   MambaDecode mamba;      // in a mamba block, and in a parallel block, which has attention too
   DeltaDecode delta;      // in a block of the gated delta rule
   Router router;          // in a moe block, like its experts
   Experts experts;
   PagedDecode attention;  // in an attention block; queries, keys and values have the rows' kind
-  RmsNorm query_norm;     // norm of each head of queries before their rotation; without a weight there is none
+  RmsNorm query_norm;     // norm of queries before their rotation, by parts as wide as it; without a weight there is none
   RmsNorm key_norm;
   const LinearLayer* in_proj;    // gives gate, x, B, C and dt, or an MLP's inner values
   const LinearLayer* gate_proj;  // gives the factor of an MLP's inner values; null = no gate
@@ -312,6 +314,7 @@ struct DeltaRows {
   int64_t out_head;
   float least_square;  // added to the sum of squares of queries and keys
   float scale;         // factor of queries
+  float beta_scale;    // factor of the sigmoid of b
   int32_t heads;
   int32_t key_heads;
   int32_t value_dim;

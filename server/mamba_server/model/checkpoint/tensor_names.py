@@ -17,6 +17,26 @@ class BlockNames:
     """Name of the weight of the norm before the mixer."""
     mixer: str
     """Prefix of all other tensors of the block; "" = they have no common prefix."""
+    other_norm: str = ""
+    """Another name of the same weight, which some checkpoints of the family have; "" = there is none."""
+    norms_after: tuple[str, ...] = ()
+    """Names of the weight in blocks whose norm is after the mixer; checkpoints have one of them."""
+
+    @property
+    def norms(self) -> tuple[str, ...]:
+        """Names of the weight of the norm before the mixer; checkpoints have one of them."""
+        return (self.norm, self.other_norm) if self.other_norm else (self.norm,)
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaNames:
+    """Names of the tensors of a mixer of the gated delta rule, without its prefix."""
+
+    inputs: tuple[str, ...] = ()
+    """Names of the input projections that give q | k | v, z, b and a, of which the first may be three; empty
+    = there are two projections, whose rows are grouped by key head."""
+    output: str = "out_proj"
+    norm: str = "norm.weight"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +81,7 @@ class TensorNames:
     down_proj: str = "down_proj"
     moe: MoeNames | None = None
     parallel: ParallelNames | None = None
-    delta_apart: bool = False
-    """Whether the input projections of a delta mixer are four matrices (q | k | v, z, b, a); otherwise they
-    are two, whose rows are grouped by key head."""
+    delta: DeltaNames = DeltaNames()
     norm_offset: float = 0.0
     """Offset that is added to the weights of norms, except those after a mixer's gate."""
     unused: tuple[str, ...] = ()
@@ -149,6 +167,34 @@ NAMES: dict[str, TensorNames] = {
         down_proj="output_linear",
     ),
     "qwen3_next": _QWEN,
-    "qwen3_5": replace(_QWEN, delta_apart=True),
+    "qwen3_5": replace(
+        _QWEN, delta=DeltaNames(inputs=("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"))
+    ),
+    "olmo_hybrid": TensorNames(
+        embedding="embed_tokens.weight",
+        norm="norm.weight",
+        blocks={
+            "gated_delta": BlockNames(
+                "input_layernorm.weight", "linear_attn", other_norm="attention_layer_norm.weight"
+            ),
+            # Transformers writes the norm after attention under the other name of the norm before an MLP.
+            "attention": BlockNames(
+                "",
+                "self_attn",
+                norms_after=("post_attention_layernorm.weight", "feedforward_layer_norm.weight"),
+            ),
+            "mlp": BlockNames(
+                "post_attention_layernorm.weight",
+                "mlp",
+                other_norm="feedforward_layer_norm.weight",
+                norms_after=("post_feedforward_layernorm.weight",),
+            ),
+        },
+        delta=DeltaNames(
+            inputs=("q_proj", "k_proj", "v_proj", "g_proj", "b_proj", "a_proj"),
+            output="o_proj",
+            norm="o_norm.weight",
+        ),
+    ),
 }
 """Names by `ModelConfig.family`."""

@@ -15,7 +15,7 @@ from mamba_kernels.dispatch.signatures import PagedAttention
 from mamba_kernels.invariant import attention_by_row
 from mamba_planner.model_config import AttentionConfig
 from mamba_server.model.checkpoint.mapped_pages import give_back
-from mamba_server.model.layers.loader import Loader, Rows, one_matrix
+from mamba_server.model.layers.loader import Loader, Norm, Rows, one_matrix
 from mamba_server.model.step_plans import StepPlans
 
 log = logging.getLogger(__name__)
@@ -42,12 +42,19 @@ class Attention:
         else:
             projections = {"q_proj": queries, "k_proj": keys, "v_proj": keys}
             self.qkv_proj = loader.join(projections, hidden_size, bias=config.bias)
-        names = ("q_norm.weight", "k_norm.weight") if config.qk_norm and loader.library is not None else ()
-        self.norms = [loader.norm(name, config.head_dim, norm_eps) for name in names]
-        """Norms of a head of queries and of keys before their rotation, in the C++ kernels."""
+        self.norms: list[Norm] = []
+        """Norms of parts of queries and of keys before rotation; empty = `head_norm` is used, or none."""
+        self.norm_widths = (queries, keys) if config.joint_norm else (config.head_dim, config.head_dim)
+        """Widths of the parts that `norms` take: all heads together, or one."""
         self.head_norm = None
         """Norm of all heads of queries and keys at once, as an operator; None = `norms` are used, or none."""
-        if config.qk_norm and loader.library is None:
+        if config.qk_norm and (config.joint_norm or loader.library is not None):
+            names = ("q_norm.weight", "k_norm.weight")
+            self.norms = [
+                loader.norm(name, width, norm_eps)
+                for name, width in zip(names, self.norm_widths, strict=True)
+            ]
+        elif config.qk_norm:
             self.head_norm = _head_norm(config, norm_eps, loader)
         self.kernels = self._kernels(None if loader.batch_invariant else loader.library)
         """C++ kernels that attend for decoding rows and for prompts; None = `attend` is used for all rows."""
@@ -104,9 +111,10 @@ class Attention:
             both = self.head_norm(both)
             query, key = (part.unflatten(1, (-1, width)) for part in both.split(self.widths[:2], 1))
         if self.norms:
-            query_norm, key_norm = self.norms
-            query = query_norm(query.reshape(-1, width), None).view(query.shape)
-            key = key_norm(key.reshape(-1, width), None).view(key.shape)
+            query, key = (
+                norm(part.reshape(-1, norm_width), None).view(part.shape)
+                for norm, part, norm_width in zip(self.norms, (query, key), self.norm_widths, strict=True)
+            )
             if turns is not None:
                 self.rope(query, *turns)
                 self.rope(key, *turns)

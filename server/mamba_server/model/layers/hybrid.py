@@ -40,12 +40,14 @@ Mixer = Mamba2Mixer | GatedDeltaMixer | Attention | ParallelMixers | Mlp | Moe
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A residual block: x + mixer(norm(x))."""
+    """A residual block: x + mixer(norm(x)), or x + norm(mixer(x))."""
 
     norm: Norm
     mixer: Mixer
     cache_index: int
     """Number of the layer among recurrent layers, or among attention layers; -1 for a feed-forward."""
+    norm_after: bool
+    """Whether the norm is applied to the mixer's result instead of its input."""
 
 
 class TokenEmbedding:
@@ -236,7 +238,12 @@ class HybridModel:
         rotation = None if self.frequencies is None else turns(plans.positions, self.frequencies)
         added: torch.Tensor | None = None
         for block in self.blocks:
-            added = self._mix(block, block.norm(x, added), cache, plans, rotation)
+            if not block.norm_after:
+                added = self._mix(block, block.norm(x, added), cache, plans, rotation)
+                continue
+            if added is not None:
+                x.add_(added)
+            added = block.norm(self._mix(block, x.to(self.dtype), cache, plans, rotation), None)
         return x, added
 
     def _mix(
@@ -264,19 +271,21 @@ class HybridModel:
                 raise _unsupported_block(index, kind)
             number = config.checkpoint_layers[index] if config.checkpoint_layers else index
             layer = loader.at_layer(number, factors)
-            norm = layer.norm(names.norm, config.hidden_size, self._norm_eps)
+            after = index in config.norm_after
+            norm_name = layer.first_of(names.norms_after if after else names.norms)
+            norm = layer.norm(norm_name, config.hidden_size, self._norm_eps)
             mixer = self._mixer(kind, layer, layer.at(names.mixer))
             match mixer:
                 case None:
                     raise _unsupported_block(index, kind)
                 case Mlp() | Moe():
-                    blocks.append(Block(norm, mixer, -1))
+                    blocks.append(Block(norm, mixer, -1, after))
                 case Attention():
-                    blocks.append(Block(norm, mixer, attention))
+                    blocks.append(Block(norm, mixer, attention, after))
                     attention += 1
                 case Mamba2Mixer() | GatedDeltaMixer() | ParallelMixers():
                     # If layers have parallel mixers, all have: the index is that of either cache.
-                    blocks.append(Block(norm, mixer, recurrent))
+                    blocks.append(Block(norm, mixer, recurrent, after))
                     recurrent += 1
         return blocks
 
@@ -292,8 +301,7 @@ class HybridModel:
             return Attention(config.attention, d, inside, config.norm_eps)
         if kind == "gated_delta" and config.gated_delta is not None:
             # The weights of the norm after the recurrence are near one, and have no offset.
-            offset_free, apart = replace(inside, norm_offset=0.0), self._names.delta_apart
-            return GatedDeltaMixer(config.gated_delta, d, offset_free, apart=apart)
+            return GatedDeltaMixer(config.gated_delta, d, self._names.delta, replace(inside, norm_offset=0.0))
         if kind == "mamba_attention":
             return self._parallel(layer)
         if kind == "mlp" and config.mlp is not None:

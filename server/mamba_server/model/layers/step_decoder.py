@@ -15,6 +15,7 @@ from mamba_kernels.cpu.step_decoder import (
     MambaBlock,
     MlpBlock,
     MoeBlock,
+    NormedAfter,
     ParallelBlock,
     StepDecoder,
 )
@@ -51,7 +52,7 @@ def step_decoder(
     if library is None or isinstance(weight := model.embedding.weight, torch.Tensor):
         return None
     try:
-        blocks = [_block(block, cache) for block in model.blocks]
+        blocks = [_call(block, cache, model.residual_dtype) for block in model.blocks]
         norm = _kernel(model.norm)
     except _NotFusable:
         return None
@@ -67,6 +68,15 @@ def step_decoder(
         last_token=last_token,
         most_rows=most_rows,
     )
+
+
+def _call(block: Block, cache: CacheViews, residual_dtype: torch.dtype) -> BlockCall | NormedAfter:
+    call = _block(block, cache)
+    if not block.norm_after:
+        return call
+    if _kernel(block.norm).dtype != residual_dtype:
+        raise _NotFusable
+    return NormedAfter(call)
 
 
 def _block(block: Block, cache: CacheViews) -> BlockCall:
