@@ -6,7 +6,9 @@ Adapters in `mamba_planner.families` build it from a Hugging Face `config.json`.
 from dataclasses import dataclass, field
 from typing import Literal
 
-LayerKind = Literal["mamba", "attention", "mlp", "moe", "mamba_attention", "gated_delta"]
+LayerKind = Literal["mamba", "attention", "mlp", "moe", "mamba_attention", "gated_delta", "short_conv"]
+RECURRENT: tuple[LayerKind, ...] = ("mamba", "mamba_attention", "gated_delta", "short_conv")
+"""Kinds of layers that have a part of a sequence's state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,17 @@ class GatedDeltaConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class ShortConvConfig:
+    """Shape of a gated short convolution, whose window is the only state (LFM2)."""
+
+    channels: int
+    """Channels of the convolution, C."""
+    conv_kernel: int
+    bias: bool
+    """Whether the convolution and both projections have a bias."""
+
+
+@dataclass(frozen=True, slots=True)
 class AttentionConfig:
     heads: int
     kv_heads: int
@@ -134,6 +147,8 @@ class MoeConfig:
     groups_per_token: int = 1
     latent: int | None = None
     """Width that the experts work in; None = `hidden_size`."""
+    correction: bool = True
+    """Whether sigmoid scores have a correction bias, if the family has one (not in every LFM2)."""
     shared_gate: bool = False
     """Whether a sigmoid of the input weights the shared expert's output (Qwen3-Next)."""
 
@@ -188,6 +203,7 @@ class ModelConfig:
     parameters: int
     """Number of parameters by arithmetic. The true size of the weights takes precedence where it is known."""
     moe: MoeConfig | None = None
+    short_conv: ShortConvConfig | None = None
     multipliers: Multipliers = field(default_factory=Multipliers)
     checkpoint_layers: tuple[int, ...] = ()
     """Checkpoint layer of each entry of `layers` (same length); empty = one to one."""
@@ -201,7 +217,7 @@ class ModelConfig:
 
     @property
     def recurrent_layers(self) -> int:
-        return sum(kind in ("mamba", "mamba_attention", "gated_delta") for kind in self.layers)
+        return sum(kind in RECURRENT for kind in self.layers)
 
     @property
     def attention_layers(self) -> int:

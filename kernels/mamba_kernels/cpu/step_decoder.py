@@ -20,6 +20,7 @@ from mamba_kernels.cpu.mamba_decode import MambaDecoder
 from mamba_kernels.cpu.packed_linear import KINDS, PackedLinear, PackedMatrix
 from mamba_kernels.cpu.paged_decode import PagedDecoder
 from mamba_kernels.cpu.rms_norm import RowNorm
+from mamba_kernels.cpu.short_conv import ShortConvCalls
 from mamba_kernels.cpu.structures import (
     ATTENTION_BLOCK,
     DELTA_BLOCK,
@@ -27,6 +28,7 @@ from mamba_kernels.cpu.structures import (
     MLP_BLOCK,
     MOE_BLOCK,
     PARALLEL_BLOCK,
+    SHORT_CONV_BLOCK,
     DecodeBlock,
     DecodeStep,
     RmsNorm,
@@ -69,6 +71,23 @@ class DeltaBlock:
         """Write the fields of `call` that do not change from step to step."""
         call.kind, call.in_proj, call.out_proj = DELTA_BLOCK, self.in_proj.address, self.out_proj.address
         self.mixer.place(call.delta, self.window, self.state)
+
+
+@dataclass(frozen=True, slots=True)
+class ShortConvBlock:
+    """A block of a gated short convolution, x + out_proj(mixer(in_proj(norm(x)))), with its windows."""
+
+    norm: RowNorm
+    in_proj: PackedLinear
+    mixer: ShortConvCalls
+    out_proj: PackedLinear
+    window: torch.Tensor
+    """`window` of `ShortConvCalls`."""
+
+    def fill(self, call: DecodeBlock) -> None:
+        """Write the fields of `call` that do not change from step to step."""
+        call.kind, call.in_proj, call.out_proj = SHORT_CONV_BLOCK, self.in_proj.address, self.out_proj.address
+        self.mixer.place(call.short_conv, self.window)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +167,7 @@ class MoeBlock:
         call.kind, call.router, call.experts = MOE_BLOCK, self.router.call, self.experts.call
 
 
-Block = MambaBlock | DeltaBlock | AttentionBlock | MlpBlock | ParallelBlock | MoeBlock
+Block = MambaBlock | DeltaBlock | ShortConvBlock | AttentionBlock | MlpBlock | ParallelBlock | MoeBlock
 
 
 @dataclass(frozen=True, slots=True)

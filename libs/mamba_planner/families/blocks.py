@@ -19,6 +19,7 @@ _KINDS: dict[str, LayerKind] = {
     "linear_attention": "mamba",
     "mamba": "mamba",
     "mamba2": "mamba",
+    "conv": "short_conv",
     "full_attention": "attention",
     "attention": "attention",
     "mlp": "mlp",

@@ -17,6 +17,7 @@ from mamba_planner.families import (
     bamba,
     falcon_h1,
     granitemoehybrid,
+    lfm2,
     mamba2,
     nemotron_h,
     olmo_hybrid,
@@ -36,6 +37,8 @@ FAMILIES: dict[str, tuple[str, Callable[[Fields, str], ModelConfig]]] = {
     "qwen3_next": ("Qwen3NextForCausalLM", qwen3_next.model_config),
     "qwen3_5_text": ("Qwen3_5ForCausalLM", qwen3_5.model_config),
     "qwen3_5_moe_text": (qwen3_5.MOE, qwen3_5.model_config),
+    "lfm2": ("Lfm2ForCausalLM", lfm2.model_config),
+    "lfm2_moe": ("Lfm2MoeForCausalLM", lfm2.sparse_model_config),
     "olmo_hybrid": ("OlmoHybridForCausalLM", olmo_hybrid.model_config),
 }
 """Architectures and adapters by `model_type`. Multimodal models are read through their `text_config`."""
@@ -102,6 +105,7 @@ FAMILIES_SERVED = (
     "bamba",
     "falcon_h1",
     "granitemoehybrid",
+    "lfm2",
     "mamba2",
     "nemotron_h",
     "olmo_hybrid",

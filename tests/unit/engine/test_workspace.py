@@ -205,6 +205,14 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "OLMo hybrid": {
         key: value for key, value in QWEN3_NEXT.items() if key != "head_dim"
     } | {"model_type": "olmo_hybrid"},
+    "LFM2": COMMON | {"model_type": "lfm2", "layer_types": ["conv", "full_attention"], "conv_bias": True},
+    "short convolutions alone": COMMON | {
+        "model_type": "lfm2", "layer_types": ["conv"], "intermediate_size": 16, "block_multiple_of": 16,
+    },
+    "LFM2 with experts": COMMON | OF_EXPERTS | {
+        "model_type": "lfm2_moe", "layer_types": ["conv", "full_attention"], "num_experts": 16,
+        "num_dense_layers": 0,
+    },
     "gated attention alone": QWEN3_NEXT | {
         "layer_types": ["full_attention"], "num_attention_heads": 16, "num_key_value_heads": 16,
         "intermediate_size": 16,

@@ -57,6 +57,7 @@ class Step {
       switch (block.kind) {
         case kMambaBlock: recurrent(block, block.mamba, kernels_.mamba_decode); break;
         case kDeltaBlock: recurrent(block, block.delta, kernels_.delta_decode); break;
+        case kShortConvBlock: short_conv(block); break;
         case kAttentionBlock: attention(block, added_); break;
         case kParallelBlock:
           recurrent(block, block.mamba, kernels_.mamba_decode);
@@ -122,16 +123,30 @@ class Step {
   template <typename Call>
   void recurrent(const DecodeBlock& block, Call call, void (*kernel)(const Call*)) {
     product(block.in_proj, mixed_, inner_);
+    name_rows(block, call);
+    call.noise = reinterpret_cast<const uint32_t*>(field(kNoise));
+    kernel(&call);
+    product(block.out_proj, gated_, added_);
+  }
+
+  void short_conv(const DecodeBlock& block) {
+    product(block.in_proj, mixed_, inner_);
+    ShortConvDecode call = block.short_conv;
+    name_rows(block, call);
+    kernels_.short_conv_decode(&call);
+    product(block.out_proj, gated_, added_);
+  }
+
+  // Sets the rows of a mixer's call, and the slots of their states.
+  template <typename Call>
+  void name_rows(const DecodeBlock& block, Call& call) {
     call.projected = inner_;
     call.projected_stride = block.in_proj->outputs;
     call.source = slots_ + kSource * step_.rows;
     call.target = slots_ + kTarget * step_.rows;
     call.track = slots_ + kTrack * step_.rows;
-    call.noise = reinterpret_cast<const uint32_t*>(field(kNoise));
     call.out = gated_;
     call.rows = step_.rows;
-    kernel(&call);
-    product(block.out_proj, gated_, added_);
   }
 
   void attention(const DecodeBlock& block, void* out) {

@@ -136,6 +136,46 @@ struct DeltaPrefill {
   int32_t state_kind;
 };
 
+// Weights and shape of a gated short convolution between its projections.
+struct ShortConvMixer {
+  const float* conv_weight;  // [taps, channels]
+  const float* conv_bias;    // [channels] or null
+  int64_t channels;
+  int32_t taps;
+};
+
+// One token of such a mixer for each of `rows` sequences.
+struct ShortConvDecode {
+  const ShortConvMixer* mixer;
+  const void* projected;  // [rows, channels of b | of c | of x] of `kind`
+  int64_t projected_stride;
+  void* window;  // [slabs, taps - 1, channels] of `kind`: the last inputs b x
+  int64_t window_stride;
+  const int64_t* source;  // as in MambaDecode, like the fields that follow
+  const int64_t* target;
+  const int64_t* track;
+  void* out;  // [rows, channels] of `kind`
+  int32_t rows;
+  int32_t kind;
+};
+
+// The same for pieces of prompts.
+struct ShortConvPrefill {
+  const ShortConvMixer* mixer;
+  const void* projected;
+  int64_t projected_stride;
+  void* window;
+  int64_t window_stride;
+  const int64_t* source;  // as in MambaPrefill, like the fields that follow
+  const int64_t* target;
+  const int32_t* piece_chunk;
+  const int32_t* chunk_start;
+  const int32_t* chunk_track;
+  void* out;
+  int32_t pieces;
+  int32_t kind;
+};
+
 // The norm x = x + added;  y = x / sqrt(mean(x^2) + eps) * weight.
 struct RmsNorm {
   void* x;  // [rows, width] of `x_kind`
@@ -248,12 +288,14 @@ enum BlockKind : int32_t {
   kParallelBlock = 3,
   kMoeBlock = 4,
   kDeltaBlock = 5,
+  kShortConvBlock = 6,
 };
 struct DecodeBlock {
   RmsNorm norm;         // without a weight there is none: the mixer takes x, which has the rows' kind
   RmsNorm result_norm;  // norm of the mixer's result; without a weight there is none
   MambaDecode mamba;      // in a mamba block, and in a parallel block, which has attention too
   DeltaDecode delta;      // in a block of the gated delta rule
+  ShortConvDecode short_conv;  // in a block of a gated short convolution
   Router router;          // in a moe block, like its experts
   Experts experts;
   PagedDecode attention;  // in an attention block; queries, keys and values have the rows' kind
@@ -376,4 +418,6 @@ struct KernelTable {
   void (*delta_decode)(const DeltaDecode*);
   void (*delta_prefill)(const DeltaPrefill*);
   void (*gate)(const SigmoidGate*);
+  void (*short_conv_decode)(const ShortConvDecode*);
+  void (*short_conv_prefill)(const ShortConvPrefill*);
 };

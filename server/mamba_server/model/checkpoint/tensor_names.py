@@ -29,6 +29,18 @@ class BlockNames:
 
 
 @dataclass(frozen=True, slots=True)
+class AttentionNames:
+    """Names of the tensors of attention that differ among families, without its prefix."""
+
+    output: str = "o_proj"
+    query_norm: str = "q_norm.weight"
+    key_norm: str = "k_norm.weight"
+
+
+USUAL_ATTENTION = AttentionNames()
+
+
+@dataclass(frozen=True, slots=True)
 class DeltaNames:
     """Names of the tensors of a mixer of the gated delta rule, without its prefix."""
 
@@ -76,11 +88,14 @@ class TensorNames:
     norm: str
     """Name of the weight of the norm after the last block."""
     blocks: dict[LayerKind, BlockNames]
+    gate_proj: str = "gate_proj"
+    up_proj: str = "up_proj"
     gate_up_proj: str = ""
     """Name of the feed-forward's gate and up projection if they are one matrix; "" = two matrices."""
     down_proj: str = "down_proj"
     moe: MoeNames | None = None
     parallel: ParallelNames | None = None
+    attention: AttentionNames = USUAL_ATTENTION
     delta: DeltaNames = DeltaNames()
     norm_offset: float = 0.0
     """Offset that is added to the weights of norms, except those after a mixer's gate."""
@@ -169,6 +184,29 @@ NAMES: dict[str, TensorNames] = {
     "qwen3_next": _QWEN,
     "qwen3_5": replace(
         _QWEN, delta=DeltaNames(inputs=("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"))
+    ),
+    "lfm2": TensorNames(
+        embedding="embed_tokens.weight",
+        norm="embedding_norm.weight",
+        blocks={
+            "short_conv": BlockNames("operator_norm.weight", "conv"),
+            "attention": BlockNames("operator_norm.weight", "self_attn"),
+            "mlp": BlockNames("ffn_norm.weight", "feed_forward"),
+            "moe": BlockNames("ffn_norm.weight", "feed_forward"),
+        },
+        gate_proj="w1",
+        up_proj="w3",
+        down_proj="w2",
+        attention=AttentionNames("out_proj", "q_layernorm.weight", "k_layernorm.weight"),
+        moe=MoeNames(
+            router="feed_forward.gate.weight",
+            correction="feed_forward.expert_bias",
+            gate_up=("feed_forward.experts.{expert}.w1.weight", "feed_forward.experts.{expert}.w3.weight"),
+            down="feed_forward.experts.{expert}.w2.weight",
+            shared_gate_up=(),
+            shared_down="",
+            stacked=("feed_forward.experts.gate_up_proj", "feed_forward.experts.down_proj"),
+        ),
     ),
     "olmo_hybrid": TensorNames(
         embedding="embed_tokens.weight",

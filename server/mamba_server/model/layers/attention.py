@@ -15,6 +15,7 @@ from mamba_kernels.dispatch.signatures import PagedAttention
 from mamba_kernels.invariant import attention_by_row
 from mamba_planner.model_config import AttentionConfig
 from mamba_server.model.checkpoint.mapped_pages import give_back
+from mamba_server.model.checkpoint.tensor_names import USUAL_ATTENTION, AttentionNames
 from mamba_server.model.layers.loader import Loader, Norm, Rows, one_matrix
 from mamba_server.model.step_plans import StepPlans
 
@@ -28,7 +29,12 @@ class Attention:
     """Weights and forward of one attention layer."""
 
     def __init__(
-        self, config: AttentionConfig, hidden_size: int, loader: Loader, norm_eps: float = 0.0
+        self,
+        config: AttentionConfig,
+        hidden_size: int,
+        loader: Loader,
+        norm_eps: float = 0.0,
+        names: AttentionNames = USUAL_ATTENTION,
     ) -> None:
         """Take the weights of one layer. norm_eps: epsilon of the norms of queries and keys, if any."""
         self.config = config
@@ -49,20 +55,19 @@ class Attention:
         self.head_norm = None
         """Norm of all heads of queries and keys at once, as an operator; None = `norms` are used, or none."""
         if config.qk_norm and (config.joint_norm or loader.library is not None):
-            names = ("q_norm.weight", "k_norm.weight")
             self.norms = [
                 loader.norm(name, width, norm_eps)
-                for name, width in zip(names, self.norm_widths, strict=True)
+                for name, width in zip((names.query_norm, names.key_norm), self.norm_widths, strict=True)
             ]
         elif config.qk_norm:
-            self.head_norm = _head_norm(config, norm_eps, loader)
+            self.head_norm = _head_norm(config, norm_eps, names, loader)
         self.kernels = self._kernels(None if loader.batch_invariant else loader.library)
         """C++ kernels that attend for decoding rows and for prompts; None = `attend` is used for all rows."""
         self.attend = self._attend(loader)
         self.gate = None if loader.library is None else RowGate(loader.library)
         """C++ kernel that applies the output's gate, if there is one; None = `activate` is used."""
         self.activate = loader.operators.activate
-        self.o_proj = loader.linear("o_proj", queries, hidden_size, bias=config.bias)
+        self.o_proj = loader.linear(names.output, queries, hidden_size, bias=config.bias)
 
     @property
     def gathers(self) -> bool:
@@ -146,9 +151,9 @@ class Attention:
         return gate
 
 
-def _head_norm(config: AttentionConfig, eps: float, loader: Loader) -> Rows:
+def _head_norm(config: AttentionConfig, eps: float, names: AttentionNames, loader: Loader) -> Rows:
     """Return the norm of the heads of rows of queries | keys."""
-    norms = (("q_norm.weight", config.heads), ("k_norm.weight", config.kv_heads))
+    norms = ((names.query_norm, config.heads), (names.key_norm, config.kv_heads))
     weight = torch.cat([loader.norm_weight(name, config.head_dim).repeat(heads) for name, heads in norms])
     norm, groups, dtype = loader.operators.rms_norm, config.heads + config.kv_heads, loader.dtype
     return lambda x: norm(x, weight, eps, None, dtype, groups)

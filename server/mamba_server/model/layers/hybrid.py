@@ -13,6 +13,7 @@ import torch.nn.functional as F
 
 from mamba_api.choices import Quantization
 from mamba_kernels.cpu.packed_linear import PackedLinear
+from mamba_kernels.cpu.short_conv import PARTS
 from mamba_kernels.dispatch.backend import TRITON, Backend, backend_for
 from mamba_kernels.precision import accumulator
 from mamba_kernels.rope import frequencies, turns
@@ -33,9 +34,10 @@ from mamba_server.model.layers.mamba2 import Mamba2Mixer
 from mamba_server.model.layers.mlp import Mlp
 from mamba_server.model.layers.moe import Moe
 from mamba_server.model.layers.parallel_mixers import ParallelMixers
+from mamba_server.model.layers.short_conv import ShortConvMixer
 from mamba_server.model.step_plans import StepPlans
 
-Mixer = Mamba2Mixer | GatedDeltaMixer | Attention | ParallelMixers | Mlp | Moe
+Mixer = Mamba2Mixer | GatedDeltaMixer | ShortConvMixer | Attention | ParallelMixers | Mlp | Moe
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,6 +228,8 @@ class HybridModel:
             values = delta.value_heads * delta.value_dim
             projected = delta.conv_dim + values + 2 * delta.value_heads
             widths += [projected * self.dtype.itemsize, values * self.dtype.itemsize]
+        if (short := self.config.short_conv) is not None:
+            widths.append(PARTS * short.channels * self.dtype.itemsize)
         return max((16 // math.gcd(16, width) for width in widths), default=1)
 
     def _layers(
@@ -252,6 +256,8 @@ class HybridModel:
         match block.mixer:
             case Mamba2Mixer() | GatedDeltaMixer() as recurrent:
                 return recurrent(x, cache.conv[block.cache_index], cache.ssm[block.cache_index], plans)
+            case ShortConvMixer() as convolution:
+                return convolution(x, cache.conv[block.cache_index], plans)
             case Attention() as attention:
                 return attention(x, cache.kv[block.cache_index], plans, rotation)
             case ParallelMixers() as both:
@@ -283,7 +289,7 @@ class HybridModel:
                 case Attention():
                     blocks.append(Block(norm, mixer, attention, after))
                     attention += 1
-                case Mamba2Mixer() | GatedDeltaMixer() | ParallelMixers():
+                case Mamba2Mixer() | GatedDeltaMixer() | ShortConvMixer() | ParallelMixers():
                     # If layers have parallel mixers, all have: the index is that of either cache.
                     blocks.append(Block(norm, mixer, recurrent, after))
                     recurrent += 1
@@ -298,7 +304,9 @@ class HybridModel:
         if kind == "mamba" and config.mamba is not None:
             return Mamba2Mixer(config.mamba, d, inside)
         if kind == "attention" and config.attention is not None:
-            return Attention(config.attention, d, inside, config.norm_eps)
+            return Attention(config.attention, d, inside, config.norm_eps, self._names.attention)
+        if kind == "short_conv" and config.short_conv is not None:
+            return ShortConvMixer(config.short_conv, d, inside)
         if kind == "gated_delta" and config.gated_delta is not None:
             # The weights of the norm after the recurrence are near one, and have no offset.
             return GatedDeltaMixer(config.gated_delta, d, self._names.delta, replace(inside, norm_offset=0.0))

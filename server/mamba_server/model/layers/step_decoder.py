@@ -9,6 +9,7 @@ from mamba_kernels.cpu.expert_router import ExpertRouter
 from mamba_kernels.cpu.experts import PackedExperts
 from mamba_kernels.cpu.packed_linear import PackedLinear
 from mamba_kernels.cpu.rms_norm import RowNorm
+from mamba_kernels.cpu.short_conv import ShortConvCalls
 from mamba_kernels.cpu.step_decoder import (
     AttentionBlock,
     DeltaBlock,
@@ -17,6 +18,7 @@ from mamba_kernels.cpu.step_decoder import (
     MoeBlock,
     NormedAfter,
     ParallelBlock,
+    ShortConvBlock,
     StepDecoder,
 )
 from mamba_kernels.cpu.step_decoder import Block as BlockCall
@@ -29,6 +31,7 @@ from mamba_server.model.layers.mamba2 import Mamba2Mixer
 from mamba_server.model.layers.mlp import Mlp
 from mamba_server.model.layers.moe import Moe
 from mamba_server.model.layers.parallel_mixers import ParallelMixers
+from mamba_server.model.layers.short_conv import ShortConvMixer
 
 
 class _NotFusable(Exception):
@@ -86,6 +89,9 @@ def _block(block: Block, cache: CacheViews) -> BlockCall:
             return _mamba(norm, mamba, cache, index)
         case GatedDeltaMixer() as delta:
             return _delta(norm, delta, cache, index)
+        case ShortConvMixer(kernels=ShortConvCalls() as kernels) as short:
+            in_proj, out_proj = _packed_linear(short.in_proj), _packed_linear(short.out_proj)
+            return ShortConvBlock(norm, in_proj, kernels, out_proj, cache.conv[index])
         case Attention() as attention:
             return _attention(norm, attention, cache, index)
         case ParallelMixers(mamba=mamba, attention=attention):
