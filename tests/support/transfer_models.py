@@ -64,8 +64,9 @@ def _model(
         family="nemotron_h", architecture="Small", hidden_size=8, vocab_size=16,
         layers=layers,  # type: ignore[arg-type]
         mamba=mamba, gated_delta=gated_delta, short_conv=short_conv,
-        attention=attention if "attention" in layers else None, mlp=None, norm_eps=1e-5, tie_embeddings=False, residual_in_fp32=False, max_position=1024,
-        dtype="bfloat16", bos_token_id=None, eos_token_ids=(0,), parameters=1,
+        attention=attention if "attention" in layers else None, mlp=None, norm_eps=1e-5,
+        tie_embeddings=False, residual_in_fp32=False, max_position=1024, dtype="bfloat16",
+        bos_token_id=None, eos_token_ids=(0,), parameters=1,
     )  # fmt: skip
 
 

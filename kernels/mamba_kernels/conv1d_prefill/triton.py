@@ -8,7 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-from mamba_kernels.conv1d_update.triton import PARTS, load_inputs
+from mamba_kernels.conv1d_update.triton import channels_of, load_inputs
 from mamba_kernels.ssd_prefill.plan import ChunkPlan
 from mamba_kernels.triton_support import (
     KernelCall,
@@ -55,10 +55,10 @@ def call(
     gated: bool = False,
 ) -> KernelCall:
     """Return the launch that writes `out` [T, C]; `gated`: see `conv1d_update`."""
-    check("weight", weight, (None, None), device=x.device, dense_from=0)
-    channels = weight.shape[1]
-    check("x", x, (None, (PARTS if gated else 1) * channels))
+    check("x", x, (None, None))
     check_plan("x", x, plan.tokens, plan.on_device.chunk_start.device)
+    channels = channels_of(x, gated=gated)
+    check("weight", weight, (None, channels), device=x.device, dense_from=0)
     K = len(weight)
     if not 0 < K <= MOST_TAPS:
         raise UnsupportedArgument(f"weight has {K} taps; the kernel takes 1 to {MOST_TAPS}")

@@ -18,7 +18,7 @@ from mamba_kernels.triton_support import (
 )
 
 PARTS = 3
-"""Parts of a row with gates: b | c | x."""
+"""Parts of a row with gates: b | c | v."""
 ROWS = 16
 """Rows of a program, which loads the weights of its channels once for all of them."""
 
@@ -48,12 +48,11 @@ def call(
 ) -> KernelCall:
     """Return the launch that writes `out`; routes: [3, n] int32 of a `SlotPlan`.
 
-    `gated`: x is [n, b | c | x] of 3 C, inputs are b * x, and c takes the place of the activation.
+    `gated`: x is [n, b | c | v] of 3 C, inputs are b * v, and c takes the place of the activation.
     """
-    check("weight", weight, (None, None), device=x.device, dense_from=0)
-    channels = weight.shape[1]
-    check("x", x, (None, (PARTS if gated else 1) * channels))
-    n = len(x)
+    check("x", x, (None, None))
+    n, channels = len(x), channels_of(x, gated=gated)
+    check("weight", weight, (None, channels), device=x.device, dense_from=0)
     K = len(weight)
     if not K:
         raise WrongArgument("weight has 0 taps; there must be 1 or more")
@@ -92,6 +91,16 @@ def call(
         {"CHANNELS": channels, "K": K, "ROWS": rows, "BLOCK": block, "GATED": gated},
         launch,
     )
+
+
+def channels_of(x: torch.Tensor, *, gated: bool) -> int:
+    """Return the number of channels of rows [n, C], or of rows of three parts. Raises WrongArgument."""
+    width = x.shape[1]
+    if not gated:
+        return width
+    if width % PARTS:
+        raise WrongArgument(f"x has {width} columns; it must have {PARTS} parts of one width")
+    return width // PARTS
 
 
 @triton.jit

@@ -16,13 +16,13 @@ from mamba_kernels.slot_plan import SlotPlan
 from mamba_kernels.ssd_prefill.plan import ChunkPlan
 
 PARTS = 3
-"""Parts of a row: b | c | x."""
+"""Parts of a row: b | c | v."""
 
 
 class ShortConvCalls:
     """Calls for one mixer, which compute what the reference in `mamba_kernels.short_conv` does.
 
-    rows: [n, b C | c C | x C], float32 or bfloat16, rows may be strided; window: [slabs, taps-1, C] in their
+    rows: [n, b C | c C | v C], float32 or bfloat16, rows may be strided; window: [slabs, taps-1, C] in their
     type, dense except for the slabs, read and written at the plan's slots; out: [n, C] in the type of the
     rows, dense, written. Any other argument raises WrongArgument.
     """

@@ -140,7 +140,7 @@ class ShortConvPrefill(Protocol):
     """Signature of `short_conv_prefill`."""
 
     def __call__(
-        self, rows: Tensor, weight: Tensor, bias: Tensor | None, window: Tensor, plan: ChunkPlan, /
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, window: Tensor, plan: ChunkPlan, /
     ) -> Tensor: ...
 
 
@@ -148,7 +148,7 @@ class ShortConvUpdate(Protocol):
     """Signature of `short_conv_update`."""
 
     def __call__(
-        self, rows: Tensor, weight: Tensor, bias: Tensor | None, window: Tensor, plan: SlotPlan, /
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, window: Tensor, plan: SlotPlan, /
     ) -> Tensor: ...
 
 

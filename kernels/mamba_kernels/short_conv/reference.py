@@ -12,30 +12,30 @@ from mamba_kernels.ssd_prefill.plan import ChunkPlan
 
 
 def short_conv_update(
-    rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, window: torch.Tensor, plan: SlotPlan
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, window: torch.Tensor, plan: SlotPlan
 ) -> torch.Tensor:
-    """Compute c * (sum_k weight[k] * input[t - K + 1 + k] + bias), [n, C] in the type of `rows`.
+    """Compute c * (sum_k weight[k] * input[t - K + 1 + k] + bias), [n, C] in the type of x.
 
-    input = b * x, rounded to that type; inputs before t come from the window. rows: [n, b | c | x] of 3 C
-    (rows may be strided); weight: [K, C]; bias: [C]; window: [slabs, K-1, C], any strides: the last K-1
+    input = b * v, rounded to that type; inputs before t come from the window. x: [n, b | c | v] of 3 C (rows
+    may be strided); weight: [K, C]; bias: [C]; window: [slabs, K-1, C], any strides: the last K-1
     inputs, advanced by one token.
     """
-    b, c, x = rows.chunk(3, 1)
-    kind = accumulator(rows.dtype)
-    inputs = torch.cat([plan.read(window).to(rows.dtype), (b * x)[:, None]], dim=1)  # [n, K, C]
+    b, c, v = x.chunk(3, 1)
+    kind = accumulator(x.dtype)
+    inputs = torch.cat([plan.read(window).to(x.dtype), (b * v)[:, None]], dim=1)  # [n, K, C]
     plan.write(window, inputs[:, 1:])
     y = (inputs.to(kind) * weight).sum(1)
     if bias is not None:
         y += bias
-    return y.mul_(c).to(rows.dtype)
+    return y.mul_(c).to(x.dtype)
 
 
 def short_conv_prefill(
-    rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, window: torch.Tensor, plan: ChunkPlan
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, window: torch.Tensor, plan: ChunkPlan
 ) -> torch.Tensor:
-    """Compute the same for the pieces of the plan, [T, C] in the type of `rows`.
+    """Compute the same for the pieces of the plan, [T, C] in the type of x.
 
-    rows: [T, b | c | x]. Windows are written at the plan's targets and checkpoints, as in `conv1d_prefill`.
+    x: [T, b | c | v]. Windows are written at the plan's targets and checkpoints, as in `conv1d_prefill`.
     """
-    b, c, x = rows.chunk(3, 1)
-    return convolve_pieces(b * x, weight, bias, window, plan, lambda y, some: y.mul_(c[some]))
+    b, c, v = x.chunk(3, 1)
+    return convolve_pieces(b * v, weight, bias, window, plan, lambda y, some: y.mul_(c[some]))

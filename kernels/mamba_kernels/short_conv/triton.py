@@ -10,31 +10,31 @@ from mamba_kernels.triton_support import KernelCall
 
 
 def short_conv_update(
-    rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, window: torch.Tensor, plan: SlotPlan
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, window: torch.Tensor, plan: SlotPlan
 ) -> torch.Tensor:
     """Compute one token for each row, as the reference does.
 
-    rows: [n, 3 C], rows may be strided; window: [slabs, K-1, C], C dense. Raises WrongArgument.
+    x: [n, 3 C], rows may be strided; window: [slabs, K-1, C], C dense. Raises WrongArgument.
     """
-    out = torch.empty(len(rows), weight.shape[-1], dtype=rows.dtype, device=rows.device)
-    update_call(rows, weight, bias, window, plan.device_routes, out).run()
+    out = torch.empty(len(x), weight.shape[-1], dtype=x.dtype, device=x.device)
+    update_call(x, weight, bias, window, plan.device_routes, out).run()
     return out
 
 
 def short_conv_prefill(
-    rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, window: torch.Tensor, plan: ChunkPlan
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, window: torch.Tensor, plan: ChunkPlan
 ) -> torch.Tensor:
     """Compute the pieces of the plan, as the reference does.
 
-    rows: [T, 3 C], rows may be strided; window: [slabs, K-1, C], C dense. Raises WrongArgument.
+    x: [T, 3 C], rows may be strided; window: [slabs, K-1, C], C dense. Raises WrongArgument.
     """
-    out = torch.empty(len(rows), weight.shape[-1], dtype=rows.dtype, device=rows.device)
-    prefill_call(rows, weight, bias, window, plan, out).run()
+    out = torch.empty(len(x), weight.shape[-1], dtype=x.dtype, device=x.device)
+    prefill_call(x, weight, bias, window, plan, out).run()
     return out
 
 
 def update_call(
-    rows: torch.Tensor,
+    x: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None,
     window: torch.Tensor,
@@ -42,11 +42,11 @@ def update_call(
     out: torch.Tensor,
 ) -> KernelCall:
     """Return the launch that writes `out` [n, C]; routes: [3, n] int32 of a `SlotPlan`."""
-    return conv1d_update_kernel.call(rows, weight, bias, window, routes, out, gated=True)
+    return conv1d_update_kernel.call(x, weight, bias, window, routes, out, gated=True)
 
 
 def prefill_call(
-    rows: torch.Tensor,
+    x: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None,
     window: torch.Tensor,
@@ -54,4 +54,4 @@ def prefill_call(
     out: torch.Tensor,
 ) -> KernelCall:
     """Return the launch that writes `out` [T, C]."""
-    return conv1d_prefill_kernel.call(rows, weight, bias, window, plan, out, gated=True)
+    return conv1d_prefill_kernel.call(x, weight, bias, window, plan, out, gated=True)

@@ -147,9 +147,9 @@ struct ShortConvMixer {
 // One token of such a mixer for each of `rows` sequences.
 struct ShortConvDecode {
   const ShortConvMixer* mixer;
-  const void* projected;  // [rows, channels of b | of c | of x] of `kind`
+  const void* projected;  // [rows, channels of b | of c | of v] of `kind`
   int64_t projected_stride;
-  void* window;  // [slabs, taps - 1, channels] of `kind`: the last inputs b x
+  void* window;  // [slabs, taps - 1, channels] of `kind`: the last inputs b v
   int64_t window_stride;
   const int64_t* source;  // as in MambaDecode, like the fields that follow
   const int64_t* target;
