@@ -93,6 +93,35 @@ class ShortConvConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class RopeScaling:
+    """Change of rotary positions for texts longer than those that a model was first trained with."""
+
+    kind: Literal["linear", "dynamic", "llama3", "yarn", "longrope"]
+    trained: int
+    """Tokens of the texts before the change."""
+    factor: float = 1.0
+    """Factor by which texts are longer."""
+    low: float = 0.0
+    high: float = 0.0
+    """Turns in a text of the trained length: pairs with at most `low` are slowed down by the factor, pairs
+    with at least `high` are not (llama3, yarn)."""
+    truncate: bool = True
+    """Whether the places of those pairs are rounded to whole pairs (yarn)."""
+    attention_factor: float = 1.0
+    """Factor on cosines and sines."""
+    divisors: tuple[float, ...] = ()
+    """Divisor of each pair's frequency up to the trained length (longrope)."""
+
+    @property
+    def limit(self) -> int | None:
+        """Length beyond which the angles of all earlier tokens would change; None = there is no such length.
+
+        Cached keys would be wrong from there on.
+        """
+        return self.trained if self.kind in ("dynamic", "longrope") else None
+
+
+@dataclass(frozen=True, slots=True)
 class AttentionConfig:
     heads: int
     kv_heads: int
@@ -101,6 +130,7 @@ class AttentionConfig:
     scale: float
     rope_theta: float | None = None
     """Base of the rotary embedding; None = no positional embedding (Nemotron-H, Granite hybrid)."""
+    rope_scaling: RopeScaling | None = None
     rotary_fraction: float = 1.0
     """Share of `head_dim` that is rotated (Bamba 0.5, Qwen3-Next 0.25)."""
     output_gate: bool = False
@@ -214,6 +244,12 @@ class ModelConfig:
     `mamba_ssm_dtype`)."""
     quantized: str | None = None
     """Quantization method of the stored weights; None = plain numbers, or FP8 with scales."""
+
+    @property
+    def position_limit(self) -> int | None:
+        """Maximum length that can be served at all; None = `max_position` is a recommendation."""
+        scaling = None if self.attention is None else self.attention.rope_scaling
+        return None if scaling is None else scaling.limit
 
     @property
     def recurrent_layers(self) -> int:

@@ -238,6 +238,7 @@ class StepDecoder:
         norm: RowNorm,
         embedding_scale: float = 1.0,
         frequencies: torch.Tensor | None = None,
+        turn_factor: float = 1.0,
         residual_dtype: torch.dtype,
         page_table: torch.Tensor,
         last_token: torch.Tensor,
@@ -252,6 +253,7 @@ class StepDecoder:
             norm: norm after the last block.
             embedding_scale: factor of the embedding's rows before the first block.
             frequencies: argument of `rope.turns`; None = queries and keys are not rotated.
+            turn_factor: argument `factor` of `rope.turns`.
             residual_dtype: type of the residual stream.
             page_table: [R, W] int32, read in each step.
             last_token: [at least R] int32, read in each step.
@@ -281,7 +283,7 @@ class StepDecoder:
             block_count=len(blocks),
         )
         self._step.norm.x_kind = KINDS[residual_dtype]
-        self._frequencies = frequencies
+        self._frequencies, self._turn_factor = frequencies, turn_factor
         self._step.rope_half = 0 if frequencies is None else len(frequencies)
         self._address = ctypes.addressof(self._step)
 
@@ -298,7 +300,7 @@ class StepDecoder:
         out = torch.empty(rows, self._width, dtype=self._dtype)
         self._step.rows = rows
         if self._frequencies is not None:
-            cos, sin = turns(torch.from_numpy(decodes.context_len - 1), self._frequencies)
+            cos, sin = turns(torch.from_numpy(decodes.context_len - 1), self._frequencies, self._turn_factor)
             self._step.cos, self._step.sin = cos.data_ptr(), sin.data_ptr()
         self._run(self._address, out.data_ptr())
         return out

@@ -4,7 +4,7 @@ Used by the family adapters only. Every failure names the source and the field; 
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypeVar, overload
 
 from mamba_planner.errors import MissingField, WrongField
@@ -137,6 +137,10 @@ class Fields:
     def sections(self) -> "list[Fields]":
         """Return all nested objects, whatever their names."""
         return [self.section(name) for name, value in self._values.items() if isinstance(value, Mapping)]
+
+    def others(self, known: Collection[str]) -> list[str]:
+        """Return the names of fields that are neither among `known` nor null."""
+        return [name for name, value in self._values.items() if value is not None and name not in known]
 
     def missing(self, *names: str) -> MissingField:
         """Return the error of an absent field; the first of its names is the one used in the message."""

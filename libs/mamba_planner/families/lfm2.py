@@ -4,7 +4,7 @@ The registry calls `model_config` and `sparse_model_config`. The only recurrent 
 convolution.
 """
 
-from mamba_planner.families import blocks
+from mamba_planner.families import blocks, positions
 from mamba_planner.families.fields import LARGEST, Fields
 from mamba_planner.model_config import (
     AttentionConfig,
@@ -67,7 +67,7 @@ def _of_parts(
         norm_eps=fields.number("norm_eps", default=1e-5),
         tie_embeddings=fields.flag("tie_embedding", "tie_word_embeddings", default=True),
         residual_in_fp32=False,
-        max_position=fields.integer("max_position_embeddings"),
+        max_position=positions.max_position(fields),
         **blocks.common(fields, bos=1, eos=2),
     )
 
@@ -82,7 +82,7 @@ def _short_conv(fields: Fields) -> ShortConvConfig:
 
 def _attention(fields: Fields) -> AttentionConfig:
     return blocks.attention(
-        fields, kv_heads=8, qk_norm=True, rope_theta=blocks.rope_theta(fields, default=1_000_000.0)
+        fields, kv_heads=8, qk_norm=True, rope_theta=positions.rope_theta(fields, default=1_000_000.0)
     )
 
 

@@ -3,7 +3,7 @@
 The registry calls `model_config`.
 """
 
-from mamba_planner.families import blocks
+from mamba_planner.families import blocks, positions
 from mamba_planner.families.fields import Fields
 from mamba_planner.model_config import AttentionConfig, GatedDeltaConfig, LayerKind, MlpConfig, ModelConfig
 
@@ -32,14 +32,14 @@ def model_config(fields: Fields, architecture: str) -> ModelConfig:
         norm_eps=fields.number("rms_norm_eps", default=1e-6),
         tie_embeddings=fields.flag("tie_word_embeddings", default=False),
         residual_in_fp32=False,
-        max_position=fields.integer("max_position_embeddings"),
+        max_position=positions.max_position(fields),
         **blocks.common(fields, bos=None, eos=100_257),
     )
 
 
 def _attention(fields: Fields) -> AttentionConfig:
     return blocks.attention(
-        fields, qk_norm=True, joint_norm=True, rope_theta=blocks.rope_theta_or_none(fields)
+        fields, qk_norm=True, joint_norm=True, rope_theta=positions.rope_theta_or_none(fields)
     )
 
 

@@ -158,7 +158,7 @@ WRONG = [
     ("nemotron-nano-9b-v2", "eos_token_id", "end", "expected token ids"),
     ("bamba-9b", "attn_layer_indices", [99], "99 is not a layer number below 32"),
     ("bamba-9b", "mamba_d_head", 32, "must be the inner width 8192"),
-    ("bamba-9b", "rope_scaling", {"rope_type": "yarn", "factor": 4}, "'yarn' is not supported"),
+    ("bamba-9b", "rope_scaling", {"rope_type": "spiral", "factor": 4}, "'spiral' is not supported"),
     ("granite-4.0-h-small", "logits_scaling", 0, "must not be 0"),
     ("granite-4.0-h-small", "residual_multiplier", 0, "must not be 0"),
     ("falcon-h1-7b", "ssm_multipliers", [1.0], "expected 5 numbers, found 1"),

@@ -16,7 +16,7 @@ from mamba_kernels.cpu.packed_linear import PackedLinear
 from mamba_kernels.cpu.short_conv import PARTS
 from mamba_kernels.dispatch.backend import TRITON, Backend, backend_for
 from mamba_kernels.precision import accumulator
-from mamba_kernels.rope import frequencies, turns
+from mamba_kernels.rope import turns
 from mamba_planner.families.registry import why_not_served
 from mamba_planner.model_config import LayerKind, ModelConfig
 from mamba_server.model.cache_views import CacheViews
@@ -35,6 +35,7 @@ from mamba_server.model.layers.mlp import Mlp
 from mamba_server.model.layers.moe import Moe
 from mamba_server.model.layers.parallel_mixers import ParallelMixers
 from mamba_server.model.layers.short_conv import ShortConvMixer
+from mamba_server.model.rotary import rotation_of
 from mamba_server.model.step_plans import StepPlans
 
 Mixer = Mamba2Mixer | GatedDeltaMixer | ShortConvMixer | Attention | ParallelMixers | Mlp | Moe
@@ -122,8 +123,8 @@ class HybridModel:
         factors = config.multipliers
         self.embedding_scale = factors.embedding / factors.residual
         self._norm_eps = config.norm_eps / factors.residual**2
-        self.frequencies = _frequencies(config, device)
-        """Frequencies of the rotation of queries and keys; None = attention has no positions."""
+        self.rotation = rotation_of(config.attention, device)
+        """Rotation of queries and keys; None = attention has no positions."""
         self.embedding = TokenEmbedding(loader, self._names.embedding, config.vocab_size, d)
         self.blocks = self._blocks(loader)
         self.norm = loader.norm(self._names.norm, d, self._norm_eps)
@@ -239,7 +240,9 @@ class HybridModel:
         x = self.embedding(token_ids).to(self.residual_dtype)
         if self.embedding_scale != 1:
             x = x * self.embedding_scale
-        rotation = None if self.frequencies is None else turns(plans.positions, self.frequencies)
+        rotation = None
+        if (angles := self.rotation) is not None:
+            rotation = turns(plans.positions, angles.frequencies, angles.factor)
         added: torch.Tensor | None = None
         for block in self.blocks:
             if not block.norm_after:
@@ -338,10 +341,3 @@ def _attention(mixer: object) -> Attention | None:
     if isinstance(mixer, ParallelMixers):
         return mixer.attention
     return mixer if isinstance(mixer, Attention) else None
-
-
-def _frequencies(config: ModelConfig, device: torch.device) -> torch.Tensor | None:
-    attention = config.attention
-    if attention is None or attention.rope_theta is None:
-        return None
-    return frequencies(attention.rope_theta, attention.rotated, device)
