@@ -144,12 +144,13 @@ def test_bfloat16_passes_the_gate_with_its_own_noise(model: str, request: pytest
     path = request.getfixturevalue(model)
     settings = {"dtype": "bfloat16", "max_running_requests": 4}
     full = FullPrefills(make_engine(path, **settings))
-    floor = divergence(full, talk(make_engine(path, prefix_caching=False, **settings), 256))
     for case in CASES:
+        # Where chunks begin decides what is rounded: the noise is that of an engine with the same chunks.
+        floor = divergence(full, talk(case.boot(path, prefix_caching=False, **settings), 256))
         said = talk(case.boot(path, **settings), 256)
         assert sum(answer.cached_tokens > 0 for _, answer in said[8:]) > 4
         found = divergence(full, said)
-        assert 0 < found <= MULTIPLE * floor + EPSILON, (case, found, floor)
+        assert found <= MULTIPLE * floor + EPSILON, (case, found, floor)
 
 
 def test_a_state_in_the_wrong_slot_is_far_above_the_gate(random_model: Path) -> None:
