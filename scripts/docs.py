@@ -21,7 +21,7 @@ from mamba_api import names
 from mamba_api.choices import Role
 from mamba_api.v1alpha1.conditions import REASONS, REASONS_OF, ConditionType, Reason
 from mamba_api.v1alpha1.schema import COLUMNS, custom_resource_definition
-from mamba_cli.model_tables import model_tables
+from mamba_cli.local.model_tables import model_tables
 from mamba_cli.reference_page import reference_page
 
 ROOT = Path(__file__).resolve().parent.parent
