@@ -2,7 +2,8 @@
 
 `make docs` runs it; `--check` writes nothing and fails on drift, for tests. Pages: the MambaDeployment
 reference from the pydantic models, the table of what each field does, the reference of the command line, the
-chart's table of values from the comments of `values.yaml`, and the list of pages in `docs/index.md`.
+page of served models from the adapters, the chart's table of values from the comments of `values.yaml`, and
+the list of pages in `docs/index.md`.
 """
 
 import argparse
@@ -20,6 +21,7 @@ from mamba_api import names
 from mamba_api.choices import Role
 from mamba_api.v1alpha1.conditions import REASONS, REASONS_OF, ConditionType, Reason
 from mamba_api.v1alpha1.schema import COLUMNS, custom_resource_definition
+from mamba_cli.local.model_tables import model_tables
 from mamba_cli.reference_page import reference_page
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -27,6 +29,7 @@ INDEX = Path("docs/index.md")
 REFERENCE = Path("docs/reference/mambadeployment.md")
 EFFECTS = Path("docs/reference/field-effects.md")
 COMMANDS = Path("docs/reference/command-line.md")
+MODELS = Path("docs/reference/models.md")
 EFFECTS_DATA = Path("tests/data/field_effects.yaml")
 CHART_README = Path("charts/mambaserve/README.md")
 BEGIN, END = "<!-- begin: written by `make docs` -->", "<!-- end -->"
@@ -365,6 +368,7 @@ def main() -> int:
         (REFERENCE, reference),
         (EFFECTS, effects),
         (COMMANDS, reference_page),
+        (MODELS, lambda: _between(MODELS, model_tables())),
         (CHART_README, chart_readme),
         (INDEX, index),
     ):

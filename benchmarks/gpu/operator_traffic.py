@@ -29,6 +29,11 @@ def _least_bytes(operator: str, given: dict[str, Any]) -> Any:
             return (resumed + written) * _row(state) + _rows_of(inputs) + _size(given["out"])
         case "conv1d_update":
             return 2 * _size(given["x"]) + 2 * len(given["plan"].target_slots) * _row(given["window"])
+        case "short_conv_update":
+            rows = len(given["plan"].target_slots)
+            return _size(given["x"]) * 4 // 3 + 2 * rows * _row(given["window"])
+        case "short_conv_prefill":
+            return _size(given["x"]) * 4 // 3
         case "conv1d_prefill":
             return 2 * _size(given["x"])
         case "gated_norm":

@@ -28,8 +28,8 @@ class LayerState:
     conv: int
     """Elements of the convolution window: (K-1) * C, stored in the activation type."""
     ssm: int
-    """Elements of the recurrent part: H * P * N (gated delta: value heads * key width * value width), stored
-    in the state type."""
+    """Elements of the recurrent part: H * P * N (gated delta: value heads * key width * value width; 0 if the
+    window is the whole state), stored in the state type."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +60,8 @@ def layer_state(model: ModelConfig, tensor_parallel: int = 1) -> LayerState:
         keys = _split_or_replicate(delta.key_heads, tensor_parallel, "key heads")
         channels = heads * delta.value_dim + 2 * keys * delta.key_dim
         return LayerState((delta.conv_kernel - 1) * channels, heads * delta.value_dim * delta.key_dim)
+    if (short := model.short_conv) is not None:
+        return LayerState((short.conv_kernel - 1) * _split(short.channels, tensor_parallel, "channels"), 0)
     return LayerState(0, 0)
 
 
@@ -187,6 +189,7 @@ def count_parameters(config: ModelConfig) -> int:
         "attention": _attention(config),
         "mamba_attention": _mamba(config) + _attention(config),
         "gated_delta": _gated_delta(config),
+        "short_conv": _short_conv(config),
         "mlp": _mlp(config),
         "moe": _moe(config),
     }
@@ -215,10 +218,11 @@ def _attention(config: ModelConfig) -> int:
     query = mixer.heads * mixer.head_dim
     key_value = 2 * mixer.kv_heads * mixer.head_dim
     widened = query * (2 if mixer.output_gate else 1)
+    normed = query + key_value // 2 if mixer.joint_norm else 2 * mixer.head_dim
     return (
         config.hidden_size * (widened + key_value + query)
         + (widened + key_value + config.hidden_size if mixer.bias else 0)
-        + (2 * mixer.head_dim if mixer.qk_norm else 0)
+        + (normed if mixer.qk_norm else 0)
     )
 
 
@@ -234,6 +238,13 @@ def _gated_delta(config: ModelConfig) -> int:
         + mixer.value_dim
         + values * config.hidden_size
     )
+
+
+def _short_conv(config: ModelConfig) -> int:
+    if (mixer := config.short_conv) is None:
+        return 0
+    weights = mixer.channels * (4 * config.hidden_size + mixer.conv_kernel)
+    return weights + (4 * mixer.channels + config.hidden_size if mixer.bias else 0)
 
 
 def _mlp(config: ModelConfig) -> int:

@@ -6,7 +6,9 @@ Adapters in `mamba_planner.families` build it from a Hugging Face `config.json`.
 from dataclasses import dataclass, field
 from typing import Literal
 
-LayerKind = Literal["mamba", "attention", "mlp", "moe", "mamba_attention", "gated_delta"]
+LayerKind = Literal["mamba", "attention", "mlp", "moe", "mamba_attention", "gated_delta", "short_conv"]
+RECURRENT: tuple[LayerKind, ...] = ("mamba", "mamba_attention", "gated_delta", "short_conv")
+"""Kinds of layers that have a part of a sequence's state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,7 @@ class MambaConfig:
 
 @dataclass(frozen=True, slots=True)
 class GatedDeltaConfig:
-    """Shape of a gated delta rule mixer (Qwen3-Next)."""
+    """Shape of a gated delta rule mixer (Qwen3-Next, OLMo hybrid)."""
 
     value_heads: int
     key_heads: int
@@ -66,6 +68,8 @@ class GatedDeltaConfig:
     norm_eps: float
     activation: str = "silu"
     """Activation after the convolution."""
+    beta_scale: float = 1.0
+    """Factor on beta. With 2, a state's eigenvalues may be negative (OLMo hybrid)."""
 
     @property
     def conv_dim(self) -> int:
@@ -78,6 +82,46 @@ class GatedDeltaConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class ShortConvConfig:
+    """Shape of a gated short convolution, whose window is the only state (LFM2)."""
+
+    channels: int
+    """Channels of the convolution, C."""
+    conv_kernel: int
+    bias: bool
+    """Whether the convolution and both projections have a bias."""
+
+
+@dataclass(frozen=True, slots=True)
+class RopeScaling:
+    """Change of rotary positions for texts longer than those that a model was first trained with."""
+
+    kind: Literal["linear", "dynamic", "llama3", "yarn", "longrope"]
+    trained: int
+    """Tokens of the texts before the change."""
+    factor: float = 1.0
+    """Factor by which texts are longer."""
+    low: float = 0.0
+    high: float = 0.0
+    """Turns in a text of the trained length: pairs with at most `low` are slowed down by the factor, pairs
+    with at least `high` are not (llama3, yarn)."""
+    truncate: bool = True
+    """Whether the places of those pairs are rounded to whole pairs (yarn)."""
+    attention_factor: float = 1.0
+    """Factor on cosines and sines."""
+    divisors: tuple[float, ...] = ()
+    """Divisor of each pair's frequency up to the trained length (longrope)."""
+
+    @property
+    def limit(self) -> int | None:
+        """Length beyond which the angles of all earlier tokens would change; None = there is no such length.
+
+        Cached keys would be wrong from there on.
+        """
+        return self.trained if self.kind in ("dynamic", "longrope") else None
+
+
+@dataclass(frozen=True, slots=True)
 class AttentionConfig:
     heads: int
     kv_heads: int
@@ -86,12 +130,15 @@ class AttentionConfig:
     scale: float
     rope_theta: float | None = None
     """Base of the rotary embedding; None = no positional embedding (Nemotron-H, Granite hybrid)."""
+    rope_scaling: RopeScaling | None = None
     rotary_fraction: float = 1.0
     """Share of `head_dim` that is rotated (Bamba 0.5, Qwen3-Next 0.25)."""
     output_gate: bool = False
     """Whether the query projection carries a sigmoid gate of the same width (Qwen3-Next)."""
     qk_norm: bool = False
     """Whether queries and keys have an RMSNorm over `head_dim` (Qwen3-Next)."""
+    joint_norm: bool = False
+    """Whether that norm is over all heads together instead of over each of them (OLMo hybrid)."""
 
     @property
     def rotated(self) -> int:
@@ -130,6 +177,8 @@ class MoeConfig:
     groups_per_token: int = 1
     latent: int | None = None
     """Width that the experts work in; None = `hidden_size`."""
+    correction: bool = True
+    """Whether sigmoid scores have a correction bias, if the family has one (not in every LFM2)."""
     shared_gate: bool = False
     """Whether a sigmoid of the input weights the shared expert's output (Qwen3-Next)."""
 
@@ -158,13 +207,13 @@ class Multipliers:
 class ModelConfig:
     """Description of one model.
 
-    `layers` lists the residual blocks in execution order, each with one pre-norm. A decoder layer "mixer,
-    then feed-forward" is therefore two blocks; Falcon-H1's parallel mixers are one `mamba_attention`; a `moe`
-    block includes its shared expert.
+    `layers` lists the residual blocks in execution order, each with one norm, before or after its mixer. A
+    decoder layer "mixer, then feed-forward" is therefore two blocks; Falcon-H1's parallel mixers are one
+    `mamba_attention`; a `moe` block includes its shared expert.
     """
 
     family: str
-    """Name of the family: nemotron_h, bamba, granitemoehybrid, falcon_h1, mamba2, qwen3_next or qwen3_5."""
+    """Name of the family, one of `FAMILIES_SERVED` of the registry."""
     architecture: str
     hidden_size: int
     vocab_size: int
@@ -184,9 +233,12 @@ class ModelConfig:
     parameters: int
     """Number of parameters by arithmetic. The true size of the weights takes precedence where it is known."""
     moe: MoeConfig | None = None
+    short_conv: ShortConvConfig | None = None
     multipliers: Multipliers = field(default_factory=Multipliers)
     checkpoint_layers: tuple[int, ...] = ()
     """Checkpoint layer of each entry of `layers` (same length); empty = one to one."""
+    norm_after: tuple[int, ...] = ()
+    """Places in `layers` of the blocks whose norm is applied to the mixer's result instead of its input."""
     state_dtype_hint: str | None = None
     """Type the checkpoint requires for its SSM state, if it names one (`mamba_ssm_cache_dtype`, Qwen3.5
     `mamba_ssm_dtype`)."""
@@ -194,8 +246,14 @@ class ModelConfig:
     """Quantization method of the stored weights; None = plain numbers, or FP8 with scales."""
 
     @property
+    def position_limit(self) -> int | None:
+        """Maximum length that can be served at all; None = `max_position` is a recommendation."""
+        scaling = None if self.attention is None else self.attention.rope_scaling
+        return None if scaling is None else scaling.limit
+
+    @property
     def recurrent_layers(self) -> int:
-        return sum(kind in ("mamba", "mamba_attention", "gated_delta") for kind in self.layers)
+        return sum(kind in RECURRENT for kind in self.layers)
 
     @property
     def attention_layers(self) -> int:

@@ -14,7 +14,7 @@ from mamba_planner.candidates import (
 )
 from mamba_planner.choice import choose, reject, why
 from mamba_planner.constraints import Constraints, Workload
-from mamba_planner.errors import InsufficientMemory
+from mamba_planner.errors import InsufficientMemory, UnusableInput
 from mamba_planner.memory import CPU_ARENA_PART, MOST_RUNNING, Device, MemoryBudget
 from mamba_planner.memory_plan import (
     OUTSIDE,
@@ -52,6 +52,7 @@ def plan(
         InsufficientMemory: weights, workspace and one sequence need more than the budget.
         UnusableInput: an input cannot be planned with, such as tensor parallelism that does not divide.
     """
+    _check_length(model, constraints)
     traffic = workload or Workload()
     budget = MemoryBudget.of(model, constraints, device, weights_bytes, workspace)
     candidates = _candidates(model, constraints, budget, traffic)
@@ -73,6 +74,16 @@ def plan(
     rejected = reject(candidates, chosen, constraints, traffic, hint)
     memory_plan = _plan(model, constraints, budget, traffic, chosen, reason, rejected)
     return memory_plan if small is None else _with_raise(memory_plan, small, constraints, budget)
+
+
+def _check_length(model: ModelConfig, constraints: Constraints) -> None:
+    limit, wanted = model.position_limit, constraints.max_model_len
+    if limit is not None and wanted is not None and wanted > limit:
+        raise UnusableInput(
+            f"maxModelLen {wanted:,} is too large: beyond {limit:,} tokens the positions of this model (rope "
+            "type dynamic or longrope) depend on the length of the text, so cached keys would be wrong; use "
+            f"at most {limit:,}"
+        )
 
 
 def _candidates(

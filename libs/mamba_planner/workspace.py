@@ -6,7 +6,7 @@ measures both.
 """
 
 from mamba_planner.arithmetic import DTYPE_BYTES
-from mamba_planner.model_config import GatedDeltaConfig, MambaConfig, ModelConfig
+from mamba_planner.model_config import GatedDeltaConfig, MambaConfig, ModelConfig, ShortConvConfig
 
 LOGIT_ROWS = 256
 """Rows whose logits are computed together."""
@@ -66,6 +66,8 @@ def workspace_bytes(
         stages.append(_mamba(mamba, size, tokens, min(running, tokens), chunk))
     if (delta := model.gated_delta) is not None:
         stages.append(_gated_delta(delta, size, tokens, min(running, tokens)))
+    if (short := model.short_conv) is not None:
+        stages.append(_short_conv(short, size, tokens, min(running, tokens)))
     stages.append(_attention(model, size, tokens, longest))
     if "mamba_attention" in model.layers:
         stages.append(sum(stages))
@@ -105,6 +107,15 @@ def _mamba(mamba: MambaConfig, size: int, tokens: int, rows: int, chunk: int) ->
     decode = convolved + rows * mamba.conv_kernel * mamba.conv_dim * (3 * size + 8) + 12 * gathered
     norm = tokens * inner * (3 * 4 + size)
     return common + max(prefill, decode, norm)
+
+
+def _short_conv(short: ShortConvConfig, size: int, tokens: int, rows: int) -> int:
+    # Projection, inputs, result; then windows and sums in float32 of decodes, or of a block of a prompt.
+    common = tokens * short.channels * 5 * size
+    windows = rows * (short.conv_kernel - 1) * short.channels * size
+    decode = rows * short.channels * (short.conv_kernel * (2 * size + 8) + 4)
+    prefill = tokens * short.channels * (2 * size + 8)
+    return common + windows + max(decode, prefill)
 
 
 def _gated_delta(delta: GatedDeltaConfig, size: int, tokens: int, rows: int) -> int:

@@ -204,6 +204,8 @@ def _parts(model: ModelConfig, state_dtype: str, dtype: str, page_size: int) -> 
         add("window.q", "state", dtype, layers, window, delta.key_heads, delta.key_dim)
         add("window.k", "state", dtype, layers, window, delta.key_heads, delta.key_dim)
         add("window.v", "state", dtype, layers, window, delta.value_heads, delta.value_dim)
+    elif (short := model.short_conv) is not None:
+        add("window.x", "state", dtype, layers, short.conv_kernel - 1, short.channels, 1)
     if (attention := model.attention) is not None:
         for name in ("keys", "values"):
             heads = attention.kv_heads

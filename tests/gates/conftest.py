@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import mamba_server
-from testmodels.checkpoints import random_nemotron_h
+from testmodels.checkpoints import random_lfm2, random_nemotron_h, random_olmo_hybrid
 
 # Small tensors gain nothing from threads, and spinning threads on a busy machine cost minutes.
 torch.set_num_threads(1)
@@ -23,3 +23,15 @@ def tiny_recall() -> Path:
 def random_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a model with every kind of block, grouped heads, and weights so large that errors show."""
     return random_nemotron_h(tmp_path_factory.mktemp("gates") / "random")
+
+
+@pytest.fixture(scope="session")
+def lfm2_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a model whose only recurrent state is the window of a convolution."""
+    return random_lfm2(tmp_path_factory.mktemp("gates") / "lfm2", num_experts=8)
+
+
+@pytest.fixture(scope="session")
+def olmo_hybrid_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a model of the gated delta rule with negative eigenvalues."""
+    return random_olmo_hybrid(tmp_path_factory.mktemp("gates") / "olmo-hybrid")

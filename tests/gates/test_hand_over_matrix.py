@@ -22,8 +22,10 @@ from testmodels.checkpoints import (
     random_bamba,
     random_falcon_h1,
     random_granite,
+    random_lfm2,
     random_mamba2,
     random_nemotron_h,
+    random_olmo_hybrid,
     random_qwen3_5,
     random_qwen3_next,
 )
@@ -54,8 +56,10 @@ MODELS: dict[str, Callable[[Path], Path]] = {
     "mamba2": random_mamba2,
     "qwen3_next": random_qwen3_next,
     "qwen3_5": random_qwen3_5,
+    "lfm2": random_lfm2,
+    "olmo_hybrid": random_olmo_hybrid,
 }
-EXACT = ("qwen3_next", "qwen3_5")
+EXACT = ("qwen3_next", "qwen3_5", "olmo_hybrid")
 """Models whose sums depend on the batch: they run in 64 bits, and their tokens are compared."""
 FACTORS = (
     tuple(MODELS), STRATEGIES, (True, False), (1, 16, 64), (48, 64, 128),

@@ -87,7 +87,11 @@ def divergence(full: FullPrefills, said: Said) -> float:
     return sum(terms) / len(terms)
 
 
-@pytest.fixture(scope="module", params=["tiny_recall", "random_model"])
+OTHER_FAMILIES = ["lfm2_model", "olmo_hybrid_model"]
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in OTHER_FAMILIES]
+
+
+@pytest.fixture(scope="module", params=["tiny_recall", "random_model", *SLOW])
 def measured(request: pytest.FixtureRequest) -> tuple[Path, int, float, FullPrefills]:
     """Return the model, its vocabulary, its noise floor, and an engine that caches nothing."""
     path = request.getfixturevalue(request.param)
@@ -132,6 +136,21 @@ def test_float16_states_pass_the_gate(model: str, request: pytest.FixtureRequest
     found = divergence(full, said)
     assert 0 < found <= MULTIPLE * floor + EPSILON, (found, floor)
     assert floor < 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["random_model", *OTHER_FAMILIES])
+def test_bfloat16_passes_the_gate_with_its_own_noise(model: str, request: pytest.FixtureRequest) -> None:
+    path = request.getfixturevalue(model)
+    settings = {"dtype": "bfloat16", "max_running_requests": 4}
+    full = FullPrefills(make_engine(path, **settings))
+    for case in CASES:
+        # Where chunks begin decides what is rounded: the noise is that of an engine with the same chunks.
+        floor = divergence(full, talk(case.boot(path, prefix_caching=False, **settings), 256))
+        said = talk(case.boot(path, **settings), 256)
+        assert sum(answer.cached_tokens > 0 for _, answer in said[8:]) > 4
+        found = divergence(full, said)
+        assert found <= MULTIPLE * floor + EPSILON, (case, found, floor)
 
 
 def test_a_state_in_the_wrong_slot_is_far_above_the_gate(random_model: Path) -> None:

@@ -15,9 +15,11 @@ from testmodels.checkpoints import (
     random_bamba,
     random_falcon_h1,
     random_granite,
+    random_lfm2,
     random_mamba2,
     random_multimodal_qwen3_5,
     random_nemotron_h,
+    random_olmo_hybrid,
     random_qwen3_5,
     random_qwen3_next,
 )
@@ -62,6 +64,9 @@ OTHERS: dict[str, tuple[Callable[..., Path], dict[str, Any]]] = {
     "falcon-h1": (random_falcon_h1, {}),
     "qwen3-next": (random_qwen3_next, {}),
     "qwen3.5": (random_qwen3_5, {}),
+    "olmo-hybrid": (random_olmo_hybrid, {}),
+    "lfm2": (random_lfm2, {}),
+    "lfm2-experts": (random_lfm2, {"num_experts": 8, "conv_bias": True}),
     "qwen3.5-experts": (random_multimodal_qwen3_5, {"num_experts": 8, "stacked_experts": True}),
 }
 

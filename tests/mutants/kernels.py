@@ -6,7 +6,7 @@ MUTANTS = (
     Mutant(
         name="the window that a convolution leaves behind is one token late",
         keeps="A prefill leaves the state from which a decode goes on exactly.",
-        where="conv1d_prefill.reference:conv1d_prefill",
+        where="conv1d_prefill.reference:convolve_pieces",
         old="inputs[rows:rows + K - 1]",
         new="inputs[max(0, rows - 1):max(0, rows - 1) + K - 1]",
         tests=("tests/unit/kernels/test_conv1d.py",),

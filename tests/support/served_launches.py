@@ -46,6 +46,7 @@ from mamba_planner.model_config import (
     MlpConfig,
     ModelConfig,
     MoeConfig,
+    ShortConvConfig,
 )
 from mamba_server.model.layers.mlp import ACTIVATIONS as FUNCTIONS
 from model_configs import CONFIGS
@@ -92,6 +93,8 @@ def _of_model(model: ModelConfig, dtype: torch.dtype) -> Iterator[KernelCall]:
     if model.gated_delta is not None:
         for states in (WIDE, HALF):
             yield from _delta(model.gated_delta, dtype, states)
+    if model.short_conv is not None:
+        yield from _short_conv(model.short_conv, dtype)
     if model.attention is not None:
         yield from _attention(model.attention, dtype)
     if model.moe is not None:
@@ -119,14 +122,14 @@ def _plan(chunk: int) -> ChunkPlan:
 
 
 def _convolutions(
-    x: torch.Tensor, taps: int, bias: torch.Tensor | None, dtype: torch.dtype
+    x: torch.Tensor, taps: int, bias: torch.Tensor | None, dtype: torch.dtype, *, gated: bool = False
 ) -> Iterator[KernelCall]:
-    channels = x.shape[1]
+    channels = x.shape[1] // (3 if gated else 1)
     weight, window = _meta(taps, channels, dtype=WIDE), _slots(taps - 1, channels, dtype=dtype)
-    yield conv1d_prefill(x, weight, bias, window, _plan(128), _meta(ROWS, channels, dtype=dtype))
+    yield conv1d_prefill(x, weight, bias, window, _plan(128), _meta(ROWS, channels, dtype=dtype), gated=gated)
     for rows in (1, ROWS):
         out = _meta(rows, channels, dtype=dtype)
-        yield conv1d_update(x[:rows], weight, bias, window, _integers(3, rows), out)
+        yield conv1d_update(x[:rows], weight, bias, window, _integers(3, rows), out, gated=gated)
 
 
 def _mamba(config: MambaConfig, dtype: torch.dtype, states: torch.dtype) -> Iterator[KernelCall]:
@@ -175,14 +178,21 @@ def _delta(config: GatedDeltaConfig, dtype: torch.dtype, states: torch.dtype) ->
     q, k, v = _meta(ROWS, sum(widths), dtype=dtype).split(widths, -1)
     head = _meta(H, dtype=WIDE)
     inputs = DeltaInputs(
-        q.unflatten(1, (G, K)), k.unflatten(1, (G, K)), v.unflatten(1, (H, V)), a, b, head, head
-    )
+        q.unflatten(1, (G, K)), k.unflatten(1, (G, K)), v.unflatten(1, (H, V)), a, b, head, head,
+        config.beta_scale,
+    )  # fmt: skip
     state, y = _slots(H, V, K, dtype=states), _meta(ROWS, H, V, dtype=dtype)
     yield update_call(state, inputs, _integers(3, ROWS), _integers(ROWS), y)
     yield prefill_call(state, inputs, _plan(128), y)
     _, gate, *_ = projected.split([sum(widths), H * V, H, H], -1)
     normed = _meta(ROWS, H * V, dtype=dtype)
     yield gated_norm(y.flatten(1), gate, _meta(V, dtype=dtype), 1e-6, H, normed, norm_first=True)
+
+
+def _short_conv(config: ShortConvConfig, dtype: torch.dtype) -> Iterator[KernelCall]:
+    x = _meta(ROWS, 3 * config.channels, dtype=dtype)
+    bias = _meta(config.channels, dtype=WIDE) if config.bias else None
+    yield from _convolutions(x, config.conv_kernel, bias, dtype, gated=True)
 
 
 def _attention(config: AttentionConfig, dtype: torch.dtype) -> Iterator[KernelCall]:

@@ -12,7 +12,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mamba_planner.model_config import AttentionConfig, GatedDeltaConfig, MambaConfig, ModelConfig
+from mamba_planner.model_config import (
+    AttentionConfig,
+    GatedDeltaConfig,
+    MambaConfig,
+    ModelConfig,
+    ShortConvConfig,
+)
 from mamba_transfer import StateLayout
 
 Tensor = NDArray[np.generic]
@@ -40,19 +46,27 @@ def delta_model(key_heads: int, kv_heads: int) -> ModelConfig:
     return _model(("gated_delta", "gated_delta", "attention"), kv_heads, gated_delta=delta)
 
 
+def window_model(kv_heads: int) -> ModelConfig:
+    """Return a hybrid of gated short convolutions with 16 channels, which have no state but the window."""
+    short_conv = ShortConvConfig(channels=16, conv_kernel=5, bias=False)
+    return _model(("short_conv", "short_conv", "attention"), kv_heads, short_conv=short_conv)
+
+
 def _model(
     layers: tuple[str, ...],
     kv_heads: int,
     mamba: MambaConfig | None = None,
     gated_delta: GatedDeltaConfig | None = None,
+    short_conv: ShortConvConfig | None = None,
 ) -> ModelConfig:
     attention = AttentionConfig(heads=16, kv_heads=kv_heads, head_dim=2, bias=False, scale=1.0)
     return ModelConfig(
         family="nemotron_h", architecture="Small", hidden_size=8, vocab_size=16,
         layers=layers,  # type: ignore[arg-type]
-        mamba=mamba, gated_delta=gated_delta, attention=attention if "attention" in layers else None,
-        mlp=None, norm_eps=1e-5, tie_embeddings=False, residual_in_fp32=False, max_position=1024,
-        dtype="bfloat16", bos_token_id=None, eos_token_ids=(0,), parameters=1,
+        mamba=mamba, gated_delta=gated_delta, short_conv=short_conv,
+        attention=attention if "attention" in layers else None, mlp=None, norm_eps=1e-5,
+        tie_embeddings=False, residual_in_fp32=False, max_position=1024, dtype="bfloat16",
+        bos_token_id=None, eos_token_ids=(0,), parameters=1,
     )  # fmt: skip
 
 
@@ -87,6 +101,9 @@ def random_state(model: ModelConfig, pages: int, seed: int) -> WholeState:
         heads = bits("float32", layers, mamba.heads, mamba.head_dim * mamba.state_size)
         rows = mamba.conv_kernel - 1
         shapes = [(mamba.heads, mamba.head_dim)] + 2 * [(mamba.groups, mamba.state_size)]
+    elif (short := model.short_conv) is not None:
+        heads = bits("float32", layers, short.channels, 0)
+        rows, shapes = short.conv_kernel - 1, [(short.channels, 1)]
     else:
         delta = model.gated_delta
         assert delta is not None

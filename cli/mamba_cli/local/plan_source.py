@@ -35,6 +35,8 @@ def plan_source(source: str, flags: PlanFlags) -> list[PlanOutcome]:
     Raises `InvalidInput`, `RunFailed`.
     """
     # `os.path` functions are used, because those of `Path` raise for a path that the system refuses.
+    if source in published_names() and not os.path.exists(source):
+        source = f"{KNOWN}{source}"
     if source.startswith(KNOWN):
         file = published_config(source.removeprefix(KNOWN))
         config = json.loads(file.read_text(encoding="utf-8"))
@@ -55,13 +57,21 @@ def plan_source(source: str, flags: PlanFlags) -> list[PlanOutcome]:
 
 def published_config(name: str) -> Path:
     """Return the file with the published configuration of a model. Raises `InvalidInput` with all names."""
-    folder = Path(str(files("mamba_planner") / "published"))
-    names = sorted(file.stem for file in folder.glob("*.json"))
+    names = published_names()
     if name not in names:
         close = get_close_matches(name, names, 1)
         hint = f"did you mean {KNOWN}{close[0]}? " if close else ""
         raise InvalidInput(f"{KNOWN}{name}: no such model; {hint}there are: {', '.join(names)}")
-    return folder / f"{name}.json"
+    return _published() / f"{name}.json"
+
+
+def published_names() -> list[str]:
+    """Return the names of the models whose published configurations ship with the planner."""
+    return sorted(file.stem for file in _published().glob("*.json"))
+
+
+def _published() -> Path:
+    return Path(str(files("mamba_planner") / "published"))
 
 
 def _model_config(path: Path) -> Mapping[str, Any] | None:

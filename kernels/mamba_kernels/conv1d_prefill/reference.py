@@ -4,12 +4,16 @@ Called by the Mamba2 mixer for the rows that prefill, before `ssd_prefill` and w
 window and SSM part of a state have the same depth.
 """
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 
 from mamba_kernels.precision import accumulator
 from mamba_kernels.ssd_prefill.plan import ChunkPlan
 
+Finish = Callable[[torch.Tensor, slice], torch.Tensor]
+"""Function of sums [n, C], which it may overwrite, and of their rows in the batch: the result [n, C]."""
 BLOCK_ELEMENTS = 1 << 17
 """Elements that are processed at once: few enough that the K passes run in the cache."""
 
@@ -23,21 +27,39 @@ def conv1d_prefill(
     before a piece come from its window. A window at depth d holds the last K-1 inputs, before activation,
     that end at d; a piece shorter than K-1 keeps the tail of the window before it.
     """
+    return convolve_pieces(x, weight, bias, window, plan, lambda y, _: F.silu(y, inplace=True))
+
+
+def convolve_pieces(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    window: torch.Tensor,
+    plan: ChunkPlan,
+    finish: Finish,
+) -> torch.Tensor:
+    """Compute finish(sums of `conv1d_prefill`), [T, C] in the type of x, and write the windows."""
     K = weight.shape[0]
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     past = plan.slots.read(window).to(x.dtype)  # a copy: targets may be written before later pieces are read
     for piece, target in enumerate(plan.slots.target_slots):
         first, end = plan.piece_start[piece], plan.piece_start[piece + 1]
         inputs = torch.cat([past[piece], x[first:end]])  # [K-1 + rows, C]
-        _convolve(inputs, weight, bias, out[first:end])
+        _convolve(inputs, weight, bias, out[first:end], finish, first)
         for rows, slot in [*plan.checkpoints(piece), (end - first, target)]:
             window[slot] = inputs[rows : rows + K - 1]
     return out
 
 
 def _convolve(
-    inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor
+    inputs: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    out: torch.Tensor,
+    finish: Finish,
+    row: int,
 ) -> None:
+    """Compute the rows of `out`, the first of which is row number `row` of the batch."""
     kind = accumulator(inputs.dtype)
     rows, channels = out.shape
     block = max(1, BLOCK_ELEMENTS // channels)
@@ -49,4 +71,4 @@ def _convolve(
             y.addcmul_(part[k : k + end - first], weight[k])
         if bias is not None:
             y += bias
-        out[first:end] = F.silu(y, inplace=True)
+        out[first:end] = finish(y, slice(row + first, row + end))

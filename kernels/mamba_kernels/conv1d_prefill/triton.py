@@ -8,6 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
+from mamba_kernels.conv1d_update.triton import channels_of, load_inputs
 from mamba_kernels.ssd_prefill.plan import ChunkPlan
 from mamba_kernels.triton_support import (
     KernelCall,
@@ -50,11 +51,13 @@ def call(
     window: torch.Tensor,
     plan: ChunkPlan,
     out: torch.Tensor,
+    *,
+    gated: bool = False,
 ) -> KernelCall:
-    """Return the launch that writes `out` [T, C]."""
+    """Return the launch that writes `out` [T, C]; `gated`: see `conv1d_update`."""
     check("x", x, (None, None))
     check_plan("x", x, plan.tokens, plan.on_device.chunk_start.device)
-    channels = x.shape[1]
+    channels = channels_of(x, gated=gated)
     check("weight", weight, (None, channels), device=x.device, dense_from=0)
     K = len(weight)
     if not 0 < K <= MOST_TAPS:
@@ -63,7 +66,7 @@ def call(
         check("bias", bias, (channels,), device=x.device)
     check("window", window, (None, K - 1, channels), device=x.device)
     launch = launch_for(
-        "conv1d_prefill",
+        "short_conv_prefill" if gated else "conv1d_prefill",
         x.device,
         f"C{channels} K{K} {x.dtype}",
         Launch(num_warps=1, blocks={"T": SPAN, "C": block_of(channels, least=16, most=256)}),
@@ -91,7 +94,14 @@ def call(
             "out": out,
             "out_row": out.stride(0),
         },
-        {"CHANNELS": channels, "K": K, "SPAN": span, "TOGETHER": TOGETHER, "BLOCK_C": launch.blocks["C"]},
+        {
+            "CHANNELS": channels,
+            "K": K,
+            "SPAN": span,
+            "TOGETHER": TOGETHER,
+            "BLOCK_C": launch.blocks["C"],
+            "GATED": gated,
+        },
         launch,
     )
 
@@ -99,7 +109,7 @@ def call(
 @triton.jit
 def _store_window(
     x, x_row, window, window_slab, window_row, source, target, begin, end, c, CHANNELS: tl.constexpr,
-    K: tl.constexpr,
+    K: tl.constexpr, GATED: tl.constexpr,
 ):  # fmt: skip
     """Store the K-1 inputs before row `end` of the piece that begins at `begin` in slot `target`."""
     # This program may not have received all rows of the window that is overwritten here.
@@ -108,7 +118,7 @@ def _store_window(
     for k in tl.static_range(K - 1):
         row = end - (K - 1) + k
         row_mask = c < extent_at(row - begin, CHANNELS)
-        fresh = tl.load(x + row.to(tl.int64) * x_row + c, mask=row_mask, other=0.0)
+        fresh = load_inputs(x + row.to(tl.int64) * x_row + c, row_mask, CHANNELS, GATED)
         # In a piece shorter than the window the older inputs move up: place k is read from a later place.
         window_mask = source_mask & (c < extent_at(begin - 1 - row, CHANNELS))
         pointers = window + source * window_slab + (end - begin + k) * window_row + c
@@ -125,7 +135,7 @@ def _conv1d_prefill(
     x, x_row, weight, bias, window, window_slab, window_row, routes, route, piece_chunk, chunk_start,
     chunk_track, chunk_piece, out, out_row,
     CHANNELS: tl.constexpr, K: tl.constexpr, SPAN: tl.constexpr, TOGETHER: tl.constexpr,
-    BLOCK_C: tl.constexpr,
+    BLOCK_C: tl.constexpr, GATED: tl.constexpr,
 ):  # fmt: skip
     first, part = tl.program_id(1), tl.program_id(2)
     piece = tl.load(chunk_piece + first)
@@ -158,9 +168,8 @@ def _conv1d_prefill(
         row_mask_before = c < tl.where(fresh, 0, CHANNELS)
         past = ()
         for k in tl.static_range(K - 1):
-            value = tl.load(
-                x + (at_first - (K - 1) + k).to(tl.int64) * x_row + c, mask=row_mask_before, other=0.0
-            )
+            before = x + (at_first - (K - 1) + k).to(tl.int64) * x_row
+            value = load_inputs(before + c, row_mask_before, CHANNELS, GATED)
             place = window + source * window_slab + k * window_row + c
             window_value = tl.load(place, mask=window_mask, other=0.0).to(tl.float32)
             past = past + (tl.where(fresh, window_value, value.to(tl.float32)),)
@@ -176,14 +185,18 @@ def _conv1d_prefill(
             for r in tl.static_range(TOGETHER):
                 row_mask = c < tl.where(row_number + r < stop, CHANNELS, 0)
                 row = x + (row_number + r).to(tl.int64) * x_row
-                inputs = inputs + (tl.load(row + c, mask=row_mask, other=0.0).to(tl.float32),)
+                inputs = inputs + (load_inputs(row + c, row_mask, CHANNELS, GATED).to(tl.float32),)
             for r in tl.static_range(TOGETHER):
                 # Sums follow the order of the inputs, so the cuts of a prompt change no bit.
                 sums = base
                 for k in tl.static_range(K):
                     sums += inputs[r + k] * factors[k]
                 row_mask = c < tl.where(row_number + r < stop, CHANNELS, 0)
-                y = sums * tl.sigmoid(sums)
+                if GATED:
+                    gates = x + (row_number + r).to(tl.int64) * x_row
+                    y = sums * tl.load(gates + CHANNELS + c, mask=row_mask, other=0.0).to(tl.float32)
+                else:
+                    y = sums * tl.sigmoid(sums)
                 tl.store(
                     out + (row_number + r).to(tl.int64) * out_row + c,
                     y.to(out.dtype.element_ty),
@@ -196,10 +209,12 @@ def _conv1d_prefill(
             if track >= 0:
                 cut = tl.load(chunk_start + chunk + 1)
                 _store_window(
-                    x, x_row, window, window_slab, window_row, source, track, begin, cut, c, CHANNELS, K
-                )
+                    x, x_row, window, window_slab, window_row, source, track, begin, cut, c, CHANNELS, K,
+                    GATED,
+                )  # fmt: skip
         if depth == 0:
             cut = tl.load(chunk_start + chunks_end)
             _store_window(
-                x, x_row, window, window_slab, window_row, source, target, begin, cut, c, CHANNELS, K
-            )
+                x, x_row, window, window_slab, window_row, source, target, begin, cut, c, CHANNELS, K,
+                GATED,
+            )  # fmt: skip

@@ -17,6 +17,8 @@ from mamba_kernels.triton_support import (
     launch_for,
 )
 
+PARTS = 3
+"""Parts of a row with gates: b | c | v."""
 ROWS = 16
 """Rows of a program, which loads the weights of its channels once for all of them."""
 
@@ -41,10 +43,15 @@ def call(
     window: torch.Tensor,
     routes: torch.Tensor,
     out: torch.Tensor,
+    *,
+    gated: bool = False,
 ) -> KernelCall:
-    """Return the launch that writes `out`; routes: [3, n] int32 of a `SlotPlan`."""
+    """Return the launch that writes `out`; routes: [3, n] int32 of a `SlotPlan`.
+
+    `gated`: x is [n, b | c | v] of 3 C, inputs are b * v, and c takes the place of the activation.
+    """
     check("x", x, (None, None))
-    n, channels = x.shape
+    n, channels = len(x), channels_of(x, gated=gated)
     check("weight", weight, (None, channels), device=x.device, dense_from=0)
     K = len(weight)
     if not K:
@@ -54,7 +61,7 @@ def call(
     check("window", window, (None, K - 1, channels), device=x.device)
     check("routes", routes, (3, n), dtypes=(torch.int32,), device=x.device)
     launch = launch_for(
-        "conv1d_update",
+        "short_conv_update" if gated else "conv1d_update",
         x.device,
         f"C{channels} K{K} {x.dtype} n{block_of(n)}",
         # Two rows per warp, eight channels per thread.
@@ -81,15 +88,35 @@ def call(
             "out_row": out.stride(0),
             "n": n,
         },
-        {"CHANNELS": channels, "K": K, "ROWS": rows, "BLOCK": block},
+        {"CHANNELS": channels, "K": K, "ROWS": rows, "BLOCK": block, "GATED": gated},
         launch,
     )
+
+
+def channels_of(x: torch.Tensor, *, gated: bool) -> int:
+    """Return the number of channels of rows [n, C], or of rows of three parts. Raises WrongArgument."""
+    width = x.shape[1]
+    if not gated:
+        return width
+    if width % PARTS:
+        raise WrongArgument(f"x has {width} columns; it must have {PARTS} parts of one width")
+    return width // PARTS
+
+
+@triton.jit
+def load_inputs(pointers, mask, CHANNELS: tl.constexpr, GATED: tl.constexpr):
+    """Load inputs of the convolution, rounded to the type of the rows; pointers: to their first part."""
+    values = tl.load(pointers, mask=mask, other=0.0)
+    if GATED:
+        factors = tl.load(pointers + 2 * CHANNELS, mask=mask, other=0.0)
+        values = (values.to(tl.float32) * factors.to(tl.float32)).to(values.dtype)
+    return values
 
 
 @triton.jit(do_not_specialize=["route", "n"], do_not_specialize_on_alignment=["routes"])
 def _conv1d_update(
     x, x_row, weight, bias, window, window_slab, window_row, routes, route, out, out_row, n,
-    CHANNELS: tl.constexpr, K: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    CHANNELS: tl.constexpr, K: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, GATED: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     row_mask = row < n
@@ -103,7 +130,7 @@ def _conv1d_update(
     mask = row_mask[:, None] & inside[None, :]
     source_mask, track_mask = offsets < extent_at(source, CHANNELS), offsets < extent_at(track, CHANNELS)
     target_mask = offsets < extent_at(target, CHANNELS)
-    newest = tl.load(x + row * x_row + offsets, mask=mask, other=0.0)
+    newest = load_inputs(x + row * x_row + offsets, mask, CHANNELS, GATED)
     factor = tl.load(weight + (K - 1) * CHANNELS + c, mask=inside, other=0.0)
     sums = newest.to(tl.float32) * factor.to(tl.float32)[None, :]
     # The window is shifted while it is read: place k is written once place k + 1 is in registers.
@@ -122,5 +149,8 @@ def _conv1d_update(
         tl.store(pointers + track * window_slab, newest, mask=track_mask)
     if bias is not None:
         sums += tl.load(bias + c, mask=inside, other=0.0).to(tl.float32)[None, :]
-    y = sums * tl.sigmoid(sums)
+    if GATED:
+        y = sums * tl.load(x + row * x_row + CHANNELS + offsets, mask=mask, other=0.0).to(tl.float32)
+    else:
+        y = sums * tl.sigmoid(sums)
     tl.store(out + row * out_row + offsets, y.to(out.dtype.element_ty), mask=mask)

@@ -43,7 +43,14 @@ class GatedDeltaCalls:
     """
 
     def __init__(
-        self, library: Library, weights: DeltaWeights, *, key_heads: int, key_dim: int, norm_eps: float
+        self,
+        library: Library,
+        weights: DeltaWeights,
+        *,
+        key_heads: int,
+        key_dim: int,
+        norm_eps: float,
+        beta_scale: float = 1.0,
     ) -> None:
         """Prepare the calls for these weights, which they keep alive. Raises WrongArgument."""
         heads, value_dim, taps = len(weights.A), len(weights.norm), len(weights.conv_weight)
@@ -69,6 +76,7 @@ class GatedDeltaCalls:
             norm_eps=norm_eps,
             least_square=LEAST_SQUARE,
             scale=key_dim**-0.5,
+            beta_scale=beta_scale,
             heads=heads,
             key_heads=key_heads,
             value_dim=value_dim,

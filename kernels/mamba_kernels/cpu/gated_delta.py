@@ -71,7 +71,7 @@ def _rows(state: torch.Tensor, inputs: DeltaInputs, out: torch.Tensor) -> DeltaR
         state=state.data_ptr(), state_slab=state.stride(0), state_head=state.stride(1),
         state_row=state.stride(2),
         out=out.data_ptr(), out_row=out.stride(0), out_head=out.stride(1),
-        least_square=LEAST_SQUARE, scale=K**-0.5,
+        least_square=LEAST_SQUARE, scale=K**-0.5, beta_scale=inputs.beta_scale,
         heads=H, key_heads=G, value_dim=V, key_dim=K,
         kind=KINDS[v.dtype], state_kind=STATE_KINDS[state.dtype],
     )  # fmt: skip

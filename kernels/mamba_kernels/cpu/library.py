@@ -65,6 +65,8 @@ class Library:
         self.gated_delta_prefill: Callable[..., None] = self._function("mamba_gated_delta_prefill", pointer)
         self.delta_decode: Callable[..., None] = self._function("mamba_delta_decode", pointer)
         self.delta_prefill: Callable[..., None] = self._function("mamba_delta_prefill", pointer)
+        self.short_conv_decode: Callable[..., None] = self._function("mamba_short_conv_decode", pointer)
+        self.short_conv_prefill: Callable[..., None] = self._function("mamba_short_conv_prefill", pointer)
         self.gate: Callable[..., None] = self._function("mamba_gate", pointer)
         number = ctypes.c_int
         self.is_on_disk: Callable[[int], bool] = self._function(

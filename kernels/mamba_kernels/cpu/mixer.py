@@ -16,6 +16,8 @@ from mamba_kernels.cpu.structures import (
     MambaDecode,
     MambaPrefill,
     Mixer,
+    ShortConvDecode,
+    ShortConvPrefill,
 )
 from mamba_kernels.slot_plan import SlotPlan
 from mamba_kernels.ssd_prefill.plan import ChunkPlan
@@ -137,20 +139,25 @@ def place(call: MixerCall, mixer: int, window: torch.Tensor, state: torch.Tensor
     _set_cache(call, window, state)
 
 
-def name_slots(call: MambaDecode | DeltaDecode | GatedDeltaUpdate, plan: SlotPlan) -> None:
-    """Set the addresses of the plan's slots, and of the words by which float16 states are rounded."""
+def name_slots(call: MambaDecode | DeltaDecode | GatedDeltaUpdate | ShortConvDecode, plan: SlotPlan) -> None:
+    """Set the addresses of the plan's slots, and of the words by which float16 states are rounded, if any."""
     first, stride = plan.routes.data_ptr(), _SLOT_BYTES * plan.routes.stride(0)
     call.source, call.target, call.track = first, first + stride, first + 2 * stride
-    call.noise, call.rows = plan.noise.data_ptr(), plan.routes.shape[1]
+    call.rows = plan.routes.shape[1]
+    if not isinstance(call, ShortConvDecode):
+        call.noise = plan.noise.data_ptr()
 
 
-def name_pieces(call: MambaPrefill | DeltaPrefill | GatedDeltaPrefill, plan: ChunkPlan) -> None:
+def name_pieces(
+    call: MambaPrefill | DeltaPrefill | GatedDeltaPrefill | ShortConvPrefill, plan: ChunkPlan
+) -> None:
     """Set the addresses of the plan's slots and chunks for pieces of prompts."""
     routes = plan.slots.routes
     call.source, call.target = routes.data_ptr(), routes.data_ptr() + _SLOT_BYTES * routes.stride(0)
     call.piece_chunk, call.chunk_start = plan.piece_chunk.data_ptr(), plan.chunk_start.data_ptr()
-    call.chunk_track, call.chunk_noise = plan.chunk_track.data_ptr(), plan.chunk_noise.data_ptr()
-    call.pieces = routes.shape[1]
+    call.chunk_track, call.pieces = plan.chunk_track.data_ptr(), routes.shape[1]
+    if not isinstance(call, ShortConvPrefill):
+        call.chunk_noise = plan.chunk_noise.data_ptr()
 
 
 def _set_cache(call: MixerCall, window: torch.Tensor, state: torch.Tensor) -> None:

@@ -18,9 +18,9 @@ class RowNorm:
     ) -> None:
         """Prepare the call. dtype: type of y and `added`, by default the weight's; float32 suits bfloat16."""
         self._run = library.rms_norm
-        self._weight, self._dtype = weight, dtype or weight.dtype
+        self._weight, self.dtype = weight, dtype or weight.dtype
         self.call = RmsNorm(
-            weight=weight.data_ptr(), width=len(weight), eps=eps, kind=KINDS[self._dtype],
+            weight=weight.data_ptr(), width=len(weight), eps=eps, kind=KINDS[self.dtype],
             weight_kind=KINDS[weight.dtype],
         )  # fmt: skip
         self._address = ctypes.addressof(self.call)
@@ -31,7 +31,7 @@ class RowNorm:
         x: [T, d], rows may be strided, float32 or in the type of y, written if there is `added`: [T, d],
         dense, in the type of y.
         """
-        kind, width = self._dtype, len(self._weight)
+        kind, width = self.dtype, len(self._weight)
         check("x", x, (None, width), dtypes=(torch.float32, kind), device=CPU)
         if added is not None:
             check("added", added, (len(x), width), dtypes=(kind,), device=CPU, dense_from=0)

@@ -20,6 +20,7 @@ from mamba_kernels.cpu.mamba_decode import MambaDecoder
 from mamba_kernels.cpu.packed_linear import KINDS, PackedLinear, PackedMatrix
 from mamba_kernels.cpu.paged_decode import PagedDecoder
 from mamba_kernels.cpu.rms_norm import RowNorm
+from mamba_kernels.cpu.short_conv import ShortConvCalls
 from mamba_kernels.cpu.structures import (
     ATTENTION_BLOCK,
     DELTA_BLOCK,
@@ -27,8 +28,10 @@ from mamba_kernels.cpu.structures import (
     MLP_BLOCK,
     MOE_BLOCK,
     PARALLEL_BLOCK,
+    SHORT_CONV_BLOCK,
     DecodeBlock,
     DecodeStep,
+    RmsNorm,
 )
 from mamba_kernels.rope import turns
 from mamba_kernels.slot_plan import IntArray
@@ -71,6 +74,23 @@ class DeltaBlock:
 
 
 @dataclass(frozen=True, slots=True)
+class ShortConvBlock:
+    """A block of a gated short convolution, x + out_proj(mixer(in_proj(norm(x)))), with its windows."""
+
+    norm: RowNorm
+    in_proj: PackedLinear
+    mixer: ShortConvCalls
+    out_proj: PackedLinear
+    window: torch.Tensor
+    """`window` of `ShortConvCalls`."""
+
+    def fill(self, call: DecodeBlock) -> None:
+        """Write the fields of `call` that do not change from step to step."""
+        call.kind, call.in_proj, call.out_proj = SHORT_CONV_BLOCK, self.in_proj.address, self.out_proj.address
+        self.mixer.place(call.short_conv, self.window)
+
+
+@dataclass(frozen=True, slots=True)
 class AttentionBlock:
     """An attention block, x + out_proj(attention(in_proj(norm(x)))).
 
@@ -85,7 +105,7 @@ class AttentionBlock:
     kv: torch.Tensor
     """Keys and values as for `PagedDecoder.__call__`; written."""
     head_norms: tuple[RowNorm, RowNorm] | None = None
-    """Norms of each head of queries and of keys, applied before their rotation."""
+    """Norms of queries and of keys, each of a head or of all heads, applied before their rotation."""
     output_gate: bool = False
 
     def fill(self, call: DecodeBlock) -> None:
@@ -147,7 +167,24 @@ class MoeBlock:
         call.kind, call.router, call.experts = MOE_BLOCK, self.router.call, self.experts.call
 
 
-Block = MambaBlock | DeltaBlock | AttentionBlock | MlpBlock | ParallelBlock | MoeBlock
+Block = MambaBlock | DeltaBlock | ShortConvBlock | AttentionBlock | MlpBlock | ParallelBlock | MoeBlock
+
+
+@dataclass(frozen=True, slots=True)
+class NormedAfter:
+    """A block whose norm is applied to the mixer's result: x + norm(mixer(x))."""
+
+    block: Block
+
+    @property
+    def norm(self) -> RowNorm:
+        return self.block.norm
+
+    def fill(self, call: DecodeBlock) -> None:
+        """Write the fields of `call` that do not change from step to step."""
+        self.block.fill(call)
+        call.result_norm = call.norm
+        call.norm = RmsNorm()
 
 
 class DecodeRows(Protocol):
@@ -197,10 +234,11 @@ class StepDecoder:
         library: Library,
         *,
         embedding: PackedMatrix,
-        blocks: Sequence[Block],
+        blocks: Sequence[Block | NormedAfter],
         norm: RowNorm,
         embedding_scale: float = 1.0,
         frequencies: torch.Tensor | None = None,
+        turn_factor: float = 1.0,
         residual_dtype: torch.dtype,
         page_table: torch.Tensor,
         last_token: torch.Tensor,
@@ -215,6 +253,7 @@ class StepDecoder:
             norm: norm after the last block.
             embedding_scale: factor of the embedding's rows before the first block.
             frequencies: argument of `rope.turns`; None = queries and keys are not rotated.
+            turn_factor: argument `factor` of `rope.turns`.
             residual_dtype: type of the residual stream.
             page_table: [R, W] int32, read in each step.
             last_token: [at least R] int32, read in each step.
@@ -244,7 +283,7 @@ class StepDecoder:
             block_count=len(blocks),
         )
         self._step.norm.x_kind = KINDS[residual_dtype]
-        self._frequencies = frequencies
+        self._frequencies, self._turn_factor = frequencies, turn_factor
         self._step.rope_half = 0 if frequencies is None else len(frequencies)
         self._address = ctypes.addressof(self._step)
 
@@ -261,7 +300,7 @@ class StepDecoder:
         out = torch.empty(rows, self._width, dtype=self._dtype)
         self._step.rows = rows
         if self._frequencies is not None:
-            cos, sin = turns(torch.from_numpy(decodes.context_len - 1), self._frequencies)
+            cos, sin = turns(torch.from_numpy(decodes.context_len - 1), self._frequencies, self._turn_factor)
             self._step.cos, self._step.sin = cos.data_ptr(), sin.data_ptr()
         self._run(self._address, out.data_ptr())
         return out

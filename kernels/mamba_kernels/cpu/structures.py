@@ -9,6 +9,7 @@ FLOAT32, BFLOAT16, FLOAT16 = 0, 1, 2
 WHOLE, INT8 = 0, 1
 IDENTITY, RELU, RELU_SQUARED, SILU = 0, 1, 2, 3
 MAMBA_BLOCK, ATTENTION_BLOCK, MLP_BLOCK, PARALLEL_BLOCK, MOE_BLOCK, DELTA_BLOCK = 0, 1, 2, 3, 4, 5
+SHORT_CONV_BLOCK = 6
 
 
 class LinearLayer(Structure):
@@ -102,6 +103,7 @@ class DeltaMixer(Structure):
         ("norm_eps", c_float),
         ("least_square", c_float),
         ("scale", c_float),
+        ("beta_scale", c_float),
         ("heads", c_int32),
         ("key_heads", c_int32),
         ("value_dim", c_int32),
@@ -120,6 +122,55 @@ class DeltaPrefill(Structure):
     """Call of a mixer of the gated delta rule with pieces of prompts."""
 
     _fields_ = MambaPrefill._fields_
+
+
+class ShortConvMixer(Structure):
+    """Weights and shape of a gated short convolution between its projections."""
+
+    _fields_ = (
+        ("conv_weight", c_void_p),
+        ("conv_bias", c_void_p),
+        ("channels", c_int64),
+        ("taps", c_int32),
+    )
+
+
+_SHORT_CONV_CALL = (
+    ("mixer", c_void_p),
+    ("projected", c_void_p),
+    ("projected_stride", c_int64),
+    ("window", c_void_p),
+    ("window_stride", c_int64),
+    ("source", c_void_p),
+    ("target", c_void_p),
+)
+"""Fields with which both calls of a gated short convolution begin."""
+
+
+class ShortConvDecode(Structure):
+    """Call of a gated short convolution with one token for each sequence."""
+
+    _fields_ = (
+        *_SHORT_CONV_CALL,
+        ("track", c_void_p),
+        ("out", c_void_p),
+        ("rows", c_int32),
+        ("kind", c_int32),
+    )
+
+
+class ShortConvPrefill(Structure):
+    """Call of a gated short convolution with pieces of prompts."""
+
+    _fields_ = (
+        *_SHORT_CONV_CALL,
+        ("piece_chunk", c_void_p),
+        ("chunk_start", c_void_p),
+        ("chunk_track", c_void_p),
+        ("out", c_void_p),
+        ("pieces", c_int32),
+        ("kind", c_int32),
+    )
 
 
 class RmsNorm(Structure):
@@ -217,6 +268,7 @@ class DeltaRows(Structure):
         ("out_head", c_int64),
         ("least_square", c_float),
         ("scale", c_float),
+        ("beta_scale", c_float),
         ("heads", c_int32),
         ("key_heads", c_int32),
         ("value_dim", c_int32),
@@ -326,8 +378,10 @@ class DecodeBlock(Structure):
 
     _fields_ = (
         ("norm", RmsNorm),
+        ("result_norm", RmsNorm),
         ("mamba", MambaDecode),
         ("delta", DeltaDecode),
+        ("short_conv", ShortConvDecode),
         ("router", Router),
         ("experts", Experts),
         ("attention", PagedDecode),

@@ -29,6 +29,7 @@ from mamba_kernels.paged_attention import paged_attention
 from mamba_kernels.rms_norm import rms_norm
 from mamba_kernels.rope import rope
 from mamba_kernels.sample import sample
+from mamba_kernels.short_conv import short_conv_prefill, short_conv_update
 from mamba_kernels.ssd_prefill import ssd_prefill
 from mamba_kernels.state_update import state_update
 
@@ -51,6 +52,8 @@ class Operators:
     rms_norm: signatures.RmsNorm
     rope: signatures.Rope
     route: signatures.Route
+    short_conv_prefill: signatures.ShortConvPrefill
+    short_conv_update: signatures.ShortConvUpdate
     ssd_prefill: signatures.SsdPrefill
     state_update: signatures.StateUpdate
     sample: signatures.Sample | None
@@ -116,6 +119,8 @@ REFERENCE = Operators(
     rms_norm=rms_norm,
     rope=rope,
     route=route,
+    short_conv_prefill=short_conv_prefill,
+    short_conv_update=short_conv_update,
     ssd_prefill=ssd_prefill,
     state_update=state_update,
     sample=None,
@@ -160,6 +165,7 @@ def triton_operators() -> Operators:
     from mamba_kernels.rms_norm import triton as rms_norm_kernel
     from mamba_kernels.rope import triton as rope_kernel
     from mamba_kernels.sample import triton as sample_kernel
+    from mamba_kernels.short_conv import triton as short_conv_kernels
     from mamba_kernels.ssd_prefill import triton as ssd_prefill_kernel
     from mamba_kernels.state_update import triton as state_update_kernel
 
@@ -184,6 +190,12 @@ def triton_operators() -> Operators:
         rms_norm=KernelOrReference("rms_norm", rms_norm_kernel.rms_norm, rms_norm),
         rope=KernelOrReference("rope", rope_kernel.rope, rope),
         route=KernelOrReference("route", moe_kernel.route, route),
+        short_conv_prefill=KernelOrReference(
+            "short_conv_prefill", short_conv_kernels.short_conv_prefill, short_conv_prefill
+        ),
+        short_conv_update=KernelOrReference(
+            "short_conv_update", short_conv_kernels.short_conv_update, short_conv_update
+        ),
         ssd_prefill=KernelOrReference("ssd_prefill", ssd_prefill_kernel.ssd_prefill, ssd_prefill),
         state_update=KernelOrReference("state_update", state_update_kernel.state_update, state_update),
         sample=KernelOrReference("sample", sample_kernel.sample, sample),

@@ -136,6 +136,22 @@ class Sample(Protocol):
     ) -> TokenChoice: ...
 
 
+class ShortConvPrefill(Protocol):
+    """Signature of `short_conv_prefill`."""
+
+    def __call__(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, window: Tensor, plan: ChunkPlan, /
+    ) -> Tensor: ...
+
+
+class ShortConvUpdate(Protocol):
+    """Signature of `short_conv_update`."""
+
+    def __call__(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, window: Tensor, plan: SlotPlan, /
+    ) -> Tensor: ...
+
+
 class SsdPrefill(Protocol):
     """Signature of `ssd_prefill`."""
 

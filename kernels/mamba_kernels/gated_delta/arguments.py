@@ -62,4 +62,5 @@ def delta_arguments(
         "out_head": out.stride(1),
         "least": LEAST_SQUARE,
         "scale": inputs.q.shape[2] ** -0.5,
+        "beta_scale": inputs.beta_scale,
     }

@@ -12,8 +12,9 @@ LEAST_SQUARE = 1e-6
 class DeltaInputs:
     """S_t = g_t S_{t-1} + beta_t (v_t - g_t S_{t-1} k_t) k_t^T;  o_t = S_t q_t (Yang et al. 2024).
 
-    g_t = exp(A softplus(a_t + dt_bias)), beta_t = sigmoid(b_t); queries and keys have length 1, and queries
-    are divided by sqrt(K). Rows may be strided. Value head h reads key head h // (H / G).
+    g_t = exp(A softplus(a_t + dt_bias)), beta_t = beta_scale sigmoid(b_t); queries and keys have
+    length 1, and queries are divided by sqrt(K). Rows may be strided. Value head h reads key head
+    h // (H / G).
     """
 
     q: torch.Tensor
@@ -30,3 +31,5 @@ class DeltaInputs:
     """[H] rates of the decay, negative"""
     dt_bias: torch.Tensor
     """[H] bias of `a`"""
+    beta_scale: float = 1.0
+    """Factor on beta. With 2, eigenvalues of the transition may be negative."""

@@ -54,7 +54,7 @@ class _Rows:
             k=normalise(inputs.k),
             v=inputs.v.to(kind).transpose(0, 1),
             log_decay=log_decay.t(),
-            beta=inputs.b.to(kind).sigmoid().t(),
+            beta=inputs.b.to(kind).sigmoid().mul_(inputs.beta_scale).t(),
         )
 
     def part(self, rows: slice) -> "_Rows":

@@ -131,7 +131,8 @@ def _check(state: torch.Tensor, inputs: DeltaInputs, out: torch.Tensor) -> tuple
 @triton.jit(do_not_specialize=["route"], do_not_specialize_on_alignment=["routes", "noise"])
 def _update(
     state, state_slab, state_head, state_row, q, q_row, q_head, k, k_row, k_head, v, v_row, v_head,
-    a, a_row, b, b_row, A, dt_bias, routes, route, out, out_row, out_head, least, scale, noise,
+    a, a_row, b, b_row, A, dt_bias, routes, route, out, out_row, out_head, least, scale, beta_scale,
+    noise,
     V: tl.constexpr, K: tl.constexpr, HEADS_PER_KEY: tl.constexpr, BLOCK_V: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):  # fmt: skip
@@ -161,7 +162,7 @@ def _update(
 
     step = softplus(tl.load(a + row * a_row + head).to(tl.float32) + tl.load(dt_bias + head).to(tl.float32))
     decay = tl.exp2(step * tl.load(A + head).to(tl.float32) * LOG2_E_CONSTANT)
-    beta = tl.sigmoid(tl.load(b + row * b_row + head).to(tl.float32))
+    beta = tl.sigmoid(tl.load(b + row * b_row + head).to(tl.float32)) * beta_scale
     key = tl.load(k + row * k_row + of_key * k_head + j, mask=columns, other=0.0).to(tl.float32)
     key *= tl.rsqrt(tl.sum(key * key, 0) + least)
     query = tl.load(q + row * q_row + of_key * q_head + j, mask=columns, other=0.0).to(tl.float32)
@@ -200,7 +201,7 @@ def _inverse(system, BLOCK: tl.constexpr):
 def _prefill(
     state, state_slab, state_head, state_row, q, q_row, q_head, k, k_row, k_head, v, v_row, v_head,
     a, a_row, b, b_row, A, dt_bias, routes, route, out, out_row, out_head, least, scale,
-    piece_chunk, chunk_start, chunk_track, chunk_noise,
+    beta_scale, piece_chunk, chunk_start, chunk_track, chunk_noise,
     V: tl.constexpr, K: tl.constexpr, HEADS_PER_KEY: tl.constexpr, KIND: tl.constexpr,
     PRECISION: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_T: tl.constexpr,
 ):  # fmt: skip
@@ -238,7 +239,7 @@ def _prefill(
             log = tl.cumsum(tl.where(inside, step * rate, 0.0), 0)
             total = tl.min(log, 0)
             beta = tl.sigmoid(tl.load(b + t * b_row + head, mask=inside, other=0.0).to(tl.float32))
-            beta = tl.where(inside, beta, 0.0)
+            beta = tl.where(inside, beta * beta_scale, 0.0)
 
             k_at = k + t[:, None] * k_row + of_key * k_head + j[None, :]
             q_at = q + t[:, None] * q_row + of_key * q_head + j[None, :]

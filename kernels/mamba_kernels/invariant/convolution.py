@@ -1,7 +1,7 @@
 """The causal convolution of decoding and prefilling rows with the same arithmetic: tap by tap, oldest first.
 
-Called by the Mamba2 mixer in batch-invariant mode, before `recurrence_by_token` and with the same plans, so
-that window and SSM part of a state have the same depth.
+Called in batch-invariant mode by the Mamba2 mixer, before `recurrence_by_token` and with the same plans, so
+that window and SSM part of a state have the same depth, and by the mixer of a gated short convolution.
 """
 
 from collections.abc import Sequence
@@ -21,9 +21,11 @@ def convolution_by_tap(
     window: torch.Tensor,
     decode: SlotPlan | None,
     prefill: ChunkPlan | None,
+    gate: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Compute silu(sum_k weight[k] * input[t - K + 1 + k] + bias), [T, C] in the type of x.
 
+    With a gate [T, C], the sum is multiplied by it instead of being activated.
     Inputs before a row's piece come from its window. x: [T, C], decoding rows first (rows may be strided);
     weight: [K, C]; bias: [C]; window: [slabs, K-1, C], any strides, advanced to the depths of the plans.
     """
@@ -34,13 +36,15 @@ def convolution_by_tap(
         cut = len(decode.target_slots)
         inputs = torch.cat([decode.read(window).to(x.dtype), x[:cut, None]], dim=1)  # [n, K, C]
         decode.write(window, inputs[:, 1:])
-        out[:cut] = _taps([inputs[:, k] for k in range(K)], weight, bias)
+        sums = _taps([inputs[:, k] for k in range(K)], weight, bias)
+        out[:cut] = silu(sums) if gate is None else sums * gate[:cut]
     if prefill is not None:
         past = prefill.slots.read(window).to(x.dtype)
         for piece, target in enumerate(prefill.slots.target_slots):
             first, end = cut + prefill.piece_start[piece], cut + prefill.piece_start[piece + 1]
             inputs = torch.cat([past[piece], x[first:end]])  # [K-1 + rows, C]
-            out[first:end] = _taps([inputs[k : k + end - first] for k in range(K)], weight, bias)
+            sums = _taps([inputs[k : k + end - first] for k in range(K)], weight, bias)
+            out[first:end] = silu(sums) if gate is None else sums * gate[first:end]
             for rows, slot in [*prefill.checkpoints(piece), (end - first, target)]:
                 window[slot] = inputs[rows : rows + K - 1]
     return out
@@ -54,4 +58,4 @@ def _taps(parts: Sequence[torch.Tensor], weight: torch.Tensor, bias: torch.Tenso
         y += parts[k].to(kind) * weight[k]
     if bias is not None:
         y += bias
-    return silu(y)
+    return y

@@ -10,14 +10,19 @@ def frequencies(theta: float, width: int, device: torch.device) -> torch.Tensor:
     return 1.0 / theta ** (torch.arange(0, width, 2, dtype=torch.float32, device=device) / width)
 
 
-def turns(positions: torch.Tensor, frequencies: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return cosine and sine of each row's angles, [T, width / 2] float32; positions: [T] int32 or int64.
+def turns(
+    positions: torch.Tensor, frequencies: torch.Tensor, factor: float = 1.0
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return cosine and sine of each row's angles times `factor`, [T, width / 2] float32.
 
-    The angle is rounded to float32 as in training; its cosine is computed in float64, so that it has the same
-    bits at any place of the tensor.
+    positions: [T] int32 or int64. The angle is rounded to float32 as in training; its cosine is computed in
+    float64, so that it has the same bits at any place of the tensor.
     """
     angles = (positions.float().unsqueeze(1) * frequencies).double()
-    return angles.cos().float(), angles.sin().float()
+    cos, sin = angles.cos(), angles.sin()
+    if factor != 1:
+        cos, sin = cos * factor, sin * factor
+    return cos.float(), sin.float()
 
 
 def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:

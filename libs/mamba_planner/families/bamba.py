@@ -1,6 +1,6 @@
 """Bamba: Mamba2 layers with a few attention layers, each followed by a gated feed-forward."""
 
-from mamba_planner.families import blocks
+from mamba_planner.families import blocks, positions
 from mamba_planner.families.fields import Fields
 from mamba_planner.model_config import LayerKind, MlpConfig, ModelConfig
 
@@ -23,8 +23,8 @@ def model_config(fields: Fields, architecture: str) -> ModelConfig:
             blocks.attention(
                 fields,
                 kv_heads=8,
-                rope_theta=blocks.rope_theta(fields),
-                rotary_fraction=blocks.rotary_fraction(
+                rope_theta=positions.rope_theta(fields),
+                rotary_fraction=positions.rotary_fraction(
                     fields, default=fields.number("partial_rotary_factor", default=0.5)
                 ),
             )
@@ -40,7 +40,7 @@ def model_config(fields: Fields, architecture: str) -> ModelConfig:
         norm_eps=eps,
         tie_embeddings=fields.flag("tie_word_embeddings", default=False),
         residual_in_fp32=False,
-        max_position=fields.integer("max_position_embeddings"),
+        max_position=positions.max_position(fields),
         **blocks.common(fields, bos=1, eos=2),
     )
 

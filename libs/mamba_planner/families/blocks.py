@@ -5,6 +5,7 @@ Pure functions of `Fields`; called by the family modules only.
 
 from typing import Any
 
+from mamba_planner.families import positions
 from mamba_planner.families.fields import LARGEST, Fields
 from mamba_planner.model_config import AttentionConfig, LayerKind, MambaConfig, MoeConfig
 
@@ -19,6 +20,7 @@ _KINDS: dict[str, LayerKind] = {
     "linear_attention": "mamba",
     "mamba": "mamba",
     "mamba2": "mamba",
+    "conv": "short_conv",
     "full_attention": "attention",
     "attention": "attention",
     "mlp": "mlp",
@@ -132,6 +134,8 @@ def attention(
             "num_attention_heads", f"{heads} heads are more than the hidden_size without head_dim"
         )
     scale = more.pop("scale", None) or head_dim**-0.5
+    if more.get("rope_theta") is not None:
+        more["rope_scaling"] = positions.rope_scaling(fields)
     return AttentionConfig(
         heads=heads,
         kv_heads=kv_heads,
@@ -140,36 +144,6 @@ def attention(
         scale=scale,
         **more,
     )
-
-
-def rope_theta(fields: Fields, default: float = 10_000.0) -> float:
-    """Read the base of rotary positions from their section or the older flat field.
-
-    `default` is that of the published classes. Raises `WrongField` for scaled variants (yarn, linear, …),
-    because serving them as plain RoPE would be wrong.
-    """
-    for scaling in (fields.section("rope_parameters"), fields.section("rope_scaling")):
-        kind = scaling.word("rope_type", "type", default="default")
-        if kind != "default":
-            raise fields.wrong("rope_parameters", f"rope type {kind!r} is not supported; supported: default")
-    return _rotary(fields).number("rope_theta", default=fields.number("rope_theta", default=default))
-
-
-def rotary_fraction(fields: Fields, default: float) -> float:
-    """Read the rotated share of each head from the section of rotary positions alone.
-
-    `default` is used if the section lacks it. Families that rotate a part of each head pass the older flat
-    field; the others rotate the whole head whatever that field says.
-    """
-    share = _rotary(fields).number("partial_rotary_factor", default=default)
-    if not 0 < share <= 1:
-        raise fields.wrong("partial_rotary_factor", f"must be above 0 and at most 1, is {share:g}")
-    return share
-
-
-def _rotary(fields: Fields) -> Fields:
-    """Return the section under its new name, or else under the older one."""
-    return fields.section("rope_parameters") or fields.section("rope_scaling")
 
 
 def common(fields: Fields, bos: int | None, eos: int | None) -> dict[str, Any]:

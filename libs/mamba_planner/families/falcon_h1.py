@@ -1,6 +1,6 @@
 """Falcon-H1: attention and Mamba2 side by side in every layer, then a gated feed-forward."""
 
-from mamba_planner.families import blocks
+from mamba_planner.families import blocks, positions
 from mamba_planner.families.fields import Fields
 from mamba_planner.model_config import LayerKind, MlpConfig, ModelConfig, Multipliers
 
@@ -27,7 +27,7 @@ def model_config(fields: Fields, architecture: str) -> ModelConfig:
         ),
         gated_delta=None,
         attention=blocks.attention(
-            fields, kv_heads=8, rope_theta=blocks.rope_theta(fields, default=100_000.0)
+            fields, kv_heads=8, rope_theta=positions.rope_theta(fields, default=100_000.0)
         ),
         mlp=MlpConfig(
             intermediate=fields.integer("intermediate_size"),
@@ -38,7 +38,7 @@ def model_config(fields: Fields, architecture: str) -> ModelConfig:
         norm_eps=eps,
         tie_embeddings=fields.flag("tie_word_embeddings", default=False),
         residual_in_fp32=False,
-        max_position=fields.integer("max_position_embeddings"),
+        max_position=positions.max_position(fields),
         multipliers=_multipliers(fields),
         **blocks.common(fields, bos=1, eos=2),
     )

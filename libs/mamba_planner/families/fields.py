@@ -4,7 +4,7 @@ Used by the family adapters only. Every failure names the source and the field; 
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypeVar, overload
 
 from mamba_planner.errors import MissingField, WrongField
@@ -138,6 +138,15 @@ class Fields:
         """Return all nested objects, whatever their names."""
         return [self.section(name) for name, value in self._values.items() if isinstance(value, Mapping)]
 
+    def others(self, known: Collection[str]) -> list[str]:
+        """Return the names of fields that are neither among `known` nor null."""
+        return [name for name, value in self._values.items() if value is not None and name not in known]
+
+    def missing(self, *names: str) -> MissingField:
+        """Return the error of an absent field; the first of its names is the one used in the message."""
+        also = f" (also looked for {', '.join(names[1:])})" if len(names) > 1 else ""
+        return MissingField(self.source, f"field {names[0]} is missing{also}", field=names[0])
+
     def wrong(self, name: str, message: str) -> WrongField:
         return WrongField(self.source, f"{name}: {message}", field=name)
 
@@ -150,8 +159,7 @@ class Fields:
     def _absent(self, names: Sequence[str], default: Any) -> Any:
         if default is not _ABSENT:
             return default
-        also = f" (also looked for {', '.join(names[1:])})" if len(names) > 1 else ""
-        raise MissingField(self.source, f"field {names[0]} is missing{also}", field=names[0])
+        raise self.missing(*names)
 
     def _as_float(self, name: str, value: Any) -> float:
         if isinstance(value, Mapping) and set(value) == {"__float__"}:

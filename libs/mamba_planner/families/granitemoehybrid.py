@@ -1,7 +1,7 @@
 """Granite 4 hybrid, with experts (Small, Tiny) and without (Micro, 1B, 350M)."""
 
 from mamba_planner.errors import MissingField
-from mamba_planner.families import blocks
+from mamba_planner.families import blocks, positions
 from mamba_planner.families.fields import Fields
 from mamba_planner.model_config import LayerKind, MlpConfig, ModelConfig, MoeConfig, Multipliers
 
@@ -29,7 +29,7 @@ def model_config(fields: Fields, architecture: str) -> ModelConfig:
             blocks.attention(
                 fields,
                 scale=fields.number("attention_multiplier"),
-                rope_theta=blocks.rope_theta(fields) if with_rope else None,
+                rope_theta=positions.rope_theta(fields) if with_rope else None,
             )
             if "attention" in mixers
             else None
@@ -55,7 +55,9 @@ def model_config(fields: Fields, architecture: str) -> ModelConfig:
         norm_eps=eps,
         tie_embeddings=fields.flag("tie_word_embeddings", default=False),
         residual_in_fp32=False,
-        max_position=fields.integer("max_position_embeddings"),
+        max_position=(
+            positions.max_position(fields) if with_rope else fields.integer("max_position_embeddings")
+        ),
         multipliers=_multipliers(fields),
         **blocks.common(fields, bos=1, eos=2),
     )

@@ -3,7 +3,7 @@
 The registry calls `model_config`; the adapter of Qwen3.5 calls the functions that read one part each.
 """
 
-from mamba_planner.families import blocks
+from mamba_planner.families import blocks, positions
 from mamba_planner.families.fields import Fields
 from mamba_planner.model_config import (
     AttentionConfig,
@@ -56,7 +56,7 @@ def of_parts(
         norm_eps=eps,
         tie_embeddings=fields.flag("tie_word_embeddings", default=False),
         residual_in_fp32=False,
-        max_position=fields.integer("max_position_embeddings"),
+        max_position=positions.max_position(fields),
         state_dtype_hint=state_dtype,
         **blocks.common(fields, bos=None, eos=None),
     )
@@ -70,8 +70,8 @@ def attention(fields: Fields, *, kv_heads: int) -> AttentionConfig:
         head_dim=256,
         output_gate=True,
         qk_norm=True,
-        rope_theta=blocks.rope_theta(fields),
-        rotary_fraction=blocks.rotary_fraction(
+        rope_theta=positions.rope_theta(fields),
+        rotary_fraction=positions.rotary_fraction(
             fields, default=fields.number("partial_rotary_factor", default=0.25)
         ),
     )

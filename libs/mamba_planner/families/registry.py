@@ -7,7 +7,8 @@ planned for, and `why_not_served` refuses them everywhere with the same words.
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,10 @@ from mamba_planner.families import (
     bamba,
     falcon_h1,
     granitemoehybrid,
+    lfm2,
     mamba2,
     nemotron_h,
+    olmo_hybrid,
     qwen3_5,
     qwen3_next,
 )
@@ -26,17 +29,37 @@ from mamba_planner.families.blocks import QUANTIZATION
 from mamba_planner.families.fields import Fields
 from mamba_planner.model_config import ModelConfig
 
-FAMILIES: dict[str, tuple[str, Callable[[Fields, str], ModelConfig]]] = {
-    "nemotron_h": ("NemotronHForCausalLM", nemotron_h.model_config),
-    "bamba": ("BambaForCausalLM", bamba.model_config),
-    "granitemoehybrid": ("GraniteMoeHybridForCausalLM", granitemoehybrid.model_config),
-    "falcon_h1": ("FalconH1ForCausalLM", falcon_h1.model_config),
-    "mamba2": ("Mamba2ForCausalLM", mamba2.model_config),
-    "qwen3_next": ("Qwen3NextForCausalLM", qwen3_next.model_config),
-    "qwen3_5_text": ("Qwen3_5ForCausalLM", qwen3_5.model_config),
-    "qwen3_5_moe_text": (qwen3_5.MOE, qwen3_5.model_config),
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """Reader of the configurations of one `model_type`."""
+
+    title: str
+    """Name of the family for people."""
+    architecture: str
+    read: Callable[[Fields, str], ModelConfig]
+
+
+ADAPTERS: dict[str, Adapter] = {
+    "nemotron_h": Adapter(
+        "Nemotron-H, Nemotron Nano v2, Nemotron 3 Nano", "NemotronHForCausalLM", nemotron_h.model_config
+    ),
+    "bamba": Adapter("Bamba", "BambaForCausalLM", bamba.model_config),
+    "granitemoehybrid": Adapter(
+        "Granite 4 hybrids", "GraniteMoeHybridForCausalLM", granitemoehybrid.model_config
+    ),
+    "falcon_h1": Adapter("Falcon-H1", "FalconH1ForCausalLM", falcon_h1.model_config),
+    "mamba2": Adapter("Mamba2, Codestral Mamba", "Mamba2ForCausalLM", mamba2.model_config),
+    "qwen3_next": Adapter("Qwen3-Next", "Qwen3NextForCausalLM", qwen3_next.model_config),
+    "qwen3_5_text": Adapter("Qwen3.5, 3.6 and 3.8, dense", "Qwen3_5ForCausalLM", qwen3_5.model_config),
+    "qwen3_5_moe_text": Adapter("Qwen3.5, 3.6 and 3.8 with experts", qwen3_5.MOE, qwen3_5.model_config),
+    "lfm2": Adapter("LFM2 and LFM2.5, dense", "Lfm2ForCausalLM", lfm2.model_config),
+    "lfm2_moe": Adapter("LFM2 and LFM2.5 with experts", "Lfm2MoeForCausalLM", lfm2.sparse_model_config),
+    "olmo_hybrid": Adapter("OLMo hybrid", "OlmoHybridForCausalLM", olmo_hybrid.model_config),
 }
-"""Architectures and adapters by `model_type`. Multimodal models are read through their `text_config`."""
+"""Adapters by `model_type`. Multimodal models are read through their `text_config`."""
+MOST_LETTERS = 100
+"""Letters of an unknown name that are compared with those of served families."""
 _INHERITED_FIELDS = ("dtype", "torch_dtype", "tie_word_embeddings", *QUANTIZATION)
 """Fields that a multimodal configuration has outside of its `text_config`."""
 
@@ -53,15 +76,17 @@ def model_config_from_hf(config: Mapping[str, Any], source: str = "config.json")
         config, source = {**inherited, **nested}, f"{source}: text_config"
         family = _family(config)
     if family is None:
-        supported = ", ".join(f"{name} ({architecture})" for name, (architecture, _) in FAMILIES.items())
+        nearest = nearest_family(config)
+        supported = ", ".join(f"{name} ({adapter.architecture})" for name, adapter in ADAPTERS.items())
         raise UnknownArchitecture(
             source,
             f"model_type {config.get('model_type')!r} with architectures {config.get('architectures')!r} "
-            f"is not supported; supported: {supported}",
+            f"is not supported; the nearest served family is {nearest} ({ADAPTERS[nearest].title}); "
+            f"supported: {supported}",
             field="model_type",
         )
-    architecture, adapter = FAMILIES[family]
-    model = adapter(Fields(config, source), architecture)
+    adapter = ADAPTERS[family]
+    model = adapter.read(Fields(config, source), adapter.architecture)
     return replace(model, parameters=count_parameters(model))
 
 
@@ -86,17 +111,52 @@ def read_config(directory: Path) -> dict[str, Any]:
     return value
 
 
+def nearest_family(config: Mapping[str, Any]) -> str:
+    """Return the `model_type` of the served family whose names are the most like those of a configuration."""
+    names = config.get("architectures")
+    wanted = [config.get("model_type"), *(names if isinstance(names, list) else [names])]
+    words = [_letters(word) for word in wanted if isinstance(word, str)]
+
+    def likeness(family: str) -> float:
+        known = (_letters(family), _letters(ADAPTERS[family].architecture))
+        return max(
+            (SequenceMatcher(None, word, name).ratio() for word in words for name in known), default=0.0
+        )
+
+    return max(ADAPTERS, key=likeness)
+
+
+def _letters(name: str) -> str:
+    """Return a name of a model or of its class without what all of them have."""
+    bare = name[:MOST_LETTERS].lower()
+    for ending in ("forcausallm", "forconditionalgeneration", "_text", "_moe", "moe"):
+        bare = bare.removesuffix(ending)
+    return bare.replace("_", "").replace("-", "")
+
+
 def _family(config: Mapping[str, Any]) -> str | None:
-    if isinstance(model_type := config.get("model_type"), str) and model_type in FAMILIES:
+    if isinstance(model_type := config.get("model_type"), str) and model_type in ADAPTERS:
         return model_type
     names = config.get("architectures")
-    for family, (architecture, _) in FAMILIES.items():
-        if architecture == names or (isinstance(names, list) and architecture in names):
+    for family, adapter in ADAPTERS.items():
+        if (architecture := adapter.architecture) == names or (
+            isinstance(names, list) and architecture in names
+        ):
             return family
     return None
 
 
-FAMILIES_SERVED = ("bamba", "falcon_h1", "granitemoehybrid", "mamba2", "nemotron_h", "qwen3_5", "qwen3_next")
+FAMILIES_SERVED = (
+    "bamba",
+    "falcon_h1",
+    "granitemoehybrid",
+    "lfm2",
+    "mamba2",
+    "nemotron_h",
+    "olmo_hybrid",
+    "qwen3_5",
+    "qwen3_next",
+)
 ACTIVATIONS_SERVED = ("relu2", "relu", "silu", "swish", "gelu", "gelu_pytorch_tanh", "gelu_new")
 CONVOLUTION_ACTIVATIONS_SERVED = ("silu", "swish")
 """Two names of one function."""

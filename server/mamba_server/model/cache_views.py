@@ -16,6 +16,6 @@ class CacheViews:
     conv: list[torch.Tensor]
     """[slabs, K-1, C] per recurrent layer: inputs of the convolution before activation, oldest first."""
     ssm: list[torch.Tensor]
-    """[slabs, H, P, N] per recurrent layer: states."""
+    """[slabs, H, P, N] per recurrent layer: states, without elements if the window is the whole state."""
     kv: list[torch.Tensor]
     """[pages, 2 (key, value), page_size, kv_heads, head_dim] per attention layer."""

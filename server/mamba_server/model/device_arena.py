@@ -72,13 +72,15 @@ class DeviceArena:
 def _conv_shape(model: ModelConfig) -> tuple[int, int]:
     if model.mamba is not None:
         return model.mamba.conv_kernel - 1, model.mamba.conv_dim
-    assert model.gated_delta is not None
-    return model.gated_delta.conv_kernel - 1, model.gated_delta.conv_dim
+    if model.gated_delta is not None:
+        return model.gated_delta.conv_kernel - 1, model.gated_delta.conv_dim
+    assert model.short_conv is not None
+    return model.short_conv.conv_kernel - 1, model.short_conv.channels
 
 
 def _ssm_shape(model: ModelConfig) -> tuple[int, int, int]:
     if model.mamba is not None:
         return model.mamba.heads, model.mamba.head_dim, model.mamba.state_size
-    assert model.gated_delta is not None
-    delta = model.gated_delta
-    return delta.value_heads, delta.value_dim, delta.key_dim
+    if (delta := model.gated_delta) is not None:
+        return delta.value_heads, delta.value_dim, delta.key_dim
+    return 0, 0, 0

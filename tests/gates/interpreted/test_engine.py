@@ -12,7 +12,13 @@ from mamba_kernels.dispatch.backend import TORCH
 from mamba_kernels.paged_attention import triton as paged_attention
 from mamba_server.model.layers import hybrid
 from mamba_server.wire import AddRequest, SamplingParams
-from testmodels.checkpoints import random_granite, random_nemotron_h, random_qwen3_next
+from testmodels.checkpoints import (
+    random_granite,
+    random_lfm2,
+    random_nemotron_h,
+    random_olmo_hybrid,
+    random_qwen3_next,
+)
 
 CLOSE = 2e-5
 """Between log-probabilities of two orders of float32 sums; a wrong state moves them by more than 1e-2."""
@@ -92,6 +98,23 @@ def qwen3_next(path: Path) -> Path:
     )  # fmt: skip
 
 
+def olmo_hybrid(path: Path) -> Path:
+    """Return one with negative eigenvalues, norms after attention, and joint norms of heads."""
+    layers = ["linear_attention", "full_attention"]
+    return random_olmo_hybrid(
+        path, num_hidden_layers=2, layer_types=layers, linear_key_head_dim=12, linear_value_head_dim=16
+    )
+
+
+def lfm2(path: Path) -> Path:
+    """Return one whose state is the window of a convolution, with experts behind a corrected choice."""
+    layers = ["conv", "full_attention", "conv"]
+    return random_lfm2(
+        path, num_hidden_layers=3, layer_types=layers, conv_bias=True, num_experts=4, num_experts_per_tok=2,
+        num_dense_layers=1,
+    )  # fmt: skip
+
+
 def nemotron_h(path: Path) -> Path:
     """Return one with experts in groups, a correction of their scores, and a squared ReLU."""
     return random_nemotron_h(
@@ -101,7 +124,7 @@ def nemotron_h(path: Path) -> Path:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("write", [granite, qwen3_next, nemotron_h])
+@pytest.mark.parametrize("write", [granite, lfm2, qwen3_next, olmo_hybrid, nemotron_h])
 def test_other_families_say_what_they_say_on_torch(
     write: Callable[[Path], Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

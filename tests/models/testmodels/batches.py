@@ -40,6 +40,10 @@ def poisoned_views(
         shape = (delta.value_heads, delta.value_dim, delta.key_dim)
         ssm = _interleaved(config.recurrent_layers, slabs, shape, kind)
         conv = _interleaved(config.recurrent_layers, slabs, (delta.conv_kernel - 1, delta.conv_dim), dtype)
+    if (short := config.short_conv) is not None:
+        ssm = _interleaved(config.recurrent_layers, slabs, (0, 0, 0), kind)
+        shape = (short.conv_kernel - 1, short.channels)
+        conv = _interleaved(config.recurrent_layers, slabs, shape, dtype)
     if (attention := config.attention) is not None:
         block = (2, page_size, attention.kv_heads, attention.head_dim)
         kv = _interleaved(config.attention_layers, pages, block, dtype)

@@ -130,6 +130,61 @@ SMALL_QWEN3_5_MOE: dict[str, Any] = {
     "moe_intermediate_size": 24,
     "shared_expert_intermediate_size": 40,
 }
+SMALL_OLMO_HYBRID: dict[str, Any] = {
+    "model_type": "olmo_hybrid",
+    "vocab_size": VOCAB,
+    "hidden_size": 48,
+    "num_hidden_layers": 4,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention", "full_attention"],
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 80,
+    "linear_num_value_heads": 6,
+    "linear_num_key_heads": 3,
+    "linear_value_head_dim": 24,
+    "linear_key_head_dim": 12,
+    "linear_conv_kernel_dim": 4,
+    "tie_word_embeddings": False,
+    "max_position_embeddings": 2048,
+    "pad_token_id": 256,
+    "bos_token_id": 257,
+    "eos_token_id": 258,
+}
+SMALL_LFM2: dict[str, Any] = {
+    "model_type": "lfm2",
+    "vocab_size": VOCAB,
+    "hidden_size": 48,
+    "num_hidden_layers": 5,
+    "layer_types": ["conv", "full_attention", "conv", "conv", "full_attention"],
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 120,
+    "block_multiple_of": 16,
+    "conv_bias": False,
+    "tie_word_embeddings": False,
+    "max_position_embeddings": 2048,
+    "pad_token_id": 256,
+    "bos_token_id": 257,
+    "eos_token_id": 258,
+}
+SMALL_LFM2_MOE: dict[str, Any] = {
+    **{name: value for name, value in SMALL_LFM2.items() if not name.startswith("block_")},
+    "model_type": "lfm2_moe",
+    "intermediate_size": 80,
+    "num_dense_layers": 2,
+    "num_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 24,
+}
+SMALL_SIGLIP: dict[str, Any] = {
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "patch_size": 4,
+    "num_patches": 16,
+}
+"""Vision tower of a small multimodal LFM2."""
 SMALL_VISION: dict[str, Any] = {
     "depth": 1,
     "hidden_size": 16,
@@ -213,9 +268,13 @@ def random_checkpoint(
     seed: int = 0,
     dtype: torch.dtype = torch.float32,
     shard: str = "5GB",
+    save_original_format: bool = True,
     **overrides: Any,
 ) -> Path:
-    """Write config.json, safetensors, tokenizer and chat template to `directory`; fields as in the config."""
+    """Write config.json, safetensors, tokenizer and chat template to `directory`; fields as in the config.
+
+    save_original_format: whether tensors are named as in published checkpoints, if those names are others.
+    """
     from transformers import AutoConfig, AutoModelForCausalLM
 
     config = AutoConfig.for_model(**{**fields, **overrides})
@@ -225,7 +284,9 @@ def random_checkpoint(
     tensors = model.to(dtype).state_dict()
     if config.tie_word_embeddings:
         del tensors["lm_head.weight"]
-    model.save_pretrained(directory, state_dict=tensors, max_shard_size=shard)
+    model.save_pretrained(
+        directory, state_dict=tensors, max_shard_size=shard, save_original_format=save_original_format
+    )
     write_tokenizer(directory)
     return directory
 
@@ -286,6 +347,35 @@ def random_multimodal_qwen3_5(
     return directory
 
 
+def random_olmo_hybrid(directory: Path, *, renamed: bool = True, **more: Any) -> Path:
+    """Write a random OLMo hybrid, with the names of transformers' modules unless `renamed`."""
+    return random_checkpoint(SMALL_OLMO_HYBRID, directory, save_original_format=renamed, **more)
+
+
+def random_lfm2(directory: Path, **more: Any) -> Path:
+    """Write a random LFM2; with `num_experts`, one whose later layers have experts."""
+    return random_checkpoint(SMALL_LFM2_MOE if "num_experts" in more else SMALL_LFM2, directory, **more)
+
+
+def random_multimodal_lfm2(directory: Path, *, seed: int = 0, **overrides: Any) -> Path:
+    """Write a random LFM2 as it is published with a vision tower."""
+    from transformers import AutoConfig, AutoModelForImageTextToText
+
+    text = {**SMALL_LFM2, **overrides}
+    config = AutoConfig.for_model(
+        "lfm2_vl",
+        text_config=text,
+        vision_config={"model_type": "siglip2_vision_model", **SMALL_SIGLIP},
+        tie_word_embeddings=text["tie_word_embeddings"],
+        image_token_id=VOCAB - 1,
+    )
+    model = AutoModelForImageTextToText.from_config(config)
+    randomize(model, seed)
+    model.save_pretrained(directory)
+    write_tokenizer(directory)
+    return directory
+
+
 def random_bamba(directory: Path, **more: Any) -> Path:
     """Write a random Bamba model, whose attention has rotary positions."""
     return random_checkpoint(SMALL_BAMBA, directory, **more)
@@ -306,7 +396,7 @@ def randomize(model: torch.nn.Module, seed: int, *, zero_centered: bool = False)
                 tensor.copy_(torch.rand(tensor.shape, generator=g) * 3 - 1)
             elif name.endswith("dt_bias"):
                 tensor.copy_(noise - 2)
-            elif name.endswith(("norm.weight", "norm_f.weight", ".D")):
+            elif name.endswith(("norm.weight", "norm_f.weight", "layernorm.weight", ".D")):
                 # Where one is added to weights of norms they are near zero, but behind a recurrence.
                 near = 0 if zero_centered and "linear_attn" not in name else 1
                 tensor.copy_(near + 0.3 * noise)
@@ -319,7 +409,7 @@ def randomize(model: torch.nn.Module, seed: int, *, zero_centered: bool = False)
                 fan_in = tensor[0].numel() if tensor.dim() < 3 or "conv1d" in name else tensor.shape[-1]
                 tensor.copy_(noise * fan_in**-0.5)
         for name, tensor in model.named_buffers():
-            if name.endswith("e_score_correction_bias"):
+            if name.endswith(("e_score_correction_bias", "expert_bias")):
                 tensor.copy_(0.1 * torch.randn(tensor.shape, generator=g))
 
 

@@ -77,6 +77,10 @@ def _convolution(plan: SlotPlan | ChunkPlan, rows: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _gated_convolution(plan: SlotPlan | ChunkPlan, rows: int) -> dict[str, Any]:
+    return {**_convolution(plan, rows), "x": numbers(rows, 54)}
+
+
 def _scan(plan: SlotPlan | ChunkPlan, rows: int) -> dict[str, Any]:
     inputs = Mixer(H=4, P=6, N=8, G=2, T=rows, dtype=WIDE).inputs((0.0, 1e9))
     return {"state": numbers(4, 4, 6, 8), "inputs": inputs, "plan": plan, "out": numbers(rows, 4, 6)}
@@ -160,6 +164,14 @@ CALLS = {
     ),
     "conv1d_prefill": OperatorCall(
         lambda: _convolution(chunks(), 6), ("x", "x"), _OF_A_CONVOLUTION, dense_from={"weight": 0}
+    ),
+    "short_conv_update": OperatorCall(
+        lambda: _gated_convolution(slots(noise=False), 2), ("x", "weight"),
+        {**_OF_A_CONVOLUTION, "x.0": "routes", "x.1": "x"}, dense_from={"weight": 0},
+    ),
+    "short_conv_prefill": OperatorCall(
+        lambda: _gated_convolution(chunks(), 6), ("x", "x"), {**_OF_A_CONVOLUTION, "x.1": "x"},
+        dense_from={"weight": 0},
     ),
     "state_update": OperatorCall(lambda: _scan(slots(), 2), ("state", "x"), _OF_A_SCAN),
     "ssd_prefill": OperatorCall(lambda: _scan(chunks(), 6), ("state", "x"), _OF_A_SCAN),

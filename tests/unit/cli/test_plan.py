@@ -225,6 +225,9 @@ def test_another_machine_is_named_by_its_card_or_its_memory(inside: Callable[...
 def test_a_published_model_is_planned_by_its_name_without_a_network(
     inside: Callable[..., Any], tmp_path: Path
 ) -> None:
+    assert inside("granite-4.0-h-tiny", "--gpu", "H100") == inside(
+        "known://granite-4.0-h-tiny", "--gpu", "H100"
+    )
     shown = inside("known://granite-4.0-h-tiny", "--gpu", "H100")
     assert (shown["name"], shown["source"]) == ("granite-4.0-h-tiny", "known://granite-4.0-h-tiny")
     file = tmp_path / "some-model.json"

@@ -53,6 +53,9 @@ class AnyWeights:
     def has(self, name: str) -> bool:
         return False
 
+    def rows(self, name: str) -> int:
+        return 0
+
     def take(
         self, name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
     ) -> torch.Tensor:
@@ -199,6 +202,17 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "Qwen3-Next": QWEN3_NEXT | {"num_experts": 16, "shared_expert_intermediate_size": 96, **OF_EXPERTS},
     "the delta rule alone": QWEN3_NEXT | {"layer_types": ["linear_attention"], "intermediate_size": 16},
+    "OLMo hybrid": {
+        key: value for key, value in QWEN3_NEXT.items() if key != "head_dim"
+    } | {"model_type": "olmo_hybrid"},
+    "LFM2": COMMON | {"model_type": "lfm2", "layer_types": ["conv", "full_attention"], "conv_bias": True},
+    "short convolutions alone": COMMON | {
+        "model_type": "lfm2", "layer_types": ["conv"], "intermediate_size": 16, "block_multiple_of": 16,
+    },
+    "LFM2 with experts": COMMON | OF_EXPERTS | {
+        "model_type": "lfm2_moe", "layer_types": ["conv", "full_attention"], "num_experts": 16,
+        "num_dense_layers": 0,
+    },
     "gated attention alone": QWEN3_NEXT | {
         "layer_types": ["full_attention"], "num_attention_heads": 16, "num_key_value_heads": 16,
         "intermediate_size": 16,

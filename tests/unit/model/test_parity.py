@@ -19,9 +19,12 @@ from testmodels.checkpoints import (
     random_bamba,
     random_falcon_h1,
     random_granite,
+    random_lfm2,
     random_mamba2,
+    random_multimodal_lfm2,
     random_multimodal_qwen3_5,
     random_nemotron_h,
+    random_olmo_hybrid,
     random_qwen3_5,
     random_qwen3_next,
 )
@@ -174,6 +177,63 @@ QWEN3_5: dict[str, tuple[Write, dict[str, Any]]] = {
     ),
     "Qwen3.5, tensors for each expert": (random_qwen3_5, {"num_experts": 8, "seed": 20}),
 }
+OLMO_HYBRID: dict[str, tuple[Write, dict[str, Any]]] = {
+    "OLMo hybrid, rotary positions": (random_olmo_hybrid, {"seed": 21}),
+    "OLMo hybrid, no positions, names of modules": (
+        random_olmo_hybrid,
+        {
+            "rope_parameters": {"rope_type": "default", "rope_theta": None},
+            "renamed": False,
+            "num_key_value_heads": 4,
+            "seed": 22,
+        },
+    ),
+    "OLMo hybrid, biases, attention first": (
+        random_olmo_hybrid,
+        {
+            "layer_types": ["full_attention", "linear_attention", "linear_attention"],
+            "num_hidden_layers": 3,
+            "linear_num_key_heads": 6,
+            "attention_bias": True,
+            "seed": 23,
+        },
+    ),
+    "OLMo hybrid, positive eigenvalues, default shapes": (
+        random_olmo_hybrid,
+        {
+            "linear_allow_neg_eigval": False,
+            "linear_num_value_heads": None,
+            "linear_num_key_heads": None,
+            "linear_value_head_dim": None,
+            "linear_key_head_dim": None,
+            "linear_conv_kernel_dim": 3,
+            "seed": 24,
+        },
+    ),
+}
+LFM2: dict[str, tuple[Write, dict[str, Any]]] = {
+    "LFM2, dense": (random_lfm2, {"seed": 25}),
+    "LFM2, biases, tied, a long convolution": (
+        random_lfm2,
+        {"conv_bias": True, "tie_word_embeddings": True, "conv_L_cache": 5, "seed": 26},
+    ),
+    "LFM2, a vision tower, widths as they are": (
+        random_multimodal_lfm2,
+        {"block_auto_adjust_ff_dim": False, "num_key_value_heads": 4, "conv_L_cache": 2, "seed": 27},
+    ),
+    "LFM2, experts": (random_lfm2, {"num_experts": 8, "conv_bias": True, "seed": 28}),
+    "LFM2, experts without a correction": (
+        random_lfm2,
+        {
+            "num_experts": 6,
+            "use_expert_bias": False,
+            "norm_topk_prob": False,
+            "routed_scaling_factor": 1.7,
+            "num_dense_layers": 0,
+            "seed": 29,
+        },
+    ),
+}
 FAMILIES: dict[str, tuple[Write, dict[str, Any]]] = {
     **{name: (random_nemotron_h, fields) for name, fields in CHECKPOINTS.items()},
     **{name: (random_granite, fields) for name, fields in GRANITE.items()},
@@ -181,19 +241,23 @@ FAMILIES: dict[str, tuple[Write, dict[str, Any]]] = {
     **{name: (random_falcon_h1, fields) for name, fields in FALCON_H1.items()},
     **{name: (random_qwen3_next, fields) for name, fields in QWEN3_NEXT.items()},
     **QWEN3_5,
+    **OLMO_HYBRID,
+    **LFM2,
     **{name: (random_mamba2, fields) for name, fields in MAMBA2.items()},
 }
 
 
 @pytest.fixture(scope="module", params=FAMILIES, ids=lambda name: name.replace(" ", "-"))
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[HybridModel, Any]:
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
     write, fields = FAMILIES[request.param]
     directory = write(tmp_path_factory.mktemp("parity"), **fields)
     config = load_model_config(directory)
     ours = HybridModel.load(config, directory, device=torch.device("cpu"), dtype=torch.float32)
-    reference = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+    # A text model reads Qwen3.5 with its vision tower; LFM2 is read as it was written.
+    reads = AutoModelForImageTextToText if write is random_multimodal_lfm2 else AutoModelForCausalLM
+    reference = reads.from_pretrained(directory, dtype=torch.float32).eval()
     follow_published_limits(reference)
     if config.tie_embeddings:
         reference.lm_head.weight = reference.get_input_embeddings().weight

@@ -14,7 +14,9 @@ from testmodels.checkpoints import (
     random_bamba,
     random_falcon_h1,
     random_granite,
+    random_lfm2,
     random_nemotron_h,
+    random_olmo_hybrid,
     random_qwen3_next,
 )
 
@@ -57,6 +59,10 @@ def granite_experts(directory: Path) -> Path:
     return random_granite(directory, num_local_experts=8, num_experts_per_tok=3)
 
 
+def lfm2_experts(directory: Path) -> Path:
+    return random_lfm2(directory, num_experts=8, conv_bias=True)
+
+
 def nemotron_experts(directory: Path) -> Path:
     return random_nemotron_h(
         directory, hybrid_override_pattern="ME*E", n_routed_experts=8, num_experts_per_tok=2, n_group=2,
@@ -76,6 +82,9 @@ def nemotron_experts(directory: Path) -> Path:
         random_bamba,
         random_falcon_h1,
         random_qwen3_next,
+        random_olmo_hybrid,
+        random_lfm2,
+        lfm2_experts,
         granite_experts,
         nemotron_experts,
     ],
@@ -95,6 +104,7 @@ def test_logits_and_caches_have_the_bits_of_the_layers(
     for name in ("conv", "ssm", "kv"):
         for mine, true in zip(getattr(together.views, name), getattr(apart.views, name), strict=True):
             torch.testing.assert_close(mine, true, rtol=0, atol=0, equal_nan=True)
+    assert together.views.conv[0][5].isfinite().all(), "the tracked slot has the window"
     assert together.views.ssm[0][5].isfinite().all(), "the tracked slot has the state"
 
 

@@ -63,6 +63,22 @@ SMALL: dict[str, dict[str, Any]] = {
         "mlp_only_layers": [1],
     },
     "Qwen3_5": QWEN3_5,
+    "Lfm2": {
+        "vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "intermediate_size": 100, "block_multiple_of": 24, "conv_bias": True,
+        "layer_types": ["conv", "full_attention", "conv"], "block_ffn_dim_multiplier": 1.3,
+    },
+    "Lfm2Moe": {
+        "vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "intermediate_size": 100, "moe_intermediate_size": 20, "num_experts": 4,
+        "num_experts_per_tok": 2, "num_dense_layers": 1, "conv_L_cache": 4,
+        "layer_types": ["conv", "full_attention", "conv"],
+    },
+    "OlmoHybrid": {
+        "vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "intermediate_size": 48, "linear_num_value_heads": 8,
+        "linear_num_key_heads": 4, "attention_bias": True, "pad_token_id": 0,
+    },
     "Qwen3_5Moe": {
         **{name: value for name, value in QWEN3_5.items() if name != "intermediate_size"},
         "moe_intermediate_size": 20, "shared_expert_intermediate_size": 24, "num_experts": 4,
@@ -96,7 +112,7 @@ def test_the_parameter_count_is_that_of_the_reference_model(name: str) -> None:
 def test_a_configuration_saved_today_is_read(name: str) -> None:
     config, written = saved(name)
     neutral = model_config_from_hf(written)
-    kinds = {"linear_attention": 1, "hybrid": 1}
+    kinds = {"linear_attention": 1, "hybrid": 1, "conv": 1}
     assert neutral.recurrent_layers == sum(kinds.get(kind, 0) for kind in config.layer_types)
     assert neutral.hidden_size == 32
     assert neutral.architecture == f"{name}ForCausalLM"

@@ -161,6 +161,16 @@ def test_a_length_that_was_asked_for_is_never_lowered() -> None:
     assert result.max_model_len == 65_536
 
 
+def test_a_length_at_which_cached_keys_would_be_wrong_is_refused() -> None:
+    """Dynamic positions of all tokens change once a text is longer than those of the training."""
+    config = json.loads((CONFIGS / "bamba-9b.json").read_text())
+    scaled = model_config_from_hf({**config, "rope_scaling": {"rope_type": "dynamic", "factor": 4.0}})
+    limit = scaled.max_position
+    assert plan(scaled, Constraints(max_model_len=limit), CARD).max_model_len == limit
+    with pytest.raises(UnusableInput, match=f"at most {limit:,}"):
+        plan(scaled, Constraints(max_model_len=limit + 1), CARD)
+
+
 def test_a_long_context_is_bound_by_pages() -> None:
     result = plan(NANO, Constraints(), CARD, workload=Workload(100_000, 1000, 0.2, 4, declared=True))
     assert result.binding_constraint == "kv pages"

@@ -29,6 +29,8 @@ CARDS = [
     ("mamba2-2.7b", 64, 0, 2.7),
     ("codestral-mamba-7b", 64, 0, 7.29),
     ("qwen3-next-80b-a3b", 36, 12, 79.7),
+    ("lfm2-1.2b", 10, 6, 1.17),
+    ("lfm2-8b-a1b", 18, 6, 8.34),
     # The text models alone, without the vision towers and the heads for drafts that the cards count, too.
     ("qwen3.5-0.8b", 18, 6, 0.752),
     ("qwen3.6-27b", 48, 16, 26.9),

@@ -120,6 +120,23 @@ def test_an_unknown_model_is_refused_with_the_list_of_known_ones() -> None:
     assert caught.value.exit_code == 2
 
 
+@pytest.mark.parametrize(
+    ("model_type", "architecture", "nearest"),
+    [
+        ("lfm3", "Lfm3ForCausalLM", "lfm2"),
+        ("qwen4_exp", "Qwen4ExpForCausalLM", "qwen3_next"),
+        ("zamba2", "Zamba2ForCausalLM", "mamba2"),
+        ("olmo3", "Olmo3ForCausalLM", "olmo_hybrid"),
+        (None, None, "nemotron_h"),
+    ],
+)
+def test_the_refusal_of_an_unknown_model_names_the_nearest_served_family(
+    model_type: str | None, architecture: str | None, nearest: str
+) -> None:
+    with pytest.raises(UnknownArchitecture, match=f"nearest served family is {nearest} "):
+        model_config_from_hf({"model_type": model_type, "architectures": [architecture]})
+
+
 NEEDED = [
     ("nemotron-nano-9b-v2", "hidden_size"),
     ("nemotron-nano-9b-v2", "mamba_num_heads"),
@@ -158,7 +175,7 @@ WRONG = [
     ("nemotron-nano-9b-v2", "eos_token_id", "end", "expected token ids"),
     ("bamba-9b", "attn_layer_indices", [99], "99 is not a layer number below 32"),
     ("bamba-9b", "mamba_d_head", 32, "must be the inner width 8192"),
-    ("bamba-9b", "rope_scaling", {"rope_type": "yarn", "factor": 4}, "'yarn' is not supported"),
+    ("bamba-9b", "rope_scaling", {"rope_type": "spiral", "factor": 4}, "'spiral' is not supported"),
     ("granite-4.0-h-small", "logits_scaling", 0, "must not be 0"),
     ("granite-4.0-h-small", "residual_multiplier", 0, "must not be 0"),
     ("falcon-h1-7b", "ssm_multipliers", [1.0], "expected 5 numbers, found 1"),

@@ -9,14 +9,22 @@ from mamba_planner.model_config import ModelConfig
 from mamba_server.model.device_arena import DeviceArena
 from mamba_server.model.layout import CacheLayout
 from mamba_transfer import arena_buffers
-from transfer_models import PAGE_SIZE, delta_model, layout_of, mamba_model, random_state, scatter
+from transfer_models import (
+    PAGE_SIZE,
+    delta_model,
+    layout_of,
+    mamba_model,
+    random_state,
+    scatter,
+    window_model,
+)
 
 SLOT = 2
 PAGES = [1, 2, 5]
 
 
 @pytest.mark.parametrize(
-    "model", [mamba_model(2, 2), delta_model(8, 1), mamba_model(1, 1, ("mamba", "mamba"))]
+    "model", [mamba_model(2, 2), delta_model(8, 1), window_model(2), mamba_model(1, 1, ("mamba", "mamba"))]
 )
 def test_what_the_model_writes_into_its_views_is_what_the_buffers_hold(model: ModelConfig) -> None:
     layout = layout_of(model)

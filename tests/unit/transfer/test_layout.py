@@ -6,9 +6,9 @@ from mamba_planner.arithmetic import kv_bytes_per_token, state_bytes
 from mamba_planner.errors import UnusableInput
 from mamba_planner.model_config import ModelConfig
 from mamba_transfer import Segment, StateLayout, arena_buffers, bundle_bytes, page_segments, slot_segments
-from transfer_models import PAGE_SIZE, delta_model, layout_of, mamba_model
+from transfer_models import PAGE_SIZE, delta_model, layout_of, mamba_model, window_model
 
-MODELS = [mamba_model(2, 2), delta_model(8, 1), mamba_model(1, 1, ("mamba", "mamba"))]
+MODELS = [mamba_model(2, 2), delta_model(8, 1), window_model(2), mamba_model(1, 1, ("mamba", "mamba"))]
 
 
 @pytest.mark.parametrize("model", MODELS)

@@ -17,6 +17,7 @@ from transfer_models import (
     random_state,
     same,
     scatter,
+    window_model,
 )
 
 RANKS = (1, 2, 4, 8)
@@ -66,7 +67,7 @@ def test_a_state_survives_any_change_of_the_number_of_ranks(make: Make, groups: 
 
 
 def test_equal_layouts_give_one_copy_of_the_state_and_one_of_each_page() -> None:
-    for model in (mamba_model(2, 2), delta_model(8, 1)):
+    for model in (mamba_model(2, 2), delta_model(8, 1), window_model(2)):
         layout = layout_of(model, 1, 2)
         (portion,) = plan_of_pair(layout, layout).portions.values()
         assert [tuple(copy) for copy in portion.state] == [(0, 0, layout.state_bytes)]

@@ -53,10 +53,11 @@ class Step {
     }
     for (int32_t i = 0; i < step_.block_count; ++i) {
       const DecodeBlock& block = step_.blocks[i];
-      norm(block.norm, i > 0, normed_);
+      take_rows(block, i > 0);
       switch (block.kind) {
         case kMambaBlock: recurrent(block, block.mamba, kernels_.mamba_decode); break;
         case kDeltaBlock: recurrent(block, block.delta, kernels_.delta_decode); break;
+        case kShortConvBlock: short_conv(block); break;
         case kAttentionBlock: attention(block, added_); break;
         case kParallelBlock:
           recurrent(block, block.mamba, kernels_.mamba_decode);
@@ -66,6 +67,7 @@ class Step {
         case kMoeBlock: moe(block); break;
         default: mlp(block);
       }
+      if (block.result_norm.weight != nullptr) norm_in_place(block.result_norm, added_, step_.rows);
     }
     norm(step_.norm, step_.block_count > 0, out);
   }
@@ -93,6 +95,26 @@ class Step {
     kernels_.rms_norm(&call);
   }
 
+  // Adds the last result to the residual stream, and sets the rows that the block's mixer takes.
+  void take_rows(const DecodeBlock& block, bool added) {
+    if (block.norm.weight != nullptr) {
+      norm(block.norm, added, normed_);
+      mixed_ = normed_;
+      return;
+    }
+    if (added) kernels_.add(hidden_, added_, step_.rows * step_.norm.width, step_.norm.kind);
+    mixed_ = hidden_;
+  }
+
+  void norm_in_place(RmsNorm call, char* x, int64_t rows) {
+    call.x = call.out = x;
+    call.x_stride = call.width;
+    call.added = nullptr;
+    call.rows = rows;
+    call.x_kind = call.kind;
+    kernels_.rms_norm(&call);
+  }
+
   void product(const LinearLayer* layer, const void* x, void* out) {
     kernels_.linear(layer, x, layer->inputs, step_.rows, out);
   }
@@ -100,21 +122,35 @@ class Step {
   // `call`: the fields that do not change from step to step.
   template <typename Call>
   void recurrent(const DecodeBlock& block, Call call, void (*kernel)(const Call*)) {
-    product(block.in_proj, normed_, inner_);
+    product(block.in_proj, mixed_, inner_);
+    name_rows(block, call);
+    call.noise = reinterpret_cast<const uint32_t*>(field(kNoise));
+    kernel(&call);
+    product(block.out_proj, gated_, added_);
+  }
+
+  void short_conv(const DecodeBlock& block) {
+    product(block.in_proj, mixed_, inner_);
+    ShortConvDecode call = block.short_conv;
+    name_rows(block, call);
+    kernels_.short_conv_decode(&call);
+    product(block.out_proj, gated_, added_);
+  }
+
+  // Sets the rows of a mixer's call, and the slots of their states.
+  template <typename Call>
+  void name_rows(const DecodeBlock& block, Call& call) {
     call.projected = inner_;
     call.projected_stride = block.in_proj->outputs;
     call.source = slots_ + kSource * step_.rows;
     call.target = slots_ + kTarget * step_.rows;
     call.track = slots_ + kTrack * step_.rows;
-    call.noise = reinterpret_cast<const uint32_t*>(field(kNoise));
     call.out = gated_;
     call.rows = step_.rows;
-    kernel(&call);
-    product(block.out_proj, gated_, added_);
   }
 
   void attention(const DecodeBlock& block, void* out) {
-    product(block.attention_in_proj, normed_, inner_);
+    product(block.attention_in_proj, mixed_, inner_);
     if (block.query_norm.weight != nullptr) norm_heads(block);
     if (step_.rope_half > 0) turn(block);
     write_keys(block);
@@ -132,23 +168,16 @@ class Step {
     product(block.attention_out_proj, gated_, out);
   }
 
-  // Rotates queries and keys in place; keys follow queries.
+  // Norms queries and keys in place; keys follow queries.
   void norm_heads(const DecodeBlock& block) {
     const PagedDecode& at = block.attention;
-    const int64_t queries = int64_t{at.heads} * at.head_dim;
+    const int64_t queries = int64_t{at.heads} * at.head_dim, keys = int64_t{at.kv_heads} * at.head_dim;
+    const int64_t bytes = bytes_of(at.kind);
     for (int32_t row = 0; row < step_.rows; ++row) {
-      norm_heads(block.query_norm, block, row, 0, at.heads);
-      norm_heads(block.key_norm, block, row, queries, at.kv_heads);
+      char* x = inner_ + row * block.attention_in_proj->outputs * bytes;
+      norm_in_place(block.query_norm, x, queries / block.query_norm.width);
+      norm_in_place(block.key_norm, x + queries * bytes, keys / block.key_norm.width);
     }
-  }
-
-  void norm_heads(RmsNorm call, const DecodeBlock& block, int64_t row, int64_t first, int32_t heads) {
-    call.x = call.out = inner_ + (row * block.attention_in_proj->outputs + first) * bytes_of(call.kind);
-    call.x_stride = call.width;
-    call.added = nullptr;
-    call.rows = heads;
-    call.x_kind = call.kind;
-    kernels_.rms_norm(&call);
   }
 
   // Gates the result of attention; the gate is the end of each row.
@@ -184,9 +213,9 @@ class Step {
   }
 
   void mlp(const DecodeBlock& block) {
-    product(block.in_proj, normed_, inner_);
+    product(block.in_proj, mixed_, inner_);
     if (block.gate_proj == nullptr) return product(block.out_proj, inner_, added_);
-    product(block.gate_proj, normed_, gated_);
+    product(block.gate_proj, mixed_, gated_);
     kernels_.multiply(gated_, inner_, step_.rows * block.gate_proj->outputs, step_.norm.kind);
     product(block.out_proj, gated_, added_);
   }
@@ -200,7 +229,7 @@ class Step {
     kernels_.linear(router.linear, widened_rows(), step_.norm.width, step_.rows, scores);
     route(router, scores, step_.rows, chosen, weights);
     Experts call = block.experts;
-    call.hidden = normed_;
+    call.hidden = mixed_;
     call.hidden_stride = step_.norm.width;
     call.chosen = chosen;
     call.weights = weights;
@@ -210,11 +239,11 @@ class Step {
     kernels_.moe(&call);
   }
 
-  // Result of the norm in float32.
+  // Rows of the block's mixer in float32.
   const void* widened_rows() {
-    if (step_.norm.kind == kFloat32) return normed_;
+    if (step_.norm.kind == kFloat32) return mixed_;
     const int64_t count = step_.rows * step_.norm.width;
-    const auto* narrow = reinterpret_cast<const uint16_t*>(normed_);
+    const auto* narrow = reinterpret_cast<const uint16_t*>(mixed_);
     float* wide = values_.wide.get<float>(count);
     for (int64_t i = 0; i < count; ++i) wide[i] = widened(narrow[i]);
     return wide;
@@ -224,6 +253,7 @@ class Step {
   const DecodeStep& step_;
   Values& values_;
   char *hidden_, *normed_, *inner_, *gated_, *added_, *beside_;
+  const char* mixed_ = nullptr;  // rows that the block's mixer takes
   int64_t* slots_;
   int32_t* tokens_;
 };

@@ -63,6 +63,7 @@ class DeltaMixerCall {
             V,
             mixer_.least_square,
             mixer_.scale,
+            mixer_.beta_scale,
             mixer_.heads,
             mixer_.key_heads,
             mixer_.value_dim,

@@ -57,7 +57,7 @@ class DeltaTensors {
     return softplus(load(rows_.kind, rows_.a, row * rows_.a_row + head, 1).sum() + rows_.step_bias[head]);
   }
   float beta(int64_t row, int head) const {
-    return 1.0f / (1.0f + std::exp(-load(rows_.kind, rows_.b, row * rows_.b_row + head, 1).sum()));
+    return rows_.beta_scale / (1.0f + std::exp(-load(rows_.kind, rows_.b, row * rows_.b_row + head, 1).sum()));
   }
 
   // Normalises the key to length 1 and the query to length `scale`, with zeros up to a whole number of vectors.

@@ -88,6 +88,7 @@ struct DeltaMixer {
   float norm_eps;
   float least_square;  // as in DeltaRows
   float scale;
+  float beta_scale;
   int32_t heads;
   int32_t key_heads;
   int32_t value_dim;
@@ -133,6 +134,46 @@ struct DeltaPrefill {
   int32_t pieces;
   int32_t kind;
   int32_t state_kind;
+};
+
+// Weights and shape of a gated short convolution between its projections.
+struct ShortConvMixer {
+  const float* conv_weight;  // [taps, channels]
+  const float* conv_bias;    // [channels] or null
+  int64_t channels;
+  int32_t taps;
+};
+
+// One token of such a mixer for each of `rows` sequences.
+struct ShortConvDecode {
+  const ShortConvMixer* mixer;
+  const void* projected;  // [rows, channels of b | of c | of v] of `kind`
+  int64_t projected_stride;
+  void* window;  // [slabs, taps - 1, channels] of `kind`: the last inputs b v
+  int64_t window_stride;
+  const int64_t* source;  // as in MambaDecode, like the fields that follow
+  const int64_t* target;
+  const int64_t* track;
+  void* out;  // [rows, channels] of `kind`
+  int32_t rows;
+  int32_t kind;
+};
+
+// The same for pieces of prompts.
+struct ShortConvPrefill {
+  const ShortConvMixer* mixer;
+  const void* projected;
+  int64_t projected_stride;
+  void* window;
+  int64_t window_stride;
+  const int64_t* source;  // as in MambaPrefill, like the fields that follow
+  const int64_t* target;
+  const int32_t* piece_chunk;
+  const int32_t* chunk_start;
+  const int32_t* chunk_track;
+  void* out;
+  int32_t pieces;
+  int32_t kind;
 };
 
 // The norm x = x + added;  y = x / sqrt(mean(x^2) + eps) * weight.
@@ -238,7 +279,7 @@ struct Rope {
   int32_t kind;
 };
 
-// A residual block of a decode step: x + mixer(norm(x)). Fields that differ from step to step (rows, addresses of
+// A residual block of a decode step: x + result_norm(mixer(norm(x))). Fields that differ from step to step (rows, addresses of
 // values) are not read here.
 enum BlockKind : int32_t {
   kMambaBlock = 0,
@@ -247,15 +288,18 @@ enum BlockKind : int32_t {
   kParallelBlock = 3,
   kMoeBlock = 4,
   kDeltaBlock = 5,
+  kShortConvBlock = 6,
 };
 struct DecodeBlock {
-  RmsNorm norm;
+  RmsNorm norm;         // without a weight there is none: the mixer takes x, which has the rows' kind
+  RmsNorm result_norm;  // norm of the mixer's result; without a weight there is none
   MambaDecode mamba;      // in a mamba block, and in a parallel block, which has attention too
   DeltaDecode delta;      // in a block of the gated delta rule
+  ShortConvDecode short_conv;  // in a block of a gated short convolution
   Router router;          // in a moe block, like its experts
   Experts experts;
   PagedDecode attention;  // in an attention block; queries, keys and values have the rows' kind
-  RmsNorm query_norm;     // norm of each head of queries before their rotation; without a weight there is none
+  RmsNorm query_norm;     // norm of queries before their rotation, by parts as wide as it; without a weight there is none
   RmsNorm key_norm;
   const LinearLayer* in_proj;    // gives gate, x, B, C and dt, or an MLP's inner values
   const LinearLayer* gate_proj;  // gives the factor of an MLP's inner values; null = no gate
@@ -312,6 +356,7 @@ struct DeltaRows {
   int64_t out_head;
   float least_square;  // added to the sum of squares of queries and keys
   float scale;         // factor of queries
+  float beta_scale;    // factor of the sigmoid of b
   int32_t heads;
   int32_t key_heads;
   int32_t value_dim;
@@ -373,4 +418,6 @@ struct KernelTable {
   void (*delta_decode)(const DeltaDecode*);
   void (*delta_prefill)(const DeltaPrefill*);
   void (*gate)(const SigmoidGate*);
+  void (*short_conv_decode)(const ShortConvDecode*);
+  void (*short_conv_prefill)(const ShortConvPrefill*);
 };

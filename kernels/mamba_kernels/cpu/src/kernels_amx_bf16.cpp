@@ -14,8 +14,9 @@
 #include "norms.h"
 #include "packed_rows.h"
 #include "rope.h"
+#include "short_conv.h"
 #include "paged_decode.h"
 #include "paged_extend_amx.h"
 
 extern const KernelTable kernels_amx_bf16;
-const KernelTable kernels_amx_bf16 = {"amx_bf16", linear_amx, mamba_decode, mamba_prefill, rms_norm, paged_decode, paged_extend_amx, moe<linear_amx>, packed_rows, largest, multiply, add, scale, rope, gated_delta_update, gated_delta_prefill, delta_decode, delta_prefill, gate};
+const KernelTable kernels_amx_bf16 = {"amx_bf16", linear_amx, mamba_decode, mamba_prefill, rms_norm, paged_decode, paged_extend_amx, moe<linear_amx>, packed_rows, largest, multiply, add, scale, rope, gated_delta_update, gated_delta_prefill, delta_decode, delta_prefill, gate, short_conv_decode, short_conv_prefill};

@@ -14,8 +14,9 @@
 #include "norms.h"
 #include "packed_rows.h"
 #include "rope.h"
+#include "short_conv.h"
 #include "paged_decode.h"
 #include "paged_extend.h"
 
 extern const KernelTable kernels_avx512;
-const KernelTable kernels_avx512 = {"avx512", linear, mamba_decode, mamba_prefill, rms_norm, paged_decode, paged_extend, moe<linear>, packed_rows, largest, multiply, add, scale, rope, gated_delta_update, gated_delta_prefill, delta_decode, delta_prefill, gate};
+const KernelTable kernels_avx512 = {"avx512", linear, mamba_decode, mamba_prefill, rms_norm, paged_decode, paged_extend, moe<linear>, packed_rows, largest, multiply, add, scale, rope, gated_delta_update, gated_delta_prefill, delta_decode, delta_prefill, gate, short_conv_decode, short_conv_prefill};

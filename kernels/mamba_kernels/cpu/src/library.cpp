@@ -109,6 +109,8 @@ void mamba_gated_delta_update(const GatedDeltaUpdate* call) { table->gated_delta
 void mamba_gated_delta_prefill(const GatedDeltaPrefill* call) { table->gated_delta_prefill(call); }
 void mamba_delta_decode(const DeltaDecode* call) { table->delta_decode(call); }
 void mamba_delta_prefill(const DeltaPrefill* call) { table->delta_prefill(call); }
+void mamba_short_conv_decode(const ShortConvDecode* call) { table->short_conv_decode(call); }
+void mamba_short_conv_prefill(const ShortConvPrefill* call) { table->short_conv_prefill(call); }
 void mamba_gate(const SigmoidGate* call) { table->gate(call); }
 
 #pragma GCC visibility pop

@@ -17,6 +17,38 @@ class BlockNames:
     """Name of the weight of the norm before the mixer."""
     mixer: str
     """Prefix of all other tensors of the block; "" = they have no common prefix."""
+    other_norm: str = ""
+    """Another name of the same weight, which some checkpoints of the family have; "" = there is none."""
+    norms_after: tuple[str, ...] = ()
+    """Names of the weight in blocks whose norm is after the mixer; checkpoints have one of them."""
+
+    @property
+    def norms(self) -> tuple[str, ...]:
+        """Names of the weight of the norm before the mixer; checkpoints have one of them."""
+        return (self.norm, self.other_norm) if self.other_norm else (self.norm,)
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionNames:
+    """Names of the tensors of attention that differ among families, without its prefix."""
+
+    output: str = "o_proj"
+    query_norm: str = "q_norm.weight"
+    key_norm: str = "k_norm.weight"
+
+
+USUAL_ATTENTION = AttentionNames()
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaNames:
+    """Names of the tensors of a mixer of the gated delta rule, without its prefix."""
+
+    inputs: tuple[str, ...] = ()
+    """Names of the input projections that give q | k | v, z, b and a, of which the first may be three; empty
+    = there are two projections, whose rows are grouped by key head."""
+    output: str = "out_proj"
+    norm: str = "norm.weight"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +88,15 @@ class TensorNames:
     norm: str
     """Name of the weight of the norm after the last block."""
     blocks: dict[LayerKind, BlockNames]
+    gate_proj: str = "gate_proj"
+    up_proj: str = "up_proj"
     gate_up_proj: str = ""
     """Name of the feed-forward's gate and up projection if they are one matrix; "" = two matrices."""
     down_proj: str = "down_proj"
     moe: MoeNames | None = None
     parallel: ParallelNames | None = None
-    delta_apart: bool = False
-    """Whether the input projections of a delta mixer are four matrices (q | k | v, z, b, a); otherwise they
-    are two, whose rows are grouped by key head."""
+    attention: AttentionNames = USUAL_ATTENTION
+    delta: DeltaNames = DeltaNames()
     norm_offset: float = 0.0
     """Offset that is added to the weights of norms, except those after a mixer's gate."""
     unused: tuple[str, ...] = ()
@@ -149,6 +182,57 @@ NAMES: dict[str, TensorNames] = {
         down_proj="output_linear",
     ),
     "qwen3_next": _QWEN,
-    "qwen3_5": replace(_QWEN, delta_apart=True),
+    "qwen3_5": replace(
+        _QWEN, delta=DeltaNames(inputs=("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"))
+    ),
+    "lfm2": TensorNames(
+        embedding="embed_tokens.weight",
+        norm="embedding_norm.weight",
+        blocks={
+            "short_conv": BlockNames("operator_norm.weight", "conv"),
+            "attention": BlockNames("operator_norm.weight", "self_attn"),
+            "mlp": BlockNames("ffn_norm.weight", "feed_forward"),
+            "moe": BlockNames("ffn_norm.weight", "feed_forward"),
+        },
+        gate_proj="w1",
+        up_proj="w3",
+        down_proj="w2",
+        attention=AttentionNames("out_proj", "q_layernorm.weight", "k_layernorm.weight"),
+        moe=MoeNames(
+            router="feed_forward.gate.weight",
+            correction="feed_forward.expert_bias",
+            gate_up=("feed_forward.experts.{expert}.w1.weight", "feed_forward.experts.{expert}.w3.weight"),
+            down="feed_forward.experts.{expert}.w2.weight",
+            shared_gate_up=(),
+            shared_down="",
+            stacked=("feed_forward.experts.gate_up_proj", "feed_forward.experts.down_proj"),
+        ),
+    ),
+    "olmo_hybrid": TensorNames(
+        embedding="embed_tokens.weight",
+        norm="norm.weight",
+        blocks={
+            "gated_delta": BlockNames(
+                "input_layernorm.weight", "linear_attn", other_norm="attention_layer_norm.weight"
+            ),
+            # Transformers writes the norm after attention under the other name of the norm before an MLP.
+            "attention": BlockNames(
+                "",
+                "self_attn",
+                norms_after=("post_attention_layernorm.weight", "feedforward_layer_norm.weight"),
+            ),
+            "mlp": BlockNames(
+                "post_attention_layernorm.weight",
+                "mlp",
+                other_norm="feedforward_layer_norm.weight",
+                norms_after=("post_feedforward_layernorm.weight",),
+            ),
+        },
+        delta=DeltaNames(
+            inputs=("q_proj", "k_proj", "v_proj", "g_proj", "b_proj", "a_proj"),
+            output="o_proj",
+            norm="o_norm.weight",
+        ),
+    ),
 }
 """Names by `ModelConfig.family`."""

@@ -12,6 +12,10 @@ class TensorSource(Protocol):
         """Return whether there is a tensor of that name."""
         ...
 
+    def rows(self, name: str) -> int:
+        """Return the first dimension of the tensor of that name; 0 = there is none."""
+        ...
+
     def take(
         self, name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
     ) -> torch.Tensor:

@@ -94,6 +94,11 @@ class Weights:
         """Return whether the files hold the tensor `name`."""
         return name in self._entries
 
+    def rows(self, name: str) -> int:
+        """Return the first dimension of the tensor `name`; 0 = the files do not hold it."""
+        entry = self._entries.get(name)
+        return entry.shape[0] if entry is not None and entry.shape else 0
+
     def take(
         self, name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
     ) -> torch.Tensor:

@@ -15,7 +15,8 @@ from mamba_kernels.dispatch.signatures import PagedAttention
 from mamba_kernels.invariant import attention_by_row
 from mamba_planner.model_config import AttentionConfig
 from mamba_server.model.checkpoint.mapped_pages import give_back
-from mamba_server.model.layers.loader import Loader, Rows, one_matrix
+from mamba_server.model.checkpoint.tensor_names import USUAL_ATTENTION, AttentionNames
+from mamba_server.model.layers.loader import Loader, Norm, Rows, one_matrix
 from mamba_server.model.step_plans import StepPlans
 
 log = logging.getLogger(__name__)
@@ -28,7 +29,12 @@ class Attention:
     """Weights and forward of one attention layer."""
 
     def __init__(
-        self, config: AttentionConfig, hidden_size: int, loader: Loader, norm_eps: float = 0.0
+        self,
+        config: AttentionConfig,
+        hidden_size: int,
+        loader: Loader,
+        norm_eps: float = 0.0,
+        names: AttentionNames = USUAL_ATTENTION,
     ) -> None:
         """Take the weights of one layer. norm_eps: epsilon of the norms of queries and keys, if any."""
         self.config = config
@@ -42,20 +48,26 @@ class Attention:
         else:
             projections = {"q_proj": queries, "k_proj": keys, "v_proj": keys}
             self.qkv_proj = loader.join(projections, hidden_size, bias=config.bias)
-        names = ("q_norm.weight", "k_norm.weight") if config.qk_norm and loader.library is not None else ()
-        self.norms = [loader.norm(name, config.head_dim, norm_eps) for name in names]
-        """Norms of a head of queries and of keys before their rotation, in the C++ kernels."""
+        self.norms: list[Norm] = []
+        """Norms of parts of queries and of keys before rotation; empty = `head_norm` is used, or none."""
+        self.norm_widths = (queries, keys) if config.joint_norm else (config.head_dim, config.head_dim)
+        """Widths of the parts that `norms` take: all heads together, or one."""
         self.head_norm = None
         """Norm of all heads of queries and keys at once, as an operator; None = `norms` are used, or none."""
-        if config.qk_norm and loader.library is None:
-            self.head_norm = _head_norm(config, norm_eps, loader)
+        if config.qk_norm and (config.joint_norm or loader.library is not None):
+            self.norms = [
+                loader.norm(name, width, norm_eps)
+                for name, width in zip((names.query_norm, names.key_norm), self.norm_widths, strict=True)
+            ]
+        elif config.qk_norm:
+            self.head_norm = _head_norm(config, norm_eps, names, loader)
         self.kernels = self._kernels(None if loader.batch_invariant else loader.library)
         """C++ kernels that attend for decoding rows and for prompts; None = `attend` is used for all rows."""
         self.attend = self._attend(loader)
         self.gate = None if loader.library is None else RowGate(loader.library)
         """C++ kernel that applies the output's gate, if there is one; None = `activate` is used."""
         self.activate = loader.operators.activate
-        self.o_proj = loader.linear("o_proj", queries, hidden_size, bias=config.bias)
+        self.o_proj = loader.linear(names.output, queries, hidden_size, bias=config.bias)
 
     @property
     def gathers(self) -> bool:
@@ -104,9 +116,10 @@ class Attention:
             both = self.head_norm(both)
             query, key = (part.unflatten(1, (-1, width)) for part in both.split(self.widths[:2], 1))
         if self.norms:
-            query_norm, key_norm = self.norms
-            query = query_norm(query.reshape(-1, width), None).view(query.shape)
-            key = key_norm(key.reshape(-1, width), None).view(key.shape)
+            query, key = (
+                norm(part.reshape(-1, norm_width), None).view(part.shape)
+                for norm, part, norm_width in zip(self.norms, (query, key), self.norm_widths, strict=True)
+            )
             if turns is not None:
                 self.rope(query, *turns)
                 self.rope(key, *turns)
@@ -138,9 +151,9 @@ class Attention:
         return gate
 
 
-def _head_norm(config: AttentionConfig, eps: float, loader: Loader) -> Rows:
+def _head_norm(config: AttentionConfig, eps: float, names: AttentionNames, loader: Loader) -> Rows:
     """Return the norm of the heads of rows of queries | keys."""
-    norms = (("q_norm.weight", config.heads), ("k_norm.weight", config.kv_heads))
+    norms = ((names.query_norm, config.heads), (names.key_norm, config.kv_heads))
     weight = torch.cat([loader.norm_weight(name, config.head_dim).repeat(heads) for name, heads in norms])
     norm, groups, dtype = loader.operators.rms_norm, config.heads + config.kv_heads, loader.dtype
     return lambda x: norm(x, weight, eps, None, dtype, groups)

@@ -12,6 +12,7 @@ from mamba_kernels.gated_delta.inputs import DeltaInputs
 from mamba_planner.model_config import GatedDeltaConfig
 from mamba_server.model.checkpoint.errors import UnsupportedModel
 from mamba_server.model.checkpoint.mapped_pages import give_back
+from mamba_server.model.checkpoint.tensor_names import DeltaNames
 from mamba_server.model.layers.loader import Loader, one_matrix
 from mamba_server.model.step_plans import StepPlans
 
@@ -19,13 +20,8 @@ from mamba_server.model.step_plans import StepPlans
 class GatedDeltaMixer:
     """Weights and forward of one mixer. A and dt_bias are float32, like the states that they act on."""
 
-    def __init__(
-        self, config: GatedDeltaConfig, hidden_size: int, loader: Loader, *, apart: bool = False
-    ) -> None:
-        """Take the weights of one layer. Raises UnsupportedModel, WeightsError.
-
-        `apart`: whether the input projections are four matrices instead of two by key head.
-        """
+    def __init__(self, config: GatedDeltaConfig, hidden_size: int, names: DeltaNames, loader: Loader) -> None:
+        """Take the weights of one layer. Raises UnsupportedModel, WeightsError."""
         if loader.batch_invariant:
             raise UnsupportedModel(
                 "there are no batch-invariant kernels for the gated delta rule of this model: serve without "
@@ -36,18 +32,19 @@ class GatedDeltaMixer:
         values = heads * config.value_dim
         self.widths = (config.conv_dim, values, heads, heads)
         """Numbers of outputs: q | k | v, z, b and a."""
-        if apart:
-            names = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
-            widths = dict(zip(names, self.widths, strict=True))
-            self.in_proj = loader.join(widths, hidden_size, bias=False)
+        if names.inputs:
+            parts = _parts(config)
+            widths = self.widths if len(names.inputs) == len(self.widths) else (*parts, *self.widths[1:])
+            by_name = dict(zip(names.inputs, widths, strict=True))
+            self.in_proj = loader.join(by_name, hidden_size, bias=False)
         else:
             self.in_proj = loader.product(_by_key_head(config, hidden_size, loader), None)
-        self.out_proj = loader.linear("out_proj", values, hidden_size, bias=False)
-        weight = loader.wide("conv1d.weight", config.conv_dim, 1, config.conv_kernel)
+        self.out_proj = loader.linear(names.output, values, hidden_size, bias=False)
+        weight = _convolution(config, loader)
         self.conv_weight = weight[:, 0].t().contiguous()  # [K, C]
         self.A = -torch.exp(loader.wide("A_log", heads))
         self.dt_bias = loader.wide("dt_bias", heads)
-        self.norm_weight = loader.tensor("norm.weight", config.value_dim)
+        self.norm_weight = loader.tensor(names.norm, config.value_dim)
         self.kernels = None if loader.library is None else self._kernels(loader.library)
         """C++ kernels that compute everything between the projections; None = operators are used."""
 
@@ -55,8 +52,9 @@ class GatedDeltaMixer:
         config = self.config
         weights = DeltaWeights(self.conv_weight, self.A, self.dt_bias, self.norm_weight.float())
         return GatedDeltaCalls(
-            library, weights, key_heads=config.key_heads, key_dim=config.key_dim, norm_eps=config.norm_eps
-        )
+            library, weights, key_heads=config.key_heads, key_dim=config.key_dim, norm_eps=config.norm_eps,
+            beta_scale=config.beta_scale,
+        )  # fmt: skip
 
     def __call__(
         self, x: torch.Tensor, conv: torch.Tensor, ssm: torch.Tensor, plans: StepPlans
@@ -99,8 +97,7 @@ class GatedDeltaMixer:
     def _inputs(self, mixed: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> DeltaInputs:
         """Divide mixed, [n, C] = q | k | v after the convolution, into the scan's inputs; a, b: [n, H]."""
         config = self.config
-        keys = config.key_heads * config.key_dim
-        q, k, v = mixed.split([keys, keys, config.value_heads * config.value_dim], dim=-1)
+        q, k, v = mixed.split(_parts(config), dim=-1)
         return DeltaInputs(
             q=q.unflatten(1, (config.key_heads, config.key_dim)),
             k=k.unflatten(1, (config.key_heads, config.key_dim)),
@@ -109,7 +106,27 @@ class GatedDeltaMixer:
             b=b,
             A=self.A,
             dt_bias=self.dt_bias,
+            beta_scale=config.beta_scale,
         )
+
+
+def _parts(config: GatedDeltaConfig) -> list[int]:
+    """Return the widths of q, k and v."""
+    keys = config.key_heads * config.key_dim
+    return [keys, keys, config.value_heads * config.value_dim]
+
+
+def _convolution(config: GatedDeltaConfig, loader: Loader) -> torch.Tensor:
+    """Load the weight [C, 1, K] of the convolution, which some checkpoints divide into three tensors."""
+    names = [f"{part}_conv1d.weight" for part in "qkv"]
+    rows = [loader.rows(name) for name in names]
+    if not any(rows):
+        return loader.wide("conv1d.weight", config.conv_dim, 1, config.conv_kernel)
+    # Published files divide it into q, k and v, transformers writes three equal parts under the same names.
+    widths = rows if sum(rows) == config.conv_dim else _parts(config)
+    return torch.cat(
+        [loader.wide(name, width, 1, config.conv_kernel) for name, width in zip(names, widths, strict=True)]
+    )
 
 
 def _by_key_head(config: GatedDeltaConfig, hidden_size: int, loader: Loader) -> torch.Tensor:

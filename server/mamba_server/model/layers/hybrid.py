@@ -13,9 +13,10 @@ import torch.nn.functional as F
 
 from mamba_api.choices import Quantization
 from mamba_kernels.cpu.packed_linear import PackedLinear
+from mamba_kernels.cpu.short_conv import PARTS
 from mamba_kernels.dispatch.backend import TRITON, Backend, backend_for
 from mamba_kernels.precision import accumulator
-from mamba_kernels.rope import frequencies, turns
+from mamba_kernels.rope import turns
 from mamba_planner.families.registry import why_not_served
 from mamba_planner.model_config import LayerKind, ModelConfig
 from mamba_server.model.cache_views import CacheViews
@@ -33,19 +34,23 @@ from mamba_server.model.layers.mamba2 import Mamba2Mixer
 from mamba_server.model.layers.mlp import Mlp
 from mamba_server.model.layers.moe import Moe
 from mamba_server.model.layers.parallel_mixers import ParallelMixers
+from mamba_server.model.layers.short_conv import ShortConvMixer
+from mamba_server.model.rotary import rotation_of
 from mamba_server.model.step_plans import StepPlans
 
-Mixer = Mamba2Mixer | GatedDeltaMixer | Attention | ParallelMixers | Mlp | Moe
+Mixer = Mamba2Mixer | GatedDeltaMixer | ShortConvMixer | Attention | ParallelMixers | Mlp | Moe
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A residual block: x + mixer(norm(x))."""
+    """A residual block: x + mixer(norm(x)), or x + norm(mixer(x))."""
 
     norm: Norm
     mixer: Mixer
     cache_index: int
     """Number of the layer among recurrent layers, or among attention layers; -1 for a feed-forward."""
+    norm_after: bool
+    """Whether the norm is applied to the mixer's result instead of its input."""
 
 
 class TokenEmbedding:
@@ -118,8 +123,8 @@ class HybridModel:
         factors = config.multipliers
         self.embedding_scale = factors.embedding / factors.residual
         self._norm_eps = config.norm_eps / factors.residual**2
-        self.frequencies = _frequencies(config, device)
-        """Frequencies of the rotation of queries and keys; None = attention has no positions."""
+        self.rotation = rotation_of(config.attention, device)
+        """Rotation of queries and keys; None = attention has no positions."""
         self.embedding = TokenEmbedding(loader, self._names.embedding, config.vocab_size, d)
         self.blocks = self._blocks(loader)
         self.norm = loader.norm(self._names.norm, d, self._norm_eps)
@@ -224,6 +229,8 @@ class HybridModel:
             values = delta.value_heads * delta.value_dim
             projected = delta.conv_dim + values + 2 * delta.value_heads
             widths += [projected * self.dtype.itemsize, values * self.dtype.itemsize]
+        if (short := self.config.short_conv) is not None:
+            widths.append(PARTS * short.channels * self.dtype.itemsize)
         return max((16 // math.gcd(16, width) for width in widths), default=1)
 
     def _layers(
@@ -233,10 +240,17 @@ class HybridModel:
         x = self.embedding(token_ids).to(self.residual_dtype)
         if self.embedding_scale != 1:
             x = x * self.embedding_scale
-        rotation = None if self.frequencies is None else turns(plans.positions, self.frequencies)
+        rotation = None
+        if (angles := self.rotation) is not None:
+            rotation = turns(plans.positions, angles.frequencies, angles.factor)
         added: torch.Tensor | None = None
         for block in self.blocks:
-            added = self._mix(block, block.norm(x, added), cache, plans, rotation)
+            if not block.norm_after:
+                added = self._mix(block, block.norm(x, added), cache, plans, rotation)
+                continue
+            if added is not None:
+                x.add_(added)
+            added = block.norm(self._mix(block, x.to(self.dtype), cache, plans, rotation), None)
         return x, added
 
     def _mix(
@@ -245,6 +259,8 @@ class HybridModel:
         match block.mixer:
             case Mamba2Mixer() | GatedDeltaMixer() as recurrent:
                 return recurrent(x, cache.conv[block.cache_index], cache.ssm[block.cache_index], plans)
+            case ShortConvMixer() as convolution:
+                return convolution(x, cache.conv[block.cache_index], plans)
             case Attention() as attention:
                 return attention(x, cache.kv[block.cache_index], plans, rotation)
             case ParallelMixers() as both:
@@ -264,19 +280,21 @@ class HybridModel:
                 raise _unsupported_block(index, kind)
             number = config.checkpoint_layers[index] if config.checkpoint_layers else index
             layer = loader.at_layer(number, factors)
-            norm = layer.norm(names.norm, config.hidden_size, self._norm_eps)
+            after = index in config.norm_after
+            norm_name = layer.first_of(names.norms_after if after else names.norms)
+            norm = layer.norm(norm_name, config.hidden_size, self._norm_eps)
             mixer = self._mixer(kind, layer, layer.at(names.mixer))
             match mixer:
                 case None:
                     raise _unsupported_block(index, kind)
                 case Mlp() | Moe():
-                    blocks.append(Block(norm, mixer, -1))
+                    blocks.append(Block(norm, mixer, -1, after))
                 case Attention():
-                    blocks.append(Block(norm, mixer, attention))
+                    blocks.append(Block(norm, mixer, attention, after))
                     attention += 1
-                case Mamba2Mixer() | GatedDeltaMixer() | ParallelMixers():
+                case Mamba2Mixer() | GatedDeltaMixer() | ShortConvMixer() | ParallelMixers():
                     # If layers have parallel mixers, all have: the index is that of either cache.
-                    blocks.append(Block(norm, mixer, recurrent))
+                    blocks.append(Block(norm, mixer, recurrent, after))
                     recurrent += 1
         return blocks
 
@@ -289,11 +307,12 @@ class HybridModel:
         if kind == "mamba" and config.mamba is not None:
             return Mamba2Mixer(config.mamba, d, inside)
         if kind == "attention" and config.attention is not None:
-            return Attention(config.attention, d, inside, config.norm_eps)
+            return Attention(config.attention, d, inside, config.norm_eps, self._names.attention)
+        if kind == "short_conv" and config.short_conv is not None:
+            return ShortConvMixer(config.short_conv, d, inside)
         if kind == "gated_delta" and config.gated_delta is not None:
             # The weights of the norm after the recurrence are near one, and have no offset.
-            offset_free, apart = replace(inside, norm_offset=0.0), self._names.delta_apart
-            return GatedDeltaMixer(config.gated_delta, d, offset_free, apart=apart)
+            return GatedDeltaMixer(config.gated_delta, d, self._names.delta, replace(inside, norm_offset=0.0))
         if kind == "mamba_attention":
             return self._parallel(layer)
         if kind == "mlp" and config.mlp is not None:
@@ -322,10 +341,3 @@ def _attention(mixer: object) -> Attention | None:
     if isinstance(mixer, ParallelMixers):
         return mixer.attention
     return mixer if isinstance(mixer, Attention) else None
-
-
-def _frequencies(config: ModelConfig, device: torch.device) -> torch.Tensor | None:
-    attention = config.attention
-    if attention is None or attention.rope_theta is None:
-        return None
-    return frequencies(attention.rope_theta, attention.rotated, device)

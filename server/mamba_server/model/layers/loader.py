@@ -1,6 +1,6 @@
 """`Loader`: hands a layer its tensors and kernels, for a place in the checkpoint, a device and a type."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -58,6 +58,14 @@ class Loader:
     def has(self, name: str) -> bool:
         """Return whether the checkpoint has the tensor `name` below the prefix."""
         return self.weights.has(self.prefix + name)
+
+    def rows(self, name: str) -> int:
+        """Return the first dimension of the tensor `name` below the prefix; 0 = there is none."""
+        return self.weights.rows(self.prefix + name)
+
+    def first_of(self, names: Sequence[str]) -> str:
+        """Return the first of the names that the checkpoint has below the prefix, or else the first one."""
+        return next(filter(self.has, names), names[0])
 
     def tensor(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
         """Return the tensor `name` below the prefix.

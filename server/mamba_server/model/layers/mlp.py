@@ -99,13 +99,13 @@ class Mlp:
                 self.gate_proj = loader.product(gate, gate_bias, fused)
                 self.up_proj = loader.product(up, up_bias)
         elif config.gated and loader.joins:
-            widths = {"gate_proj": width, "up_proj": width}
+            widths = {names.gate_proj: width, names.up_proj: width}
             self.gate_up_proj = loader.join(widths, hidden_size, bias=bias)
         elif config.gated:
-            self.gate_proj = loader.linear("gate_proj", hidden_size, width, bias=bias, activation=fused)
-            self.up_proj = loader.linear("up_proj", hidden_size, width, bias=bias)
+            self.gate_proj = loader.linear(names.gate_proj, hidden_size, width, bias=bias, activation=fused)
+            self.up_proj = loader.linear(names.up_proj, hidden_size, width, bias=bias)
         else:
-            self.up_proj = loader.linear("up_proj", hidden_size, width, bias=bias, activation=fused)
+            self.up_proj = loader.linear(names.up_proj, hidden_size, width, bias=bias, activation=fused)
         self.down_proj = loader.linear(names.down_proj, width, hidden_size, bias=bias)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:

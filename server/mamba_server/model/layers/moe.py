@@ -44,7 +44,8 @@ class Moe:
             groups=config.groups,
             kept_groups=config.groups_per_token,
         )
-        self.correction = loader.wide(names.correction, config.experts) if names.correction else None
+        corrected = names.correction and config.correction
+        self.correction = loader.wide(names.correction, config.experts) if corrected else None
         router = loader.wide(names.router, config.experts, hidden_size)
         gate = loader.wide(names.shared_gate, 1, hidden_size) if names.shared_gate else None
         inner, per_inner = config.intermediate, self.activation.projections

@@ -9,13 +9,16 @@ from mamba_kernels.cpu.expert_router import ExpertRouter
 from mamba_kernels.cpu.experts import PackedExperts
 from mamba_kernels.cpu.packed_linear import PackedLinear
 from mamba_kernels.cpu.rms_norm import RowNorm
+from mamba_kernels.cpu.short_conv import ShortConvCalls
 from mamba_kernels.cpu.step_decoder import (
     AttentionBlock,
     DeltaBlock,
     MambaBlock,
     MlpBlock,
     MoeBlock,
+    NormedAfter,
     ParallelBlock,
+    ShortConvBlock,
     StepDecoder,
 )
 from mamba_kernels.cpu.step_decoder import Block as BlockCall
@@ -28,6 +31,7 @@ from mamba_server.model.layers.mamba2 import Mamba2Mixer
 from mamba_server.model.layers.mlp import Mlp
 from mamba_server.model.layers.moe import Moe
 from mamba_server.model.layers.parallel_mixers import ParallelMixers
+from mamba_server.model.layers.short_conv import ShortConvMixer
 
 
 class _NotFusable(Exception):
@@ -51,7 +55,7 @@ def step_decoder(
     if library is None or isinstance(weight := model.embedding.weight, torch.Tensor):
         return None
     try:
-        blocks = [_block(block, cache) for block in model.blocks]
+        blocks = [_call(block, cache, model.residual_dtype) for block in model.blocks]
         norm = _kernel(model.norm)
     except _NotFusable:
         return None
@@ -61,12 +65,22 @@ def step_decoder(
         blocks=blocks,
         norm=norm,
         embedding_scale=model.embedding_scale,
-        frequencies=model.frequencies,
+        frequencies=None if model.rotation is None else model.rotation.frequencies,
+        turn_factor=1.0 if model.rotation is None else model.rotation.factor,
         residual_dtype=model.residual_dtype,
         page_table=page_table,
         last_token=last_token,
         most_rows=most_rows,
     )
+
+
+def _call(block: Block, cache: CacheViews, residual_dtype: torch.dtype) -> BlockCall | NormedAfter:
+    call = _block(block, cache)
+    if not block.norm_after:
+        return call
+    if _kernel(block.norm).dtype != residual_dtype:
+        raise _NotFusable
+    return NormedAfter(call)
 
 
 def _block(block: Block, cache: CacheViews) -> BlockCall:
@@ -76,6 +90,9 @@ def _block(block: Block, cache: CacheViews) -> BlockCall:
             return _mamba(norm, mamba, cache, index)
         case GatedDeltaMixer() as delta:
             return _delta(norm, delta, cache, index)
+        case ShortConvMixer(kernels=ShortConvCalls() as kernels) as short:
+            in_proj, out_proj = _packed_linear(short.in_proj), _packed_linear(short.out_proj)
+            return ShortConvBlock(norm, in_proj, kernels, out_proj, cache.conv[index])
         case Attention() as attention:
             return _attention(norm, attention, cache, index)
         case ParallelMixers(mamba=mamba, attention=attention):

@@ -29,6 +29,7 @@ from mamba_kernels.cpu.structures import (  # noqa: E402
     MAMBA_BLOCK,
     MLP_BLOCK,
     PARALLEL_BLOCK,
+    SHORT_CONV_BLOCK,
     WHOLE,
     DecodeBlock,
     DecodeStep,
@@ -48,6 +49,9 @@ from mamba_kernels.cpu.structures import (  # noqa: E402
     RmsNorm,
     Rope,
     Router,
+    ShortConvDecode,
+    ShortConvMixer,
+    ShortConvPrefill,
     SigmoidGate,
 )
 
@@ -56,7 +60,7 @@ BYTES = {FLOAT32: 4, BFLOAT16: 2, FLOAT16: 2, BYTE: 1}
 LIBC = ctypes.CDLL(None)  # the sanitizer's, which sees each block's end
 LIBC.memset.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
 kept: list[np.ndarray] = []
-mixers: list[Mixer | DeltaMixer] = []
+mixers: list[Mixer | DeltaMixer | ShortConvMixer] = []
 experts: list[ctypes.Array[LinearLayer]] = []
 
 
@@ -197,6 +201,45 @@ def delta_mixer(rows: int, H: int, G: int, V: int, K: int, kind: int, state: int
         "state": array(5, H, V, K, kind=state), "state_stride": H * V * K,
         "out": array(rows, inner, kind=kind), "kind": kind, "state_kind": state,
     }  # fmt: skip
+
+
+def short_conv(rows: int, channels: int, kind: int) -> dict[str, int]:
+    """Return the fields of a call: a convolution of three taps with dense rows and five slots."""
+    mixers.append(
+        ShortConvMixer(conv_weight=array(3, channels), conv_bias=array(channels), channels=channels, taps=3)
+    )
+    return {
+        "mixer": ctypes.addressof(mixers[-1]), "projected": array(rows, 3 * channels, kind=kind),
+        "projected_stride": 3 * channels, "window": array(5, 2, channels, kind=kind),
+        "window_stride": 2 * channels, "out": array(rows, channels, kind=kind), "kind": kind,
+    }  # fmt: skip
+
+
+def short_conv_decode(library: Library) -> None:
+    for kind, channels in product((FLOAT32, BFLOAT16), (1, 16, 33)):
+        routes = np.array([[1, -1, 3], [1, 2, 0], [-1, 4, -1]], np.int64)
+        kept.append(routes)
+        row = routes.strides[0]
+        call = ShortConvDecode(
+            source=routes.ctypes.data, target=routes.ctypes.data + row, track=routes.ctypes.data + 2 * row,
+            rows=3, **short_conv(3, channels, kind),
+        )  # fmt: skip
+        library.short_conv_decode(ctypes.addressof(call))
+
+
+def short_conv_prefill(library: Library) -> None:
+    for (kind, channels), chunk in product(product((FLOAT32, BFLOAT16), (1, 16, 33)), (5, 70)):
+        routes = np.array([[1, -1, 3], [1, 2, 0]], np.int64)
+        pieces = np.array([0, 1, 3, 4], np.int32)
+        start = np.cumsum([0, 1, chunk, chunk, 2], dtype=np.int32)
+        track = np.array([-1, 4, -1, -1], np.int32)
+        kept.extend((routes, pieces, start, track))
+        call = ShortConvPrefill(
+            source=routes.ctypes.data, target=routes.ctypes.data + routes.strides[0],
+            piece_chunk=pieces.ctypes.data, chunk_start=start.ctypes.data, chunk_track=track.ctypes.data,
+            pieces=3, **short_conv(int(start[-1]), channels, kind),
+        )  # fmt: skip
+        library.short_conv_prefill(ctypes.addressof(call))
 
 
 def delta_mixer_decode(library: Library) -> None:
@@ -346,12 +389,12 @@ def step(library: Library) -> None:
         ((FLOAT32, FLOAT32), (FLOAT32, BFLOAT16), (BFLOAT16, BFLOAT16)), MIXERS, (WHOLE, INT8)
     ):
         H, P, N, G, _ = sizes
-        blocks = (DecodeBlock * 7)()
+        blocks = (DecodeBlock * 9)()
         for block in blocks:
             block.norm = RmsNorm(
                 weight=array(width, kind=kind), width=width, eps=1e-5, kind=kind, weight_kind=kind
             )
-        mamba, attention, mlp, gated, parallel, delta, normed = blocks
+        mamba, attention, mlp, gated, parallel, delta, normed, short, after = blocks
         mamba.kind, attention.kind, mlp.kind, gated.kind = MAMBA_BLOCK, ATTENTION_BLOCK, MLP_BLOCK, MLP_BLOCK
         cached = caches(1, *sizes, kind, FLOAT32)
         mamba.mamba = MambaDecode(mixer=mixer(*sizes, kind), **cached)
@@ -383,6 +426,20 @@ def step(library: Library) -> None:
             weight=array(head_dim), width=head_dim, eps=1e-5, kind=kind, weight_kind=FLOAT32
         )
         gated.gate_proj = layer(40, width, kind, packing)
+        short.kind, channels = SHORT_CONV_BLOCK, 17
+        fields = short_conv(1, channels, kind)
+        short.short_conv = ShortConvDecode(**fields)
+        short.in_proj = layer(3 * channels, width, kind, packing)
+        short.out_proj = layer(width, channels, kind, packing)
+        ctypes.memmove(ctypes.addressof(after), ctypes.addressof(normed), ctypes.sizeof(normed))
+        # Queries and keys have one norm each, and where the types allow it, so has the result.
+        after.query_norm = RmsNorm(
+            weight=array(queries), width=queries, eps=1e-5, kind=kind, weight_kind=FLOAT32
+        )
+        after.key_norm = RmsNorm(weight=array(keys), width=keys, eps=1e-5, kind=kind, weight_kind=FLOAT32)
+        if residual == kind:
+            after.result_norm = after.norm
+            after.norm = RmsNorm()
         call = DecodeStep(
             blocks=ctypes.addressof(blocks), embedding=layer(50, width, kind, packing),
             norm=RmsNorm(
@@ -391,7 +448,7 @@ def step(library: Library) -> None:
             ),
             last_token=last_token.ctypes.data, integers=integers.ctypes.data, integers_stride=3,
             page_table=table.ctypes.data, page_table_stride=14, cos=array(3, 2),
-            sin=array(3, 2), embedding_scale=0.5, rope_half=2, block_count=7, rows=3,
+            sin=array(3, 2), embedding_scale=0.5, rope_half=2, block_count=9, rows=3,
         )  # fmt: skip
         library.decode_step(ctypes.addressof(call), array(3, width, kind=kind))
 
@@ -424,8 +481,9 @@ def caught(library: Library) -> None:
 library = Library(Path(sys.argv[1]), sys.argv[2])
 library.set_threads(2)
 for check in (
-    linear, decode, prefill, delta_update, delta_prefill, delta_mixer_decode, delta_mixer_prefill, norm, gate,
-    choose, turn, attend, extend, mixture, step, largest, caught,
+    linear, decode, prefill, delta_update, delta_prefill, delta_mixer_decode, delta_mixer_prefill,
+    short_conv_decode, short_conv_prefill, norm, gate, choose, turn, attend, extend, mixture, step, largest,
+    caught,
 ):  # fmt: skip
     check(library)
     sys.stdout.write(check.__name__ + "\n")

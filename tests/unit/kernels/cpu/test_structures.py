@@ -16,6 +16,7 @@ CONSTANTS = {
     "kIdentity": "IDENTITY", "kRelu": "RELU", "kReluSquared": "RELU_SQUARED", "kSilu": "SILU",
     "kMambaBlock": "MAMBA_BLOCK", "kAttentionBlock": "ATTENTION_BLOCK", "kMlpBlock": "MLP_BLOCK",
     "kParallelBlock": "PARALLEL_BLOCK", "kMoeBlock": "MOE_BLOCK", "kDeltaBlock": "DELTA_BLOCK",
+    "kShortConvBlock": "SHORT_CONV_BLOCK",
 }  # fmt: skip
 STRUCTURES = [
     kind

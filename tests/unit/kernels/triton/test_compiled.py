@@ -16,6 +16,8 @@ from mamba_kernels.gated_delta.triton import update_call as gated_delta_update
 from mamba_kernels.gated_norm.triton import call as gated_norm
 from mamba_kernels.rms_norm.triton import call as rms_norm
 from mamba_kernels.scan_inputs import ScanInputs
+from mamba_kernels.short_conv.triton import prefill_call as short_conv_prefill
+from mamba_kernels.short_conv.triton import update_call as short_conv_update
 from mamba_kernels.slot_copy.triton import call as slot_copy
 from mamba_kernels.ssd_prefill import ChunkPlan
 from mamba_kernels.ssd_prefill import triton as scan_kernels
@@ -109,6 +111,14 @@ def decode_steps() -> list[KernelCall]:
     return [
         state_update(state(128, 64, 128), scan(128, 64, 8, 128), routes(), noise(), out[..., :64]),
         state_update(state(128, 80, 128, HALF), scan(128, 80, 8, 128), routes(), noise(), out),
+        short_conv_update(
+            meta(ROWS, 3 * 2048),
+            meta(3, 2048, dtype=WIDE),
+            None,
+            meta(4, 2, 2048),
+            routes(),
+            meta(ROWS, 2048),
+        ),
         conv1d_update(meta(ROWS, 18560)[:, 8192:18432], weight, bias, window, routes(), meta(ROWS, 10240)),
     ]
 
@@ -145,7 +155,11 @@ def joins() -> list[KernelCall]:
 
 def convolutions() -> list[KernelCall]:
     x, weight = meta(ROWS, 18560)[:, 8192:18432], meta(4, 10240, dtype=WIDE)
-    return [conv1d_prefill(x, weight, meta(10240, dtype=WIDE), meta(4, 3, 10240), plan(), meta(ROWS, 10240))]
+    gated, narrow = meta(ROWS, 3 * 2048), meta(3, 2048, dtype=WIDE)
+    return [
+        conv1d_prefill(x, weight, meta(10240, dtype=WIDE), meta(4, 3, 10240), plan(), meta(ROWS, 10240)),
+        short_conv_prefill(gated, narrow, None, meta(4, 2, 2048), plan(), meta(ROWS, 2048)),
+    ]
 
 
 def delta() -> tuple[torch.Tensor, DeltaInputs, torch.Tensor]:

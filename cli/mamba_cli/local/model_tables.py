@@ -1,0 +1,110 @@
+"""The tables of the reference page of served models, from the adapters and the published configurations.
+
+`scripts/docs.py` writes them. What a row says follows from the `ModelConfig` that an adapter returns.
+"""
+
+import json
+from collections.abc import Iterator
+
+from mamba_cli.local.plan_source import published_config, published_names
+from mamba_planner.arithmetic import kv_bytes_per_token, state_bytes
+from mamba_planner.families.registry import ADAPTERS, Adapter, model_config_from_hf, why_not_served
+from mamba_planner.model_config import AttentionConfig, ModelConfig, MoeConfig
+
+OLMO_HYBRID = {
+    "model_type": "olmo_hybrid", "vocab_size": 64, "hidden_size": 64, "intermediate_size": 64,
+    "num_hidden_layers": 4, "num_attention_heads": 4, "max_position_embeddings": 64,
+}  # fmt: skip
+"""Configuration of a family of which no published one is shipped; its sizes appear nowhere."""
+MIXERS = {
+    "mamba": "Mamba2",
+    "gated_delta": "gated delta rule",
+    "short_conv": "gated short convolution",
+    "mamba_attention": "Mamba2 beside attention",
+}
+
+
+def model_tables() -> list[str]:
+    """Return the lines of both tables."""
+    published = {name: _published(name) for name in published_names()}
+    lines = [
+        "## Families",
+        "",
+        "| family | `model_type` | architecture | blocks | `--batch-invariant` |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for model_type, adapter in ADAPTERS.items():
+        lines.append(_family_row(model_type, adapter, published))
+    lines += [
+        "",
+        "## Published models",
+        "",
+        "These configurations are shipped: `mambaserve plan NAME --gpu H100` answers without a network. A",
+        "state is what a sequence has beside its keys and values; its windows are in bfloat16, like the keys",
+        "and values, which are those of one token.",
+        "",
+        "| name | recurrent / attention | parameters | float32 state | float16 state | keys and values |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for name, model in published.items():
+        wide, narrow = (state_bytes(model, kind, "bfloat16").total for kind in ("float32", "float16"))
+        layers = f"{model.recurrent_layers} / {model.attention_layers}"
+        keys = kv_bytes_per_token(model, "bfloat16")
+        size = f"{model.parameters / 1e9:.3g}B"
+        lines.append(f"| `{name}` | {layers} | {size} | {wide:,} B | {narrow:,} B | {keys:,} B |")
+    return lines
+
+
+def _published(name: str) -> ModelConfig:
+    model = model_config_from_hf(json.loads(published_config(name).read_text(encoding="utf-8")))
+    assert why_not_served(model) is None, f"{name} is not served"
+    return model
+
+
+def _family_row(model_type: str, adapter: Adapter, published: dict[str, ModelConfig]) -> str:
+    models = [model for model in published.values() if model.architecture == adapter.architecture]
+    models = models or [model_config_from_hf(OLMO_HYBRID)]
+    assert models[0].architecture == adapter.architecture, f"no configuration of {model_type} is shipped"
+    blocks = list(dict.fromkeys(block for model in models for block in _blocks(model)))
+    invariant = "yes" if models[0].gated_delta is None else "no"
+    return (
+        f"| {adapter.title} | `{model_type}` | `{adapter.architecture}` | {'; '.join(blocks)} | {invariant} |"
+    )
+
+
+def _blocks(model: ModelConfig) -> Iterator[str]:
+    """Yield what the blocks of a model compute."""
+    for kind, name in MIXERS.items():
+        if kind in model.layers:
+            negative = model.gated_delta is not None and model.gated_delta.beta_scale > 1
+            yield f"{name} with negative eigenvalues" if negative else name
+    if model.attention is not None:
+        yield _attention(model.attention)
+    if "mlp" in model.layers:
+        yield "dense feed-forward"
+    if model.moe is not None:
+        yield _experts(model.moe)
+    if model.norm_after:
+        yield "norms after attention and its feed-forward"
+
+
+def _attention(attention: AttentionConfig) -> str:
+    words = []
+    if attention.rope_theta is None:
+        words.append("no positions")
+    elif attention.rotary_fraction < 1:
+        words.append(f"{attention.rotary_fraction:g} of each head rotated")
+    else:
+        words.append("rotary positions")
+    if attention.qk_norm:
+        words.append("a norm of all heads" if attention.joint_norm else "norms of heads")
+    if attention.output_gate:
+        words.append("a gate")
+    return f"attention ({', '.join(words)})"
+
+
+def _experts(moe: MoeConfig) -> str:
+    words = ["sigmoid" if moe.scoring == "sigmoid" else "softmax"]
+    if moe.shared_intermediate:
+        words.append("a shared expert with a gate" if moe.shared_gate else "a shared expert")
+    return f"experts ({', '.join(words)})"

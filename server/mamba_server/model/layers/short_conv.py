@@ -1,0 +1,59 @@
+"""A mixer of a gated short convolution: projection to two gates and the input, convolution, projection.
+
+`HybridModel` calls each layer once per step; decoding rows and prefill rows have their own kernels and share
+the projections. The only state is the window of the convolution.
+"""
+
+import torch
+
+from mamba_kernels.cpu.short_conv import PARTS, ShortConvCalls
+from mamba_kernels.invariant import convolution_by_tap
+from mamba_planner.model_config import ShortConvConfig
+from mamba_server.model.layers.loader import Loader
+from mamba_server.model.step_plans import StepPlans
+
+
+class ShortConvMixer:
+    """Weights and forward of one mixer."""
+
+    def __init__(self, config: ShortConvConfig, hidden_size: int, loader: Loader) -> None:
+        self.channels = channels = config.channels
+        self.operators, self.batch_invariant = loader.operators, loader.batch_invariant
+        self.in_proj = loader.linear("in_proj", hidden_size, PARTS * channels, bias=config.bias)
+        self.out_proj = loader.linear("out_proj", channels, hidden_size, bias=config.bias)
+        weight = loader.wide("conv.weight", channels, 1, config.conv_kernel)
+        self.weight = weight[:, 0].t().contiguous()  # [K, C]
+        self.bias = loader.wide("conv.bias", channels) if config.bias else None
+        self.kernels = None
+        """C++ kernels that compute everything between the projections; None = operators are used, as in
+        batch-invariant mode."""
+        if loader.library is not None and not loader.batch_invariant:
+            self.kernels = ShortConvCalls(loader.library, self.weight, self.bias)
+
+    def __call__(self, x: torch.Tensor, conv: torch.Tensor, plans: StepPlans) -> torch.Tensor:
+        """Compute one step. Returns [T, d].
+
+        x: [T, d]; conv: [slabs, K-1, C], which is written.
+        """
+        rows = self.in_proj(x)
+        if self.batch_invariant:
+            return self.out_proj(self._by_tap(rows, conv, plans))
+        out = x.new_empty(plans.tokens, self.channels)
+        cut = plans.decodes
+        if self.kernels is not None:
+            if plans.decode is not None:
+                self.kernels.decode(rows[:cut], conv, plans.decode, out[:cut])
+            for piece, plan in plans.prefill:
+                self.kernels.prefill(rows[piece], conv, plan, out[piece])
+            return self.out_proj(out)
+        operators, weight, bias = self.operators, self.weight, self.bias
+        if plans.decode is not None:
+            out[:cut] = operators.short_conv_update(rows[:cut], weight, bias, conv, plans.decode)
+        for piece, plan in plans.prefill:
+            out[piece] = operators.short_conv_prefill(rows[piece], weight, bias, conv, plan)
+        return self.out_proj(out)
+
+    def _by_tap(self, rows: torch.Tensor, conv: torch.Tensor, plans: StepPlans) -> torch.Tensor:
+        b, c, x = rows.chunk(PARTS, 1)
+        pieces = plans.prefill[0][1] if plans.prefill else None
+        return convolution_by_tap(b * x, self.weight, self.bias, conv, plans.decode, pieces, gate=c)
