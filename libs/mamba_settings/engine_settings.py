@@ -13,6 +13,7 @@ from mamba_api.choices import Quantization
 from mamba_api.v1alpha1 import Engine, Limits, Memory, Rollout, StateCache, Workload
 from mamba_settings.browser_origins import BrowserOrigins
 from mamba_settings.byte_size import Bytes
+from mamba_settings.history_settings import HistorySettings
 from mamba_settings.http_limits import HttpLimits
 from mamba_settings.trace_settings import TraceSettings
 
@@ -209,9 +210,9 @@ class ProcessSettings(SettingsGroup):
 
 
 class EngineSettings(
-    ModelSettings, ServerSettings, BrowserOrigins, HttpLimits, SchedulerSettings, StateCache, MemorySettings,
-    TrafficSettings, PrefixIndexSettings, PinSettings, WarmSettings, TransferSettings, TierSettings,
-    TraceSettings, ProcessSettings,
+    ModelSettings, ServerSettings, BrowserOrigins, HttpLimits, HistorySettings, SchedulerSettings, StateCache,
+    MemorySettings, TrafficSettings, PrefixIndexSettings, PinSettings, WarmSettings, TransferSettings,
+    TierSettings, TraceSettings, ProcessSettings,
 ):  # fmt: skip
     """Settings of one engine. Sizes are bytes, lengths are tokens, times are seconds.
 

@@ -30,6 +30,7 @@ from mamba_edge.app.application import (
 from mamba_edge.app.cors import with_cors
 from mamba_edge.exchange.request_body import BodyBudget
 from mamba_edge.exchange.request_middleware import RequestMiddleware
+from mamba_edge.history.history_routes import HISTORY_BODIES, HistoryEndpoints, add_history_routes
 from mamba_edge.status_page import add_status_page
 from mamba_server.api.endpoints import GenerationEndpoints
 from mamba_server.api.info import InfoEndpoints
@@ -68,6 +69,7 @@ def make_app(serving: Serving, registry: CollectorRegistry, keys: KeyFile | None
         settings.max_body_bytes, guard, serving.drain.request, seconds=settings.body_timeout
     )
     _add_generation(app, serving, guard)
+    add_history_routes(app, HistoryEndpoints(serving.history, lambda context: context.client), guard)
     _add_info(app, InfoEndpoints(serving, registry), guard)
     app.add_api_route(
         "/v1/prefix_changes",
@@ -97,6 +99,7 @@ def make_app(serving: Serving, registry: CollectorRegistry, keys: KeyFile | None
         app,
         key_needed=keys is not None,
         events=EVENTS,
+        bodies=HISTORY_BODIES,
         examples=request_examples(serving.model_name),
     )
     answering = RequestMiddleware(

@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any, Protocol, TypeVar
 
 import msgspec
+from pydantic_core import from_json
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -27,6 +28,7 @@ from mamba_edge.errors import ApiError, InvalidRequest, NotReady
 from mamba_edge.exchange.asgi_responses import USAGE_HEADER, send_events, send_json_pieces, while_connected
 from mamba_edge.exchange.request_body import RawHeaders
 from mamba_edge.exchange.request_context import RequestContext, context_of
+from mamba_edge.history.kept_answer import HISTORY_HEADER, KEPT, KeptAnswer
 from mamba_server.api.answers import responses
 from mamba_server.api.answers.active_request import ActiveRequest, ChoiceUpdate
 from mamba_server.api.answers.answer_reader import AnswerFormat
@@ -116,9 +118,26 @@ class GenerationEndpoints:
 
     async def responses(self, body: ResponsesRequest, request: Request) -> Response:
         """Answer a conversation in the format of the Responses API."""
-        chat, context = translated(chat_of_responses, body), context_of(request.scope)
+        context = context_of(request.scope)
+        announced = context.header_values.get(HISTORY_HEADER)
+        turn = None
+        if announced is None:
+            turn = await self._serving.history.open(context.client, raw := await request.body())
+            if turn is not None and turn.body is not raw:
+                context.body_share.take(len(turn.body))
+                context.body_bytes = len(turn.body)
+                body = translated(ResponsesRequest.model_validate, from_json(turn.body))
+        chat = translated(chat_of_responses, body)
         settings = repeated_settings(body)
-        return GeneratedResponse(lambda send: self._answer(chat, context, send, RESPONSES, settings))
+        if not (turn.keeps if turn is not None else announced == KEPT):
+            settings["store"] = False
+
+        async def work(send: Send) -> None:
+            if turn is not None and turn.keeps:
+                send = KeptAnswer(send, turn, context.direct)
+            await self._answer(chat, context, send, RESPONSES, settings)
+
+        return GeneratedResponse(work)
 
     async def count_tokens(self, body: CountTokensRequest, request: Request) -> Response:
         """Count the tokens of the prompt that a message request would have."""
@@ -318,7 +337,8 @@ class GenerationEndpoints:
                 if request.stream:
                     comment = context.header_values.get(USAGE_HEADER) == b"1"
                     events = _events(request, builder, active, trace, serving.encoders, with_comment=comment)
-                    await send_events(send, events, context.direct, headers)
+                    direct = send if isinstance(send, KeptAnswer) else context.direct
+                    await send_events(send, events, direct, headers)
                 else:
                     await send_json_pieces(send, await _whole(builder, active, serving.encoders), headers)
         finally:

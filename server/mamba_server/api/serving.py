@@ -11,6 +11,8 @@ from pathlib import Path
 
 from mamba_edge.api_keys import KeyFile
 from mamba_edge.errors import InvalidRequest, ModelNotFound, NotReady, TooManyRequests
+from mamba_edge.history.memory_history import MemoryHistory
+from mamba_edge.history.response_history import ResponseHistory
 from mamba_server.api.drain import Drain
 from mamba_server.api.engine_link.engine_client import EngineClient
 from mamba_server.api.forms.grammar_checker import GrammarChecker, GrammarTokens
@@ -44,9 +46,18 @@ class Serving:
     preparing: int = 0
     """Number of admitted prompts that are not with the engine yet."""
     tracing: Tracing = OFF
+    history: ResponseHistory = field(init=False)
+    """Kept responses, for clients that come without a gateway."""
     keys: KeyFile | None = None
     """Accepted API keys; None = no key is needed."""
     created: int = field(default_factory=lambda: int(time.time()))
+
+    def __post_init__(self) -> None:
+        settings = self.settings
+        store = None
+        if settings.response_ttl:
+            store = MemoryHistory(settings.response_ttl, settings.response_budget, time.monotonic)
+        self.history = ResponseHistory(store, settings.max_body_bytes)
 
     @property
     def moves_states(self) -> bool:

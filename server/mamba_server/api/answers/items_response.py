@@ -193,8 +193,6 @@ class ItemsResponseBuilder(StreamFrame):
             "model": self._model,
             "output": self._items,
             **self._settings,
-            "store": False,
-            "previous_response_id": None,
             "usage": None if usage is None else self._usage(usage),
         }
 
