@@ -36,6 +36,7 @@ def chat_of_responses(request: ResponsesRequest) -> ChatCompletionRequest:
         fields["response_format"] = _format(request.text.format)
     if request.reasoning is not None:
         fields["reasoning_effort"] = request.reasoning.effort
+        fields["thinking_token_budget"] = request.reasoning.max_tokens
     if request.stream:
         fields |= {"stream": True, "stream_options": USAGE_IN_EVENTS}
     return ChatCompletionRequest.model_validate(fields)

@@ -11,8 +11,10 @@ from pydantic import Discriminator, Field, FiniteFloat, Tag, field_validator, mo
 
 from mamba_api.openai_fields import (
     FAIL_FAST,
+    IGNORED,
     MAX_MESSAGES,
     MAX_TOOLS,
+    Effort,
     JsonSchema,
     Metadata,
     Strict,
@@ -23,6 +25,7 @@ from mamba_api.openai_tools import ToolName
 _NOT_SUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "background": (), "prompt": (), "top_logprobs": (0,), "max_tool_calls": (),
     "truncation": ("disabled",), "moderation": (), "context_management": (),
+    "service_tier": ("auto", "default"), "access_programs": (), "image": (),
 }  # fmt: skip
 """Fields of a response request that would change the answer, with the values that change nothing."""
 _ITEM_FIELDS: Mapping[str, tuple[str, ...]] = {
@@ -171,8 +174,10 @@ class ConversationReference(Strict):
 class ReasoningOptions(Strict):
     """Options of the reasoning."""
 
-    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    effort: Effort | None = None
     """Variable `reasoning_effort` for the chat template."""
+    max_tokens: int | None = Field(None, ge=0, le=2**31 - 1)
+    """Most tokens of the reasoning: behind them it is ended, and the model goes on with its answer."""
     summary: str | None = None
     """Ignored: the answer has the reasoning itself."""
 
@@ -182,6 +187,8 @@ class ResponsesRequest(Strict):
 
     REFUSED_FIELDS: ClassVar[frozenset[str]] = frozenset(_NOT_SUPPORTED)
     """Names of fields that are refused although the model has no such fields."""
+    IGNORED_FIELDS: ClassVar[frozenset[str]] = IGNORED | {"stream_options", "user"}
+    """Names of fields that change nothing, and that no log line mentions."""
 
     model: str | None = None
     """Name of the served model; defaults to the one that is served."""

@@ -41,6 +41,7 @@ from mamba_server.api.answers.score_json import let_go
 from mamba_server.api.forms.followed_schema import LEFT_OUT_HEADER
 from mamba_server.api.forms.output_grammar import GrammarCheck, OutputForm, output_grammar
 from mamba_server.api.prompt_state import NO_HAND_OVER, kept_state
+from mamba_server.api.requests.bad_words import bad_word_ids
 from mamba_server.api.requests.hand_over_header import comes_from_gateway, hands_over, source_of
 from mamba_server.api.requests.model_limits import ModelLimits
 from mamba_server.api.requests.pin_header import check_pins, pin_seconds
@@ -166,7 +167,7 @@ class GenerationEndpoints:
                 text,
                 limits,
                 context,
-                form.grammar,
+                form,
                 priorities=priorities,
                 fetch=self._source(context) if len(prompts) == 1 else None,
             )
@@ -209,7 +210,7 @@ class GenerationEndpoints:
             text,
             limits,
             context,
-            form.grammar,
+            form,
             priorities=priorities,
             fetch=self._source(context),
         )
@@ -397,7 +398,7 @@ def _add_request(
     text: TextProcessor,
     limits: ModelLimits,
     context: RequestContext,
-    grammar: str,
+    form: OutputForm,
     *,
     priorities: bool,
     fetch: Fetch | None,
@@ -414,7 +415,15 @@ def _add_request(
     return AddRequest(
         request_id=request_id,
         token_ids=TokenIds(prompt.token_ids),
-        params=sampling_params(request, text.defaults, limits, max_tokens, grammar),
+        params=sampling_params(
+            request,
+            text.defaults,
+            limits,
+            max_tokens,
+            form.grammar,
+            form.thoughts,
+            bad_word_ids(request.bad_words or (), text.tokenizer),
+        ),
         n=request.n or 1,
         priority=(request.priority or 0) if client or priorities else 0,
         client=client,

@@ -109,7 +109,7 @@ class ChatResponseBuilder(StreamFrame):
         """Build the message's new part; an empty text if it has nothing but details of tokens."""
         delta = DeltaBody()
         if parsed.reasoning:
-            delta.reasoning_content = parsed.reasoning
+            delta.reasoning_content = delta.reasoning = parsed.reasoning
         if parsed.text or (has_details and not parsed.calls and not parsed.reasoning):
             delta.content = parsed.text
         if parsed.calls:
@@ -200,7 +200,7 @@ def _message(reasoning: str, text: str, calls: list[ToolCall], customs: Abstract
     """Build the complete message. `customs`: names of the custom tools."""
     message = MessageBody(text or (None if calls or reasoning else ""))
     if reasoning:
-        message.reasoning_content = reasoning
+        message.reasoning_content = message.reasoning = reasoning
     if calls:
         message.tool_calls = [
             CustomCallBody(_call_id(), _custom(call))

@@ -98,6 +98,7 @@ class MessageBody(msgspec.Struct):
     role: str = "assistant"
     refusal: None = None
     reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
     tool_calls: list[ToolCallBody | CustomCallBody] | UnsetType = UNSET
 
 
@@ -123,6 +124,7 @@ class ChatBody(msgspec.Struct):
 class DeltaBody(msgspec.Struct):
     role: Literal["assistant"] | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
     tool_calls: list[ToolCallDeltaBody | CustomCallDeltaBody] | UnsetType = UNSET
 

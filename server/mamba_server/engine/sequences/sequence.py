@@ -6,7 +6,7 @@ from typing import Optional
 import numpy as np
 
 from mamba_server.cache import SequenceAllocation, Tokens
-from mamba_server.engine.sequences.output_grammar import OutputGrammar
+from mamba_server.engine.sequences.output_grammar import NextTokens
 from mamba_server.engine.sequences.timeline import Timeline
 from mamba_server.wire import FinishReason, SamplingParams, TokenLogprobs
 
@@ -85,7 +85,7 @@ class Sequence:
         stop_token_ids: frozenset[int] = frozenset(),
         leader: Optional["Sequence"] = None,
         timeline: Timeline | None = None,
-        grammar: OutputGrammar | None = None,
+        grammar: NextTokens | None = None,
         scores_prompt: bool = True,
         whole_prompt: Tokens | None = None,
         pins: tuple[tuple[int, float], ...] = (),
@@ -110,8 +110,8 @@ class Sequence:
         self.timeline = timeline
         """Timeline for the trace; None = not traced."""
         self.grammar = grammar
-        """Grammar of the answer. Its next token depends on all before it, so the sequence is in one launched
-        step at most."""
+        """Restriction of the answer's tokens. Its next token depends on all before it, so the sequence is in
+        one launched step at most."""
         self.started = 0.0
         """Time at which the first piece was scheduled; 0 = not yet."""
         self.deferred = False

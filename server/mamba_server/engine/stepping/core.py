@@ -18,7 +18,7 @@ from mamba_kernels.device_errors import ends_the_device
 from mamba_planner.strategy import reservation
 from mamba_server.cache import ManagedStateCache, Refusal, SequenceAllocation
 from mamba_server.engine.scheduling.scheduler import Scheduler
-from mamba_server.engine.sequences.output_grammar import OutputGrammar
+from mamba_server.engine.sequences.output_grammar import NextTokens
 from mamba_server.engine.sequences.schedule import Schedule
 from mamba_server.engine.sequences.sequence import Phase, Sequence
 from mamba_server.engine.sequences.timeline import Timeline
@@ -149,10 +149,10 @@ class EngineCore:
 
     # --- requests ------------------------------------------------------------------------------------
 
-    def add(self, request: AddRequest, grammar: OutputGrammar | None = None) -> RequestRejected | None:
+    def add(self, request: AddRequest, grammar: NextTokens | None = None) -> RequestRejected | None:
         """Queue the sequences of `request`, or return why it can never run here.
 
-        `grammar`: that of the request, at its beginning.
+        `grammar`: the restriction of the request's tokens, at its beginning.
         """
         rejected = self._rejection(request)
         if rejected is not None:
@@ -230,7 +230,7 @@ class EngineCore:
             )  # fmt: skip
         return None
 
-    def _sequences_of(self, request: AddRequest, grammar: OutputGrammar | None) -> list[Sequence]:
+    def _sequences_of(self, request: AddRequest, grammar: NextTokens | None) -> list[Sequence]:
         """Return the `n` sequences of `request`; all but the first resume from the prompt of the first."""
         params = request.params
         token_ids = np.array(request.token_ids, np.int32)
