@@ -78,6 +78,15 @@ class ToolCallDeltaBody(ToolCallBody, kw_only=True):
     index: int
 
 
+class ArgumentsBody(msgspec.Struct):
+    arguments: str
+
+
+class ArgumentsDeltaBody(msgspec.Struct):
+    index: int
+    function: ArgumentsBody
+
+
 class CustomBody(msgspec.Struct):
     name: str
     input: str
@@ -126,7 +135,7 @@ class DeltaBody(msgspec.Struct):
     reasoning_content: str | UnsetType = UNSET
     reasoning: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
-    tool_calls: list[ToolCallDeltaBody | CustomCallDeltaBody] | UnsetType = UNSET
+    tool_calls: list[ToolCallDeltaBody | ArgumentsDeltaBody | CustomCallDeltaBody] | UnsetType = UNSET
 
 
 class ChatChunkChoiceBody(msgspec.Struct):
