@@ -44,6 +44,9 @@ class ModelSettings(SettingsGroup):
     """Type of the matrices in memory: none = as dtype; int8 = half the bytes of bfloat16, on a CPU only."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device that the model runs on; auto = cuda if there is one."""
+    pooling: Literal["auto", "mean", "last"] = "auto"
+    """What `/v1/embeddings` makes a vector of, if a request does not say: mean = of all tokens, last = of the
+    last one; auto = what the model's 1_Pooling/config.json says, else last."""
     seed: int | None = None
     """Seed of requests that specify none; default: a random seed at each start, so that engines of one model
     do not draw the same answers."""

@@ -74,6 +74,9 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     """Tokens that may come, end tokens included; () = all."""
     bad_words: tuple[tuple[int, ...], ...] = ()
     """Sequences of tokens that must not come."""
+    pooling: Literal["", "mean", "last"] = ""
+    """Mean of the prompt's hidden states behind the last norm, or the last one, that is returned; "" = none.
+    Only with `max_tokens` 0."""
 
 
 class Fetch(msgspec.Struct, array_like=True, frozen=True):
@@ -279,6 +282,8 @@ class SequenceDelta(msgspec.Struct, omit_defaults=True, frozen=True):
     """Timeline of a traced sequence, if anything was recorded."""
     hand_over: HandOver | None = None
     """State that the request was to hand over, with its last delta."""
+    embedding: bytes = b""
+    """Pooled hidden states as float32 numbers, if requested, with the last delta."""
 
 
 class Taken(msgspec.Struct, tag="taken", frozen=True):

@@ -5,13 +5,14 @@ from typing import Any
 import pytest
 from anthropic.types import message_count_tokens_params, message_create_params
 from anthropic.types.beta import message_create_params as beta_message_create_params
-from openai.types import completion_create_params
+from openai.types import completion_create_params, embedding_create_params
 from openai.types.chat import completion_create_params as chat_create_params
 from openai.types.responses import response_create_params
 from pydantic import BaseModel, ValidationError
 
 from mamba_api.dialects.messages_request import CountTokensRequest, MessagesRequest
 from mamba_api.dialects.responses_request import ResponsesRequest
+from mamba_api.embeddings import EmbeddingsRequest
 from mamba_api.openai import ChatCompletionRequest, CompletionRequest
 from mamba_api.openai_fields import NOT_SUPPORTED
 
@@ -25,6 +26,7 @@ BODIES: list[tuple[Any, type[BaseModel], dict[str, Any], set[str]]] = [
     (response_create_params.ResponseCreateParamsBase, ResponsesRequest, {"input": "x"}, set()),
     (message_create_params.MessageCreateParamsBase, MessagesRequest, {**CHAT, "max_tokens": 1}, set()),
     (beta_message_create_params.MessageCreateParamsBase, MessagesRequest, {**CHAT, "max_tokens": 1}, set()),
+    (embedding_create_params.EmbeddingCreateParams, EmbeddingsRequest, {"input": "x"}, set()),
     (message_count_tokens_params.MessageCountTokensParams, CountTokensRequest, CHAT, set()),
 ]  # fmt: skip
 

@@ -20,6 +20,9 @@ OPERATIONS = [
     ("/v1/messages", "POST"),
     ("/v1/messages/count_tokens", "POST"),
     ("/v1/responses", "POST"),
+    ("/v1/embeddings", "POST"),
+    ("/tokenize", "POST"),
+    ("/detokenize", "POST"),
     ("/v1/responses/{id}", "GET"),
     ("/v1/responses/{id}", "DELETE"),
     ("/v1/responses/{id}/input_items", "GET"),
@@ -69,7 +72,7 @@ def test_the_document_names_every_route(api: ApiProcess) -> None:
         "/v1/completions", "/v1/chat/completions", "/v1/messages",
         "/v1/messages/count_tokens", "/v1/models", "/v1/models/{name}",
         "/v1/prefix_changes", "/v1/responses", "/v1/status", "/v1/tokenizer",
-        "/v1/responses/{id}", "/v1/responses/{id}/input_items",
+        "/v1/embeddings", "/tokenize", "/detokenize", "/v1/responses/{id}", "/v1/responses/{id}/input_items",
         "/v1/conversations", "/v1/conversations/{id}", "/v1/conversations/{id}/items",
         "/health", "/livez", "/readyz", "/metrics", "/version", "/openapi.json",
     }  # fmt: skip

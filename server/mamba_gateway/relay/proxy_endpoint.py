@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 from starlette.types import Receive, Scope, Send
 
-from mamba_api.dialects.paths import COUNT_TOKENS, RESPONSES
+from mamba_api.dialects.paths import FREE, RESPONSES, TEXT_FIELDS
 from mamba_edge.api_keys import KeyFile, credential_of
 from mamba_edge.error_forms import form_of
 from mamba_edge.errors import ApiError, as_api_error
@@ -260,8 +260,9 @@ class ProxyEndpoint:
             with DisconnectWatch(client.context.direct, client.receive, leave):
                 counted = client.limits.tokens_per_minute is not None
                 # Counting tokens computes none of them: any engine does it, and no key is charged for it.
-                if client.path != COUNT_TOKENS:
-                    if self._prompts is not None and (counted or self._relay.has_choice):
+                if client.path not in FREE:
+                    reads = client.path in TEXT_FIELDS and (counted or self._relay.has_choice)
+                    if self._prompts is not None and reads:
                         await self._read_prompt(self._prompts, request)
                     client.prompt_tokens = tokens_of(request.prompt, len(request.body))
                 waiting = request.trace.begin(names.GATEWAY_QUEUE)

@@ -4,6 +4,7 @@ from enum import Enum
 from typing import Optional
 
 import numpy as np
+import numpy.typing as npt
 
 from mamba_server.cache import SequenceAllocation, Tokens
 from mamba_server.engine.sequences.output_grammar import NextTokens
@@ -49,6 +50,7 @@ class Sequence:
         "params",
         "phase",
         "pins",
+        "pooled",
         "preemptions",
         "priority",
         "prompt_done",
@@ -141,6 +143,8 @@ class Sequence:
         self.prompt_done = False
         self.reported = False
         """Whether the first delta (with the cached tokens) has been sent."""
+        self.pooled: npt.NDArray[np.float32] | None = None
+        """Sum of the hidden states of the prompt's tokens so far, or the last one; None = none is pooled."""
         self.prompt_logprobs: list[TokenLogprobs | None] | None = (
             [None] if params.prompt_logprobs >= 0 and scores_prompt else None
         )
@@ -170,6 +174,14 @@ class Sequence:
     def outputs(self) -> int:
         """Number of output tokens on the host."""
         return self.known_tokens - self.prompt_len
+
+    @property
+    def embedding(self) -> bytes:
+        """Pooled hidden states of the prompt as float32 numbers; empty if none are pooled."""
+        if self.pooled is None:
+            return b""
+        tokens = self.prompt_len if self.params.pooling == "mean" else 1
+        return (self.pooled / np.float32(tokens)).astype("<f4").tobytes()
 
     def placement_ids(self) -> Tokens:
         """Return the tokens by which the cache places checkpoints: also those that another engine computes.

@@ -54,6 +54,8 @@ class StepResult:
     finite: npt.NDArray[np.bool_] | None = None
     """bool[members]: False where the result of a member of the schedule is NaN or infinity; None =
     nowhere."""
+    pooled: dict[int, npt.NDArray[np.float32]] = field(default_factory=dict)
+    """By piece of a prompt whose hidden states are pooled: their sum, or the last one."""
 
 
 class StepRunner(Protocol):
@@ -412,6 +414,10 @@ class EngineCore:
                 sequence.timeline.piece(schedule.timing(number, began, ended))
             if number in result.prompt_logprobs:
                 self._take_prompt_logprobs(sequence, piece.start, result.prompt_logprobs[number])
+            if number in result.pooled:
+                before = sequence.pooled if piece.start else None
+                pooled = result.pooled[number]
+                sequence.pooled = pooled.copy() if before is None else before + pooled
             if piece.final:
                 sequence.prompt_done = True
                 self._take_token(sequence, tokens[sampled], result.logprobs.get(sampled), schedule.step)
@@ -440,7 +446,7 @@ class EngineCore:
             if sequence.whole_prompt is not None:
                 self._hand_over(sequence)
                 return
-            self._emit(sequence, [], None, "length")
+            self._emit(sequence, [], None, "length", embedding=sequence.embedding)
             self._finish(sequence, "length")
             return
         grammar = sequence.grammar
@@ -493,6 +499,7 @@ class EngineCore:
         stop_token: int | None = None,
         *,
         hand_over: HandOver | None = None,
+        embedding: bytes = b"",
     ) -> None:
         first = not sequence.reported
         sequence.reported = True
@@ -511,6 +518,7 @@ class EngineCore:
                 first_at=self._last_step_end if first else 0.0,
                 timeline=sequence.timeline.take() if sequence.timeline is not None else None,
                 hand_over=hand_over,
+                embedding=embedding,
             )
         )
 

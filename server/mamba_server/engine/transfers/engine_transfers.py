@@ -56,7 +56,8 @@ class EngineTransfers:
     def expect(self, group: list[Sequence], fetch: Fetch | None) -> bool:
         """Begin to fetch the state of the group's prompt; return False if it cannot or need not come."""
         sequence = group[0]
-        if sequence.prompt_logprobs is not None or (fetch is None and self.tier is None):
+        is_read = sequence.prompt_logprobs is not None or sequence.params.pooling == "mean"
+        if is_read or (fetch is None and self.tier is None):
             return False
         token_ids, salt = sequence.known_token_ids(), sequence.salt
         match = self._cache.match(token_ids, salt, self._step())
