@@ -93,8 +93,8 @@ class RedisHistory:
 
     async def load(self, client: str, ids: Sequence[str]) -> list[bytes | None]:
         """Return the entries of these identifiers, and prolong the life of those that are there."""
-        found: list[bytes | None] = await self._eval(_LOAD, client, *ids)
-        return found
+        entries: list[bytes | None] = await self._eval(_LOAD, client, *ids)
+        return entries
 
     async def save(self, client: str, id_: str, entry: bytes, conversation: str = "") -> bool:
         """Keep an entry, and add its identifier to the line of a conversation."""

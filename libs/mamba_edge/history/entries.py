@@ -104,10 +104,10 @@ def with_identifiers(items: bytes, owner: str) -> list[dict[str, Any]]:
     listed: list[dict[str, Any]] = []
     for place, item in enumerate(msgspec.json.decode(items, type=list[dict[str, Any]])):
         kind = item.get("type") or "message"
-        shown = {"id": f"item_{owner.partition('_')[2]}_{place}", "status": "completed", **item, "type": kind}
+        entry = {"id": f"item_{owner.partition('_')[2]}_{place}", "status": "completed", **item, "type": kind}
         if kind == "message" and isinstance(item.get("content"), str):
             part = "output_text" if item.get("role") == "assistant" else "input_text"
             more: dict[str, Any] = {"annotations": []} if part == "output_text" else {}
-            shown["content"] = [{"type": part, "text": item["content"], **more}]
-        listed.append(shown)
+            entry["content"] = [{"type": part, "text": item["content"], **more}]
+        listed.append(entry)
     return listed

@@ -94,8 +94,8 @@ class HistoryEndpoints:
 
     async def conversation(self, id: str, request: Request) -> Response:  # noqa: A002
         """Return a conversation."""
-        found = await self._history.conversation(self._client(request), id)
-        return JsonResponse(msgspec.json.encode(found))
+        conversation = await self._history.conversation(self._client(request), id)
+        return JsonResponse(msgspec.json.encode(conversation))
 
     async def change(self, id: str, request: Request) -> Response:  # noqa: A002
         """Replace the metadata of a conversation."""

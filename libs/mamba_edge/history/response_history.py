@@ -89,7 +89,7 @@ class ResponseHistory:
         previous, conversation = _previous(pieces), _conversation(pieces)
         keeps = bytes(pieces.store) != b"false"
         if self._store is None:
-            self._refuse(previous, conversation, asked=bytes(pieces.store) == b"true")
+            self._refuse(previous, conversation, required=bytes(pieces.store) == b"true")
             return None
         if previous and conversation:
             raise InvalidRequest(
@@ -115,9 +115,9 @@ class ResponseHistory:
             body, keeps or bool(conversation), self, client, chain, conversation, joined_items(own)
         )
 
-    def _refuse(self, previous: str, conversation: str, *, asked: bool) -> None:
+    def _refuse(self, previous: str, conversation: str, *, required: bool) -> None:
         """Refuse what needs a kept response. Raises InvalidRequest."""
-        names = {"previous_response_id": previous, "conversation": conversation, "store": asked}
+        names = {"previous_response_id": previous, "conversation": conversation, "store": required}
         for name, value in names.items():
             if value:
                 raise InvalidRequest(

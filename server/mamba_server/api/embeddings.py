@@ -132,7 +132,7 @@ def _encoded(numbers: bytes, index: int, body: EmbeddingsRequest) -> bytes:
     if body.normalize is not False:
         length = float(np.linalg.norm(vector.astype(np.float64)))
         vector = (vector / length).astype("<f4") if length else vector
-    shown = (
+    numbers_or_text = (
         vector.tolist() if body.encoding_format != "base64" else base64.b64encode(vector.tobytes()).decode()
     )
-    return msgspec.json.encode({"object": "embedding", "index": index, "embedding": shown})
+    return msgspec.json.encode({"object": "embedding", "index": index, "embedding": numbers_or_text})

@@ -65,7 +65,7 @@ class Serving:
 
     @property
     def pooling(self) -> Literal["mean", "last"]:
-        """What a vector is made of, if a request does not say."""
+        """Pooling of vectors whose request names none."""
         if self.settings.pooling != "auto":
             return self.settings.pooling
         if self.text_files is None:

@@ -24,7 +24,6 @@ from mamba_server.api.forms.forced_calls import (
 )
 from mamba_server.api.forms.free_calls import can_be_followed, free_calls
 from mamba_server.api.forms.grammar_words import OVERLAP, readable_failure
-from mamba_server.api.forms.thoughts import thought_budget
 from mamba_server.grammar_depth import check_depth
 from mamba_server.wire import ThoughtBudget
 from mamba_text.prompt import TextProcessor
@@ -76,7 +75,7 @@ async def output_grammar(
     form = await builder.of_chat(request, spec, calls)
     if (tokens := request.thought_tokens) is not None and reasoning is not None:
         call_begin = calls.begin if calls is not None and request.offered_tools else None
-        budget = thought_budget(tokens, reasoning, opening, call_begin, text.tokenizer)
+        budget = _thought_budget(tokens, reasoning, opening, call_begin, text.tokenizer)
         form = replace(form, thoughts=budget)
     return form
 
@@ -289,3 +288,25 @@ def _after_reasoning(grammar: str, form: ReasoningFormat, opening: str, tokenize
     answer, *others = grammars_of(grammar)
     both = [{"lark_grammar": "\n".join(rules)}, {**answer, "name": "answer"}]
     return json.dumps({"grammars": both + others})
+
+
+def _thought_budget(
+    tokens: int, form: ReasoningFormat, opening: str, call_begin: str | None, tokenizer: Tokenizer
+) -> ThoughtBudget | None:
+    """Return the limit for one answer; None = the prompt has ended the thoughts already.
+
+    Args:
+        tokens: most tokens of the thoughts.
+        form: markers of the model's thoughts.
+        opening: the part of the answer with which the prompt ends.
+        call_begin: marker of a call, which ends thoughts, too; None = the model may not call.
+        tokenizer: the model's tokenizer.
+    """
+    start = ReasoningStart.of(form, opening)
+    if start is ReasoningStart.CLOSED:
+        return None
+    begin = form.begin if start is ReasoningStart.UNSAID else ""
+    ends = (form.end,) if call_begin is None else (form.end, call_begin)
+    # Models are taught the marker on a line of its own, with a blank line between it and the answer.
+    closing = tokenizer.encoding(f"\n{form.end}\n\n").ids
+    return ThoughtBudget(tokens, begin, ends, tuple(closing))
