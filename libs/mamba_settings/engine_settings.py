@@ -45,8 +45,8 @@ class ModelSettings(SettingsGroup):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device that the model runs on; auto = cuda if there is one."""
     pooling: Literal["auto", "mean", "last"] = "auto"
-    """Pooling of `/v1/embeddings` where a request names none: mean = of all tokens, last = the last one; auto =
-    that of the model's 1_Pooling/config.json, else last."""
+    """Pooling of `/v1/embeddings` where a request names none: mean = of all tokens, last = the last one;
+    auto = that of the model's 1_Pooling/config.json, else last."""
     seed: int | None = None
     """Seed of requests that specify none; default: a random seed at each start, so that engines of one model
     do not draw the same answers."""

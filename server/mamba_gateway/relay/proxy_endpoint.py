@@ -261,9 +261,9 @@ class ProxyEndpoint:
                 counted = client.limits.tokens_per_minute is not None
                 # Counting tokens computes none of them: any engine does it, and no key is charged for it.
                 if client.path not in FREE:
-                    reads = client.path in TEXT_FIELDS and (counted or self._relay.has_choice)
-                    if self._prompts is not None and reads:
-                        await self._read_prompt(self._prompts, request)
+                    prompts = self._prompts if client.path in TEXT_FIELDS else None
+                    if prompts is not None and (counted or self._relay.has_choice):
+                        await self._read_prompt(prompts, request)
                     client.prompt_tokens = tokens_of(request.prompt, len(request.body))
                 waiting = request.trace.begin(names.GATEWAY_QUEUE)
                 if not client.limits.limited:
