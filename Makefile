@@ -12,7 +12,7 @@ export PYTHONHASHSEED ?= 0
 # The tests start hundreds of processes; without bytecode on disk each compiles every module again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test test-slow test-all tools lint types props gates compiled mutants kube e2e e2e-all zero-drop images bench docs site dashboards crds manifests lock format
+.PHONY: help setup demo test test-slow test-all tools clients lint types props gates compiled mutants kube e2e e2e-all zero-drop images bench docs site dashboards crds manifests lock format
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -37,6 +37,12 @@ test-all: setup ## `test` and `test-slow` in one run, as .ci/run does
 
 tools: setup ## the tests of the project's own tools: benchmarks, training, the test cluster, the tests for a card
 	@$(MANY) -m "tools and not gpu and not e2e"
+
+clients: setup ## the client libraries of other projects against a live server, in an environment of their own (minutes the first time)
+	@[ -x .venv-clients/bin/python ] || $(PY) -m venv .venv-clients
+	@.venv-clients/bin/python -m pip install --quiet --disable-pip-version-check "pip>=25.1"
+	@.venv-clients/bin/python -m pip install --quiet --disable-pip-version-check --group clients
+	@MAMBASERVE_CLIENTS=$(CURDIR)/.venv-clients/bin/python $(PYTEST) -m tools tests/integration/test_other_clients.py
 
 lint: setup ## ruff and the import contracts
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/lint-imports

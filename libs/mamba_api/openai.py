@@ -11,15 +11,21 @@ from pydantic import Discriminator, Field, FiniteFloat, Tag, field_validator, mo
 
 from mamba_api.openai_fields import (
     FAIL_FAST,
+    IGNORED,
+    MAX_ALLOWED_TOKENS,
+    MAX_BAD_WORDS,
     MAX_CHOICES,
     MAX_LOGPROBS,
     MAX_MESSAGES,
     MAX_STOPS,
     MAX_TOOLS,
     NOT_SUPPORTED_IN_CHATS,
+    BadWord,
     ChatMessage,
+    Effort,
     LogitBias,
     Metadata,
+    ReasoningControl,
     ResponseFormat,
     StopString,
     StopStrings,
@@ -35,6 +41,9 @@ from mamba_api.openai_tools import Tool, ToolSelection
 
 class GenerationRequest(Strict):
     """Fields that both generation endpoints share. Ranges follow the OpenAI reference where it has one."""
+
+    IGNORED_FIELDS: ClassVar[frozenset[str]] = IGNORED
+    """Names of fields that change nothing, and that no log line mentions."""
 
     model: str | None = None
     """Name of the served model; defaults to the one that is served."""
@@ -80,6 +89,13 @@ class GenerationRequest(Strict):
     """Priority of the request; lower numbers run first."""
     cache_salt: str | None = Field(None, max_length=256)
     """Salt of the prefix cache: prefixes are shared only between requests with the same salt."""
+    allowed_token_ids: list[TokenId] | None = Field(
+        None, min_length=1, max_length=MAX_ALLOWED_TOKENS, fail_fast=True
+    )
+    """Token ids that the answer may consist of, the end token included."""
+    bad_words: list[BadWord] | None = Field(None, max_length=MAX_BAD_WORDS, fail_fast=True)
+    """Words that the model must not write: their tokens do not follow one another, with or without a blank in
+    front."""
     response_format: ResponseFormat | None = None
     """Form of the answer; not together with `structured_outputs`."""
     structured_outputs: StructuredOutputs | None = None
@@ -226,9 +242,14 @@ class ChatCompletionRequest(GenerationRequest):
     separate_reasoning: bool | None = None
     """Whether to return the model's reasoning as `reasoning_content`; `false` leaves it in `content`, with
     its markers. Defaults to true."""
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    reasoning_effort: Effort | None = None
     """Variable of the same name for the chat template; it has no effect on a template that does not use
     it."""
+    thinking_token_budget: int | None = Field(None, ge=0, le=2**31 - 1)
+    """Most tokens of the reasoning: behind them it is ended, and the model goes on with its answer. A model
+    that does not reason keeps to every budget."""
+    reasoning: ReasoningControl | None = None
+    """Budget and effort of the reasoning in one object."""
     add_generation_prompt: bool | None = None
     """Whether the prompt ends with the opening of an answer; defaults to true."""
     continue_final_message: bool | None = None
@@ -247,6 +268,20 @@ class ChatCompletionRequest(GenerationRequest):
         if value is not None and not isinstance(value, dict | ToolSelection) and value not in TOOL_CHOICES:
             raise ValueError(f"must be one of {', '.join(TOOL_CHOICES)}, or an object that names tools")
         return value
+
+    @property
+    def thought_tokens(self) -> int | None:
+        """Most tokens of the reasoning; None = no limit."""
+        if self.thinking_token_budget is not None:
+            return self.thinking_token_budget
+        return None if self.reasoning is None else self.reasoning.max_tokens
+
+    @property
+    def effort(self) -> str | None:
+        """Effort of the reasoning; None = what the template does."""
+        if self.reasoning_effort is not None:
+            return self.reasoning_effort
+        return None if self.reasoning is None else self.reasoning.effort
 
     @property
     def callable_tools(self) -> list[Tool]:
@@ -314,6 +349,14 @@ class ChatCompletionRequest(GenerationRequest):
             raise ValueError("top_logprobs: only allowed together with 'logprobs': true")
         if self.max_tokens == 0:
             raise ValueError("max_tokens: must be at least 1")
+        if (control := self.reasoning) is not None:
+            pairs = (
+                ("thinking_token_budget", self.thinking_token_budget, control.max_tokens),
+                ("reasoning_effort", self.reasoning_effort, control.effort),
+            )
+            for name, one, other in pairs:
+                if one is not None and other is not None and one != other:
+                    raise ValueError(f"reasoning: says another thing than {name}; send one of them")
         if self.continue_final_message and self.add_generation_prompt:
             raise ValueError("add_generation_prompt: must be false together with 'continue_final_message'")
         return self

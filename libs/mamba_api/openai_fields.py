@@ -17,11 +17,14 @@ MAX_METADATA = 64
 MAX_MESSAGES = 8192
 MAX_TOOLS = 128
 MAX_ALTERNATIVES = 1024
+MAX_ALLOWED_TOKENS = 8192
+MAX_BAD_WORDS = 128
 
 FAIL_FAST = Field(fail_fast=True)
 StopString = Annotated[str, Field(min_length=1, max_length=1024)]
 StopStrings = Annotated[list[StopString], FAIL_FAST]
 TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
+BadWord = Annotated[str, Field(min_length=1, max_length=256)]
 TokenIds = Annotated[list[TokenId], FAIL_FAST]
 Bias = Annotated[FiniteFloat, Field(ge=-100, le=100)]
 
@@ -47,10 +50,11 @@ GUIDES = (
 """Fields that constrain the form of an answer. An empty one does so, too: `{}` is the schema of any JSON."""
 NOT_SUPPORTED: Mapping[str, tuple[Any, ...]] = {
     **dict.fromkeys(GUIDES, ()),
-    "bad_words": (), "allowed_token_ids": (), "logits_processors": (), "custom_logit_processor": (),
+    "logits_processors": (), "custom_logit_processor": (),
     "stop_regex": (), "use_beam_search": (), "length_penalty": (1,), "prompt_embeds": (), "chat_template": (),
     "functions": (), "function_call": ("auto", "none"), "documents": (), "audio": (),
     "modalities": (["text"],), "web_search_options": (), "return_tokens_as_token_ids": (),
+    "service_tier": ("auto", "default"), "verbosity": ("medium",), "moderation": (),
 }  # fmt: skip
 """Fields of other servers that would change the answer and are not implemented: ignoring them would give
 another answer than the client requested. Each comes with the values that change nothing; null, false and
@@ -59,6 +63,16 @@ NOT_SUPPORTED_IN_CHATS: Mapping[str, tuple[Any, ...]] = {
     "echo": (), "suffix": (), "best_of": (1,), "add_special_tokens": (),
 }  # fmt: skip
 """The same for fields that only chats refuse."""
+
+
+IGNORED = frozenset(
+    (
+        "prediction", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention",
+        "safety_identifier",
+    )
+)  # fmt: skip
+"""Fields of OpenAI's API that change no answer, and that the log does not mention: prefixes are cached
+without them, and nobody but the client knows its users."""
 
 
 def refuse_unsupported(fields: Any, more: Mapping[str, tuple[Any, ...]] = NOT_SUPPORTED) -> Any:
@@ -92,6 +106,28 @@ class StreamOptions(Strict):
     """Whether to send one more chunk, with the usage and no choices, before `[DONE]`."""
     continuous_usage_stats: bool | None = None
     """Whether every chunk carries the usage so far."""
+
+
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+
+
+class ReasoningControl(Strict):
+    """Control of the reasoning before an answer."""
+
+    max_tokens: int | None = Field(None, ge=0, le=2**31 - 1)
+    """Most tokens of the reasoning, as `thinking_token_budget`."""
+    effort: Effort | None = None
+    """Same meaning as `reasoning_effort`."""
+    enabled: bool | None = None
+    """Variable `enable_thinking` for the chat template."""
+    exclude: bool | None = None
+    """Not supported: the answer has the reasoning. Must be left out or false."""
+
+    @model_validator(mode="after")
+    def _never_excluded(self) -> "ReasoningControl":
+        if self.exclude:
+            raise ValueError("exclude: is not supported; leave it out, and ignore the reasoning")
+        return self
 
 
 class JsonSchema(Strict):

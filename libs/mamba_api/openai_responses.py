@@ -174,6 +174,8 @@ class AnswerMessage(_Answer):
     """Never set."""
     reasoning_content: str | None = None
     """Reasoning of the model before its answer, if any."""
+    reasoning: str | None = None
+    """The same under its other name."""
     tool_calls: list[AnsweredToolCall] | None = None
     """Calls by the model, if any."""
 
@@ -223,6 +225,8 @@ class AnswerDelta(_Answer):
     """Role, in the first chunk of a choice."""
     reasoning_content: str | None = None
     """New text of the reasoning."""
+    reasoning: str | None = None
+    """The same under its other name."""
     content: str | None = None
     """New text of the answer."""
     tool_calls: list[ToolCallDelta] | None = None

@@ -13,6 +13,7 @@ from mamba_api.choices import Quantization
 from mamba_api.v1alpha1 import Engine, Limits, Memory, Rollout, StateCache, Workload
 from mamba_settings.browser_origins import BrowserOrigins
 from mamba_settings.byte_size import Bytes
+from mamba_settings.history_settings import HistorySettings
 from mamba_settings.http_limits import HttpLimits
 from mamba_settings.trace_settings import TraceSettings
 
@@ -43,6 +44,9 @@ class ModelSettings(SettingsGroup):
     """Type of the matrices in memory: none = as dtype; int8 = half the bytes of bfloat16, on a CPU only."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device that the model runs on; auto = cuda if there is one."""
+    pooling: Literal["auto", "mean", "last"] = "auto"
+    """Pooling of `/v1/embeddings` where a request names none: mean = of all tokens, last = the last one;
+    auto = that of the model's 1_Pooling/config.json, else last."""
     seed: int | None = None
     """Seed of requests that specify none; default: a random seed at each start, so that engines of one model
     do not draw the same answers."""
@@ -212,9 +216,9 @@ class ProcessSettings(SettingsGroup):
 
 
 class EngineSettings(
-    ModelSettings, ServerSettings, BrowserOrigins, HttpLimits, SchedulerSettings, StateCache, MemorySettings,
-    TrafficSettings, PrefixIndexSettings, PinSettings, WarmSettings, TransferSettings, TierSettings,
-    TraceSettings, ProcessSettings,
+    ModelSettings, ServerSettings, BrowserOrigins, HttpLimits, HistorySettings, SchedulerSettings, StateCache,
+    MemorySettings, TrafficSettings, PrefixIndexSettings, PinSettings, WarmSettings, TransferSettings,
+    TierSettings, TraceSettings, ProcessSettings,
 ):  # fmt: skip
     """Settings of one engine. Sizes are bytes, lengths are tokens, times are seconds.
 

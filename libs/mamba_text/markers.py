@@ -3,6 +3,7 @@
 import re
 
 _NEXT = re.compile(r'["\\]')
+_BRACKETS = re.compile(r'["{}\[\]]')
 
 
 def unfinished(text: str, marker: str) -> int:
@@ -15,6 +16,34 @@ def unfinished(text: str, marker: str) -> int:
         ),
         0,
     )
+
+
+class JsonDepth:
+    """Search for the end of one object or list of JSON that arrives in pieces."""
+
+    __slots__ = ("_depth", "_escaped", "_string")
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self._string = self._escaped = False
+
+    def end(self, text: str) -> int | None:
+        """Return the place behind the end in `text`, which continues that of the last call; None = no end."""
+        place = 0
+        if self._escaped and text:
+            place, self._escaped = 1, False
+        while match := (_NEXT if self._string else _BRACKETS).search(text, place):
+            place = match.end()
+            if match[0] == "\\":
+                self._escaped = place == len(text)
+                place += 1
+            elif match[0] == '"':
+                self._string = not self._string
+            else:
+                self._depth += 1 if match[0] in "{[" else -1
+                if not self._depth:
+                    return place
+        return None
 
 
 class JsonPlace:

@@ -232,7 +232,9 @@ def chat_token_ids(
 
 
 def _options(request: ChatCompletionRequest) -> dict[str, Any]:
-    effort = {} if request.reasoning_effort is None else {"reasoning_effort": request.reasoning_effort}
+    effort: dict[str, Any] = {} if request.effort is None else {"reasoning_effort": request.effort}
+    if request.reasoning is not None and request.reasoning.enabled is not None:
+        effort["enable_thinking"] = request.reasoning.enabled
     return {
         "variables": {**effort, **(request.chat_template_kwargs or {})},
         "tools": request.offered_tools or None,
@@ -253,6 +255,9 @@ def _message(message: dict[str, Any]) -> dict[str, Any]:
         content = "".join(part.get("text") or part.get("refusal", "") for part in content)
     role = "system" if message["role"] == "developer" else message["role"]
     converted = {**message, "role": role, "content": content or ""}
+    # Clients send reasoning back under the name that they read, and templates know one.
+    if isinstance(thoughts := message.get("reasoning"), str) and "reasoning_content" not in message:
+        converted["reasoning_content"] = thoughts
     if "tool_calls" in message:
         converted["tool_calls"] = [_call(call) for call in message["tool_calls"]]
     return converted

@@ -18,9 +18,9 @@ from mamba_text import strict_json
 
 FUNCTION = "<function="
 FUNCTION_END = "</function>"
-_PARAMETER_END = "</parameter>"
-_FUNCTION_TAG = re.compile(r"\s*<function=([^<>\n]+)>")
-_PARAMETER_TAG = re.compile(r"\s*<parameter=([^<>\n]+)>")
+PARAMETER_END = "</parameter>"
+FUNCTION_TAG = re.compile(r"\s*<function=([^<>\n]+)>")
+PARAMETER_TAG = re.compile(r"\s*<parameter=([^<>\n]+)>")
 _PARAMETER_LINE = re.compile(r"(?<=\n)<parameter=([^<>\n]+)>(?=\n)")
 _NOTHING = re.compile(r"\s*\Z")
 _BOOLEANS = {"true": True, "false": False}
@@ -32,7 +32,7 @@ def read_tagged_call(written: str, parameters: Mapping[str, Any]) -> tuple[str, 
 
     `parameters`: by function, the schema of its arguments.
     """
-    tag = _FUNCTION_TAG.match(written)
+    tag = FUNCTION_TAG.match(written)
     body = written.rstrip()
     if tag is None or not body.endswith(FUNCTION_END):
         return None
@@ -58,7 +58,7 @@ def _values(body: str, properties: Mapping[str, Any]) -> list[tuple[str, str]] |
     values: list[tuple[str, str]] = []
     seen: set[str] = set()
     place = 0
-    while tag := _PARAMETER_TAG.match(body, place):
+    while tag := PARAMETER_TAG.match(body, place):
         end = next((end for end in _ends(body, tag.end()) if _closes(body, end)), None)
         if end is None:
             return None
@@ -66,13 +66,13 @@ def _values(body: str, properties: Mapping[str, Any]) -> list[tuple[str, str]] |
         seen.add(name)
         stop = _next_tag(body, tag.end(), end, lambda key: key in properties and key not in seen)
         values.append((name, _inner(body[tag.end() : end if stop is None else stop])))
-        place = end + len(_PARAMETER_END) if stop is None else stop
+        place = end + len(PARAMETER_END) if stop is None else stop
     return values if _NOTHING.match(body, place) else None
 
 
 def _next_tag(body: str, start: int, end: int, is_missing: Callable[[str], bool]) -> int | None:
     """Return where a value ends because another missing parameter begins a line; None = at its end tag."""
-    first_end = body.find(_PARAMETER_END, start, end)
+    first_end = body.find(PARAMETER_END, start, end)
     for tag in _PARAMETER_LINE.finditer(body, start, end if first_end < 0 else first_end):
         if is_missing(tag[1].strip()):
             return tag.start()
@@ -80,15 +80,15 @@ def _next_tag(body: str, start: int, end: int, is_missing: Callable[[str], bool]
 
 
 def _ends(body: str, place: int) -> Iterator[int]:
-    while (place := body.find(_PARAMETER_END, place)) >= 0:
+    while (place := body.find(PARAMETER_END, place)) >= 0:
         yield place
-        place += len(_PARAMETER_END)
+        place += len(PARAMETER_END)
 
 
 def _closes(body: str, end: int) -> bool:
     """Return whether the tag at `end` ends its parameter: another parameter follows, or nothing."""
-    behind = end + len(_PARAMETER_END)
-    return bool(_PARAMETER_TAG.match(body, behind) or _NOTHING.match(body, behind))
+    behind = end + len(PARAMETER_END)
+    return bool(PARAMETER_TAG.match(body, behind) or _NOTHING.match(body, behind))
 
 
 def _inner(text: str) -> str:

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mamba_text import strict_json
-from mamba_text.markers import JsonPlace, unfinished
+from mamba_text.call_parts import CallPart, CallPartsReader, JsonCallParts, TaggedCallParts, json_head
+from mamba_text.markers import JsonDepth, JsonPlace, unfinished
 from mamba_text.tagged_call import FUNCTION, FUNCTION_END, read_tagged_call
 
 MOST_NAME = 256
@@ -73,6 +74,8 @@ class ParsedOutput:
 
     text: str = ""
     calls: tuple[ToolCall, ...] = ()
+    parts: tuple[CallPart, ...] = ()
+    """The same calls in parts, as they are written."""
 
 
 @dataclass(slots=True)
@@ -85,6 +88,9 @@ class ToolCallReader:
     """JSON schema of each function's arguments, by which the types of tagged arguments are determined."""
     offered_alone: bool = False
     """Whether a call of a function that is not in `parameters` counts as text."""
+    streams: bool = False
+    """Whether parts of calls are returned before the calls are complete. A call that breaks off then stays a
+    call, since a part of it was returned."""
     calls: int = 0
     """Number of calls read so far."""
     _pending: str = ""
@@ -99,20 +105,29 @@ class ToolCallReader:
     """Last characters of those pieces, in which a split end marker may begin."""
     _place: JsonPlace = field(default_factory=JsonPlace)
     """Whether the current call is within a string of its JSON."""
+    _bare_depth: JsonDepth = field(default_factory=JsonDepth)
+    """Search for the end of a call without markers."""
     _ends: int = 0
     """Number of end markers inside the current call."""
     _lone_end: bool = False
     """Whether a call without a begin marker has just ended: its end marker may follow, and is no text."""
     _out: list[str] = field(default_factory=list)
     _complete_calls: list[ToolCall] = field(default_factory=list)
+    _begun: CallPartsReader | None = None
+    """Reader of the parts of the current call; None = outside."""
+    _sent: list[int] = field(default_factory=list)
+    """Number of characters of the arguments that were returned of each call of `_begun`."""
+    _parts: list[CallPart] = field(default_factory=list)
+    _wrote: bool = False
+    """Whether there was text or a call: what follows cannot be a call without markers."""
 
     def feed(self, text: str, *, last: bool) -> ParsedOutput:
         """Read more of the answer; `last`: nothing follows."""
         self._read(text)
         if last:
             self._finish()
-        read = ParsedOutput("".join(self._out), tuple(self._complete_calls))
-        self._out, self._complete_calls = [], []
+        read = ParsedOutput("".join(self._out), tuple(self._complete_calls), tuple(self._parts))
+        self._out, self._complete_calls, self._parts = [], [], []
         return read
 
     def _read(self, text: str) -> None:
@@ -136,6 +151,12 @@ class ToolCallReader:
             if behind is None:
                 return ""
             whole = behind
+        if (
+            self.parameters
+            and not (self.form.tagged or self._wrote)
+            and (rest := self._bare(whole)) is not None
+        ):
+            return rest
         places = [(place, marker) for marker in self._begins if (place := whole.find(marker)) >= 0]
         if places:
             place, self._begin = min(places)
@@ -143,13 +164,39 @@ class ToolCallReader:
             # White space that separates a call is not text.
             self._emit_text(content := before.rstrip())
             self._separator = before[len(content) :]
-            self._call_parts, self._tail, self._place, self._ends = [], "", JsonPlace(), 0
+            self._open_call()
             return whole[place + len(self._begin) :]
         certain = len(whole) - max(unfinished(whole, marker) for marker in self._begins)
         certain = len(whole[:certain].rstrip())
         self._emit_text(whole[:certain])
         self._pending = whole[certain:]
         return ""
+
+    def _open_call(self) -> None:
+        self._call_parts, self._tail, self._place, self._ends = [], "", JsonPlace(), 0
+        self._begun = TaggedCallParts(self.parameters) if self.form.tagged else JsonCallParts(self.parameters)
+        self._sent = []
+        if self._begin == FUNCTION:
+            self._begun.feed(FUNCTION)
+
+    def _bare(self, whole: str) -> str | None:
+        """Begin a call of an offered function without markers, which an answer in JSON may begin with.
+
+        Returns the unread rest; None = the text is no such call.
+        """
+        written = whole.lstrip()
+        if not written or written[0] not in ("[{" if self.form.listed else "{"):
+            return None
+        head = json_head(written.lstrip("[ \t\r\n"))
+        if head is None:
+            self._pending = whole
+            return ""
+        if not isinstance(head, tuple) or head[0] not in self.parameters:
+            return None
+        self._begin, self._separator = "", whole[: len(whole) - len(written)]
+        self._open_call()
+        self._bare_depth = JsonDepth()
+        return written
 
     def _without_lone_end(self, whole: str) -> str | None:
         """Return the text behind the end marker of a call without begin marker; None = it may still come."""
@@ -165,15 +212,20 @@ class ToolCallReader:
 
     @property
     def _end(self) -> str:
-        """Return the end of the current call."""
+        """Return the end of the current call; "" = the end of its JSON, or of the answer."""
+        if not self._begin:
+            return ""
         return FUNCTION_END if self._begin == FUNCTION else self.form.end
 
     def _read_call(self, text: str) -> str:
         """Read a call up to its end; return the unread rest. An end marker within a string is no end."""
         assert self._call_parts is not None
         end = self._end
+        if not self._begin:
+            return self._read_bare_call(text)
         if not end:
             self._call_parts.append(text)
+            self._feed_begun(text)
             return ""
         seen = self._tail + text
         new, cut = len(self._tail), 0
@@ -181,6 +233,7 @@ class ToolCallReader:
         while place >= 0:
             stop = place + len(end)
             self._call_parts.append(seen[new:stop])
+            self._feed_begun(seen[new:stop])
             self._tail, new, cut = "", stop, stop
             written = "".join(self._call_parts)
             self._call_parts = [written]
@@ -198,12 +251,46 @@ class ToolCallReader:
                 return seen[stop:]
             place = seen.find(end, stop)
         self._call_parts.append(seen[new:])
+        self._feed_begun(seen[new:])
         self._tail = seen[max(cut, len(seen) - len(end) + 1) :]
         if self._begin == FUNCTION and self._is_unknown():
             written, self._call_parts = "".join(self._call_parts), None
             self._emit_text(f"{self._separator}{FUNCTION}")
             return written
         return ""
+
+    def _read_bare_call(self, text: str) -> str:
+        """Read a call without markers up to the end of its JSON; return the unread rest."""
+        assert self._call_parts is not None
+        end = self._bare_depth.end(text)
+        part = text if end is None else text[:end]
+        self._call_parts.append(part)
+        self._feed_begun(part)
+        if end is None:
+            return ""
+        written = "".join(self._call_parts)
+        if (calls := self._calls(written)) is None:
+            self._give_up(written)
+        else:
+            self._close(calls)
+        return text[end:]
+
+    def _feed_begun(self, text: str) -> None:
+        """Read the text for parts of calls, and return those that are new."""
+        assert self._begun is not None
+        self._begun.feed(text)
+        if not self.streams:
+            return
+        for number, call in enumerate(self._begun.calls):
+            if self.max_calls is not None and self.calls + number >= self.max_calls:
+                return
+            begins = number == len(self._sent)
+            if begins:
+                self._sent.append(0)
+            if begins or len(call.arguments) > self._sent[number]:
+                new = call.arguments[self._sent[number] :]
+                self._parts.append(CallPart(call.name if begins else "", new))
+                self._sent[number] = len(call.arguments)
 
     def _may_end(self, body: str) -> bool:
         """Return whether an end marker behind `body` can be the end of the call."""
@@ -220,14 +307,36 @@ class ToolCallReader:
     def _close(self, calls: list[ToolCall]) -> None:
         self._call_parts, self._tail = None, ""
         self._lone_end = self._begin == FUNCTION
-        for call in calls:
-            if self.max_calls is None or self.calls < self.max_calls:
-                self.calls += 1
-                self._complete_calls.append(call)
+        self._wrote = True
+        assert self._begun is not None
+        for number, call in enumerate(calls):
+            if self.max_calls is not None and self.calls >= self.max_calls:
+                break
+            self.calls += 1
+            if number < len(self._begun.calls) and (begun := self._begun.calls[number]).complete:
+                # JSON comes as the model wrote it.
+                call = ToolCall(call.name, begun.arguments)
+            if number < len(self._sent):
+                sent = self._begun.calls[number].arguments
+                if not call.arguments.startswith(sent):
+                    # The text is ambiguous, and a part of one reading was returned.
+                    call = ToolCall(call.name, sent + "}")
+                self._parts.append(CallPart("", call.arguments[len(sent) :], last=True))
+            else:
+                self._parts.append(CallPart(call.name, call.arguments, last=True))
+            self._complete_calls.append(call)
+        self._begun = None
 
     def _give_up(self, written: str) -> None:
-        """Emit as text what was read as a possible call."""
+        """Emit as text what was read as a possible call, unless a part of it was returned as a call."""
         self._call_parts, self._tail = None, ""
+        if self._sent:
+            assert self._begun is not None
+            self.calls += len(self._sent)
+            self._complete_calls += [ToolCall(call.name, call.arguments) for call in self._begun.calls]
+            self._parts.append(CallPart("", "", last=True))
+            self._begun, self._sent = None, []
+            return
         self._emit_text(f"{self._separator}{self._begin}{written}")
 
     def _calls(self, written: str) -> list[ToolCall] | None:
@@ -249,12 +358,16 @@ class ToolCallReader:
         while self._call_parts is not None:
             written = "".join(self._call_parts)
             # A model may end its answer in place of the end marker.
-            calls = None if self._begin == FUNCTION else self._calls(written)
+            calls = None if self._begin in (FUNCTION, "") else self._calls(written)
             if calls is not None:
                 self._close(calls)
                 break
+            if self._sent:
+                self._give_up("")
+                break
             # No end followed: the text behind the first marker is read again.
             head, end, rest = written.partition(self._end) if self._end else (written, "", "")
+            self._wrote = True
             self._give_up(head + end)
             self._read(rest)
         if self._pending.strip() or not self.calls:
@@ -264,6 +377,7 @@ class ToolCallReader:
     def _emit_text(self, text: str) -> None:
         if text:
             self._out.append(text)
+            self._wrote = self._wrote or not text.isspace()
 
 
 def _calls(written: str) -> list[ToolCall] | None:

@@ -11,6 +11,7 @@ from mamba_edge.exchange.asgi_responses import USAGE_HEADER
 from mamba_edge.exchange.hand_over_headers import HAND_OVER_HEADER, PEER_HEADER
 from mamba_edge.exchange.request_body import RawHeaders
 from mamba_edge.exchange.request_context import CLIENT_HEADER
+from mamba_edge.history.kept_answer import HISTORY_HEADER
 
 HOP_BY_HOP = frozenset(
     (
@@ -40,6 +41,7 @@ _OWN_REQUEST = HOP_BY_HOP | frozenset(
         CLIENT_HEADER,
         HAND_OVER_HEADER,
         PEER_HEADER,
+        HISTORY_HEADER,
     )
 )
 # Headers that the server of the gateway sets itself.

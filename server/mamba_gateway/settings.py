@@ -15,6 +15,7 @@ from mamba_gateway.key_limits import MOST, KeyLimits, KeyLimitTable
 from mamba_prefix.redis_url import check_url
 from mamba_settings.browser_origins import BrowserOrigins
 from mamba_settings.byte_size import Bytes
+from mamba_settings.history_settings import HistorySettings
 from mamba_settings.http_limits import HttpLimits
 from mamba_settings.trace_settings import TraceSettings
 
@@ -35,7 +36,7 @@ def _is_plain_address(url: str) -> bool:
     return parts.scheme == "http" and parts.port is not None and not parts.path and parts.username is None
 
 
-class GatewaySettings(HttpLimits, BrowserOrigins, TraceSettings, BaseSettings):
+class GatewaySettings(HttpLimits, HistorySettings, BrowserOrigins, TraceSettings, BaseSettings):
     """One gateway. Times are seconds, sizes are bytes."""
 
     model_config = SettingsConfigDict(

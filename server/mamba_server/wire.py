@@ -2,8 +2,8 @@
 
 Both directions are one-way PUSH/PULL sockets over `ipc://`; a frame is one msgpack-encoded struct of
 `ToEngine` or `FromEngine`, packed by `encoder` and read by `decoder`. Times are `time.monotonic()` seconds
-(one clock for all processes of a machine). No text but grammars crosses this seam: the API process owns
-tokenizer, chat template and stop strings.
+(one clock for all processes of a machine). No text but grammars and markers of thoughts crosses this seam:
+the API process owns tokenizer, chat template and stop strings.
 """
 
 from array import array
@@ -28,6 +28,19 @@ class TokenIds(_Int32s):
 
     def __new__(cls, token_ids: Iterable[int] = ()) -> "TokenIds":  # noqa: PYI034 - what array returns is not typed as Self
         return super().__new__(cls, "i", token_ids)  # type: ignore[return-value]
+
+
+class ThoughtBudget(msgspec.Struct, array_like=True, frozen=True):
+    """Limit on the thoughts of an answer."""
+
+    tokens: int
+    """Most tokens of the thoughts, before their end is forced."""
+    begin: str
+    """Marker with which the model begins to think; "" = the prompt has opened the thoughts."""
+    ends: tuple[str, ...]
+    """Markers at which thoughts end by themselves."""
+    closing: tuple[int, ...]
+    """Tokens that are forced behind the last one of the budget."""
 
 
 class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -56,6 +69,14 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     prompt_logprobs: int = -1
     grammar: str = ""
     """Grammar in llguidance's notation that the whole answer follows; "" = none."""
+    thought_budget: ThoughtBudget | None = None
+    allowed_token_ids: tuple[int, ...] = ()
+    """Tokens that may come, end tokens included; () = all."""
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    """Sequences of tokens that must not come."""
+    pooling: Literal["", "mean", "last"] = ""
+    """Mean of the prompt's hidden states behind the last norm, or the last one, that is returned; "" = none.
+    Only with `max_tokens` 0."""
 
 
 class Fetch(msgspec.Struct, array_like=True, frozen=True):
@@ -262,6 +283,8 @@ class SequenceDelta(msgspec.Struct, omit_defaults=True, frozen=True):
     """Timeline of a traced sequence, if anything was recorded."""
     hand_over: HandOver | None = None
     """State that the request was to hand over, with its last delta."""
+    embedding: bytes = b""
+    """Pooled hidden states as float32 numbers, if requested, with the last delta."""
 
 
 class Taken(msgspec.Struct, tag="taken", frozen=True):

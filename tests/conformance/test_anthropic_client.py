@@ -111,14 +111,12 @@ async def test_the_cause_of_the_end_is_named(
     assert (answer.stop_reason, answer.stop_sequence) == (reason, sequence)
 
 
-async def test_thinking_is_a_block_of_its_own_and_its_budget_is_refused_by_name() -> None:
+async def test_thinking_is_a_block_of_its_own() -> None:
     enabled: Any = {"type": "enabled"}
     answer = await whole("Let me ", "see.</think>", "42", thinking=enabled)
     thinking, text = answer.content
     assert (thinking.type, text.type) == ("thinking", "text")
     assert thinking.thinking == "Let me see."  # type: ignore[union-attr]
-    with pytest.raises(anthropic.BadRequestError, match=r"thinking\.budget_tokens"):
-        await whole("x", thinking={**enabled, "budget_tokens": 1024})
 
 
 async def test_a_tool_makes_the_round_trip() -> None:

@@ -2,49 +2,19 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
-import httpx2
-import msgspec
-import openai
 import pytest
 
 from asgi import Asked
 from eventually import until
 from mamba_api.dialects.responses_answer import ResponsesEvent, ResponsesResponse
-from scripted_engine import READY, TOKENIZER, Api
+from responses_client import client_of, served
+from scripted_engine import TOKENIZER, Api
 
 PATH = "/v1/responses"
-TEMPLATE = (
-    "{% if tools %}tools {{ tools | tojson }} call <tool_call>{...}</tool_call> {% endif %}"
-    "{% for m in messages %}{{ m.role }}: "
-    "{% if m.reasoning_content %}({{ m.reasoning_content }}){% endif %}"
-    "{{ (m.content or '').split('</think>')[-1] }}"
-    "{% for call in m.tool_calls or [] %}[{{ call.function.name }} {{ call.function.arguments.a }}]"
-    "{% endfor %} {% endfor %}"
-    "{% if add_generation_prompt %}assistant: <think>{% if reasoning_effort %}{{ reasoning_effort }}"
-    "{% endif %}{% endif %}"
-)
 ADD: Any = {"type": "function", "name": "add", "parameters": {"type": "object"}, "strict": False}
 CALL = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
-
-
-def served() -> Api:
-    """Return a server whose context has room for tools."""
-    api = Api(template=TEMPLATE)
-    api.engine.send(msgspec.structs.replace(READY, max_model_len=2048))
-    return api
-
-
-@asynccontextmanager
-async def client_of(api: Api) -> AsyncIterator[openai.AsyncOpenAI]:
-    transport = httpx2.AsyncClient(transport=httpx2.ASGITransport(app=api.app))
-    async with openai.AsyncOpenAI(
-        base_url="http://engine/v1", api_key="any", max_retries=0, http_client=transport
-    ) as client:
-        yield client
 
 
 async def whole(*parts: str, finish: str = "stop", **fields: Any) -> Any:
@@ -74,7 +44,7 @@ async def test_an_answer_has_items_status_and_usage() -> None:
     assert [item.type for item in answer.output] == ["reasoning", "message"]
     assert answer.output[0].content[0].text == "Let me see."
     assert answer.output_text == "forty-two"
-    assert (answer.status, answer.store, answer.metadata) == ("completed", False, {"a": "b"})
+    assert (answer.status, answer.store, answer.metadata) == ("completed", True, {"a": "b"})
     assert answer.usage.total_tokens == answer.usage.input_tokens + answer.usage.output_tokens
     assert answer.usage.output_tokens_details.reasoning_tokens > 0
 
@@ -162,9 +132,10 @@ async def test_an_error_within_a_stream_fails_the_response() -> None:
     ("fields", "param"),
     [
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
-        ({"store": True}, "store"),
         ({"background": True}, "background"),
         ({"conversation": "c"}, "conversation"),
+        ({"conversation": {}}, "conversation.id"),
+        ({"conversation": "conv_1", "previous_response_id": "resp_1"}, "conversation"),
         ({"truncation": "auto"}, "truncation"),
         ({"include": ["file_search_call.results"]}, "include"),
         ({"tools": [{"type": "web_search"}]}, "tools[0]"),

@@ -8,6 +8,7 @@ import argparse
 import asyncio
 import json
 import os
+import struct
 import sys
 import time
 from pathlib import Path
@@ -140,8 +141,9 @@ class FakeEngine:
             scored = [None, *(self.logprobs(item, params.prompt_logprobs) for item in prompt[1:])]
         if not params.max_tokens:
             last = wire.SequenceDelta(
-                request.request_id, index, [], finish_reason="length", prompt_logprobs=scored
-            )
+                request.request_id, index, [], finish_reason="length", prompt_logprobs=scored,
+                embedding=struct.pack("<4f", 3, 4, 0, len(prompt)) if params.pooling else b"",
+            )  # fmt: skip
             await self.send(wire.Outputs([last]))
             return
         source = prompt[1:] if prompt[0] == 1 and len(prompt) > 1 else prompt

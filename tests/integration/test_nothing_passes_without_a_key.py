@@ -34,6 +34,9 @@ SOON = {"header_timeout": 0.25, "body_timeout": 0.25, "keep_alive_timeout": 0.25
 """Seconds until a connection that owes something is ended; what is sent at once comes sooner."""
 GUARDED = (
     "/v1/completions", "/v1/chat/completions", "/v1/messages", "/v1/messages/count_tokens", "/v1/responses",
+    "/v1/responses/resp_1", "/v1/responses/resp_1/input_items", "/v1/conversations",
+    "/v1/embeddings", "/tokenize", "/detokenize",
+    "/v1/conversations/conv_1", "/v1/conversations/conv_1/items",
     "/v1/models", "/v1/models/m", "/v1/status", "/v1/tokenizer",
     "/v1/handover", "/v1/prefix_changes", "/v1/routing/decisions", "/admin/drain", "/admin/flush_cache",
     "/admin/ledger",

@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+import anthropic
 import openai
 import pytest
 
@@ -88,3 +89,78 @@ def test_choices_think_for_themselves(client: openai.OpenAI) -> None:
     assert len({thoughts(choice.message) for choice in made.choices}) > 1
     for choice in made.choices:
         assert set(json.loads(choice.message.content or "")) == {"x", "name"}
+
+
+ENDLESS: Any = {key: value for key, value in ASKED.items() if key != "logit_bias"}
+"""A request whose thoughts have no end of their own."""
+TEN: Any = {"extra_body": {"thinking_token_budget": 10}}
+
+
+def reasoning_tokens(answer: Any) -> int:
+    return int(answer.usage.completion_tokens_details.reasoning_tokens)
+
+
+@pytest.mark.parametrize(
+    "extra", [{"thinking_token_budget": 10}, {"reasoning": {"max_tokens": 10}}], ids=["token", "object"]
+)
+def test_thoughts_end_at_their_budget_and_an_answer_follows(client: openai.OpenAI, extra: Any) -> None:
+    whole = client.chat.completions.create(**{**ENDLESS, "max_tokens": 40}, extra_body=extra)
+    (choice,) = whole.choices
+    # The marker, and the blank line that belongs to it, follow the ten tokens.
+    assert 10 < reasoning_tokens(whole) <= 12
+    assert thoughts(choice.message)
+    assert choice.message.content
+    assert "</think>" not in thoughts(choice.message) + choice.message.content
+    assert (choice.message.model_extra or {})["reasoning"] == thoughts(choice.message)
+
+
+def test_a_form_follows_thoughts_of_a_budget_streamed_and_whole(client: openai.OpenAI) -> None:
+    whole = client.chat.completions.create(**ENDLESS, **TEN, response_format=FORM)
+    content = whole.choices[0].message.content
+    assert set(json.loads(content or "")) == {"x", "name"}
+    assert reasoning_tokens(whole) <= 12
+    events = list(client.chat.completions.create(**ENDLESS, **TEN, response_format=FORM, stream=True))
+    deltas = [event.choices[0].delta for event in events if event.choices]
+    assert "".join(delta.content or "" for delta in deltas) == content
+    assert "".join(map(thoughts, deltas)) == thoughts(whole.choices[0].message)
+
+
+def test_a_forced_call_follows_thoughts_of_a_budget(client: openai.OpenAI) -> None:
+    made = client.chat.completions.create(
+        **ENDLESS, **TEN, tools=[MOVE], tool_choice="required", parallel_tool_calls=False
+    )
+    assert made.choices[0].finish_reason == "tool_calls"
+    assert reasoning_tokens(made) <= 12
+
+
+def test_other_dialects_have_the_same_budget(client: openai.OpenAI) -> None:
+    answer = client.responses.create(
+        model="tiny", input="Where?", max_output_tokens=40, extra_body={"reasoning": {"max_tokens": 10}}
+    )
+    assert [item.type for item in answer.output] == ["reasoning", "message"]
+    assert answer.usage is not None
+    assert answer.usage.output_tokens_details.reasoning_tokens <= 12
+    with anthropic.Anthropic(base_url=str(client.base_url).removesuffix("/v1/"), api_key="none") as other:
+        message = other.messages.create(
+            model="tiny", max_tokens=40, messages=[{"role": "user", "content": "Where?"}],
+            thinking={"type": "enabled", "budget_tokens": 10},
+        )  # fmt: skip
+    assert [block.type for block in message.content] == ["thinking", "text"]
+
+
+def test_a_budget_of_nothing_leaves_no_thought(client: openai.OpenAI) -> None:
+    body = {**ENDLESS, "max_tokens": 20, "extra_body": {"thinking_token_budget": 0}}
+    (choice,) = client.chat.completions.create(**body).choices
+    assert not thoughts(choice.message)
+    assert choice.message.content
+
+
+def test_words_and_tokens_that_are_not_to_come_do_not(client: openai.OpenAI) -> None:
+    body = {**ENDLESS, "max_tokens": 30, "extra_body": {"thinking_token_budget": 0}}
+    before = client.chat.completions.create(**body).choices[0].message.content or ""
+    word = before.split()[0]
+    body["extra_body"] = {"thinking_token_budget": 0, "bad_words": [word]}
+    assert word not in (client.chat.completions.create(**body).choices[0].message.content or "")
+    body["extra_body"] = {"allowed_token_ids": [5, 6], "separate_reasoning": False, "return_token_ids": True}
+    (choice,) = client.chat.completions.create(**body).choices
+    assert set((choice.model_extra or {})["token_ids"]) <= {5, 6}

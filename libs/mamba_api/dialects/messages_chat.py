@@ -29,6 +29,10 @@ _SAME_FIELDS = ("max_tokens", "temperature", "top_p", "top_k", "priority", "cach
 def chat_of_messages(request: CountTokensRequest) -> ChatCompletionRequest:
     """Return the chat request for a message request. Raises pydantic's ValidationError."""
     fields: dict[str, Any] = {"model": request.model, "messages": _messages(request)}
+    if request.cache_control is not None:
+        last = fields["messages"][-1]
+        own = last.get("cache_control")
+        last["cache_control"] = _longest([request.cache_control, *([own] if own is not None else [])])
     if request.messages[-1].role == "assistant":
         fields |= {"continue_final_message": True, "add_generation_prompt": False}
     if request.tools is not None:
@@ -37,6 +41,7 @@ def chat_of_messages(request: CountTokensRequest) -> ChatCompletionRequest:
         fields |= _choice(request.tool_choice)
     if request.thinking is not None:
         fields["chat_template_kwargs"] = {"enable_thinking": request.thinking.type != "disabled"}
+        fields["thinking_token_budget"] = request.thinking.budget_tokens
     if (config := request.output_config) is not None:
         fields["reasoning_effort"] = config.effort
         if config.format is not None:
@@ -106,7 +111,11 @@ def _pin(blocks: Iterable[_Pinnable]) -> dict[str, CacheControl]:
     such field, so the longest time of all blocks counts.
     """
     controls = [block.cache_control for block in blocks if block.cache_control is not None]
-    return {"cache_control": max(controls, key=lambda control: control.seconds)} if controls else {}
+    return {"cache_control": _longest(controls)} if controls else {}
+
+
+def _longest(controls: Iterable[CacheControl]) -> CacheControl:
+    return max(controls, key=lambda control: control.seconds)
 
 
 def _assistant(blocks: list[MessageBlock]) -> dict[str, Any]:

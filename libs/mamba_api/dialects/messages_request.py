@@ -7,7 +7,7 @@ not implemented is refused by its name. `messages_chat` translates the requests.
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, FiniteFloat, field_validator, model_validator
+from pydantic import Field, FiniteFloat, model_validator
 
 from mamba_api.openai_fields import (
     FAIL_FAST,
@@ -20,6 +20,8 @@ from mamba_api.openai_fields import (
     refuse_unsupported,
 )
 
+_IGNORED = frozenset(("betas", "billing_policy", "user_profile_id", "workspace_id"))
+"""Fields of Anthropic's API that change no answer."""
 Required = Mapping[str, tuple[str, ...]]
 _RESULT_PARTS: Required = {"text": ("text",)}
 _USER_BLOCKS: Required = {"text": ("text",), "tool_result": ("tool_use_id",)}
@@ -33,6 +35,14 @@ _NOT_SUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "mcp_servers": (),
     "container": (),
     "inference_geo": ("global",),
+    "service_tier": ("auto", "standard_only"),
+    "speed": ("standard",),
+    "diagnostics": (),
+    "compaction": (),
+    "context_management": ({"edits": []}, {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}),
+    "fallbacks": (),
+    "fallback_credit_token": (),
+    "thread": (),
 }
 """Fields of a message request that would change the answer, with the values that change nothing."""
 
@@ -161,15 +171,16 @@ class ThinkingChoice(Strict):
 
     type: Literal["enabled", "disabled", "adaptive"]
     """`enabled` and `adaptive` switch the template's reasoning on, `disabled` switches it off."""
-    budget_tokens: int | None = None
-    """Not supported: a thought ends where the model ends it, or at `max_tokens`. Must be left out."""
+    budget_tokens: int | None = Field(None, ge=1, le=2**31 - 1)
+    """Most tokens of the thoughts: behind them they are ended, and the model goes on with its answer."""
+    display: Literal["summarized"] | None = None
+    """Always the thoughts themselves; `omitted` is refused."""
 
-    @field_validator("budget_tokens")
-    @classmethod
-    def _no_budget(cls, value: int | None) -> int | None:
-        if value is not None:
-            raise ValueError("is not supported; leave it out, and limit answer and thoughts by max_tokens")
-        return value
+    @model_validator(mode="after")
+    def _budget_of_thoughts(self) -> "ThinkingChoice":
+        if self.type == "disabled" and self.budget_tokens is not None:
+            raise ValueError("budget_tokens: not allowed together with the type 'disabled'")
+        return self
 
 
 class OutputSchema(Strict):
@@ -202,6 +213,8 @@ class CountTokensRequest(Strict):
 
     REFUSED_FIELDS: ClassVar[frozenset[str]] = frozenset(_NOT_SUPPORTED)
     """Names of fields that are refused although the model has no such fields."""
+    IGNORED_FIELDS: ClassVar[frozenset[str]] = _IGNORED
+    """Names of fields that change nothing, and that no log line mentions."""
 
     model: str | None = None
     """Name of the served model; defaults to the one that is served."""
@@ -217,6 +230,8 @@ class CountTokensRequest(Strict):
     """Whether the model reasons before it answers; defaults to what its chat template does."""
     output_config: OutputConfig | None = None
     """Effort and form of the answer."""
+    cache_control: CacheControl | None = None
+    """Pins the whole prompt up to the end of its last message."""
 
     @model_validator(mode="before")
     @classmethod

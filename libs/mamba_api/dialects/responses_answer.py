@@ -100,10 +100,12 @@ class ResponsesResponse(Strict):
     """Items of the answer."""
     usage: ResponsesUsage | None
     """Tokens of the request; null while the answer is in progress."""
-    store: Literal[False]
-    """Always false."""
-    previous_response_id: None
-    """Never set."""
+    store: bool
+    """Whether the response is kept."""
+    previous_response_id: str | None
+    """Identifier of the response that the input went on from."""
+    conversation: dict[str, str] | None = None
+    """Conversation that the turn was added to, by its `id`."""
 
 
 class ResponsesEvent(Strict):

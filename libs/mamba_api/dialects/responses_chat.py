@@ -36,6 +36,7 @@ def chat_of_responses(request: ResponsesRequest) -> ChatCompletionRequest:
         fields["response_format"] = _format(request.text.format)
     if request.reasoning is not None:
         fields["reasoning_effort"] = request.reasoning.effort
+        fields["thinking_token_budget"] = request.reasoning.max_tokens
     if request.stream:
         fields |= {"stream": True, "stream_options": USAGE_IN_EVENTS}
     return ChatCompletionRequest.model_validate(fields)
@@ -44,8 +45,11 @@ def chat_of_responses(request: ResponsesRequest) -> ChatCompletionRequest:
 def repeated_settings(request: ResponsesRequest) -> dict[str, Any]:
     """Return the fields of a request that its answer repeats, with their defaults."""
     dumped = request.model_dump(by_alias=True)
-    for name in ("input", "stream", "store", "previous_response_id", "model", "include"):
+    for name in ("input", "stream", "model", "include", "conversation"):
         del dumped[name]
+    conversation = request.conversation
+    if conversation is not None:
+        dumped["conversation"] = {"id": conversation if isinstance(conversation, str) else conversation.id}
     tools = [] if request.tools is None else dumped["tools"]
     text = {"format": {"type": "text"}}
     if request.text is not None and request.text.format is not None:
@@ -58,6 +62,7 @@ def repeated_settings(request: ResponsesRequest) -> dict[str, Any]:
         "text": text,
         "metadata": request.metadata or {},
         "truncation": "disabled",
+        "store": request.store is not False,
     }
 
 

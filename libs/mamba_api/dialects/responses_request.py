@@ -1,4 +1,4 @@
-"""The request of `POST /v1/responses`, in the format of OpenAI's Responses API, without a memory of its own.
+"""The request of `POST /v1/responses`, in the format of OpenAI's Responses API.
 
 A wrong type is an error, an unknown field is ignored, and a known field that would change the answer but is
 not implemented is refused by its name. `responses_chat` translates the request. Pure.
@@ -11,8 +11,10 @@ from pydantic import Discriminator, Field, FiniteFloat, Tag, field_validator, mo
 
 from mamba_api.openai_fields import (
     FAIL_FAST,
+    IGNORED,
     MAX_MESSAGES,
     MAX_TOOLS,
+    Effort,
     JsonSchema,
     Metadata,
     Strict,
@@ -21,8 +23,9 @@ from mamba_api.openai_fields import (
 from mamba_api.openai_tools import ToolName
 
 _NOT_SUPPORTED: Mapping[str, tuple[Any, ...]] = {
-    "conversation": (), "background": (), "prompt": (), "top_logprobs": (0,), "max_tool_calls": (),
+    "background": (), "prompt": (), "top_logprobs": (0,), "max_tool_calls": (),
     "truncation": ("disabled",), "moderation": (), "context_management": (),
+    "service_tier": ("auto", "default"), "access_programs": (), "image": (),
 }  # fmt: skip
 """Fields of a response request that would change the answer, with the values that change nothing."""
 _ITEM_FIELDS: Mapping[str, tuple[str, ...]] = {
@@ -32,8 +35,6 @@ _ITEM_FIELDS: Mapping[str, tuple[str, ...]] = {
     "reasoning": (),
 }
 _TEXT_PARTS = frozenset(("input_text", "output_text", "text", "summary_text", "reasoning_text"))
-STATELESS = "this server keeps no conversation; send the whole input, with the items of earlier answers"
-"""Advice to clients that refer to an earlier answer."""
 
 
 class ItemPart(Strict):
@@ -163,11 +164,20 @@ class TextOptions(Strict):
     """Form of the text; defaults to any."""
 
 
+class ConversationReference(Strict):
+    """A reference to a conversation."""
+
+    id: str
+    """Identifier of the conversation."""
+
+
 class ReasoningOptions(Strict):
     """Options of the reasoning."""
 
-    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    effort: Effort | None = None
     """Variable `reasoning_effort` for the chat template."""
+    max_tokens: int | None = Field(None, ge=0, le=2**31 - 1)
+    """Most tokens of the reasoning: behind them it is ended, and the model goes on with its answer."""
     summary: str | None = None
     """Ignored: the answer has the reasoning itself."""
 
@@ -177,6 +187,8 @@ class ResponsesRequest(Strict):
 
     REFUSED_FIELDS: ClassVar[frozenset[str]] = frozenset(_NOT_SUPPORTED)
     """Names of fields that are refused although the model has no such fields."""
+    IGNORED_FIELDS: ClassVar[frozenset[str]] = IGNORED | {"stream_options", "user"}
+    """Names of fields that change nothing, and that no log line mentions."""
 
     model: str | None = None
     """Name of the served model; defaults to the one that is served."""
@@ -207,9 +219,11 @@ class ResponsesRequest(Strict):
     include: list[str] | None = Field(None, max_length=16)
     """Accepted if empty or `reasoning.encrypted_content`: reasoning is always returned, as text."""
     store: bool | None = None
-    """Not supported: must be left out or false."""
+    """Whether the response is kept for later requests; defaults to true where the server keeps responses."""
     previous_response_id: str | None = None
-    """Not supported: must be left out."""
+    """Identifier of a kept response that the input goes on from."""
+    conversation: str | ConversationReference | None = None
+    """Conversation, by its identifier, that the input goes on from and that the turn is added to."""
     priority: int | None = Field(None, ge=-(2**31), le=2**31 - 1)
     """Priority of the request; lower numbers run first."""
     cache_salt: str | None = Field(None, max_length=256)
@@ -227,16 +241,8 @@ class ResponsesRequest(Strict):
             raise ValueError(f"'{others[0][:64]}' is not supported; leave it out")
         return value
 
-    @field_validator("store")
-    @classmethod
-    def _never_stored(cls, value: bool | None) -> bool | None:
-        if value:
-            raise ValueError(f"must be false: {STATELESS}")
-        return value
-
-    @field_validator("previous_response_id")
-    @classmethod
-    def _no_previous(cls, value: str | None) -> str | None:
-        if value is not None:
-            raise ValueError(f"is not supported: {STATELESS}")
-        return value
+    @model_validator(mode="after")
+    def _one_beginning(self) -> "ResponsesRequest":
+        if self.previous_response_id is not None and self.conversation is not None:
+            raise ValueError("conversation: not allowed together with previous_response_id")
+        return self

@@ -12,9 +12,26 @@ from mamba_api.dialects.messages_answer import (
     TokenCount,
 )
 from mamba_api.dialects.messages_request import CountTokensRequest, MessagesRequest
-from mamba_api.dialects.paths import CHAT_COMPLETIONS, COMPLETIONS, COUNT_TOKENS, MESSAGES, RESPONSES
+from mamba_api.dialects.paths import (
+    CHAT_COMPLETIONS,
+    COMPLETIONS,
+    COUNT_TOKENS,
+    DETOKENIZE,
+    EMBEDDINGS,
+    MESSAGES,
+    RESPONSES,
+    TOKENIZE,
+)
 from mamba_api.dialects.responses_answer import ResponsesEvent, ResponsesResponse
 from mamba_api.dialects.responses_request import ResponsesRequest
+from mamba_api.embeddings import (
+    DetokenizeRequest,
+    DetokenizeResponse,
+    EmbeddingsRequest,
+    EmbeddingsResponse,
+    TokenizeRequest,
+    TokenizeResponse,
+)
 from mamba_api.openai import ChatCompletionRequest, CompletionRequest, ErrorEnvelope
 from mamba_api.openai_responses import ChatCompletionChunk, ChatCompletionResponse, CompletionResponse
 
@@ -75,6 +92,15 @@ ROUTES: Mapping[str, RouteDescription] = {
         ResponsesResponse,
         "Answer a conversation, in the format of the Responses API",
         ResponsesEvent,
+    ),
+    EMBEDDINGS: RouteDescription(
+        EmbeddingsRequest, EmbeddingsResponse, "Vectors of texts", answer_summary="A vector for each input"
+    ),
+    TOKENIZE: RouteDescription(
+        TokenizeRequest, TokenizeResponse, "Token ids of a text", answer_summary="The token ids"
+    ),
+    DETOKENIZE: RouteDescription(
+        DetokenizeRequest, DetokenizeResponse, "Text of token ids", answer_summary="The text"
     ),
 }
 EVENTS: Mapping[str, type[BaseModel]] = {

@@ -24,8 +24,9 @@ _GROUPS = (
     (
         "Generation",
         "Answers of the model.",
-        ("/v1/chat/", "/v1/completions", "/v1/messages", "/v1/responses"),
+        ("/v1/chat/", "/v1/completions", "/v1/messages", "/v1/responses", "/v1/conversations"),
     ),
+    ("Texts", "Vectors and tokens of texts.", ("/v1/embeddings", "/tokenize", "/detokenize")),
     ("Models", "What is served.", ("/v1/models", "/v1/tokenizer")),
     ("State", "What engines and gateways do.", ("/v1/", "/metrics")),
     ("Administration", "For operators of the server.", ("/admin/",)),
@@ -74,8 +75,8 @@ def openapi_document(
     for path, model in bodies.items():
         _add_schemas(schemas, model, "validation")
         body = {"schema": {"$ref": f"#/components/schemas/{model.__name__}"}}
-        for operation in document["paths"][path].values():
-            operation["requestBody"] = {"required": True, "content": {"application/json": body}}
+        operation = document["paths"][path]["post"]
+        operation["requestBody"] = {"required": True, "content": {"application/json": body}}
     for path, named in examples.items():
         for operation in document["paths"][path].values():
             operation["requestBody"]["content"]["application/json"]["examples"] = dict(named)

@@ -7,7 +7,7 @@ engine from a client above a limit of its own, both with a 429.
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable, Coroutine
-from typing import Any
+from typing import Any, Protocol
 
 from starlette.types import Receive, Send
 
@@ -76,10 +76,17 @@ async def send_error(send: Send, error: ApiError, form: ErrorForm, request_id: s
     await send_json(send, form.envelope(error, request_id), error.status, error.headers())
 
 
+class Writer(Protocol):
+    """A way to the client past the messages of ASGI."""
+
+    def write(self, part: bytes) -> bool:
+        """Send a part without a wait; False: nothing is sent, only a message can send it."""
+
+
 async def send_events(
     send: Send,
     events: AsyncGenerator[bytes],
-    direct: DirectExchange | None = None,
+    direct: Writer | None = None,
     headers: RawHeaders = (),
 ) -> None:
     """Send server-sent events. Headers go out with the first event, so an earlier error has its own status.

@@ -31,6 +31,8 @@ from mamba_edge.app.application import (
 )
 from mamba_edge.exchange.request_body import BodyBudget
 from mamba_edge.exchange.request_middleware import RequestMiddleware
+from mamba_edge.history.history_routes import HISTORY_BODIES, HistoryEndpoints, add_history_routes
+from mamba_edge.history.response_history import ResponseHistory
 from mamba_edge.status_page import add_status_page
 from mamba_gateway.api.local_routes import DecisionList, GatewayReadiness, LocalRoutes
 from mamba_gateway.api.serving_status import StatusEndpoint
@@ -63,6 +65,7 @@ def make_app(
     keys: KeyFile | None,
     bodies: BodyBudget | None = None,
     tracing: Tracing = OFF,
+    history: ResponseHistory | None = None,
 ) -> ASGIApp:
     """Return the application. With `keys`, all paths below /v1/ require one; the proxy checks its own."""
     guard = KeyGuard(keys, "One of the keys in `--api-key-file`; without that option nobody needs one.")
@@ -73,6 +76,9 @@ def make_app(
         description="OpenAI-compatible API in front of one or more engines.",
     )
     _add_relayed(app, proxy, guard)
+    if history is not None:
+        endpoints = HistoryEndpoints(history, lambda context: context.key_name or "")
+        add_history_routes(app, endpoints, guard)
     _add_local(app, routes, guard)
     app.add_api_route(
         "/v1/status", status.status, operation_id="status", summary="What gateway and engines do",
@@ -83,7 +89,7 @@ def make_app(
         app,
         key_needed=keys is not None,
         events=EVENTS,
-        bodies=BODIES,
+        bodies=BODIES if history is None else {**BODIES, **HISTORY_BODIES},
         examples=request_examples(),
     )
 

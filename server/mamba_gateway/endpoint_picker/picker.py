@@ -13,7 +13,7 @@ from itertools import chain, islice
 
 import structlog
 
-from mamba_api.dialects.paths import COUNT_TOKENS, RELAYED
+from mamba_api.dialects.paths import FREE, RELAYED, TEXT_FIELDS
 from mamba_edge.api_keys import KeyFile, credential_of
 from mamba_edge.error_forms import form_of
 from mamba_edge.errors import ApiError, BodyTooLarge, RequestTimeout, as_api_error
@@ -130,7 +130,7 @@ class EndpointPicker:
                 exchange.fields = routing_fields(bytes(exchange.body))
         exchange.model = self._metrics.label(exchange.fields.model)
         fields, tokens = exchange.fields, 0.0
-        if head.path != COUNT_TOKENS:  # a request to count tokens, which computes none
+        if head.path not in FREE:
             await self._read_prompt(exchange, key)
             tokens = tokens_of(exchange.prompt, len(exchange.body))
         claim = PermitRequest(key, fields.rank, tokens + fields.answer_tokens, fields.model)
@@ -156,6 +156,8 @@ class EndpointPicker:
         if self._prompts is None or not exchange.body or not (counted or self._pool.has_choice):
             return
         head = exchange.head
+        if head.path in RELAYED and head.path not in TEXT_FIELDS:
+            return
         request = UpstreamRequest(
             head.path, "", [], bytes(exchange.body), exchange.fields.model, request_id=head.request_id
         )

@@ -16,6 +16,8 @@ from starlette.types import ASGIApp
 from mamba_edge.api_keys import KeyFile
 from mamba_edge.app.cors import with_cors
 from mamba_edge.exchange.request_body import BodyBudget
+from mamba_edge.history.memory_history import MemoryHistory
+from mamba_edge.history.response_history import ResponseHistory
 from mamba_gateway.admission.admission import Admission
 from mamba_gateway.admission.allowance import LEAVE_SECONDS
 from mamba_gateway.admission.rate_limiter import RateLimiter
@@ -44,6 +46,7 @@ from mamba_telemetry.tracing import Tracing
 if TYPE_CHECKING:
     from mamba_gateway.endpoint_picker.picker import SharedParts
     from mamba_gateway.endpoint_picker.server import PickerServer
+    from mamba_gateway.redis_history import RedisHistory
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +138,9 @@ async def built(
             request_timeout=settings.request_timeout, liveness=liveness, wake=wake,
             hand_over_tokens=settings.hand_over_tokens,
         )  # fmt: skip
+        history = await enter(_history(settings))
         proxy = ProxyEndpoint(
-            relay, admission, metrics, keys.clients,
+            relay, admission, metrics, keys.clients, history=history,
             limiter=limiter, prompts=prompts, backend_keys=keys.engines,
             max_body_bytes=settings.max_body_bytes,
             body_timeout=settings.body_timeout, comment_interval=settings.comment_interval,
@@ -145,7 +149,7 @@ async def built(
         routes = LocalRoutes(pool, admission, metrics, router.log, warm_up.missing)
         fetch = EngineStatusClient(session, engine_key).fetch
         status = StatusEndpoint(pool, admission, metrics, routes.readiness, fetch)
-        app = make_app(routes, status, proxy, keys.clients, bodies, tracing)
+        app = make_app(routes, status, proxy, keys.clients, bodies, tracing, history)
         hold = EndpointWait(pool, metrics, wake)
 
         def shared_parts() -> "SharedParts":
@@ -188,6 +192,27 @@ async def _limiter(
             yield limiter
     finally:
         await limiter.close()
+
+
+@contextlib.asynccontextmanager
+async def _history(settings: GatewaySettings) -> AsyncIterator[ResponseHistory]:
+    """Keep responses for the length of the block: in Redis where there is one, else in memory."""
+    store: MemoryHistory | RedisHistory | None = None
+    url = url_from(settings.redis_url, settings.redis_url_file)
+    seconds, budget = settings.response_ttl, settings.response_budget
+    if seconds and url is not None:
+        from mamba_gateway import redis_history
+        from mamba_prefix.redis_client import make_client
+
+        client = make_client(url, answer_seconds=redis_history.SECONDS)
+        store = redis_history.RedisHistory(client, settings.index_scope, seconds, budget)
+    elif seconds:
+        store = MemoryHistory(seconds, budget, time.monotonic)
+    try:
+        yield ResponseHistory(store, settings.max_body_bytes)
+    finally:
+        if store is not None:
+            await store.close()
 
 
 @contextlib.asynccontextmanager

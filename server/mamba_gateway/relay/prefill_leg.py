@@ -11,6 +11,7 @@ from typing import Literal
 import structlog
 from opentelemetry.trace import SpanKind
 
+from mamba_api.dialects.paths import GENERATING
 from mamba_edge.exchange.asgi_responses import is_full, is_over_own_limit
 from mamba_gateway.endpoints.endpoint import SUSPICIOUS
 from mamba_gateway.endpoints.pool import Pool
@@ -123,7 +124,7 @@ class PrefillLeg:
     def _is_long(self, progress: RelayProgress, record: RoutingRecord) -> bool:
         """Return whether the decode engine would have to compute at least `least_tokens` of the prompt."""
         prompt, tokens = progress.request.prompt, record.request.prompt_tokens
-        if prompt is not None and prompt.computed_whole:
+        if progress.request.path not in GENERATING or (prompt is not None and prompt.computed_whole):
             return False
         resumable = record.decision.resumable
         if tokens - resumable < self._least_tokens:

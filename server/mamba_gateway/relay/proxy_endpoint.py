@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 from starlette.types import Receive, Scope, Send
 
-from mamba_api.dialects.paths import COUNT_TOKENS
+from mamba_api.dialects.paths import FREE, RESPONSES, TEXT_FIELDS
 from mamba_edge.api_keys import KeyFile, credential_of
 from mamba_edge.error_forms import form_of
 from mamba_edge.errors import ApiError, as_api_error
@@ -21,6 +21,8 @@ from mamba_edge.exchange.asgi_responses import USAGE_HEADER, DisconnectWatch
 from mamba_edge.exchange.request_body import ClientGone, RawHeaders, read_body, require_plain, whole_body
 from mamba_edge.exchange.request_context import CLIENT_HEADER, RequestContext, context_of
 from mamba_edge.exchange.request_middleware import CLIENT_GONE, FAILED_FROM
+from mamba_edge.history.kept_answer import HISTORY_HEADER, KEPT, NOT_KEPT, KeptAnswer
+from mamba_edge.history.response_history import OpenTurn, ResponseHistory
 from mamba_gateway.admission.admission import DRAINING, Admission, PermitRequest
 from mamba_gateway.admission.rate_limiter import RateLimiter, RequestCharge
 from mamba_gateway.body_fields import NO_FIELDS, RoutingFields, UsageMeter, routing_fields
@@ -53,6 +55,8 @@ class RelayedRequest(msgspec.Struct, eq=False):
     limits: KeyLimits = NO_LIMITS
     """Limits of the key."""
     fields: RoutingFields = NO_FIELDS
+    turn: OpenTurn | None = None
+    """Turn of a conversation that the request is; None = it has no conversation, and nothing is kept."""
     prompt_tokens: float = 0.0
     """Number of prompt tokens, estimated if the prompt was not tokenized."""
     charge: RequestCharge | None = None
@@ -105,11 +109,13 @@ class ProxyEndpoint:
         limiter: RateLimiter,
         prompts: PromptReader | None = None,
         backend_keys: KeyFile | None = None,
+        history: ResponseHistory | None = None,
     ) -> None:
         self._relay, self._admission, self._metrics, self._keys = relay, admission, metrics, keys
         self._max_body_bytes, self._body_timeout = max_body_bytes, body_timeout
         self._comment_interval, self._backend_keys = comment_interval, backend_keys
         self._limiter, self._prompts = limiter, prompts
+        self._history = history or ResponseHistory(None, max_body_bytes)
         self._running: set[asyncio.Task[Any]] = set()
         self._cut: set[asyncio.Task[Any]] = set()
         """Tasks that `cancel_running` has cancelled."""
@@ -128,6 +134,8 @@ class ProxyEndpoint:
                 client.limits, body = self._limiter.limits_of(client.key), self._arrived_body(client)
                 if body is None:
                     body = await self._read_body(client)
+                if client.path == RESPONSES:
+                    body = await self._open_turn(client, body)
                 request = self._upstream_request(client, body)
                 del body  # the request releases the body once an engine answers
                 if client.fields.stream and self._comment_interval > 0:
@@ -203,6 +211,14 @@ class ProxyEndpoint:
             finally:
                 self._forget_task(task)
 
+    async def _open_turn(self, client: RelayedRequest, body: bytes) -> bytes:
+        """Return the body with the whole conversation that it goes on with. Raises InvalidRequest."""
+        client.turn = turn = await self._history.open(client.key if self._keys else "", body)
+        if turn is None or turn.body is body:
+            return body
+        client.context.body_share.take(len(turn.body) - len(body))
+        return turn.body
+
     def _upstream_request(self, client: RelayedRequest, body: bytes) -> UpstreamRequest:
         """Return the request in the form in which it is sent to engines."""
         context = client.context
@@ -214,6 +230,9 @@ class ProxyEndpoint:
             headers.append((CLIENT_HEADER, client.key.encode()))
         if client.limits.tokens_per_minute is not None:
             headers.append((USAGE_HEADER, b"1"))
+        if client.path == RESPONSES:
+            kept = client.turn is not None and client.turn.keeps
+            headers.append((HISTORY_HEADER, KEPT if kept else NOT_KEPT))
         return UpstreamRequest(
             path=client.path,
             query=client.query,
@@ -241,9 +260,10 @@ class ProxyEndpoint:
             with DisconnectWatch(client.context.direct, client.receive, leave):
                 counted = client.limits.tokens_per_minute is not None
                 # A request to count tokens computes nothing: any engine serves it, and no key is charged.
-                if client.path != COUNT_TOKENS:
-                    if self._prompts is not None and (counted or self._relay.has_choice):
-                        await self._read_prompt(self._prompts, request)
+                if client.path not in FREE:
+                    prompts = self._prompts if client.path in TEXT_FIELDS else None
+                    if prompts is not None and (counted or self._relay.has_choice):
+                        await self._read_prompt(prompts, request)
                     client.prompt_tokens = tokens_of(request.prompt, len(request.body))
                 waiting = request.trace.begin(names.GATEWAY_QUEUE)
                 if not client.limits.limited:
@@ -306,7 +326,9 @@ class ProxyEndpoint:
             self._metrics.queue_wait.observe(permit.waited)
             request.permit = permit
             try:
-                await self._relay.run(request, client.response)
+                turn, send = client.turn, client.response
+                kept = turn is not None and turn.keeps
+                await self._relay.run(request, KeptAnswer(send, turn) if turn and kept else send)
             except asyncio.CancelledError:
                 # The engine has begun with the prompt, which is most of the work.
                 abandoned = permit.reached_engine

@@ -8,7 +8,17 @@ from prometheus_client import CollectorRegistry
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from mamba_api.dialects.paths import CHAT_COMPLETIONS, COMPLETIONS, COUNT_TOKENS, MESSAGES, RELAYED, RESPONSES
+from mamba_api.dialects.paths import (
+    CHAT_COMPLETIONS,
+    COMPLETIONS,
+    COUNT_TOKENS,
+    DETOKENIZE,
+    EMBEDDINGS,
+    MESSAGES,
+    RELAYED,
+    RESPONSES,
+    TOKENIZE,
+)
 from mamba_api.dialects.routes import EVENTS, ROUTES
 from mamba_api.openai_examples import request_examples
 from mamba_api.openai_responses import ModelCard, ModelList, Readiness
@@ -31,7 +41,9 @@ from mamba_edge.app.cors import with_cors
 from mamba_edge.exchange.hand_over_headers import RELEASE
 from mamba_edge.exchange.request_body import BodyBudget
 from mamba_edge.exchange.request_middleware import RequestMiddleware
+from mamba_edge.history.history_routes import HISTORY_BODIES, HistoryEndpoints, add_history_routes
 from mamba_edge.status_page import add_status_page
+from mamba_server.api.embeddings import EmbeddingsEndpoint
 from mamba_server.api.endpoints import GenerationEndpoints
 from mamba_server.api.info import InfoEndpoints
 from mamba_server.api.prefix_feed import CONTENT_TYPE, GatewayGuard, PrefixFeed
@@ -39,6 +51,7 @@ from mamba_server.api.prompt_state import KeptStates
 from mamba_server.api.requests.request_body import limited_route
 from mamba_server.api.serving import Serving
 from mamba_server.api.serving_status import StatusEndpoint
+from mamba_server.api.tokens import TokenEndpoints
 
 _MSGPACK: Responses = {200: {"content": {CONTENT_TYPE: {"schema": {"type": "string", "format": "binary"}}}}}
 _READINESS: Responses = {503: {"model": Readiness, "description": "The engine loads, restarts or drains"}}
@@ -70,6 +83,7 @@ def make_app(serving: Serving, registry: CollectorRegistry, keys: KeyFile | None
         settings.max_body_bytes, guard, serving.drain.request, seconds=settings.body_timeout
     )
     _add_generation(app, serving, guard)
+    add_history_routes(app, HistoryEndpoints(serving.history, lambda context: context.client), guard)
     _add_info(app, InfoEndpoints(serving, registry), guard)
     app.add_api_route(
         "/v1/prefix_changes",
@@ -115,6 +129,7 @@ def make_app(serving: Serving, registry: CollectorRegistry, keys: KeyFile | None
         app,
         key_needed=keys is not None,
         events=EVENTS,
+        bodies=HISTORY_BODIES,
         examples=request_examples(serving.model_name),
     )
     answering = RequestMiddleware(
@@ -129,13 +144,16 @@ def make_app(serving: Serving, registry: CollectorRegistry, keys: KeyFile | None
 
 
 def _add_generation(app: FastAPI, serving: Serving, guard: KeyGuard) -> None:
-    generation = GenerationEndpoints(serving)
+    generation, tokens = GenerationEndpoints(serving), TokenEndpoints(serving)
     endpoints: dict[str, Callable[..., Any]] = {
         COMPLETIONS: generation.completions,
         CHAT_COMPLETIONS: generation.chat_completions,
         MESSAGES: generation.messages,
         COUNT_TOKENS: generation.count_tokens,
         RESPONSES: generation.responses,
+        EMBEDDINGS: EmbeddingsEndpoint(serving).embeddings,
+        TOKENIZE: tokens.tokenize,
+        DETOKENIZE: tokens.detokenize,
     }
     for path, route in ROUTES.items():
         app.add_api_route(

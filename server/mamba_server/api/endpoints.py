@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any, Protocol, TypeVar
 
 import msgspec
+from pydantic_core import from_json
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -27,6 +28,7 @@ from mamba_edge.errors import ApiError, InvalidRequest, NotReady
 from mamba_edge.exchange.asgi_responses import USAGE_HEADER, send_events, send_json_pieces, while_connected
 from mamba_edge.exchange.request_body import RawHeaders
 from mamba_edge.exchange.request_context import RequestContext, context_of
+from mamba_edge.history.kept_answer import HISTORY_HEADER, KEPT, KeptAnswer
 from mamba_server.api.answers import responses
 from mamba_server.api.answers.active_request import ActiveRequest, ChoiceUpdate
 from mamba_server.api.answers.answer_reader import AnswerFormat
@@ -39,6 +41,7 @@ from mamba_server.api.answers.score_json import let_go
 from mamba_server.api.forms.followed_schema import LEFT_OUT_HEADER
 from mamba_server.api.forms.output_grammar import GrammarCheck, OutputForm, output_grammar
 from mamba_server.api.prompt_state import NO_HAND_OVER, kept_state
+from mamba_server.api.requests.bad_words import bad_word_ids
 from mamba_server.api.requests.hand_over_header import comes_from_gateway, hands_over, source_of
 from mamba_server.api.requests.model_limits import ModelLimits
 from mamba_server.api.requests.pin_header import check_pins, pin_seconds
@@ -116,9 +119,26 @@ class GenerationEndpoints:
 
     async def responses(self, body: ResponsesRequest, request: Request) -> Response:
         """Answer a conversation in the format of the Responses API."""
-        chat, context = translated(chat_of_responses, body), context_of(request.scope)
+        context = context_of(request.scope)
+        announced = context.header_values.get(HISTORY_HEADER)
+        turn = None
+        if announced is None:
+            turn = await self._serving.history.open(context.client, raw := await request.body())
+            if turn is not None and turn.body is not raw:
+                context.body_share.take(len(turn.body))
+                context.body_bytes = len(turn.body)
+                body = translated(ResponsesRequest.model_validate, from_json(turn.body))
+        chat = translated(chat_of_responses, body)
         settings = repeated_settings(body)
-        return GeneratedResponse(lambda send: self._answer(chat, context, send, RESPONSES, settings))
+        if not (turn.keeps if turn is not None else announced == KEPT):
+            settings["store"] = False
+
+        async def work(send: Send) -> None:
+            if turn is not None and turn.keeps:
+                send = KeptAnswer(send, turn, context.direct)
+            await self._answer(chat, context, send, RESPONSES, settings)
+
+        return GeneratedResponse(work)
 
     async def count_tokens(self, body: CountTokensRequest, request: Request) -> Response:
         """Count the tokens of the prompt that a message request would have."""
@@ -147,7 +167,7 @@ class GenerationEndpoints:
                 text,
                 limits,
                 context,
-                form.grammar,
+                form,
                 priorities=priorities,
                 fetch=self._source(context) if len(prompts) == 1 else None,
             )
@@ -190,7 +210,7 @@ class GenerationEndpoints:
             text,
             limits,
             context,
-            form.grammar,
+            form,
             priorities=priorities,
             fetch=self._source(context),
         )
@@ -318,7 +338,8 @@ class GenerationEndpoints:
                 if request.stream:
                     comment = context.header_values.get(USAGE_HEADER) == b"1"
                     events = _events(request, builder, active, trace, serving.encoders, with_comment=comment)
-                    await send_events(send, events, context.direct, headers)
+                    direct = send if isinstance(send, KeptAnswer) else context.direct
+                    await send_events(send, events, direct, headers)
                 else:
                     await send_json_pieces(send, await _whole(builder, active, serving.encoders), headers)
         finally:
@@ -377,7 +398,7 @@ def _add_request(
     text: TextProcessor,
     limits: ModelLimits,
     context: RequestContext,
-    grammar: str,
+    form: OutputForm,
     *,
     priorities: bool,
     fetch: Fetch | None,
@@ -394,7 +415,15 @@ def _add_request(
     return AddRequest(
         request_id=request_id,
         token_ids=TokenIds(prompt.token_ids),
-        params=sampling_params(request, text.defaults, limits, max_tokens, grammar),
+        params=sampling_params(
+            request,
+            text.defaults,
+            limits,
+            max_tokens,
+            form.grammar,
+            form.thoughts,
+            bad_word_ids(request.bad_words or (), text.tokenizer),
+        ),
         n=request.n or 1,
         priority=(request.priority or 0) if client or priorities else 0,
         client=client,

@@ -8,14 +8,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from mamba_edge.api_keys import KeyFile
 from mamba_edge.errors import InvalidRequest, ModelNotFound, NotReady, TooManyRequests
+from mamba_edge.history.memory_history import MemoryHistory
+from mamba_edge.history.response_history import ResponseHistory
 from mamba_server.api.drain import Drain
 from mamba_server.api.engine_link.engine_client import EngineClient
 from mamba_server.api.forms.grammar_checker import GrammarChecker, GrammarTokens
 from mamba_server.api.metrics.request_metrics import RequestMetrics
 from mamba_server.api.requests.model_limits import ModelLimits
+from mamba_server.api.requests.model_pooling import model_pooling
 from mamba_settings.engine_settings import EngineSettings
 from mamba_telemetry.tracing import OFF, Tracing
 from mamba_text.encoder_pool import EncoderPool
@@ -44,9 +48,31 @@ class Serving:
     preparing: int = 0
     """Number of admitted prompts that are not with the engine yet."""
     tracing: Tracing = OFF
+    _own_pooling: Literal["mean", "last"] | None = None
+    """Pooling that the model's files state; None = not read yet."""
+    history: ResponseHistory = field(init=False)
+    """Kept responses, for clients that come without a gateway."""
     keys: KeyFile | None = None
     """Accepted API keys; None = no key is needed."""
     created: int = field(default_factory=lambda: int(time.time()))
+
+    def __post_init__(self) -> None:
+        settings = self.settings
+        store = None
+        if settings.response_ttl:
+            store = MemoryHistory(settings.response_ttl, settings.response_budget, time.monotonic)
+        self.history = ResponseHistory(store, settings.max_body_bytes)
+
+    @property
+    def pooling(self) -> Literal["mean", "last"]:
+        """Pooling of vectors whose request names none."""
+        if self.settings.pooling != "auto":
+            return self.settings.pooling
+        if self.text_files is None:
+            return "last"
+        if self._own_pooling is None:
+            self._own_pooling = model_pooling(self.text_files)
+        return self._own_pooling
 
     @property
     def moves_states(self) -> bool:

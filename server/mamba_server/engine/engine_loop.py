@@ -19,7 +19,7 @@ from mamba_server.engine.device_metrics import Counters, Gauges
 from mamba_server.engine.errors import DeviceLost
 from mamba_server.engine.grammar_compiler import GrammarCompiler
 from mamba_server.engine.process_memory.garbage import search_new_objects
-from mamba_server.engine.sequences.output_grammar import OutputGrammar
+from mamba_server.engine.sequences.output_grammar import NextTokens
 from mamba_server.engine.stats import collect
 from mamba_server.engine.stepping.core import EngineCore
 from mamba_server.wire import (
@@ -190,10 +190,10 @@ class EngineLoop:
             return
         self._disturb()
         match message:
-            case AddRequest(params=params) if params.grammar:
+            case AddRequest(params=params) if params.grammar or params.thought_budget is not None:
                 self._grammars.begin(message)
-            case AddRequest():
-                self._add(message, None)
+            case AddRequest(params=params):
+                self._add(message, self._grammars.rules(params))
             case StopSequence():
                 self._core.stop(message)
             case AbortRequest():
@@ -208,7 +208,7 @@ class EngineLoop:
         self._maintenance.changed()
         self._idle_reported = False
 
-    def _add(self, request: AddRequest, grammar: OutputGrammar | RequestRejected | None) -> None:
+    def _add(self, request: AddRequest, grammar: NextTokens | RequestRejected | None) -> None:
         rejected = grammar if isinstance(grammar, RequestRejected) else self._core.add(request, grammar)
         if rejected is not None:
             self._port.send(rejected)

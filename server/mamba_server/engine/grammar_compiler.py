@@ -1,4 +1,4 @@
-"""`GrammarCompiler`: compiles the `OutputGrammar`s of requests in threads, while the loop continues.
+"""`GrammarCompiler`: compiles the grammars of requests in threads, while the loop continues.
 
 The API process has compiled each one before, in a process that may die, so every grammar here is known to
 end. The model's tokenizer is read for the first of them: 0.6 s and 130 MB for 131,072 tokens.
@@ -12,9 +12,10 @@ from pathlib import Path
 
 from llguidance import LLTokenizer
 
-from mamba_server.engine.sequences.output_grammar import OutputGrammar
+from mamba_server.engine.sequences.output_grammar import NextTokens, OutputGrammar
+from mamba_server.engine.sequences.token_rules import rules_for
 from mamba_server.grammar_matcher import first_mask, make_matcher, make_tokenizer
-from mamba_server.wire import AddRequest, RequestRejected
+from mamba_server.wire import AddRequest, RequestRejected, SamplingParams
 
 THREADS = 2
 """Number of threads, such that a grammar that takes a second does not delay all others."""
@@ -32,8 +33,8 @@ class GrammarCompiler:
         self._directory, self._vocab_size, self._eos = directory, vocab_size, list(eos_token_ids)
         self._threads = ThreadPoolExecutor(THREADS, "grammars")
         self._pending: dict[str, AddRequest] = {}
-        self._kept: OrderedDict[str, Future[OutputGrammar]] = OrderedDict()
-        """Grammars by text, compiled or being compiled."""
+        self._kept: OrderedDict[str, Future[OutputGrammar | None]] = OrderedDict()
+        """Grammars by text, compiled or being compiled; that of "" is None, and its tokenizer is read."""
         self._reading = threading.Lock()
         self._read: LLTokenizer | None = None
 
@@ -43,7 +44,7 @@ class GrammarCompiler:
         return bool(self._pending)
 
     def begin(self, request: AddRequest) -> None:
-        """Compile the grammar of the request; `take` returns it later."""
+        """Compile the grammar of the request, if any, and read the tokenizer; `take` returns it later."""
         text = request.params.grammar
         self._pending[request.request_id] = request
         if text in self._kept:
@@ -68,18 +69,24 @@ class GrammarCompiler:
         ):
             del self._kept[text]
 
-    def take(self) -> list[tuple[AddRequest, OutputGrammar | RequestRejected]]:
-        """Return the requests with finished grammars, in any order, each with its grammar or rejection."""
+    def take(self) -> list[tuple[AddRequest, NextTokens | RequestRejected | None]]:
+        """Return the requests with finished grammars, in any order, each with its rules or rejection."""
         pending = self._pending.values()
         done = [request for request in pending if self._kept[request.params.grammar].done()]
         return [(request, self._result(request)) for request in done]
 
-    def compile(self, text: str) -> OutputGrammar:
-        """Compile one grammar.
+    def rules(self, params: SamplingParams) -> NextTokens | None:
+        """Return the rules of a request that has no grammar and no budget of thoughts."""
+        return rules_for(params, self._vocab_size)
+
+    def compile(self, text: str) -> OutputGrammar | None:
+        """Compile one grammar; "" = none, only the tokenizer is read.
 
         Raises ValueError if the grammar or the tokenizer is invalid, with the reason.
         """
         tokenizer = self._tokenizer()
+        if not text:
+            return None
         matcher = make_matcher(tokenizer, text)
         # The first mask is the most expensive one; the loop then finds it computed.
         words = first_mask(matcher, self._vocab_size)
@@ -106,10 +113,12 @@ class GrammarCompiler:
             if text not in pending:
                 del self._kept[text]
 
-    def _result(self, request: AddRequest) -> OutputGrammar | RequestRejected:
+    def _result(self, request: AddRequest) -> NextTokens | RequestRejected | None:
         del self._pending[request.request_id]
+        params = request.params
         try:
-            return self._kept[request.params.grammar].result()
+            grammar, tokenizer = self._kept[params.grammar].result(), self._tokenizer()
+            return rules_for(params, self._vocab_size, grammar, tokenizer.decode_bytes)
         except (ValueError, OSError) as error:
             return RequestRejected(
                 request.request_id, 400, "invalid_request_error", "invalid_output_grammar",

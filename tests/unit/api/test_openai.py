@@ -235,7 +235,8 @@ def test_what_clients_really_send_is_taken(make: Any, fields: dict[str, Any]) ->
 
 @pytest.mark.parametrize(
     "field",
-    [{"documents": []}, {"bad_words": []}, {"modalities": ["text"]}, {"echo": False}, {"guided_json": None},
+    [{"documents": []}, {"web_search_options": {}}, {"modalities": ["text"]}, {"echo": False},
+     {"guided_json": None},
      {"best_of": 1}, {"add_special_tokens": False}, {"audio": {}}, {"use_beam_search": False}],
     ids=str,
 )  # fmt: skip

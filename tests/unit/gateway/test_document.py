@@ -9,6 +9,8 @@ from starlette.types import Message, Receive, Scope, Send
 from mamba_api.serving_status import EngineStatus
 from mamba_edge.error_forms import form_of
 from mamba_edge.errors import InvalidRequest
+from mamba_edge.history.memory_history import MemoryHistory
+from mamba_edge.history.response_history import ResponseHistory
 from mamba_gateway.admission.admission import Admission
 from mamba_gateway.admission.rate_limiter import RateLimiter
 from mamba_gateway.api.app import make_app
@@ -30,6 +32,18 @@ OPERATIONS = [
     ("/v1/messages", "POST"),
     ("/v1/messages/count_tokens", "POST"),
     ("/v1/responses", "POST"),
+    ("/v1/responses/{id}", "GET"),
+    ("/v1/responses/{id}", "DELETE"),
+    ("/v1/responses/{id}/input_items", "GET"),
+    ("/v1/conversations", "POST"),
+    ("/v1/conversations/{id}", "GET"),
+    ("/v1/conversations/{id}", "POST"),
+    ("/v1/conversations/{id}", "DELETE"),
+    ("/v1/conversations/{id}/items", "GET"),
+    ("/v1/conversations/{id}/items", "POST"),
+    ("/v1/embeddings", "POST"),
+    ("/tokenize", "POST"),
+    ("/detokenize", "POST"),
     ("/v1/models", "GET"),
     ("/v1/models/{name}", "GET"),
     ("/readyz", "GET"),
@@ -78,7 +92,8 @@ def application() -> Any:
             )  # fmt: skip
             routes = LocalRoutes(pool, admission, metrics, RoutingLog())
             status = StatusEndpoint(pool, admission, metrics, routes.readiness, no_engine)
-            made.append(make_app(routes, status, proxy, None))
+            history = ResponseHistory(MemoryHistory(60, 10_000, time.monotonic), 10_000)
+            made.append(make_app(routes, status, proxy, None, history=history))
         await made[0](scope, receive, send)
 
     return app

@@ -42,6 +42,8 @@ class ChoiceUpdate:
     """State that is kept for another engine, if that was requested."""
     stop: str | None = None
     """Stop string that ended the choice."""
+    embedding: bytes = b""
+    """Pooled hidden states of the prompt as float32 numbers, if requested."""
 
 
 @dataclass(slots=True)
@@ -184,6 +186,7 @@ class ActiveRequest:
             prompt_logprobs=scores,
             hand_over=delta.hand_over,
             stop=step.stop,
+            embedding=delta.embedding,
         )
 
     def _add_scores(self, sequence: _Sequence, scores: Iterable[TokenLogprobs | None]) -> None:

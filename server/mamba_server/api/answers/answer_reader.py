@@ -9,6 +9,7 @@ from functools import partial
 from mamba_api.openai import ChatCompletionRequest
 from mamba_server.api.answers.active_request import ChoiceUpdate
 from mamba_server.api.answers.responses import ChatFinish
+from mamba_text.call_parts import CallPart
 from mamba_text.chat_template import ChatTemplate
 from mamba_text.prompt import Prompt, TextProcessor
 from mamba_text.reasoning import ReasoningFormat, ReasoningReader, ReasoningStart
@@ -23,6 +24,9 @@ class ParsedUpdate:
     reasoning: str
     text: str
     calls: tuple[ToolCall, ...]
+    """Calls that are complete."""
+    parts: tuple[CallPart, ...]
+    """Calls in parts, as they are written."""
     finish: ChatFinish | None
     """Reason for which the choice ends; `tool_calls` if it ends by itself after tool calls."""
 
@@ -52,10 +56,11 @@ class AnswerReader:
             parsed = self._reasoning.feed(text, tokens, last=last)
             reasoning, text = parsed.reasoning, parsed.answer
         if self._tool_calls is None:
-            return ParsedUpdate(reasoning, text, (), finish)
+            return ParsedUpdate(reasoning, text, (), (), finish)
         output = self._tool_calls.feed(text, last=last)
         called = self._tool_calls.calls and finish == "stop"
-        return ParsedUpdate(reasoning, output.text, output.calls, "tool_calls" if called else finish)
+        reason: ChatFinish | None = "tool_calls" if called else finish
+        return ParsedUpdate(reasoning, output.text, output.calls, output.parts, reason)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +106,9 @@ class AnswerFormat:
                 reasoning = ReasoningReader(self.reasoning, start, offered)
             if self.tool_calls is not None:
                 alone = request.has_allowed_tools
-                calls = ToolCallReader(self.tool_calls, max_calls, parameters, offered_alone=alone)
+                calls = ToolCallReader(
+                    self.tool_calls, max_calls, parameters, offered_alone=alone, streams=bool(request.stream)
+                )
             return AnswerReader(text.tokenizer, reasoning, calls)
 
         return [reader() for _ in range(request.n or 1)]

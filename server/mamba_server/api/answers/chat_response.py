@@ -14,6 +14,8 @@ from mamba_server.api.answers import responses
 from mamba_server.api.answers.active_request import ChoiceUpdate
 from mamba_server.api.answers.answer_reader import AnswerReader, ParsedUpdate
 from mamba_server.api.answers.responses import (
+    ArgumentsBody,
+    ArgumentsDeltaBody,
     ChatBody,
     ChatChoiceBody,
     ChatChunkBody,
@@ -35,6 +37,7 @@ from mamba_server.api.answers.score_json import LongParts, join_pieces, let_go, 
 from mamba_server.api.answers.stream_frame import StreamFrame
 from mamba_server.wire import TokenLogprobs
 from mamba_text import strict_json
+from mamba_text.call_parts import CallPart
 from mamba_text.tokenizer import Tokenizer
 from mamba_text.tool_calls import ToolCall
 
@@ -91,7 +94,7 @@ class ChatResponseBuilder(StreamFrame):
             opening = ChatChunkChoiceBody(update.choice, DeltaBody("assistant", content=""))
             events = self._event(opening, shared_usage)
         has_details = bool(update.token_ids) and self._sends_details
-        if parsed.reasoning or parsed.text or parsed.calls or parsed.finish is not None or has_details:
+        if parsed.reasoning or parsed.text or parsed.parts or parsed.finish is not None or has_details:
             delta = self._delta(choice, parsed, has_details)
             body = ChatChunkChoiceBody(update.choice, delta, finish_reason=parsed.finish)
             body.logprobs = self._logprobs(update.logprobs)
@@ -109,19 +112,26 @@ class ChatResponseBuilder(StreamFrame):
         """Build the message's new part; an empty text if it has nothing but details of tokens."""
         delta = DeltaBody()
         if parsed.reasoning:
-            delta.reasoning_content = parsed.reasoning
-        if parsed.text or (has_details and not parsed.calls and not parsed.reasoning):
+            delta.reasoning_content = delta.reasoning = parsed.reasoning
+        if parsed.text or (has_details and not parsed.parts and not parsed.reasoning):
             delta.content = parsed.text
-        if parsed.calls:
-            first = len(choice.calls)
-            choice.calls += parsed.calls
-            delta.tool_calls = [
-                CustomCallDeltaBody(_call_id(), _custom(call), index=index)
-                if call.name in self._customs
-                else ToolCallDeltaBody(_call_id(), FunctionBody(call.name, call.arguments), index=index)
-                for index, call in enumerate(parsed.calls, first)
-            ]
+        if bodies := [body for part in parsed.parts if (body := self._call_delta(choice, part)) is not None]:
+            delta.tool_calls = bodies
         return delta
+
+    def _call_delta(
+        self, choice: _ChatChoice, part: CallPart
+    ) -> ToolCallDeltaBody | ArgumentsDeltaBody | CustomCallDeltaBody | None:
+        """Build the new part of a call; None = a part of a custom tool's call, which comes whole."""
+        if part.name:
+            choice.calls.append(ToolCall(part.name, ""))
+        index, name = len(choice.calls) - 1, choice.calls[-1].name
+        if name in self._customs:
+            call = choice.calls[-1] = ToolCall(name, choice.calls[-1].arguments + part.arguments)
+            return CustomCallDeltaBody(_call_id(), _custom(call), index=index) if part.last else None
+        if part.name:
+            return ToolCallDeltaBody(_call_id(), FunctionBody(name, part.arguments), index=index)
+        return ArgumentsDeltaBody(index, ArgumentsBody(part.arguments)) if part.arguments else None
 
     def usage_chunk(self, usage: UsageBody) -> bytes:
         """Encode the event after the last choice."""
@@ -200,7 +210,7 @@ def _message(reasoning: str, text: str, calls: list[ToolCall], customs: Abstract
     """Build the complete message. `customs`: names of the custom tools."""
     message = MessageBody(text or (None if calls or reasoning else ""))
     if reasoning:
-        message.reasoning_content = reasoning
+        message.reasoning_content = message.reasoning = reasoning
     if calls:
         message.tool_calls = [
             CustomCallBody(_call_id(), _custom(call))

@@ -16,7 +16,7 @@ from mamba_server.api.answers.active_request import ChoiceUpdate
 from mamba_server.api.answers.answer_reader import AnswerReader
 from mamba_server.api.answers.responses import UsageBody
 from mamba_server.api.answers.stream_frame import StreamFrame
-from mamba_text.tool_calls import ToolCall
+from mamba_text.call_parts import CallPart
 
 Body = dict[str, Any]
 _TEXTS = {"message": ("output_text", "msg_"), "reasoning": ("reasoning_text", "rs_")}
@@ -53,7 +53,7 @@ class ItemsResponseBuilder(StreamFrame):
         self._text: list[str] = []
         """Pieces of the text of the open item."""
         self._open = ""
-        """Type of the last item while its text may go on; "" = there is no such item."""
+        """Type of the last item while its text or its arguments may go on; "" = there is no such item."""
         self._blank = ""
         """White space that becomes a part of the text that follows."""
         self._length = False
@@ -115,10 +115,10 @@ class ItemsResponseBuilder(StreamFrame):
         self._blank = ""
         if text.strip() or (text and self._open == "message"):
             events += self._add_text("message", text)
-        elif not parsed.calls:
+        elif not parsed.parts:
             self._blank = text
-        for call in parsed.calls:
-            events += self._add_call(call)
+        for part in parsed.parts:
+            events += self._add_call_part(part)
         return events
 
     def _add_text(self, kind: str, text: str) -> list[bytes]:
@@ -139,24 +139,37 @@ class ItemsResponseBuilder(StreamFrame):
         events.append(self._part_event(f"response.{part_type}.delta", delta=text, **details))
         return events
 
-    def _add_call(self, call: ToolCall) -> list[bytes]:
-        events = self._close()
-        item = {"id": f"fc_{uuid.uuid4().hex}", "type": "function_call", "status": "in_progress"}
-        item |= {"call_id": f"call_{uuid.uuid4().hex[:24]}", "name": call.name, "arguments": ""}
-        self._items.append(item)
-        events.append(self._item_event("added"))
-        item["arguments"], item["status"] = call.arguments, "completed"
-        where = {"item_id": item["id"], "output_index": len(self._items) - 1}
-        kind = "response.function_call_arguments"
-        events.append(self._event(f"{kind}.delta", **where, delta=call.arguments))
-        events.append(self._event(f"{kind}.done", **where, name=call.name, arguments=call.arguments))
-        events.append(self._item_event("done"))
-        return events
+    def _add_call_part(self, part: CallPart) -> list[bytes]:
+        events: list[bytes] = []
+        if part.name:
+            events = self._close()
+            item = {"id": f"fc_{uuid.uuid4().hex}", "type": "function_call", "status": "in_progress"}
+            item |= {"call_id": f"call_{uuid.uuid4().hex[:24]}", "name": part.name, "arguments": ""}
+            self._items.append(item)
+            self._open = "function_call"
+            events.append(self._item_event("added"))
+        if part.arguments:
+            self._text.append(part.arguments)
+            where = {"item_id": self._items[-1]["id"], "output_index": len(self._items) - 1}
+            events.append(
+                self._event("response.function_call_arguments.delta", **where, delta=part.arguments)
+            )
+        return events + self._close() if part.last else events
+
+    def _close_call(self) -> list[bytes]:
+        item, self._open = self._items[-1], ""
+        item["arguments"], self._text = "".join(self._text), []
+        item["status"] = "incomplete" if self._length else "completed"
+        where = {"item_id": item["id"], "output_index": len(self._items) - 1, "name": item["name"]}
+        done = self._event("response.function_call_arguments.done", **where, arguments=item["arguments"])
+        return [done, self._item_event("done")]
 
     def _close(self) -> list[bytes]:
         """End the open item, and return the events that say so."""
         if not self._open:
             return []
+        if self._open == "function_call":
+            return self._close_call()
         item, text, part_type = self._items[-1], "".join(self._text), _TEXTS[self._open][0]
         more: Body = {"logprobs": []} if self._open == "message" else {}
         self._text, self._open = [], ""
@@ -193,8 +206,6 @@ class ItemsResponseBuilder(StreamFrame):
             "model": self._model,
             "output": self._items,
             **self._settings,
-            "store": False,
-            "previous_response_id": None,
             "usage": None if usage is None else self._usage(usage),
         }
 

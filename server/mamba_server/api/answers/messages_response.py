@@ -17,7 +17,7 @@ from mamba_server.api.answers.answer_reader import AnswerReader, ParsedUpdate
 from mamba_server.api.answers.responses import ChatFinish, UsageBody
 from mamba_server.api.answers.stream_frame import StreamFrame
 from mamba_text import strict_json
-from mamba_text.tool_calls import ToolCall
+from mamba_text.call_parts import CallPart
 
 Body = dict[str, Any]
 _REASONS: dict[ChatFinish, str] = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
@@ -50,8 +50,11 @@ class MessagesResponseBuilder(StreamFrame):
             assert usage is not None
             message = self._message([], None, None, _usage(usage, output_tokens=0))
             events.append({"type": "message_start", "message": message})
-        for block, text in self._parts(update):
-            events += self._block_events(block, text)
+        parsed = self._read(update)
+        for block, text in self._texts(parsed):
+            events += self._text_events(block, text)
+        for part in parsed.parts:
+            events += self._call_events(part)
         return _events(events)
 
     def usage_chunk(self, usage: UsageBody) -> bytes:
@@ -68,13 +71,16 @@ class MessagesResponseBuilder(StreamFrame):
 
     def collect(self, update: ChoiceUpdate) -> None:
         """Keep an update for `full`."""
-        for block, text in self._parts(update):
+        parsed = self._read(update)
+        for block, text in self._texts(parsed):
             kind = block["type"]
-            if kind == "tool_use" or self._open != kind:
+            if self._open != kind:
                 self._blocks.append(block)
-            if kind in _DELTAS:
-                self._blocks[-1][kind] += text
-            self._open = kind if kind in _DELTAS else ""
+                self._open = kind
+            self._blocks[-1][kind] += text
+        for call in parsed.calls:
+            self._blocks.append(_tool_use(call.name, _arguments(call.arguments)))
+            self._open = ""
 
     def weight(self, update: ChoiceUpdate) -> int:
         """Return 0, since messages have no log-probabilities."""
@@ -106,11 +112,14 @@ class MessagesResponseBuilder(StreamFrame):
             return "stop_sequence", self._stop
         return _REASONS.get(self._finish, "end_turn"), None
 
-    def _parts(self, update: ChoiceUpdate) -> list[tuple[Body, str]]:
-        """Return empty blocks with their new text, or the arguments of a call, in their order."""
-        parsed: ParsedUpdate = self._reader.read(update)
+    def _read(self, update: ChoiceUpdate) -> ParsedUpdate:
+        parsed = self._reader.read(update)
         if parsed.finish is not None:
             self._finish, self._stop = parsed.finish, update.stop
+        return parsed
+
+    def _texts(self, parsed: ParsedUpdate) -> list[tuple[Body, str]]:
+        """Return empty blocks with their new text, in their order."""
         parts: list[tuple[Body, str]] = []
         if parsed.reasoning:
             parts.append(({"type": "thinking", "thinking": "", "signature": ""}, parsed.reasoning))
@@ -118,24 +127,34 @@ class MessagesResponseBuilder(StreamFrame):
         self._blank = ""
         if text.strip() or (text and self._open == "text" and not parts):
             parts.append(({"type": "text", "text": ""}, text))
-        elif not parsed.calls:
+        elif not parsed.parts:
             self._blank = text
-        parts += [_call(call) for call in parsed.calls]
         return parts
 
-    def _block_events(self, block: Body, text: str) -> list[Body]:
+    def _text_events(self, block: Body, text: str) -> list[Body]:
         kind = block["type"]
-        events: list[Body] = []
-        if kind == "tool_use" or self._open != kind:
-            events = self._closing()
-            self._blocks.append(block)
-            self._open = kind
-            empty = {**block, "input": {}} if kind == "tool_use" else block
-            events.append({"type": "content_block_start", "index": self._index, "content_block": empty})
-        delta, name = _DELTAS.get(kind, ("input_json_delta", "partial_json"))
+        events = self._opening(block) if self._open != kind else []
+        delta, name = _DELTAS[kind]
         change = {"type": delta, name: text}
         events.append({"type": "content_block_delta", "index": self._index, "delta": change})
-        return events if kind != "tool_use" else [*events, *self._closing()]
+        return events
+
+    def _call_events(self, part: CallPart) -> list[Body]:
+        events = self._opening(_tool_use(part.name, {})) if part.name else []
+        text = part.arguments
+        if part.name and part.last:
+            text = _object_text(text)
+        if text:
+            change = {"type": "input_json_delta", "partial_json": text}
+            events.append({"type": "content_block_delta", "index": self._index, "delta": change})
+        return events + self._closing() if part.last else events
+
+    def _opening(self, block: Body) -> list[Body]:
+        """Return the events that end the open block and begin another one."""
+        events = self._closing()
+        self._blocks.append(block)
+        self._open = block["type"]
+        return [*events, {"type": "content_block_start", "index": self._index, "content_block": block}]
 
     @property
     def _index(self) -> int:
@@ -149,23 +168,24 @@ class MessagesResponseBuilder(StreamFrame):
         return [{"type": "content_block_stop", "index": self._index}]
 
 
-def _call(call: ToolCall) -> tuple[Body, str]:
-    """Return the block of a call and its arguments, which are an object whatever the model wrote."""
+def _tool_use(name: str, arguments: Body) -> Body:
+    return {"type": "tool_use", "id": f"toolu_{uuid.uuid4().hex[:24]}", "name": name, "input": arguments}
+
+
+def _arguments(written: str) -> Body:
+    """Return the arguments of a call, which are an object whatever the model wrote."""
     try:
-        arguments = strict_json.parse_whole(call.arguments)
+        arguments = strict_json.parse_whole(written)
     except (ValueError, RecursionError):
         arguments = None
-    text = call.arguments
-    if not isinstance(arguments, dict):
-        arguments = {"arguments": call.arguments}
-        text = responses.encode(arguments).decode()
-    block = {
-        "type": "tool_use",
-        "id": f"toolu_{uuid.uuid4().hex[:24]}",
-        "name": call.name,
-        "input": arguments,
-    }
-    return block, text
+    return arguments if isinstance(arguments, dict) else {"arguments": written}
+
+
+def _object_text(written: str) -> str:
+    """Return the JSON of `_arguments`, as the model wrote it where that is an object."""
+    arguments = _arguments(written)
+    is_own = arguments == {"arguments": written}
+    return responses.encode(arguments).decode() if is_own else written
 
 
 def _usage(usage: UsageBody, **other: int) -> Body:

@@ -78,6 +78,15 @@ class ToolCallDeltaBody(ToolCallBody, kw_only=True):
     index: int
 
 
+class ArgumentsBody(msgspec.Struct):
+    arguments: str
+
+
+class ArgumentsDeltaBody(msgspec.Struct):
+    index: int
+    function: ArgumentsBody
+
+
 class CustomBody(msgspec.Struct):
     name: str
     input: str
@@ -98,6 +107,7 @@ class MessageBody(msgspec.Struct):
     role: str = "assistant"
     refusal: None = None
     reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
     tool_calls: list[ToolCallBody | CustomCallBody] | UnsetType = UNSET
 
 
@@ -123,8 +133,9 @@ class ChatBody(msgspec.Struct):
 class DeltaBody(msgspec.Struct):
     role: Literal["assistant"] | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
-    tool_calls: list[ToolCallDeltaBody | CustomCallDeltaBody] | UnsetType = UNSET
+    tool_calls: list[ToolCallDeltaBody | ArgumentsDeltaBody | CustomCallDeltaBody] | UnsetType = UNSET
 
 
 class ChatChunkChoiceBody(msgspec.Struct):

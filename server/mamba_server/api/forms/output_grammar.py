@@ -6,7 +6,7 @@ The two generation endpoints use it. The engine checks the grammar again, with t
 import json
 import re
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from llguidance import LLMatcher
@@ -25,6 +25,7 @@ from mamba_server.api.forms.forced_calls import (
 from mamba_server.api.forms.free_calls import can_be_followed, free_calls
 from mamba_server.api.forms.grammar_words import OVERLAP, readable_failure
 from mamba_server.grammar_depth import check_depth
+from mamba_server.wire import ThoughtBudget
 from mamba_text.prompt import TextProcessor
 from mamba_text.reasoning import ReasoningFormat, ReasoningStart
 from mamba_text.tokenizer import Tokenizer
@@ -45,6 +46,8 @@ class OutputForm:
     """Grammar of llguidance; "" = the answer is unrestricted."""
     left_out: tuple[str, ...] = ()
     """Keys of the requested form that the answer is not made to follow."""
+    thoughts: ThoughtBudget | None = None
+    """Limit on the thoughts before the answer."""
 
 
 async def output_grammar(
@@ -68,17 +71,13 @@ async def output_grammar(
     template = None if text.template is None else text.template.of(tools=bool(request.offered_tools))
     reasoning = None if template is None else template.reasoning
     builder = _FormBuilder(request, text, check, reasoning, opening)
-    if not request.offered_tools:
-        return await builder.form(spec)
     calls = None if template is None else template.tool_calls
-    if calls is None:
-        return _unrestricted(request)
-    if request.forced_tools:
-        # An answer that consists of forced calls has no text that could have the form.
-        return await builder.forced_calls(request, calls)
-    if spec is not None:
-        return await builder.calls_or_form(request, spec, calls)
-    return await builder.free_calls(request, calls)
+    form = await builder.of_chat(request, spec, calls)
+    if (tokens := request.thought_tokens) is not None and reasoning is not None:
+        call_begin = calls.begin if calls is not None and request.offered_tools else None
+        budget = _thought_budget(tokens, reasoning, opening, call_begin, text.tokenizer)
+        form = replace(form, thoughts=budget)
+    return form
 
 
 class _FormBuilder:
@@ -97,6 +96,21 @@ class _FormBuilder:
         self._reasoning = reasoning
         self._opening = opening
         self._param = "response_format" if request.structured_outputs is None else "structured_outputs"
+
+    async def of_chat(
+        self, request: ChatCompletionRequest, spec: FormSpec | None, calls: ToolCallFormat | None
+    ) -> OutputForm:
+        """Build the form of an answer to a chat, whose calls the model writes in the format `calls`."""
+        if not request.offered_tools:
+            return await self.form(spec)
+        if calls is None:
+            return _unrestricted(request)
+        if request.forced_tools:
+            # An answer that consists of forced calls has no text that could have the form.
+            return await self.forced_calls(request, calls)
+        if spec is not None:
+            return await self.calls_or_form(request, spec, calls)
+        return await self.free_calls(request, calls)
 
     async def form(self, spec: FormSpec | None) -> OutputForm:
         """Build the form of an answer without tool calls."""
@@ -274,3 +288,25 @@ def _after_reasoning(grammar: str, form: ReasoningFormat, opening: str, tokenize
     answer, *others = grammars_of(grammar)
     both = [{"lark_grammar": "\n".join(rules)}, {**answer, "name": "answer"}]
     return json.dumps({"grammars": both + others})
+
+
+def _thought_budget(
+    tokens: int, form: ReasoningFormat, opening: str, call_begin: str | None, tokenizer: Tokenizer
+) -> ThoughtBudget | None:
+    """Return the limit for one answer; None = the prompt has ended the thoughts already.
+
+    Args:
+        tokens: most tokens of the thoughts.
+        form: markers of the model's thoughts.
+        opening: the part of the answer with which the prompt ends.
+        call_begin: marker of a call, which ends thoughts, too; None = the model may not call.
+        tokenizer: the model's tokenizer.
+    """
+    start = ReasoningStart.of(form, opening)
+    if start is ReasoningStart.CLOSED:
+        return None
+    begin = form.begin if start is ReasoningStart.UNSAID else ""
+    ends = (form.end,) if call_begin is None else (form.end, call_begin)
+    # Models are taught the marker on a line of its own, with a blank line between it and the answer.
+    closing = tokenizer.encoding(f"\n{form.end}\n\n").ids
+    return ThoughtBudget(tokens, begin, ends, tuple(closing))

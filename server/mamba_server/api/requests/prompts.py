@@ -92,7 +92,7 @@ class PromptBuilder:
                 param="tools",
                 code="tools_not_supported",
             )
-        if request.reasoning_effort is not None and "reasoning_effort" not in template.variables:
+        if request.effort is not None and "reasoning_effort" not in template.variables:
             _warn_of_effort()
         whole = request.truncate_prompt_tokens is None
         span, rendered = self._trace.begin(names.API_TEMPLATE), 0.0

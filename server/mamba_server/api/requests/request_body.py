@@ -78,7 +78,8 @@ def limited_route(
             assert isinstance(model, type)
             assert issubclass(model, BaseModel)
             refused: frozenset[str] = getattr(model, "REFUSED_FIELDS", frozenset())
-            names = frozenset(model.model_fields) | frozenset(NOT_SUPPORTED) | refused
+            ignored: frozenset[str] = getattr(model, "IGNORED_FIELDS", frozenset())
+            names = frozenset(model.model_fields) | frozenset(NOT_SUPPORTED) | refused | ignored
             unknown, reader = UnknownFields(names), JsonFields(names)
 
             async def handle(request: Request) -> Response:

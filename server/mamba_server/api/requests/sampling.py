@@ -7,7 +7,7 @@ from mamba_api.openai import ChatCompletionRequest, CompletionRequest, Generatio
 from mamba_edge.errors import InvalidRequest
 from mamba_server.api.requests.errors import ContextTooLong
 from mamba_server.api.requests.model_limits import ModelLimits
-from mamba_server.wire import SamplingParams
+from mamba_server.wire import SamplingParams, ThoughtBudget
 from mamba_text.generation_defaults import GenerationDefaults
 
 MIN_TEMPERATURE = 1e-30
@@ -59,10 +59,13 @@ def sampling_params(
     limits: ModelLimits,
     max_tokens: int,
     grammar: str = "",
+    thoughts: ThoughtBudget | None = None,
+    bad_words: tuple[tuple[int, ...], ...] = (),
 ) -> SamplingParams:
     """Return the engine's parameters: the request's values, else the model's defaults, else neutral ones."""
     bias = {int(key): value for key, value in (request.logit_bias or {}).items()}
     limits.check_ids("logit_bias", bias)
+    limits.check_ids("allowed_token_ids", request.allowed_token_ids or ())
     stop_token_ids = _stop_token_ids(request, defaults, limits)
     min_tokens = request.min_tokens or 0
     if min_tokens > max_tokens:
@@ -87,6 +90,9 @@ def sampling_params(
         logprobs=_logprobs(request),
         prompt_logprobs=-1 if (number := prompt_alternatives(request)) is None else number,
         grammar=grammar,
+        thought_budget=thoughts,
+        allowed_token_ids=tuple(dict.fromkeys(request.allowed_token_ids or ())),
+        bad_words=bad_words,
     )
 
 

@@ -1,6 +1,8 @@
 """Results of a step on the host: copied behind the step, read after its fence."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 import numpy.typing as npt
@@ -65,6 +67,7 @@ def host_result(
     scores: list[TokenScores],
     tops: list[int],
     finite: npt.NDArray[np.bool_],
+    pooled: Mapping[int, torch.Tensor] = MappingProxyType({}),
 ) -> StepResult:
     """Build the result of the step from its numbers on the host. Runs after the fence."""
     tokens = np.empty(0, np.int32) if sampled is None else sampled.ids.numpy()
@@ -82,7 +85,8 @@ def host_result(
                 strict=True,
             )
         ]
-    return StepResult(tokens, _row_logprobs(sampled, tops), prompt, finite)
+    sums = {piece: tensor.numpy() for piece, tensor in pooled.items()}
+    return StepResult(tokens, _row_logprobs(sampled, tops), prompt, finite, sums)
 
 
 def _row_logprobs(sampled: SampledTokens | None, tops: list[int]) -> dict[int, TokenLogprobs]:

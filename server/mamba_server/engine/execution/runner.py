@@ -243,18 +243,26 @@ class ModelRunner:
                     batch.token_ids[:decodes] = self._last_token[rows[:decodes]]
                 hidden = self._hidden(batch)
             scores = [self._score(hidden, span) for span in spans]
+            pooled = {
+                piece: to_host(hidden[rows].to(torch.float32).sum(0))
+                for piece, rows in arrays.pooled_rows.items()
+            }
             samples = len(arrays.sampling)
             probes = hidden[samples : len(arrays.checked)]
             if not samples:
                 finite = to_host(is_finite(probes))
-                return lambda: host_result(None, spans, scores, [], in_schedule_order(finite, arrays.checked))
+                return lambda: host_result(
+                    None, spans, scores, [], in_schedule_order(finite, arrays.checked), pooled
+                )
             sampled = self._sample(hidden[:samples], self._sampling_batch(sampling_rows), positions, masks)
             checked = torch.cat([sampled.finite, is_finite(probes)]) if len(probes) else sampled.finite
             finite = to_host(checked)
             self._last_token.index_copy_(0, rows.long(), sampled.ids)
             tops = [self._sampling[row].params.logprobs for row in sampling_rows.tolist()]
             landed = on_host(sampled)
-            return lambda: host_result(landed, spans, scores, tops, in_schedule_order(finite, arrays.checked))
+            return lambda: host_result(
+                landed, spans, scores, tops, in_schedule_order(finite, arrays.checked), pooled
+            )
 
     def _hidden(self, batch: ForwardBatch) -> torch.Tensor:
         """Run the layers: normed hidden states of the rows `batch.logits_rows`."""

@@ -43,6 +43,8 @@ class StepArrays:
     """Sequences that sample, then the others: the first entries of `logits_rows` are their last rows."""
     prompt_spans: dict[int, tuple[int, int, Ints]]
     """By piece: (first and last+1 index into `logits_rows`, the tokens that follow)."""
+    pooled_rows: dict[int, slice]
+    """By piece of a prompt whose hidden states are pooled: their places in `logits_rows`."""
 
 
 def build(schedule: Schedule, batch: PersistentBatch, chunk: int, page_size: int) -> StepArrays:
@@ -74,6 +76,7 @@ def build(schedule: Schedule, batch: PersistentBatch, chunk: int, page_size: int
     sampling = [*range(decodes), *(decodes + i for i, piece in enumerate(pieces) if piece.final)]
     checked = sampling + [decodes + i for i, piece in enumerate(pieces) if not piece.final]
     logits_rows, spans = _logits_rows(schedule, query_start, last[checked])
+    logits_rows, pooled = _pooled_rows(schedule, query_start, sampling, logits_rows)
     return StepArrays(
         token_ids=token_ids,
         positions=positions.astype(np.int32, copy=False),
@@ -94,6 +97,7 @@ def build(schedule: Schedule, batch: PersistentBatch, chunk: int, page_size: int
         sampling=sampling,
         checked=checked,
         prompt_spans=spans,
+        pooled_rows=pooled,
     )
 
 
@@ -111,6 +115,25 @@ def _chunks(schedule: Schedule, query_start: Ints, chunk: int) -> npt.NDArray[np
             chunks.append((first + begin - piece.start, end - begin, index, rank, tracks.get(end, -1)))
             begin = end
     return np.array(chunks, np.int32).reshape(-1, 5).T.copy()
+
+
+def _pooled_rows(
+    schedule: Schedule, query_start: Ints, sampling: list[int], logits_rows: Ints
+) -> tuple[Ints, dict[int, slice]]:
+    """Return the rows with those of pooled prompts behind them, and the places of each piece's rows."""
+    pooled: dict[int, slice] = {}
+    parts, index, decodes = [logits_rows], len(logits_rows), len(schedule.decodes)
+    for number, piece in enumerate(schedule.pieces):
+        pooling = piece.sequence.params.pooling
+        if pooling == "last" and piece.final:
+            place = sampling.index(decodes + number)
+            pooled[number] = slice(place, place + 1)
+        elif pooling == "mean":
+            first, tokens = int(query_start[decodes + number]), piece.stop - piece.start
+            parts.append(np.arange(first, first + tokens, dtype=np.int32))
+            pooled[number] = slice(index, index + tokens)
+            index += tokens
+    return (np.concatenate(parts) if pooled else logits_rows), pooled
 
 
 def _logits_rows(

@@ -200,8 +200,9 @@ class Admission:
 
     @staticmethod
     def _needs_whole_prompt(sequence: Sequence) -> bool:
-        """Return whether log-probabilities of the prompt are requested, so that all of it is computed."""
-        return sequence.prompt_logprobs is not None and not sequence.prompt_done
+        """Return whether the prompt's log-probabilities or mean are requested: all of it is computed then."""
+        is_read = sequence.prompt_logprobs is not None or sequence.params.pooling == "mean"
+        return is_read and not sequence.prompt_done
 
     def _defer_arrived(self) -> None:
         """Compare new sequences with running prefills before these pass the end of the shared prefix."""

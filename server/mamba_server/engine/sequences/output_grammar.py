@@ -7,12 +7,34 @@ committed.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 from llguidance import LLMatcher
 
 from mamba_server.grammar_matcher import WORD, mask_words
+
+
+class NextTokens(Protocol):
+    """Restriction of the tokens that may come next in one answer."""
+
+    @property
+    def error(self) -> str:
+        """Why no further token may come; "" = none."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether nothing can follow."""
+
+    def fork(self, ends: frozenset[int] | None = None) -> "NextTokens":
+        """Return the same state for another sequence, which may end at `ends`."""
+
+    def consume(self, token: int) -> None:
+        """Record that `token` was chosen."""
+
+    def allowed(self, out: npt.NDArray[np.int32]) -> None:
+        """Write the mask of the next token to `out`."""
 
 
 class OutputGrammar:
@@ -96,7 +118,7 @@ class TokenMasks:
         return TokenMasks(self.rows[first:stop] - rows.start, self.words[first:stop])
 
 
-def token_masks(grammars: Iterable[OutputGrammar | None], vocab_size: int) -> TokenMasks | None:
+def token_masks(grammars: Iterable[NextTokens | None], vocab_size: int) -> TokenMasks | None:
     """Return masks for the rows of a step, of which grammar i belongs to row i; None = no row has one."""
     guided = {row: grammar for row, grammar in enumerate(grammars) if grammar is not None}
     if not guided:

@@ -5,9 +5,10 @@ from typing import Optional
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from mamba_server.cache import SequenceAllocation, Tokens
-from mamba_server.engine.sequences.output_grammar import OutputGrammar
+from mamba_server.engine.sequences.output_grammar import NextTokens
 from mamba_server.engine.sequences.served_scores import ServedScores
 from mamba_server.engine.sequences.timeline import Timeline
 from mamba_server.wire import FinishReason, SamplingParams, TokenLogprobs
@@ -51,6 +52,7 @@ class Sequence:
         "params",
         "phase",
         "pins",
+        "pooled",
         "preemptions",
         "priority",
         "prompt_done",
@@ -89,7 +91,7 @@ class Sequence:
         stop_token_ids: frozenset[int] = frozenset(),
         leader: Optional["Sequence"] = None,
         timeline: Timeline | None = None,
-        grammar: OutputGrammar | None = None,
+        grammar: NextTokens | None = None,
         scores_prompt: bool = True,
         whole_prompt: Tokens | None = None,
         pins: tuple[tuple[int, float], ...] = (),
@@ -115,8 +117,8 @@ class Sequence:
         self.timeline = timeline
         """Timeline for the trace; None = not traced."""
         self.grammar = grammar
-        """Grammar of the answer. Its next token depends on all before it, so the sequence is in one launched
-        step at most."""
+        """Restriction of the answer's tokens. Its next token depends on all before it, so the sequence is in
+        one launched step at most."""
         self.started = 0.0
         """Time at which the first piece was scheduled; 0 = not yet."""
         self.deferred = False
@@ -150,6 +152,8 @@ class Sequence:
         self.prompt_done = False
         self.reported = False
         """Whether the first delta (with the cached tokens) has been sent."""
+        self.pooled: npt.NDArray[np.float32] | None = None
+        """Sum of the hidden states of the prompt's tokens so far, or the last one; None = none is pooled."""
         self.prompt_logprobs: list[TokenLogprobs | None] | None = (
             [None] if params.prompt_logprobs >= 0 and scores_prompt else None
         )
@@ -186,6 +190,14 @@ class Sequence:
     def outputs(self) -> int:
         """Number of output tokens on the host."""
         return self.known_tokens - self.prompt_len
+
+    @property
+    def embedding(self) -> bytes:
+        """Pooled hidden states of the prompt as float32 numbers; empty if none are pooled."""
+        if self.pooled is None:
+            return b""
+        tokens = self.prompt_len if self.params.pooling == "mean" else 1
+        return (self.pooled / np.float32(tokens)).astype("<f4").tobytes()
 
     def placement_ids(self) -> Tokens:
         """Return the tokens by which the cache places checkpoints: also those that another engine computes.

@@ -18,7 +18,7 @@ from mamba_kernels.device_errors import ends_the_device
 from mamba_planner.strategy import reservation
 from mamba_server.cache import ManagedStateCache, Refusal, SequenceAllocation
 from mamba_server.engine.scheduling.scheduler import Scheduler
-from mamba_server.engine.sequences.output_grammar import OutputGrammar
+from mamba_server.engine.sequences.output_grammar import NextTokens
 from mamba_server.engine.sequences.schedule import Schedule
 from mamba_server.engine.sequences.sequence import Phase, Sequence
 from mamba_server.engine.sequences.timeline import Timeline
@@ -55,6 +55,8 @@ class StepResult:
     finite: npt.NDArray[np.bool_] | None = None
     """bool[members]: False where the result of a member of the schedule is NaN or infinity; None =
     nowhere."""
+    pooled: dict[int, npt.NDArray[np.float32]] = field(default_factory=dict)
+    """By piece of a prompt whose hidden states are pooled: their sum, or the last one."""
 
 
 class StepRunner(Protocol):
@@ -151,10 +153,10 @@ class EngineCore:
 
     # --- requests ------------------------------------------------------------------------------------
 
-    def add(self, request: AddRequest, grammar: OutputGrammar | None = None) -> RequestRejected | None:
+    def add(self, request: AddRequest, grammar: NextTokens | None = None) -> RequestRejected | None:
         """Queue the sequences of `request`, or return why it can never run here.
 
-        `grammar`: that of the request, at its beginning.
+        `grammar`: the restriction of the request's tokens, at its beginning.
         """
         rejected = self._rejection(request)
         if rejected is not None:
@@ -232,7 +234,7 @@ class EngineCore:
             )  # fmt: skip
         return None
 
-    def _sequences_of(self, request: AddRequest, grammar: OutputGrammar | None) -> list[Sequence]:
+    def _sequences_of(self, request: AddRequest, grammar: NextTokens | None) -> list[Sequence]:
         """Return the `n` sequences of `request`; all but the first resume from the prompt of the first."""
         params = request.params
         token_ids = np.array(request.token_ids, np.int32)
@@ -421,6 +423,10 @@ class EngineCore:
                 sequence.timeline.piece(schedule.timing(number, began, ended))
             if number in result.prompt_logprobs:
                 self._take_prompt_logprobs(sequence, piece.start, result.prompt_logprobs[number])
+            if number in result.pooled:
+                before = sequence.pooled if piece.start else None
+                pooled = result.pooled[number]
+                sequence.pooled = pooled.copy() if before is None else before + pooled
             if piece.final:
                 sequence.prompt_done = True
                 self._take_token(sequence, tokens[sampled], result.logprobs.get(sampled), schedule.step)
@@ -449,7 +455,7 @@ class EngineCore:
             if sequence.whole_prompt is not None:
                 self._hand_over(sequence)
                 return
-            self._emit(sequence, [], None, "length")
+            self._emit(sequence, [], None, "length", embedding=sequence.embedding)
             self._finish(sequence, "length")
             return
         grammar = sequence.grammar
@@ -504,6 +510,7 @@ class EngineCore:
         stop_token: int | None = None,
         *,
         hand_over: HandOver | None = None,
+        embedding: bytes = b"",
     ) -> None:
         first = not sequence.reported
         sequence.reported = True
@@ -522,6 +529,7 @@ class EngineCore:
                 first_at=self._last_step_end if first else 0.0,
                 timeline=sequence.timeline.take() if sequence.timeline is not None else None,
                 hand_over=hand_over,
+                embedding=embedding,
             )
         )
 

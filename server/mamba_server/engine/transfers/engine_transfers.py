@@ -107,7 +107,8 @@ class EngineTransfers:
 
     def _source(self, sequence: Sequence, fetch: Fetch | None) -> StateSource | None:
         """Return where the state of a prompt is to come from; None = from nowhere."""
-        if sequence.prompt_logprobs is not None or (fetch is None and self.tier is None):
+        is_read = sequence.prompt_logprobs is not None or sequence.params.pooling == "mean"
+        if is_read or (fetch is None and self.tier is None):
             return None
         token_ids, salt = sequence.known_token_ids(), sequence.salt
         match = self._cache.match(token_ids, salt, self._step())

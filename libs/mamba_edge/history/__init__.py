@@ -1,0 +1,1 @@
+"""Answers of the Responses API that are kept, and the conversations that they form."""

@@ -1,0 +1,113 @@
+"""The entries of a history: kept responses and conversations, as bytes in a store. Pure.
+
+An entry is one line with the identifiers of the turns before it, or of the turns of a conversation, and
+behind the line the JSON of what it holds. A store reads the line alone.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+IDENTIFIER = re.compile(r"(?:resp|conv)_[A-Za-z0-9]{1,64}")
+"""Form of the identifiers of entries."""
+MOST_TURNS = 1024
+"""Largest number of turns that one conversation may have."""
+EMPTY_LIST, NO_RESPONSE = msgspec.Raw(b"[]"), msgspec.Raw(b"null")
+
+
+class HistoryStore(Protocol):
+    """A store of entries by client and identifier. Its methods raise HistoryAway."""
+
+    async def load(self, client: str, ids: Sequence[str]) -> list[bytes | None]:
+        """Return the entries of these identifiers, and prolong the life of those that are there."""
+
+    async def save(self, client: str, id_: str, entry: bytes, conversation: str = "") -> bool:
+        """Keep an entry, and add its identifier to the line of a conversation.
+
+        False: the entry is larger than the budget of a client, or the conversation does not exist.
+        """
+
+    async def delete(self, client: str, id_: str) -> bool:
+        """Delete an entry; False: there is none."""
+
+
+class Turn(msgspec.Struct):
+    """Items that one request added, and the response to it."""
+
+    input: msgspec.Raw = EMPTY_LIST
+    """JSON of the list of items that came with the request."""
+    response: msgspec.Raw = NO_RESPONSE
+    """JSON of the response; null = the items were added without a request to a model."""
+
+
+class Conversation(msgspec.Struct):
+    """A conversation, whose turns are entries of their own."""
+
+    id: str
+    created_at: int
+    metadata: dict[str, str] = {}
+    object: str = "conversation"
+
+
+class _Output(msgspec.Struct):
+    output: msgspec.Raw = EMPTY_LIST
+
+
+_turn = msgspec.json.Decoder(Turn).decode
+_conversation = msgspec.json.Decoder(Conversation).decode
+_output = msgspec.json.Decoder(_Output).decode
+
+
+def entry_of(ids: Sequence[str], content: Turn | Conversation) -> bytes:
+    """Return the bytes of an entry."""
+    return " ".join(ids).encode() + b"\n" + msgspec.json.encode(content)
+
+
+def ids_of(entry: bytes) -> list[str]:
+    """Return the identifiers in the line of an entry."""
+    return entry.partition(b"\n")[0].decode().split()
+
+
+def with_id(entry: bytes, id_: str) -> bytes:
+    """Return an entry with one more identifier at the end of its line."""
+    line, _, content = entry.partition(b"\n")
+    return (line + b" " + id_.encode()).strip() + b"\n" + content
+
+
+def turn_of(entry: bytes) -> Turn:
+    """Return what the entry of a response holds."""
+    return _turn(entry.partition(b"\n")[2])
+
+
+def conversation_of(entry: bytes) -> Conversation:
+    """Return what the entry of a conversation holds."""
+    return _conversation(entry.partition(b"\n")[2])
+
+
+def items_of(turn: Turn) -> list[bytes]:
+    """Return the JSON of the items of a turn, each without the brackets of its list; no empty ones."""
+    lists = [bytes(turn.input)]
+    if bytes(turn.response) != bytes(NO_RESPONSE):
+        lists.append(bytes(_output(turn.response).output))
+    return [inner for each in lists if (inner := each.strip()[1:-1].strip())]
+
+
+def joined_items(parts: Sequence[bytes]) -> bytes:
+    """Return the JSON of one list with the items of all parts."""
+    return b"[" + b",".join(parts) + b"]"
+
+
+def with_identifiers(items: bytes, owner: str) -> list[dict[str, Any]]:
+    """Return items as the API lists them: each with an identifier, and with its text in parts."""
+    listed: list[dict[str, Any]] = []
+    for place, item in enumerate(msgspec.json.decode(items, type=list[dict[str, Any]])):
+        kind = item.get("type") or "message"
+        entry = {"id": f"item_{owner.partition('_')[2]}_{place}", "status": "completed", **item, "type": kind}
+        if kind == "message" and isinstance(item.get("content"), str):
+            part = "output_text" if item.get("role") == "assistant" else "input_text"
+            more: dict[str, Any] = {"annotations": []} if part == "output_text" else {}
+            entry["content"] = [{"type": part, "text": item["content"], **more}]
+        listed.append(entry)
+    return listed

@@ -1,0 +1,97 @@
+"""`KeptAnswer`: the client's side of an answer that is kept: the client has its end once the answer is kept.
+
+A request that follows at once, at whatever gateway, thus finds the response. Everything before the end passes
+as fast as without: by `begin` and `write`, where the client's side has them.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from starlette.types import Message
+
+from mamba_edge.exchange.asgi_responses import EVENT_STREAM
+from mamba_edge.exchange.request_body import find_header
+from mamba_edge.history.response_history import OpenTurn
+
+HISTORY_HEADER = b"x-mambaserve-history"
+"""Request header from gateways to engines: the input is whole, and the gateway keeps the response (`kept`) or
+does not (`none`). The engine keeps nothing then."""
+KEPT, NOT_KEPT = b"kept", b"none"
+_LAST_EVENTS = (b"event: response.completed\n", b"event: response.incomplete\n")
+
+
+class _LastEvent(msgspec.Struct):
+    response: msgspec.Raw
+
+
+class KeptAnswer:
+    """A `send` of ASGI around that of the client, or of the relay, for one turn."""
+
+    def __init__(self, send: Any, turn: OpenTurn, direct: Any = None) -> None:
+        """Send through `send`, and past its messages through `direct` (by default `send` itself)."""
+        direct = send if direct is None else direct
+        self._send, self._turn = send, turn
+        self._begin, self._write = getattr(direct, "begin", None), getattr(direct, "write", None)
+        self._streamed = self._kept = False
+        self._status = 0
+        self._size: int | None = None
+        self._held = bytearray()
+        """Bytes of the answer that is to be kept, so far."""
+
+    async def __call__(self, message: Message) -> None:
+        """Send one message; the last part of the answer waits until the answer is kept."""
+        if message["type"] == "http.response.start":
+            self._note(message["status"], message["headers"])
+        elif self._status == 200 and not self._kept:
+            ended = not message.get("more_body", False)
+            if (response := self._read(message.get("body", b""), ended=ended)) is not None:
+                self._kept = True
+                await self._turn.keep(response)
+        await self._send(message)
+
+    def begin(self, status: int, headers: Sequence[tuple[bytes, bytes]], part: bytes, more: bool) -> bool:
+        """Send the beginning of a stream without a wait; False: nothing is sent."""
+        if self._begin is None or (status == 200 and (not more or _has_end(part))):
+            return False
+        self._note(status, headers)
+        if status == 200 and not self._streamed:
+            return False
+        return bool(self._begin(status, headers, part, more))
+
+    def write(self, part: bytes) -> bool:
+        """Send a further part without a wait; False: nothing is sent, only a message can send it."""
+        if self._write is None or self._held or _has_end(part):
+            return False
+        return bool(self._write(part))
+
+    def _note(self, status: int, headers: Sequence[tuple[bytes, bytes]]) -> None:
+        self._status = status
+        self._streamed = (find_header(headers, b"content-type") or b"").startswith(EVENT_STREAM[0][1][:17])
+        length = find_header(headers, b"content-length")
+        self._size = int(length) if length is not None and length.isdigit() else None
+
+    def _read(self, part: bytes, *, ended: bool) -> bytes | None:
+        """Return the JSON of the response once all of it is there."""
+        if not self._streamed:
+            self._held += part
+            whole = len(self._held) == self._size if self._size is not None else ended
+            return bytes(self._held) if whole or ended else None
+        if not self._held:
+            places = [place for name in _LAST_EVENTS if (place := part.find(name)) >= 0]
+            if not places:
+                return None
+            part = part[min(places) :]
+        self._held += part
+        event, end, _ = bytes(self._held).partition(b"\n\n")
+        if not end:
+            return None
+        data = event.partition(b"\ndata: ")[2]
+        try:
+            return bytes(msgspec.json.decode(data, type=_LastEvent).response)
+        except msgspec.DecodeError:
+            return None
+
+
+def _has_end(part: bytes) -> bool:
+    return any(name in part for name in _LAST_EVENTS)

@@ -1,0 +1,92 @@
+"""`MemoryHistory`: entries in the memory of one process, for a deployment without a Redis.
+
+Entries live for a time from their last use. A client beyond its budget loses the entries that it has not used
+for the longest time, and so do all clients together beyond the budget of the process.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+
+from mamba_edge.history.entries import with_id
+
+ALL_CLIENTS = 4
+"""Budget of the process, as a multiple of one client's."""
+OVERHEAD_BYTES = 200
+"""Bytes that an entry takes beside its content."""
+_Key = tuple[str, str]
+
+
+class MemoryHistory:
+    """Entries by client and identifier, the one used last at the end."""
+
+    def __init__(self, seconds: float, budget: int, clock: Callable[[], float]) -> None:
+        """Keep entries for `seconds` after their last use, and `budget` bytes of them for each client."""
+        self._seconds, self._budget, self._clock = seconds, budget, clock
+        self._entries: OrderedDict[_Key, tuple[float, bytes]] = OrderedDict()
+        self._held: dict[str, int] = {}
+
+    @property
+    def held(self) -> int:
+        """Number of bytes of all entries."""
+        return sum(self._held.values())
+
+    async def load(self, client: str, ids: Sequence[str]) -> list[bytes | None]:
+        """Return the entries of these identifiers, and prolong the life of those that are there."""
+        self._expire()
+        return [self._use((client, id_)) for id_ in ids]
+
+    async def save(self, client: str, id_: str, entry: bytes, conversation: str = "") -> bool:
+        """Keep an entry, and add its identifier to the line of a conversation."""
+        self._expire()
+        if len(entry) + OVERHEAD_BYTES > self._budget:
+            return False
+        if conversation:
+            line = self._use((client, conversation))
+            if line is None:
+                return False
+            self._put((client, conversation), with_id(line, id_))
+        self._put((client, id_), entry)
+        while self._held[client] > self._budget:
+            self._drop(next(key for key in self._entries if key[0] == client))
+        while self.held > ALL_CLIENTS * self._budget:
+            self._drop(next(iter(self._entries)))
+        return True
+
+    async def delete(self, client: str, id_: str) -> bool:
+        """Delete an entry; False: there is none."""
+        self._expire()
+        if (client, id_) not in self._entries:
+            return False
+        self._drop((client, id_))
+        return True
+
+    async def close(self) -> None:
+        """Do nothing: the entries end with the process."""
+
+    def _use(self, key: _Key) -> bytes | None:
+        if key not in self._entries:
+            return None
+        entry = self._entries[key][1]
+        self._entries[key] = (self._clock(), entry)
+        self._entries.move_to_end(key)
+        return entry
+
+    def _put(self, key: _Key, entry: bytes) -> None:
+        if key in self._entries:
+            self._drop(key)
+        self._entries[key] = (self._clock(), entry)
+        self._held[key[0]] = self._held.get(key[0], 0) + len(entry) + OVERHEAD_BYTES
+
+    def _drop(self, key: _Key) -> None:
+        _, entry = self._entries.pop(key)
+        self._held[key[0]] -= len(entry) + OVERHEAD_BYTES
+        if not self._held[key[0]]:
+            del self._held[key[0]]
+
+    def _expire(self) -> None:
+        until = self._clock() - self._seconds
+        while self._entries:
+            key, (used, _) = next(iter(self._entries.items()))
+            if used > until:
+                return
+            self._drop(key)
