@@ -21,6 +21,7 @@ from mamba_planner.strategy import Reservation
 from mamba_server.cache.eviction import Policy
 from mamba_server.cache.node import Node, Pages, Pin, PrefixListener, Tokens
 from mamba_server.cache.persistent_batch import Bools, Ints
+from mamba_server.cache.replay_rows import ReplayRows
 from mamba_server.cache.sequence_allocation import Checkpoint, SequenceAllocation
 from mamba_server.cache.tree import Match
 
@@ -232,11 +233,13 @@ class DecodeRows(NamedTuple):
     """Rows that decode, before a step: arrays in the order of the requested rows."""
 
     depth: Ints
-    """Tokens in the live slot."""
+    """Tokens in the live slot, and accepted drafts behind them."""
     needs_page: Bools
     """Whether the next token lies on a page that the row does not have, so that `extend` comes first."""
     last: Bools
     """Whether the next token is the last one that the sequence may sample."""
+    waiting: Ints
+    """Accepted drafts whose inputs the step absorbs first."""
 
 
 class StateCache(Protocol):
@@ -297,6 +300,10 @@ class StateCache(Protocol):
 
         0 = no checkpoint is due, or there is no slot now.
         """
+
+    @property
+    def replay(self) -> ReplayRows:
+        """Rows with drafts: how far drafts may reach, where their inputs are kept, which were accepted."""
 
     def launch(self, rows: int | Ints, depth: int | Ints, step: int) -> None:
         """Record that `step`, which is launched next, takes `rows` to `depth`. Cannot be refused."""

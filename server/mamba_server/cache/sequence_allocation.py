@@ -1,10 +1,11 @@
 """Share of the arena that an admitted sequence holds besides its row: slots, checkpoints, locks."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from mamba_server.cache.arena import Pages
 from mamba_server.cache.ghost_tree import GhostMatch
-from mamba_server.cache.node import Node
+from mamba_server.cache.node import Node, Tokens
 from mamba_server.cache.persistent_batch import PersistentBatch
 from mamba_server.cache.placement import Placement
 
@@ -90,8 +91,18 @@ class SequenceAllocation:
 
     @property
     def depth(self) -> int:
-        """Tokens that launched steps have folded into the live slot."""
+        """Tokens that launched steps have folded into the live slot, and accepted drafts behind them."""
         return int(self._batch.depth[self.row])
+
+    @property
+    def waiting(self) -> int:
+        """Accepted drafts whose inputs are not in the live slot yet."""
+        return int(self._batch.waiting[self.row])
+
+    @property
+    def lane(self) -> int:
+        """Lane that holds the inputs of the drafts; -1 = none."""
+        return int(self._batch.lane[self.row])
 
     @property
     def last_step(self) -> int:
@@ -169,3 +180,12 @@ class SequenceAllocation:
         """All slots of the sequence except the live one."""
         ready = [checkpoint.slot for checkpoint in self.ready]
         return self.spare + ready + [pending.checkpoint.slot for pending in self.pending]
+
+
+@dataclass(frozen=True, slots=True)
+class RetiringSequence:
+    """Sequence that has ended and whose memory waits for step `fence`, after which `token_ids()` counts."""
+
+    fence: int
+    allocation: SequenceAllocation
+    token_ids: Callable[[], Tokens]

@@ -9,7 +9,7 @@ import pytest
 from engine_trial import EngineTrial, TrialSetup
 from mamba_server.engine.execution.step_arrays import StepArrays, build
 from mamba_server.engine.sequences.schedule import Schedule
-from mamba_server.engine.stepping.core import StepResult
+from mamba_server.engine.stepping.step_result import StepResult
 from mamba_server.model.forward_batch import HostBatch
 from mamba_server.wire import AddRequest, SamplingParams
 

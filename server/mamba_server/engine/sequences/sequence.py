@@ -6,6 +6,7 @@ from typing import Optional
 import numpy as np
 
 from mamba_server.cache import SequenceAllocation, Tokens
+from mamba_server.engine.sequences.draft_record import DraftRecord
 from mamba_server.engine.sequences.output_grammar import OutputGrammar
 from mamba_server.engine.sequences.timeline import Timeline
 from mamba_server.wire import FinishReason, SamplingParams, TokenLogprobs
@@ -37,6 +38,7 @@ class Sequence:
         "cached_tokens",
         "client",
         "deferred",
+        "draft_record",
         "finish_reason",
         "grammar",
         "in_flight",
@@ -116,6 +118,8 @@ class Sequence:
         """Time at which the first piece was scheduled; 0 = not yet."""
         self.deferred = False
         """Whether it waits, or has waited, for the checkpoint of another prompt; it does so at most once."""
+        self.draft_record: DraftRecord | None = None
+        """What its drafts were worth; None = it had none yet."""
         self.prompt_len = len(token_ids)
         self.token_ids = token_ids
         """Prompt, shared with siblings; from `make_room` on, prompt and output in one array, so that a prefix

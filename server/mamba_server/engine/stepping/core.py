@@ -7,8 +7,7 @@ text. The runner does the device work behind `StepRunner`; the clock is a parame
 import time
 from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass
 
 import msgspec
 import numpy as np
@@ -25,8 +24,10 @@ from mamba_server.engine.sequences.timeline import Timeline
 from mamba_server.engine.stepping.forward_stream import ForwardStream, Ticket
 from mamba_server.engine.stepping.pinned_prefixes import PinnedPrefixes
 from mamba_server.engine.stepping.prefill_speed import PrefillSpeed
+from mamba_server.engine.stepping.speculation import Speculation
 from mamba_server.engine.stepping.state_transfers import NO_HAND_OVER, StateTransfers
 from mamba_server.engine.stepping.step_pace import StepPace
+from mamba_server.engine.stepping.step_result import StepResult, StepRunner, StepTimes, VerifiedDraft
 from mamba_server.engine.stepping.tree_changes import TreeChanges
 from mamba_server.wire import (
     AbortRequest,
@@ -38,40 +39,6 @@ from mamba_server.wire import (
     StopSequence,
     TokenLogprobs,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class StepResult:
-    """Result of one step. Row i belongs to the i-th sampling sequence of the schedule.
-
-    `tokens`: int32[L]; `logprobs[i]`: of sampled token i, or None; `prompt_logprobs[k]`: of the tokens that
-    follow the rows of piece k, if requested.
-    """
-
-    tokens: npt.NDArray[np.int32]
-    logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
-    prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
-    finite: npt.NDArray[np.bool_] | None = None
-    """bool[members]: False where the result of a member of the schedule is NaN or infinity; None =
-    nowhere."""
-
-
-class StepRunner(Protocol):
-    """Device side of a step, in three stages.
-
-    `prepare` runs on the loop's side before the launch; the work that it returns runs on the stream; the
-    function that this returns reads the result, on the loop's side again, once the step's fence has passed.
-    """
-
-    def prepare(self, schedule: Schedule) -> Callable[[], Callable[[], StepResult]]: ...
-
-
-@dataclass(slots=True)
-class StepTimes:
-    """Seconds of the last steps by stage; the process drains them for metrics."""
-
-    seconds: list[tuple[float, float, float]] = field(default_factory=list)
-    batch_sizes: list[int] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -93,7 +60,7 @@ class EngineCore:
 
     `overlap`: plan step n+1 while step n runs (lookahead 1, else 0: never more, O6). `pace`: keeps steps near
     a target time; None = as large as the limits allow. `attention_ratio`: that of the model, for the speed of
-    its prompts.
+    its prompts. `speculation`: the source of the scheduler's drafts; None = there are none.
     """
 
     def __init__(
@@ -111,6 +78,7 @@ class EngineCore:
         attention_ratio: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
         pin_share: float = 0.0,
+        speculation: Speculation | None = None,
     ) -> None:
         self.scheduler = scheduler
         self.cache = cache
@@ -139,6 +107,9 @@ class EngineCore:
         """Transfers of states; None = states stay in this engine."""
         self.pins = PinnedPrefixes(cache, pin_share)
         self.clock = clock
+        self.speculation = speculation
+        if speculation is not None:
+            scheduler.absorb = self._absorb
         self._pace = pace
         self._last_step_end = 0.0
         """End of the step committed last, by `clock`."""
@@ -343,6 +314,9 @@ class EngineCore:
                     if sequence.phase is Phase.ARRIVING:
                         sequence.arrived = True
                         self.scheduler.add(sequence)
+        if self.speculation is not None and self._launched and self.speculation.drafts.wanted():
+            # A draft begins with the last token, which the host has only after the commit.
+            self._commit_launched(0)
         tokens = self._pace.tokens(len(self.scheduler.decoding)) if self._pace is not None else None
         schedule = self.scheduler.schedule(self.step_number + 1, tokens)
         for piece in schedule.pieces:
@@ -354,7 +328,8 @@ class EngineCore:
             ticket = self._stream.launch(work)
             allocations = [sequence.allocation for sequence in schedule.members]
             self._launched.append(_LaunchedStep(schedule, ticket, planned - began, planned, allocations))
-        self._commit_launched(1 if self.overlap and not schedule.empty else 0)
+        overlaps = self.overlap and not schedule.empty and not schedule.drafts
+        self._commit_launched(1 if overlaps else 0)
         deltas, self._deltas = self._deltas, []
         return deltas
 
@@ -372,16 +347,23 @@ class EngineCore:
         except Exception as error:
             self._fail(schedule, error)
             return
-        step_end = self.clock()
+        step_before, step_end = self._last_step_end, self.clock()
         self._failures = 0
         seconds = self._observe_duration(launched, step_end)
         if result.finite is not None and not result.finite.all():
             self._end_nonfinite(launched, result.finite)
         self.cache.advance(schedule.step)
         tokens = result.tokens.tolist()
+        drafts = dict(zip((draft.index for draft in schedule.drafts), result.drafts, strict=True))
         for index, sequence in enumerate(schedule.decodes):
             sequence.in_flight -= 1
             self._take_token(sequence, tokens[index], result.logprobs.get(index), schedule.step)
+            if index in drafts:
+                self._take_draft(sequence, tokens[index], drafts[index], schedule.step)
+        if self.speculation is not None:
+            # Planning counts where nothing ran meanwhile.
+            begun = max(launched.started - launched.schedule_seconds, step_before)
+            self.speculation.drafts.step_ended(schedule, step_end - begun)
         self._commit_pieces(schedule, result, tokens, step_end - seconds, step_end)
         self.cache.release_retired()
         self.times.seconds.append(
@@ -394,9 +376,10 @@ class EngineCore:
         schedule = launched.schedule
         # Under overlap the step was launched while the one before it ran.
         seconds = step_end - max(launched.started, self._last_step_end)
-        self.speed.observe(schedule, seconds, step_end)
+        if not schedule.drafts:
+            self.speed.observe(schedule, seconds, step_end)
         if self._pace is not None:
-            self._pace.observe(len(schedule.decodes), schedule.tokens - len(schedule.decodes), seconds)
+            self._pace.observe(len(schedule.decodes), schedule.tokens - schedule.decode_tokens, seconds)
         self._last_step_end = step_end
         return seconds
 
@@ -465,6 +448,33 @@ class EngineCore:
         self._emit(sequence, [token], logprobs, reason, stop_token)
         if reason is not None:
             self._finish(sequence, reason)
+
+    def _take_draft(self, sequence: Sequence, token: int, draft: VerifiedDraft, step: int) -> None:
+        """Append the tokens behind `token` for as long as each token is the one that the draft foresaw."""
+        accepted = 0
+        for foreseen, sampled, logprobs in draft.rows:
+            allocation = sequence.allocation
+            if foreseen != token or sequence.phase is Phase.FINISHED or allocation is None:
+                break
+            self.cache.replay.accept(allocation)
+            self._take_token(sequence, sampled, logprobs, step)
+            token, accepted = sampled, accepted + 1
+        if self.speculation is not None:
+            self.speculation.drafts.checked(sequence, draft.drafted, accepted)
+
+    def _absorb(self, sequence: Sequence) -> None:
+        """Complete the live slot of a sequence that leaves, so that its state serves others."""
+        allocation = sequence.allocation
+        if self.speculation is None or allocation is None:
+            return
+        work = self.speculation.absorb(allocation.row, allocation.lane, allocation.waiting)
+        try:
+            self._stream.wait(self._stream.launch(work))
+        except Exception as error:
+            # The sequence leaves without its last state; the next step meets the same device.
+            self.last_error = f"{type(error).__name__}: {error}"
+            return
+        self.cache.replay.materialised(allocation)
 
     def _hand_over(self, sequence: Sequence) -> None:
         """End a sequence whose prompt is computed, and keep its state for another engine.
