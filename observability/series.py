@@ -35,6 +35,8 @@ ENGINE_LABELS = {
     "decode_steps": ("kind",),
     "kernels_left_out": ("operator", "cause"),
     "pins": ("outcome",),
+    "draft_tokens": ("kind",),
+    "accepted_draft_tokens": ("kind",),
     "transfers": ("direction", "outcome"),
     "transfer_bytes": ("direction",),
 }

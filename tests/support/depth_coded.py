@@ -82,6 +82,8 @@ class DepthCodedRunner:
         self.violations: list[str] = []
         self.ring: dict[int, list[int]] = {}
         """Tokens of the draft in each lane."""
+        self.absorbed_alone = 0
+        """Number of absorptions outside a step."""
         self.named: dict[int, tuple[set[int], np.ndarray]] = {}
         """Launched step -> slots and pages that its work reads or writes."""
 
@@ -128,6 +130,7 @@ class DepthCodedRunner:
             if state != SPOILT:
                 assert state[0] == depth - count, ("absorbed outside a step", state[0], depth, count)
             self.states[live] = fold(state, self.ring[lane][:count])
+            self.absorbed_alone += 1
             return True
 
         return work

@@ -96,6 +96,7 @@ class EngineTrial:
             track_interval=setup.page_size * setup.intervals,
             cap=setup.cap,
         )
+        self.lanes = self.cache.batch.free_lanes
         limits = SchedulerLimits(setup.step_tokens, setup.chunk, setup.rows, LONGEST)
         self.runner = DepthCodedRunner(self.cache)
         self.arena.in_flight = self.runner.named
@@ -259,6 +260,10 @@ class EngineTrial:
             allocation = sequence.allocation
             assert allocation is not None
             self.runner.check_ready(allocation, sequence.known_token_ids())
+            state = self.runner.states[allocation.live]
+            if allocation.last_step and not sequence.in_flight and state[0] >= 0:
+                assert state[0] == allocation.depth - allocation.waiting, "live slot and what waits"
+            assert not allocation.waiting or allocation.lane >= 0, "waiting inputs without a lane"
             writing = sum(each.decode for each in allocation.pending)
             tracking = len(allocation.spare) + len(allocation.ready) + writing
             assert tracking >= strategy.tracking_slots, "the reservation of a running sequence"
@@ -335,6 +340,7 @@ class EngineTrial:
         assert not self.cache._prefilling, "a prefill that never ends is remembered"
         assert not self.core.sequences
         assert self.cache.batch.free == self.cache.batch.rows, "a row leaked"
+        assert self.cache.batch.free_lanes == self.lanes, "a lane leaked"
         self._check_answers()
         flush_and_sweep(self.cache)
         ledger.check(self.cache)

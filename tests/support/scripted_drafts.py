@@ -29,7 +29,7 @@ class ScriptedDrafts:
         proposed = {}
         for index, sequence in enumerate(decodes):
             count = self._rng.randint(0, self.most)
-            if sequence.in_flight or sequence.grammar is not None or not count:
+            if sequence.in_flight or not count:
                 continue
             right = self._rng.choice([0, 1, count, self._rng.randint(0, count)])
             true = self._truth(sequence, count)[:right]

@@ -48,7 +48,11 @@ class DraftRows:
             assert sequence.allocation is not None
             token = int(sequence.token_ids[sequence.allocation.depth])
             absorbed.append(Absorption(index, sequence.allocation.lane, int(waiting[index]), token))
-        proposed = self._proposals.propose(decodes)
+        proposed = {
+            index: tokens
+            for index, tokens in self._proposals.propose(decodes).items()
+            if decodes[index].takes_drafts
+        }
         for index, sequence in enumerate(decodes):
             if index not in proposed:
                 self._cache.replay.release(sequence.row)

@@ -171,6 +171,17 @@ class Sequence:
         return self.allocation.row if self.allocation is not None else -1
 
     @property
+    def takes_drafts(self) -> bool:
+        """Whether drafts may follow its last token.
+
+        A penalty counts each token before the next one is chosen, and a grammar allows it: the rows of one
+        step cannot wait for each other.
+        """
+        params = self.params
+        additive = params.presence_penalty != 0 or params.frequency_penalty != 0
+        return self.grammar is None and not additive and params.repetition_penalty == 1
+
+    @property
     def outputs(self) -> int:
         """Number of output tokens on the host."""
         return self.known_tokens - self.prompt_len

@@ -45,12 +45,12 @@ class NgramDrafts:
         """Return the drafts that are expected to save time, by the index of the decode."""
         if not self._always:
             self._try_out(decodes)
-        open_rows = [index for index, sequence in enumerate(decodes) if _speculates(sequence)]
+        open_rows = [index for index, sequence in enumerate(decodes) if sequence.takes_drafts]
         if any(decodes[index].in_flight for index in open_rows):
             # This step was planned while another one runs; the next may wait for it.
             self._wanted = self._always or self._promises(decodes, open_rows)
             return {}
-        if not self._always and not self._promises(decodes, open_rows):
+        if not self._always and not (self.costs.knows(len(decodes)) and self._promises(decodes, open_rows)):
             self._wanted = False
             return {}
         self._drafted_steps += 1
@@ -148,7 +148,7 @@ class NgramDrafts:
             if len(record.trial):
                 self._end_trial(sequence, record)
             due = sequence.known_tokens >= record.next_trial
-            if due and not len(record.trial) and begun < self._rows and _speculates(sequence):
+            if due and not len(record.trial) and begun < self._rows and sequence.takes_drafts:
                 begun += 1
                 record.trial = continuation(sequence.known_token_ids(), self.most)
                 record.trial_start = sequence.known_tokens
@@ -178,13 +178,3 @@ def _record(sequence: Sequence) -> DraftRecord:
     if sequence.draft_record is None:
         sequence.draft_record = DraftRecord()
     return sequence.draft_record
-
-
-def _speculates(sequence: Sequence) -> bool:
-    """Return whether drafts may follow the sequence's tokens.
-
-    A penalty counts each token before the next is chosen, and a grammar allows it: rows of one step cannot.
-    """
-    params = sequence.params
-    additive = params.presence_penalty != 0 or params.frequency_penalty != 0
-    return sequence.grammar is None and not additive and params.repetition_penalty == 1

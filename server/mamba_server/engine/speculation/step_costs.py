@@ -24,12 +24,25 @@ class StepCosts:
         self._seconds.setdefault(size, deque(maxlen=KEPT)).append(seconds)
         self._refusals[size] = 0
 
+    def knows(self, decodes: int) -> bool:
+        """Return whether a step of `decodes` sequences without drafts was measured."""
+        return _size(decodes, 0) in self._seconds
+
     def ratio(self, decodes: int, drafts: int) -> float:
         """Return the time of a step with drafts, as a multiple of the same step without."""
-        plain, drafted = (self._seconds.get(_size(decodes, count)) for count in (0, drafts))
-        if not plain or not drafted:
+        size, none = _size(decodes, drafts), _size(decodes, 0)
+        if none not in self._seconds:
             return 1.0 + ASSUMED * drafts / decodes
-        return median(drafted) / median(plain)
+        plain = median(self._seconds[none])
+        if size in self._seconds:
+            return median(self._seconds[size]) / plain
+        # A row of drafts costs at least as much as it does in other steps of as many sequences.
+        of_rows = [
+            (median(seconds) / plain - 1.0) / rows
+            for (sequences, rows), seconds in self._seconds.items()
+            if sequences == none[0] and rows
+        ]
+        return 1.0 + min(of_rows, default=ASSUMED / decodes) * drafts
 
     def refuse(self, decodes: int, drafts: int) -> None:
         """Record that drafts were left out for their cost."""
