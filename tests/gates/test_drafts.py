@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -19,6 +20,7 @@ from mamba_server.engine.sequences.sequence import Sequence
 from mamba_server.wire import AddRequest, SamplingParams
 from prefix_of import prefix_of
 from scripted_drafts import ScriptedDrafts
+from scripted_grammar import ScriptedGrammar
 from testmodels.checkpoints import (
     random_bamba,
     random_falcon_h1,
@@ -145,6 +147,41 @@ def check_equal(answers: Answers, expected: Answers, *, exact: bool) -> None:
         scores = [each.logprob for each in answer.logprobs]
         true = [each.logprob for each in expected[key].logprobs]
         assert scores == (true if exact else pytest.approx(true, abs=1e-3)), key
+
+
+class OfTen(ScriptedGrammar):
+    """Grammar of 20 tokens, each of which is below 10."""
+
+    def __init__(self) -> None:
+        super().__init__(20)
+
+    def fork(self, ends: frozenset[int] | None = None) -> "OfTen":
+        return OfTen()
+
+    def allowed(self, out: np.ndarray) -> None:
+        out[:] = 0
+        out[0] = 0x3FF
+
+
+def test_a_tool_call_beside_an_answer_with_drafts_follows_its_own_grammar(random_model: Path) -> None:
+    plain = requests()[0]
+    call = AddRequest("call", list(range(60, 75)), SamplingParams(max_tokens=25, temperature=0.8, seed=3))
+
+    def together(engine: Engine) -> dict[str, list[int]]:
+        assert engine.core.add(call, OfTen()) is None  # type: ignore[arg-type]
+        answers = run(engine, [plain])
+        return {name: answer.tokens for (name, _), answer in answers.items()}
+
+    settings = {"strategy": "ExtraBuffer"}
+    expected = together(start(random_model, settings))
+    assert max(expected["call"]) < 10
+
+    def truth(sequence: Sequence, count: int) -> list[int]:
+        return expected[sequence.request_id][sequence.outputs : sequence.outputs + count]
+
+    drafts = ScriptedDrafts(MOST, truth, random.Random(4))
+    assert together(start(random_model, settings, drafts)) == expected
+    assert drafts.accepted > 10
 
 
 @pytest.mark.parametrize("overlap", [True, False])
