@@ -22,7 +22,7 @@ from benchmarks.serve import TINY
 
 from mamba_server.engine.boot import Engine, boot, use_threads
 from mamba_server.engine.execution.sampler import SampledTokens
-from mamba_server.wire import AddRequest, SamplingParams
+from mamba_server.wire import AddRequest, SamplingParams, TokenIds
 from mamba_settings.engine_settings import EngineSettings
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -84,7 +84,7 @@ def serve(engine: Engine, text: Text, name: str) -> float:
     prompt, answer = text
     say(engine, [*prompt, *answer])
     params = SamplingParams(max_tokens=len(answer), temperature=0.0, ignore_eos=True)
-    engine.core.add(AddRequest(name, prompt, params))
+    engine.core.add(AddRequest(name, TokenIds(prompt), params))
     tokens: list[int] = []
     began = 0.0
     while not engine.core.idle:

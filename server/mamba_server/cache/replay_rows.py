@@ -7,7 +7,9 @@ the sequence leaves a checkpoint, so whatever is kept is read from a live slot i
 
 from collections.abc import Callable
 
-from mamba_server.cache.persistent_batch import PersistentBatch
+import numpy as np
+
+from mamba_server.cache.persistent_batch import Ints, PersistentBatch
 from mamba_server.cache.sequence_allocation import SequenceAllocation
 
 
@@ -44,6 +46,11 @@ class ReplayRows:
         if last <= first or not self._batch.take_lane(allocation.row):
             return 0
         return last - first
+
+    def holders(self, rows: Ints) -> list[int]:
+        """Return the places in `rows` of those that hold a lane."""
+        places: list[int] = np.flatnonzero(self._batch.lane[rows] >= 0).tolist()
+        return places
 
     def release(self, row: int) -> None:
         """Free the lane of a row whose step has no drafts; what waited in the lane is absorbed in it."""

@@ -342,8 +342,8 @@ def _cache(
 def ready_plan(engine: Engine) -> dict[str, Any]:
     """Return the plan as the admin call and the API show it.
 
-    It includes threads, kernels, the seed of requests without one, prepared decode steps, and Triton kernels
-    that cannot be used.
+    It includes threads, kernels, the number of drafts with speculation, the seed of requests without one,
+    prepared decode steps, and Triton kernels that cannot be used.
     """
     plan = {
         **engine.plan.to_json(),
@@ -353,6 +353,8 @@ def ready_plan(engine: Engine) -> dict[str, Any]:
     }
     if engine.decode_steps:
         plan["decodeSteps"] = engine.decode_steps
+    if (speculation := engine.core.speculation) is not None:
+        plan["speculativeTokens"] = speculation.drafts.most
     if left_out := engine.kernels.operators.left_out:
         plan["kernelsLeftOut"] = left_out
     return plan

@@ -43,7 +43,7 @@ from mamba_server.model.forward_batch import ForwardBatch, HostBatch
 from mamba_server.model.layers.hybrid import HybridModel
 from mamba_server.model.layers.step_decoder import step_decoder
 from mamba_server.model.page_table import PageTable
-from mamba_server.model.replay import HostReplay, ReplayPlan
+from mamba_server.model.replay import HostReplay, ReplayMemory, ReplayPlan
 from mamba_server.model.trial_batch import trial_batch
 from mamba_server.wire import SamplingParams
 
@@ -140,7 +140,17 @@ class ModelRunner:
             report("preparing prompts", done, len(steps))
             self.try_out(trial_batch(decodes, pieces, chunk=self._chunk, spare_row=self._persistent.rows))
         report("preparing prompts", len(steps), len(steps))
+        if self._cache.replay is not None:
+            self._warm_up_drafts(self._cache.replay)
         return True
+
+    def _warm_up_drafts(self, memory: ReplayMemory) -> None:
+        """Compute steps in which one, two and many sequences have drafts and absorb others."""
+        for sequences in {1, 2, min(len(memory.conv) - 1, self._persistent.max_running)}:
+            zeros, ones = np.zeros(sequences, np.int32), np.ones(sequences, np.int32)
+            replay = HostReplay(zeros, zeros, ones, zeros[:, None], zeros, zeros, ones)
+            rows = trial_batch([1] * (2 * sequences), (), chunk=self._chunk, spare_row=self._persistent.rows)
+            self.try_out(replace(rows, replay=replay))
 
     @property
     def decode_step_counts(self) -> dict[str, int]:

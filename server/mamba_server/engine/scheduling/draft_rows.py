@@ -34,11 +34,11 @@ class DraftRows:
         self._cache, self._proposals = cache, proposals
 
     def plan(
-        self, decodes: list[Sequence], waiting: Ints
+        self, decodes: list[Sequence], rows: Ints, waiting: Ints
     ) -> tuple[tuple[Draft, ...], tuple[Absorption, ...]]:
         """Return the drafts of the decodes, and what the step absorbs before them; take lanes and pages.
 
-        `waiting`: number of accepted drafts of each decode. Before the launch.
+        `rows`: row of each decode; `waiting`: number of its accepted drafts. Before the launch.
         """
         if self._proposals is None:
             return (), ()
@@ -53,9 +53,9 @@ class DraftRows:
             for index, tokens in self._proposals.propose(decodes).items()
             if decodes[index].takes_drafts
         }
-        for index, sequence in enumerate(decodes):
+        for index in self._cache.replay.holders(rows):
             if index not in proposed:
-                self._cache.replay.release(sequence.row)
+                self._cache.replay.release(int(rows[index]))
         drafts = []
         for index, tokens in proposed.items():
             sequence = decodes[index]

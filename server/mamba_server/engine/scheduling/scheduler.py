@@ -107,7 +107,7 @@ class Scheduler:
             return Schedule(step, rows, rows, [], [])
         reached = state.depth + 1
         track = self._track_decodes(decodes, reached, step)
-        drafts, absorbed = self._draft_rows.plan(decodes, state.waiting)
+        drafts, absorbed = self._draft_rows.plan(decodes, rows, state.waiting)
         self.cache.launch(rows, reached, step)
         for sequence in decodes:
             sequence.in_flight += 1

@@ -18,6 +18,9 @@ LEAST_GAIN = 1.05
 """Least expected tokens per time, as a multiple of a step without drafts."""
 LONGEST_PAUSE = 64
 """Most tokens between two trials of a sequence whose look-ups find nothing right."""
+CROWD = 4
+"""Number of decodes, in sequences that may have drafts, beyond which none is looked for: such a step has many
+rows without drafts, and looking at each sequence would take time."""
 PLAIN_EVERY = 64
 """Number of steps with drafts after which one is left without, so that its time is known."""
 
@@ -44,6 +47,9 @@ class NgramDrafts:
     def propose(self, decodes: list[Sequence]) -> dict[int, Tokens]:
         """Return the drafts that are expected to save time, by the index of the decode."""
         if not self._always:
+            if len(decodes) > CROWD * self._rows:
+                self._wanted = False
+                return {}
             self._try_out(decodes)
         open_rows = [index for index, sequence in enumerate(decodes) if sequence.takes_drafts]
         if any(decodes[index].in_flight for index in open_rows):
