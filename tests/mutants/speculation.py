@@ -34,7 +34,7 @@ MUTANTS = (
     Mutant(
         name="drafts pass a depth at which a checkpoint is due",
         keeps="Second turns resume as many tokens as without drafts.",
-        where="cache.replay_rows:ReplayRows.room",
+        where="cache.sequence_allocation:ReplayRows.room",
         old="last = boundary - 1",
         new="last = boundary",
         tests=(GATE,),
@@ -45,14 +45,6 @@ MUTANTS = (
         where="cache.persistent_batch:PersistentBatch.launch",
         old="self.waiting[rows] = 0",
         new="pass",
-        tests=(RUNS,),
-    ),
-    Mutant(
-        name="a new sequence inherits what waited for the last owner of its row",
-        keeps="A row begins with nothing that waits.",
-        where="cache.persistent_batch:PersistentBatch.add",
-        old="self.page_count[row] = self.sent[row] = self.waiting[row] = 0",
-        new="self.page_count[row] = self.sent[row] = 0",
         tests=(RUNS,),
     ),
     Mutant(

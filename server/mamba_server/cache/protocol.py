@@ -21,8 +21,7 @@ from mamba_planner.strategy import Reservation
 from mamba_server.cache.eviction import Policy
 from mamba_server.cache.node import Node, Pages, Pin, PrefixListener, Tokens
 from mamba_server.cache.persistent_batch import Bools, Ints
-from mamba_server.cache.replay_rows import ReplayRows
-from mamba_server.cache.sequence_allocation import Checkpoint, SequenceAllocation
+from mamba_server.cache.sequence_allocation import Checkpoint, ReplayRows, SequenceAllocation
 from mamba_server.cache.tree import Match
 
 

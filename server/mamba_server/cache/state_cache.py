@@ -25,10 +25,10 @@ from mamba_server.cache.protocol import (
     ManagedStateCache,
     Refusal,
 )
-from mamba_server.cache.replay_rows import ReplayRows
 from mamba_server.cache.sequence_allocation import (
     Checkpoint,
     PendingCheckpoint,
+    ReplayRows,
     RetiringSequence,
     SequenceAllocation,
 )
@@ -551,8 +551,8 @@ class RadixStateCache(Transit):
         Running sequences get or give back tracking slots here, all or none; slots to which a launched step
         still writes follow at its commit.
         """
-        wanted, all_held = strategy.tracking_slots, self.allocations.values()
-        recipients = [each for each in all_held for _ in range(wanted - each.reserved)]
+        slots, holders = strategy.tracking_slots, self.allocations.values()
+        recipients = [each for each in holders for _ in range(slots - each.reserved)]
         grant = self.reclaimer.allocate(AllocationSite.STRATEGY, tracking=len(recipients))
         if grant is None:
             return Refusal(

@@ -1,8 +1,8 @@
-"""What drafts of one sequence were worth so far; kept with the sequence, read by their source. Pure."""
+"""`DraftRecord`: the worth of a sequence's drafts so far, which their source reads. Pure."""
 
 from mamba_server.cache import NO_TOKENS, Tokens
 
-FADING = 0.85
+DRAFT_FADING = 0.85
 """Weight of a draft after each later one."""
 PRIOR = 2.0
 """Number of tokens for which the share of all sequences counts in that of a new one."""
@@ -11,11 +11,11 @@ PRIOR = 2.0
 class DraftRecord:
     """Record of one sequence. A trial is a draft that is compared with the answer without being computed."""
 
-    __slots__ = ("_accepted", "_checked", "found", "next_trial", "pause", "trial", "trial_start")
+    __slots__ = ("_accepted", "_checked", "hits", "next_trial", "pause", "trial", "trial_start")
 
     def __init__(self) -> None:
         self._accepted = self._checked = 0.0
-        self.found = 1.0
+        self.hits = 1.0
         """Share of the last look-ups that found something."""
         self.trial: Tokens = NO_TOKENS
         """Tokens on trial; none = no trial."""
@@ -28,12 +28,12 @@ class DraftRecord:
 
     def observe(self, accepted: int, drafted: int) -> None:
         """Record a draft of which `accepted` tokens were right, and then one was wrong or none was left."""
-        self._accepted = FADING * self._accepted + accepted
-        self._checked = FADING * self._checked + min(accepted + 1, drafted)
+        self._accepted = DRAFT_FADING * self._accepted + accepted
+        self._checked = DRAFT_FADING * self._checked + min(accepted + 1, drafted)
 
-    def looked_up(self, *, found: bool) -> None:
+    def looked_up(self, *, hit: bool) -> None:
         """Record whether a look-up found something to propose."""
-        self.found += (1.0 - FADING) * (found - self.found)
+        self.hits += (1.0 - DRAFT_FADING) * (hit - self.hits)
 
     def share(self, prior: float) -> float:
         """Return the probability that the next token of a draft is right. `prior`: that of all sequences."""

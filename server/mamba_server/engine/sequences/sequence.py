@@ -119,7 +119,7 @@ class Sequence:
         self.deferred = False
         """Whether it waits, or has waited, for the checkpoint of another prompt; it does so at most once."""
         self.draft_record: DraftRecord | None = None
-        """What its drafts were worth; None = it had none yet."""
+        """Worth of its drafts; None = it had none yet."""
         self.prompt_len = len(token_ids)
         self.token_ids = token_ids
         """Prompt, shared with siblings; from `make_room` on, prompt and output in one array, so that a prefix

@@ -27,10 +27,10 @@ def continuation(token_ids: Tokens, most: int) -> Tokens:
     last = len(text) - 1
     if last < SHORTEST or most <= 0:
         return NO_TOKENS
-    found = text[SHORTEST - 1 : last] == text[last]
+    matches = text[SHORTEST - 1 : last] == text[last]
     for back in range(1, SHORTEST):
-        found &= text[SHORTEST - 1 - back : last - back] == text[last - back]
-    places = np.flatnonzero(found)[-PLACES:] + SHORTEST - 1
+        matches &= text[SHORTEST - 1 - back : last - back] == text[last - back]
+    places = np.flatnonzero(matches)[-PLACES:] + SHORTEST - 1
     if not len(places):
         return NO_TOKENS
     place = max(places.tolist(), key=lambda end: (_shared(text, end, last), end))

@@ -36,28 +36,28 @@ class NgramDrafts:
         self.most, self._rows, self._always = most, rows, always
         self.costs = StepCosts()
         self._share = DraftRecord()
-        self._wanted = always
+        self._promising = always
         self._drafted_steps = 0
         self._counts = Counter[str]()
 
     def wanted(self) -> bool:
         """Return whether the next step should have drafts."""
-        return self._wanted
+        return self._promising
 
     def propose(self, decodes: list[Sequence]) -> dict[int, Tokens]:
         """Return the drafts that are expected to save time, by the index of the decode."""
         if not self._always:
             if len(decodes) > CROWD * self._rows:
-                self._wanted = False
+                self._promising = False
                 return {}
             self._try_out(decodes)
         open_rows = [index for index, sequence in enumerate(decodes) if sequence.takes_drafts]
         if any(decodes[index].in_flight for index in open_rows):
             # This step was planned while another one runs; the next may wait for it.
-            self._wanted = self._always or self._promises(decodes, open_rows)
+            self._promising = self._always or self._promises(decodes, open_rows)
             return {}
         if not self._always and not (self.costs.knows(len(decodes)) and self._promises(decodes, open_rows)):
-            self._wanted = False
+            self._promising = False
             return {}
         self._drafted_steps += 1
         if not self._always and self._drafted_steps % PLAIN_EVERY == 0:
@@ -65,7 +65,7 @@ class NgramDrafts:
         proposed = self._look_up(decodes, open_rows)
         if not self._always:
             proposed = self._worthwhile(decodes, proposed)
-        self._wanted = self._always or bool(proposed) or self._promises(decodes, open_rows)
+        self._promising = self._always or bool(proposed) or self._promises(decodes, open_rows)
         return proposed
 
     def checked(self, sequence: Sequence, drafted: int, accepted: int) -> None:
@@ -107,7 +107,7 @@ class NgramDrafts:
     def _promises(self, decodes: list[Sequence], rows: list[int]) -> bool:
         """Return whether drafts would pay if look-ups found as much as lately."""
         best = sorted(
-            (_record(decodes[index]).found * self._expected(decodes[index], self.most) for index in rows),
+            (_record(decodes[index]).hits * self._expected(decodes[index], self.most) for index in rows),
             reverse=True,
         )[: self._rows]
         expected, gain = 0.0, 0.0
@@ -123,7 +123,7 @@ class NgramDrafts:
                 break
             sequence = decodes[index]
             tokens = continuation(sequence.known_token_ids(), self.most)
-            _record(sequence).looked_up(found=len(tokens) > 0)
+            _record(sequence).looked_up(hit=len(tokens) > 0)
             if len(tokens):
                 proposed[index] = tokens
         return proposed
@@ -158,7 +158,7 @@ class NgramDrafts:
                 begun += 1
                 record.trial = continuation(sequence.known_token_ids(), self.most)
                 record.trial_start = sequence.known_tokens
-                record.looked_up(found=len(record.trial) > 0)
+                record.looked_up(hit=len(record.trial) > 0)
                 if not len(record.trial):
                     self._pause(sequence, record, right=False)
 
