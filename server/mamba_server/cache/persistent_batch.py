@@ -51,6 +51,7 @@ class PersistentBatch:
         """Seed, together with the depth, of the rounding of float16 states: the first token. All sequences
         that can share a checkpoint have the same one, so that a hit changes no bit."""
         self._free = list(range(self.rows - 1, -1, -1))
+        self.lanes = lanes
         self._free_lanes = list(range(lanes - 1, -1, -1))
 
     @property
@@ -129,5 +130,6 @@ class PersistentBatch:
     def launch(self, rows: int | Ints, depth: int | Ints, step: int) -> None:
         """Record that `step` takes the live slots of `rows` to `depth`, waiting inputs included."""
         self.depth[rows] = depth
-        self.waiting[rows] = 0
+        if self.lanes:
+            self.waiting[rows] = 0
         self.last_step[rows] = step

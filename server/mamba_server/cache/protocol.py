@@ -237,8 +237,6 @@ class DecodeRows(NamedTuple):
     """Whether the next token lies on a page that the row does not have, so that `extend` comes first."""
     last: Bools
     """Whether the next token is the last one that the sequence may sample."""
-    waiting: Ints
-    """Accepted drafts whose inputs the step absorbs first."""
 
 
 class StateCache(Protocol):

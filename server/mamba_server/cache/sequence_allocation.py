@@ -232,6 +232,10 @@ class ReplayRows:
             return 0
         return last - first
 
+    def waiting(self, rows: Ints) -> Ints:
+        """Return the accepted drafts of each of `rows`, which its next launch absorbs."""
+        return self._batch.waiting[rows]
+
     def holders(self, rows: Ints) -> list[int]:
         """Return the places in `rows` of those that hold a lane."""
         places: list[int] = np.flatnonzero(self._batch.lane[rows] >= 0).tolist()

@@ -306,7 +306,7 @@ class RadixStateCache(Transit):
         batch, page_size = self.batch, self.page_size
         depth = batch.depth[rows]
         needs_page = (depth % page_size == 0) & (depth // page_size >= batch.page_count[rows])
-        return DecodeRows(depth, needs_page, depth + 1 >= batch.last_depth[rows], batch.waiting[rows])
+        return DecodeRows(depth, needs_page, depth + 1 >= batch.last_depth[rows])
 
     def plan_decode(self, allocation: SequenceAllocation, outputs: int, step: int) -> int:
         """Return the slot to which the decode step to depth `allocation.depth + 1` also writes; 0 = none."""

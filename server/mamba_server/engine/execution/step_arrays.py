@@ -60,7 +60,7 @@ def build(schedule: Schedule, batch: PersistentBatch, chunk: int, page_size: int
     query_start = np.zeros(len(lengths) + 1, np.int32)
     np.cumsum(lengths, out=query_start[1:])
     piece_rows = np.array([piece.sequence.row for piece in pieces], np.int32)
-    depth = batch.depth[row] + behind
+    depth = batch.depth[row] if behind is None else batch.depth[row] + behind
     context = np.concatenate([depth, np.array([piece.stop for piece in pieces], np.int32)])
     positions = np.concatenate(
         [depth - 1, *(np.arange(piece.start, piece.stop, dtype=np.int32) for piece in pieces)]
@@ -81,8 +81,9 @@ def build(schedule: Schedule, batch: PersistentBatch, chunk: int, page_size: int
     sampling = [*range(decodes), *(decodes + i for i, piece in enumerate(pieces) if piece.final)]
     checked = sampling + [decodes + i for i, piece in enumerate(pieces) if not piece.final]
     logits_rows, spans = _logits_rows(schedule, query_start, last[checked], decodes)
-    track = np.full(decodes, -1, np.int32)
-    track[: len(schedule.decodes)] = np.where(schedule.decode_track > 0, schedule.decode_track, -1)
+    track = np.where(schedule.decode_track > 0, schedule.decode_track, -1).astype(np.int32)
+    if schedule.drafts:
+        track = np.append(track, np.full(decodes - len(track), -1, np.int32))
     return StepArrays(
         token_ids=token_ids,
         positions=positions.astype(np.int32, copy=False),
@@ -116,16 +117,15 @@ def _in_turns(drafts: tuple[Draft, ...]) -> list[Draft]:
     return sorted(drafts, key=lambda draft: -len(draft.tokens))
 
 
-def _decode_rows(schedule: Schedule) -> tuple[Ints, Ints, Ints]:
+def _decode_rows(schedule: Schedule) -> tuple[Ints, Ints | None, Ints]:
     """Return the persistent row of each row that decodes, its depth behind its sequence's, and its token.
 
     First the decodes, whose tokens are placeholders, then the first token of each draft, the second, and so
-    on.
+    on. The depths are None without drafts.
     """
     decodes = len(schedule.decodes)
     if not schedule.drafts:
-        zeros = np.zeros(decodes, np.int32)
-        return schedule.decode_rows, zeros, zeros
+        return schedule.decode_rows, None, np.zeros(decodes, np.int32)
     drafts = _in_turns(schedule.drafts)
     turns = [
         (turn, each) for turn in range(len(drafts[0].tokens)) for each in drafts if turn < len(each.tokens)

@@ -33,16 +33,14 @@ class DraftRows:
     def __init__(self, cache: StateCache, proposals: Proposals | None) -> None:
         self._cache, self._proposals = cache, proposals
 
-    def plan(
-        self, decodes: list[Sequence], rows: Ints, waiting: Ints
-    ) -> tuple[tuple[Draft, ...], tuple[Absorption, ...]]:
+    def plan(self, decodes: list[Sequence], rows: Ints) -> tuple[tuple[Draft, ...], tuple[Absorption, ...]]:
         """Return the drafts of the decodes, and what the step absorbs before them; take lanes and pages.
 
-        `rows`: row of each decode; `waiting`: number of its accepted drafts. Before the launch.
+        `rows`: row of each decode. Before the launch.
         """
         if self._proposals is None:
             return (), ()
-        absorbed = []
+        absorbed, waiting = [], self._cache.replay.waiting(rows)
         for index in np.flatnonzero(waiting).tolist():
             sequence = decodes[index]
             assert sequence.allocation is not None

@@ -6,7 +6,6 @@ shortage makes a sequence wait or preempts the one that came last; nothing raise
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 
@@ -88,10 +87,11 @@ class Scheduler:
         always allowed.
         """
         self._make_room()
-        decodes = self._schedule_decodes(step)
+        schedule = self._schedule_decodes(step)
         budget = self.limits.step_tokens if tokens is None else min(tokens, self.limits.step_tokens)
-        pieces = self._schedule_prefills(max(self.limits.chunk, budget - decodes.decode_tokens), step)
-        return replace(decodes, pieces=pieces)
+        budget = max(self.limits.chunk, budget - schedule.decode_tokens)
+        schedule.pieces.extend(self._schedule_prefills(budget, step))
+        return schedule
 
     def _schedule_decodes(self, step: int) -> Schedule:
         """Launch the decodes of `step`; return a schedule of these alone."""
@@ -107,7 +107,7 @@ class Scheduler:
             return Schedule(step, rows, rows, [], [])
         reached = state.depth + 1
         track = self._track_decodes(decodes, reached, step)
-        drafts, absorbed = self._draft_rows.plan(decodes, rows, state.waiting)
+        drafts, absorbed = self._draft_rows.plan(decodes, rows)
         self.cache.launch(rows, reached, step)
         for sequence in decodes:
             sequence.in_flight += 1

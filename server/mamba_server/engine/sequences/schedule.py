@@ -85,6 +85,8 @@ class Schedule:
     @property
     def decode_tokens(self) -> int:
         """Tokens of the decodes, drafts included."""
+        if not self.drafts:
+            return len(self.decodes)
         return len(self.decodes) + sum(len(draft.tokens) for draft in self.drafts)
 
     def timing(self, number: int, began: float, ended: float) -> PrefillTiming:

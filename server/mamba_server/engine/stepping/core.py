@@ -354,7 +354,11 @@ class EngineCore:
             self._end_nonfinite(launched, result.finite)
         self.cache.advance(schedule.step)
         tokens = result.tokens.tolist()
-        drafts = dict(zip((draft.index for draft in schedule.drafts), result.drafts, strict=True))
+        drafts = (
+            dict(zip((draft.index for draft in schedule.drafts), result.drafts, strict=True))
+            if schedule.drafts
+            else {}
+        )
         for index, sequence in enumerate(schedule.decodes):
             sequence.in_flight -= 1
             self._take_token(sequence, tokens[index], result.logprobs.get(index), schedule.step)
