@@ -28,8 +28,9 @@ from mamba_server.engine.scheduling.limits import SchedulerLimits
 from mamba_server.engine.scheduling.scheduler import Scheduler
 from mamba_server.engine.scheduling.start_budget import StartBudget
 from mamba_server.engine.sequences.schedule import Schedule
-from mamba_server.engine.stepping.core import EngineCore, StepResult
+from mamba_server.engine.stepping.core import EngineCore
 from mamba_server.engine.stepping.forward_stream import InlineStream
+from mamba_server.engine.stepping.step_result import StepResult
 from mamba_server.model.forward_batch import ForwardBatch
 from mamba_server.model.step_plans import StepPlans
 from mamba_server.model.trial_batch import TrialPiece, trial_batch

@@ -36,6 +36,8 @@ ENGINE_LABELS = {
     "kernels_left_out": ("operator", "cause"),
     "pins": ("outcome",),
     "audits": ("outcome", "origin"),
+    "draft_tokens": ("kind",),
+    "accepted_draft_tokens": ("kind",),
     "transfers": ("direction", "outcome"),
     "transfer_bytes": ("direction",),
 }

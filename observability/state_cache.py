@@ -135,6 +135,15 @@ STATE_CACHE = Dashboard(
                 "A failed step is undone, and its requests continue; see the engine's log.",
                 unit="ops",
             ),
+            Panel(
+                "Drafted tokens",
+                (
+                    Query(series("draft_tokens").summed(), "checked"),
+                    Query(series("accepted_draft_tokens").summed(), "accepted"),
+                ),
+                "Only with speculation. Tokens that steps checked beyond the one that each sequence gets.",
+                unit="ops",
+            ),
         ),
     ),
 )

@@ -173,7 +173,7 @@ class StepArena:
             chunk_rank=columns[:, 3].copy(),
             chunk_track=np.array(track, np.int32),
             logits_rows=starts[1:] - 1,
-            **({} if noise is None else {"state_noise": noise}),
+            state_noise=np.empty(0, np.int32) if noise is None else noise,
         )
         return batch, table
 

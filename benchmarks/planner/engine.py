@@ -23,9 +23,10 @@ from mamba_server.cache.tree import RadixTree
 from mamba_server.engine.scheduling.limits import SchedulerLimits
 from mamba_server.engine.scheduling.scheduler import Scheduler
 from mamba_server.engine.sequences.schedule import Schedule
-from mamba_server.engine.stepping.core import EngineCore, StepResult, StepRunner
+from mamba_server.engine.stepping.core import EngineCore
 from mamba_server.engine.stepping.forward_stream import Result, Ticket
 from mamba_server.engine.stepping.step_pace import STEP_TIME, StepPace
+from mamba_server.engine.stepping.step_result import StepResult, StepRunner
 from mamba_server.wire import AddRequest, SamplingParams, TokenIds
 
 CHUNK = 64

@@ -18,6 +18,10 @@ Quantization = Literal["none", "int8"]
 """How an engine holds and multiplies the matrices of a model: none = in the type of the weights; int8 = one
 byte a weight with a scale for 32 inputs of an output, multiplied by activations quantized in the same way."""
 
+Speculation = Literal["off", "auto", "ngram"]
+"""Drafts of tokens that a step checks together: off = none; ngram = by looking up what followed the last
+tokens earlier in the text; auto = the same, left out where it is measured to save no time."""
+
 Role = Literal["unified", "prefill", "decode"]
 """Work of an engine: unified = whole requests; prefill = prompts whose states it hands over; decode = answers
 to prompts that other engines computed."""

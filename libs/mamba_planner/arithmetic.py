@@ -65,6 +65,15 @@ def layer_state(model: ModelConfig, tensor_parallel: int = 1) -> LayerState:
     return LayerState(0, 0)
 
 
+def mixer_inputs(model: ModelConfig) -> int:
+    """Return the elements of a row of a recurrent layer's input projection: all that a token adds to it."""
+    if (mamba := model.mamba) is not None:
+        return mamba.inner + mamba.conv_dim + mamba.heads
+    if (delta := model.gated_delta) is not None:
+        return delta.conv_dim + delta.value_heads * delta.value_dim + 2 * delta.value_heads
+    return 0
+
+
 def state_bytes(
     model: ModelConfig, state_dtype: str, activation_dtype: str, tensor_parallel: int = 1
 ) -> StateBytes:

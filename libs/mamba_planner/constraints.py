@@ -107,6 +107,8 @@ class Constraints:
     """Bytes of host memory for states that are evicted from the arena."""
     disk: int = 0
     """Bytes of disk space for such states."""
+    draft_tokens: int = 0
+    """Drafted tokens of a sequence in one step; 0 = no speculation."""
     tensor_parallel: int = 1
     """Number of devices to plan for. Engines run on one device, so it is not one of their settings."""
 
@@ -153,4 +155,5 @@ class Constraints:
             role=settings.role,
             host_memory=int(settings.host_memory or 0),
             disk=int(settings.disk_cache_bytes or 0),
+            draft_tokens=settings.draft_tokens,
         )

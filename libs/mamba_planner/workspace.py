@@ -5,7 +5,7 @@ the batch, the engine works in blocks, whose sizes are defined here, so that pla
 measures both.
 """
 
-from mamba_planner.arithmetic import DTYPE_BYTES
+from mamba_planner.arithmetic import DTYPE_BYTES, layer_state, mixer_inputs
 from mamba_planner.model_config import GatedDeltaConfig, MambaConfig, ModelConfig, ShortConvConfig
 
 LOGIT_ROWS = 256
@@ -18,6 +18,8 @@ SCANNED_CHUNKS = 32
 CHUNK = {"cpu": 48, "cuda": 64}
 """Tokens of a prefill chunk, the smallest piece of a prompt, by kind of device. On a CPU a step that runs
 together with answers should be short, but the fixed cost of a smaller step would delay the prompt."""
+DRAFT_ROWS = 16
+"""Maximum number of sequences of a step with drafts; each has a lane for the inputs of its drafts."""
 _PAIRS = 1 << 23
 """Elements of the products of positions within chunks that the scan holds at once."""
 _GATHERED = 1 << 23
@@ -85,6 +87,26 @@ def captured_bytes(model: ModelConfig, dtype: str, tensor_parallel: int = 1) -> 
     one GPU could not be compared.
     """
     return LOGIT_ROWS * model.vocab_size * (4 + DTYPE_BYTES[dtype]) // tensor_parallel
+
+
+def draft_bytes(
+    model: ModelConfig, dtype: str, *, drafts: int, running: int, tensor_parallel: int = 1
+) -> int:
+    """Return the bytes of the memory for drafts: lanes of raw inputs, and copies of the state of one layer.
+
+    Args:
+        model: the model.
+        dtype: type of weights and activations.
+        drafts: most drafts of a sequence; 0 = no speculation.
+        running: maximum number of sequences.
+        tensor_parallel: number of devices.
+    """
+    if not drafts or not model.recurrent_layers:
+        return 0
+    lanes, layer, size = min(running, DRAFT_ROWS), layer_state(model, tensor_parallel), DTYPE_BYTES[dtype]
+    # A copy has the type of the states, at most float32.
+    copies = (lanes + 1) * (layer.conv * size + layer.ssm * 4)
+    return copies + model.recurrent_layers * lanes * drafts * mixer_inputs(model) * size // tensor_parallel
 
 
 def _mamba(mamba: MambaConfig, size: int, tokens: int, rows: int, chunk: int) -> int:

@@ -5,11 +5,11 @@ are generated from it, one group per class. Settings that a MambaDeployment also
 there.
 """
 
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ByteSize, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ByteSize, ConfigDict, Field, model_validator
 
-from mamba_api.choices import Quantization
+from mamba_api.choices import Quantization, Speculation
 from mamba_api.v1alpha1 import Engine, Limits, Memory, Rollout, StateCache, Workload
 from mamba_settings.browser_origins import BrowserOrigins
 from mamba_settings.byte_size import Bytes
@@ -21,6 +21,15 @@ from mamba_settings.trace_settings import TraceSettings
 def _default(model: type[BaseModel], name: str) -> Any:
     """Return the default of a MambaDeployment's field, which is defined there only."""
     return model.model_fields[name].default
+
+
+def _served_drafts(choice: Any) -> Any:
+    """Refuse kinds of drafts that this version does not have, by name."""
+    if isinstance(choice, str) and (choice == "mtp" or choice.startswith("draft=")):
+        raise ValueError(
+            f"speculation {choice} is refused: this version drafts without a model; use ngram or auto"
+        )
+    return choice
 
 
 class SettingsGroup(BaseModel):
@@ -97,6 +106,17 @@ class SchedulerSettings(SettingsGroup):
     decode_graphs: Literal["auto", "off"] = "auto"
     """Whether decode steps are captured as CUDA graphs: auto = every step that can be captured where Triton's
     kernels compute; off = each step is issued separately (slower at small batches)."""
+
+    speculation: Annotated[Speculation, BeforeValidator(_served_drafts)] = "off"
+    """Drafts of tokens that a step checks together: off = none; ngram = what followed the last tokens earlier
+    in the text; auto = the same, left out where it is measured to save no time."""
+    speculative_tokens: int = Field(_default(Engine, "speculative_tokens"), ge=1, le=32)
+    """Maximum number of drafted tokens of an answer in one step."""
+
+    @property
+    def draft_tokens(self) -> int:
+        """Drafted tokens of an answer in one step; 0 = speculation is off."""
+        return 0 if self.speculation == "off" else self.speculative_tokens
 
     @property
     def step_time_asked(self) -> float | None:
@@ -237,7 +257,11 @@ class EngineSettings(
 
     @model_validator(mode="after")
     def _check_transfers_and_tiers(self) -> Self:
-        """Refuse a role without a transfer server, and tiers without a size or without prefix caching."""
+        """Refuse combinations of settings that cannot act together, such as tiers without a size."""
+        if self.speculation != "off" and self.batch_invariant:
+            raise ValueError(
+                "speculation and batch_invariant exclude each other in this version: switch one of them off"
+            )
         if self.role != "unified" and self.transfer_port is None:
             raise ValueError(
                 f"role {self.role} moves states between engines: set transfer_port (0 = a free port)"

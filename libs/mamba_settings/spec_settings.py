@@ -56,6 +56,8 @@ def engine_settings(
         "overlap": engine.overlap_schedule,
         "batch_invariant": engine.batch_invariant,
         "decode_graphs": engine.decode_graphs.lower(),
+        "speculation": engine.speculation.lower(),
+        "speculative_tokens": engine.speculative_tokens,
         "utilization": memory.utilization,
         "device_memory": _bytes(memory.device_memory),
         "arena_bytes": _bytes(memory.arena),

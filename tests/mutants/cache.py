@@ -75,9 +75,9 @@ MUTANTS = (
         name="a row of the batch is given away while its sequence still has a step in flight",
         keeps="A row has one sequence until that sequence's last step has completed.",
         where="cache.state_cache:RadixStateCache.retire",
-        old="self._retiring.append(_RetiringSequence(allocation.last_step, allocation, token_ids))",
+        old="self._retiring.append(RetiringSequence(allocation.last_step, allocation, token_ids))",
         new="self.batch._free.append(allocation.row)\n"
-        "self._retiring.append(_RetiringSequence(allocation.last_step, allocation, token_ids))",
+        "self._retiring.append(RetiringSequence(allocation.last_step, allocation, token_ids))",
     ),
     Mutant(
         name="checkpoints behind a stop string are donated with tokens that the answer does not have",

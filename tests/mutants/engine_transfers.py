@@ -50,7 +50,7 @@ MUTANTS = (
     Mutant(
         name="a prompt is handed over with pieces of its own",
         keeps="Pieces end where they end at an engine that computes the whole prompt.",
-        where="mamba_server.engine.stepping.core:EngineCore._handed_over",
+        where="mamba_server.engine.stepping.request_limits:hand_over_depth",
         old="len(request.token_ids) - 1",
         new="len(request.token_ids)",
         tests=(HAND_OVER,),

@@ -10,13 +10,14 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
 from mamba_server.cache.sequence_allocation import SequenceAllocation
 from mamba_server.cache.state_cache import RadixStateCache
-from mamba_server.engine.sequences.schedule import PrefillPiece, Schedule
-from mamba_server.engine.stepping.core import StepResult
+from mamba_server.engine.sequences.schedule import Absorption, PrefillPiece, Schedule
+from mamba_server.engine.stepping.step_result import StepResult, VerifiedDraft
 from mamba_server.wire import TokenLogprobs
 
 WINDOW = 3
@@ -86,6 +87,10 @@ class DepthCodedRunner:
         self.spoil_steps: dict[int, int] = {}
         """Step -> which of its members comes to NaN in it (counted round)."""
         self.violations: list[str] = []
+        self.ring: dict[int, list[int]] = {}
+        """Tokens of the draft in each lane."""
+        self.absorbed_alone = 0
+        """Number of absorptions outside a step."""
         self.named: dict[int, tuple[set[int], np.ndarray]] = {}
         """Launched step -> slots and pages that its work reads or writes."""
 
@@ -98,7 +103,9 @@ class DepthCodedRunner:
         for index, row in enumerate(schedule.decode_rows.tolist()):
             live, track = int(rows.live[row]), int(schedule.decode_track[index])
             own = rows.pages[row, : rows.page_count[row]].copy()
-            decodes.append((row, live, track, int(rows.depth[row]), own))
+            drafts = [(each.lane, each.tokens.tolist()) for each in schedule.drafts if each.index == index]
+            absorbed = [each for each in schedule.absorbed if each.index == index]
+            decodes.append((row, live, track, int(rows.depth[row]), own, drafts, absorbed))
             slots.update((live, track))
             pages.append(own)
         pieces = []
@@ -114,7 +121,7 @@ class DepthCodedRunner:
 
         def work() -> Callable[[], StepResult]:
             try:
-                result = self._run(schedule.step, decodes, pieces, scored)
+                result = self._run(schedule, decodes, pieces, scored)
             except AssertionError as error:
                 self.violations.append(f"step {schedule.step}: {traceback.format_exc()}")
                 raise error
@@ -122,13 +129,28 @@ class DepthCodedRunner:
 
         return work
 
+    def absorb(self, row: int, lane: int, count: int) -> Callable[[], object]:
+        """Return the work that folds the first tokens of a lane into the live slot of `row`."""
+        live, depth = int(self.cache.batch.live[row]), int(self.cache.batch.depth[row])
+
+        def work() -> bool:
+            state = self.states[live]
+            if state != SPOILT:
+                assert state[0] == depth - count, ("absorbed outside a step", state[0], depth, count)
+            self.states[live] = fold(state, self.ring[lane][:count])
+            self.absorbed_alone += 1
+            return True
+
+        return work
+
     def _run(
         self,
-        step: int,
-        decodes: list[tuple[int, int, int, int, np.ndarray]],
+        schedule: Schedule,
+        decodes: list[tuple[int, int, int, int, np.ndarray, list[Any], list[Absorption]]],
         pieces: list[tuple[PrefillPiece, int, np.ndarray, np.ndarray]],
         scored: list[int],
     ) -> StepResult:
+        step, drafts = schedule.step, {}
         fault = self.fail_steps.get(step, "")
         if fault == "before":
             raise RuntimeError(self.failure)
@@ -141,12 +163,22 @@ class DepthCodedRunner:
         after_rows: list[State] = []
         """States after which tokens are sampled, in the order of the result."""
         prompt_scores: dict[int, list[TokenLogprobs]] = {}
-        for index, each in enumerate(decodes):
+        for row, live, _, depth, _, _, absorbed in decodes:
+            # Before any draft of this step takes a lane.
+            for each in absorbed:
+                state = self.states[live]
+                if trusted and state != SPOILT:
+                    assert state[0] == depth - 1 - each.count, ("absorbed", row, state[0], depth, each.count)
+                self.states[live] = fold(state, self.ring[each.lane][: each.count])
+                self.last_token[row] = each.token
+        for index, (*decode, proposed, _) in enumerate(decodes):
             if index == spoilt:
-                self.states[each[1]] = SPOILT
-            out.append(self._decode(*each, trusted=trusted))
-            finite[index] = self.states[each[1]] != SPOILT
-            after_rows.append(self.states[each[1]])
+                self.states[decode[1]] = SPOILT
+            out.append(self._decode(*decode, trusted=trusted))
+            after_rows.append(self.states[decode[1]])
+            for lane, tokens in proposed:
+                drafts[index] = self._check_draft(*decode, lane, tokens, scored=index in scored)
+            finite[index] = self.states[decode[1]] != SPOILT
         if fault == "half":
             raise RuntimeError(self.failure)
         for index, piece in enumerate(pieces, len(decodes)):
@@ -159,7 +191,32 @@ class DepthCodedRunner:
         if fault:
             raise RuntimeError(self.failure)
         logprobs = {number: score_of(after_rows[number]) for number in scored}
-        return StepResult(np.array(out, np.int32), logprobs, prompt_scores, finite)
+        verified = [drafts[each.index] for each in schedule.drafts]
+        return StepResult(np.array(out, np.int32), logprobs, prompt_scores, finite, drafts=verified)
+
+    def _check_draft(
+        self,
+        row: int,
+        live: int,
+        _: int,
+        depth: int,
+        pages: np.ndarray,
+        lane: int,
+        tokens: list[int],
+        *,
+        scored: bool,
+    ) -> VerifiedDraft:
+        """Return what follows each token of a draft; the live slot stays as it is."""
+        state, rows = self.states[live], []
+        self.texts[row, depth : depth + len(tokens)] = tokens
+        self._write(pages, depth, np.array(tokens, np.int32))
+        self.ring[lane] = tokens
+        for token in tokens:
+            state = fold(state, [token])
+            if state == SPOILT:
+                break
+            rows.append((token, next_token(state), score_of(state) if scored else None))
+        return VerifiedDraft(len(tokens), rows)
 
     def _scores(self, piece: PrefillPiece, tokens: np.ndarray) -> list[TokenLogprobs]:
         """Return the scores of an audit: of each token that follows one of the piece."""

@@ -7,7 +7,7 @@ that nothing leaked and that nothing hangs.
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -28,10 +28,13 @@ from mamba_server.engine.audits.distance import Bounds
 from mamba_server.engine.audits.resumed_answers import ResumedAnswers
 from mamba_server.engine.scheduling.limits import SchedulerLimits
 from mamba_server.engine.scheduling.scheduler import Scheduler
+from mamba_server.engine.sequences.sequence import Sequence
 from mamba_server.engine.stepping.core import EngineCore
 from mamba_server.engine.stepping.forward_stream import InlineStream
+from mamba_server.engine.stepping.speculation import Speculation
 from mamba_server.wire import AbortRequest, AddRequest, PrefixChanges, SamplingParams, StopSequence
 from prefix_of import prefix_of
+from scripted_drafts import ScriptedDrafts
 from scripted_grammar import ScriptedGrammar
 from simulated_network import SimulatedNetwork
 from simulated_stream import SimulatedStream
@@ -65,6 +68,8 @@ class TrialSetup:
     """Share of the resumed answers that are audited."""
     pins: float = 0.0
     """Chance that a request pins a prefix of its prompt."""
+    drafts: int = 0
+    """Most drafts behind a token."""
 
     @staticmethod
     def random(rng: random.Random, strategy: str, *, overlap: bool) -> TrialSetup:
@@ -90,11 +95,12 @@ class EngineTrial:
         self.cache = RadixStateCache(
             self.arena,
             RadixTree(setup.page_size, Eviction(setup.policy)),
-            PersistentBatch(setup.rows, -(-LONGEST // setup.page_size)),
+            PersistentBatch(setup.rows, -(-LONGEST // setup.page_size), lanes=min(setup.rows, 3)),
             reservation(setup.strategy, overlap=setup.overlap),
             track_interval=setup.page_size * setup.intervals,
             cap=setup.cap,
         )
+        self.lanes = self.cache.batch.free_lanes
         limits = SchedulerLimits(setup.step_tokens, setup.chunk, setup.rows, LONGEST)
         self.runner = DepthCodedRunner(self.cache)
         self.arena.in_flight = self.runner.named
@@ -102,9 +108,13 @@ class EngineTrial:
         self.simulated = SimulatedStream(lambda queued: rng.randint(0, queued))
         stream = self.simulated if setup.overlap else InlineStream()
         self.pins = setup.pins
+        # Own random numbers, so that runs without drafts are what they were.
+        self.drafts = ScriptedDrafts(setup.drafts, true_continuation, random.Random(setup.slabs))
+        speculation = Speculation(self.drafts, self.runner.absorb) if setup.drafts else None
         self.core = EngineCore(
-            Scheduler(self.cache, limits), self.cache, stream, self.runner,
-            overlap=setup.overlap, eos_token_ids=frozenset({0}), pin_share=0.4,
+            Scheduler(self.cache, limits, proposals=self.drafts if setup.drafts else None),
+            self.cache, stream, self.runner,
+            overlap=setup.overlap, eos_token_ids=frozenset({0}), pin_share=0.4, speculation=speculation,
         )  # fmt: skip
         self.audits = ResumedAnswers(
             self.cache, stream, self.runner, share=setup.audits, bounds=Bounds(0.0, 0.0), chunk=setup.chunk,
@@ -273,6 +283,10 @@ class EngineTrial:
             allocation = sequence.allocation
             assert allocation is not None
             self.runner.check_ready(allocation, sequence.known_token_ids())
+            state = self.runner.states[allocation.live]
+            if allocation.last_step and not sequence.in_flight and state[0] >= 0:
+                assert state[0] == allocation.depth - allocation.waiting, "live slot and what waits"
+            assert not allocation.waiting or allocation.lane >= 0, "waiting inputs without a lane"
             writing = sum(each.decode for each in allocation.pending)
             tracking = len(allocation.spare) + len(allocation.ready) + writing
             assert tracking >= strategy.tracking_slots, "the reservation of a running sequence"
@@ -351,6 +365,7 @@ class EngineTrial:
         assert not self.cache._prefilling, "a prefill that never ends is remembered"
         assert not self.core.sequences
         assert self.cache.batch.free == self.cache.batch.rows, "a row leaked"
+        assert self.cache.batch.free_lanes == self.lanes, "a lane leaked"
         self._check_answers()
         flush_and_sweep(self.cache)
         ledger.check(self.cache)
@@ -371,10 +386,16 @@ class EngineTrial:
                 assert tokens == alone, key
 
 
-def drive(seed: int, strategy: str, *, overlap: bool, events: int = 150) -> EngineTrial:
+def true_continuation(sequence: Sequence, count: int) -> list[int]:
+    """Return the tokens that the model samples behind the known ones."""
+    return oracle(sequence.known_token_ids().tolist(), count)
+
+
+def drive(seed: int, strategy: str, *, overlap: bool, events: int = 150, drafts: int = 0) -> EngineTrial:
     """Run one random engine under random load and close it; everything follows from the arguments."""
     rng = random.Random(f"{seed} {strategy} {overlap}")
-    trial = EngineTrial(TrialSetup.random(rng, strategy, overlap=overlap), rng)
+    setup = replace(TrialSetup.random(rng, strategy, overlap=overlap), drafts=drafts)
+    trial = EngineTrial(setup, rng)
     longest = rng.choice([20, 90, 300])
     stems = [np.array([rng.randrange(1, VOCABULARY) for _ in range(rng.randint(1, longest))]) for _ in "abc"]
     for _ in range(events):

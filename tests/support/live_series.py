@@ -15,7 +15,9 @@ from mamba_prefix.change_log import ChangeLog
 from mamba_server.api.metrics.engine_metrics import EngineMetrics
 from mamba_server.api.metrics.prefix_metrics import PrefixMetrics
 from mamba_server.api.metrics.request_metrics import RequestMetrics
+from mamba_server.engine.speculation.ngram_drafts import NgramDrafts
 from mamba_server.engine.stats import collect
+from mamba_server.engine.stepping.speculation import Speculation
 from mamba_server.engine.transfers.engine_transfers import EngineTransfers
 from mamba_server.engine.transfers.exporter import Exporter
 from mamba_server.engine.transfers.importer import Importer
@@ -45,7 +47,9 @@ def engine() -> list[Metric]:
         trial.step()
     metrics.on_ready(Ready(10, 10, (), {"strategy": "ExtraBuffer", "pageSize": 16, "pages": 9}))
     move_states(trial)
+    trial.core.speculation = Speculation(NgramDrafts(3, 3), cast("Any", None))
     metrics.on_stats(collect(trial.core, OF_A_GPU, LEFT_OUT))
+    trial.core.speculation = None
     trial.close()
     return families(registry)
 

@@ -20,7 +20,8 @@ from mamba_server.engine.scheduling.limits import SchedulerLimits
 from mamba_server.engine.scheduling.scheduler import Scheduler
 from mamba_server.engine.scheduling.start_budget import StartBudget
 from mamba_server.engine.sequences.schedule import Schedule
-from mamba_server.engine.stepping.core import EngineCore, StepResult
+from mamba_server.engine.stepping.core import EngineCore
+from mamba_server.engine.stepping.step_result import StepResult
 from mamba_server.wire import AddRequest, SamplingParams
 from simulated_stream import SimulatedStream
 

@@ -115,6 +115,9 @@ WRONG_SPECS: dict[str, list[dict[str, Any]]] = {
         {"rollout": {"drainTimeout": time}}
         for time in ("300", "5 m", "m", "1d", "-5s", "5S", "1h 30m", "1.s")
     ],
+    "engine.speculation and batchInvariant exclude each other": [
+        {"engine": {"speculation": kind, "batchInvariant": True}} for kind in ("Auto", "Ngram")
+    ],
     "engine.tensorParallel above 1 is refused": [{"engine": {"tensorParallel": n}} for n in (2, 8)],
     "model.cache needs either size": [
         {"model": {"uri": f"hf://a/b@{COMMIT}", "cache": cache}}

@@ -223,6 +223,12 @@ class Engine(ApiModel):
     """Whether steps that only decode are captured as CUDA graphs. Auto captures every step that can be
     captured where Triton's kernels compute. Off issues each step separately, which is slower at small
     batches. Without GPUs there are no graphs."""
+    speculation: Literal["Off", "Auto", "Ngram"] = "Off"
+    """Whether a step checks several tokens of an answer that were drafted before. Ngram drafts what followed
+    the last tokens earlier in prompt and answer. Auto does so where it is measured to save time. Answers are
+    the same with and without. Drafts take memory, which the plan counts."""
+    speculative_tokens: Annotated[int, Field(ge=1, le=32)] = 7
+    """Maximum number of drafted tokens of an answer in one step."""
     extra_args: Annotated[list[Annotated[str, Field(max_length=1024)]], Field(max_length=64)] = []
     """Further arguments of `mambaserve serve`, appended to all others."""
     env: Annotated[
@@ -243,6 +249,14 @@ class Engine(ApiModel):
                 "set it to 1 and choose a GPU that holds the model"
             ),
             holds=lambda self: self.tensor_parallel == 1,
+        ),
+        Rule(
+            cel="self.speculation == 'Off' || !self.batchInvariant",
+            message=(
+                "engine.speculation and batchInvariant exclude each other in this version: set speculation "
+                "to Off or batchInvariant to false"
+            ),
+            holds=lambda self: self.speculation == "Off" or not self.batch_invariant,
         ),
     )
 

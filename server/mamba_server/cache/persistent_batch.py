@@ -22,14 +22,20 @@ _NO_INTS: Ints = np.empty(0, np.int32)
 class PersistentBatch:
     """Rows of up to `max_pages` pages for `max_running` sequences; the arrays are indexed by row number."""
 
-    def __init__(self, max_running: int, max_pages: int) -> None:
+    def __init__(self, max_running: int, max_pages: int, lanes: int = 0) -> None:
+        """Create empty rows. `lanes`: places for the inputs of drafts, each held by one row at a time."""
         self.max_running = max_running
         self.rows = 2 * max_running
         """Number of rows, twice as many as may run: a sequence that leaves keeps its row until its last
         launched step is complete, and at most one such step is in flight when new sequences are admitted (O6:
         lookahead 0 or 1)."""
         self.depth: Ints = np.zeros(self.rows, np.int32)
-        """Tokens that launched steps have folded into the live slot."""
+        """Tokens that launched steps have folded into the live slot, and accepted drafts behind them."""
+        self.waiting: Ints = np.zeros(self.rows, np.int32)
+        """Accepted drafts whose inputs wait in the row's lane: the live slot is at `depth - waiting`. The
+        next launch of the row absorbs them."""
+        self.lane: Ints = np.full(self.rows, -1, np.int32)
+        """Lane that holds the inputs of the row's drafts; -1 = none."""
         self.last_step: npt.NDArray[np.int64] = np.zeros(self.rows, np.int64)
         """Last launched step that names the sequence; 0 = none yet."""
         self.live: Ints = np.zeros(self.rows, np.int32)
@@ -45,6 +51,8 @@ class PersistentBatch:
         """Seed, together with the depth, of the rounding of float16 states: the first token. All sequences
         that can share a checkpoint have the same one, so that a hit changes no bit."""
         self._free = list(range(self.rows - 1, -1, -1))
+        self.lanes = lanes
+        self._free_lanes = list(range(lanes - 1, -1, -1))
 
     @property
     def free(self) -> int:
@@ -61,12 +69,30 @@ class PersistentBatch:
         self.depth[row] = depth
         self.last_step[row] = 0
         self.live[row] = live
-        self.page_count[row] = self.sent[row] = 0
+        self.page_count[row] = self.sent[row] = self.waiting[row] = 0
         return row
 
     def remove(self, row: int) -> None:
         """Free `row`, whose sequence has ended or was preempted and which no launched step names any more."""
+        self.return_lane(row)
         self._free.append(row)
+
+    @property
+    def free_lanes(self) -> int:
+        """Number of lanes that no row holds."""
+        return len(self._free_lanes)
+
+    def take_lane(self, row: int) -> bool:
+        """Give `row` a lane unless it has one; return whether it has one now."""
+        if self.lane[row] < 0 and self._free_lanes:
+            self.lane[row] = self._free_lanes.pop()
+        return bool(self.lane[row] >= 0)
+
+    def return_lane(self, row: int) -> None:
+        """Free the lane of `row`, if it has one. Launched steps still read it before later ones write it."""
+        if self.lane[row] >= 0:
+            self._free_lanes.append(int(self.lane[row]))
+            self.lane[row] = -1
 
     def append_pages(self, row: int, pages: Pages) -> None:
         """Append page ids to those of `row`. Raises LedgerViolation beyond `max_pages`."""
@@ -102,6 +128,8 @@ class PersistentBatch:
         return places, self.pages.reshape(-1)[places]
 
     def launch(self, rows: int | Ints, depth: int | Ints, step: int) -> None:
-        """Record that `step` takes the live slots of `rows` to `depth`."""
+        """Record that `step` takes the live slots of `rows` to `depth`, waiting inputs included."""
         self.depth[rows] = depth
+        if self.lanes:
+            self.waiting[rows] = 0
         self.last_step[rows] = step

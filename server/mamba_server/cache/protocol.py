@@ -21,7 +21,7 @@ from mamba_planner.strategy import Reservation
 from mamba_server.cache.eviction import Policy
 from mamba_server.cache.node import RECEIVED, Lineage, Node, Pages, Pin, PrefixListener, Provenance, Tokens
 from mamba_server.cache.persistent_batch import Bools, Ints
-from mamba_server.cache.sequence_allocation import Checkpoint, SequenceAllocation
+from mamba_server.cache.sequence_allocation import Checkpoint, ReplayRows, SequenceAllocation
 from mamba_server.cache.tree import Match
 
 
@@ -242,7 +242,7 @@ class DecodeRows(NamedTuple):
     """Rows that decode, before a step: arrays in the order of the requested rows."""
 
     depth: Ints
-    """Tokens in the live slot."""
+    """Tokens in the live slot, and accepted drafts behind them."""
     needs_page: Bools
     """Whether the next token lies on a page that the row does not have, so that `extend` comes first."""
     last: Bools
@@ -307,6 +307,10 @@ class StateCache(Protocol):
 
         0 = no checkpoint is due, or there is no slot now.
         """
+
+    @property
+    def replay(self) -> ReplayRows:
+        """Rows with drafts: how far drafts may reach, where their inputs are kept, which were accepted."""
 
     def launch(self, rows: int | Ints, depth: int | Ints, step: int) -> None:
         """Record that `step`, which is launched next, takes `rows` to `depth`. Cannot be refused."""

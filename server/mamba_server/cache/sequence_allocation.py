@@ -1,11 +1,14 @@
 """Share of the arena that an admitted sequence holds besides its row: slots, checkpoints, locks."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+
+import numpy as np
 
 from mamba_server.cache.arena import Pages
 from mamba_server.cache.ghost_tree import GhostMatch
-from mamba_server.cache.node import Lineage, Node, Provenance
-from mamba_server.cache.persistent_batch import PersistentBatch
+from mamba_server.cache.node import Lineage, Node, Provenance, Tokens
+from mamba_server.cache.persistent_batch import Ints, PersistentBatch
 from mamba_server.cache.placement import Placement
 
 
@@ -96,8 +99,18 @@ class SequenceAllocation:
 
     @property
     def depth(self) -> int:
-        """Number of tokens in the state of the live slot once every launched step has ended."""
+        """Number of tokens in the live slot's state once all launched steps end, and of accepted drafts."""
         return int(self._batch.depth[self.row])
+
+    @property
+    def waiting(self) -> int:
+        """Accepted drafts whose inputs are not in the live slot yet."""
+        return int(self._batch.waiting[self.row])
+
+    @property
+    def lane(self) -> int:
+        """Lane that holds the inputs of the drafts; -1 = none."""
+        return int(self._batch.lane[self.row])
 
     @property
     def last_step(self) -> int:
@@ -188,3 +201,74 @@ class SequenceAllocation:
         """All slots of the sequence except the live one."""
         ready = [checkpoint.slot for checkpoint in self.ready]
         return self.spare + ready + [pending.checkpoint.slot for pending in self.pending]
+
+
+@dataclass(frozen=True, slots=True)
+class RetiringSequence:
+    """Sequence that has ended and whose memory waits for step `fence`, after which `token_ids()` counts."""
+
+    fence: int
+    allocation: SequenceAllocation
+    token_ids: Callable[[], Tokens]
+
+
+class ReplayRows:
+    """Drafts of the rows of `batch`, for the state cache that owns the rows.
+
+    A draft moves no state: the step that checks it keeps the raw inputs of its layers in a lane. The inputs
+    of accepted drafts wait there until the next launch of the row absorbs them. Drafts end before a depth at
+    which the sequence leaves a checkpoint, so whatever is kept is read from a live slot in which nothing is
+    missing.
+
+    `tracks(depth, outputs)`: whether a sequence leaves a checkpoint there; `extend`: takes pages, as the
+    cache does.
+    """
+
+    def __init__(
+        self,
+        batch: PersistentBatch,
+        page_size: int,
+        tracks: Callable[[int, int], bool],
+        extend: Callable[[SequenceAllocation, int], bool],
+    ) -> None:
+        self._batch, self._page_size, self._tracks, self._extend = batch, page_size, tracks, extend
+
+    def room(self, allocation: SequenceAllocation, prompt_len: int, most: int) -> int:
+        """Return how many of `most` drafts may follow the next token, and take the pages that they need.
+
+        Before the launch. None reaches a checkpoint of the sequence, or a token that it may not sample any
+        more; where pages are short, drafts end with those that there are.
+        """
+        first, size = allocation.depth + 1, self._page_size
+        last = min(first + most, int(self._batch.last_depth[allocation.row]))
+        for boundary in range(first // size * size + size, last + 1, size):
+            if self._tracks(boundary, boundary - prompt_len):
+                last = boundary - 1
+                break
+        if last > first and not self._extend(allocation, last):
+            last = min(last, allocation.page_count * size)
+        if last <= first or not self._batch.take_lane(allocation.row):
+            return 0
+        return last - first
+
+    def waiting(self, rows: Ints) -> Ints:
+        """Return the accepted drafts of each of `rows`, which its next launch absorbs."""
+        return self._batch.waiting[rows]
+
+    def holders(self, rows: Ints) -> list[int]:
+        """Return the places in `rows` of those that hold a lane."""
+        places: list[int] = np.flatnonzero(self._batch.lane[rows] >= 0).tolist()
+        return places
+
+    def release(self, row: int) -> None:
+        """Free the lane of a row whose step has no drafts; what waited in the lane is absorbed in it."""
+        self._batch.return_lane(row)
+
+    def accept(self, allocation: SequenceAllocation) -> None:
+        """Record that the next draft of the row was accepted, so that its inputs wait. At the commit."""
+        self._batch.depth[allocation.row] += 1
+        self._batch.waiting[allocation.row] += 1
+
+    def materialised(self, allocation: SequenceAllocation) -> None:
+        """Record that the waiting inputs were absorbed outside a step, so that the live slot is complete."""
+        self._batch.waiting[allocation.row] = 0

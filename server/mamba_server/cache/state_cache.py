@@ -6,7 +6,7 @@ device, no torch. Invariant names in comments are those of the state-cache page.
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from mamba_planner.strategy import Reservation, decode_spacing
 from mamba_server.cache import ledger
@@ -25,20 +25,19 @@ from mamba_server.cache.protocol import (
     ManagedStateCache,
     Refusal,
 )
-from mamba_server.cache.sequence_allocation import Checkpoint, PendingCheckpoint, SequenceAllocation
+from mamba_server.cache.sequence_allocation import (
+    Checkpoint,
+    PendingCheckpoint,
+    ReplayRows,
+    RetiringSequence,
+    SequenceAllocation,
+)
 from mamba_server.cache.slot_state import SlotState
 from mamba_server.cache.transit import Quarantine
 from mamba_server.cache.tree import Match, RadixTree
 
 AllocationFault = Callable[[AllocationSite], bool]
 """Predicate called before each allocation; True makes the allocation fail."""
-
-
-@dataclass(frozen=True, slots=True)
-class _RetiringSequence:
-    fence: int
-    allocation: SequenceAllocation
-    token_ids: Callable[[], Tokens]
 
 
 class RadixStateCache(Quarantine):
@@ -64,7 +63,10 @@ class RadixStateCache(Quarantine):
         self.prefix_caching = prefix_caching
         self.min_checkpoint_depth = min_checkpoint_depth
         self.allocations: dict[int, SequenceAllocation] = {}
-        self._retiring: list[_RetiringSequence] = []
+        self.replay = ReplayRows(
+            batch, page_size=self.page_size, tracks=self.tracks_decode, extend=self.extend
+        )
+        self._retiring: list[RetiringSequence] = []
         self.donation.ghosts = self._new_ghost_tree()
         self._prefilling: Counter[tuple[str, bytes]] = Counter()
 
@@ -406,7 +408,7 @@ class RadixStateCache(Quarantine):
         """
         self._end_prefill(allocation)
         if allocation.last_step > self.arena.completed:
-            self._retiring.append(_RetiringSequence(allocation.last_step, allocation, token_ids))
+            self._retiring.append(RetiringSequence(allocation.last_step, allocation, token_ids))
         else:
             self._retire_now(allocation, token_ids())
 
@@ -447,8 +449,7 @@ class RadixStateCache(Quarantine):
         for slot in allocation.spare:
             self.arena.free_slot(slot)
         if self.arena.pages_per_slab:
-            pages = allocation.pages
-            own = pages[self.arena.page_owner[pages] == PageOwner.SEQUENCE]
+            own = allocation.pages[self.arena.page_owner[allocation.pages] == PageOwner.SEQUENCE]
             self.arena.free_pages_of(own, 0, PageOwner.SEQUENCE)
         if allocation.node is not None:
             self.tree.unlock(allocation.node)
@@ -474,7 +475,8 @@ class RadixStateCache(Quarantine):
     def _donate_end(self, allocation: SequenceAllocation, token_ids: Tokens, usable: int) -> None:
         """Donate the deepest state on the page grid, then the pages up to the end."""
         is_deep_enough = usable >= self.min_checkpoint_depth
-        if is_deep_enough and allocation.depth == usable and usable and usable % self.page_size == 0:
+        is_live = allocation.depth == usable and not allocation.waiting
+        if is_deep_enough and is_live and usable and usable % self.page_size == 0:
             live = allocation.live
             self.batch.live[allocation.row] = 0
             self._donate(allocation, token_ids, Checkpoint(usable, live), allocation.last_step)
@@ -543,10 +545,8 @@ class RadixStateCache(Quarantine):
         Running sequences get or give back tracking slots here, all or none; slots to which a launched step
         still writes follow at its commit.
         """
-        recipients = []
-        for allocation in self.allocations.values():
-            missing = strategy.tracking_slots - allocation.reserved
-            recipients.extend([allocation] * max(0, missing))
+        slots, holders = strategy.tracking_slots, self.allocations.values()
+        recipients = [each for each in holders for _ in range(slots - each.reserved)]
         grant = self.reclaimer.allocate(AllocationSite.STRATEGY, tracking=len(recipients))
         if grant is None:
             return Refusal(

@@ -8,7 +8,7 @@ import random
 import secrets
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,7 +24,7 @@ from mamba_planner.memory import MOST_RUNNING, Device
 from mamba_planner.memory_plan import MemoryPlan
 from mamba_planner.model_config import ModelConfig
 from mamba_planner.strategy import reservation
-from mamba_planner.workspace import CHUNK
+from mamba_planner.workspace import CHUNK, DRAFT_ROWS
 from mamba_server.cache import (
     AllocationFault,
     CacheSettings,
@@ -44,9 +44,11 @@ from mamba_server.engine.fingerprint import fingerprint_of
 from mamba_server.engine.scheduling.limits import SchedulerLimits
 from mamba_server.engine.scheduling.scheduler import Scheduler
 from mamba_server.engine.scheduling.start_budget import StartBudget
+from mamba_server.engine.speculation.ngram_drafts import NgramDrafts
 from mamba_server.engine.stepping.answer_audits import AnswerAudits, NoAudits
 from mamba_server.engine.stepping.core import EngineCore
 from mamba_server.engine.stepping.forward_stream import ForwardStream, InlineStream, ThreadStream
+from mamba_server.engine.stepping.speculation import DraftSource, Speculation
 from mamba_server.engine.stepping.step_pace import STEP_TIME, StepPace
 from mamba_server.host_memory import available_bytes
 from mamba_server.model.checkpoint.errors import UnsupportedModel
@@ -54,7 +56,7 @@ from mamba_server.model.checkpoint.source import resolve
 from mamba_server.model.checkpoint.tensor_source import TensorSource
 from mamba_server.model.checkpoint.weight_files import weights_size
 from mamba_server.model.checkpoint.weights import Weights
-from mamba_server.model.device_arena import DTYPES, DeviceArena
+from mamba_server.model.device_arena import DTYPES, DeviceArena, replay_memory
 from mamba_server.model.layers.hybrid import HybridModel
 from mamba_server.model.layout import CacheLayout
 from mamba_settings.engine_settings import EngineSettings
@@ -78,6 +80,8 @@ class BootOverrides:
     """Function that measures the memory of a step, for devices that cannot report their use of memory."""
     weights: TensorSource | None = None
     """Source of the model's tensors in place of the directory's files."""
+    drafts: DraftSource | None = None
+    """Source of drafts in place of that of the settings, which switch speculation on."""
     warm_up: bool = False
     """Whether to prepare steps on a CPU, too."""
 
@@ -150,14 +154,23 @@ def boot(settings: EngineSettings, report: Report, overrides: BootOverrides = NO
     report("allocating the arena", plan.arena_bytes, plan.arena_bytes)
     limits = _limits(settings, plan, device, overrides)
     fingerprint = fingerprint_of(directory, dtype, plan.state_dtype, settings.quantization)
-    batch = PersistentBatch(limits.max_running, -(-plan.max_model_len // plan.page_size))
+    drafts = _drafts(settings, limits, overrides)
+    lanes = min(limits.max_running, DRAFT_ROWS) if drafts is not None else 0
+    batch = PersistentBatch(limits.max_running, -(-plan.max_model_len // plan.page_size), lanes)
     cache = _cache(settings, plan, layout, batch, fingerprint, overrides.fail)
     stream = make_stream(device, overlap=plan.overlap)
     if overrides.stream is not None:
         stream = overrides.stream(stream)
+    views = memory.views(config, plan.state_dtype, DTYPES[dtype])
+    if drafts is not None:
+        replay = replay_memory(
+            config, lanes=lanes, most=drafts.most, state_dtype=plan.state_dtype, dtype=DTYPES[dtype],
+            device=device,
+        )  # fmt: skip
+        views = replace(views, replay=replay)
     runner = ModelRunner(
         model,
-        memory.views(config, plan.state_dtype, DTYPES[dtype]),
+        views,
         batch,
         chunk=limits.chunk,
         page_size=plan.page_size,
@@ -170,7 +183,7 @@ def boot(settings: EngineSettings, report: Report, overrides: BootOverrides = NO
         step_tokens=limits.step_tokens,
     )
     core = EngineCore(
-        Scheduler(cache, limits, StartBudget(time.monotonic)),
+        Scheduler(cache, limits, StartBudget(time.monotonic), drafts),
         cache,
         stream,
         runner,
@@ -180,6 +193,7 @@ def boot(settings: EngineSettings, report: Report, overrides: BootOverrides = NO
         pace=_pace(settings, limits, device),
         attention_ratio=attention_ratio(config),
         pin_share=settings.pin_share if settings.prefix_caching else 0.0,
+        speculation=None if drafts is None else Speculation(drafts, runner.prepare_absorption),
     )
     core.audits = _audits(settings, config, plan, dtype, limits, device, core, stream, runner)
     if device.type == "cuda" or overrides.warm_up:
@@ -203,6 +217,18 @@ def boot(settings: EngineSettings, report: Report, overrides: BootOverrides = NO
         state_layout,
         steps,
     )
+
+
+def _drafts(
+    settings: EngineSettings, limits: SchedulerLimits, overrides: BootOverrides
+) -> DraftSource | None:
+    """Return the source of drafts; None = speculation is off."""
+    if settings.speculation == "off":
+        return None
+    if overrides.drafts is not None:
+        return overrides.drafts
+    rows = min(limits.max_running, DRAFT_ROWS)
+    return NgramDrafts(settings.speculative_tokens, rows, always=settings.speculation == "ngram")
 
 
 def _prepare(stream: ForwardStream, work: Callable[[], object]) -> None:
@@ -359,8 +385,8 @@ def _audits(
 def ready_plan(engine: Engine) -> dict[str, Any]:
     """Return the plan as the admin call and the API show it.
 
-    It includes threads, kernels, the seed of requests without one, prepared decode steps, and Triton kernels
-    that cannot be used.
+    It includes threads, kernels, the number of drafts with speculation, the seed of requests without one,
+    prepared decode steps, and Triton kernels that cannot be used.
     """
     plan = {
         **engine.plan.to_json(),
@@ -370,6 +396,8 @@ def ready_plan(engine: Engine) -> dict[str, Any]:
     }
     if engine.decode_steps:
         plan["decodeSteps"] = engine.decode_steps
+    if (speculation := engine.core.speculation) is not None:
+        plan["speculativeTokens"] = speculation.drafts.most
     if left_out := engine.kernels.operators.left_out:
         plan["kernelsLeftOut"] = left_out
     return plan

@@ -36,6 +36,8 @@ def collect(
         **core.pins.counters(),
         **of_device,
     }
+    if core.speculation is not None:
+        counters.update(core.speculation.drafts.counters())
     if cache.settings.remembers_prompts:
         # Without that record, the number would depend on which prompts happen to be cached.
         counters["admitted_prompt_tokens_total"] = scheduler_counters.prompt_tokens

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
+from mamba_server.model.replay import ReplayMemory
+
 
 @dataclass(frozen=True, slots=True)
 class CacheViews:
@@ -19,3 +21,5 @@ class CacheViews:
     """[slabs, H, P, N] per recurrent layer: states, without elements if the window is the whole state."""
     kv: list[torch.Tensor]
     """[pages, 2 (key, value), page_size, kv_heads, head_dim] per attention layer."""
+    replay: ReplayMemory | None = None
+    """Memory for drafts, outside the arena; None = there are no drafts."""

@@ -5,10 +5,12 @@ The engine process creates one from the layout; nothing else allocates cache mem
 
 import torch
 
+from mamba_planner.arithmetic import mixer_inputs
 from mamba_planner.model_config import ModelConfig
 from mamba_server.model.cache_views import CacheViews
 from mamba_server.model.checkpoint.errors import UnsupportedModel
 from mamba_server.model.layout import CacheLayout
+from mamba_server.model.replay import ReplayMemory
 
 DTYPES = {
     "float64": torch.float64,
@@ -67,6 +69,20 @@ class DeviceArena:
             (layout.page_bytes // size, layout.page_size * row, row, width, 1),
             layer * layout.page_layer_bytes // size,
         )
+
+
+def replay_memory(
+    model: ModelConfig, *, lanes: int, most: int, state_dtype: str, dtype: torch.dtype, device: torch.device
+) -> ReplayMemory:
+    """Allocate the memory of drafts: `lanes` lanes of `most` inputs."""
+    layers = range(model.recurrent_layers)
+    width = mixer_inputs(model)
+    return ReplayMemory(
+        ring=[torch.zeros(lanes * most, width, dtype=dtype, device=device) for _ in layers],
+        conv=torch.zeros(lanes + 1, *_conv_shape(model), dtype=dtype, device=device),
+        ssm=torch.zeros(lanes + 1, *_ssm_shape(model), dtype=DTYPES[state_dtype], device=device),
+        most=most,
+    )
 
 
 def _conv_shape(model: ModelConfig) -> tuple[int, int]:

@@ -13,6 +13,7 @@ import torch
 from mamba_kernels.packed_integers import send_together
 from mamba_kernels.slot_plan import HostIntegers
 from mamba_kernels.ssd_prefill import ChunkPlan
+from mamba_server.model.replay import HostReplay
 
 IntArray = np.ndarray[tuple[int, ...], np.dtype[np.int32]]
 
@@ -34,7 +35,7 @@ class HostBatch:
     slot_out: IntArray
     """[S] live slot, which receives the final state"""
     decode_track: IntArray
-    """[D] second slot for the state of a decode, or -1"""
+    """[D] second slot for the state of a decode, or -1; drafts count as decodes, and have none"""
     table_row: IntArray
     """[S] row of each sequence in the page table"""
     kv_row: IntArray
@@ -53,6 +54,8 @@ class HostBatch:
     """[L] rows whose logits are computed"""
     state_noise: IntArray = field(default_factory=lambda: np.empty(0, np.int32))
     """[T] `noise_words` by which the state after each token is rounded; empty unless states are float16"""
+    replay: HostReplay | None = None
+    """Drafts, which are the last ones of the D rows that decode, and waiting inputs; None = neither"""
 
     def check(self, chunk_size: int, page_size: int, page_table: IntArray) -> None:
         """Raise ValueError if the arrays contradict each other or `page_table` [R, W]. Tests call this."""

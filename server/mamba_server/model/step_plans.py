@@ -8,6 +8,7 @@ from mamba_kernels.paged_attention import AttentionPlan
 from mamba_kernels.slot_plan import SlotPlan
 from mamba_kernels.ssd_prefill import ChunkPlan
 from mamba_server.model.forward_batch import ForwardBatch
+from mamba_server.model.replay import ReplayMemory, ReplayPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,8 +17,9 @@ class StepPlans:
 
     tokens: int
     decodes: int
-    """Number of rows that decode, one per sequence; they come first, and the others prefill."""
+    """Number of rows that decode, drafts included; they come first, and the others prefill."""
     decode: SlotPlan | None
+    """Plan of the rows that decode, without drafts."""
     prefill: list[tuple[slice, ChunkPlan]]
     """Rows of the batch and the plan of the pieces there; empty in a step that only decodes."""
     attention: AttentionPlan | None
@@ -28,24 +30,36 @@ class StepPlans:
     """[T] int32: page of each new token's key and value"""
     offset: torch.Tensor
     """[T] int32: offset of each new token's key and value in its page"""
+    replay: ReplayPlan | None = None
+    """Plan of drafts and of what waits for absorption; None = there is neither."""
 
     @classmethod
     def build(
-        cls, batch: ForwardBatch, *, recurrent: bool, attention: bool, gathered: bool = True
+        cls,
+        batch: ForwardBatch,
+        *,
+        recurrent: bool,
+        attention: bool,
+        gathered: bool = True,
+        memory: ReplayMemory | None = None,
     ) -> "StepPlans":
-        """Plan the step of `batch`. `gathered`: see `AttentionPlan.build`."""
+        """Plan the step of `batch`. `gathered`: see `AttentionPlan.build`; `memory`: that of drafts."""
         host, device, D = batch.host, batch.positions.device, batch.decodes
+        replay, cut = None, D
+        if host.replay is not None and memory is not None:
+            cut = D - host.replay.rows
+            replay = ReplayPlan.build(host.replay, memory, cut, host.state_noise, device)
         return cls(
             tokens=batch.tokens,
             decodes=D,
             decode=SlotPlan.build(
-                host.slot_in[:D],
-                host.slot_out[:D],
-                host.decode_track,
+                host.slot_in[:cut],
+                host.slot_out[:cut],
+                host.decode_track[:cut],
                 device,
-                host.state_noise[:D] if len(host.state_noise) else None,
-                resident_noise=batch.decode_slots[3],
-                resident=batch.decode_slots[:3],
+                host.state_noise[:cut] if len(host.state_noise) else None,
+                resident_noise=batch.decode_slots[3, :cut],
+                resident=batch.decode_slots[:3, :cut],
             )
             if recurrent and D
             else None,
@@ -68,4 +82,5 @@ class StepPlans:
             positions=batch.positions,
             page=batch.page,
             offset=batch.offset,
+            replay=replay,
         )

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 from engine_trial import EngineTrial, TrialSetup
-from mamba_server.engine.execution.step_arrays import StepArrays, build
-from mamba_server.engine.sequences.schedule import Schedule
-from mamba_server.engine.stepping.core import StepResult
+from mamba_server.engine.execution.step_arrays import StepArrays, build, verified_drafts
+from mamba_server.engine.sequences.schedule import Draft, Schedule
+from mamba_server.engine.stepping.step_result import StepResult
 from mamba_server.model.forward_batch import HostBatch
 from mamba_server.wire import AddRequest, SamplingParams
 
-FIELDS = tuple(name for name in HostBatch.__dataclass_fields__ if name != "state_noise")
+FIELDS = tuple(name for name in HostBatch.__dataclass_fields__ if name not in {"state_noise", "replay"})
 
 
 def slow(schedule: Schedule, trial: EngineTrial) -> dict[str, list[int]]:
@@ -31,6 +31,14 @@ def slow(schedule: Schedule, trial: EngineTrial) -> dict[str, list[int]]:
             (row, depth - 1, depth, int(rows.live[row]), int(rows.live[row]), rows.pages[row], None, True)
         )
         out["decode_track"].append(track or -1)
+    tokens = {}
+    for turn in range(max((len(draft.tokens) for draft in schedule.drafts), default=0)):
+        for draft in sorted(schedule.drafts, key=lambda draft: -len(draft.tokens)):
+            if turn < len(draft.tokens):
+                row, start, stop, live, _, pages, *_ = parts[draft.index]
+                tokens[len(parts)] = int(draft.tokens[turn])
+                parts.append((row, start + turn + 1, stop + turn + 1, live, live, pages, None, True))
+                out["decode_track"].append(-1)
     for piece in schedule.pieces:
         allocation = piece.sequence.allocation
         assert allocation is not None
@@ -58,7 +66,8 @@ def slow(schedule: Schedule, trial: EngineTrial) -> dict[str, list[int]]:
             out["positions"].append(position)
             out["token_sequence"].append(index)
             out["kv_row"].append(int(pages[position // size]) * size + position % size)
-            out["token_ids"].append(0 if piece is None else int(piece.sequence.token_ids[position]))
+            known = tokens.get(index, 0) if piece is None else int(piece.sequence.token_ids[position])
+            out["token_ids"].append(known)
             if piece is not None:
                 out["chunk_len"][-1] += 1
                 out["chunk_track"][-1] = tracks.get(position + 1, -1)
@@ -80,6 +89,20 @@ def compare(schedule: Schedule, trial: EngineTrial) -> StepArrays:
     return arrays
 
 
+def test_a_draft_counts_up_to_its_first_result_that_is_not_finite() -> None:
+    drafts = (Draft(1, 0, np.array([5, 6], np.int32)), Draft(0, 1, np.array([7, 8, 9], np.int32)))
+    none = np.zeros(2, np.int32)
+    schedule = Schedule(1, none, none, [None, None], [], drafts)  # type: ignore[list-item]
+    # Two decodes; then the first tokens of both drafts, the longer one first, the second ones, the third.
+    tokens, finite = np.arange(100, 107, dtype=np.int32), np.ones(7, np.bool_)
+    finite[4] = False
+
+    short, long = verified_drafts(schedule, tokens, finite, {5: "scores"})  # type: ignore[dict-item]
+
+    assert (short.drafted, short.rows) == (2, [(5, 103, None), (6, 105, "scores")])
+    assert (long.drafted, long.rows) == (3, [(7, 102, None)])
+
+
 def watch(trial: EngineTrial, seen: list[StepArrays]) -> None:
     """Compare every step that `trial` launches."""
     inner = trial.runner.prepare
@@ -92,12 +115,13 @@ def watch(trial: EngineTrial, seen: list[StepArrays]) -> None:
 
 
 @pytest.mark.parametrize("page_size", [1, 4, 16])
-@pytest.mark.parametrize("per_slab", [0, 5])
-def test_every_step_has_the_integers_of_the_slow_oracle(page_size: int, per_slab: int) -> None:
+@pytest.mark.parametrize(("per_slab", "drafts"), [(0, 0), (5, 0), (5, 4)])
+def test_every_step_has_the_integers_of_the_slow_oracle(page_size: int, per_slab: int, drafts: int) -> None:
     rng = random.Random(page_size)
     setup = TrialSetup(
-        page_size=page_size, pages_per_slab=per_slab, slabs=90, rows=5, step_tokens=48, refusals=0.05
-    )
+        page_size=page_size, pages_per_slab=per_slab, slabs=90, rows=5, step_tokens=48, refusals=0.05,
+        drafts=drafts,
+    )  # fmt: skip
     trial, seen = EngineTrial(setup, rng), []
     watch(trial, seen)
     stem = [rng.randrange(1, 97) for _ in range(100)]

@@ -157,6 +157,8 @@ def test_the_engine_is_told_the_budget_and_the_cache_of_the_spec(data: st.DataOb
         ({"engine": {"maxRunningRequests": 9}}, "max_running_requests", 9),
         ({"engine": {"stepTime": "80ms"}}, "step_time", 0.08),
         ({"engine": {"decodeGraphs": "Off"}}, "decode_graphs", "off"),
+        ({"engine": {"speculation": "Ngram"}}, "speculation", "ngram"),
+        ({"engine": {"speculativeTokens": 3}}, "speculative_tokens", 3),
         ({"memory": {"arena": "3Gi"}}, "arena_bytes", 3 << 30),
     ],
     ids=[
@@ -166,6 +168,8 @@ def test_the_engine_is_told_the_budget_and_the_cache_of_the_spec(data: st.DataOb
         "engine.maxRunningRequests",
         "engine.stepTime",
         "engine.decodeGraphs",
+        "engine.speculation",
+        "engine.speculativeTokens",
         "memory.arena",
     ],
 )

@@ -38,6 +38,8 @@ CHANGES: list[tuple[str, Any]] = [
     ("engine.overlapSchedule", False),
     ("engine.batchInvariant", True),
     ("engine.decodeGraphs", "Off"),
+    ("engine.speculation", "Auto"),
+    ("engine.speculativeTokens", 3),
     ("engine.extraArgs", ["--b"]),
     ("engine.env", [{"name": "B", "value": "b"}]),
     ("stateCache.strategy", "NoBuffer"),

@@ -123,3 +123,19 @@ def test_settings_do_not_change_once_they_are_made() -> None:
     settings = EngineSettings(model="m")
     with pytest.raises(ValidationError, match="frozen"):
         settings.port = 9
+
+
+@pytest.mark.parametrize("choice", ["mtp", "draft=hf://a/b"])
+def test_drafts_of_a_model_are_refused_by_name(choice: str) -> None:
+    with pytest.raises(ValueError, match=f"speculation {choice} is refused: .* use ngram or auto"):
+        EngineSettings(model="m", speculation=choice)
+
+
+def test_speculation_and_batch_invariance_are_refused_together() -> None:
+    with pytest.raises(ValueError, match="switch one of them off"):
+        EngineSettings(model="m", speculation="auto", batch_invariant=True)
+
+
+def test_speculation_is_off_unless_it_is_asked_for() -> None:
+    assert EngineSettings(model="m").draft_tokens == 0
+    assert EngineSettings(model="m", speculation="auto").draft_tokens == 7

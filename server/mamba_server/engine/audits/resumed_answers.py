@@ -21,8 +21,8 @@ from mamba_server.engine.audits.pending_audit import PendingAudit
 from mamba_server.engine.sequences.schedule import PrefillPiece, Schedule
 from mamba_server.engine.sequences.sequence import Sequence
 from mamba_server.engine.sequences.served_scores import Resumption, ServedScores
-from mamba_server.engine.stepping.core import StepRunner
 from mamba_server.engine.stepping.forward_stream import ForwardStream
+from mamba_server.engine.stepping.step_result import StepRunner
 
 MOST_WAITING = 16
 """Answers that wait for their audit; the oldest gives way to a new one."""

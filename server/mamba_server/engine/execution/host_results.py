@@ -11,7 +11,7 @@ import torch
 from mamba_server.cache import Ints
 from mamba_server.engine.execution.sampler import SampledTokens
 from mamba_server.engine.execution.token_scores import TokenScores
-from mamba_server.engine.stepping.core import StepResult
+from mamba_server.engine.stepping.step_result import StepResult
 from mamba_server.wire import TokenLogprobs
 
 

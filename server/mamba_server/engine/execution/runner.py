@@ -7,6 +7,7 @@ reads the results after the step's fence.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -31,17 +32,18 @@ from mamba_server.engine.execution.host_results import (
 from mamba_server.engine.execution.prepared_steps import PreparedSteps
 from mamba_server.engine.execution.sampler import SampledTokens, Sampler, joined
 from mamba_server.engine.execution.sampling_batch import SamplingBatch, SamplingRow, penalized
-from mamba_server.engine.execution.step_arrays import StepArrays, build
+from mamba_server.engine.execution.step_arrays import StepArrays, build, verified_drafts
 from mamba_server.engine.execution.step_graphs import StepGraphs
 from mamba_server.engine.execution.token_scores import TokenScores, score_blocks
-from mamba_server.engine.sequences.output_grammar import TokenMasks, token_masks
+from mamba_server.engine.sequences.output_grammar import NextTokens, TokenMasks, token_masks
 from mamba_server.engine.sequences.schedule import Schedule
-from mamba_server.engine.stepping.core import StepResult
+from mamba_server.engine.stepping.step_result import StepResult
 from mamba_server.model.cache_views import CacheViews
 from mamba_server.model.forward_batch import ForwardBatch, HostBatch
 from mamba_server.model.layers.hybrid import HybridModel
 from mamba_server.model.layers.step_decoder import step_decoder
 from mamba_server.model.page_table import PageTable
+from mamba_server.model.replay import HostReplay, ReplayMemory, ReplayPlan
 from mamba_server.model.trial_batch import trial_batch
 from mamba_server.wire import SamplingParams
 
@@ -142,7 +144,17 @@ class ModelRunner:
             report("preparing prompts", done, len(steps))
             self.try_out(trial_batch(decodes, pieces, chunk=self._chunk, spare_row=self._persistent.rows))
         report("preparing prompts", len(steps), len(steps))
+        if self._cache.replay is not None:
+            self._warm_up_drafts(self._cache.replay)
         return True
+
+    def _warm_up_drafts(self, memory: ReplayMemory) -> None:
+        """Compute steps in which one, two and many sequences have drafts and absorb others."""
+        for sequences in {1, 2, min(len(memory.conv) - 1, self._persistent.max_running)}:
+            zeros, ones = np.zeros(sequences, np.int32), np.ones(sequences, np.int32)
+            replay = HostReplay(zeros, zeros, ones, zeros[:, None], zeros, zeros, ones)
+            rows = trial_batch([1] * (2 * sequences), (), chunk=self._chunk, spare_row=self._persistent.rows)
+            self.try_out(replace(rows, replay=replay))
 
     @property
     def decode_step_counts(self) -> dict[str, int]:
@@ -192,10 +204,34 @@ class ModelRunner:
             for piece, (first, stop, follow) in arrays.prompt_spans.items()
         ]
         pages = self._persistent.unsent_pages(arrays.table_row)
+        corrections = {int(schedule.decode_rows[each.index]): each.token for each in schedule.absorbed}
         noise = self._state_noise(arrays)
-        grammars = (sequence.grammar for sequence in schedule.sampling)
-        masks = token_masks(grammars, self._sampler.vocab_size)
-        return lambda: self._run(arrays, noise, pages, len(schedule.decodes), newcomers, spans, masks)
+        masks = token_masks(_grammars(schedule), self._sampler.vocab_size)
+        work = partial(self._run, arrays, noise, pages, newcomers, spans, masks, corrections)
+        if not schedule.drafts:
+            return work
+        return lambda: partial(_with_drafts, schedule, work())
+
+    def prepare_absorption(self, row: int, lane: int, count: int) -> Callable[[], object]:
+        """Return the work that absorbs the first `count` inputs of `lane` into the live slot of `row`."""
+        memory, batch = self._cache.replay, self._persistent
+        assert memory is not None
+        only, turns = np.array([row]), np.arange(1, count + 1, dtype=np.int32)
+        host = HostReplay(
+            absorbed_slot=batch.live[only],
+            absorbed_lane=np.array([lane], np.int32),
+            absorbed_count=np.array([count], np.int32),
+            absorbed_noise=noise_words(batch.state_seed[only][:, None], batch.depth[only] - count + turns),
+            draft_slot=NO_TOKENS,
+            draft_lane=NO_TOKENS,
+            draft_len=NO_TOKENS,
+        )
+
+        def work() -> bool:
+            self._model.absorb(ReplayPlan.build(host, memory, 0, NO_TOKENS, self._device), self._cache)
+            return True
+
+        return work
 
     def compare_states(self, slot: int, truth: int) -> Callable[[], Callable[[], list[float]]]:
         """Return the work that computes the `state_distances` of two slots."""
@@ -219,28 +255,33 @@ class ModelRunner:
         arrays: StepArrays,
         noise: Ints,
         pages: tuple[Ints, Ints],
-        decodes: int,
         newcomers: list[_NewRow],
         spans: list[PromptSpan],
         masks: TokenMasks | None,
+        corrections: dict[int, int],
     ) -> Callable[[], StepResult]:
+        decodes = len(arrays.decode_track)
+        drafts = 0 if arrays.replay is None else arrays.replay.rows
         with torch.inference_mode():
             # First, because the next step names these pages, too, whatever becomes of this one.
             self._page_table.write(*pages)
             self._admit(newcomers)
+            if corrections:
+                rows, tokens = _to(np.array([*corrections.items()], np.int64).T, self._device)
+                self._last_token.index_copy_(0, rows, tokens.to(torch.int32))
             sampling_rows = arrays.table_row[arrays.sampling]
             host = HostBatch(**{name: getattr(arrays, name) for name in _FIELDS}, state_noise=noise)
             if (step := self._prepared(host)) is not None:
                 return self._decode(step, host, masks)
             extra = {"rows": sampling_rows, "positions": arrays.context_len[arrays.sampling]}
-            if self._step_decoder is not None and decodes == len(host.context_len):
+            if self._step_decoder is not None and decodes == len(host.context_len) and host.replay is None:
                 hidden = self._step_decoder(host)
                 rows, positions = (_to(values, self._device) for values in extra.values())
             else:
                 batch = self._batch_of(host, arrays.token_ids, extra)
                 rows, positions = batch.extras["rows"], batch.extras["positions"]
-                if decodes:
-                    batch.token_ids[:decodes] = self._last_token[rows[:decodes]]
+                if certain := decodes - drafts:
+                    batch.token_ids[:certain] = self._last_token[rows[:certain]]
                 hidden = self._hidden(batch)
             scores = [self._score(hidden, span) for span in spans]
             pooled = {
@@ -257,7 +298,12 @@ class ModelRunner:
             sampled = self._sample(hidden[:samples], self._sampling_batch(sampling_rows), positions, masks)
             checked = torch.cat([sampled.finite, is_finite(probes)]) if len(probes) else sampled.finite
             finite = to_host(checked)
-            self._last_token.index_copy_(0, rows.long(), sampled.ids)
+            ids = sampled.ids
+            if drafts:
+                # The tokens behind drafts count once they are accepted, and the next step corrects them.
+                kept = [*range(decodes - drafts), *range(decodes, samples)]
+                rows, ids = rows[kept], ids[kept]
+            self._last_token.index_copy_(0, rows.long(), ids)
             tops = [self._sampling[row].params.logprobs for row in sampling_rows.tolist()]
             landed = on_host(sampled)
             return lambda: host_result(
@@ -295,7 +341,7 @@ class ModelRunner:
     def _prepared(self, host: HostBatch) -> DecodeStep | None:
         """Return the prepared step for `host`, if it only decodes."""
         sequences = len(host.context_len)
-        if self._decode_steps is None or len(host.decode_track) < sequences:
+        if self._decode_steps is None or len(host.decode_track) < sequences or host.replay is not None:
             return None
         return self._decode_steps.step_for(sequences)
 
@@ -372,6 +418,31 @@ class ModelRunner:
 
 def _to(array: np.ndarray, device: torch.device) -> torch.Tensor:
     return to_device(torch.from_numpy(np.ascontiguousarray(array)), device)
+
+
+def _grammars(schedule: Schedule) -> list[NextTokens | None]:
+    """Return the grammar of each row that samples; a row with a grammar has no drafts."""
+    decodes, sampling = len(schedule.decodes), [sequence.grammar for sequence in schedule.sampling]
+    behind = schedule.decode_tokens - decodes
+    return [*sampling[:decodes], *[None] * behind, *sampling[decodes:]]
+
+
+def _with_drafts(schedule: Schedule, read: Callable[[], StepResult]) -> StepResult:
+    """Read the result of a step, and divide it into that of its sequences and that of its drafts."""
+    result, decodes = read(), len(schedule.decodes)
+    end = schedule.decode_tokens
+    finite = result.finite if result.finite is not None else np.ones(end, np.bool_)
+    return replace(
+        result,
+        tokens=np.concatenate([result.tokens[:decodes], result.tokens[end:]]),
+        logprobs={
+            row if row < decodes else row - end + decodes: scores
+            for row, scores in result.logprobs.items()
+            if row < decodes or row >= end
+        },
+        drafts=verified_drafts(schedule, result.tokens, finite, result.logprobs),
+        finite=np.concatenate([finite[:decodes], finite[end:]]),
+    )
 
 
 def state_distances(views: CacheViews, slot: int, truth: int) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """Arrays of a step, built on the host from its schedule: everything the device needs.
 
 They are copied from the batch at launch; the device work reads nothing else, so a commit releases exactly
-what its launch named (O5). numpy alone.
+what its launch named (O5). No tensors.
 """
 
 from dataclasses import dataclass
@@ -9,15 +9,20 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from mamba_server.cache import Ints, PersistentBatch, chunk_ends
-from mamba_server.engine.sequences.schedule import Schedule
+from mamba_kernels.stochastic_rounding import noise_words
+from mamba_server.cache import Bools, Ints, PersistentBatch, chunk_ends
+from mamba_server.engine.sequences.schedule import Draft, Schedule
+from mamba_server.engine.stepping.step_result import VerifiedDraft
+from mamba_server.model.replay import HostReplay
+from mamba_server.wire import TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
 class StepArrays:
     """Arrays of one step, shaped as in `ForwardBatch`.
 
-    `token_ids` of decodes are placeholders: the device has the true ones.
+    `token_ids` of decodes are placeholders: the device has the true ones. Drafts count as sequences that
+    decode, behind all others.
     """
 
     token_ids: Ints
@@ -37,6 +42,7 @@ class StepArrays:
     chunk_rank: Ints
     chunk_track: Ints
     logits_rows: Ints
+    replay: HostReplay | None
     sampling: list[int]
     """Sequences (0..S) that sample, in the order of the result."""
     checked: list[int]
@@ -49,16 +55,17 @@ class StepArrays:
 
 def build(schedule: Schedule, batch: PersistentBatch, chunk: int, page_size: int) -> StepArrays:
     """Build the arrays of `schedule`: decodes first, then pieces, in schedule order."""
-    decodes, pieces = len(schedule.decodes), schedule.pieces
+    row, behind, drafted = _decode_rows(schedule)
+    decodes, pieces = len(row), schedule.pieces
     lengths = np.ones(decodes + len(pieces), np.int32)
     lengths[decodes:] = [piece.stop - piece.start for piece in pieces]
     query_start = np.zeros(len(lengths) + 1, np.int32)
     np.cumsum(lengths, out=query_start[1:])
-    row = schedule.decode_rows
     piece_rows = np.array([piece.sequence.row for piece in pieces], np.int32)
-    context = np.concatenate([batch.depth[row], np.array([piece.stop for piece in pieces], np.int32)])
+    depth = batch.depth[row] if behind is None else batch.depth[row] + behind
+    context = np.concatenate([depth, np.array([piece.stop for piece in pieces], np.int32)])
     positions = np.concatenate(
-        [batch.depth[row] - 1, *(np.arange(piece.start, piece.stop, dtype=np.int32) for piece in pieces)]
+        [depth - 1, *(np.arange(piece.start, piece.stop, dtype=np.int32) for piece in pieces)]
     )
     token_sequence = np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)
     rows = np.concatenate([row, piece_rows])
@@ -67,16 +74,19 @@ def build(schedule: Schedule, batch: PersistentBatch, chunk: int, page_size: int
     kv_row = batch.pages[rows[token_sequence], column] * page_size + positions % page_size
     token_ids = np.concatenate(
         [
-            np.zeros(decodes, np.int32),
+            drafted,
             *(piece.sequence.token_ids[piece.start : piece.stop] for piece in pieces),
         ]
     )
-    chunks = _chunks(schedule, query_start, chunk)
+    chunks = _chunks(schedule, query_start, chunk, decodes)
     last = query_start[1:] - 1
     sampling = [*range(decodes), *(decodes + i for i, piece in enumerate(pieces) if piece.final)]
     checked = sampling + [decodes + i for i, piece in enumerate(pieces) if not piece.final]
-    logits_rows, spans = _logits_rows(schedule, query_start, last[checked])
-    logits_rows, pooled = _pooled_rows(schedule, query_start, sampling, logits_rows)
+    logits_rows, spans = _logits_rows(schedule, query_start, last[checked], decodes)
+    logits_rows, pooled = _pooled_rows(schedule, query_start, sampling, logits_rows, decodes)
+    track = np.where(schedule.decode_track > 0, schedule.decode_track, -1).astype(np.int32)
+    if schedule.drafts:
+        track = np.append(track, np.full(decodes - len(track), -1, np.int32))
     return StepArrays(
         token_ids=token_ids,
         positions=positions.astype(np.int32, copy=False),
@@ -85,7 +95,7 @@ def build(schedule: Schedule, batch: PersistentBatch, chunk: int, page_size: int
         context_len=context,
         slot_in=_join(batch.live[row], [piece.slot_in for piece in pieces]),
         slot_out=_join(batch.live[row], [piece.slot_out for piece in pieces]),
-        decode_track=np.where(schedule.decode_track > 0, schedule.decode_track, -1).astype(np.int32),
+        decode_track=track,
         table_row=rows,
         kv_row=kv_row.astype(np.int32, copy=False),
         chunk_start=chunks[0],
@@ -93,6 +103,7 @@ def build(schedule: Schedule, batch: PersistentBatch, chunk: int, page_size: int
         chunk_sequence=chunks[2],
         chunk_rank=chunks[3],
         chunk_track=chunks[4],
+        replay=_replay(schedule, batch),
         logits_rows=logits_rows,
         sampling=sampling,
         checked=checked,
@@ -105,10 +116,77 @@ def _join(left: Ints, right: list[int]) -> Ints:
     return np.concatenate([left, np.array(right, np.int32)])
 
 
-def _chunks(schedule: Schedule, query_start: Ints, chunk: int) -> npt.NDArray[np.int32]:
+def _in_turns(drafts: tuple[Draft, ...]) -> list[Draft]:
+    """Return the drafts with the longest first, so that those with a further token are always the first."""
+    return sorted(drafts, key=lambda draft: -len(draft.tokens))
+
+
+def _decode_rows(schedule: Schedule) -> tuple[Ints, Ints | None, Ints]:
+    """Return the persistent row of each row that decodes, its depth behind its sequence's, and its token.
+
+    First the decodes, whose tokens are placeholders, then the first token of each draft, the second, and so
+    on. The depths are None without drafts.
+    """
+    decodes = len(schedule.decodes)
+    if not schedule.drafts:
+        return schedule.decode_rows, None, np.zeros(decodes, np.int32)
+    drafts = _in_turns(schedule.drafts)
+    turns = [
+        (turn, each) for turn in range(len(drafts[0].tokens)) for each in drafts if turn < len(each.tokens)
+    ]
+    indices = [*range(decodes), *(each.index for _, each in turns)]
+    behind = np.array([0] * decodes + [turn + 1 for turn, _ in turns], np.int32)
+    tokens = np.array([0] * decodes + [int(each.tokens[turn]) for turn, each in turns], np.int32)
+    return schedule.decode_rows[indices], behind, tokens
+
+
+def _replay(schedule: Schedule, batch: PersistentBatch) -> HostReplay | None:
+    if not schedule.drafts and not schedule.absorbed:
+        return None
+    drafts, absorbed = _in_turns(schedule.drafts), schedule.absorbed
+    rows = schedule.decode_rows
+    absorbing, drafting = (rows[[each.index for each in some]] for some in (absorbed, drafts))
+    counts = np.array([each.count for each in absorbed], np.int32)
+    # The step takes the row one token beyond what waits.
+    turns = np.arange(counts.max(initial=0), dtype=np.int32)
+    depths = (batch.depth[absorbing] - 1 - counts)[:, None] + 1 + turns
+    return HostReplay(
+        absorbed_slot=batch.live[absorbing],
+        absorbed_lane=np.array([each.lane for each in absorbed], np.int32),
+        absorbed_count=counts,
+        absorbed_noise=noise_words(batch.state_seed[absorbing][:, None], depths),
+        draft_slot=batch.live[drafting],
+        draft_lane=np.array([each.lane for each in drafts], np.int32),
+        draft_len=np.array([len(each.tokens) for each in drafts], np.int32),
+    )
+
+
+def verified_drafts(
+    schedule: Schedule, tokens: Ints, finite: Bools, logprobs: dict[int, TokenLogprobs]
+) -> list[VerifiedDraft]:
+    """Return the result of each draft, from the results of the rows that sample, in their order."""
+    drafts, first = _in_turns(schedule.drafts), len(schedule.decodes)
+    rows: dict[int, list[int]] = {}
+    for turn in range(max((len(each.tokens) for each in drafts), default=0)):
+        for each in drafts:
+            if turn < len(each.tokens):
+                rows.setdefault(each.index, []).append(first)
+                first += 1
+    verified = []
+    for each in schedule.drafts:
+        parts = []
+        for token, row in zip(each.tokens.tolist(), rows[each.index], strict=True):
+            if not finite[row]:
+                break
+            parts.append((token, int(tokens[row]), logprobs.get(row)))
+        verified.append(VerifiedDraft(len(each.tokens), parts))
+    return verified
+
+
+def _chunks(schedule: Schedule, query_start: Ints, chunk: int, decodes: int) -> npt.NDArray[np.int32]:
     """Return int32[5, Cn]: start, length, sequence, rank and checkpoint slot of each chunk."""
     chunks: list[tuple[int, int, int, int, int]] = []
-    for index, piece in enumerate(schedule.pieces, len(schedule.decodes)):
+    for index, piece in enumerate(schedule.pieces, decodes):
         tracks = {checkpoint.depth: checkpoint.slot for checkpoint in piece.checkpoints}
         begin, first = piece.start, int(query_start[index])
         for rank, end in enumerate(chunk_ends(piece.start, piece.stop, chunk, tracks)):
@@ -118,11 +196,11 @@ def _chunks(schedule: Schedule, query_start: Ints, chunk: int) -> npt.NDArray[np
 
 
 def _pooled_rows(
-    schedule: Schedule, query_start: Ints, sampling: list[int], logits_rows: Ints
+    schedule: Schedule, query_start: Ints, sampling: list[int], logits_rows: Ints, decodes: int
 ) -> tuple[Ints, dict[int, slice]]:
     """Return the rows with those of pooled prompts behind them, and the places of each piece's rows."""
     pooled: dict[int, slice] = {}
-    parts, index, decodes = [logits_rows], len(logits_rows), len(schedule.decodes)
+    parts, index = [logits_rows], len(logits_rows)
     for number, piece in enumerate(schedule.pieces):
         pooling = piece.sequence.params.pooling
         if pooling == "last" and piece.final:
@@ -137,7 +215,7 @@ def _pooled_rows(
 
 
 def _logits_rows(
-    schedule: Schedule, query_start: Ints, checked: Ints
+    schedule: Schedule, query_start: Ints, checked: Ints, decodes: int
 ) -> tuple[Ints, dict[int, tuple[int, int, Ints]]]:
     parts = [checked.astype(np.int32, copy=False)]
     spans: dict[int, tuple[int, int, Ints]] = {}
@@ -150,7 +228,7 @@ def _logits_rows(
         start, stop = max(piece.start, sequence.unscored), min(piece.stop, sequence.prompt_len - 1)
         if stop <= start:
             continue
-        first = int(query_start[len(schedule.decodes) + number]) + start - piece.start
+        first = int(query_start[decodes + number]) + start - piece.start
         parts.append(np.arange(first, first + stop - start, dtype=np.int32))
         follow = sequence.token_ids[start + 1 : stop + 1].copy()
         spans[number] = (index, index + stop - start, follow)

@@ -5,12 +5,15 @@ then prefill pieces under the token budget: running and starting prompts in the 
 shortage makes a sequence wait or preempts the one that came last; nothing raises.
 """
 
+from collections.abc import Callable
+
 import numpy as np
 
-from mamba_server.cache import Bools, Ints, StateCache, aligned_piece
+from mamba_server.cache import Bools, Ints, SequenceAllocation, StateCache, aligned_piece
 from mamba_server.engine.scheduling.admission import Admission
 from mamba_server.engine.scheduling.answer_lengths import AnswerLengths
 from mamba_server.engine.scheduling.decode_set import DecodeSet, rows_of
+from mamba_server.engine.scheduling.draft_rows import DraftRows, Proposals
 from mamba_server.engine.scheduling.limits import SchedulerLimits
 from mamba_server.engine.scheduling.queue_policy import Turn, WaitingQueue
 from mamba_server.engine.scheduling.start_budget import StartBudget
@@ -22,9 +25,16 @@ class Scheduler:
     """Scheduler of one engine, with its queues. `schedule` is called once a step, the rest as events come.
 
     `budget`: bound on the time that the starts of a step take; None = only their number is bounded.
+    `proposals`: source of drafts for the decodes; None = no drafts.
     """
 
-    def __init__(self, cache: StateCache, limits: SchedulerLimits, budget: StartBudget | None = None) -> None:
+    def __init__(
+        self,
+        cache: StateCache,
+        limits: SchedulerLimits,
+        budget: StartBudget | None = None,
+        proposals: Proposals | None = None,
+    ) -> None:
         self.cache = cache
         self.limits = limits
         self._page_size = cache.capacity.page_size
@@ -38,6 +48,9 @@ class Scheduler:
             cache, limits, self.waiting, self.prefilling, self.decoding, self.answers, budget
         )
         self.counters = self.admission.counters
+        self._draft_rows = DraftRows(cache, proposals)
+        self.absorb: Callable[[Sequence], None] | None = None
+        """Completes the live slot of a sequence with waiting inputs, outside a step; the core sets it."""
         self._short: Sequence | None = None
         """First prefill that could not get the memory of a piece: no sequence that ranks after it starts."""
 
@@ -74,13 +87,14 @@ class Scheduler:
         always allowed.
         """
         self._make_room()
-        decodes, rows, track = self._schedule_decodes(step)
+        schedule = self._schedule_decodes(step)
         budget = self.limits.step_tokens if tokens is None else min(tokens, self.limits.step_tokens)
-        pieces = self._schedule_prefills(max(self.limits.chunk, budget - len(decodes)), step)
-        return Schedule(step, rows, track, decodes, pieces)
+        budget = max(self.limits.chunk, budget - schedule.decode_tokens)
+        schedule.pieces.extend(self._schedule_prefills(budget, step))
+        return schedule
 
-    def _schedule_decodes(self, step: int) -> tuple[list[Sequence], Ints, Ints]:
-        """Launch the decodes of `step`; return sequences, rows, and a checkpoint slot or 0 for each."""
+    def _schedule_decodes(self, step: int) -> Schedule:
+        """Launch the decodes of `step`; return a schedule of these alone."""
         decodes, rows = self.decoding.sequences, self.decoding.rows
         state = self.cache.decode_rows(rows)
         stalled = self._extend_decodes(decodes, state.needs_page)
@@ -90,9 +104,10 @@ class Scheduler:
             rows = rows_of(decodes)
             state = self.cache.decode_rows(rows)
         if not decodes:
-            return [], rows, rows
+            return Schedule(step, rows, rows, [], [])
         reached = state.depth + 1
         track = self._track_decodes(decodes, reached, step)
+        drafts, absorbed = self._draft_rows.plan(decodes, rows)
         self.cache.launch(rows, reached, step)
         for sequence in decodes:
             sequence.in_flight += 1
@@ -101,7 +116,7 @@ class Scheduler:
             # them.
             for index in np.flatnonzero(state.last):
                 self.decoding.remove(decodes[index])
-        return decodes, rows, track
+        return Schedule(step, rows, track, decodes, [], drafts, absorbed)
 
     def _extend_decodes(self, decodes: list[Sequence], needs_page: Bools) -> set[int]:
         """Take the pages that are needed; return the `id`s of the sequences that cannot take part."""
@@ -273,6 +288,10 @@ class Scheduler:
         sequence.phase = Phase.FINISHED
         sequence.prompt_done = True
 
+    def _ends_at_page(self, allocation: SequenceAllocation, keep: int | None) -> bool:
+        """Return whether the live slot may be kept for others, once nothing is missing in it."""
+        return allocation.depth % self._page_size == 0 and (keep is None or allocation.depth <= keep)
+
     def _release(self, sequence: Sequence, keep: int | None = None) -> None:
         allocation = sequence.allocation
         assert allocation is not None
@@ -281,6 +300,8 @@ class Scheduler:
         else:
             self.decoding.remove(sequence)
         self.admission.departed(sequence)
+        if allocation.waiting and self.absorb is not None and self._ends_at_page(allocation, keep):
+            self.absorb(sequence)
         sequence.allocation = None
 
         def usable(sequence: Sequence = sequence, keep: int | None = keep) -> Ints:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from mamba_server.cache import Checkpoint, Ints
+from mamba_server.cache import Checkpoint, Ints, Tokens
 from mamba_server.engine.sequences.sequence import Sequence
 from mamba_server.wire import PrefillTiming
 
@@ -25,6 +25,31 @@ class PrefillPiece:
 
 
 @dataclass(frozen=True, slots=True)
+class Draft:
+    """Tokens that may follow the one which decode `index` computes; the step checks them.
+
+    `lane`: place of their inputs.
+    """
+
+    index: int
+    lane: int
+    tokens: Tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Absorption:
+    """Accepted drafts of decode `index` whose inputs go from `lane` into the live slot before the step.
+
+    `token`: the last token of the sequence, which the row computes next.
+    """
+
+    index: int
+    lane: int
+    count: int
+    token: int
+
+
+@dataclass(frozen=True, slots=True)
 class Schedule:
     """Decodes and prefill pieces of one step.
 
@@ -36,6 +61,8 @@ class Schedule:
     decode_track: Ints
     decodes: list[Sequence]
     pieces: list[PrefillPiece]
+    drafts: tuple[Draft, ...] = ()
+    absorbed: tuple[Absorption, ...] = ()
 
     @property
     def empty(self) -> bool:
@@ -53,7 +80,14 @@ class Schedule:
 
     @property
     def tokens(self) -> int:
-        return len(self.decodes) + sum(piece.stop - piece.start for piece in self.pieces)
+        return self.decode_tokens + sum(piece.stop - piece.start for piece in self.pieces)
+
+    @property
+    def decode_tokens(self) -> int:
+        """Tokens of the decodes, drafts included."""
+        if not self.drafts:
+            return len(self.decodes)
+        return len(self.decodes) + sum(len(draft.tokens) for draft in self.drafts)
 
     def timing(self, number: int, began: float, ended: float) -> PrefillTiming:
         """Return the timing of piece `number`, which was computed between `began` and `ended`."""

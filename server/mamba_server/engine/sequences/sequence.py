@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mamba_server.cache import SequenceAllocation, Tokens
+from mamba_server.engine.sequences.draft_record import DraftRecord
 from mamba_server.engine.sequences.output_grammar import NextTokens
 from mamba_server.engine.sequences.served_scores import ServedScores
 from mamba_server.engine.sequences.timeline import Timeline
@@ -40,6 +41,7 @@ class Sequence:
         "cached_tokens",
         "client",
         "deferred",
+        "draft_record",
         "finish_reason",
         "grammar",
         "in_flight",
@@ -123,6 +125,8 @@ class Sequence:
         """Time at which the first piece was scheduled; 0 = not yet."""
         self.deferred = False
         """Whether it waits, or has waited, for the checkpoint of another prompt; it does so at most once."""
+        self.draft_record: DraftRecord | None = None
+        """Worth of its drafts; None = it had none yet."""
         self.prompt_len = len(token_ids)
         self.token_ids = token_ids
         """Prompt, shared with siblings; from `make_room` on, prompt and output in one array, so that a prefix
@@ -185,6 +189,17 @@ class Sequence:
     def row(self) -> int:
         """Row of the persistent batch; -1 while it is not admitted."""
         return self.allocation.row if self.allocation is not None else -1
+
+    @property
+    def takes_drafts(self) -> bool:
+        """Whether drafts may follow its last token.
+
+        A penalty counts each token before the next one is chosen, and a grammar allows it: the rows of one
+        step cannot wait for each other.
+        """
+        params = self.params
+        additive = params.presence_penalty != 0 or params.frequency_penalty != 0
+        return self.grammar is None and not additive and params.repetition_penalty == 1
 
     @property
     def outputs(self) -> int:

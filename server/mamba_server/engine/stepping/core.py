@@ -7,8 +7,7 @@ text. The runner does the device work behind `StepRunner`; the clock is a parame
 import time
 from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass
 
 import msgspec
 import numpy as np
@@ -26,8 +25,11 @@ from mamba_server.engine.stepping.answer_audits import AnswerAudits, NoAudits
 from mamba_server.engine.stepping.forward_stream import ForwardStream, Ticket
 from mamba_server.engine.stepping.pinned_prefixes import PinnedPrefixes
 from mamba_server.engine.stepping.prefill_speed import PrefillSpeed
+from mamba_server.engine.stepping.request_limits import hand_over_depth, pinned_depths, rejection
+from mamba_server.engine.stepping.speculation import Speculation
 from mamba_server.engine.stepping.state_transfers import NO_HAND_OVER, StateTransfers
 from mamba_server.engine.stepping.step_pace import StepPace
+from mamba_server.engine.stepping.step_result import StepResult, StepRunner, StepTimes, VerifiedDraft
 from mamba_server.engine.stepping.tree_changes import TreeChanges
 from mamba_server.wire import (
     AbortRequest,
@@ -39,42 +41,6 @@ from mamba_server.wire import (
     StopSequence,
     TokenLogprobs,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class StepResult:
-    """Result of one step. Row i belongs to the i-th sampling sequence of the schedule.
-
-    `tokens`: int32[L]; `logprobs[i]`: of sampled token i, or None; `prompt_logprobs[k]`: of the tokens that
-    follow the rows of piece k, if requested.
-    """
-
-    tokens: npt.NDArray[np.int32]
-    logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
-    prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
-    finite: npt.NDArray[np.bool_] | None = None
-    """bool[members]: False where the result of a member of the schedule is NaN or infinity; None =
-    nowhere."""
-    pooled: dict[int, npt.NDArray[np.float32]] = field(default_factory=dict)
-    """By piece of a prompt whose hidden states are pooled: their sum, or the last one."""
-
-
-class StepRunner(Protocol):
-    """Device side of a step, in three stages.
-
-    `prepare` runs on the loop's side before the launch; the work that it returns runs on the stream; the
-    function that this returns reads the result, on the loop's side again, once the step's fence has passed.
-    """
-
-    def prepare(self, schedule: Schedule) -> Callable[[], Callable[[], StepResult]]: ...
-
-
-@dataclass(slots=True)
-class StepTimes:
-    """Seconds of the last steps by stage. The engine process reads and clears them for its metrics."""
-
-    seconds: list[tuple[float, float, float]] = field(default_factory=list)
-    batch_sizes: list[int] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -96,7 +62,7 @@ class EngineCore:
 
     `overlap`: plan step n+1 while step n runs (lookahead 1, else 0: never more, O6). `pace`: keeps steps near
     a target time; None = as large as the limits allow. `attention_ratio`: that of the model, for the speed of
-    its prompts.
+    its prompts. `speculation`: the source of the scheduler's drafts; None = there are none.
     """
 
     def __init__(
@@ -114,6 +80,7 @@ class EngineCore:
         attention_ratio: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
         pin_share: float = 0.0,
+        speculation: Speculation | None = None,
     ) -> None:
         self.scheduler = scheduler
         self.cache = cache
@@ -143,6 +110,9 @@ class EngineCore:
         self.audits: AnswerAudits = NoAudits()
         self.pins = PinnedPrefixes(cache, pin_share)
         self.clock = clock
+        self.speculation = speculation
+        if speculation is not None:
+            scheduler.absorb = self._absorb
         self._pace = pace
         self._last_step_end = 0.0
         """End of the step committed last, by `clock`."""
@@ -158,7 +128,11 @@ class EngineCore:
 
         `grammar`: the restriction of the request's tokens, at its beginning.
         """
-        rejected = self._rejection(request)
+        rejected = rejection(
+            request, self.cache.capacity, runs_already=request.request_id in self.sequences,
+            most_tokens=self.scheduler.limits.max_model_len, waiting=self.scheduler.waiting_count,
+            most_waiting=self._max_waiting,
+        )  # fmt: skip
         if rejected is not None:
             return rejected
         if request.hand_over:
@@ -174,14 +148,10 @@ class EngineCore:
                 self.scheduler.add(sequence)
         return None
 
-    def _handed_over(self, request: AddRequest) -> int:
-        """Return the tokens of a prompt up to its last page boundary before its end."""
-        page_size = self.cache.capacity.page_size
-        return (len(request.token_ids) - 1) // page_size * page_size
-
     def _begin_hand_over(self, request: AddRequest) -> None:
         """Queue the part of the prompt that another engine gets, unless its state is cached already."""
-        prompt, depth = np.array(request.token_ids, np.int32), self._handed_over(request)
+        prompt = np.array(request.token_ids, np.int32)
+        depth = hand_over_depth(request, self.cache.capacity.page_size)
         sequence = Sequence(
             request.request_id, 0, prompt[:depth], msgspec.structs.replace(request.params, max_tokens=0),
             order=self._next_order, priority=request.priority, salt=request.cache_salt,
@@ -196,43 +166,6 @@ class EngineCore:
             # Nothing is left to compute, or there is no whole page.
             sequence.cached_tokens = depth
             self._hand_over(sequence)
-
-    def _rejection(self, request: AddRequest) -> RequestRejected | None:
-        """Return why `request` cannot be queued, or None."""
-        prompt_len, most_tokens = len(request.token_ids), request.params.max_tokens
-        limit, total = self.scheduler.limits.max_model_len, prompt_len + most_tokens
-        if request.hand_over:
-            # Its answer is written elsewhere.
-            total = prompt_len
-        capacity, waiting = self.cache.capacity, self.scheduler.waiting_count
-        if request.request_id in self.sequences:
-            return RequestRejected(
-                request.request_id, 409, "invalid_request_error", "duplicate_request_id",
-                f"request {request.request_id} is running already: choose another id",
-            )  # fmt: skip
-        if not prompt_len:
-            return RequestRejected(
-                request.request_id, 400, "invalid_request_error", "empty_prompt",
-                "the prompt has no tokens: send at least one",
-            )  # fmt: skip
-        if total > limit:
-            return RequestRejected(
-                request.request_id, 400, "invalid_request_error", "context_length_exceeded",
-                f"prompt ({prompt_len}) and max_tokens ({most_tokens}) exceed the model's "
-                f"{limit} tokens: shorten the prompt or lower max_tokens",
-            )  # fmt: skip
-        if capacity.never_fits(self._handed_over(request) if request.hand_over else total):
-            return RequestRejected(
-                request.request_id, 400, "invalid_request_error", "context_length_exceeded",
-                f"a sequence of {total} tokens does not fit this engine's arena of "
-                f"{capacity.slabs} slabs: lower max_tokens or give the engine more memory",
-            )  # fmt: skip
-        if waiting + request.n > self._max_waiting:
-            return RequestRejected(
-                request.request_id, 429, "rate_limit_error", "overloaded",
-                f"{waiting} sequences are waiting already: retry later", 1.0,
-            )  # fmt: skip
-        return None
 
     def _sequences_of(self, request: AddRequest, grammar: NextTokens | None) -> list[Sequence]:
         """Return the `n` sequences of `request`; all but the first resume from the prompt of the first."""
@@ -261,14 +194,8 @@ class EngineCore:
         return group
 
     def _pins_of(self, request: AddRequest) -> tuple[tuple[int, float], ...]:
-        """Return the pins at page boundaries before the prompt's end, the shallowest first."""
-        page_size, longest = self.cache.capacity.page_size, self._handed_over(request)
-        seconds: dict[int, float] = {}
-        for tokens, period in request.pins:
-            depth = min(tokens // page_size * page_size, longest)
-            seconds[depth] = max(seconds.get(depth, 0.0), period)
-        least = max(1, self.cache.settings.min_checkpoint_depth)
-        return tuple(pair for pair in sorted(seconds.items()) if pair[0] >= least)
+        settings = self.cache.settings
+        return pinned_depths(request, self.cache.capacity.page_size, settings.min_checkpoint_depth)
 
     def stop(self, message: StopSequence) -> None:
         """End the sequence after `keep` output tokens, where a stop string ended."""
@@ -344,6 +271,9 @@ class EngineCore:
                     if sequence.phase is Phase.ARRIVING:
                         sequence.arrived = True
                         self.scheduler.add(sequence)
+        if self.speculation is not None and self._launched and self.speculation.drafts.wanted():
+            # A draft begins with the last token, which the host has only after the commit.
+            self._commit_launched(0)
         tokens = self._pace.tokens(len(self.scheduler.decoding)) if self._pace is not None else None
         schedule = self.scheduler.schedule(self.step_number + 1, tokens)
         for piece in schedule.pieces:
@@ -356,7 +286,8 @@ class EngineCore:
             ticket = self._stream.launch(work)
             allocations = [sequence.allocation for sequence in schedule.members]
             self._launched.append(_LaunchedStep(schedule, ticket, planned - began, planned, allocations))
-        self._commit_launched(1 if self.overlap and not schedule.empty else 0)
+        overlaps = self.overlap and not schedule.empty and not schedule.drafts
+        self._commit_launched(1 if overlaps else 0)
         self._compute_audit()
         deltas, self._deltas = self._deltas, []
         return deltas
@@ -383,16 +314,27 @@ class EngineCore:
         except Exception as error:
             self._fail(schedule, error)
             return
-        step_end = self.clock()
+        step_before, step_end = self._last_step_end, self.clock()
         self._failures = 0
         seconds = self._observe_duration(launched, step_end)
         if result.finite is not None and not result.finite.all():
             self._end_nonfinite(launched, result.finite)
         self.cache.advance(schedule.step)
         tokens = result.tokens.tolist()
+        drafts = (
+            dict(zip((draft.index for draft in schedule.drafts), result.drafts, strict=True))
+            if schedule.drafts
+            else {}
+        )
         for index, sequence in enumerate(schedule.decodes):
             sequence.in_flight -= 1
             self._take_token(sequence, tokens[index], result.logprobs.get(index), schedule.step)
+            if index in drafts:
+                self._take_draft(sequence, tokens[index], drafts[index], schedule.step)
+        if self.speculation is not None:
+            # Planning counts where nothing ran meanwhile.
+            begun = max(launched.started - launched.schedule_seconds, step_before)
+            self.speculation.drafts.step_ended(schedule, step_end - begun)
         self._commit_pieces(schedule, result, tokens, step_end - seconds, step_end)
         self.cache.release_retired()
         self.times.seconds.append(
@@ -405,9 +347,10 @@ class EngineCore:
         schedule = launched.schedule
         # Under overlap the step was launched while the one before it ran.
         seconds = step_end - max(launched.started, self._last_step_end)
-        self.speed.observe(schedule, seconds, step_end)
+        if not schedule.drafts:
+            self.speed.observe(schedule, seconds, step_end)
         if self._pace is not None:
-            self._pace.observe(len(schedule.decodes), schedule.tokens - len(schedule.decodes), seconds)
+            self._pace.observe(len(schedule.decodes), schedule.tokens - schedule.decode_tokens, seconds)
         self._last_step_end = step_end
         return seconds
 
@@ -482,6 +425,33 @@ class EngineCore:
         self._emit(sequence, [token], logprobs, reason, stop_token)
         if reason is not None:
             self._finish(sequence, reason)
+
+    def _take_draft(self, sequence: Sequence, token: int, draft: VerifiedDraft, step: int) -> None:
+        """Append the tokens behind `token` for as long as each token is the one that the draft foresaw."""
+        accepted = 0
+        for foreseen, sampled, logprobs in draft.rows:
+            allocation = sequence.allocation
+            if foreseen != token or sequence.phase is Phase.FINISHED or allocation is None:
+                break
+            self.cache.replay.accept(allocation)
+            self._take_token(sequence, sampled, logprobs, step)
+            token, accepted = sampled, accepted + 1
+        if self.speculation is not None:
+            self.speculation.drafts.checked(sequence, draft.drafted, accepted)
+
+    def _absorb(self, sequence: Sequence) -> None:
+        """Complete the live slot of a sequence that leaves, so that its state serves others."""
+        allocation = sequence.allocation
+        if self.speculation is None or allocation is None:
+            return
+        work = self.speculation.absorb(allocation.row, allocation.lane, allocation.waiting)
+        try:
+            self._stream.wait(self._stream.launch(work))
+        except Exception as error:
+            # The sequence leaves without its last state; the next step meets the same device.
+            self.last_error = f"{type(error).__name__}: {error}"
+            return
+        self.cache.replay.materialised(allocation)
 
     def _hand_over(self, sequence: Sequence) -> None:
         """End a sequence whose prompt is computed, and keep its state for another engine.

@@ -9,11 +9,13 @@ import torch
 from mamba_kernels.cpu.delta_mixer import DeltaWeights, GatedDeltaCalls
 from mamba_kernels.cpu.library import Library
 from mamba_kernels.gated_delta.inputs import DeltaInputs
+from mamba_kernels.slot_plan import SlotPlan
 from mamba_planner.model_config import GatedDeltaConfig
 from mamba_server.model.checkpoint.errors import UnsupportedModel
 from mamba_server.model.checkpoint.mapped_pages import give_back
 from mamba_server.model.checkpoint.tensor_names import DeltaNames
 from mamba_server.model.layers.loader import Loader, one_matrix
+from mamba_server.model.replay import ReplayPlan, decode_rows
 from mamba_server.model.step_plans import StepPlans
 
 
@@ -57,34 +59,61 @@ class GatedDeltaMixer:
         )  # fmt: skip
 
     def __call__(
-        self, x: torch.Tensor, conv: torch.Tensor, ssm: torch.Tensor, plans: StepPlans
+        self,
+        x: torch.Tensor,
+        conv: torch.Tensor,
+        ssm: torch.Tensor,
+        plans: StepPlans,
+        ring: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Compute one step. Returns [T, d].
 
-        x: [T, d]; conv: [slabs, K-1, C] and ssm: [slabs, H, V, K], which are both written.
+        x: [T, d]; conv: [slabs, K-1, C] and ssm: [slabs, H, V, K], which are both written; ring: inputs of
+        drafts, for steps with some.
         """
         projected = self.in_proj(x)
         if self.kernels is None:
-            return self.out_proj(self._by_operators(projected, conv, ssm, plans))
+            return self.out_proj(self._by_operators(projected, conv, ssm, plans, ring))
         gated = x.new_empty(plans.tokens, self.widths[1])
         cut = plans.decodes
         if plans.decode is not None:
-            self.kernels.decode(projected[:cut], conv, ssm, plans.decode, gated[:cut])
+            decode_rows(
+                self.kernels.decode, projected[:cut], conv, ssm, plans.decode, gated[:cut], plans.replay, ring
+            )
         for piece, plan in plans.prefill:
             self.kernels.prefill(projected[piece], conv, ssm, plan, gated[piece])
         return self.out_proj(gated)
 
+    def absorb(self, conv: torch.Tensor, ssm: torch.Tensor, ring: torch.Tensor, replay: ReplayPlan) -> None:
+        """Absorb what waits in the ring into the live slots, outside a step."""
+        if self.kernels is not None:
+            replay.absorb(self.kernels.decode, conv, ssm, ring, ring.new_empty(0, self.widths[1]))
+            return
+        out = ring.new_empty(0, self.config.value_heads, self.config.value_dim)
+        replay.absorb(self._decode, conv, ssm, ring, out)
+
+    def _decode(
+        self, projected: torch.Tensor, conv: torch.Tensor, ssm: torch.Tensor, plan: SlotPlan, y: torch.Tensor
+    ) -> None:
+        """Decode the plan's rows with operators, up to the recurrence; y: [n, H, V], written."""
+        mixed, _, b, a = projected.split(self.widths, dim=-1)
+        rows = self.operators.conv1d_update(mixed, self.conv_weight, None, conv, plan)
+        self.operators.gated_delta_update(ssm, self._inputs(rows, a, b), plan, y)
+
     def _by_operators(
-        self, projected: torch.Tensor, conv: torch.Tensor, ssm: torch.Tensor, plans: StepPlans
+        self,
+        projected: torch.Tensor,
+        conv: torch.Tensor,
+        ssm: torch.Tensor,
+        plans: StepPlans,
+        ring: torch.Tensor | None,
     ) -> torch.Tensor:
         """Compute convolution, recurrence, norm and gate with operators. Returns [T, H*V]."""
         config, operators, cut = self.config, self.operators, plans.decodes
         mixed, z, b, a = projected.split(self.widths, dim=-1)
         y = projected.new_empty(plans.tokens, config.value_heads, config.value_dim)
         if plans.decode is not None:
-            rows = operators.conv1d_update(mixed[:cut], self.conv_weight, None, conv, plans.decode)
-            inputs = self._inputs(rows, a[:cut], b[:cut])
-            operators.gated_delta_update(ssm, inputs, plans.decode, y[:cut])
+            decode_rows(self._decode, projected[:cut], conv, ssm, plans.decode, y[:cut], plans.replay, ring)
         for piece, plan in plans.prefill:
             rows = operators.conv1d_prefill(mixed[piece], self.conv_weight, None, conv, plan)
             operators.gated_delta_prefill(ssm, self._inputs(rows, a[piece], b[piece]), plan, y[piece])

@@ -35,6 +35,7 @@ from mamba_server.model.layers.mlp import Mlp
 from mamba_server.model.layers.moe import Moe
 from mamba_server.model.layers.parallel_mixers import ParallelMixers
 from mamba_server.model.layers.short_conv import ShortConvMixer
+from mamba_server.model.replay import ReplayPlan
 from mamba_server.model.rotary import rotation_of
 from mamba_server.model.step_plans import StepPlans
 
@@ -177,7 +178,11 @@ class HybridModel:
         """
         with torch.inference_mode():
             plans = StepPlans.build(
-                batch, recurrent=bool(cache.ssm), attention=bool(cache.kv), gathered=self._gathered
+                batch,
+                recurrent=bool(cache.ssm),
+                attention=bool(cache.kv),
+                gathered=self._gathered,
+                memory=cache.replay,
             )
             x, added = self._layers(batch.token_ids, plans, cache)
             rows = batch.logits_rows
@@ -191,6 +196,15 @@ class HybridModel:
         """
         with torch.inference_mode():
             return self.norm(*self._layers(token_ids, plans, cache))
+
+    def absorb(self, replay: ReplayPlan, cache: CacheViews) -> None:
+        """Absorb the waiting inputs of a plan into live slots, outside a step."""
+        with torch.inference_mode():
+            for block in self.blocks:
+                mixer = block.mixer.mamba if isinstance(block.mixer, ParallelMixers) else block.mixer
+                if isinstance(mixer, Mamba2Mixer | GatedDeltaMixer):
+                    index = block.cache_index
+                    mixer.absorb(cache.conv[index], cache.ssm[index], replay.memory.ring[index], replay)
 
     @property
     def decodes_resident(self) -> bool:
@@ -256,16 +270,20 @@ class HybridModel:
     def _mix(
         self, block: Block, x: torch.Tensor, cache: CacheViews, plans: StepPlans, rotation: Turns | None
     ) -> torch.Tensor:
+        ring = None if plans.replay is None else plans.replay.memory.ring
         match block.mixer:
             case Mamba2Mixer() | GatedDeltaMixer() as recurrent:
-                return recurrent(x, cache.conv[block.cache_index], cache.ssm[block.cache_index], plans)
+                index = block.cache_index
+                inputs = None if ring is None else ring[index]
+                return recurrent(x, cache.conv[index], cache.ssm[index], plans, inputs)
             case ShortConvMixer() as convolution:
                 return convolution(x, cache.conv[block.cache_index], plans)
             case Attention() as attention:
                 return attention(x, cache.kv[block.cache_index], plans, rotation)
             case ParallelMixers() as both:
                 index = block.cache_index
-                return both(x, cache.conv[index], cache.ssm[index], cache.kv[index], plans, rotation)
+                inputs = None if ring is None else ring[index]
+                return both(x, cache.conv[index], cache.ssm[index], cache.kv[index], plans, rotation, inputs)
             case feed_forward:
                 return feed_forward(x)
 

@@ -13,8 +13,10 @@ from mamba_kernels.cpu.mixer import MixerWeights, PreparedMixer
 from mamba_kernels.invariant import convolution_by_tap, gated_norm_by_row, recurrence_by_token
 from mamba_kernels.precision import accumulator
 from mamba_kernels.scan_inputs import ScanInputs
+from mamba_kernels.slot_plan import SlotPlan
 from mamba_planner.model_config import MambaConfig
 from mamba_server.model.layers.loader import Loader
+from mamba_server.model.replay import ReplayPlan, decode_rows
 from mamba_server.model.step_plans import StepPlans
 
 
@@ -54,20 +56,26 @@ class Mamba2Mixer:
         return MambaDecoder(library, mixer), MambaPrefiller(library, mixer)
 
     def __call__(
-        self, x: torch.Tensor, conv: torch.Tensor, ssm: torch.Tensor, plans: StepPlans
+        self,
+        x: torch.Tensor,
+        conv: torch.Tensor,
+        ssm: torch.Tensor,
+        plans: StepPlans,
+        ring: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Compute one step. Returns [T, d].
 
-        x: [T, d]; conv: [slabs, K-1, C] and ssm: [slabs, H, P, N], both updated in place.
+        x: [T, d]; conv: [slabs, K-1, C] and ssm: [slabs, H, P, N], both updated in place; ring: inputs of
+        drafts, for steps with some.
         """
         projected = self.in_proj(x)
         if self.kernels is None:
-            return self.out_proj(self._by_operators(projected, conv, ssm, plans))
+            return self.out_proj(self._by_operators(projected, conv, ssm, plans, ring))
         normed = x.new_empty(plans.tokens, self.config.inner)
         decode, prefill = self.kernels
         cut = plans.decodes
         if plans.decode is not None:
-            decode(projected[:cut], conv, ssm, plans.decode, normed[:cut])
+            decode_rows(decode, projected[:cut], conv, ssm, plans.decode, normed[:cut], plans.replay, ring)
         for rows, plan in plans.prefill:
             prefill(projected[rows], conv, ssm, plan, normed[rows])
         return self.out_proj(normed)
@@ -78,6 +86,7 @@ class Mamba2Mixer:
         conv: torch.Tensor,
         ssm: torch.Tensor,
         plans: StepPlans,
+        ring: torch.Tensor | None,
     ) -> torch.Tensor:
         """Compute convolution, recurrence, gate and norm with operators. Returns [T, H*P]."""
         config, cut, operators = self.config, plans.decodes, self.operators
@@ -93,15 +102,31 @@ class Mamba2Mixer:
             recurrence_by_token(ssm, self._scan_inputs(mixed, dt), plans.decode, pieces, y)
         else:
             if plans.decode is not None:
-                mixed = operators.conv1d_update(
-                    inputs[:cut], self.conv_weight, self.conv_bias, conv, plans.decode
+                decode_rows(
+                    self._decode, projected[:cut], conv, ssm, plans.decode, y[:cut], plans.replay, ring
                 )
-                operators.state_update(ssm, self._scan_inputs(mixed, dt[:cut]), plans.decode, y[:cut])
             for rows, plan in plans.prefill:
                 mixed = operators.conv1d_prefill(inputs[rows], self.conv_weight, self.conv_bias, conv, plan)
                 operators.ssd_prefill(ssm, self._scan_inputs(mixed, dt[rows]), plan, y[rows])
         norm = gated_norm_by_row if self.batch_invariant else operators.gated_norm
         return norm(y.flatten(1), gate, self.norm_weight, config.norm_eps, config.groups)
+
+    def absorb(self, conv: torch.Tensor, ssm: torch.Tensor, ring: torch.Tensor, replay: ReplayPlan) -> None:
+        """Absorb what waits in the ring into the live slots, outside a step."""
+        if self.kernels is not None:
+            replay.absorb(self.kernels[0], conv, ssm, ring, ring.new_empty(0, self.config.inner))
+            return
+        out = ring.new_empty(0, self.config.heads, self.config.head_dim, dtype=accumulator(ring.dtype))
+        replay.absorb(self._decode, conv, ssm, ring, out)
+
+    def _decode(
+        self, projected: torch.Tensor, conv: torch.Tensor, ssm: torch.Tensor, plan: SlotPlan, y: torch.Tensor
+    ) -> None:
+        """Decode the plan's rows with operators, up to the recurrence; y: [n, H, P], written."""
+        config = self.config
+        _, inputs, dt = projected.split([config.inner, config.conv_dim, config.heads], dim=-1)
+        mixed = self.operators.conv1d_update(inputs, self.conv_weight, self.conv_bias, conv, plan)
+        self.operators.state_update(ssm, self._scan_inputs(mixed, dt), plan, y)
 
     def _scan_inputs(self, mixed: torch.Tensor, dt: torch.Tensor) -> ScanInputs:
         """Divide mixed, [n, C] = x | B | C after the convolution, into the scan's inputs; dt: [n, H]."""

@@ -24,6 +24,7 @@ class ParallelMixers:
         kv: torch.Tensor,
         plans: StepPlans,
         turns: Turns | None,
+        ring: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Compute one step. x: [T, d]; the caches of both are written. Returns [T, d]."""
-        return self.mamba(x, conv, ssm, plans).add_(self.attention(x, kv, plans, turns))
+        return self.mamba(x, conv, ssm, plans, ring).add_(self.attention(x, kv, plans, turns))

@@ -1,0 +1,185 @@
+"""Tokens per processor second with and without drafts: an answer that copies, and five where drafts fail.
+
+Run as `python -m benchmarks.speculation --model DIR`. The model computes every step; the tokens of the
+answers are those of a script, so that the share of drafts that are right is that of real text, whatever the
+weights are. Ways take turns, request by request; processor time of one thread says the same on a busy
+machine.
+"""
+
+import argparse
+import json
+import random
+import re
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from benchmarks.checkpoint import existing_checkpoint
+from benchmarks.machine import facts
+from benchmarks.serve import TINY
+
+from mamba_server.engine.boot import Engine, boot, use_threads
+from mamba_server.engine.execution.sampler import SampledTokens
+from mamba_server.wire import AddRequest, SamplingParams, TokenIds
+from mamba_settings.engine_settings import EngineSettings
+
+ROOT = Path(__file__).resolve().parents[1]
+PROMPT = 256
+Text = tuple[list[int], list[int]]
+"""Prompt and answer."""
+
+
+def words(*names: str) -> list[list[int]]:
+    """Return the words of some files of this project as token ids, common to all of them."""
+    ids: dict[str, int] = {}
+    return [
+        [
+            ids.setdefault(word, len(ids) + 10)
+            for word in re.findall(r"\w+|[^\w\s]", (ROOT / name).read_text())
+        ]
+        for name in names
+    ]
+
+
+def workloads(tokens: int) -> dict[str, Text]:
+    """Return a text that copies its prompt with an edit now and then, and five that do not."""
+    rng = random.Random(3)
+    page, other, code = words(
+        "docs/explanation/tiers.md", "docs/explanation/routing.md", "server/mamba_server/cache/tree.py"
+    )
+    edited = [900 + rng.randrange(100) if rng.random() < 0.03 else token for token in page]
+    shuffled = rng.sample(page[:PROMPT], PROMPT) * 4
+    trap = [token for place in range(400) for token in (21, 22, 23, 24, 1000 + place)]
+    return {
+        "copy with edits": (page[:PROMPT], edited[:tokens]),
+        "prose about something else": (page[:PROMPT], other[:tokens]),
+        "code": (page[:PROMPT], code[300 : 300 + tokens]),
+        "words of the prompt in another order": (page[:PROMPT], shuffled[:tokens]),
+        "random tokens": (page[:PROMPT], [rng.randrange(10, 20_000) for _ in range(tokens)]),
+        "copies that go on differently": (trap[:PROMPT], trap[PROMPT : PROMPT + tokens]),
+    }
+
+
+def say(engine: Engine, text: list[int]) -> None:
+    """Let the engine's sampler choose the tokens of `text`, whatever the logits are."""
+    sampler: Any = engine.core._runner._sampler  # type: ignore[attr-defined]  # noqa: SLF001
+    if not hasattr(sampler, "chooses"):
+        sampler.chooses = sampler.sample
+    spoken = torch.tensor(text, dtype=torch.int32)
+
+    def sample(
+        logits: torch.Tensor, batches: Any, positions: torch.Tensor, masks: Any = None
+    ) -> SampledTokens:
+        sampled = sampler.chooses(logits, batches, positions, masks)
+        ids = spoken[positions.long().clamp(max=len(spoken) - 1)]
+        return SampledTokens(ids, sampled.finite, sampled.logprob, sampled.top_ids, sampled.top_logprobs)
+
+    sampler.sample = sample
+
+
+def serve(engine: Engine, text: Text, name: str) -> float:
+    """Return the tokens per processor second of an answer behind its first token."""
+    prompt, answer = text
+    say(engine, [*prompt, *answer])
+    params = SamplingParams(max_tokens=len(answer), temperature=0.0, ignore_eos=True)
+    engine.core.add(AddRequest(name, TokenIds(prompt), params))
+    tokens: list[int] = []
+    began = 0.0
+    while not engine.core.idle:
+        for delta in engine.core.step():
+            tokens += delta.token_ids
+        if tokens and not began:
+            began, first = time.process_time(), len(tokens)
+    if tokens != answer:
+        raise SystemExit(f"{name}: the answer is not that of the script: {tokens[:9]}, {answer[:9]}")
+    return (len(tokens) - first) / (time.process_time() - began)
+
+
+def booted(model: Path, drafts: int, speculation: str) -> Engine:
+    settings = EngineSettings(
+        model=str(model), device="cpu", seed=0, arena_bytes=400 << 20, prefix_caching=False,
+        speculation=speculation, speculative_tokens=drafts,
+    )  # fmt: skip
+    return boot(settings, lambda *_: None)
+
+
+def measured(engines: dict[str, Engine], texts: dict[str, Text], rounds: int) -> dict[str, Any]:
+    """Return the rates of each way and workload, and the drafts of each."""
+    record: dict[str, Any] = {name: {way: [] for way in engines} for name in texts}
+    for number in range(rounds):
+        for name, text in texts.items():
+            for way, engine in engines.items():
+                before = counts(engine)
+                record[name][way].append(serve(engine, text, f"{name} {number}"))
+                if way != "off":
+                    record[name][f"drafts of {way}"] = [
+                        after - earlier for after, earlier in zip(counts(engine), before, strict=True)
+                    ]
+            print(name, {way: round(record[name][way][-1], 1) for way in engines}, flush=True)
+    return record
+
+
+def counts(engine: Engine) -> tuple[float, float]:
+    """Return the tokens that were drafted and accepted."""
+    speculation = engine.core.speculation
+    if speculation is None:
+        return 0.0, 0.0
+    values = speculation.drafts.counters()
+    return values["draft_tokens_total{kind=ngram}"], values["accepted_draft_tokens_total{kind=ngram}"]
+
+
+def markdown(record: dict[str, Any]) -> str:
+    """Return medians of the ratios within a round. Pure."""
+    lines = [
+        f"# Speculation: {record['model']}, {record['drafts']} drafts, one sequence, one thread",
+        "",
+        f"- machine: {record['machine']['processor']}, load {record['machine']['load_average']}",
+        f"- {record['rounds']} rounds of {record['tokens']} tokens; tokens per processor second",
+        "",
+        "| answer | off | ngram | auto | ngram / off | auto / off | accepted of drafted (ngram, auto) |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for name, rates in record["workloads"].items():
+        ways = ("off", "ngram", "auto")
+        values = [f"{median(rates[way]):.1f}" for way in ways]
+        ratios = [
+            f"{median(a / b for a, b in zip(rates[way], rates['off'], strict=True)):.2f}" for way in ways[1:]
+        ]
+        drafts = ", ".join(
+            f"{int(accepted)} of {int(drafted)}"
+            for drafted, accepted in (rates["drafts of ngram"], rates["drafts of auto"])
+        )
+        lines.append(f"| {' | '.join([name, *values, *ratios, drafts])} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.speculation", description=__doc__)
+    parser.add_argument("--model", type=existing_checkpoint, default=TINY)
+    parser.add_argument("--drafts", type=int, default=7)
+    parser.add_argument("--tokens", type=int, default=192)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--out", type=Path, help="a file for all numbers as JSON")
+    options = parser.parse_args()
+    ways = ("off", "ngram", "auto")
+    engines = {way: booted(options.model, options.drafts, way) for way in ways}
+    for engine in engines.values():
+        use_threads(engine, 1)
+    record = {
+        "model": options.model.name,
+        "drafts": options.drafts,
+        "tokens": options.tokens,
+        "rounds": options.rounds,
+        "machine": facts(),
+        "workloads": measured(engines, workloads(options.tokens), options.rounds),
+    }
+    if options.out is not None:
+        options.out.write_text(json.dumps(record, indent=2) + "\n")
+        options.out.with_suffix(".md").write_text(markdown(record) + "\n")
+    print(markdown(record))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,186 @@
+"""`NgramDrafts`: proposes drafts by look-up, and leaves them out where they lose time. Pure.
+
+The scheduler asks for drafts before each launch, the core reports what became of them. While drafts are left
+out, look-ups are compared with the answers all the same, so that drafts return when they would pay.
+"""
+
+from collections import Counter
+
+from mamba_server.cache import NO_TOKENS, Tokens
+from mamba_server.engine.sequences.draft_record import DraftRecord
+from mamba_server.engine.sequences.schedule import Schedule
+from mamba_server.engine.sequences.sequence import Sequence
+from mamba_server.engine.speculation.ngram import continuation
+from mamba_server.engine.speculation.step_costs import StepCosts
+
+KIND = "ngram"
+LEAST_GAIN = 1.05
+"""Least expected tokens per time, as a multiple of a step without drafts."""
+LONGEST_PAUSE = 64
+"""Most tokens between two trials of a sequence whose look-ups find nothing right."""
+CROWD = 4
+"""Number of decodes, in sequences that may have drafts, beyond which none is looked for: such a step has many
+rows without drafts, and looking at each sequence would take time."""
+PLAIN_EVERY = 64
+"""Number of steps with drafts after which one is left without, so that its time is known."""
+
+
+class NgramDrafts:
+    """Drafts of one engine.
+
+    `most`: most drafts behind a token; `rows`: most sequences of a step with drafts; `always`: drafts are
+    proposed whatever they cost.
+    """
+
+    def __init__(self, most: int, rows: int, *, always: bool = False) -> None:
+        self.most, self._rows, self._always = most, rows, always
+        self.costs = StepCosts()
+        self._share = DraftRecord()
+        self._promising = always
+        self._drafted_steps = 0
+        self._counts = Counter[str]()
+
+    def wanted(self) -> bool:
+        """Return whether the next step should have drafts."""
+        return self._promising
+
+    def propose(self, decodes: list[Sequence]) -> dict[int, Tokens]:
+        """Return the drafts that are expected to save time, by the index of the decode."""
+        if not self._always:
+            if len(decodes) > CROWD * self._rows:
+                self._promising = False
+                return {}
+            self._try_out(decodes)
+        open_rows = [index for index, sequence in enumerate(decodes) if sequence.takes_drafts]
+        if any(decodes[index].in_flight for index in open_rows):
+            # This step was planned while another one runs; the next may wait for it.
+            self._promising = self._always or self._promises(decodes, open_rows)
+            return {}
+        if not self._always and not (self.costs.knows(len(decodes)) and self._promises(decodes, open_rows)):
+            self._promising = False
+            return {}
+        self._drafted_steps += 1
+        if not self._always and self._drafted_steps % PLAIN_EVERY == 0:
+            return {}
+        proposed = self._look_up(decodes, open_rows)
+        if not self._always:
+            proposed = self._worthwhile(decodes, proposed)
+        self._promising = self._always or bool(proposed) or self._promises(decodes, open_rows)
+        return proposed
+
+    def checked(self, sequence: Sequence, drafted: int, accepted: int) -> None:
+        """Record what became of a draft."""
+        record = _record(sequence)
+        record.observe(accepted, drafted)
+        self._share.observe(accepted, drafted)
+        self._counts["drafted"] += drafted
+        self._counts["accepted"] += accepted
+
+    def step_ended(self, schedule: Schedule, seconds: float) -> None:
+        """Record how long a step took."""
+        rows = schedule.decode_tokens - len(schedule.decodes)
+        self._counts["absorbed"] += sum(each.count for each in schedule.absorbed)
+        self._counts["steps"] += rows > 0
+        if schedule.decodes and not schedule.pieces:
+            self.costs.observe(len(schedule.decodes), rows, seconds)
+
+    def counters(self) -> dict[str, float]:
+        """Return counts since the start."""
+        return {
+            f"draft_tokens_total{{kind={KIND}}}": self._counts["drafted"],
+            f"accepted_draft_tokens_total{{kind={KIND}}}": self._counts["accepted"],
+            "absorbed_draft_tokens_total": self._counts["absorbed"],
+            "draft_steps_total": self._counts["steps"],
+        }
+
+    # --- expectation ---------------------------------------------------------------------------------
+
+    def _expected(self, sequence: Sequence, drafts: int) -> float:
+        """Return the tokens of a draft that are expected to be right."""
+        share = min(_record(sequence).share(self._share.share(0.5)), 0.999)
+        return float(share * (1.0 - share**drafts) / (1.0 - share))
+
+    def _gain(self, decodes: int, drafts: int, expected: float) -> float:
+        """Return the expected tokens per time, as a multiple of a step without drafts."""
+        return (1.0 + expected / decodes) / self.costs.ratio(decodes, drafts)
+
+    def _promises(self, decodes: list[Sequence], rows: list[int]) -> bool:
+        """Return whether drafts would pay if look-ups found as much as lately."""
+        best = sorted(
+            (_record(decodes[index]).hits * self._expected(decodes[index], self.most) for index in rows),
+            reverse=True,
+        )[: self._rows]
+        expected, gain = 0.0, 0.0
+        for count, each in enumerate(best, 1):
+            expected += each
+            gain = max(gain, self._gain(len(decodes), count * self.most, expected))
+        return gain > LEAST_GAIN
+
+    def _look_up(self, decodes: list[Sequence], rows: list[int]) -> dict[int, Tokens]:
+        proposed: dict[int, Tokens] = {}
+        for index in rows:
+            if len(proposed) == self._rows:
+                break
+            sequence = decodes[index]
+            tokens = continuation(sequence.known_token_ids(), self.most)
+            _record(sequence).looked_up(hit=len(tokens) > 0)
+            if len(tokens):
+                proposed[index] = tokens
+        return proposed
+
+    def _worthwhile(self, decodes: list[Sequence], proposed: dict[int, Tokens]) -> dict[int, Tokens]:
+        """Return the drafts of the sequences, and as much of each, that promise the most tokens per time."""
+        ranked = sorted(proposed, key=lambda index: -self._expected(decodes[index], self.most))
+        best, kept = LEAST_GAIN, (0, 0)
+        for drafts in {self.most, -(-self.most // 2), min(2, self.most)}:
+            expected = 0.0
+            for count, index in enumerate(ranked, 1):
+                expected += self._expected(decodes[index], drafts)
+                gain = self._gain(len(decodes), count * drafts, expected)
+                if gain > best:
+                    best, kept = gain, (count, drafts)
+        count, drafts = kept
+        if ranked and not count:
+            self.costs.refuse(len(decodes), self.most)
+        return {index: proposed[index][:drafts] for index in ranked[:count]}
+
+    # --- trials --------------------------------------------------------------------------------------
+
+    def _try_out(self, decodes: list[Sequence]) -> None:
+        """Compare look-ups with what was sampled since, and begin further ones, now and then."""
+        begun = 0
+        for sequence in decodes:
+            record = _record(sequence)
+            if len(record.trial):
+                self._end_trial(sequence, record)
+            due = sequence.known_tokens >= record.next_trial
+            if due and not len(record.trial) and begun < self._rows and sequence.takes_drafts:
+                begun += 1
+                record.trial = continuation(sequence.known_token_ids(), self.most)
+                record.trial_start = sequence.known_tokens
+                record.looked_up(hit=len(record.trial) > 0)
+                if not len(record.trial):
+                    self._pause(sequence, record, right=False)
+
+    def _end_trial(self, sequence: Sequence, record: DraftRecord) -> None:
+        follows = sequence.token_ids[record.trial_start : sequence.known_tokens][: len(record.trial)]
+        right = 0
+        for foreseen, sampled in zip(record.trial.tolist(), follows.tolist(), strict=False):
+            if foreseen != sampled:
+                break
+            right += 1
+        if right == len(follows) < len(record.trial):
+            return
+        record.observe(right, len(record.trial))
+        record.trial = NO_TOKENS
+        self._pause(sequence, record, right=right > 0)
+
+    def _pause(self, sequence: Sequence, record: DraftRecord, *, right: bool) -> None:
+        record.pause = 4 if right else min(2 * record.pause, LONGEST_PAUSE)
+        record.next_trial = sequence.known_tokens + record.pause
+
+
+def _record(sequence: Sequence) -> DraftRecord:
+    if sequence.draft_record is None:
+        sequence.draft_record = DraftRecord()
+    return sequence.draft_record

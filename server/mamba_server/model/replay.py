@@ -1,0 +1,142 @@
+"""Decodes of recurrent layers with drafts behind them: what is absorbed, decoded, and only tried.
+
+A step first absorbs the accepted drafts of earlier steps from the ring into the live slots, then decodes one
+token of each sequence there, then tries its drafts, one after another, on a copy of the layer's state, and
+keeps their raw inputs in the ring. All three are calls of the layer's decode kernel, in the order of the
+tokens, so that every state and every result has the bits of a plain decode. Mixers call `decode_rows`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from mamba_kernels.slot_plan import IntArray, SlotPlan, index_tensor
+
+DecodeCall = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, SlotPlan, torch.Tensor], object]
+"""Decode of one layer: (projected rows, windows, states, plan, results)."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostReplay:
+    """Drafts of a step on the host (numpy int32): n sequences with drafts, a sequences that absorb."""
+
+    absorbed_slot: IntArray
+    """[a] live slot"""
+    absorbed_lane: IntArray
+    """[a]"""
+    absorbed_count: IntArray
+    """[a] number of inputs to absorb, the first ones of the lane"""
+    absorbed_noise: IntArray
+    """[a, most] `noise_words` by which the state after each of them is rounded; zeros unless it is float16"""
+    draft_slot: IntArray
+    """[n] live slot"""
+    draft_lane: IntArray
+    """[n]"""
+    draft_len: IntArray
+    """[n] number of drafts, in descending order"""
+
+    @property
+    def rows(self) -> int:
+        """Number of drafts of the step: rows behind those of the decodes, by their places in the drafts."""
+        return int(self.draft_len.sum())
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayMemory:
+    """Memory for drafts of one device: a ring for each recurrent layer, and a copy of the state of one layer.
+
+    `most`: inputs of a lane. Row lane * most + i of a ring is input i of the lane.
+    """
+
+    ring: list[torch.Tensor]
+    """[lanes * most, width] per recurrent layer: rows of the input projection."""
+    conv: torch.Tensor
+    """[lanes + 1, K-1, C]: windows that drafts move on; the first belongs to nobody."""
+    ssm: torch.Tensor
+    """[lanes + 1, H, P, N]: states that drafts move on."""
+    most: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayPlan:
+    """Drafts and absorptions of a step, for all recurrent layers alike."""
+
+    memory: ReplayMemory
+    absorbed: list[tuple[torch.Tensor, SlotPlan]]
+    """Rows of the ring, and the live slots that absorb them, one input of each sequence at a time."""
+    copied: list[int]
+    """Live slot of each sequence with drafts, whose copy has the number of its place plus one."""
+    drafts: list[tuple[slice, torch.Tensor, SlotPlan]]
+    """Rows of the step, rows of the ring, and copies, one draft of each sequence at a time."""
+
+    @classmethod
+    def build(
+        cls, host: HostReplay, memory: ReplayMemory, first: int, noise: IntArray, device: torch.device
+    ) -> "ReplayPlan":
+        """Plan a step. `first`: row of the first draft; `noise`: words of all rows, or none."""
+        absorbed, drafts = [], []
+        for turn in range(int(host.absorbed_count.max(initial=0))):
+            rows = np.flatnonzero(host.absorbed_count > turn)
+            slots, none = host.absorbed_slot[rows], np.full(len(rows), -1, np.int32)
+            plan = SlotPlan.build(slots, slots, none, device, host.absorbed_noise[rows, turn])
+            absorbed.append((index_tensor(host.absorbed_lane[rows] * memory.most + turn, device), plan))
+        for turn in range(int(host.draft_len.max(initial=0))):
+            count = int((host.draft_len > turn).sum())
+            copies, none = np.arange(1, count + 1, dtype=np.int32), np.full(count, -1, np.int32)
+            words = noise[first : first + count] if len(noise) else None
+            plan = SlotPlan.build(copies, copies, none, device, words)
+            places = index_tensor(host.draft_lane[:count] * memory.most + turn, device)
+            drafts.append((slice(first, first + count), places, plan))
+            first += count
+        return cls(memory, absorbed, host.draft_slot.tolist(), drafts)
+
+    def absorb(
+        self, decode: DecodeCall, conv: torch.Tensor, ssm: torch.Tensor, ring: torch.Tensor, out: torch.Tensor
+    ) -> None:
+        """Absorb what waits into the live slots of a layer. `out`: results of its decode, for their shape."""
+        for places, plan in self.absorbed:
+            decode(ring[places], conv, ssm, plan, out.new_empty(len(places), *out.shape[1:]))
+
+    def try_drafts(
+        self,
+        decode: DecodeCall,
+        projected: torch.Tensor,
+        conv: torch.Tensor,
+        ssm: torch.Tensor,
+        ring: torch.Tensor,
+        out: torch.Tensor,
+    ) -> None:
+        """Compute the drafts on copies of the live slots, which have their decodes, and keep their inputs."""
+        memory = self.memory
+        for copy, slot in enumerate(self.copied, 1):
+            memory.conv[copy].copy_(conv[slot])
+            memory.ssm[copy].copy_(ssm[slot])
+        for rows, places, plan in self.drafts:
+            decode(projected[rows], memory.conv, memory.ssm, plan, out[rows])
+            ring[places] = projected[rows]
+
+
+def decode_rows(
+    decode: DecodeCall,
+    projected: torch.Tensor,
+    conv: torch.Tensor,
+    ssm: torch.Tensor,
+    plan: SlotPlan,
+    out: torch.Tensor,
+    replay: ReplayPlan | None,
+    ring: torch.Tensor | None,
+) -> None:
+    """Decode all rows of a step, drafts included, by calls of a layer's decode.
+
+    projected, out: rows of the decodes, then of the drafts; plan: that of the decodes; ring: that of the
+    layer, None without drafts.
+    """
+    if replay is None or ring is None:
+        decode(projected, conv, ssm, plan, out)
+        return
+    replay.absorb(decode, conv, ssm, ring, out)
+    cut = plan.host.shape[1]
+    decode(projected[:cut], conv, ssm, plan, out[:cut])
+    replay.try_drafts(decode, projected, conv, ssm, ring, out)

@@ -1,0 +1,238 @@
+"""Answers, log-probabilities and checkpoints of an engine that checks drafts are those of one that does not.
+
+Drafts are scripted: chance decides how many tokens of each are right. Every family, strategy and both ways of
+stepping occur; the engine is preempted and changes its strategy on the way.
+"""
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from engines import Answer, make_engine, run
+from mamba_kernels.kernel_choice import VARIABLE
+from mamba_planner import UnusableInput
+from mamba_server.engine.boot import BootOverrides, Engine
+from mamba_server.engine.sequences.sequence import Sequence
+from mamba_server.wire import AddRequest, SamplingParams
+from prefix_of import prefix_of
+from scripted_drafts import ScriptedDrafts
+from scripted_grammar import ScriptedGrammar
+from testmodels.checkpoints import (
+    random_bamba,
+    random_falcon_h1,
+    random_granite,
+    random_lfm2,
+    random_mamba2,
+    random_nemotron_h,
+    random_olmo_hybrid,
+    random_qwen3_5,
+    random_qwen3_next,
+)
+
+MOST = 5
+Write = Callable[[Path], Path]
+Answers = dict[tuple[str, int], Answer]
+CASES = {
+    "nemotron_h": (random_nemotron_h, "", {"strategy": "ExtraBufferLazy", "state_dtype": "float16"}),
+    "nemotron_h-bfloat16": (random_nemotron_h, "", {"strategy": "NoBuffer", "dtype": "bfloat16"}),
+    "nemotron_h-torch": (random_nemotron_h, "torch", {"strategy": "ExtraBuffer", "overlap": False}),
+    "granite": (random_granite, "", {"strategy": "ExtraBuffer", "page_size": 4}),
+    "falcon_h1": (random_falcon_h1, "", {"strategy": "NoBuffer", "overlap": False}),
+    "bamba": (random_bamba, "", {"strategy": "ExtraBufferLazy", "overlap": False}),
+    "mamba2": (random_mamba2, "", {"strategy": "ExtraBuffer", "page_size": 1}),
+    "qwen3_next": (random_qwen3_next, "", {"strategy": "ExtraBufferLazy"}),
+    "qwen3_next-torch": (random_qwen3_next, "torch", {"strategy": "NoBuffer"}),
+    "qwen3_5": (random_qwen3_5, "", {"strategy": "NoBuffer", "overlap": False}),
+    "olmo_hybrid": (random_olmo_hybrid, "", {"strategy": "ExtraBuffer"}),
+    "olmo_hybrid-torch": (random_olmo_hybrid, "torch", {"strategy": "ExtraBufferLazy", "overlap": False}),
+}
+"""Checkpoint, kernels (none named: the machine's own) and settings, by name."""
+
+
+def requests() -> list[AddRequest]:
+    """Return ragged requests: greedy and sampled, with a seed, penalties, several answers and scores."""
+    rng = random.Random(11)
+    stem = [rng.randrange(256) for _ in range(40)]
+    others = [rng.randrange(256) for _ in range(67)]
+    greedy = SamplingParams(max_tokens=41, temperature=0.0, logprobs=2, ignore_eos=True)
+    sampled = SamplingParams(
+        max_tokens=38, temperature=0.9, top_p=0.95, seed=7, min_tokens=4, ignore_eos=True
+    )
+    penalized = SamplingParams(max_tokens=20, temperature=0.0, frequency_penalty=0.5, ignore_eos=True)
+    return [
+        AddRequest("greedy", stem[:1], greedy),
+        AddRequest("both", [*stem, 3, 4], sampled, n=2),
+        AddRequest("other", others, greedy),
+        AddRequest("penalized", stem, penalized),
+    ]
+
+
+def disturb(engine: Engine) -> Callable[[int], None]:
+    """Return a visitor that preempts a sequence now and then, and changes the strategy once."""
+
+    def visit(number: int) -> None:
+        if number % 9 == 7:
+            engine.core.scheduler.preempt_youngest()
+        if number == 12:
+            engine.core.change_strategy("ExtraBufferLazy")
+
+    return visit
+
+
+def start(path: Path, settings: dict[str, Any], drafts: ScriptedDrafts | None = None) -> Engine:
+    more = {} if drafts is None else {"speculation": "ngram", "speculative_tokens": MOST}
+    sizes = {"track_interval": 32, "max_running_requests": 4}
+    return make_engine(path, trial=BootOverrides(drafts=drafts), **{**sizes, **settings}, **more)
+
+
+def checkpoints(engine: Engine) -> dict[tuple[int, ...], list[torch.Tensor]]:
+    """Return the state of each checkpoint by its text."""
+    views = engine.core._runner._cache
+    return {
+        tuple(prefix_of(node).tolist()): [view[node.slot].clone() for view in (*views.conv, *views.ssm)]
+        for node in engine.core.cache.tree.walk()
+        if node.slot
+    }
+
+
+@pytest.mark.parametrize(("write", "kernels", "settings"), CASES.values(), ids=CASES)
+def test_answers_and_checkpoints_with_drafts_are_those_without(
+    write: Write, kernels: str, settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if kernels:
+        monkeypatch.setenv(VARIABLE, kernels)
+    model = write(tmp_path / "model")
+    plain = start(model, settings)
+    expected = run(plain, requests())
+    texts = {request.request_id: request.token_ids for request in requests()}
+
+    def truth(sequence: Sequence, count: int) -> list[int]:
+        answer = expected.get(sequence.key)
+        return answer.tokens[sequence.outputs : sequence.outputs + count] if answer is not None else []
+
+    drafts = ScriptedDrafts(MOST, truth, random.Random(3))
+    engine = start(model, settings, drafts)
+    answers = run(engine, requests())
+    check_equal(answers, expected, exact=not kernels)
+    assert drafts.accepted > 20
+    assert drafts.drafted > drafts.accepted
+
+    # The same checkpoints at the same depths: second prompts and second turns resume as much as without.
+    mine, theirs = checkpoints(engine), checkpoints(plain)
+    assert mine.keys() == theirs.keys()
+    for text, states in mine.items():
+        for state, true in zip(states, theirs[text], strict=True):
+            if kernels:
+                torch.testing.assert_close(state, true, rtol=1e-3, atol=1e-4)
+            else:
+                assert torch.equal(state, true), (len(text), "another state")
+    again = SamplingParams(max_tokens=9, temperature=0.0, ignore_eos=True)
+    turns = [
+        AddRequest(f"{name}-{index}+", [*texts[name], *answer.tokens, 7], again)
+        for (name, index), answer in expected.items()
+    ]
+    resumed = [run(each, turns) for each in (plain, engine)]
+    cached = [{key: answer.cached_tokens for key, answer in each.items()} for each in resumed]
+    assert cached[0] == cached[1]
+    assert sum(cached[0].values())
+    check_equal(resumed[1], resumed[0], exact=not kernels)
+
+
+def check_equal(answers: Answers, expected: Answers, *, exact: bool) -> None:
+    """Check tokens, scores and ends. `exact`: the kernels give a row the same bits alone and among others."""
+    assert answers.keys() == expected.keys()
+    for key, answer in answers.items():
+        assert answer.tokens == expected[key].tokens, key
+        assert answer.finish_reason == expected[key].finish_reason
+        scores = [each.logprob for each in answer.logprobs]
+        true = [each.logprob for each in expected[key].logprobs]
+        assert scores == (true if exact else pytest.approx(true, abs=1e-3)), key
+
+
+class OfTen(ScriptedGrammar):
+    """Grammar of 20 tokens, each of which is below 10."""
+
+    def __init__(self) -> None:
+        super().__init__(20)
+
+    def fork(self, ends: frozenset[int] | None = None) -> "OfTen":
+        return OfTen()
+
+    def allowed(self, out: np.ndarray) -> None:
+        out[:] = 0
+        out[0] = 0x3FF
+
+
+def test_a_tool_call_beside_an_answer_with_drafts_follows_its_own_grammar(random_model: Path) -> None:
+    plain = requests()[0]
+    call = AddRequest("call", list(range(60, 75)), SamplingParams(max_tokens=25, temperature=0.8, seed=3))
+
+    def together(engine: Engine) -> dict[str, list[int]]:
+        assert engine.core.add(call, OfTen()) is None  # type: ignore[arg-type]
+        answers = run(engine, [plain])
+        return {name: answer.tokens for (name, _), answer in answers.items()}
+
+    settings = {"strategy": "ExtraBuffer"}
+    expected = together(start(random_model, settings))
+    assert max(expected["call"]) < 10
+
+    def truth(sequence: Sequence, count: int) -> list[int]:
+        return expected[sequence.request_id][sequence.outputs : sequence.outputs + count]
+
+    drafts = ScriptedDrafts(MOST, truth, random.Random(4))
+    assert together(start(random_model, settings, drafts)) == expected
+    assert drafts.accepted > 10
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_preempted_sequence_and_a_change_of_strategy_lose_nothing_of_a_draft(
+    overlap: bool, random_model: Path
+) -> None:
+    settings = {"strategy": "ExtraBuffer", "overlap": overlap}
+    expected = run(start(random_model, settings), requests())
+
+    def truth(sequence: Sequence, count: int) -> list[int]:
+        return expected[sequence.key].tokens[sequence.outputs : sequence.outputs + count]
+
+    drafts = ScriptedDrafts(MOST, truth, random.Random(4))
+    engine = start(random_model, settings, drafts)
+    answers = run(engine, requests(), before_step=disturb(engine))
+    assert engine.core.scheduler.counters.preemptions
+    assert {key: answer.tokens for key, answer in answers.items()} == {
+        key: answer.tokens for key, answer in expected.items()
+    }
+
+
+def test_an_answer_that_ends_on_a_page_with_accepted_drafts_leaves_its_last_state(random_model: Path) -> None:
+    params = SamplingParams(max_tokens=33, temperature=0.0, ignore_eos=True)
+    # 16 tokens of prompt and 33 of output: the last state is at a depth of 48, a whole number of pages.
+    request = AddRequest("a", list(range(40, 56)), params)
+    plain = start(random_model, {"strategy": "NoBuffer", "overlap": False, "track_interval": 1024})
+    expected = run(plain, [request])["a", 0].tokens
+
+    class Right(ScriptedDrafts):
+        """Drafts that are always right, up to the last token."""
+
+        def propose(self, decodes: list[Sequence]) -> dict[int, Any]:
+            true = [self._truth(sequence, self.most) for sequence in decodes]
+            return {index: torch.tensor(tokens).numpy() for index, tokens in enumerate(true) if tokens}
+
+    drafts = Right(MOST, lambda each, count: expected[each.outputs : each.outputs + count], random.Random(0))
+    settings = {"strategy": "NoBuffer", "overlap": False, "track_interval": 1024}
+    engine = start(random_model, settings, drafts)
+    assert run(engine, [request])["a", 0].tokens == expected
+    assert drafts.accepted > 20
+    text = (*request.token_ids, *expected[:32])
+    assert text in checkpoints(plain)
+    for mine, true in zip(checkpoints(engine)[text], checkpoints(plain)[text], strict=True):
+        assert torch.equal(mine, true)
+
+
+def test_drafts_of_a_model_that_cannot_check_them_are_refused_at_the_start(tmp_path: Path) -> None:
+    with pytest.raises(UnusableInput, match="speculation is refused for LFM2"):
+        make_engine(random_lfm2(tmp_path), speculation="auto")
