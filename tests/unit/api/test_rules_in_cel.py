@@ -191,7 +191,7 @@ OBJECTS: dict[type[ApiModel], st.SearchStrategy[dict[str, Any]]] = {
     Spec: some(
         {"model": st.just({"uri": "builtin://tiny-recall"})},
         replicas=COUNT,
-        engine=some({}, pageSize=SMALL, quantization=st.sampled_from(["none", "int8"])),
+        engine=some({}, pageSize=SMALL, quantization=st.sampled_from(["none", "int8", "int4"])),
         resources=some({}, gpus=st.integers(0, 1), profile=st.just("a")),
         stateCache=some({}, trackInterval=st.integers(1, 64), prefixCaching=st.booleans()),
         scaling=some({}, mode=st.just("External"), minReplicas=st.integers(0, 1), maxReplicas=SMALL),

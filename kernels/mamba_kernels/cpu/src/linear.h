@@ -1,14 +1,14 @@
 // The product y = activation(x W^T + b). Included once by each instruction set, after its Lanes.
 //
 // Weights are stored in panels of sixteen outputs, one output per lane. bfloat16 inputs are in pairs, 32 bits per
-// lane, so that a load, a mask and a shift give two float32 operands. With int8 a lane holds four inputs, and blocks
-// of 32 inputs follow one another, each after its scales, as one stream. Every output has one accumulator (with int8
-// one more for its block) and adds its inputs in ascending order, whatever the number of rows, panels and threads: a
+// lane, so that a load, a mask and a shift give two float32 operands. With int8 a lane holds four inputs, with four bits
+// eight, and blocks of 32 inputs follow one another, each after its scales, as one stream. Every output has one accumulator
+// (with int8 and four bits one more for its block) and adds its inputs in ascending order, whatever the number of rows, panels and threads: a
 // row has the same bits alone and among others.
 #pragma once
 #include "elements.h"
 #include "functions.h"
-#include "int8_blocks.h"
+#include "int4_blocks.h"
 #include "interface.h"
 #include "scratch.h"
 #include "worker_pool.h"
@@ -75,12 +75,13 @@ struct SingleFloats {
   }
 };
 
-// int8 weights times rows that are converted to int8 as well, each block of inputs with its own scale. Sums of a block
-// are integers, so they are exact; they are scaled and added to those of the output as float32.
-template <typename T>
-struct ScaledInt8 {
+// Rows that are converted to int8, each block of inputs with its own scale, for weights that are integers times a scale of
+// their block. Sums of a block are integers, so they are exact; they are scaled and added to those of the output as
+// float32.
+template <typename T, typename Block>
+struct ScaledRows {
   using Element = T;
-  using Weight = Int8Block;
+  using Weight = Block;
   using Activation = uint32_t;
   static constexpr int kInputs = kScaled;
   static constexpr int kActivations = sizeof(Int8Inputs) / sizeof(Activation);
@@ -93,12 +94,26 @@ struct ScaledInt8 {
     for (int i = 0; i < kActivations; ++i) at[i * rows] = each[i];
   }
   template <int kRows, int kPanels>
-  static void add(Lanes (&sums)[kPanels][kRows], const Weight* const (&weights)[kPanels], const Activation* x) {
+  static void add_scaled(Lanes (&sums)[kPanels][kRows], const WholeLanes (&block)[kPanels][kRows],
+                         const Weight* const (&weights)[kPanels], const Activation* x) {
     const auto scale_of = [x](int row) {
       float scale;
       std::memcpy(&scale, x + kQuads * kRows + row, sizeof scale);
       return scale;
     };
+    for (int p = 0; p < kPanels; ++p) {
+      const Lanes scale = Lanes::load_float16(weights[p]->scales);
+      for (int row = 0; row < kRows; ++row) {
+        sums[p][row] = Lanes::fused(block[p][row].as_floats(), scale * Lanes::all(scale_of(row)), sums[p][row]);
+      }
+    }
+  }
+};
+
+template <typename T>
+struct ScaledInt8 : ScaledRows<T, Int8Block> {
+  template <int kRows, int kPanels>
+  static void add(Lanes (&sums)[kPanels][kRows], const Int8Block* const (&weights)[kPanels], const uint32_t* x) {
     WholeLanes block[kPanels][kRows];
     for (int row = 0; row < kRows; ++row) {
       const WholeLanes start = WholeLanes::start(x[(kQuads + 1) * kRows + row]);
@@ -109,12 +124,24 @@ struct ScaledInt8 {
       for (int p = 0; p < kPanels; ++p) numbers[p] = weights[p]->numbers[quad];
       WholeLanes::add_quads<kRows, kPanels>(block, numbers, x + quad * kRows);
     }
-    for (int p = 0; p < kPanels; ++p) {
-      const Lanes scale = Lanes::load_float16(weights[p]->scales);
-      for (int row = 0; row < kRows; ++row) {
-        sums[p][row] = Lanes::fused(block[p][row].as_floats(), scale * Lanes::all(scale_of(row)), sums[p][row]);
-      }
+    ScaledInt8::add_scaled(sums, block, weights, x);
+  }
+};
+
+template <typename T>
+struct ScaledInt4 : ScaledRows<T, Int4Block> {
+  template <int kRows, int kPanels>
+  static void add(Lanes (&sums)[kPanels][kRows], const Int4Block* const (&weights)[kPanels], const uint32_t* x) {
+    WholeLanes block[kPanels][kRows];
+    for (int row = 0; row < kRows; ++row) {
+      // -8 times the sum of the inputs, of which -128 times is kept.
+      const int32_t start = static_cast<int32_t>(x[(kQuads + 1) * kRows + row]) / (128 / kNibbleOffset);
+      for (int p = 0; p < kPanels; ++p) block[p][row] = WholeLanes::all(start);
     }
+    const uint8_t* numbers[kPanels];
+    for (int p = 0; p < kPanels; ++p) numbers[p] = weights[p]->numbers[0];
+    WholeLanes::add_nibbles<kRows, kPanels>(block, numbers, x);
+    ScaledInt4::add_scaled(sums, block, weights, x);
   }
 };
 
@@ -356,6 +383,9 @@ void linear(const LinearLayer* layer, const void* x, int64_t x_stride, int64_t r
   const bool bfloat = layer->kind == kBfloat16;
   if (layer->packing == kInt8) {
     const auto run = bfloat ? run_linear<ScaledInt8<uint16_t>> : run_linear<ScaledInt8<float>>;
+    run(*layer, x, x_stride, rows, out);
+  } else if (layer->packing == kInt4) {
+    const auto run = bfloat ? run_linear<ScaledInt4<uint16_t>> : run_linear<ScaledInt4<float>>;
     run(*layer, x, x_stride, rows, out);
   } else {
     const auto run = bfloat ? run_linear<BfloatPairs> : run_linear<SingleFloats>;
