@@ -8,6 +8,8 @@ from mamba_kernels.cpu.quantized_weight import BLOCK, QUAD
 from mamba_kernels.cpu.structures import INT4
 
 SMALLEST, LARGEST = -8, 7
+ENDS = (-8.5, -7.0)
+"""Numbers that are tried for the weight of a block that is farthest from zero, before rounding."""
 QUADS = BLOCK // QUAD
 BYTES_PER_BLOCK = PANEL * (2 + BLOCK // 2)
 """Bytes of a block in a panel: the scales, then two inputs a byte, sixteen outputs side by side."""
@@ -16,9 +18,8 @@ BYTES_PER_BLOCK = PANEL * (2 + BLOCK // 2)
 class Int4Weight:
     """A matrix [outputs, inputs] in panels of four bits; it replaces the original.
 
-    A weight is scale * n, where n is in -8..7. The weight of a block that is farthest from zero is first taken
-    as -8 times the scale, so that all sixteen numbers are in use; then the scale is replaced by the one with
-    the least squared error for these numbers, and the numbers follow it. A block that contains NaN or infinity
+    A weight is scale * n, where n is in -8..7. Several numbers are tried for the weight of a block that is
+    farthest from zero; the block takes the scale with the least squared error. A block that contains NaN or infinity
     has no finite scale. Rows that the matrix multiplies are converted to int8, as int8 weights have it.
     """
 
@@ -42,11 +43,12 @@ class Int4Weight:
         panels, blocks, _ = out.shape
         padding = (0, -self.inputs % BLOCK, 0, panels * PANEL - len(weight))
         whole = F.pad(weight.float(), padding).view(panels, PANEL, blocks, BLOCK)
-        scale, number = quantized(whole)
-        stored = (number - SMALLEST).to(torch.uint8).view(panels, PANEL, blocks, QUADS // 2, 2, QUAD)
-        low, high = stored.unbind(4)
-        self._scales(out).copy_(scale.transpose(1, 2))
-        self._numbers(out).copy_((low | high << 4).permute(0, 2, 3, 1, 4))
+        # Reductions over the first dimension are vectorised; those over the last one take several times as long.
+        scale, number = quantized(whole.permute(3, 0, 2, 1).contiguous())
+        stored = (number - SMALLEST).to(torch.uint8).view(QUADS // 2, 2, QUAD, panels, blocks, PANEL)
+        low, high = stored.unbind(1)
+        self._scales(out).copy_(scale)
+        self._numbers(out).copy_((low | high << 4).permute(2, 3, 0, 4, 1))
 
     @staticmethod
     def _scales(panels: torch.Tensor) -> torch.Tensor:
@@ -69,14 +71,21 @@ class Int4Weight:
 
 
 def quantized(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the float16 scale [...] of blocks [..., BLOCK] and their numbers in -8..7, as float32."""
-    first = blocks.gather(-1, blocks.abs().argmax(-1, keepdim=True)) / SMALLEST
-    number = _numbers_for(blocks, first)
-    squares = number.square().sum(-1, keepdim=True)
-    best = torch.where(squares > 0, (blocks * number).sum(-1, keepdim=True) / squares, first)
-    scale = best.half()
-    return scale.squeeze(-1), _numbers_for(blocks, scale.float())
+    """Return the float16 scale [...] of blocks [BLOCK, ...] and their numbers in -8..7, as float32."""
+    high, low = blocks.amax(0), blocks.amin(0)
+    farthest = torch.where(high > -low, high, low)
+    scale, least = farthest / SMALLEST, torch.zeros_like(farthest)
+    for end in ENDS:
+        number = _numbers_for(blocks, farthest / end)
+        product = (blocks * number).sum(0)
+        squares = number.square_().sum(0)
+        # The best scale for these numbers leaves an error of the block's squares minus this.
+        explained = product.square() / squares
+        better = explained > least
+        scale, least = torch.where(better, product / squares, scale), torch.where(better, explained, least)
+    scale = scale.half()
+    return scale, _numbers_for(blocks, scale.float())
 
 
 def _numbers_for(blocks: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    return (blocks / scale).nan_to_num_(0.0).round_().clamp_(SMALLEST, LARGEST)
+    return (blocks * scale.reciprocal()).nan_to_num_(0.0).round_().clamp_(SMALLEST, LARGEST)

@@ -17,7 +17,7 @@ namespace {
 
 constexpr int kPanel = 16;
 constexpr int kRowsPerTile = 5;   // ten accumulators; with twelve, compilers spill two of them
-constexpr int kWidestVector = 4;  // panels of a tile of one row: eight chains hide the latency of a sum
+constexpr int kWidestVector = 4;  // panels of a tile of one row of floats: eight chains hide the latency of a sum
 constexpr int64_t kCachedBytes = 256 << 10;  // activations that stay in the second cache beside the weights
 constexpr int64_t kRowsAtOnce = 512;         // bound on the packed activations
 constexpr int64_t kPackedByCaller = 16;      // rows up to which waking another thread does not pay
@@ -38,6 +38,7 @@ struct BfloatPairs {
   static constexpr int kActivations = Lanes::kActivationsPerPair;
   static constexpr int kPanels = Lanes::kPanelsPerTile;
   static constexpr int kMostRows = kRowsPerTile;
+  static constexpr int kOneRowPanels = kWidestVector;
   static void keep(Activation* at, int rows, const Element* x, int64_t left) {
     if constexpr (kActivations == 1) {  // in the layout of memory
       if (left > 1) {
@@ -65,6 +66,7 @@ struct SingleFloats {
   static constexpr int kActivations = 1;
   static constexpr int kPanels = Lanes::kPanelsPerTile;
   static constexpr int kMostRows = kRowsPerTile;
+  static constexpr int kOneRowPanels = kWidestVector;
   static void keep(Activation* at, int, const Element* x, int64_t) { at[0] = x[0]; }
   template <int kRows, int kPanels>
   static void add(Lanes (&sums)[kPanels][kRows], const Weight* const (&weights)[kPanels], const Activation* x) {
@@ -87,6 +89,7 @@ struct ScaledRows {
   static constexpr int kActivations = sizeof(Int8Inputs) / sizeof(Activation);
   static constexpr int kPanels = WholeLanes::kPanelsPerTile;
   static constexpr int kMostRows = WholeLanes::kRowsPerTile;
+  static constexpr int kOneRowPanels = 1;  // blocks are chains of their own, and one stream is read faster than four
   static void keep(Activation* at, int rows, const Element* x, int64_t left) {
     const Int8Inputs block = as_int8(x, static_cast<int>(least(left, kScaled)));
     Activation each[kActivations];
@@ -288,7 +291,7 @@ class LinearCall {
     constexpr int64_t kPerTile = kMostRows * kPanel * Format::kPanels;
     float* sums = kept.get<float>((end_tile - first_tile) * kPerTile);
     while (panel < end) {
-      const int64_t most = one_row ? kWidestVector : Format::kPanels;
+      const int64_t most = one_row ? Format::kOneRowPanels : Format::kPanels;
       const int64_t count = end - panel >= most ? most : 1;
       for (int64_t block = 0; block == 0 || block < blocks_; block += at_once) {
         Part part = {panel, block, least(block + at_once, blocks_), true};
@@ -296,8 +299,8 @@ class LinearCall {
           const int64_t first = first_row(tile);
           const int rows = static_cast<int>(first_row(tile + 1) - first);
           float* waiting = sums + (tile - first_tile) * kPerTile;
-          if (one_row && count == kWidestVector) {
-            tile_of<1, kWidestVector>(part, first, waiting);
+          if (one_row && count == Format::kOneRowPanels) {
+            tile_of<1, Format::kOneRowPanels>(part, first, waiting);
           } else if (count == 1) {
             any_rows<1>(rows, part, first, waiting);
           } else {

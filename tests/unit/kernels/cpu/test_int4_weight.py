@@ -71,7 +71,9 @@ def test_sums_of_the_largest_products_do_not_overflow(library: Library) -> None:
     weight[:, ::32] = -8.0
     for sign in (1.0, -1.0):
         x = torch.full((7, 64), sign * 127)
-        assert torch.equal(PackedLinear(library, Int4Weight(weight), None)(x).double(), x.double() @ held(weight).T)
+        assert torch.equal(
+            PackedLinear(library, Int4Weight(weight), None)(x).double(), x.double() @ held(weight).T
+        )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
