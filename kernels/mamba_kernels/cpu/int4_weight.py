@@ -19,8 +19,8 @@ class Int4Weight:
     """A matrix [outputs, inputs] in panels of four bits; it replaces the original.
 
     A weight is scale * n, where n is in -8..7. Several numbers are tried for the weight of a block that is
-    farthest from zero; the block takes the scale with the least squared error. A block that contains NaN or infinity
-    has no finite scale. Rows that the matrix multiplies are converted to int8, as int8 weights have it.
+    farthest from zero; the block takes the scale with the least squared error. A block that contains NaN or
+    infinity has no finite scale. Rows that the matrix multiplies are converted to int8, as by int8 weights.
     """
 
     packing = INT4
@@ -43,7 +43,7 @@ class Int4Weight:
         panels, blocks, _ = out.shape
         padding = (0, -self.inputs % BLOCK, 0, panels * PANEL - len(weight))
         whole = F.pad(weight.float(), padding).view(panels, PANEL, blocks, BLOCK)
-        # Reductions over the first dimension are vectorised; those over the last one take several times as long.
+        # Reductions over the first dimension are vectorised; over the last one they take several times as long.
         scale, number = quantized(whole.permute(3, 0, 2, 1).contiguous())
         stored = (number - SMALLEST).to(torch.uint8).view(QUADS // 2, 2, QUAD, panels, blocks, PANEL)
         low, high = stored.unbind(1)

@@ -149,7 +149,8 @@ class Spec(ApiModel):
             "(has(self.resources.gpus) && self.resources.gpus == 0) || "
             "(has(self.resources.profile) && !has(self.resources.gpus))",
             message=(
-                "engine.quantization int8 and int4 are for engines without GPUs: remove it, or set resources.gpus to 0"
+                "engine.quantization int8 and int4 are for engines without GPUs: remove it, or set "
+                "resources.gpus to 0"
             ),
             holds=lambda self: (
                 self.engine.quantization == "none"
