@@ -43,7 +43,7 @@ class Int4Weight:
         panels, blocks, _ = out.shape
         padding = (0, -self.inputs % BLOCK, 0, panels * PANEL - len(weight))
         whole = F.pad(weight.float(), padding).view(panels, PANEL, blocks, BLOCK)
-        # Reductions over the first dimension are vectorised; over the last one they take several times as long.
+        # Reductions over the first dimension are vectorised; over the last one they take much longer.
         scale, number = quantized(whole.permute(3, 0, 2, 1).contiguous())
         stored = (number - SMALLEST).to(torch.uint8).view(QUADS // 2, 2, QUAD, panels, blocks, PANEL)
         low, high = stored.unbind(1)

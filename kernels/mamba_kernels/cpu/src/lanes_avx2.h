@@ -226,6 +226,8 @@ struct WholeLanes {
   // Numbers of panels and of rows of a tile.
   static constexpr int kPanelsPerTile = 1;
   static constexpr int kRowsPerTile = 4;
+  // Rows of a tile of numbers of four bits.
+  static constexpr int kNibbleRowsPerTile = 4;
 
  private:
   template <int kRows>

@@ -232,6 +232,8 @@ struct WholeLanes {
   static WholeLanes all(int32_t x) { return {_mm512_set1_epi32(x)}; }
   static constexpr int kPanelsPerTile = 2;
   static constexpr int kRowsPerTile = 6;
+  // Rows of a tile of one panel of numbers of four bits: one stream of weights is read much faster than two.
+  static constexpr int kNibbleRowsPerTile = 8;
 };
 
 }  // namespace

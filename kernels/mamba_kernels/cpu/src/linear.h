@@ -133,6 +133,8 @@ struct ScaledInt8 : ScaledRows<T, Int8Block> {
 
 template <typename T>
 struct ScaledInt4 : ScaledRows<T, Int4Block> {
+  static constexpr int kPanels = 1;
+  static constexpr int kMostRows = WholeLanes::kNibbleRowsPerTile;
   template <int kRows, int kPanels>
   static void add(Lanes (&sums)[kPanels][kRows], const Int4Block* const (&weights)[kPanels], const uint32_t* x) {
     WholeLanes block[kPanels][kRows];
