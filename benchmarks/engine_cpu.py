@@ -1,9 +1,10 @@
-"""Gain of the C++ kernels on a CPU: steps of a model with them, with int8 matrices, and with other kernels.
+"""Gain of the C++ kernels on a CPU: steps of a model with them, with int8 and int4 matrices, and with others.
 
 Run as `python -m benchmarks.engine_cpu --model DIR`. First what the machine can do is measured: bytes read
 and float32 operations per second. Then all ways take turns, step by step, in processes that stay up. `--ways`
-chooses them: `C++` and `int8` (the instruction set that is taken by itself), any of them by name (`avx2`,
-`avx512 int8`), `torch`, `transformers`, and `llama.cpp` and `llama.cpp int8`, whose tree `--llama-cpp` names.
+chooses them: `C++`, `int8` and `int4` (the instruction set that is taken by itself), any of them by name
+(`avx2`, `avx512 int8`), `torch`, `transformers`, and `llama.cpp`, `llama.cpp int8` and `llama.cpp int4` (its
+`q4_0`), whose tree `--llama-cpp` names.
 Through HTTP, and beside transformers: `python -m benchmarks.cpu_defaults --only default "torch alone"`.
 """
 
@@ -29,10 +30,14 @@ SETS = {"C++": "auto", **{name: name for name in INSTRUCTION_SETS}}
 OURS = {
     "torch": ("torch", "none"),
     **{name: (kernels, "none") for name, kernels in SETS.items()},
-    **{f"{name} int8".removeprefix("C++ "): (kernels, "int8") for name, kernels in SETS.items()},
+    **{
+        f"{name} {form}".removeprefix("C++ "): (kernels, form)
+        for form in ("int8", "int4")
+        for name, kernels in SETS.items()
+    },
 }
 """Kernels and quantization of each way that is the engine's."""
-LLAMA_CPP = {"llama.cpp": "bf16", "llama.cpp int8": "q8_0"}
+LLAMA_CPP = {"llama.cpp": "bf16", "llama.cpp int8": "q8_0", "llama.cpp int4": "q4_0"}
 """Types of llama.cpp's matrices, by way."""
 WAYS = (*OURS, "transformers", *LLAMA_CPP)
 Clocks = dict[str, Any]

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from pydantic import TypeAdapter
 
 from mamba_api.choices import Quantization
 from mamba_planner.families.registry import load_model_config
@@ -182,7 +183,9 @@ def _answer(measure: Callable[[str, int], dict[str, Any]], line: str) -> str:
 
 def main() -> None:
     directory, dtype, threads, quantization = sys.argv[1:]
-    steps = StepTimer(Path(directory), dtype, int(threads), "int8" if quantization == "int8" else "none")
+    steps = StepTimer(
+        Path(directory), dtype, int(threads), TypeAdapter(Quantization).validate_python(quantization)
+    )
     print(steps.model.backend.name, flush=True)
     for line in sys.stdin:
         print(_answer(steps.measure, line), flush=True)

@@ -17,7 +17,8 @@ Array = np.ndarray[Any, np.dtype[np.float32]]
 def write_gguf(checkpoint: Path, llama_cpp: Path, kind: str) -> Path:
     """Write `checkpoint`/`kind`.gguf unless it is there already; returns its path.
 
-    kind: `bf16` or `q8_0`, of the matrices; vectors stay float32. The checkpoint is one safetensors file.
+    kind: `bf16`, `q8_0` or `q4_0`, of the matrices; vectors stay float32. The checkpoint is one safetensors
+    file.
     """
     target = checkpoint / f"{kind}.gguf"
     if target.exists():

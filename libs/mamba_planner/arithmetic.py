@@ -17,6 +17,8 @@ INT8_BLOCK = 32
 """Number of int8 weights of a matrix that share a scale."""
 INT8_BLOCK_BYTES = INT8_BLOCK + 2
 """Bytes of such a block with its float16 scale."""
+INT4_BLOCK_BYTES = INT8_BLOCK // 2 + 2
+"""Bytes of as many weights of four bits with their float16 scale."""
 _ALIGNMENT = 256
 """Unit of the slab size in bytes for models without pages."""
 
@@ -101,14 +103,13 @@ def weights_bytes(
     If the size of the model's files is known, the planner uses that size instead.
     """
     # Matrices are 99 percent of a model.
-    return -(-loaded_bytes(model.parameters, model.parameters, dtype, quantization) // tensor_parallel)
+    size = WeightsSize(0, model.parameters, model.parameters)
+    return -(-size.loaded(model, dtype, quantization) // tensor_parallel)
 
 
-def loaded_bytes(elements: int, of_matrices: int, dtype: str, quantization: Quantization) -> int:
-    """Return the bytes of weights in memory: `elements` in all, of which `of_matrices` are quantized."""
-    if quantization == "none":
-        return elements * DTYPE_BYTES[dtype]
-    return -(-of_matrices * INT8_BLOCK_BYTES // INT8_BLOCK) + (elements - of_matrices) * DTYPE_BYTES[dtype]
+def vocabulary_elements(model: ModelConfig) -> int:
+    """Return the elements of the embedding and of the output head, which are one matrix if tied."""
+    return model.vocab_size * model.hidden_size * (1 if model.tie_embeddings else 2)
 
 
 def active_parameters(model: ModelConfig) -> tuple[int, int]:
@@ -157,9 +158,19 @@ class WeightsSize:
     elements: int
     of_matrices: int
 
-    def loaded(self, dtype: str, quantization: Quantization = "none") -> int:
-        """Return the bytes in memory in the type `dtype`, whatever type the files have."""
-        return loaded_bytes(self.elements, self.of_matrices, dtype, quantization)
+    def loaded(self, model: ModelConfig, dtype: str, quantization: Quantization = "none") -> int:
+        """Return the bytes in memory in the type `dtype`, whatever type the files of `model` have.
+
+        int8 and int4 are the forms of matrices alone; with int4 embedding and head are int8.
+        """
+        if quantization == "none":
+            return self.elements * DTYPE_BYTES[dtype]
+        of_int8 = self.of_matrices
+        if quantization == "int4":
+            of_int8 = min(vocabulary_elements(model), self.of_matrices)
+        of_int4 = self.of_matrices - of_int8
+        of_blocks = of_int8 * INT8_BLOCK_BYTES + of_int4 * INT4_BLOCK_BYTES
+        return -(-of_blocks // INT8_BLOCK) + (self.elements - self.of_matrices) * DTYPE_BYTES[dtype]
 
 
 def attention_ratio(model: ModelConfig) -> float:

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from math import ceil
 
+from mamba_api.choices import Quantization
 from mamba_planner.constraints import Constraints, Workload
 from mamba_planner.errors import InsufficientMemory, UnusableInput
 from mamba_planner.memory import Device
@@ -19,6 +20,11 @@ MAX_UTILIZATION = 0.95
 MEMORY_FACTORS = (1, 1.1, 1.5, 2, 4)
 """Factors on the memory known to be needed. Where the weights alone were too large, a sequence comes on
 top."""
+_SMALLER_MATRICES: dict[Quantization, tuple[Quantization, ...]] = {
+    "none": ("int8", "int4"),
+    "int8": ("int4",),
+    "int4": (),
+}
 
 
 def ways_to_fit(
@@ -48,9 +54,12 @@ def ways_to_fit(
             _other_arena(constraints, misfit, device),
         )
     ]
-    if device.kind == "cpu" and constraints.quantization == "none":
-        # The size of the files as int8 is unknown here, so the parameter count is used.
-        ways.append("quantization int8" if fits(replace(constraints, quantization="int8"), None) else "")
+    if device.kind == "cpu":
+        # The size of the files in another form is unknown here, so the parameter count is used.
+        for smaller in _SMALLER_MATRICES[constraints.quantization]:
+            if fits(replace(constraints, quantization=smaller), None):
+                ways.append(f"quantization {smaller}")
+                break
     if device.kind == "cpu" and constraints.arena_bytes is None:
         for factor in MEMORY_FACTORS:
             memory = ceil(misfit.need * factor / constraints.utilization)

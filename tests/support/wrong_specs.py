@@ -69,10 +69,11 @@ WRONG_SPECS: dict[str, list[dict[str, Any]]] = {
     **{
         f"set disaggregation.{pool}.resources.gpus to 0": [
             {
-                "engine": {"quantization": "int8"},
+                "engine": {"quantization": quantization},
                 "resources": {"gpus": 0},
                 "disaggregation": {pool: {"resources": {"gpus": 1}}},
             }
+            for quantization in ("int8", "int4")
         ]
         for pool in ("prefill", "decode")
     },
@@ -161,8 +162,9 @@ WRONG_SPECS: dict[str, list[dict[str, Any]]] = {
     "progressDeadline is beyond": [
         {"rollout": {"progressDeadline": beyond}} for beyond in ("596524h", "600000h")
     ],
-    "engine.quantization int8 is for engines without GPUs": [
+    "engine.quantization int8 and int4 are for engines without GPUs": [
         {"engine": {"quantization": "int8"}},
+        {"engine": {"quantization": "int4"}},
         {"engine": {"quantization": "int8", "dtype": "bfloat16"}, "resources": {"gpus": 1}},
     ],
     **{

@@ -38,7 +38,9 @@ class ModelFacts:
 
     def weights_bytes(self, dtype: str | None, quantization: Quantization = "none") -> int | None:
         """Return the bytes of the weights loaded as `dtype` (None = the configuration's); None = unknown."""
-        return None if self.size is None else self.size.loaded(dtype or self.config.dtype, quantization)
+        if self.size is None:
+            return None
+        return self.size.loaded(self.config, dtype or self.config.dtype, quantization)
 
 
 def facts_of_directory(directory: Path) -> ModelFacts:

@@ -6,7 +6,7 @@ A test compares names, types, sizes and offsets with those that a compiler sees.
 from ctypes import Structure, c_float, c_int32, c_int64, c_void_p
 
 FLOAT32, BFLOAT16, FLOAT16 = 0, 1, 2
-WHOLE, INT8 = 0, 1
+WHOLE, INT8, INT4 = 0, 1, 2
 IDENTITY, RELU, RELU_SQUARED, SILU = 0, 1, 2, 3
 MAMBA_BLOCK, ATTENTION_BLOCK, MLP_BLOCK, PARALLEL_BLOCK, MOE_BLOCK, DELTA_BLOCK = 0, 1, 2, 3, 4, 5
 SHORT_CONV_BLOCK = 6

@@ -60,13 +60,13 @@ def _interval_of_pool(pool: str) -> Rule:
 
 
 def _quantization_of_pool(pool: str) -> Rule:
-    """Return the rule that engines of a pool with int8 matrices have no GPUs."""
+    """Return the rule that engines of a pool with quantized matrices have no GPUs."""
     resources = f"self.disaggregation.{pool}.resources"
     return Rule(
         cel=f"self.engine.quantization == 'none' || !has(self.disaggregation) || !has({resources}) || "
         f"!has({resources}.gpus) || {resources}.gpus == 0",
         message=(
-            f"engine.quantization int8 is for engines without GPUs: remove it, or set "
+            f"engine.quantization int8 and int4 are for engines without GPUs: remove it, or set "
             f"disaggregation.{pool}.resources.gpus to 0"
         ),
         holds=lambda self: (
@@ -149,7 +149,8 @@ class Spec(ApiModel):
             "(has(self.resources.gpus) && self.resources.gpus == 0) || "
             "(has(self.resources.profile) && !has(self.resources.gpus))",
             message=(
-                "engine.quantization int8 is for engines without GPUs: remove it, or set resources.gpus to 0"
+                "engine.quantization int8 and int4 are for engines without GPUs: remove it, or set "
+                "resources.gpus to 0"
             ),
             holds=lambda self: (
                 self.engine.quantization == "none"

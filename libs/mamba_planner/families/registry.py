@@ -176,7 +176,7 @@ def _checkpoint_problem(model: ModelConfig) -> str | None:
         return _refusal(
             f"checkpoints whose weights are quantized ({model.quantized})",
             "weights that are stored as bfloat16, float16, float32 or FP8, and quantizes them itself with "
-            "quantization int8",
+            "quantization int8 or int4",
         )
     return None
 

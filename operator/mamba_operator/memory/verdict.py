@@ -188,7 +188,7 @@ def _loaded_bytes(weights: WeightsSize | None, model: ModelConfig, settings: Eng
     if weights is None:
         return None
     constraints = mamba_planner.Constraints.of(settings)
-    return weights.loaded(constraints.dtype or model.dtype, constraints.quantization)
+    return weights.loaded(model, constraints.dtype or model.dtype, constraints.quantization)
 
 
 def depends_on_nodes(deployment: MambaDeployment) -> bool:

@@ -125,7 +125,7 @@ def boot(settings: EngineSettings, report: Report, overrides: BootOverrides = NO
         raise UnsupportedModel(why)
     device = pick_device(settings.device)
     dtype = config.dtype if settings.dtype == "auto" else settings.dtype
-    device_memory, weights = _memory(settings, device), _weights(directory, dtype, settings)
+    device_memory, weights = _memory(settings, device), _weights(directory, config, dtype, settings)
     plan = plan_engine(config, settings, device_memory, weights)
     if compiles_first(device, DTYPES[dtype]):
         report("compiling the kernels, this once", 0, 1)
@@ -312,10 +312,10 @@ def _pace(settings: EngineSettings, limits: SchedulerLimits, device: torch.devic
     return StepPace(target, limits.chunk, limits.step_tokens) if target else None
 
 
-def _weights(directory: Path, dtype: str, settings: EngineSettings) -> int | None:
+def _weights(directory: Path, config: ModelConfig, dtype: str, settings: EngineSettings) -> int | None:
     """Return the bytes of the weights in memory, from the files' headers; None without files."""
     size = weights_size(directory)
-    return None if size is None else size.loaded(dtype, settings.quantization)
+    return None if size is None else size.loaded(config, dtype, settings.quantization)
 
 
 def _cache(

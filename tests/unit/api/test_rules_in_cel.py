@@ -195,7 +195,7 @@ OBJECTS: dict[type[ApiModel], st.SearchStrategy[dict[str, Any]]] = {
     Spec: some(
         {"model": some({"uri": st.just("builtin://tiny-recall")}, maxModelLen=SMALL)},
         replicas=COUNT,
-        engine=some({}, pageSize=SMALL, quantization=st.sampled_from(["none", "int8"])),
+        engine=some({}, pageSize=SMALL, quantization=st.sampled_from(["none", "int8", "int4"])),
         resources=some({}, gpus=st.integers(0, 1), profile=st.just("a")),
         stateCache=some({}, trackInterval=st.integers(1, 64), prefixCaching=st.booleans()),
         scaling=some(

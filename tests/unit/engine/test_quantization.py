@@ -1,4 +1,4 @@
-"""Engines that hold their matrices as int8."""
+"""Engines that hold their matrices as int8 or as int4."""
 
 import gc
 from pathlib import Path
@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 import mamba_server
+from mamba_kernels.cpu.int4_weight import Int4Weight
 from mamba_kernels.cpu.library import library
 from mamba_kernels.cpu.quantized_weight import PANEL, QuantizedWeight
 from mamba_kernels.dispatch.backend import TORCH
@@ -26,9 +27,9 @@ def start(**settings: Any) -> Engine:
     return boot(EngineSettings(**given), lambda *_: None)
 
 
-def quantized() -> list[QuantizedWeight]:
+def quantized() -> list[QuantizedWeight | Int4Weight]:
     gc.collect()
-    return [each for each in gc.get_objects() if type(each) is QuantizedWeight]
+    return [each for each in gc.get_objects() if type(each) in (QuantizedWeight, Int4Weight)]
 
 
 @pytest.mark.skipif(library() is None, reason="no C++ kernels on this machine")
@@ -58,17 +59,37 @@ def test_experts_are_planned_as_they_are_held_whether_or_not_a_tensor_has_them_a
 
 
 @pytest.mark.skipif(library() is None, reason="no C++ kernels on this machine")
+def test_matrices_of_four_bits_are_held_as_they_were_planned(tmp_path: Path) -> None:
+    """Exclude the routers, as above; few weights make their share larger."""
+    stacked = random_granite(tmp_path / "stacked", num_local_experts=8, num_experts_per_tok=3)
+    apart = random_qwen3_next(tmp_path / "apart")
+    for model, near in ((str(TINY), 0.001), (str(stacked), 0.02), (str(apart), 0.02)):
+        before = quantized()
+        whole, small = (start(model=model, dtype="float32", quantization=each) for each in ("none", "int4"))
+        kept = [each for each in quantized() if not any(each is other for other in before)]
+        assert {type(each) for each in kept} == {QuantizedWeight, Int4Weight}
+        bits = {QuantizedWeight: 34, Int4Weight: 18}
+        held = sum(each.outputs * each.inputs * (4 - bits[type(each)] / 32) for each in kept)
+        saved = whole.plan.weights_bytes - small.plan.weights_bytes
+        assert saved == pytest.approx(held, rel=near)
+
+
+@pytest.mark.skipif(library() is None, reason="no C++ kernels on this machine")
 def test_states_computed_with_other_matrices_are_never_taken_for_each_other() -> None:
     prints = [
-        start(dtype="float32", quantization=each).core.cache.tree.fingerprint for each in ("none", "int8")
+        start(dtype="float32", quantization=each).core.cache.tree.fingerprint
+        for each in ("none", "int8", "int4")
     ]
-    assert len(set(prints)) == 2
+    assert len(set(prints)) == 3
 
 
-def test_without_the_kernels_it_is_refused_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_without_the_kernels_it_is_refused_with_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, quantization: str
+) -> None:
     monkeypatch.setattr(hybrid, "backend_for", lambda device, dtype: TORCH)
-    with pytest.raises(UnsupportedModel, match=r"int8.*--quantization none"):
-        start(quantization="int8")
+    with pytest.raises(UnsupportedModel, match=rf"{quantization}.*--quantization none"):
+        start(quantization=quantization)
 
 
 def test_a_type_without_kernels_is_refused_too() -> None:

@@ -406,6 +406,21 @@ def test_weights_follow_the_type_they_are_loaded_as(tmp_path: Path) -> None:
     assert facts.weights_bytes("float32", "int8") == 32 + 64 + 2 * 2
 
 
+def test_matrices_of_four_bits_count_so_beside_an_embedding_and_a_head_of_eight(tmp_path: Path) -> None:
+    folder = model_directory(tmp_path / "m")
+    config = json.loads((folder / "config.json").read_text())
+    shape = [config["vocab_size"], config["hidden_size"]]
+    vocabulary = shape[0] * shape[1]
+    for tied in (True, False):
+        (folder / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": tied}))
+        tensors = {str(number): ("BF16", shape, 2 * vocabulary) for number in range(1 if tied else 2)}
+        safetensors(
+            folder / "a.safetensors", {**tensors, "x": ("BF16", [8], 16), "y": ("BF16", [4, 64], 512)}
+        )
+        held = facts_of_directory(folder).weights_bytes(None, "int4")
+        assert held == 16 + len(tensors) * vocabulary * 34 // 32 + 4 * 64 * 18 // 32
+
+
 def test_weights_stored_wider_than_the_configuration_says_are_counted_as_the_engine_loads_them(
     tmp_path: Path,
 ) -> None:

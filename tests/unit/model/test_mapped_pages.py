@@ -59,7 +59,7 @@ def test_nothing_but_whole_pages_of_rows_in_one_piece_goes(
     assert bool((whole == 1).all())
 
 
-@pytest.mark.parametrize("quantization", ["none", "int8"])
+@pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
 def test_packed_weights_leave_no_second_copy_in_memory(wide: Path, quantization: Quantization) -> None:
     if backend_for(CPU, torch.float32).library is None:
         pytest.skip("nothing is packed")

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from mamba_api.choices import Quantization
 from mamba_planner.families.registry import load_model_config
 from mamba_server.model.layers.hybrid import HybridModel
 from mamba_server.model.layers.step_decoder import step_decoder
@@ -72,7 +73,12 @@ def nemotron_experts(directory: Path) -> Path:
 
 @pytest.mark.parametrize(
     ("dtype", "quantization"),
-    [(torch.float32, "none"), (torch.bfloat16, "none"), (torch.bfloat16, "int8")],
+    [
+        (torch.float32, "none"),
+        (torch.bfloat16, "none"),
+        (torch.bfloat16, "int8"),
+        (torch.bfloat16, "int4"),
+    ],
 )
 @pytest.mark.parametrize(
     "write",
@@ -90,12 +96,12 @@ def nemotron_experts(directory: Path) -> Path:
     ],
 )
 def test_logits_and_caches_have_the_bits_of_the_layers(
-    write: Callable[[Path], Path], dtype: torch.dtype, quantization: str, tmp_path: Path
+    write: Callable[[Path], Path], dtype: torch.dtype, quantization: Quantization, tmp_path: Path
 ) -> None:
     checkpoint = write(tmp_path)
     model = HybridModel.load(
         load_model_config(checkpoint), checkpoint, device=CPU, dtype=dtype,
-        quantization="int8" if quantization == "int8" else "none",
+        quantization=quantization,
     )  # fmt: skip
     if model.backend.library is None:
         pytest.skip("no C++ kernels here")

@@ -4,8 +4,8 @@
 #include <cstdint>
 
 enum Kind : int32_t { kFloat32 = 0, kBfloat16 = 1, kFloat16 = 2 };
-// Storage of a layer's weights: as `kind`, or as int8 with one float16 scale for 32 inputs of an output.
-enum Packing : int32_t { kWhole = 0, kInt8 = 1 };
+// Storage of a layer's weights: as `kind`, or as int8 or four bits with one float16 scale for 32 inputs of an output.
+enum Packing : int32_t { kWhole = 0, kInt8 = 1, kInt4 = 2 };
 enum Activation : int32_t { kIdentity = 0, kRelu = 1, kReluSquared = 2, kSilu = 3 };
 
 // The product y = activation(x W^T + b) with packed weights.

@@ -200,9 +200,44 @@ struct WholeLanes {
       }
     }
   }
+  // Adds products of a block by numbers of four bits, which are not negative: quads 2k in the low halves of bytes, quads
+  // 2k + 1 in the high ones. Eight pairs of products up to 15 * 127 fit 16 bits.
+  template <int kRows, int kPanels>
+  static void add_nibbles(WholeLanes (&sums)[kPanels][kRows], const uint8_t* const (&weights)[kPanels],
+                          const uint32_t* quads) {
+    const __m256i four_bits = _mm256_set1_epi8(15), ones = _mm256_set1_epi16(1);
+    for (int p = 0; p < kPanels; ++p) {
+      const __m256i* at = reinterpret_cast<const __m256i*>(weights[p]);
+      WholeLanes pairs[kRows];
+      for (WholeLanes& each : pairs) each = {_mm256_setzero_si256(), _mm256_setzero_si256()};
+      for (int quad = 0; quad < 8; quad += 2) {
+        const __m256i low = _mm256_loadu_si256(at + quad), high = _mm256_loadu_si256(at + quad + 1);
+        add_nibbles(pairs, _mm256_and_si256(low, four_bits), _mm256_and_si256(high, four_bits), quads + quad * kRows);
+        add_nibbles(pairs, _mm256_and_si256(_mm256_srli_epi16(low, 4), four_bits),
+                    _mm256_and_si256(_mm256_srli_epi16(high, 4), four_bits), quads + (quad + 1) * kRows);
+      }
+      for (int row = 0; row < kRows; ++row) {
+        sums[p][row].lo = _mm256_add_epi32(sums[p][row].lo, _mm256_madd_epi16(pairs[row].lo, ones));
+        sums[p][row].hi = _mm256_add_epi32(sums[p][row].hi, _mm256_madd_epi16(pairs[row].hi, ones));
+      }
+    }
+  }
+  static WholeLanes all(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
   // Numbers of panels and of rows of a tile.
   static constexpr int kPanelsPerTile = 1;
   static constexpr int kRowsPerTile = 4;
+  // Rows of a tile of numbers of four bits.
+  static constexpr int kNibbleRowsPerTile = 4;
+
+ private:
+  template <int kRows>
+  static void add_nibbles(WholeLanes (&pairs)[kRows], __m256i low, __m256i high, const uint32_t* quad) {
+    for (int row = 0; row < kRows; ++row) {
+      const __m256i x = _mm256_set1_epi32(static_cast<int>(quad[row]));
+      pairs[row].lo = _mm256_add_epi16(pairs[row].lo, _mm256_maddubs_epi16(low, x));
+      pairs[row].hi = _mm256_add_epi16(pairs[row].hi, _mm256_maddubs_epi16(high, x));
+    }
+  }
 };
 
 }  // namespace

@@ -166,6 +166,27 @@ struct WholeLanes {
       }
     }
   }
+  // Numbers of four bits are not negative, as the instruction needs them.
+  template <int kRows, int kPanels>
+  static void add_nibbles(WholeLanes (&sums)[kPanels][kRows], const uint8_t* const (&weights)[kPanels],
+                          const uint32_t* quads) {
+    const __m512i four_bits = _mm512_set1_epi8(15);
+    for (int quad = 0; quad < 8; quad += 2) {
+      for (int p = 0; p < kPanels; ++p) {
+        const __m512i both = _mm512_loadu_si512(weights[p] + quad * 32);
+        const __m512i low = _mm512_and_si512(both, four_bits);
+        const __m512i high = _mm512_and_si512(_mm512_srli_epi16(both, 4), four_bits);
+        for (int row = 0; row < kRows; ++row) {
+          const __m512i x = _mm512_set1_epi32(static_cast<int>(quads[quad * kRows + row]));
+          sums[p][row].x = _mm512_dpbusd_epi32(sums[p][row].x, low, x);
+        }
+        for (int row = 0; row < kRows; ++row) {
+          const __m512i x = _mm512_set1_epi32(static_cast<int>(quads[(quad + 1) * kRows + row]));
+          sums[p][row].x = _mm512_dpbusd_epi32(sums[p][row].x, high, x);
+        }
+      }
+    }
+  }
 #else
   static WholeLanes start(uint32_t) { return {_mm512_setzero_si512()}; }
   template <int kRows, int kPanels>
@@ -183,9 +204,36 @@ struct WholeLanes {
       }
     }
   }
+  // Eight pairs of products up to 15 * 127 fit 16 bits.
+  template <int kRows, int kPanels>
+  static void add_nibbles(WholeLanes (&sums)[kPanels][kRows], const uint8_t* const (&weights)[kPanels],
+                          const uint32_t* quads) {
+    const __m512i four_bits = _mm512_set1_epi8(15), ones = _mm512_set1_epi16(1);
+    for (int p = 0; p < kPanels; ++p) {
+      __m512i pairs[kRows];
+      for (__m512i& each : pairs) each = _mm512_setzero_si512();
+      for (int quad = 0; quad < 8; quad += 2) {
+        const __m512i both = _mm512_loadu_si512(weights[p] + quad * 32);
+        const __m512i low = _mm512_and_si512(both, four_bits);
+        const __m512i high = _mm512_and_si512(_mm512_srli_epi16(both, 4), four_bits);
+        for (int row = 0; row < kRows; ++row) {
+          const __m512i even = _mm512_set1_epi32(static_cast<int>(quads[quad * kRows + row]));
+          const __m512i odd = _mm512_set1_epi32(static_cast<int>(quads[(quad + 1) * kRows + row]));
+          pairs[row] = _mm512_add_epi16(pairs[row], _mm512_maddubs_epi16(low, even));
+          pairs[row] = _mm512_add_epi16(pairs[row], _mm512_maddubs_epi16(high, odd));
+        }
+      }
+      for (int row = 0; row < kRows; ++row) {
+        sums[p][row].x = _mm512_add_epi32(sums[p][row].x, _mm512_madd_epi16(pairs[row], ones));
+      }
+    }
+  }
 #endif
+  static WholeLanes all(int32_t x) { return {_mm512_set1_epi32(x)}; }
   static constexpr int kPanelsPerTile = 2;
   static constexpr int kRowsPerTile = 6;
+  // Rows of a tile of one panel of numbers of four bits: one stream of weights is read much faster than two.
+  static constexpr int kNibbleRowsPerTile = 8;
 };
 
 }  // namespace

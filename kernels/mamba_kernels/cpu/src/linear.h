@@ -1,14 +1,14 @@
 // The product y = activation(x W^T + b). Included once by each instruction set, after its Lanes.
 //
 // Weights are stored in panels of sixteen outputs, one output per lane. bfloat16 inputs are in pairs, 32 bits per
-// lane, so that a load, a mask and a shift give two float32 operands. With int8 a lane holds four inputs, and blocks
-// of 32 inputs follow one another, each after its scales, as one stream. Every output has one accumulator (with int8
-// one more for its block) and adds its inputs in ascending order, whatever the number of rows, panels and threads: a
+// lane, so that a load, a mask and a shift give two float32 operands. With int8 a lane holds four inputs, with four bits
+// eight, and blocks of 32 inputs follow one another, each after its scales, as one stream. Every output has one accumulator
+// (with int8 and four bits one more for its block) and adds its inputs in ascending order, whatever the number of rows, panels and threads: a
 // row has the same bits alone and among others.
 #pragma once
 #include "elements.h"
 #include "functions.h"
-#include "int8_blocks.h"
+#include "int4_blocks.h"
 #include "interface.h"
 #include "scratch.h"
 #include "worker_pool.h"
@@ -17,7 +17,7 @@ namespace {
 
 constexpr int kPanel = 16;
 constexpr int kRowsPerTile = 5;   // ten accumulators; with twelve, compilers spill two of them
-constexpr int kWidestVector = 4;  // panels of a tile of one row: eight chains hide the latency of a sum
+constexpr int kWidestVector = 4;  // panels of a tile of one row of floats: eight chains hide the latency of a sum
 constexpr int64_t kCachedBytes = 256 << 10;  // activations that stay in the second cache beside the weights
 constexpr int64_t kRowsAtOnce = 512;         // bound on the packed activations
 constexpr int64_t kPackedByCaller = 16;      // rows up to which waking another thread does not pay
@@ -38,6 +38,7 @@ struct BfloatPairs {
   static constexpr int kActivations = Lanes::kActivationsPerPair;
   static constexpr int kPanels = Lanes::kPanelsPerTile;
   static constexpr int kMostRows = kRowsPerTile;
+  static constexpr int kOneRowPanels = kWidestVector;
   static void keep(Activation* at, int rows, const Element* x, int64_t left) {
     if constexpr (kActivations == 1) {  // in the layout of memory
       if (left > 1) {
@@ -65,6 +66,7 @@ struct SingleFloats {
   static constexpr int kActivations = 1;
   static constexpr int kPanels = Lanes::kPanelsPerTile;
   static constexpr int kMostRows = kRowsPerTile;
+  static constexpr int kOneRowPanels = kWidestVector;
   static void keep(Activation* at, int, const Element* x, int64_t) { at[0] = x[0]; }
   template <int kRows, int kPanels>
   static void add(Lanes (&sums)[kPanels][kRows], const Weight* const (&weights)[kPanels], const Activation* x) {
@@ -75,17 +77,19 @@ struct SingleFloats {
   }
 };
 
-// int8 weights times rows that are converted to int8 as well, each block of inputs with its own scale. Sums of a block
-// are integers, so they are exact; they are scaled and added to those of the output as float32.
-template <typename T>
-struct ScaledInt8 {
+// Rows that are converted to int8, each block of inputs with its own scale, for weights that are integers times a scale of
+// their block. Sums of a block are integers, so they are exact; they are scaled and added to those of the output as
+// float32.
+template <typename T, typename Block>
+struct ScaledRows {
   using Element = T;
-  using Weight = Int8Block;
+  using Weight = Block;
   using Activation = uint32_t;
   static constexpr int kInputs = kScaled;
   static constexpr int kActivations = sizeof(Int8Inputs) / sizeof(Activation);
   static constexpr int kPanels = WholeLanes::kPanelsPerTile;
   static constexpr int kMostRows = WholeLanes::kRowsPerTile;
+  static constexpr int kOneRowPanels = 1;  // blocks are chains of their own, and one stream is read faster than four
   static void keep(Activation* at, int rows, const Element* x, int64_t left) {
     const Int8Inputs block = as_int8(x, static_cast<int>(least(left, kScaled)));
     Activation each[kActivations];
@@ -93,12 +97,26 @@ struct ScaledInt8 {
     for (int i = 0; i < kActivations; ++i) at[i * rows] = each[i];
   }
   template <int kRows, int kPanels>
-  static void add(Lanes (&sums)[kPanels][kRows], const Weight* const (&weights)[kPanels], const Activation* x) {
+  static void add_scaled(Lanes (&sums)[kPanels][kRows], const WholeLanes (&block)[kPanels][kRows],
+                         const Weight* const (&weights)[kPanels], const Activation* x) {
     const auto scale_of = [x](int row) {
       float scale;
       std::memcpy(&scale, x + kQuads * kRows + row, sizeof scale);
       return scale;
     };
+    for (int p = 0; p < kPanels; ++p) {
+      const Lanes scale = Lanes::load_float16(weights[p]->scales);
+      for (int row = 0; row < kRows; ++row) {
+        sums[p][row] = Lanes::fused(block[p][row].as_floats(), scale * Lanes::all(scale_of(row)), sums[p][row]);
+      }
+    }
+  }
+};
+
+template <typename T>
+struct ScaledInt8 : ScaledRows<T, Int8Block> {
+  template <int kRows, int kPanels>
+  static void add(Lanes (&sums)[kPanels][kRows], const Int8Block* const (&weights)[kPanels], const uint32_t* x) {
     WholeLanes block[kPanels][kRows];
     for (int row = 0; row < kRows; ++row) {
       const WholeLanes start = WholeLanes::start(x[(kQuads + 1) * kRows + row]);
@@ -109,12 +127,26 @@ struct ScaledInt8 {
       for (int p = 0; p < kPanels; ++p) numbers[p] = weights[p]->numbers[quad];
       WholeLanes::add_quads<kRows, kPanels>(block, numbers, x + quad * kRows);
     }
-    for (int p = 0; p < kPanels; ++p) {
-      const Lanes scale = Lanes::load_float16(weights[p]->scales);
-      for (int row = 0; row < kRows; ++row) {
-        sums[p][row] = Lanes::fused(block[p][row].as_floats(), scale * Lanes::all(scale_of(row)), sums[p][row]);
-      }
+    ScaledInt8::add_scaled(sums, block, weights, x);
+  }
+};
+
+template <typename T>
+struct ScaledInt4 : ScaledRows<T, Int4Block> {
+  static constexpr int kPanels = 1;
+  static constexpr int kMostRows = WholeLanes::kNibbleRowsPerTile;
+  template <int kRows, int kPanels>
+  static void add(Lanes (&sums)[kPanels][kRows], const Int4Block* const (&weights)[kPanels], const uint32_t* x) {
+    WholeLanes block[kPanels][kRows];
+    for (int row = 0; row < kRows; ++row) {
+      // -8 times the sum of the inputs, of which -128 times is kept.
+      const int32_t start = static_cast<int32_t>(x[(kQuads + 1) * kRows + row]) / (128 / kNibbleOffset);
+      for (int p = 0; p < kPanels; ++p) block[p][row] = WholeLanes::all(start);
     }
+    const uint8_t* numbers[kPanels];
+    for (int p = 0; p < kPanels; ++p) numbers[p] = weights[p]->numbers[0];
+    WholeLanes::add_nibbles<kRows, kPanels>(block, numbers, x);
+    ScaledInt4::add_scaled(sums, block, weights, x);
   }
 };
 
@@ -261,7 +293,7 @@ class LinearCall {
     constexpr int64_t kPerTile = kMostRows * kPanel * Format::kPanels;
     float* sums = kept.get<float>((end_tile - first_tile) * kPerTile);
     while (panel < end) {
-      const int64_t most = one_row ? kWidestVector : Format::kPanels;
+      const int64_t most = one_row ? Format::kOneRowPanels : Format::kPanels;
       const int64_t count = end - panel >= most ? most : 1;
       for (int64_t block = 0; block == 0 || block < blocks_; block += at_once) {
         Part part = {panel, block, least(block + at_once, blocks_), true};
@@ -269,8 +301,8 @@ class LinearCall {
           const int64_t first = first_row(tile);
           const int rows = static_cast<int>(first_row(tile + 1) - first);
           float* waiting = sums + (tile - first_tile) * kPerTile;
-          if (one_row && count == kWidestVector) {
-            tile_of<1, kWidestVector>(part, first, waiting);
+          if (one_row && count == Format::kOneRowPanels) {
+            tile_of<1, Format::kOneRowPanels>(part, first, waiting);
           } else if (count == 1) {
             any_rows<1>(rows, part, first, waiting);
           } else {
@@ -356,6 +388,9 @@ void linear(const LinearLayer* layer, const void* x, int64_t x_stride, int64_t r
   const bool bfloat = layer->kind == kBfloat16;
   if (layer->packing == kInt8) {
     const auto run = bfloat ? run_linear<ScaledInt8<uint16_t>> : run_linear<ScaledInt8<float>>;
+    run(*layer, x, x_stride, rows, out);
+  } else if (layer->packing == kInt4) {
+    const auto run = bfloat ? run_linear<ScaledInt4<uint16_t>> : run_linear<ScaledInt4<float>>;
     run(*layer, x, x_stride, rows, out);
   } else {
     const auto run = bfloat ? run_linear<BfloatPairs> : run_linear<SingleFloats>;

@@ -181,7 +181,8 @@ class TileLinear {
 };
 
 void linear_amx(const LinearLayer* layer, const void* x, int64_t x_stride, int64_t rows, void* out) {
-  if (layer->packing == kInt8) return int8_linear_amx(*layer, x, x_stride, rows, out);
+  if (layer->packing == kInt8) return scaled_linear_amx<Int8Block>(*layer, x, x_stride, rows, out);
+  if (layer->packing == kInt4) return scaled_linear_amx<Int4Block>(*layer, x, x_stride, rows, out);
   if (layer->kind != kBfloat16) return linear(layer, x, x_stride, rows, out);
   run_rows<TileLinear, kTileRowsAtOnce>(*layer, x, x_stride, rows, out);
 }

@@ -1,9 +1,9 @@
-// The product y = activation(x W^T + b) of int8 weights by the matrix unit (AMX). Included after Lanes.
+// The product y = activation(x W^T + b) of weights of eight and four bits by the matrix unit (AMX). Included after Lanes.
 //
 // The numbers of a block of sixteen outputs have the layout of one operand of the unit, those of sixteen rows that of
 // the other. One instruction computes the integer sums of a block, which lanes scale and add to those of the outputs in
 // the same order as without the unit. So a row has the same bits with every instruction set, and a few rows, which
-// would leave most of a tile empty, are multiplied by lanes.
+// would leave most of a tile empty, are multiplied by lanes. A panel of four bits becomes int8 before its tiles of rows.
 #pragma once
 #include "tiles_amx.h"
 
@@ -17,7 +17,7 @@ struct alignas(64) Int8TileInputs {
   float scales[kSide];
 };
 
-template <typename T>
+template <typename T, typename Block>
 class Int8TileLinear {
  public:
   using Element = T;
@@ -47,7 +47,7 @@ class Int8TileLinear {
       for_each_chunk(down, [this](int tile) { fill(tile); });
     }
     const int64_t tile_bytes = blocks_ * static_cast<int64_t>(sizeof(Int8TileInputs));
-    const int64_t panel_bytes = blocks_ * static_cast<int64_t>(sizeof(Int8Block));
+    const int64_t panel_bytes = blocks_ * static_cast<int64_t>(sizeof(Block));
     for_each_tile_block(
         down_, cached_tiles(down_, tile_bytes), panels_, panel_bytes,
         [this](int64_t panel, int64_t end, int64_t tile, int64_t last) { multiply(panel, end, tile, last); });
@@ -71,21 +71,30 @@ class Int8TileLinear {
   }
 
   void multiply(int64_t panel, int64_t end, int64_t tile, int64_t end_tile) const {
+    static thread_local Scratch kept;
+    Int8Block* const wide = std::is_same_v<Block, Int8Block> ? nullptr : kept.get<Int8Block>(blocks_);
     const TileShapes shapes(height_, kScaled);
     memory_is_read();
     _tile_loadconfig(&shapes);
     for (; panel < end; ++panel) {
+      const Int8Block* weights = as_int8_panel(static_cast<const Block*>(layer_.packed) + panel * blocks_, wide);
       for (int64_t at = tile; at < end_tile; ++at) {
-        height_ <= 8 ? add_blocks<8>(panel, at) : add_blocks<kSide>(panel, at);
+        height_ <= 8 ? add_blocks<8>(weights, panel, at) : add_blocks<kSide>(weights, panel, at);
       }
     }
     _tile_release();
   }
 
+  static const Int8Block* as_int8_panel(const Int8Block* panel, Int8Block*) { return panel; }
+  const Int8Block* as_int8_panel(const Int4Block* panel, Int8Block* wide) const {
+    for (int64_t block = 0; block < blocks_; ++block) widen(panel[block], wide + block);
+    memory_is_read();
+    return wide;
+  }
+
   // kRows: at least the number of rows; results beyond it are not used.
   template <int kRows>
-  void add_blocks(int64_t panel, int64_t row_tile) const {
-    const auto* weights = static_cast<const Int8Block*>(layer_.packed) + panel * blocks_;
+  void add_blocks(const Int8Block* weights, int64_t panel, int64_t row_tile) const {
     const Int8TileInputs* inputs = tiles_ + row_tile * blocks_;
     alignas(64) int32_t products[kWide][kSide * kPanel];
     Lanes sums[kRows];
@@ -141,10 +150,12 @@ class Int8TileLinear {
   int64_t down_;
 };
 
-void int8_linear_amx(const LinearLayer& layer, const void* x, int64_t x_stride, int64_t rows, void* out) {
+// Block: Int8Block or Int4Block.
+template <typename Block>
+void scaled_linear_amx(const LinearLayer& layer, const void* x, int64_t x_stride, int64_t rows, void* out) {
   if (rows <= kLeftToLanes) return linear(&layer, x, x_stride, rows, out);
-  const auto run = layer.kind == kBfloat16 ? run_rows<Int8TileLinear<uint16_t>, kTileRowsAtOnce>
-                                           : run_rows<Int8TileLinear<float>, kTileRowsAtOnce>;
+  const auto run = layer.kind == kBfloat16 ? run_rows<Int8TileLinear<uint16_t, Block>, kTileRowsAtOnce>
+                                           : run_rows<Int8TileLinear<float, Block>, kTileRowsAtOnce>;
   run(layer, x, x_stride, rows, out);
 }
 

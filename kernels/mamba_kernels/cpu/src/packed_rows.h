@@ -14,15 +14,20 @@ void whole_row(const LinearLayer& layer, int64_t output, T* out) {
   for (int64_t i = 0; i < layer.inputs; ++i) out[i] = lane[i / kPair * kPanel * kPair + i % kPair];
 }
 
-// The same for int8 in blocks of inputs, each after its scales.
-template <typename T>
-void int8_row(const LinearLayer& layer, int64_t output, T* out) {
+inline int number_of(const Int8Block& block, int64_t lane, int i) { return block.numbers[i / 4][lane * 4 + i % 4]; }
+inline int number_of(const Int4Block& block, int64_t lane, int i) {
+  return (block.numbers[i / 8][lane * 4 + i % 4] >> (i / 4 % 2 * 4) & 15) - kNibbleOffset;
+}
+
+// The same for integers in blocks of inputs, each after its scales.
+template <typename Block, typename T>
+void scaled_row(const LinearLayer& layer, int64_t output, T* out) {
   const int64_t blocks = (layer.inputs + kScaled - 1) / kScaled, lane = output % kPanel;
-  const auto* weights = static_cast<const Int8Block*>(layer.packed) + output / kPanel * blocks;
+  const auto* weights = static_cast<const Block*>(layer.packed) + output / kPanel * blocks;
   for (int64_t block = 0; block < blocks; ++block) {
     float scales[kPanel], row[kScaled];
     Lanes::load_float16(weights[block].scales).store(scales);
-    for (int i = 0; i < kScaled; ++i) row[i] = scales[lane] * weights[block].numbers[i / 4][lane * 4 + i % 4];
+    for (int i = 0; i < kScaled; ++i) row[i] = scales[lane] * static_cast<float>(number_of(weights[block], lane, i));
     const int64_t first = block * kScaled, count = least(layer.inputs - first, kScaled);
     for (int64_t i = 0; i < count; i += kLanes) {
       store_some(out + first + i, static_cast<int>(least(count - i, kLanes)), Lanes::load(row + i));
@@ -33,7 +38,9 @@ void int8_row(const LinearLayer& layer, int64_t output, T* out) {
 template <typename T, int kPair>
 void packed_row(const LinearLayer& layer, int64_t output, T* out) {
   if (layer.packing == kInt8) {
-    int8_row(layer, output, out);
+    scaled_row<Int8Block>(layer, output, out);
+  } else if (layer.packing == kInt4) {
+    scaled_row<Int4Block>(layer, output, out);
   } else {
     whole_row<T, kPair>(layer, output, out);
   }

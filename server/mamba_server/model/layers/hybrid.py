@@ -126,7 +126,7 @@ class HybridModel:
         self._norm_eps = config.norm_eps / factors.residual**2
         self.rotation = rotation_of(config.attention, device)
         """Rotation of queries and keys; None = attention has no positions."""
-        self.embedding = TokenEmbedding(loader, self._names.embedding, config.vocab_size, d)
+        self.embedding = TokenEmbedding(loader.of_vocabulary(), self._names.embedding, config.vocab_size, d)
         self.blocks = self._blocks(loader)
         self.norm = loader.norm(self._names.norm, d, self._norm_eps)
         unused = self._names.unused
@@ -134,7 +134,7 @@ class HybridModel:
             # A separate head in the files is ignored, as in the published code.
             head, unused = self.embedding.head(), (*unused, "lm_head.")
         else:
-            head = loader.linear("lm_head", d, config.vocab_size, bias=False)
+            head = loader.of_vocabulary().linear("lm_head", d, config.vocab_size, bias=False)
         # Hidden states are scaled instead of logits, because they have fewer elements.
         self.head: Rows = head if factors.logits == 1 else lambda hidden: head(hidden * factors.logits)
         weights.finish(unused)

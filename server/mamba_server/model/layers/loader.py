@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from mamba_api.choices import Quantization
+from mamba_kernels.cpu.int4_weight import Int4Weight
 from mamba_kernels.cpu.library import Library
 from mamba_kernels.cpu.packed_linear import ACTIVATIONS, PackedLinear, PackedMatrix, PackedWeight
 from mamba_kernels.cpu.quantized_weight import QuantizedWeight
@@ -22,6 +23,13 @@ Rows = Callable[[torch.Tensor], torch.Tensor]
 """Function of rows: [T, a] -> [T, b]"""
 Norm = Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]
 """Function (x, added) -> norm(x + added), all [T, a]. x becomes the sum; None adds nothing."""
+
+PACKED: dict[Quantization, Callable[[torch.Tensor, Callable[[torch.Tensor], None]], PackedMatrix]] = {
+    "none": PackedWeight,
+    "int8": QuantizedWeight,
+    "int4": Int4Weight,
+}
+"""Forms of a matrix in the C++ kernels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +62,14 @@ class Loader:
         """Return the loader of a layer of the checkpoint, whose tensors are multiplied by `factors`."""
         here = self.at("layers", index)
         return replace(here, factors=factors, layer=here.prefix)
+
+    def of_vocabulary(self) -> "Loader":
+        """Return the loader of the embedding and of the head, which have eight bits where others have four.
+
+        Each token's probability depends on a row of its own there, so an error there counts most
+        (docs/notes/kernels-cpu.md).
+        """
+        return replace(self, quantization="int8") if self.quantization == "int4" else self
 
     def has(self, name: str) -> bool:
         """Return whether the checkpoint has the tensor `name` below the prefix."""
@@ -134,8 +150,7 @@ class Loader:
 
     def pack(self, weight: torch.Tensor) -> PackedMatrix:
         """Return the matrix as the C++ kernels read it. The caller must not read `weight` afterwards."""
-        pack = PackedWeight if self.quantization == "none" else QuantizedWeight
-        return pack(weight, give_back)
+        return PACKED[self.quantization](weight, give_back)
 
     def plain(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
         """Return a product that torch computes."""

@@ -25,6 +25,7 @@ from mamba_kernels.cpu.structures import (  # noqa: E402
     DELTA_BLOCK,
     FLOAT16,
     FLOAT32,
+    INT4,
     INT8,
     MAMBA_BLOCK,
     MLP_BLOCK,
@@ -79,8 +80,10 @@ def linear(library: Library) -> None:
     ):
         pair = 2 if kind == BFLOAT16 else 1
         packed = array(-(-outputs // 16), -(-inputs // pair), 16, pair, kind=kind)
-        blocks = array(-(-outputs // 16), -(-inputs // 32), 34 * 16 // 2, kind=BFLOAT16)
-        for packing, weights in ((WHOLE, packed), (INT8, blocks)):
+        eight, four = (
+            array(-(-outputs // 16), -(-inputs // 32), size * 16 // 2, kind=BFLOAT16) for size in (34, 18)
+        )
+        for packing, weights in ((WHOLE, packed), (INT8, eight), (INT4, four)):
             added, activation = array(outputs, kind=kind), rows % 4
             layer = LinearLayer(weights, added, inputs, outputs, kind, packing, activation)
             x, out = array(rows, inputs, kind=kind), array(rows, outputs, kind=kind)
@@ -386,7 +389,7 @@ def step(library: Library) -> None:
     table, last_token = np.arange(3 * 14, dtype=np.int32), np.array([0, 49, 17], np.int32)
     kept.extend((integers, table, last_token))
     for (residual, kind), sizes, packing in product(
-        ((FLOAT32, FLOAT32), (FLOAT32, BFLOAT16), (BFLOAT16, BFLOAT16)), MIXERS, (WHOLE, INT8)
+        ((FLOAT32, FLOAT32), (FLOAT32, BFLOAT16), (BFLOAT16, BFLOAT16)), MIXERS, (WHOLE, INT8, INT4)
     ):
         H, P, N, G, _ = sizes
         blocks = (DecodeBlock * 9)()
@@ -457,8 +460,9 @@ def layer(outputs: int, inputs: int, kind: int, packing: int) -> int:
     """Return the address of a product with packed weights."""
     if packing == WHOLE:
         return layers(1, outputs, inputs, kind)
-    blocks = array(-(-outputs // 16), -(-inputs // 32), 34 * 16 // 2, kind=BFLOAT16)
-    experts.append((LinearLayer * 1)(LinearLayer(blocks, None, inputs, outputs, kind, INT8, 0)))
+    size = 34 if packing == INT8 else 18
+    blocks = array(-(-outputs // 16), -(-inputs // 32), size * 16 // 2, kind=BFLOAT16)
+    experts.append((LinearLayer * 1)(LinearLayer(blocks, None, inputs, outputs, kind, packing, 0)))
     return ctypes.addressof(experts[-1])
 
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from mamba_kernels.cpu.experts import PackedExperts
+from mamba_kernels.cpu.int4_weight import Int4Weight
 from mamba_kernels.cpu.library import Library
 from mamba_kernels.cpu.packed_linear import PackedMatrix, PackedWeight
 from mamba_kernels.cpu.quantized_weight import QuantizedWeight
@@ -61,13 +62,16 @@ def test_rows_equal_their_definition(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_int8_experts_are_near_those_of_their_rounded_weights(library: Library, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("form", [QuantizedWeight, Int4Weight])
+def test_quantized_experts_are_near_those_of_their_rounded_weights(
+    library: Library, form: type[QuantizedWeight | Int4Weight], dtype: torch.dtype
+) -> None:
     batch = ExpertBatch(40, d=64, f=48, dtype=dtype, shared_f=32)
-    got = run(packed(library, batch, QuantizedWeight), batch)
+    got = run(packed(library, batch, form), batch)
     assert batch.shared is not None
     every: list[torch.Tensor] = [*batch.gate_up, *batch.down, batch.shared.gate_up, batch.shared.down]
     for matrix in every:
-        matrix.copy_(QuantizedWeight(matrix.clone()).rows(torch.arange(len(matrix))))
+        matrix.copy_(form(matrix.clone()).rows(torch.arange(len(matrix))))
     expected = batch.expected()
     # Rows and inner features are made int8 as well: half a percent each, and twice for a gate and its values.
     off = (got.double() - expected).square().mean().sqrt() / expected.square().mean().sqrt()

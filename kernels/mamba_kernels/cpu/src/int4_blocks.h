@@ -1,0 +1,28 @@
+// Blocks of 32 inputs of sixteen outputs as numbers of four bits that share a scale. Included after Lanes.
+#pragma once
+#include "int8_blocks.h"
+
+namespace {
+
+constexpr int kNibbleOffset = 8;  // a stored number is the weight's number plus this, so that none is negative
+
+// A block of a matrix: scale * (stored number - 8), with stored numbers in 0..15. The low half of a byte belongs to an
+// even quad of inputs and the high half to the quad after it.
+struct Int4Block {
+  uint16_t scales[kLanes];  // float16
+  uint8_t numbers[kQuads / 2][kLanes * 4];
+};
+
+// Writes the same matrix as a block of int8.
+inline void widen(const Int4Block& block, Int8Block* out) {
+  std::memcpy(out->scales, block.scales, sizeof block.scales);
+  for (int pair = 0; pair < kQuads / 2; ++pair) {
+    for (int i = 0; i < kLanes * 4; ++i) {
+      const int both = block.numbers[pair][i];
+      out->numbers[2 * pair][i] = static_cast<int8_t>((both & 15) - kNibbleOffset);
+      out->numbers[2 * pair + 1][i] = static_cast<int8_t>((both >> 4) - kNibbleOffset);
+    }
+  }
+}
+
+}  // namespace
