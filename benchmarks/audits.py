@@ -25,7 +25,7 @@ import torch
 from benchmarks.cache.record import write
 
 from mamba_server.engine.audits import resumed_answers
-from mamba_server.engine.audits.distance import WINDOW
+from mamba_server.engine.audits.distance import SCORE_WINDOW
 from mamba_server.engine.audits.resumed_answers import ResumedAnswers
 from mamba_server.engine.boot import Engine, boot
 from mamba_server.wire import AddRequest, SamplingParams, TokenIds
@@ -211,7 +211,7 @@ def record(results: list[dict[str, Any]], bits: list[dict[str, Any]], seconds: f
     lines = [
         "",
         f"- {total:,} audited answers, {wrong} of them called diverged, in {seconds:,.0f} s",
-        f"- scores: worst mean of {WINDOW} consecutive differences of log-probabilities, in nats",
+        f"- scores: worst mean of {SCORE_WINDOW} consecutive differences of log-probabilities, in nats",
         "- states: largest difference of a checkpoint's state, relative to the largest number of the head",
         "- for an answer of fewer tokens than a window, the bound of the scores is larger",
         "",

@@ -24,8 +24,7 @@ from mamba_api.choices import Role
 from mamba_cli.fleet.engine_group import FixedSize
 from mamba_cli.fleet.engine_profile import EngineProfile
 from mamba_cli.fleet.environment import FleetEnvironment
-from mamba_cli.fleet.network import LinkSpeed, Network
-from mamba_cli.fleet.pooled_simulation import PooledSimulation, PoolPlan
+from mamba_cli.fleet.pooled_simulation import LinkSpeed, Network, PooledSimulation, PoolPlan
 from mamba_cli.fleet.slo import GOAL, Slo
 from mamba_cli.fleet.workload import RequestStream, read, scaled
 

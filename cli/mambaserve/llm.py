@@ -200,8 +200,8 @@ class LLM:
     def _post_all(
         self, path: str, bodies: Sequence[dict[str, Any]], progress: bool | None
     ) -> list[dict[str, Any]]:
-        wanted = len(bodies) > 1 and sys.stderr.isatty() if progress is None else progress
-        with _bar(len(bodies), wanted) as advance:
+        has_bar = len(bodies) > 1 and sys.stderr.isatty() if progress is None else progress
+        with _bar(len(bodies), is_shown=has_bar) as advance:
             return self._loop.run(self._calls.post_all(path, bodies, lambda _: advance()))
 
 
@@ -227,9 +227,9 @@ def _shown(model: str, quiet: bool) -> Iterator[Callable[[EngineReadiness | None
 
 
 @contextlib.contextmanager
-def _bar(total: int, wanted: bool) -> Iterator[Callable[[], None]]:
+def _bar(total: int, *, is_shown: bool) -> Iterator[Callable[[], None]]:
     """Yield the function that moves a bar of `total` prompts by one."""
-    if not wanted:
+    if not is_shown:
         yield lambda: None
         return
     columns = (TextColumn("prompts"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())

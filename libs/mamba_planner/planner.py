@@ -77,10 +77,10 @@ def plan(
 
 
 def _check_length(model: ModelConfig, constraints: Constraints) -> None:
-    limit, wanted = model.position_limit, constraints.max_model_len
-    if limit is not None and wanted is not None and wanted > limit:
+    limit, length = model.position_limit, constraints.max_model_len
+    if limit is not None and length is not None and length > limit:
         raise UnusableInput(
-            f"maxModelLen {wanted:,} is too large: beyond {limit:,} tokens the positions of this model (rope "
+            f"maxModelLen {length:,} is too large: beyond {limit:,} tokens the positions of this model (rope "
             "type dynamic or longrope) depend on the length of the text, so cached keys would be wrong; use "
             f"at most {limit:,}"
         )

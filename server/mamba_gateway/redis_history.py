@@ -14,7 +14,7 @@ from redis.exceptions import RedisError
 from mamba_edge.history.errors import HistoryAway
 from mamba_prefix.redis_client import Client
 
-SECONDS = 1.0
+REDIS_SECONDS = 1.0
 """Longest wait for Redis."""
 _COMMON = """
 local values, used, size = KEYS[1], KEYS[2], KEYS[3]
@@ -113,7 +113,7 @@ class RedisHistory:
         tagged = f"mambaserve:history:1:{{{self._scope}:{client}}}"
         keys = (f"{tagged}:entries", f"{tagged}:used", f"{tagged}:bytes")
         try:
-            async with asyncio.timeout(SECONDS):
+            async with asyncio.timeout(REDIS_SECONDS):
                 return await self._client.eval(script, len(keys), *keys, *self._limits, *arguments)
         except (RedisError, OSError, TimeoutError, ValueError) as error:
             raise HistoryAway(

@@ -252,8 +252,8 @@ def _plan_engines(source: str, flags: "PlanFlags", output: OutputFormat, *, verb
             for migration in migrations:
                 console.print(migration.view(verbose=verbose))
         else:
-            found = [migration.to_json() for migration in migrations]
-            print_document(found if len(found) > 1 else found[0], output)
+            documents = [migration.to_json() for migration in migrations]
+            print_document(documents if len(documents) > 1 else documents[0], output)
         if titles := titles_of_misfits(migrations):
             raise NoFittingPlan(f"the plan of {', '.join(titles)} does not fit")
         return

@@ -37,12 +37,12 @@ def command(
     """
     from mamba_cli.local.running import running
 
-    found = running()
-    chosen = next((deployment for deployment in found if deployment.name == name), None)
+    deployments = running()
+    chosen = next((deployment for deployment in deployments if deployment.name == name), None)
     if chosen is None:
-        names = ", ".join(sorted({deployment.name for deployment in found}))
+        names = ", ".join(sorted({deployment.name for deployment in deployments}))
         raise InvalidInput(f"{name} does not run here; {f'these do: {names}' if names else 'nothing does'}")
-    served = sorted(deployment.name for deployment in found if deployment.pid == chosen.pid)
+    served = sorted(deployment.name for deployment in deployments if deployment.pid == chosen.pid)
     typer.echo(f"draining {', '.join(served)} (process {chosen.pid})", err=True)
     try:
         os.kill(chosen.pid, signal.SIGTERM)

@@ -27,7 +27,7 @@ class Finding:
     text: str
     """One clause that says what was seen."""
     cure: str = ""
-    """What to do about it; empty where nothing needs to be done."""
+    """Remedy; empty where nothing needs to be done."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that `doctor --output json` prints."""

@@ -103,11 +103,11 @@ def temporary_directory() -> Finding:
             "temporary files", f"no directory can be written ({error.strerror or error})",
             "set TMPDIR to a directory that this user can write",
         )  # fmt: skip
-    wanted = os.environ.get("TMPDIR")
-    if wanted and Path(wanted).resolve() != Path(place).resolve():
+    choice = os.environ.get("TMPDIR")
+    if choice and Path(choice).resolve() != Path(place).resolve():
         return warning(
             "temporary files",
-            f"TMPDIR={wanted} cannot be written, so that {place} is used",
+            f"TMPDIR={choice} cannot be written, so that {place} is used",
             "correct TMPDIR, or unset it",
         )
     if free < SMALL_SCRATCH:
@@ -134,19 +134,19 @@ def port(host: str, number: int) -> Finding:
     return ok("port", f"{number} of {host} is free")
 
 
-def environment(variables: Mapping[str, str], known: Collection[str]) -> Finding:
+def environment(variables: Mapping[str, str], names: Collection[str]) -> Finding:
     """Check that each environment variable of the project is one that a command reads.
 
     Args:
         variables: the environment of this process.
-        known: names of all variables that some command reads.
+        names: names of all variables that some command reads.
     """
     import difflib
 
-    given = sorted(name for name in variables if name.startswith("MAMBASERVE_"))
-    unknown = [name for name in given if name not in known]
+    present = sorted(name for name in variables if name.startswith("MAMBASERVE_"))
+    unknown = [name for name in present if name not in names]
     if unknown:
-        close = difflib.get_close_matches(unknown[0], sorted(known), 1, 0.75)
-        meant = f"write {close[0]}" if close else "unset it; `mambaserve config COMMAND` lists the names"
-        return warning("environment", f"no command reads {', '.join(unknown)}", meant)
-    return ok("environment", f"{', '.join(given)}" if given else "no MAMBASERVE_ variable is set")
+        close = difflib.get_close_matches(unknown[0], sorted(names), 1, 0.75)
+        cure = f"write {close[0]}" if close else "unset it; `mambaserve config COMMAND` lists the names"
+        return warning("environment", f"no command reads {', '.join(unknown)}", cure)
+    return ok("environment", f"{', '.join(present)}" if present else "no MAMBASERVE_ variable is set")

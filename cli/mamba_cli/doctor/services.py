@@ -48,8 +48,7 @@ def cluster(kubeconfig: str | None, timeout: float) -> list[Finding]:
         version, crd = asyncio.run(_asked(kubeconfig, timeout))
     except NoClusterAccess as error:
         what, _, cure = str(error).rpartition("; ")
-        given = kubeconfig is not None or bool(os.environ.get("KUBECONFIG"))
-        if given:
+        if kubeconfig is not None or os.environ.get("KUBECONFIG"):
             return [broken("cluster", what or str(error), cure)]
         return [note("cluster", "not used: there is no kubeconfig")]
     except ApiError as error:

@@ -27,11 +27,11 @@ def is_command(text: str) -> bool:
 def read_command(text: str) -> Migrated:
     """Return what the command line becomes. Raises `InvalidInput` for one without a model."""
     words = _words(text)
-    found = _launcher(words)
-    if found is None:
-        known = "; ".join(" ".join(launcher) for _, launcher in _LAUNCHERS)
-        raise InvalidInput(f"{text[:60]!r} is no command line of another server: {known} are known")
-    server, length = found
+    launch = _launcher(words)
+    if launch is None:
+        launchers = "; ".join(" ".join(launcher) for _, launcher in _LAUNCHERS)
+        raise InvalidInput(f"{text[:60]!r} is no command line of another server: {launchers} are known")
+    server, length = launch
     variables = [word for word in words if _VARIABLE.fullmatch(word)]
     migrated = Migrated(server)
     for variable in variables[: len(words) - len(_plain(words))]:

@@ -22,15 +22,15 @@ def read_manifests(text: str) -> list[Migrated]:
         documents = [document for document in yaml.safe_load_all(text) if isinstance(document, dict)]
     except yaml.YAMLError:
         return []
-    found: list[Migrated] = []
+    objects: list[Migrated] = []
     for document in documents:
         reader = _READERS.get(
             (str(document.get("apiVersion", "")).partition("/")[0], document.get("kind", ""))
         )
         if reader is not None and (migrated := reader(document)) is not None:
             migrated.name = str((document.get("metadata") or {}).get("name") or "")
-            found.append(migrated)
-    return found
+            objects.append(migrated)
+    return objects
 
 
 def _kubeai(document: Mapping[str, Any]) -> Migrated:
@@ -90,19 +90,25 @@ def _llm_inference_service(document: Mapping[str, Any]) -> Migrated:
     containers = (spec.get("template") or {}).get("containers") or ()
     arguments = [str(argument) for container in containers for argument in container.get("args") or ()]
     read_arguments(migrated, [word for word in arguments if not word.startswith("/")])
-    if spec.get("replicas") is not None and "prefill" not in spec:
-        migrated.put("spec.replicas", "replicas", spec["replicas"])
-    if "prefill" in spec:
-        pools: dict[str, Any] = {"prefill": {}, "decode": {}}
-        for name, part in (("prefill", spec["prefill"] or {}), ("decode", spec)):
-            if part.get("replicas") is not None:
-                pools[name]["replicas"] = part["replicas"]
-        migrated.put("spec.prefill", "disaggregation", pools)
+    _pools(migrated, spec)
     if "router" in spec:
         migrated.leave_out("spec.router", "the gateway of the object routes by resumable prefix")
     for container in containers:
         _resources(migrated, container)
     return migrated
+
+
+def _pools(migrated: Migrated, spec: Mapping[str, Any]) -> None:
+    """Take the replicas of an LLMInferenceService, which has two pools if it has a prefill part."""
+    if "prefill" not in spec:
+        if spec.get("replicas") is not None:
+            migrated.put("spec.replicas", "replicas", spec["replicas"])
+        return
+    pools: dict[str, Any] = {"prefill": {}, "decode": {}}
+    for name, part in (("prefill", spec["prefill"] or {}), ("decode", spec)):
+        if part.get("replicas") is not None:
+            pools[name]["replicas"] = part["replicas"]
+    migrated.put("spec.prefill", "disaggregation", pools)
 
 
 def _workload(document: Mapping[str, Any]) -> Migrated | None:

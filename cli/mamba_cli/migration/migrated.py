@@ -17,7 +17,7 @@ class Migrated:
     name: str = ""
     """Name of the object; empty = from the model."""
     spec: dict[str, Any] = field(default_factory=dict)
-    taken: list[tuple[str, str]] = field(default_factory=list)
+    replaced: list[tuple[str, str]] = field(default_factory=list)
     """Arguments that a field replaces, and the fields."""
     left_out: list[tuple[str, str]] = field(default_factory=list)
     """Arguments that no field replaces, and the reasons."""
@@ -29,7 +29,7 @@ class Migrated:
         for part in above:
             place = place.setdefault(part, {})
         place[last] = value
-        self.taken.append((argument, f"spec.{path}: {value}"))
+        self.replaced.append((argument, f"spec.{path}: {value}"))
 
     def leave_out(self, argument: str, reason: str) -> None:
         """Note that nothing replaces an argument."""
@@ -87,11 +87,11 @@ def revision(migrated: Migrated, argument: str, value: str) -> None:
 
 def dtype(value: str) -> str:
     """Return the number type in our words. Raises ValueError."""
-    known = {"auto": "Auto", "half": "float16", "float": "float32", "bf16": "bfloat16", "fp16": "float16"}
-    known |= {name: name for name in ("float16", "bfloat16", "float32")}
-    if value.lower() not in known:
-        raise ValueError(f"the type {value} is not one of {', '.join(sorted(set(known.values())))}")
-    return known[value.lower()]
+    types = {"auto": "Auto", "half": "float16", "float": "float32", "bf16": "bfloat16", "fp16": "float16"}
+    types |= {name: name for name in ("float16", "bfloat16", "float32")}
+    if value.lower() not in types:
+        raise ValueError(f"the type {value} is not one of {', '.join(sorted(set(types.values())))}")
+    return types[value.lower()]
 
 
 def state_dtype(value: str) -> str:

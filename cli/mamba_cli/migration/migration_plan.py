@@ -37,7 +37,7 @@ class MigrationPlan:
         return {
             "from": migrated.server,
             "mambaDeployment": self.manifest,
-            "taken": [{"argument": argument, "field": text} for argument, text in migrated.taken],
+            "replaced": [{"argument": argument, "field": text} for argument, text in migrated.replaced],
             "leftOut": [{"argument": argument, "reason": text} for argument, text in migrated.left_out],
             "plans": [outcome.to_json() for outcome in self.outcomes],
         }
@@ -71,10 +71,10 @@ def migration_plans(source: str, flags: PlanFlags) -> list[MigrationPlan] | None
     if path.suffix not in (".yaml", ".yml") or not path.is_file():
         return None
     try:
-        found = read_manifests(path.read_text(encoding="utf-8"))
+        objects = read_manifests(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError):
         return None  # the reader of MambaDeployments reports it
-    return [_planned(migrated, path, flags) for migrated in found] or None
+    return [_planned(migrated, path, flags) for migrated in objects] or None
 
 
 def _planned(migrated: Migrated, place: Path, flags: PlanFlags) -> MigrationPlan:

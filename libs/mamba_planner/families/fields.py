@@ -138,9 +138,9 @@ class Fields:
         """Return all nested objects, whatever their names."""
         return [self.section(name) for name, value in self._values.items() if isinstance(value, Mapping)]
 
-    def others(self, known: Collection[str]) -> list[str]:
-        """Return the names of fields that are neither among `known` nor null."""
-        return [name for name, value in self._values.items() if value is not None and name not in known]
+    def others(self, names: Collection[str]) -> list[str]:
+        """Return the names of fields that are neither among `names` nor null."""
+        return [name for name, value in self._values.items() if value is not None and name not in names]
 
     def missing(self, *names: str) -> MissingField:
         """Return the error of an absent field; the first of its names is the one used in the message."""

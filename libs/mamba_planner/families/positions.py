@@ -125,9 +125,9 @@ def _factor(section: Fields, otherwise: float | None) -> float:
 
 def _yarn_attention(section: Fields, factor: float) -> float:
     """Return the factor of cosines and sines, as the paper suggests it where it is not given."""
-    given = section.number("attention_factor", default=None)
-    if given is not None:
-        return given
+    attention_factor = section.number("attention_factor", default=None)
+    if attention_factor is not None:
+        return attention_factor
 
     def scale(weight: float) -> float:
         return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0

@@ -114,13 +114,13 @@ def read_config(directory: Path) -> dict[str, Any]:
 def nearest_family(config: Mapping[str, Any]) -> str:
     """Return the `model_type` of the served family whose names are the most like those of a configuration."""
     names = config.get("architectures")
-    wanted = [config.get("model_type"), *(names if isinstance(names, list) else [names])]
-    words = [_letters(word) for word in wanted if isinstance(word, str)]
+    candidates = [config.get("model_type"), *(names if isinstance(names, list) else [names])]
+    words = [_letters(word) for word in candidates if isinstance(word, str)]
 
     def likeness(family: str) -> float:
-        known = (_letters(family), _letters(ADAPTERS[family].architecture))
+        spellings = (_letters(family), _letters(ADAPTERS[family].architecture))
         return max(
-            (SequenceMatcher(None, word, name).ratio() for word in words for name in known), default=0.0
+            (SequenceMatcher(None, word, name).ratio() for word in words for name in spellings), default=0.0
         )
 
     return max(ADAPTERS, key=likeness)

@@ -93,10 +93,10 @@ def _memory_demand(used: float, observation: Observation, config: AutoscalerConf
     the states that wait then keep the engines that there are, and do not make the fleet grow.
     """
     load = observation.load or EngineLoad()
-    wanted = _pool_demand(used, load)
+    demand = _pool_demand(used, load)
     if observation.readers_full:
-        return min(wanted, min(config.keep_use, config.grow_use) * max(observation.desired, 1))
-    return wanted
+        return min(demand, min(config.keep_use, config.grow_use) * max(observation.desired, 1))
+    return demand
 
 
 def _pool_demand(used: float, load: EngineLoad) -> float:

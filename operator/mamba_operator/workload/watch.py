@@ -75,8 +75,8 @@ class WorkloadWatch(PodPoller[Manifest, dict[Role, _EngineTraffic]]):
 
     def measured(self, key: Key) -> dict[Role, MeasuredWorkload]:
         """Return the workload that the engines of each role measure, of those roles that it is current of."""
-        found = {role: self._measured(traffic) for role, traffic in self._reports.get(key, {}).items()}
-        return {role: measured for role, measured in found.items() if measured is not None}
+        workloads = {role: self._measured(traffic) for role, traffic in self._reports.get(key, {}).items()}
+        return {role: workload for role, workload in workloads.items() if workload is not None}
 
     def _measured(self, traffic: _EngineTraffic) -> MeasuredWorkload | None:
         if traffic.answered_at is None or self._now() - traffic.answered_at > FRESH_SECONDS:
@@ -93,25 +93,25 @@ class WorkloadWatch(PodPoller[Manifest, dict[Role, _EngineTraffic]]):
         by_role: dict[str, dict[str, EngineCounts | None]] = {}
         for pod in engines:
             by_role.setdefault(role_of(pod), {})[name_of(pod)] = reports[name_of(pod)]
-        known = self._reports.setdefault(key, {})
+        traffics = self._reports.setdefault(key, {})
         changes = [
-            self._update_role(known, role, by_role.get(role, {}), selection)
+            self._update_role(traffics, role, by_role.get(role, {}), selection)
             for role in ROLES
-            if role in by_role or role in known
+            if role in by_role or role in traffics
         ]
         return any(changes)
 
     def _update_role(
         self,
-        known: dict[Role, _EngineTraffic],
+        traffics: dict[Role, _EngineTraffic],
         role: Role,
         reports: Mapping[str, EngineCounts | None],
         owner: Manifest,
     ) -> bool:
         """Add the counts of the engines of one role; return whether their traffic changed clearly."""
-        traffic = known.get(role)
+        traffic = traffics.get(role)
         if traffic is None:
-            traffic = known[role] = _EngineTraffic(_recorded(owner, role))
+            traffic = traffics[role] = _EngineTraffic(_recorded(owner, role))
         self._add_counts(traffic, reports)
         measured = self._measured(traffic)
         if measured is None or self._now() - traffic.woken_at < SELDOM:

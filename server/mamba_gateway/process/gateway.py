@@ -204,7 +204,7 @@ async def _history(settings: GatewaySettings) -> AsyncIterator[ResponseHistory]:
         from mamba_gateway import redis_history
         from mamba_prefix.redis_client import make_client
 
-        client = make_client(url, answer_seconds=redis_history.SECONDS)
+        client = make_client(url, answer_seconds=redis_history.REDIS_SECONDS)
         store = redis_history.RedisHistory(client, settings.index_scope, seconds, budget)
     elif seconds:
         store = MemoryHistory(seconds, budget, time.monotonic)

@@ -12,7 +12,7 @@ from mamba_gateway.relay.attempts import HandedOver
 from mamba_gateway.upstream.connection import ConnectionLost, EngineUnreachable, IdleTimeout
 from mamba_gateway.upstream.connector import UpstreamConnector, UpstreamRequest
 
-SECONDS = 5.0
+RELEASE_SECONDS = 5.0
 """Time for one call."""
 MAX_CALLS = 64
 """Calls at once; further exports end with their leases."""
@@ -37,6 +37,6 @@ class UnreadExports:
 
     async def _call(self, url: str, headers: list[tuple[bytes, bytes]]) -> None:
         with suppress(EngineUnreachable, ConnectionLost, IdleTimeout, TimeoutError):
-            async with asyncio.timeout(SECONDS):
+            async with asyncio.timeout(RELEASE_SECONDS):
                 answer, _ = await self._connector.send(url, f"POST {RELEASE}", headers, b"")
                 answer.close()

@@ -98,7 +98,7 @@ def test_every_known_argument_sets_a_field_that_exists_or_says_why_not(
     }  # fmt: skip
     for flag in table:
         migrated = read_command(f"{launcher} a/b {flag} {values.get(flag, '2')}")
-        assert migrated.left_out or len(migrated.taken) > 1 or flag in ("--model", "--model-path"), flag
+        assert migrated.left_out or len(migrated.replaced) > 1 or flag in ("--model", "--model-path"), flag
         load_documents(yaml.safe_dump(migrated.manifest()), flag)
 
 

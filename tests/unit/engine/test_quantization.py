@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 import mamba_server
-from mamba_kernels.cpu.int4_weight import Int4Weight
 from mamba_kernels.cpu.library import library
-from mamba_kernels.cpu.quantized_weight import PANEL, QuantizedWeight
+from mamba_kernels.cpu.quantized.int4_weight import Int4Weight
+from mamba_kernels.cpu.quantized.int8_weight import PANEL, QuantizedWeight
 from mamba_kernels.dispatch.backend import TORCH
 from mamba_server.engine.boot import Engine, boot
 from mamba_server.model.checkpoint.errors import UnsupportedModel

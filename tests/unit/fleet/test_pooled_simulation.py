@@ -11,8 +11,7 @@ from mamba_cli.bench.traces import Arrival
 from mamba_cli.fleet.engine_group import FixedSize, Scaler
 from mamba_cli.fleet.engine_profile import EngineProfile
 from mamba_cli.fleet.environment import FleetEnvironment
-from mamba_cli.fleet.network import LinkSpeed, Network
-from mamba_cli.fleet.pooled_simulation import PooledSimulation, PoolPlan
+from mamba_cli.fleet.pooled_simulation import LinkSpeed, Network, PooledSimulation, PoolPlan
 from mamba_cli.fleet.sample import FleetSample
 from mamba_cli.fleet.slo import Slo
 from mamba_cli.fleet.workload import RequestStream, TraceWorkload

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-WINDOW = 8
+SCORE_WINDOW = 8
 """Number of consecutive tokens whose differences are averaged: rounding strikes single tokens, a wrong state
 all tokens that follow it for a while."""
 
@@ -26,7 +26,7 @@ class Bounds(NamedTuple):
 
     def scores_of(self, tokens: int) -> float:
         """Return the bound for an answer of `tokens` tokens: a mean over fewer of them is less certain."""
-        return self.scores * math.sqrt(WINDOW / min(tokens, WINDOW))
+        return self.scores * math.sqrt(SCORE_WINDOW / min(tokens, SCORE_WINDOW))
 
 
 ACTIVATIONS = {
@@ -84,13 +84,13 @@ def differences(served: Sequence[float], plain: Sequence[float]) -> list[float]:
 
 
 def worst_window(deviations: Sequence[float]) -> tuple[float, int]:
-    """Return the largest mean of up to `WINDOW` consecutive differences, and the index at which it begins.
+    """Return the largest mean of up to `SCORE_WINDOW` consecutive differences, and the index of its first.
 
     An answer that is shorter than a window is one window.
     """
     if math.inf in deviations:
         return math.inf, list(deviations).index(math.inf)
-    size = min(WINDOW, len(deviations))
+    size = min(SCORE_WINDOW, len(deviations))
     sums = np.concatenate([[0.0], np.cumsum(np.asarray(deviations, np.float64))])
     means = (sums[size:] - sums[:-size]) / size
     begin = int(means.argmax())

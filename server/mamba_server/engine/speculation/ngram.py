@@ -11,7 +11,7 @@ SHORTEST = 3
 """Least number of last tokens that an earlier place must share: two are found too often by chance."""
 LONGEST = 16
 """Number of shared tokens beyond which a place is as good as any."""
-WINDOW = 1 << 15
+SEARCH_TOKENS = 1 << 15
 """Number of last tokens that are searched: tens of microseconds."""
 PLACES = 8
 """Number of latest places that are compared."""
@@ -23,7 +23,7 @@ def continuation(token_ids: Tokens, most: int) -> Tokens:
     Of equally long ones the latest counts. A text that repeats itself is continued round; the result is empty
     where nothing is found.
     """
-    text = token_ids[-WINDOW:]
+    text = token_ids[-SEARCH_TOKENS:]
     last = len(text) - 1
     if last < SHORTEST or most <= 0:
         return NO_TOKENS

@@ -1,4 +1,4 @@
-"""What the limits of an engine mean for one request: whether it can run here, and where its prefixes end."""
+"""Limits of an engine, applied to one request: whether it can run here, and where its prefixes end."""
 
 from mamba_server.cache import Capacity
 from mamba_server.wire import AddRequest, RequestRejected

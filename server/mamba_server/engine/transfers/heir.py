@@ -20,11 +20,11 @@ from mamba_server.engine.transfers.bandwidth import Bandwidth
 from mamba_server.wire import Fetch
 from mamba_transfer import MOST_HOT, Bequest, HotPrefix, StateLayout, bundle_bytes
 
-ARENA_SHARE = 0.25
+INHERITED_SHARE = 0.25
 """Largest share of the arena that the states of one peer take."""
 MOST_AT_ONCE = 4
 """States that are fetched at once: half of the receptions stay for requests."""
-ANSWER_SECONDS = 5.0
+PLACES_SECONDS = 5.0
 """Longest wait of a server's thread for the loop to say what there is room for."""
 Bring = Callable[[Fetch, HotPrefix, float, Callable[[str], None]], None]
 """Begins to fetch a state: source, prefix, deadline, function that gets the outcome."""
@@ -100,7 +100,7 @@ class Heir:
         question = _Question()
         self._questions.append(question)
         self._wake()
-        question.done.wait(ANSWER_SECONDS)
+        question.done.wait(PLACES_SECONDS)
         return question.places
 
     def inherit(self, bequest: Bequest) -> int:
@@ -132,7 +132,7 @@ class Heir:
     def _room(self) -> int:
         capacity = self._cache.capacity
         room = capacity.free_slots + capacity.evictable_slots - 2 * capacity.slots_per_sequence
-        return max(0, min(room, int(capacity.slabs * ARENA_SHARE)))
+        return max(0, min(room, int(capacity.slabs * INHERITED_SHARE)))
 
     def _proceed(self, inheritance: _Inheritance, bring: Bring) -> None:
         if self._clock() >= inheritance.deadline:

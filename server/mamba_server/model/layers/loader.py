@@ -6,10 +6,10 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from mamba_api.choices import Quantization
-from mamba_kernels.cpu.int4_weight import Int4Weight
 from mamba_kernels.cpu.library import Library
 from mamba_kernels.cpu.packed_linear import ACTIVATIONS, PackedLinear, PackedMatrix, PackedWeight
-from mamba_kernels.cpu.quantized_weight import QuantizedWeight
+from mamba_kernels.cpu.quantized.int4_weight import Int4Weight
+from mamba_kernels.cpu.quantized.int8_weight import QuantizedWeight
 from mamba_kernels.cpu.rms_norm import RowNorm
 from mamba_kernels.dispatch.operators import REFERENCE, Operators
 from mamba_kernels.invariant import sound_row_tile

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from mamba_kernels.cpu.experts import PackedExperts
-from mamba_kernels.cpu.int4_weight import Int4Weight
 from mamba_kernels.cpu.library import Library
 from mamba_kernels.cpu.packed_linear import PackedMatrix, PackedWeight
-from mamba_kernels.cpu.quantized_weight import QuantizedWeight
+from mamba_kernels.cpu.quantized.int4_weight import Int4Weight
+from mamba_kernels.cpu.quantized.int8_weight import QuantizedWeight
 from mamba_kernels.moe import Activation
 from testmodels.experts import ExpertBatch
 

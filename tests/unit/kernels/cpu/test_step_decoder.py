@@ -11,7 +11,7 @@ from mamba_kernels.cpu.library import Library
 from mamba_kernels.cpu.mamba_decode import MambaDecoder
 from mamba_kernels.cpu.packed_linear import PackedLinear, PackedMatrix, PackedWeight
 from mamba_kernels.cpu.paged_decode import PagedDecoder
-from mamba_kernels.cpu.quantized_weight import QuantizedWeight
+from mamba_kernels.cpu.quantized.int8_weight import QuantizedWeight
 from mamba_kernels.cpu.rms_norm import RowNorm
 from mamba_kernels.cpu.rope import RowRope
 from mamba_kernels.cpu.row_operations import RowGate

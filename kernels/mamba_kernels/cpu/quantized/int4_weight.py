@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 
 from mamba_kernels.cpu.packed_linear import PANEL, Rows, keep_rows, split_panels
-from mamba_kernels.cpu.quantized_weight import BLOCK, QUAD
+from mamba_kernels.cpu.quantized.int8_weight import BLOCK, QUAD
 from mamba_kernels.cpu.structures import INT4
 
 SMALLEST, LARGEST = -8, 7

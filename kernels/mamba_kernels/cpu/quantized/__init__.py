@@ -1,0 +1,1 @@
+"""Weights of fewer bits, packed for the C++ kernels."""
