@@ -91,7 +91,7 @@ class World:
         return (self.now - self.began).total_seconds()
 
     def _measured(self, key: Key) -> MeasuredWorkload | None:
-        return self.watch.measured(key)
+        return self.watch.measured(key).get("unified")
 
     async def begin(self, **spec: Any) -> None:
         given = {"memory": {"deviceMemory": "40Gi"}, "rollout": {"minReadyTime": "0s"}, **spec}

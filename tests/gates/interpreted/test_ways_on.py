@@ -57,7 +57,8 @@ def fails(error: Exception) -> Callable[..., None]:
 
 def break_kernel(patch: pytest.MonkeyPatch, name: str, error: Exception) -> None:
     """Let the kernels of an operator fail in every engine that is booted from now on."""
-    module = "gated_delta" if name.startswith("gated_delta") else {"route": "moe"}.get(name, name)
+    family = next((each for each in ("gated_delta", "short_conv") if name.startswith(each)), name)
+    module = {"route": "moe"}.get(family, family)
     patch.setattr(importlib.import_module(f"mamba_kernels.{module}.triton"), name, fails(error))
 
 
@@ -132,7 +133,12 @@ def test_where_every_kernel_fails_torch_computes(
     for name in OPERATORS:
         break_kernel(monkeypatch, name, RuntimeError("Failed to find C compiler"))
     engine = start(granite)
-    of_other_families = {"gated_delta_prefill", "gated_delta_update"}
+    of_other_families = {
+        "gated_delta_prefill",
+        "gated_delta_update",
+        "short_conv_prefill",
+        "short_conv_update",
+    }
     assert engine.kernels.operators.left_out.keys() >= {*OPERATORS} - of_other_families - {"rope", "activate"}
     assert tokens(engine) == wanted
 
