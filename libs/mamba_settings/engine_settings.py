@@ -190,7 +190,7 @@ class TransferSettings(SettingsGroup):
 
 
 class WarmSettings(SettingsGroup):
-    """Warm start, and the end of an engine."""
+    """Warm start and end of an engine."""
 
     warm_peers: str | None = Field(None, pattern=r"^[^,\s]+:[0-9]{1,5}(,[^,\s]+:[0-9]{1,5})*$")
     """Transfer servers, HOST:PORT and separated by commas, whose most valuable prefixes the engine fetches

@@ -103,6 +103,8 @@ async def live(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Live]:
     programs()
     async with AsyncExitStack() as stack:
         options = ["--served-model-name", "tiny", "--arena-bytes", "64Mi"]
+        # What is off or rare by default has panels, too.
+        options += ["--speculation", "ngram", "--audit-share", "1"]
         engine = stack.enter_context(await asyncio.to_thread(Server, "builtin://tiny-recall", *options))
         api = Api()
         answers(api)

@@ -101,7 +101,7 @@ SEEN_BY_THE_KUBELET: list[tuple[str, str, dict[str, Any], str, list[str]]] = [
      container(state=waiting("CreateContainerConfigError", 'secret "hub" not found')),
      "ContainerNotCreated", ['secret "hub" not found', "create the Secret"]),
     ("mount", "engine", condition("PodReadyToStartContainers"), "VolumesNotMounted",
-     ["PersistentVolumeClaim models", "exists and can be mounted"]),
+     ["PersistentVolumeClaim models", "the node can mount it"]),
     ("claim pending", "engine", condition("PodScheduled", "Unschedulable", UNBOUND), "ClaimNotBound",
      ["unbound immediate", "create the claim"]),
     ("unschedulable", "engine", condition("PodScheduled", "Unschedulable", "0/3 nodes: Insufficient gpu"),

@@ -77,12 +77,12 @@ def model_config_from_hf(config: Mapping[str, Any], source: str = "config.json")
         family = _family(config)
     if family is None:
         nearest = nearest_family(config)
+        hint = f"the nearest served family is {nearest} ({ADAPTERS[nearest].title}); " if nearest else ""
         supported = ", ".join(f"{name} ({adapter.architecture})" for name, adapter in ADAPTERS.items())
         raise UnknownArchitecture(
             source,
             f"model_type {config.get('model_type')!r} with architectures {config.get('architectures')!r} "
-            f"is not supported; the nearest served family is {nearest} ({ADAPTERS[nearest].title}); "
-            f"supported: {supported}",
+            f"is not supported; {hint}supported: {supported}",
             field="model_type",
         )
     adapter = ADAPTERS[family]
@@ -111,11 +111,16 @@ def read_config(directory: Path) -> dict[str, Any]:
     return value
 
 
-def nearest_family(config: Mapping[str, Any]) -> str:
-    """Return the `model_type` of the served family whose names are the most like those of a configuration."""
+def nearest_family(config: Mapping[str, Any]) -> str | None:
+    """Return the `model_type` of the served family whose names are the most like those of a configuration.
+
+    None: the configuration names nothing.
+    """
     names = config.get("architectures")
     candidates = [config.get("model_type"), *(names if isinstance(names, list) else [names])]
     words = [_letters(word) for word in candidates if isinstance(word, str)]
+    if not words:
+        return None
 
     def likeness(family: str) -> float:
         spellings = (_letters(family), _letters(ADAPTERS[family].architecture))

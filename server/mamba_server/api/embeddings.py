@@ -3,11 +3,13 @@
 FastAPI routes call `EmbeddingsEndpoint`. Prompts, places, turns and metrics are those of completions.
 """
 
+import array
 import base64
+import math
+import sys
 import uuid
 
 import msgspec
-import numpy as np
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -120,8 +122,10 @@ def _completion(body: EmbeddingsRequest) -> CompletionRequest:
 
 def _encoded(numbers: bytes, index: int, body: EmbeddingsRequest) -> bytes:
     """Return the JSON of one vector. Raises InvalidRequest, InternalError."""
-    vector = np.frombuffer(numbers, "<f4")
-    if not len(vector):
+    vector = array.array("f", numbers)
+    if sys.byteorder == "big":
+        vector.byteswap()
+    if not vector:
         raise InternalError("the engine returned no vector")
     if body.dimensions is not None:
         if body.dimensions > len(vector):
@@ -130,9 +134,11 @@ def _encoded(numbers: bytes, index: int, body: EmbeddingsRequest) -> bytes:
             )
         vector = vector[: body.dimensions]
     if body.normalize is not False:
-        length = float(np.linalg.norm(vector.astype(np.float64)))
-        vector = (vector / length).astype("<f4") if length else vector
-    numbers_or_text = (
-        vector.tolist() if body.encoding_format != "base64" else base64.b64encode(vector.tobytes()).decode()
-    )
+        length = math.hypot(*vector)
+        vector = array.array("f", (number / length for number in vector)) if length else vector
+    numbers_or_text: list[float] | str = vector.tolist()
+    if body.encoding_format == "base64":
+        if sys.byteorder == "big":
+            vector.byteswap()
+        numbers_or_text = base64.b64encode(vector.tobytes()).decode()
     return msgspec.json.encode({"object": "embedding", "index": index, "embedding": numbers_or_text})

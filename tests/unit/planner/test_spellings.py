@@ -127,7 +127,6 @@ def test_an_unknown_model_is_refused_with_the_list_of_known_ones() -> None:
         ("qwen4_exp", "Qwen4ExpForCausalLM", "qwen3_next"),
         ("zamba2", "Zamba2ForCausalLM", "mamba2"),
         ("olmo3", "Olmo3ForCausalLM", "olmo_hybrid"),
-        (None, None, "nemotron_h"),
     ],
 )
 def test_the_refusal_of_an_unknown_model_names_the_nearest_served_family(

@@ -39,6 +39,8 @@ def test_no_kernel_reads_or_writes_beside_its_arrays(name: str) -> None:
         "delta_prefill",
         "delta_mixer_decode",
         "delta_mixer_prefill",
+        "short_conv_decode",
+        "short_conv_prefill",
         "norm",
         "gate",
         "choose",
