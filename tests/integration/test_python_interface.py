@@ -102,6 +102,7 @@ def test_what_fits_no_state_is_refused(llm: LLM, tmp_path: Path) -> None:
         llm.load_state(tmp_path / "damaged")
 
 
+@pytest.mark.slow
 def test_an_engine_that_dies_or_cannot_start_is_an_error_and_leaves_no_process(tmp_path: Path) -> None:
     with pytest.raises(EngineEnded, match="does not exist"):
         LLM(str(tmp_path / "nothing"), quiet=True)

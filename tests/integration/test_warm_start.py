@@ -77,6 +77,7 @@ def test_the_first_requests_of_a_new_replica_resume_what_its_peer_has(peer: Serv
         assert account["slots_receiving"] == account["slots_quarantined"] == 0
 
 
+@pytest.mark.slow
 def test_a_peer_that_says_nothing_is_waited_for_by_name_and_keeps_no_engine_from_starting() -> None:
     port = closed_port()
     with socket.create_server(("127.0.0.1", 0)) as silent:
@@ -121,6 +122,7 @@ def test_an_engine_that_ends_leaves_its_prefixes_to_a_peer_that_stays() -> None:
         assert account["slots_receiving"] == account["slots_quarantined"] == account["slots_exported"] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [("--leave-seconds", "0"), ("--role", "prefill"), ("--state-dtype", "float16")],

@@ -111,6 +111,7 @@ def test_a_token_that_the_hub_refuses_is_broken(tmp_path: Path) -> None:
 
 
 @pytest.mark.kube
+@pytest.mark.slow
 def test_a_cluster_without_the_crd_or_with_an_older_one_is_broken(
     control_plane: ControlPlane, tmp_path: Path
 ) -> None:

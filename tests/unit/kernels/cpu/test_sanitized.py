@@ -14,6 +14,7 @@ from mamba_kernels.kernel_choice import INSTRUCTION_SETS
 CALLS = Path(__file__).with_name("sanitized_calls.py")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", INSTRUCTION_SETS)
 def test_no_kernel_reads_or_writes_beside_its_arrays(name: str) -> None:
     try:
