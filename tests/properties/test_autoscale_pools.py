@@ -99,7 +99,7 @@ def reports(room: st.SearchStrategy[int]) -> st.SearchStrategy[list[str]]:
 def test_what_the_engines_of_one_pool_report_never_moves_the_other_pool(
     pool: Role, own: list[str], one: list[str], another: list[str]
 ) -> None:
-    """As long as decode engines have room for states, a pool is decided by its own engines alone."""
+    """The engines of a pool alone decide it as long as decode engines have room for states."""
     other: Role = "decode" if pool == "prefill" else "prefill"
 
     async def decided(others: list[str]) -> list[tuple[int, str]]:
