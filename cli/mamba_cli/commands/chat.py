@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from mamba_cli.chat.talk_options import MaxTokensOption, SystemOption, TemperatureOption
 from mamba_cli.errors import InvalidInput
 
 
@@ -35,23 +36,9 @@ def command(
         str | None,
         typer.Option(envvar="MAMBASERVE_API_KEY", help="API key, where the endpoint requires one."),
     ] = None,
-    system: Annotated[
-        str | None,
-        typer.Option(
-            envvar="MAMBASERVE_CHAT_SYSTEM", help="System message that the conversation begins with."
-        ),
-    ] = None,
-    max_tokens: Annotated[
-        int, typer.Option(min=1, envvar="MAMBASERVE_CHAT_MAX_TOKENS", help="Longest answer, in tokens.")
-    ] = 512,
-    temperature: Annotated[
-        float | None,
-        typer.Option(
-            min=0,
-            envvar="MAMBASERVE_CHAT_TEMPERATURE",
-            help="Sampling temperature; 0 = greedy; default: the model's.",
-        ),
-    ] = None,
+    system: SystemOption = None,
+    max_tokens: MaxTokensOption = 512,
+    temperature: TemperatureOption = None,
     timeout: Annotated[
         float,
         typer.Option(

@@ -4,6 +4,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mamba_cli.chat.talk_options import MaxTokensOption, SystemOption, TemperatureOption
+
 if TYPE_CHECKING:
     from mamba_cli.local.loading.readiness import EngineReadiness
 
@@ -28,23 +30,9 @@ def command(
             show_default=False,
         ),
     ] = None,
-    system: Annotated[
-        str | None,
-        typer.Option(
-            envvar="MAMBASERVE_CHAT_SYSTEM", help="System message that the conversation begins with."
-        ),
-    ] = None,
-    max_tokens: Annotated[
-        int, typer.Option(min=1, envvar="MAMBASERVE_CHAT_MAX_TOKENS", help="Longest answer, in tokens.")
-    ] = 512,
-    temperature: Annotated[
-        float | None,
-        typer.Option(
-            min=0,
-            envvar="MAMBASERVE_CHAT_TEMPERATURE",
-            help="Sampling temperature; 0 = greedy; default: the model's.",
-        ),
-    ] = None,
+    system: SystemOption = None,
+    max_tokens: MaxTokensOption = 512,
+    temperature: TemperatureOption = None,
 ) -> None:
     """Serve a model on this machine and talk to it; the model is unloaded at the end.
 
