@@ -1,14 +1,18 @@
 """`EngineCalls`: requests to the engine of one `LLM`, many at once, with retries where the engine asks."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+import contextlib
+import json
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 
 from mamba_cli.endpoint import headers
+from mamba_cli.errors import CliError
 from mamba_cli.local.own_engine import OwnEngine, ended
+from mamba_cli.sessions.admin_calls import AdminClient
 from mambaserve.errors import EngineEnded, RequestRefused
 
 WINDOW = 256
@@ -17,8 +21,8 @@ _BUSY = (429, 503)
 """Statuses of an engine that takes the request later: its queue is full, or it restarts."""
 LONGEST_PAUSE = 5.0
 """Seconds between two tries of a request that the engine could not take, at most."""
-_PIECE = 1 << 20
-SESSION = "application/vnd.mambaserve.session"
+SESSION_SECONDS = 300.0
+"""Time without a byte of a session after which the call gives up."""
 
 
 class EngineCalls:
@@ -26,6 +30,7 @@ class EngineCalls:
 
     def __init__(self, engine: OwnEngine) -> None:
         self._engine = engine
+        self._admin = AdminClient([engine.admin_url], engine.admin_token, SESSION_SECONDS)
         self._session: aiohttp.ClientSession | None = None
 
     async def post_all(
@@ -50,38 +55,25 @@ class EngineCalls:
             raise errors.exceptions[0] from None
         return [task.result() for task in tasks]
 
-    async def get_admin(self, path: str) -> dict[str, Any]:
-        """Return the answer to a GET of the admin server. Raises `RequestRefused`, `EngineEnded`."""
-        answer = await self._request("GET", self._engine.admin_url + path, self._engine.admin_token, 0)
-        return dict(answer)
-
     async def save_session(self, conversation: dict[str, Any], file: Path) -> None:
         """Write the state of a conversation to a session file. Raises `RequestRefused`, `EngineEnded`."""
-        url = f"{self._engine.admin_url}/admin/session"
-        try:
-            async with self._client().post(
-                url, json=conversation, headers=headers(self._engine.admin_token)
-            ) as answer:
-                if answer.status != 200:
-                    raise await _refusal(answer, 0)
-                with file.open("wb") as written:
-                    async for piece in answer.content.iter_chunked(_PIECE):
-                        written.write(piece)
-        except (aiohttp.ClientError, OSError) as error:
-            raise self._gone(error) from error
+        with self._session_errors():
+            await self._admin.save(json.dumps(conversation).encode(), file)
 
-    async def load_session(self, file: Path) -> dict[str, Any]:
-        """Install a session file; return the engine's reply. Raises `RequestRefused`, `EngineEnded`."""
-        url = f"{self._engine.admin_url}/admin/session"
-        fields = {**headers(self._engine.admin_token), "content-type": SESSION}
+    async def load_session(self, file: Path) -> None:
+        """Install a session file. Raises `RequestRefused`, `EngineEnded`."""
+        with self._session_errors():
+            await self._admin.load(file)
+
+    @contextlib.contextmanager
+    def _session_errors(self) -> Iterator[None]:
+        """Turn the errors of a session into those of this package."""
         try:
-            with file.open("rb") as data:
-                async with self._client().put(url, data=data, headers=fields) as answer:
-                    if answer.status != 200:
-                        raise await _refusal(answer, 0)
-                    return dict(await answer.json())
-        except (aiohttp.ClientError, OSError) as error:
-            raise self._gone(error) from error
+            yield
+        except CliError as error:
+            if self._engine.process.poll() is not None:
+                raise self._gone(error) from error
+            raise RequestRefused(str(error)) from error
 
     async def close(self) -> None:
         """Close the connections."""
@@ -89,14 +81,10 @@ class EngineCalls:
             await self._session.close()
 
     async def _post(self, path: str, body: dict[str, Any], index: int) -> dict[str, Any]:
-        return await self._request("POST", self._engine.url + path, self._engine.api_key, index, body)
-
-    async def _request(
-        self, method: str, url: str, key: str, index: int, body: dict[str, Any] | None = None
-    ) -> dict[str, Any]:
+        url, fields = self._engine.url + path, headers(self._engine.api_key)
         while True:
             try:
-                async with self._client().request(method, url, json=body, headers=headers(key)) as answer:
+                async with self._client().post(url, json=body, headers=fields) as answer:
                     if answer.status == 200:
                         return dict(await answer.json())
                     if answer.status not in _BUSY:

@@ -19,7 +19,7 @@ class RequestRefused(LlmError, ValueError):
     """The engine refused a request.
 
     Attributes:
-        status: status of the HTTP answer.
+        status: status of the HTTP answer; 400 for a state that could not be saved or loaded.
         index: number of the prompt among those of the call.
     """
 
