@@ -86,8 +86,7 @@ def disturb(engine: Engine) -> Callable[[int], None]:
 
 def start(path: Path, settings: dict[str, Any], drafts: ScriptedDrafts | None = None) -> Engine:
     more = {} if drafts is None else {"speculation": "ngram", "speculative_tokens": MOST}
-    # Without a limit of time, which would cut prompts otherwise on a busy machine.
-    sizes = {"track_interval": 32, "max_running_requests": 4, "step_time": 0}
+    sizes = {"track_interval": 32, "max_running_requests": 4}
     return make_engine(path, trial=BootOverrides(drafts=drafts), **{**sizes, **settings}, **more)
 
 

@@ -84,6 +84,8 @@ class BootOverrides:
     """Source of drafts in place of that of the settings, which switch speculation on."""
     warm_up: bool = False
     """Whether to prepare steps on a CPU, too."""
+    bound_starts: bool = True
+    """Whether the starts of a step end after a measured time; without, the schedule depends on no clock."""
 
 
 NO_OVERRIDES = BootOverrides()
@@ -182,8 +184,9 @@ def boot(settings: EngineSettings, report: Report, overrides: BootOverrides = NO
         longest_piece=min(limits.step_tokens, limits.max_model_len),
         step_tokens=limits.step_tokens,
     )
+    start_budget = StartBudget(time.monotonic) if overrides.bound_starts else None
     core = EngineCore(
-        Scheduler(cache, limits, StartBudget(time.monotonic), drafts),
+        Scheduler(cache, limits, start_budget, drafts),
         cache,
         stream,
         runner,
