@@ -18,13 +18,16 @@ GREEDY = SamplingParams(max_tokens=9, temperature=0.0, ignore_eos=True)
 SAMPLED = SamplingParams(max_tokens=8, temperature=0.8, seed=5, ignore_eos=True)
 
 
-@pytest.mark.parametrize("write", [random_granite, random_qwen3_next])
+@pytest.mark.parametrize(
+    ("write", "recurrent"), [(random_granite, "mamba"), (random_qwen3_next, "linear_attention")]
+)
 def test_answers_with_drafts_are_those_without(
-    write: Callable[[Path], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    write: Callable[..., Path], recurrent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Idle programs take the interpreter as long as others.
     monkeypatch.setattr(paged_attention, "PROGRAMS", 4)
-    model = write(tmp_path / "model")
+    attention = "attention" if recurrent == "mamba" else "full_attention"
+    model = write(tmp_path / "model", num_hidden_layers=2, layer_types=[recurrent, attention])
     requests = [AddRequest("a", list(range(7, 17)), GREEDY), AddRequest("b", list(range(20, 29)), SAMPLED)]
     sizes = {"max_running_requests": 2, "chunked_prefill_tokens": 64, "dtype": "float32"}
     expected = {key: answer.tokens for key, answer in run(make_engine(model, **sizes), requests).items()}

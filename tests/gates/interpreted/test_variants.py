@@ -23,11 +23,11 @@ GREEDY = SamplingParams(max_tokens=4, ignore_eos=True)
 
 @pytest.mark.parametrize("state_dtype", ["float32", "float16"] if LARGE else ["float16"])
 def test_serving_launches_what_the_start_has_compiled(
-    tiny_recall: Path, monkeypatch: pytest.MonkeyPatch, state_dtype: str
+    two_layers: Path, monkeypatch: pytest.MonkeyPatch, state_dtype: str
 ) -> None:
     monkeypatch.setattr(paged_attention, "PROGRAMS", 4)
     engine = make_engine(
-        tiny_recall, trial=BootOverrides(graphs=RecordedGraphs()), max_running_requests=5, track_interval=16,
+        two_layers, trial=BootOverrides(graphs=RecordedGraphs()), max_running_requests=5, track_interval=16,
         chunked_prefill_tokens=40, state_dtype=state_dtype,
     )  # fmt: skip
     device_side: Any = engine.core._runner

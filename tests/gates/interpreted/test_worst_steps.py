@@ -20,7 +20,7 @@ PENALIZED = SamplingParams(
 
 @pytest.mark.parametrize("state_dtype", ["float32", "float16"] if LARGE else ["float32"])
 def test_the_worst_steps_are_computed_and_measured_by_the_kernels_that_serve(
-    tiny_recall: Path, monkeypatch: pytest.MonkeyPatch, state_dtype: str
+    two_layers: Path, monkeypatch: pytest.MonkeyPatch, state_dtype: str
 ) -> None:
     # Programs that find nothing to do take the interpreter as long as others.
     monkeypatch.setattr(paged_attention, "PROGRAMS", 4)
@@ -31,7 +31,7 @@ def test_the_worst_steps_are_computed_and_measured_by_the_kernels_that_serve(
         return taken[-1]
 
     engine = make_engine(
-        tiny_recall, trial=BootOverrides(measure=measure), arena_bytes=None, device_memory="512Mi",
+        two_layers, trial=BootOverrides(measure=measure), arena_bytes=None, device_memory="512Mi",
         max_running_requests=2, max_model_len=96, chunked_prefill_tokens=64,
         state_dtype=state_dtype,
     )  # fmt: skip
@@ -53,8 +53,8 @@ def test_the_worst_steps_are_computed_and_measured_by_the_kernels_that_serve(
     engine.stream.close()
 
 
-def test_the_steps_are_as_large_as_the_limits_allow(tiny_recall: Path) -> None:
-    engine = make_engine(tiny_recall, max_running_requests=3, chunked_prefill_tokens=64)
+def test_the_steps_are_as_large_as_the_limits_allow(two_layers: Path) -> None:
+    engine = make_engine(two_layers, max_running_requests=3, chunked_prefill_tokens=64)
     limits = engine.core.scheduler.limits
     shapes = [(len(host.positions), len(host.context_len)) for host, _ in worst_steps(limits, 6)]
     assert shapes == [(64, 1), (63, 3), (3, 3)]
