@@ -12,7 +12,7 @@ export PYTHONHASHSEED ?= 0
 # The tests start hundreds of processes; without bytecode on disk each compiles every module again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test test-slow test-all tools clients lint types props gates compiled mutants kube e2e e2e-all zero-drop images bench docs site dashboards crds manifests lock format
+.PHONY: help setup demo test test-slow test-all interpreted tools clients lint types props gates compiled mutants kube e2e e2e-all zero-drop images bench docs site dashboards crds manifests lock format
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -32,8 +32,11 @@ test: setup ## every test that needs neither root nor a GPU nor minutes, a real 
 test-slow: setup ## the tests that need much of a processor for one outcome
 	@$(MANY) $(TIMES) -m "slow and not gpu and not e2e and not tools"
 
-test-all: setup ## `test` and `test-slow` in one run, as .ci/run does
-	@$(MANY) $(TIMES) -m "not gpu and not e2e and not tools"
+test-all: setup ## `test` and `test-slow` in one run (WITHOUT=interpreted: but for those, as .ci/run does)
+	@$(MANY) $(TIMES) -m "not gpu and not e2e and not tools$(if $(WITHOUT), and not $(WITHOUT))"
+
+interpreted: setup ## those of the tests on Triton's interpreter that take minutes of one processor
+	@$(PYTEST) $(TIMES) tests/gates/test_interpreted_kernels.py tests/unit/kernels/triton/test_interpreted.py
 
 tools: setup ## the tests of the project's own tools: benchmarks, training, the test cluster, the tests for a card
 	@$(MANY) -m "tools and not gpu and not e2e"
