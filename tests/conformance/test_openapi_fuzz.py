@@ -43,6 +43,7 @@ OPERATIONS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("path", "method"), OPERATIONS)
 def test_answers_stay_within_the_document(api: ApiProcess, path: str, method: str) -> None:
     from openapi_examples import stay_within_the_document
@@ -51,6 +52,7 @@ def test_answers_stay_within_the_document(api: ApiProcess, path: str, method: st
     assert api.call("GET", "/readyz").status == 200
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("path", "method"),
     [

@@ -22,6 +22,8 @@ from testmodels.checkpoints import (
 )
 from testmodels.published_limits import follow_published_limits
 
+pytestmark = pytest.mark.slow
+
 TOLERANCE = 1e-4
 GREEDY: dict[str, Any] = {"temperature": 0, "extra_body": {"ignore_eos": True, "return_token_ids": True}}
 NEMOTRON_3 = {

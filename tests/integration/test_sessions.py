@@ -17,6 +17,8 @@ from eventually import wait_until
 from mamba_cli.local import running
 from servers import Command, Server, call
 
+pytestmark = pytest.mark.slow
+
 CHAT = "/v1/chat/completions"
 WORDS = " ".join(f"word{number}" for number in range(60))
 

@@ -220,6 +220,7 @@ async def test_to_pin_what_was_changed_takes_it_back_and_replaces_no_pod(world: 
     assert await world.serves() == before
 
 
+@pytest.mark.slow
 def test_the_operator_that_users_start_measures_traffic(
     plane: ControlPlane, namespace: str, tmp_path: Path
 ) -> None:
