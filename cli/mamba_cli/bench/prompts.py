@@ -7,7 +7,7 @@ exactly the intended prefixes.
 import hashlib
 import struct
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from random import Random
 
@@ -98,6 +98,11 @@ def random_prompts(
         prefix = tokens(f"{seed}/group/{rng.randrange(groups)}", common, vocab_size)
         own = tokens(f"{seed}/own/{number}", length - common, vocab_size)
         yield LoadPrompt(prefix + own, output)
+
+
+def at_times(prompts: Iterable[LoadPrompt], times: Iterable[float]) -> Iterator[LoadPrompt]:
+    """Yield the prompts with their times, in seconds. Raises ValueError where their numbers differ."""
+    return (replace(prompt, at=time) for prompt, time in zip(prompts, times, strict=True))
 
 
 def shared_tokens(prompts: Iterable[LoadPrompt]) -> int:

@@ -1,6 +1,6 @@
 """One run against a URL: finds the model, warms up, sends the load, and builds and writes the report.
 
-Called by the commands `bench serve` and `bench trace`; the project's benchmarks use the same functions.
+Called by the commands of `bench`; the project's benchmarks use the same functions.
 """
 
 import asyncio
@@ -93,8 +93,13 @@ async def execute(plan: LoadPlan, console: Console) -> dict[str, Any]:
 
 def write(result: dict[str, Any], path: Path) -> None:
     """Write the report. Raises `RunFailed` when the file cannot be written."""
+    write_file(json.dumps(result, indent=2) + "\n", path)
+
+
+def write_file(text: str, path: Path) -> None:
+    """Write a file of results. Raises `RunFailed` when the file cannot be written."""
     try:
-        path.write_text(json.dumps(result, indent=2) + "\n")
+        path.write_text(text)
     except OSError as error:
         raise RunFailed(f"cannot write the report: {error}") from error
 

@@ -1,8 +1,8 @@
-"""`mambaserve bench serve` and `bench trace`: send load to a URL and report latencies and goodput."""
+"""`mambaserve bench serve`, `sweep` and `trace`: send load to a URL and report latencies and goodput."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -10,6 +10,11 @@ from mamba_cli.bench.prompts import LoadPrompt
 from mamba_cli.bench.trace_units import TimeUnit
 from mamba_cli.errors import InvalidInput
 from mamba_cli.plain_help import CommandWithPanels
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+    from mamba_cli.bench.run import LoadPlan
 
 command = typer.Typer(name="bench", help="Measure an endpoint under load.", no_args_is_help=True)
 
@@ -77,8 +82,41 @@ Result = Annotated[
     Path | None,
     typer.Option(
         envvar="MAMBASERVE_BENCH_RESULT",
-        help="JSON file to write; default: mambaserve-bench-TIME.json in the current directory, and no file "
-        "with --output json.",
+        help="JSON file to write; default: mambaserve-bench-TIME.json (or -sweep-) in the current directory, "
+        "and no file with --output json.",
+    ),
+]
+
+InputTokens = Annotated[
+    int,
+    typer.Option(envvar="MAMBASERVE_BENCH_INPUT_TOKENS", min=1, help="Mean length of a prompt, in tokens."),
+]
+OutputTokens = Annotated[
+    int,
+    typer.Option(envvar="MAMBASERVE_BENCH_OUTPUT_TOKENS", min=1, help="Mean length of an answer, in tokens."),
+]
+Spread = Annotated[
+    float,
+    typer.Option(
+        envvar="MAMBASERVE_BENCH_SPREAD",
+        min=0,
+        max=1,
+        help="Relative deviation of the lengths from their means, at most.",
+    ),
+]
+SharedPrefix = Annotated[
+    float,
+    typer.Option(
+        envvar="MAMBASERVE_BENCH_SHARED_PREFIX",
+        min=0,
+        max=1,
+        help="Share of each prompt that all prompts of its group begin with.",
+    ),
+]
+PrefixGroups = Annotated[
+    int,
+    typer.Option(
+        envvar="MAMBASERVE_BENCH_PREFIX_GROUPS", min=1, help="Number of groups, each with its own prefix."
     ),
 ]
 
@@ -103,42 +141,11 @@ def serve(
             envvar="MAMBASERVE_BENCH_CONCURRENCY", min=1, help="Closed loop: requests in flight (default 8)."
         ),
     ] = None,
-    input_tokens: Annotated[
-        int,
-        typer.Option(
-            envvar="MAMBASERVE_BENCH_INPUT_TOKENS", min=1, help="Mean length of a prompt, in tokens."
-        ),
-    ] = 512,
-    output_tokens: Annotated[
-        int,
-        typer.Option(
-            envvar="MAMBASERVE_BENCH_OUTPUT_TOKENS", min=1, help="Mean length of an answer, in tokens."
-        ),
-    ] = 128,
-    spread: Annotated[
-        float,
-        typer.Option(
-            envvar="MAMBASERVE_BENCH_SPREAD",
-            min=0,
-            max=1,
-            help="Relative deviation of the lengths from their means, at most.",
-        ),
-    ] = 0.0,
-    shared_prefix: Annotated[
-        float,
-        typer.Option(
-            envvar="MAMBASERVE_BENCH_SHARED_PREFIX",
-            min=0,
-            max=1,
-            help="Share of each prompt that all prompts of its group begin with.",
-        ),
-    ] = 0.0,
-    prefix_groups: Annotated[
-        int,
-        typer.Option(
-            envvar="MAMBASERVE_BENCH_PREFIX_GROUPS", min=1, help="Number of groups, each with its own prefix."
-        ),
-    ] = 1,
+    input_tokens: InputTokens = 512,
+    output_tokens: OutputTokens = 128,
+    spread: Spread = 0.0,
+    shared_prefix: SharedPrefix = 0.0,
+    prefix_groups: PrefixGroups = 1,
     max_concurrency: Limit = None,
     warmup: Warmup = 0,
     model: Model = None,
@@ -154,11 +161,10 @@ def serve(
 ) -> None:
     """Send random prompts at a fixed rate (open loop) or concurrency (closed loop)."""
     options = dict(locals())
-    from dataclasses import replace
     from random import Random
 
     from mamba_cli.bench.arrivals import constant, poisson
-    from mamba_cli.bench.prompts import LengthRange, random_prompts
+    from mamba_cli.bench.prompts import LengthRange, at_times, random_prompts
 
     if rate is not None and concurrency is not None:
         raise InvalidInput(
@@ -176,11 +182,112 @@ def serve(
             return unscheduled
         rng = Random(f"{seed}/arrivals")
         times = poisson(rate, requests, rng) if arrival == "poisson" else constant(rate, requests)
-        return (replace(prompt, at=time) for prompt, time in zip(unscheduled, times, strict=True))
+        return at_times(unscheduled, times)
 
     if rate is None:
         options["concurrency"] = concurrency or 8
     _run(options, prompts, requests, concurrency=options["concurrency"])
+
+
+@command.command(cls=CommandWithPanels)
+def sweep(
+    url: Url = "http://127.0.0.1:8000",
+    concurrency: Annotated[
+        str | None,
+        typer.Option(
+            envvar="MAMBASERVE_BENCH_SWEEP_CONCURRENCY",
+            help="Closed loops: requests in flight of each run (default 1,2,4,8,16).",
+        ),
+    ] = None,
+    rate: Annotated[
+        str | None,
+        typer.Option(
+            envvar="MAMBASERVE_BENCH_SWEEP_RATE", help="Open loops: requests per second of each run."
+        ),
+    ] = None,
+    requests: Annotated[
+        int,
+        typer.Option(
+            envvar="MAMBASERVE_BENCH_SWEEP_REQUESTS",
+            min=1,
+            help="Number of requests of each run; with --concurrency at least two for each in flight.",
+        ),
+    ] = 40,
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="MAMBASERVE_BENCH_SWEEP_PLOT",
+            help="SVG file to write, with the rate of tokens and the latencies by load.",
+        ),
+    ] = None,
+    input_tokens: InputTokens = 512,
+    output_tokens: OutputTokens = 128,
+    spread: Spread = 0.0,
+    shared_prefix: SharedPrefix = 0.0,
+    prefix_groups: PrefixGroups = 1,
+    max_concurrency: Limit = None,
+    warmup: Warmup = 0,
+    model: Model = None,
+    api_key: ApiKey = None,
+    timeout: Timeout = 600.0,
+    slo_ttft_ms: Ttft = None,
+    slo_tpot_ms: Tpot = None,
+    slo_e2e_ms: E2e = None,
+    vocab_size: Vocab = 256,
+    seed: Seed = 0,
+    output: Output = "table",
+    result: Result = None,
+) -> None:
+    """Measure several loads one after the other, each with its own prompts, and draw them."""
+    options = dict(locals())
+    import asyncio
+    from random import Random
+
+    from rich.console import Console
+
+    from mamba_cli.bench.arrivals import poisson
+    from mamba_cli.bench.prompts import LengthRange, at_times, random_prompts
+    from mamba_cli.bench.run import execute, write_file
+    from mamba_cli.bench.sweep import Step, loads, sweep_table
+    from mamba_cli.bench.sweep import sweep as run_sweep
+    from mamba_cli.bench.sweep_plot import sweep_svg
+
+    if rate is not None and concurrency is not None:
+        raise InvalidInput("--rate and --concurrency exclude each other: a sweep varies one of them")
+    kind = "concurrency" if rate is None else "rate"
+    numbers = loads(rate or concurrency or "1,2,4,8,16", f"--{kind}", whole=rate is None)
+    if plot is not None and not plot.parent.is_dir():
+        raise InvalidInput(f"--plot: there is no directory {plot.parent}")
+
+    def step(number: int, load: float) -> Step:
+        count = max(requests, 2 * int(load)) if rate is None else requests
+        # Prompts of its own, so that no run resumes those of an earlier one.
+        own_seed = seed * len(numbers) + number
+
+        def prompts() -> Iterator[LoadPrompt]:
+            unscheduled = random_prompts(
+                count, LengthRange(input_tokens, spread), LengthRange(output_tokens, spread), vocab_size,
+                shared=shared_prefix, groups=prefix_groups, seed=own_seed,
+            )  # fmt: skip
+            if rate is None:
+                return unscheduled
+            return at_times(unscheduled, poisson(load, count, Random(f"{own_seed}/arrivals")))
+
+        in_flight = int(load) if rate is None else None
+        return Step(load, _load_plan({**options, kind: load, "seed": own_seed}, prompts, count, in_flight))
+
+    errors = Console(stderr=True)
+    steps = [step(number, load) for number, load in enumerate(numbers)]
+    document = asyncio.run(run_sweep(steps, kind, execute, errors))
+    _print(document, sweep_table, options)
+    for run in document["runs"]:
+        _warn_of_cached_prompts(run, errors)
+    _write(document, options, "mambaserve-sweep", errors)
+    if plot is not None:
+        write_file(sweep_svg(document), plot)
+        errors.print(f"drawing written to {plot}", highlight=False, markup=False)
+    if document["interrupted"]:
+        raise typer.Exit(1)
 
 
 @command.command(cls=CommandWithPanels)
@@ -286,21 +393,35 @@ def _run(
     concurrency: int | None,
 ) -> None:
     import asyncio
-    import json
-    import sys
-    from datetime import UTC, datetime
 
     from rich.console import Console
 
-    from mamba_cli.bench.run import LoadPlan, execute, write
-    from mamba_cli.bench.samples import LatencyLimits
+    from mamba_cli.bench.run import execute
     from mamba_cli.bench.table import render
+
+    errors = Console(stderr=True)
+    report = asyncio.run(execute(_load_plan(options, prompts, total, concurrency), errors))
+    _print(report, render, options)
+    _warn_of_cached_prompts(report, errors)
+    _write(report, options, "mambaserve-bench", errors)
+    if report["interrupted"]:
+        raise typer.Exit(1)
+
+
+def _load_plan(
+    options: dict[str, Any],
+    prompts: "Callable[[], Iterator[LoadPrompt]]",
+    total: int,
+    concurrency: int | None,
+) -> "LoadPlan":
+    from mamba_cli.bench.run import LoadPlan
+    from mamba_cli.bench.samples import LatencyLimits
 
     def seconds(name: str) -> float | None:
         return None if options[name] is None else options[name] / 1000
 
-    unreported = ("api_key", "output", "result", "url", "model")
-    plan = LoadPlan(
+    unreported = ("api_key", "output", "result", "url", "model", "plot")
+    return LoadPlan(
         url=options["url"],
         prompts=prompts,
         total=total,
@@ -313,16 +434,24 @@ def _run(
         slo=LatencyLimits(seconds("slo_ttft_ms"), seconds("slo_tpot_ms"), seconds("slo_e2e_ms")),
         load={name: value for name, value in options.items() if name not in unreported and value is not None},
     )
-    errors = Console(stderr=True)
-    report = asyncio.run(execute(plan, errors))
-    path = options["result"]
-    if path is None and options["output"] != "json":
-        path = Path(f"mambaserve-bench-{datetime.now(UTC):%Y%m%d-%H%M%S}.json")
+
+
+def _print(
+    document: dict[str, Any], table: "Callable[[dict[str, Any]], RenderableType]", options: dict[str, Any]
+) -> None:
     # The report is printed before it is written, so that a failing write loses nothing.
+    import json
+    import sys
+
+    from rich.console import Console
+
     if options["output"] == "json":
-        print(json.dumps(report), file=sys.stdout, flush=True)  # noqa: T201
+        print(json.dumps(document), file=sys.stdout, flush=True)  # noqa: T201
     else:
-        Console().print(render(report))
+        Console().print(table(document))
+
+
+def _warn_of_cached_prompts(report: dict[str, Any], errors: "Console") -> None:
     if before := report["tokens"]["cached_before"]:
         share = before / report["tokens"]["prompt"]
         errors.print(
@@ -331,8 +460,16 @@ def _run(
             "another --seed, or flush the cache",
             style="yellow", highlight=False, soft_wrap=True,
         )  # fmt: skip
+
+
+def _write(document: dict[str, Any], options: dict[str, Any], name: str, errors: "Console") -> None:
+    from datetime import UTC, datetime
+
+    from mamba_cli.bench.run import write
+
+    path = options["result"]
+    if path is None and options["output"] != "json":
+        path = Path(f"{name}-{datetime.now(UTC):%Y%m%d-%H%M%S}.json")
     if path is not None:
-        write(report, path)
+        write(document, path)
         errors.print(f"report written to {path}", highlight=False, markup=False)
-    if report["interrupted"]:
-        raise typer.Exit(1)

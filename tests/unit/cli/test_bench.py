@@ -7,6 +7,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 from typing import ClassVar
+from xml.etree import ElementTree
 
 import pytest
 
@@ -197,3 +198,49 @@ def test_a_url_without_a_scheme_is_wrong_usage(bench: Bench) -> None:
     code, out, err = bench("serve", "localhost:8000", "--requests", "1")
     assert (code, out) == (2, "")
     assert err == "error: URL: 'localhost:8000' is not an http:// or https:// URL\n"
+
+
+def test_a_sweep_measures_each_load_with_prompts_of_its_own_and_draws_them(
+    bench: Bench, url: str, tmp_path: Path
+) -> None:
+    code, _, errors = bench(
+        "sweep", url, "--concurrency", "4,1,2", "--requests", "6", "--input-tokens", "40",
+        "--result", "sweep.json", "--plot", "sweep.svg",
+    )  # fmt: skip
+    assert code == 0
+    document = json.loads((tmp_path / "sweep.json").read_text())
+    assert [run["concurrency"] for run in document["runs"]] == [1, 2, 4]
+    assert [run["requests"]["ok"] for run in document["runs"]] == [6, 6, 8]
+    assert {run["tokens"]["cached_before"] for run in document["runs"]} == {0}
+    assert "warning" not in errors
+    drawing = ElementTree.fromstring((tmp_path / "sweep.svg").read_text())
+    circles = drawing.findall("{http://www.w3.org/2000/svg}circle")
+    assert len(circles) >= 3 * 3, "a rate and two latencies of each load"
+
+
+def test_a_sweep_of_rates_sends_at_these_rates(bench: Bench, url: str) -> None:
+    code, said, _ = bench(
+        "sweep", url, "--rate", "50,100", "--requests", "4", "--input-tokens", "4", "--output", "json"
+    )
+    assert code == 0
+    document = json.loads(said)
+    assert (document["sweep"], [run["rate"] for run in document["runs"]]) == ("rate", [50, 100])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--rate", "1", "--concurrency", "1"), "exclude each other"),
+        (("--concurrency", "1,two"), "--concurrency: must be up to 64 positive whole numbers"),
+        (("--concurrency", "1.5"), "--concurrency: must be up to 64 positive whole numbers"),
+        (("--rate", "0"), "--rate: must be up to 64 positive numbers"),
+        (("--plot", "nowhere/sweep.svg"), "--plot: there is no directory nowhere"),
+    ],
+)
+def test_a_sweep_that_is_none_is_refused_before_anything_is_sent(
+    bench: Bench, url: str, arguments: tuple[str, ...], said: str
+) -> None:
+    code, _, errors = bench("sweep", url, *arguments)
+    assert code == 2
+    assert said in errors
+    assert not Handler.seen
