@@ -277,4 +277,12 @@ MUTANTS = (
         new="False",
         tests=("tests/integration/gateway/test_several_models.py",),
     ),
+    Mutant(
+        name="a model whose requests a fallback takes stays at zero engines",
+        keeps="A request asks for an engine of the model that it names.",
+        where="models.model_set:ModelSet.choose",
+        old="chosen.parts.wake()",
+        new="pass",
+        tests=("tests/unit/gateway/test_model_set.py",),
+    ),
 )

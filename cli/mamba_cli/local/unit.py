@@ -16,6 +16,7 @@ from typing import Any
 from mamba_api.choices import Role
 from mamba_api.names import ENV_PREFIX
 from mamba_api.v1alpha1 import MambaDeployment
+from mamba_cli.errors import InvalidInput
 from mamba_cli.local.documents import LoadedDeployment
 from mamba_cli.local.model_facts import local_uri
 from mamba_edge.listener import url_at
@@ -162,7 +163,7 @@ def behind_one_address(units: Sequence[Unit], *, host: str, port: int, directory
     }
     words = [
         *chain.from_iterable(options.items()),
-        *chain.from_iterable(("--cors-origin", o) for o in origins),
+        *chain.from_iterable(("--cors-origin", origin) for origin in origins),
     ]
     traces = next(filter(None, (trace_variables(unit.loaded.deployment) for unit in units)), {})
     scope = "local/" + "+".join(sorted(unit.name for unit in units))[:400]
@@ -178,21 +179,26 @@ def _models_of(units: Sequence[Unit]) -> ModelsDocument:
     """Return the models of a shared gateway, in the order of the units.
 
     The name of a deployment is a second name of its model, and the only one where several deployments serve
-    the same name.
+    the same name. Raises InvalidInput for two models of one name.
     """
     served = [unit.loaded.deployment.served_name for unit in units]
     common = duplicates(served)
     entries = []
     for unit, served_name in zip(units, served, strict=True):
         name = unit.name if served_name in common else served_name
-        taken = unit.name == name or unit.name in served
+        only_name = unit.name == name or unit.name in served
         entries.append(
             ModelEntry(
                 name=name,
                 served_name=served_name,
-                aliases=() if taken else (unit.name,),
+                aliases=() if only_name else (unit.name,),
                 settings=_model_settings(unit),
             )
+        )
+    if clash := duplicates(entry.name for entry in entries):
+        raise InvalidInput(
+            f"two models would be named {clash[0]!r} at one address: give each object its own "
+            "spec.model.servedName"
         )
     return ModelsDocument(models=tuple(entries))
 

@@ -10,6 +10,7 @@ import typer.main
 
 from mamba_api.v1alpha1 import MambaDeployment
 from mamba_cli import main
+from mamba_cli.errors import InvalidInput
 from mamba_cli.local.cluster_only import not_in_local_mode
 from mamba_cli.local.documents import LoadedDeployment
 from mamba_cli.local.unit import Unit, behind_one_address, gateway_argv, local_engine, unit_of
@@ -263,3 +264,6 @@ def test_several_deployments_are_models_of_one_gateway_by_served_name_or_by_thei
     assert [each.max_in_flight for each in own] == [7, 1024, 1024]
     assert own[0].key_limits.limits_of(ANYONE) == KeyLimits(requests_per_minute=60)
     assert own[0].index_scope == "default/nano"
+    clash = unit("two", model={"uri": "file:///m", "servedName": "one"})
+    with pytest.raises(InvalidInput, match="'one' at one address: give each object its own"):
+        behind_one_address([*twins, clash], host="127.0.0.1", port=8000, directory=tmp_path)
