@@ -164,9 +164,10 @@ async def test_requests_that_wait_for_one_model_take_no_place_of_another(
 
 async def test_models_join_and_leave_without_a_lost_request(engine, gateway, client, tmp_path) -> None:
     old, staying = await engine("old", models=("old",)), await engine("staying", models=("staying",))
-    new = await engine("new", models=("new",))
+    new, late = await engine("new", models=("new",)), await engine("late", models=("late",), ready=False)
     file = tmp_path / "m.json"
-    write(file, entry("old", old), entry("staying", staying))
+    patient = {"hold_timeout": 600}
+    write(file, entry("old", old), entry("staying", staying), entry("late", late, settings=patient))
     through = await gateway(old, staying, backend=(), models_file=str(file))
     others: list[int] = []
     done = asyncio.Event()
@@ -177,6 +178,7 @@ async def test_models_join_and_leave_without_a_lost_request(engine, gateway, cli
             await asyncio.sleep(0.5)
 
     asking = asyncio.create_task(traffic())
+    held = asyncio.create_task(post(client, through, "late"))
     body = {"model": "old", "prompt": "x", "stream": True, "max_tokens": 8, "gap": 1.0}
     async with client.post(through.url + PATH, json=body) as stream:
         await stream.content.readany()
@@ -187,6 +189,8 @@ async def test_models_join_and_leave_without_a_lost_request(engine, gateway, cli
         assert (await post(client, through, "s"))[0] == 200
         rest = await stream.read()
     assert rest.endswith(b"data: [DONE]\n\n")
+    late.ready = True  # also a request that waits for an engine of a model that has left is answered
+    assert (await held)[0] == 200
     file.write_text('{"models": [{"name": "staying", "backends": []}]}')
     await asyncio.sleep(5)
     assert (await post(client, through, "new"))[0] == 200
