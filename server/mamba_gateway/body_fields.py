@@ -84,6 +84,7 @@ class RoutingFields(msgspec.Struct, frozen=True):
 NO_FIELDS = RoutingFields()
 """Fields of a request whose body was not read."""
 _decode_fields = msgspec.json.Decoder(RoutingFields).decode
+_decode_raw = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 def _number(raw: msgspec.Raw) -> int | None:
@@ -114,6 +115,16 @@ def routing_fields(body: bytes) -> RoutingFields:
         broken = f"the body is not valid JSON: {_syntax_error(body) or error}"
         message = broken if body.strip() else NO_BODY
         raise InvalidRequest(message, code="invalid_json") from None
+
+
+def with_model(body: bytes, name: str) -> bytes:
+    """Return a valid body with `name` as its model, and the bytes of all other fields unchanged.
+
+    An engine serves one name, but a request may come under an alias, or be taken over by another model.
+    """
+    fields = _decode_raw(body)
+    fields["model"] = msgspec.Raw(msgspec.json.encode(name))
+    return msgspec.json.encode(fields)
 
 
 def _syntax_error(body: bytes) -> str:

@@ -1,6 +1,7 @@
 """The gateway's own errors, in addition to those of the HTTP edge.
 
 ApiError (mamba_edge)
+├── ModelForbidden        403 model_forbidden     the API key may not use the model, if there is one
 ├── TooManyRequests (mamba_edge)
 │   └── KeyOverLimit      429 rate_limit_exceeded the key used up its limit; other keys are not concerned
 ├── UpstreamLost          502 upstream_died       the engine broke off, and no other engine is tried
@@ -20,6 +21,12 @@ ENDED_AN_ENGINE = (
     "the form, or try again in some minutes"
 )
 SILENT = "the engine sent nothing for too long"
+
+
+class ModelForbidden(ApiError):
+    """The API key may use other models only; the error is the same for a name that no model has."""
+
+    status, kind, code = 403, "permission_error", "model_forbidden"
 
 
 class KeyOverLimit(TooManyRequests):

@@ -51,6 +51,9 @@ class GatewaySettings(HttpLimits, HistorySettings, BrowserOrigins, TraceSettings
     """Base URLs of engines, for a fixed set; in the environment separated by spaces."""
     deployment: str | None = None
     """MambaDeployment whose engines are watched: the EndpointSlices of the Service `NAME-engine`."""
+    models_file: str | None = None
+    """JSON file with several models for this one address, read again when it changes: their names, engines,
+    limits and fallbacks, and which keys may use which of them; in place of --backend and --deployment."""
     served_model_name: str | None = Field(None, min_length=1, max_length=253)
     """Name of the model that the engines serve. While there is no engine it is listed in `/v1/models` and
     waited for, and other names get 404; default: the engines report it."""
@@ -207,6 +210,11 @@ class GatewaySettings(HttpLimits, HistorySettings, BrowserOrigins, TraceSettings
             raise ValueError("give either --redis-url or --redis-url-file, and not both")
         shared = self.redis_url is not None or self.redis_url_file is not None
         placed = self.deployment is not None and self.namespace is not None
+        if shared and self.models_file is not None and self.prefix_index_scope is None:
+            raise ValueError(
+                "with a Redis and --models-file, --prefix-index-scope names this gateway: the responses that "
+                "it keeps are stored under that name"
+            )
         if shared and not placed and self.prefix_index_scope is None:
             raise ValueError(
                 "with a Redis, --prefix-index-scope says which index is read: the engines' own "
@@ -244,6 +252,24 @@ class GatewaySettings(HttpLimits, HistorySettings, BrowserOrigins, TraceSettings
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
-        if bool(self.backend) == bool(self.deployment):
-            raise ValueError("give either --backend URL (repeatable) or --deployment NAME, and not both")
+        if self.models_file is not None:
+            self._check_several_models()
+        elif bool(self.backend) == bool(self.deployment):
+            raise ValueError(
+                "give either --backend URL (repeatable) or --deployment NAME, and not both; or --models-file "
+                "for several models"
+            )
         return self
+
+    def _check_several_models(self) -> None:
+        """Raise ValueError for an option that belongs to one model, which the file of models has."""
+        options = {
+            "--backend": bool(self.backend),
+            "--deployment": self.deployment is not None,
+            "--served-model-name": self.served_model_name is not None,
+            "--endpoint-picker-port": self.endpoint_picker_port is not None,
+        }
+        if wrong := [name for name, is_set in options.items() if is_set]:
+            raise ValueError(
+                f"{wrong[0]} is for a gateway of one model: leave it out, or leave out --models-file"
+            )

@@ -20,6 +20,7 @@ from mamba_gateway.endpoints.pool import Pool, ProbeReport, Target
 from mamba_gateway.key_limits import KeyLimits, KeyLimitTable
 from mamba_gateway.metrics.gateway_metrics import GatewayMetrics
 from mamba_gateway.relay.proxy_endpoint import ProxyEndpoint
+from mamba_gateway.relay.request_lane import RequestLane
 from mamba_gateway.upstream.connector import UpstreamRequest
 from mamba_telemetry.tracing import OFF
 
@@ -73,13 +74,15 @@ class ProxyHarness:
             capacity=limits.get("free", lambda _: math.inf), weight=lambda key: table.limits_of(key).weight,
             on_refused=lambda cause, key: self.metrics.refused.labels(cause, key).inc(),
         )  # fmt: skip
-        self.proxy = ProxyEndpoint(
+        limiter = RateLimiter(table, self.metrics, lambda: asyncio.get_running_loop().time())
+        lane = RequestLane(
             self.relay,  # type: ignore[arg-type]
-            self.admission, self.metrics, KeyFile(keys, "--api-key-file") if keys else None,
+            self.admission, limiter, limits.get("prompts"), limits.get("backend_keys"),
+        )  # fmt: skip
+        self.proxy = ProxyEndpoint(
+            lane, self.admission, self.metrics, KeyFile(keys, "--api-key-file") if keys else None,
             max_body_bytes=limits.get("max_body_bytes", 1000), body_timeout=limits.get("body_timeout", 5.0),
-            comment_interval=limits.get("comment_interval", 15.0), backend_keys=limits.get("backend_keys"),
-            limiter=RateLimiter(table, self.metrics, lambda: asyncio.get_running_loop().time()),
-            prompts=limits.get("prompts"),
+            comment_interval=limits.get("comment_interval", 15.0),
         )  # fmt: skip
 
         self.bodies = BodyBudget(limits.get("max_held_body_bytes", 10_000))

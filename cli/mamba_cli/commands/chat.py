@@ -61,7 +61,9 @@ def command(
         )
     if "://" not in target:
         # The name of a deployment that runs on this machine stands for its URL.
-        target = next((deployment.url for deployment in running() if deployment.name == target), target)
+        named = next((deployment for deployment in running() if deployment.name == target), None)
+        if named is not None:
+            target, model = named.url, model or named.model
     target = base_url(target)
     message = first_message(arguments[0] if arguments else None)
     try:

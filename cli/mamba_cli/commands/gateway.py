@@ -65,6 +65,7 @@ PANELS = {
     "Engines": (
         "backend",
         "deployment",
+        "models_file",
         "namespace",
         "kubeconfig",
         "backend_key_file",

@@ -73,10 +73,8 @@ def command(
 
     urls, models = _endpoints(context, target, host, port)
     answers = asyncio.run(_ask(urls, timeout))
-    if len(models) == len(answers):
-        answers = [
-            _checked_model(answer, model, target) for answer, model in zip(answers, models, strict=True)
-        ]
+    if models:
+        answers = [_checked_models(answer, models, target) for answer in answers]
     _show_endpoints(
         [answer for answer in answers if not isinstance(answer, BaseException)], len(urls), output
     )
@@ -111,8 +109,7 @@ def _endpoints(context: typer.Context, target: str, host: str, port: int) -> tup
     if not active:
         raise RunFailed(f"{target}: nothing in it runs, because spec.mode is Plan")
     urls = _urls_of_file(context, Path(target), [deployment.name for deployment in active])
-    urls = urls or [base_url(url_at(host, port + index)) for index in range(len(active))]
-    return urls, [deployment.served_name for deployment in active]
+    return urls or [base_url(url_at(host, port))], [deployment.served_name for deployment in active]
 
 
 async def _ask(urls: list[str], timeout: float) -> "list[Answer]":
@@ -168,16 +165,16 @@ def _urls_of_file(context: typer.Context, file: "Path", names: list[str]) -> lis
     return urls_of_file(file, names, context.params["port"] if chosen["port"] else None)
 
 
-def _checked_model(answer: "Answer", model: str, target: str) -> "Answer":
-    """Return the answer, or an error if the endpoint serves other models than `model` of the file."""
+def _checked_models(answer: "Answer", models: "list[str]", target: str) -> "Answer":
+    """Return the answer, or an error if the endpoint serves none of the `models` of the file."""
     if isinstance(answer, BaseException):
         return answer
     served = {engine.model for engine in answer.engines if engine.model}
-    if not served or model in served:
+    if not served or served & set(models):
         return answer
     return RunFailed(
-        f"{target}: {answer.url} serves {', '.join(sorted(served))}, not {model}: give the --port of the "
-        "`up` that serves this file"
+        f"{target}: {answer.url} serves {', '.join(sorted(served))}, not {', '.join(models)}: give the "
+        "--port of the `up` that serves this file"
     )
 
 

@@ -16,11 +16,11 @@ def command(
             min=0,
             max=65535,
             envvar="MAMBASERVE_PORT",
-            help="Port of the first endpoint; the next ones follow. 0 = any free ports.",
+            help="Port of the endpoint, which serves the models of all files. 0 = a free one.",
         ),
     ] = 8000,
     host: Annotated[
-        str, typer.Option(envvar="MAMBASERVE_HOST", help="Address that the endpoints bind.")
+        str, typer.Option(envvar="MAMBASERVE_HOST", help="Address that the endpoint binds.")
     ] = "127.0.0.1",
     once: Annotated[
         bool,

@@ -32,7 +32,7 @@ from mamba_cli.local.planning import (
 from mamba_cli.local.ports import free_ports, front_ports
 from mamba_cli.local.running import noted
 from mamba_cli.local.supervisor import RestartPolicy
-from mamba_cli.local.unit import LAUNCHER, LocalEngine, Unit, local_engine, unit_of
+from mamba_cli.local.unit import LAUNCHER, LocalEngine, Unit, behind_one_address, local_engine, unit_of
 from mamba_cli.resource_profiles import of_this_machine
 from mamba_planner import Device
 from mamba_planner.shipped_profiles import SHIPPED
@@ -67,7 +67,8 @@ def bring_up(
     loaded = read()
     _check_names(loaded)
     # Ports are checked before the plans are shown, because a port in use prevents the start anyway.
-    fronts = front_ports(host, port, sum(document.deployment.spec.mode == "Active" for document in loaded))
+    starts = any(document.deployment.spec.mode == "Active" for document in loaded)
+    front = front_ports(host, port, 1)[0] if starts else port
     gpu = gpu_memory() if any(_uses_gpus(document, profiles) for document in loaded) else None
     # The free memory is read once: later it no longer includes what the engines use.
     machine = functools.cache(cpu_device)
@@ -88,9 +89,9 @@ def bring_up(
     from mamba_cli.local.edits import FileEdits
 
     directory = _logs(logs)
-    units = _units(active, host, fronts, directory, launcher)
+    units = _units(active, host, front, directory, launcher)
     edits = FileEdits(units, loaded, read, lambda document: _plan(document, gpu, machine, profiles))
-    with noted(units, port or fronts[0]):
+    with noted(units, front):
         return asyncio.run(_run(units, edits, once=once, demo=demo, logs=directory, console=console))
 
 
@@ -204,7 +205,7 @@ def _check_download(loaded: LoadedDeployment) -> None:
 def _units(
     active: list[tuple[LoadedDeployment, list[PlannedPool]]],
     host: str,
-    fronts: list[int],
+    front: int,
     directory: Path,
     launcher: tuple[str, ...],
 ) -> list[Unit]:
@@ -218,10 +219,11 @@ def _units(
             admin_port=ports[1], directory=directory, role=pool.role, transfer_port=ports[2],
         )  # fmt: skip
 
-    return [
+    units = [
         unit_of(loaded, [engine(pool) for pool in pools], host=host, port=front, launcher=launcher)
-        for (loaded, pools), front in zip(active, fronts, strict=True)
+        for loaded, pools in active
     ]
+    return units if len(units) == 1 else behind_one_address(units, host=host, port=front, directory=directory)
 
 
 def _drain_timeout(loaded: LoadedDeployment) -> float:

@@ -97,7 +97,8 @@ def urls_of_file(file: Path, names: Sequence[str], port: int | None) -> list[str
         if deployment.file == str(file.resolve()) and port in (None, deployment.port)
     ]
     urls = {deployment.name: deployment.url for deployment in chosen if deployment.port == chosen[0].port}
-    return [urls[name] for name in names if name in urls]
+    # Several deployments of one process have one address.
+    return list(dict.fromkeys(urls[name] for name in names if name in urls))
 
 
 def _running(unit: Unit, port: int) -> RunningDeployment:

@@ -70,7 +70,7 @@ class LocalSession:
         self._processes = Processes(options.logs, self._put_exit)
         self._commands = _commands(units)
         children = [Child(engine.name, ENGINE_RANK) for unit in units for engine in unit.engines]
-        children += [Child(unit.gateway, GATEWAY_RANK) for unit in units]
+        children += [Child(name, GATEWAY_RANK) for name in dict.fromkeys(unit.gateway for unit in units)]
         self._state = SupervisorState(tuple(children))
         self._tasks: set[asyncio.Task[None]] = set()
         self._ready: set[str] = set()
@@ -211,14 +211,14 @@ class LocalSession:
     async def _until_ready_again(self, name: str) -> None:
         """Wait until a restarted child is ready, and report it."""
         engines = {engine.name: engine for unit in self._units for engine in unit.engines}
-        gateways = {unit.gateway: unit for unit in self._units}
+        behind = [unit for unit in self._units if unit.gateway == name]
         while True:
             await asyncio.sleep(self._options.probe_interval)
             if name in engines:
                 readiness = await engine_readiness(self._http, engines[name].url)
                 ready = readiness is not None and readiness.ready
             else:
-                ready = await self._gateway_ready(self._http, gateways[name])
+                ready = all([await self._gateway_ready(self._http, unit) for unit in behind])
             if ready and name not in self._ready and self._runs(name):
                 self._mark_ready(name)
                 self._view.print_line(f"{name} is ready again", style="green")

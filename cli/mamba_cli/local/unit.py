@@ -9,22 +9,27 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from mamba_api.choices import Role
 from mamba_api.names import ENV_PREFIX
 from mamba_api.v1alpha1 import MambaDeployment
+from mamba_cli.errors import InvalidInput
 from mamba_cli.local.documents import LoadedDeployment
 from mamba_cli.local.model_facts import local_uri
 from mamba_edge.listener import url_at
 from mamba_planner import MemoryPlan
 from mamba_planner.hand_over import hand_over_tokens
 from mamba_settings.engine_settings import EngineSettings
+from mamba_settings.models_document import ModelEntry, ModelsDocument, duplicates
 from mamba_settings.spec_settings import disk_budget, engine_settings
 from mamba_settings.trace_settings import trace_variables
 
 LAUNCHER = (sys.executable, "-m", "mamba_cli")
+SHARED_GATEWAY = "gateway"
+"""Name of the process that serves the models of several deployments at one address."""
 GATEWAY_RANK = 1
 ENGINE_RANK = 0
 
@@ -55,13 +60,17 @@ class LocalEngine:
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """The engines and the gateway of one deployment; the gateway's process is `NAME-gateway`."""
+    """The engines of one deployment, and its gateway: a process `NAME-gateway`, or one that units share."""
 
     loaded: LoadedDeployment
     launcher: tuple[str, ...]
     engines: tuple[LocalEngine, ...]
     gateway_argv: tuple[str, ...]
     url: str
+    shared_gateway: Command | None = None
+    """The gateway that serves the models of several deployments; None = the deployment has its own."""
+    model_name: str | None = None
+    """Name of the model at a shared gateway."""
 
     @property
     def name(self) -> str:
@@ -71,12 +80,12 @@ class Unit:
     @property
     def model(self) -> str:
         """Return the model name that requests use."""
-        return self.loaded.deployment.served_name
+        return self.model_name or self.loaded.deployment.served_name
 
     @property
     def gateway(self) -> str:
         """Return the name of the gateway's process."""
-        return f"{self.name}-gateway"
+        return f"{self.name}-gateway" if self.shared_gateway is None else SHARED_GATEWAY
 
     def commands(self) -> dict[str, Command]:
         """Return the commands by child; the deployment's env and extraArgs override the document."""
@@ -93,7 +102,7 @@ class Unit:
                 )
                 for engine in self.engines
             },
-            self.gateway: Command((*self.launcher, *self.gateway_argv), shared),
+            self.gateway: self.shared_gateway or Command((*self.launcher, *self.gateway_argv), shared),
         }
 
     def with_settings(self, name: str, settings: EngineSettings) -> "Unit":
@@ -134,6 +143,90 @@ def unit_of(
         gateway_argv=tuple(gateway_argv(loaded.deployment, backends=backends, host=host, port=port)),
         url=url_at(host, port),
     )
+
+
+def behind_one_address(units: Sequence[Unit], *, host: str, port: int, directory: Path) -> list[Unit]:
+    """Return the units with one gateway for all of them, whose models are their deployments' served names.
+
+    The file of models is written to `directory` before the gateway starts.
+    """
+    document = _models_of(units)
+    file = directory.absolute() / f"{SHARED_GATEWAY}.json"
+    specs = [unit.loaded.deployment.spec for unit in units]
+    origins = dict.fromkeys(chain.from_iterable(spec.gateway.cors_origins for spec in specs))
+    options = {
+        "--models-file": str(file),
+        "--host": host,
+        "--port": str(port),
+        "--max-body-bytes": str(max(spec.gateway.limits.max_body_size.bytes for spec in specs)),
+        "--drain-timeout": f"{max(spec.rollout.drain_timeout.seconds for spec in specs):g}",
+    }
+    words = [
+        *chain.from_iterable(options.items()),
+        *chain.from_iterable(("--cors-origin", origin) for origin in origins),
+    ]
+    traces = next(filter(None, (trace_variables(unit.loaded.deployment) for unit in units)), {})
+    scope = "local/" + "+".join(sorted(unit.name for unit in units))[:400]
+    environment = {f"{ENV_PREFIX}PREFIX_INDEX_SCOPE": scope, **traces}
+    command = Command((*units[0].launcher, "gateway", *words), environment, file, document.json_text())
+    return [
+        replace(unit, url=url_at(host, port), shared_gateway=command, model_name=entry.name)
+        for unit, entry in zip(units, document.models, strict=True)
+    ]
+
+
+def _models_of(units: Sequence[Unit]) -> ModelsDocument:
+    """Return the models of a shared gateway, in the order of the units.
+
+    The name of a deployment is a second name of its model, and the only one where several deployments serve
+    the same name. Raises InvalidInput for two models of one name.
+    """
+    served = [unit.loaded.deployment.served_name for unit in units]
+    common = duplicates(served)
+    entries = []
+    for unit, served_name in zip(units, served, strict=True):
+        name = unit.name if served_name in common else served_name
+        only_name = unit.name == name or unit.name in served
+        entries.append(
+            ModelEntry(
+                name=name,
+                served_name=served_name,
+                aliases=() if only_name else (unit.name,),
+                settings=_model_settings(unit),
+            )
+        )
+    if clash := duplicates(entry.name for entry in entries):
+        raise InvalidInput(
+            f"two models would be named {clash[0]!r} at one address: give each object its own "
+            "spec.model.servedName"
+        )
+    return ModelsDocument(models=tuple(entries))
+
+
+def _model_settings(unit: Unit) -> dict[str, Any]:
+    """Return the settings of a unit's model at a shared gateway."""
+    deployment = unit.loaded.deployment
+    limits, routing = deployment.spec.gateway.limits, deployment.spec.gateway.routing
+    settings: dict[str, Any] = {
+        "backend": [engine.url for engine in unit.engines],
+        "prefix_index_scope": f"{deployment.namespace}/{deployment.name}",
+        "max_in_flight": limits.max_in_flight,
+        "max_queue": limits.max_queued,
+        "queue_timeout": limits.queue_timeout.seconds,
+        "hold_timeout": limits.queue_timeout.seconds,
+        "request_timeout": limits.request_timeout.seconds,
+        "prefix_weight": routing.prefix_weight,
+        "load_weight": routing.load_weight,
+        "hand_over_tokens": hand_over_tokens(deployment),
+    }
+    redis = deployment.spec.prefix_index.redis
+    if redis is not None:
+        settings["redis_url"] = redis.url
+    if limits.per_key is not None:
+        settings["requests_per_minute"] = limits.per_key.requests_per_minute
+        settings["tokens_per_minute"] = limits.per_key.tokens_per_minute
+        settings["concurrent_requests"] = limits.per_key.concurrent_requests
+    return {name: value for name, value in settings.items() if value is not None}
 
 
 def local_engine(

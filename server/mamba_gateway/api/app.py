@@ -6,7 +6,7 @@ the document and answers wrong methods. The admin API of the engines has no rout
 
 from collections.abc import Awaitable
 
-from fastapi import FastAPI, Security
+from fastapi import Depends, FastAPI, Security
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -14,7 +14,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from mamba_api.dialects.paths import RELAYED
 from mamba_api.dialects.routes import BODIES, EVENTS, ROUTES
 from mamba_api.openai_examples import request_examples
-from mamba_api.openai_responses import ModelCard, ModelList
 from mamba_api.serving_status import ServingStatus
 from mamba_edge.api_keys import KeyFile
 from mamba_edge.app.application import (
@@ -24,6 +23,7 @@ from mamba_edge.app.application import (
     UNAUTHORIZED,
     KeyGuard,
     Responses,
+    error_responses,
     generation_errors,
     in_form_of,
     make_application,
@@ -34,12 +34,20 @@ from mamba_edge.exchange.request_middleware import RequestMiddleware
 from mamba_edge.history.history_routes import HISTORY_BODIES, HistoryEndpoints, add_history_routes
 from mamba_edge.history.response_history import ResponseHistory
 from mamba_edge.status_page import add_status_page
-from mamba_gateway.api.local_routes import DecisionList, GatewayReadiness, LocalRoutes
+from mamba_gateway.api.local_routes import (
+    DecisionList,
+    GatewayModelCard,
+    GatewayModelList,
+    GatewayReadiness,
+    LocalRoutes,
+)
 from mamba_gateway.api.serving_status import StatusEndpoint
 from mamba_telemetry.tracing import OFF, Tracing
 
 _NOT_READY: Responses = {503: {"model": GatewayReadiness, "description": "Loading or draining"}}
+FORBIDDEN = error_responses(e403="The key may not use the model, if there is one of this name")
 _RELAY_ERRORS = generation_errors(
+    e403="The key may not use the model, if there is one of this name",
     e500="A defect of the gateway or of the engine",
     e502="The engine broke off before it answered",
     e503="No engine can take the request, or the gateway drains; see Retry-After",
@@ -82,7 +90,8 @@ def make_app(
     _add_local(app, routes, guard)
     app.add_api_route(
         "/v1/status", status.status, operation_id="status", summary="What gateway and engines do",
-        response_model=ServingStatus, dependencies=[Security(guard)], responses=UNAUTHORIZED,
+        response_model=ServingStatus, dependencies=[Security(guard), Depends(routes.check_sees_all)],
+        responses=UNAUTHORIZED | FORBIDDEN,
     )  # fmt: skip
     add_status_page(app)
     route_of = publish(
@@ -125,16 +134,16 @@ def _add_local(app: FastAPI, routes: LocalRoutes, guard: KeyGuard) -> None:
     keyed = [Security(guard)]
     app.add_api_route(
         "/v1/models", routes.models, operation_id="models", summary="Models of all engines",
-        response_model=ModelList, dependencies=keyed, responses=UNAUTHORIZED,
+        response_model=GatewayModelList, dependencies=keyed, responses=UNAUTHORIZED,
     )  # fmt: skip
     app.add_api_route(
         "/v1/models/{name:path}", routes.model, operation_id="model", summary="One model",
-        response_model=ModelCard, dependencies=keyed, responses=UNAUTHORIZED | NO_MODEL,
+        response_model=GatewayModelCard, dependencies=keyed, responses=UNAUTHORIZED | FORBIDDEN | NO_MODEL,
     )  # fmt: skip
     app.add_api_route(
         "/v1/routing/decisions", routes.decisions, operation_id="decisions",
-        summary="Why engines were chosen", response_model=DecisionList, dependencies=keyed,
-        responses=UNAUTHORIZED | BAD_QUERY,
+        summary="Why engines were chosen", response_model=DecisionList,
+        dependencies=[*keyed, Depends(routes.check_sees_all)], responses=UNAUTHORIZED | FORBIDDEN | BAD_QUERY,
     )  # fmt: skip
     for path, operation, summary in (
         ("/readyz", "readyz", "Whether requests are welcome"),

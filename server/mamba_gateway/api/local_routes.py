@@ -4,23 +4,26 @@ The handlers read the pool and the admission. `app` assigns the paths, and decid
 key.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import version
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, Protocol
 
 from fastapi import Query
 from pydantic import BaseModel, Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from mamba_api.openai_responses import Readiness
+from mamba_api.openai_responses import ModelCard, Readiness
 from mamba_edge.app.application import JsonResponse
 from mamba_edge.errors import ModelNotFound, NotReady
-from mamba_gateway.admission.admission import Admission
+from mamba_edge.exchange.request_context import context_of
+from mamba_gateway.endpoints.endpoint import Endpoint
 from mamba_gateway.endpoints.pool import Pool
+from mamba_gateway.errors import ModelForbidden
+from mamba_gateway.key_limits import ANYONE
 from mamba_gateway.metrics.gateway_metrics import GatewayMetrics
 from mamba_gateway.prompts.text_processors import TextProcessors
-from mamba_gateway.routing.decision import MAX_RECORDS, RoutingLog, no_such_model
+from mamba_gateway.routing.decision import MAX_RECORDS, RoutingLog, RoutingRecord, no_such_model
 from mamba_prefix.prefix_index import PrefixIndex
 from mamba_telemetry.registry import expose
 
@@ -36,6 +39,24 @@ class GatewayReadiness(Readiness):
     """`known`: number of engines; `ready`: number of engines that may be chosen."""
     reasons: dict[str, str] = Field(default_factory=dict)
     """For each engine that may not be chosen, by its name: the reason."""
+
+
+class GatewayModelCard(ModelCard):
+    """One model of a gateway."""
+
+    state: Literal["ready", "starting", "stopped"] | None = None
+    """Only of a gateway of several models: whether engines serve the model now, will soon, or have to be
+    started by a request."""
+    alias_of: str | None = None
+    """Only of a gateway of several models: name of the model that has this further name."""
+
+
+class GatewayModelList(BaseModel):
+    """Body of `/v1/models` of a gateway."""
+
+    object: Literal["list"] = "list"
+    data: list[GatewayModelCard]
+    """The models that the key may use."""
 
 
 class DecisionList(BaseModel):
@@ -73,35 +94,128 @@ class WarmUp:
         return ""
 
 
+class EngineView(Protocol):
+    """Engines of one gateway, as its own routes read them."""
+
+    @property
+    def synced(self) -> bool:
+        """Whether the engines were read, and each of them was probed, at least once."""
+
+    def snapshot(self) -> tuple[Endpoint, ...]:
+        """Return all engines."""
+
+    def reasons(self) -> Mapping[str, str]:
+        """Return the reason for each engine that is not ready, by its name."""
+
+
+class QueueView(Protocol):
+    """Requests of one gateway, as its own routes read them."""
+
+    @property
+    def in_flight(self) -> int:
+        """Number of requests that are being relayed."""
+
+    @property
+    def queued(self) -> int:
+        """Number of admitted requests that are not being relayed."""
+
+    @property
+    def admitted(self) -> int:
+        """Number of admitted requests that have not ended."""
+
+    @property
+    def draining(self) -> bool:
+        """Whether the gateway shuts down."""
+
+    def waiting(self) -> dict[str, int]:
+        """Return the number of requests that wait for a permit, by name of their key."""
+
+
+class ModelCatalog(Protocol):
+    """Models of one gateway, as far as an API key may see them."""
+
+    @property
+    def names_are_public(self) -> bool:
+        """Return whether whoever reaches the gateway may know every model."""
+
+    def sees_all(self, key: str) -> bool:
+        """Return whether the key may use every model."""
+
+    def cards(self, key: str) -> Sequence[dict[str, Any]]:
+        """Return the entries of `/v1/models`, one for each name."""
+
+    def card(self, name: str, key: str) -> dict[str, Any]:
+        """Return the entry of one name. Raises ModelForbidden, ModelNotFound."""
+
+    def decisions(self, limit: int) -> Iterable[RoutingRecord]:
+        """Return the last `limit` choices of an engine, the newest first."""
+
+
+class OneModel:
+    """The catalog of a gateway of one model, which every key may use."""
+
+    names_are_public = True
+
+    def __init__(self, pool: Pool, log: RoutingLog) -> None:
+        self._pool, self._log = pool, log
+
+    def sees_all(self, _key: str) -> bool:
+        """Return True, since every key may use the model."""
+        return True
+
+    def cards(self, _key: str) -> Sequence[dict[str, Any]]:
+        """Return the models that the engines report, with one entry for each name."""
+        return self._pool.model_entries()
+
+    def card(self, name: str, key: str) -> dict[str, Any]:
+        """Return the entry of one name. Raises ModelNotFound."""
+        for card in self.cards(key):
+            if card["id"] == name:
+                return card
+        raise ModelNotFound(no_such_model(name, self._pool.model_names()), param="model")
+
+    def decisions(self, limit: int) -> Iterable[RoutingRecord]:
+        """Return the last `limit` choices of an engine, the newest first."""
+        return self._log.last(limit)
+
+
+OTHERS_ENGINES = (
+    "this API key may use some models only, and this page shows the engines of all: ask with a key that may "
+    "use every model"
+)
+
+
 class LocalRoutes:
     """Handlers of one gateway."""
 
     def __init__(
         self,
-        pool: Pool,
-        admission: Admission,
+        engines: EngineView,
+        queue: QueueView,
         metrics: GatewayMetrics,
-        decisions: RoutingLog,
+        catalog: ModelCatalog,
         missing: Callable[[], str] = str,
     ) -> None:
         """Create the handlers. `missing` returns what the gateway lacks to be ready; "" = nothing."""
-        self._pool, self._admission, self._metrics = pool, admission, metrics
-        self._decisions, self._missing = decisions, missing
+        self._engines, self._queue, self._metrics = engines, queue, metrics
+        self._catalog, self._missing = catalog, missing
 
-    async def models(self) -> Response:
-        """List the models of all engines, ready or not, with one entry for each name."""
-        return JsonResponse({"object": "list", "data": self._pool.model_entries()})
+    async def models(self, request: Request) -> Response:
+        """List the models that the key may use, ready or not, with one entry for each name."""
+        return JsonResponse({"object": "list", "data": self._catalog.cards(_key_of(request))})
 
-    async def model(self, name: str) -> Response:
-        """Return one model by name. Raises ModelNotFound."""
-        for entry in self._pool.model_entries():
-            if entry["id"] == name:
-                return JsonResponse(entry)
-        raise ModelNotFound(no_such_model(name, self._pool.model_names()), param="model")
+    async def model(self, name: str, request: Request) -> Response:
+        """Return one model by name. Raises ModelForbidden, ModelNotFound."""
+        return JsonResponse(self._catalog.card(name, _key_of(request)))
+
+    def check_sees_all(self, request: Request) -> None:
+        """Raise ModelForbidden for a key that may not use every model."""
+        if not self._catalog.sees_all(_key_of(request)):
+            raise ModelForbidden(OTHERS_ENGINES)
 
     async def decisions(self, limit: Annotated[int, Query(ge=1, le=MAX_RECORDS)] = 32) -> Response:
         """Return the last `limit` choices of an engine, the newest first, each with the compared costs."""
-        entries = [record.log_entry() for record in self._decisions.last(limit)]
+        entries = [record.log_entry() for record in self._catalog.decisions(limit)]
         return JsonResponse({"object": "list", "data": entries})
 
     async def livez(self) -> dict[str, str]:
@@ -111,6 +225,8 @@ class LocalRoutes:
     async def readyz(self) -> Response:
         """Answer 200 if the gateway accepts requests. Without engines, requests wait for one for a while."""
         state = self.readiness()
+        if not self._catalog.names_are_public:  # nobody shows a key here, and names of engines tell of models
+            state = state.model_copy(update={"reasons": {}})
         body = state.model_dump_json().encode()
         if state.status == "ready":
             return JsonResponse(body)
@@ -121,10 +237,10 @@ class LocalRoutes:
 
     async def metrics(self, request: Request) -> Response:
         """Return the metrics as Prometheus text, or as OpenMetrics with exemplars if that is accepted."""
-        self._metrics.in_flight.set(self._admission.in_flight)
-        self._metrics.queued.set(self._admission.queued)
+        self._metrics.in_flight.set(self._queue.in_flight)
+        self._metrics.queued.set(self._queue.queued)
         self._metrics.waiting.clear()
-        for key, count in self._admission.waiting().items():
+        for key, count in self._queue.waiting().items():
             self._metrics.waiting.labels(key).set(count)
         body, content_type = expose(self._metrics.registry, request.headers.get("accept", ""))
         return Response(body, headers={"content-type": content_type})
@@ -135,15 +251,19 @@ class LocalRoutes:
 
     def readiness(self) -> GatewayReadiness:
         """Return whether the gateway accepts requests, and which engines may be chosen."""
-        snapshot = self._pool.snapshot()
+        snapshot = self._engines.snapshot()
         endpoints = {"known": len(snapshot), "ready": sum(e.ready and not e.draining for e in snapshot)}
-        reasons = self._pool.reasons()
-        if self._admission.draining:
-            reason = f"draining: {self._admission.admitted} requests are finishing"
+        reasons = dict(self._engines.reasons())
+        if self._queue.draining:
+            reason = f"draining: {self._queue.admitted} requests are finishing"
             return GatewayReadiness(status="draining", reason=reason, endpoints=endpoints, reasons=reasons)
-        missing = self._missing() if self._pool.synced else "the list of engines has not been read yet"
+        missing = self._missing() if self._engines.synced else "the list of engines has not been read yet"
         if missing:
             reason = f"loading: {missing}"
             return GatewayReadiness(status="loading", reason=reason, endpoints=endpoints, reasons=reasons)
         reason = f"ready: {endpoints['ready']} of {endpoints['known']} engines may be chosen"
         return GatewayReadiness(status="ready", reason=reason, endpoints=endpoints, reasons=reasons)
+
+
+def _key_of(request: Request) -> str:
+    return context_of(request.scope).key_name or ANYONE

@@ -14,10 +14,8 @@ from starlette.responses import Response
 from mamba_api.serving_status import EngineStatus, GatewayStatus, ServingStatus
 from mamba_edge.app.application import JsonResponse
 from mamba_edge.status_page import CachedValue
-from mamba_gateway.admission.admission import Admission
-from mamba_gateway.api.local_routes import GatewayReadiness
+from mamba_gateway.api.local_routes import EngineView, GatewayReadiness, QueueView
 from mamba_gateway.endpoints.endpoint import Endpoint
-from mamba_gateway.endpoints.pool import Pool
 from mamba_gateway.headers import bearer
 from mamba_gateway.metrics.gateway_metrics import GatewayMetrics
 
@@ -65,13 +63,13 @@ class StatusEndpoint:
 
     def __init__(
         self,
-        pool: Pool,
-        admission: Admission,
+        engines: EngineView,
+        queue: QueueView,
         metrics: GatewayMetrics,
         readiness: Callable[[], GatewayReadiness],
         fetch: Callable[[str], Awaitable[EngineStatus]],
     ) -> None:
-        self._pool, self._admission, self._metrics = pool, admission, metrics
+        self._engines, self._queue, self._metrics = engines, queue, metrics
         self._readiness, self._fetch = readiness, fetch
         self._shared = CachedValue(self._collect)
 
@@ -80,10 +78,10 @@ class StatusEndpoint:
         return JsonResponse(await self._shared.get())
 
     async def _collect(self) -> bytes:
-        state, admission = self._readiness(), self._admission
-        reasons = self._pool.reasons()
+        state, queue = self._readiness(), self._queue
+        reasons = self._engines.reasons()
         engines = await asyncio.gather(
-            *(self._engine(endpoint, reasons.get(endpoint.name, "")) for endpoint in self._pool.snapshot())
+            *(self._engine(endpoint, reasons.get(endpoint.name, "")) for endpoint in self._engines.snapshot())
         )
         whole = ServingStatus(
             component="gateway",
@@ -91,7 +89,7 @@ class StatusEndpoint:
             status=state.status,
             reason=state.reason,
             gateway=GatewayStatus(
-                in_flight=admission.in_flight, queued=admission.queued, held=self._metrics.waiting_for_engines
+                in_flight=queue.in_flight, queued=queue.queued, held=self._metrics.waiting_for_engines
             ),
             engines=sorted(engines, key=lambda engine: engine.name),
         )

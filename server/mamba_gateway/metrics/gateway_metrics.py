@@ -13,6 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from mamba_gateway.endpoints.endpoint import Endpoint
+from mamba_gateway.metrics.model_loads import Loads, ModelLoadCollector
 from mamba_gateway.metrics.prefix_index import PrefixIndexCollector
 from mamba_prefix.prefix_index import PrefixIndex
 from mamba_telemetry.gathering_metrics import GatheringCounter, GatheringHistogram
@@ -87,15 +88,18 @@ class GatewayMetrics:
         tracing: Tracing = OFF,
         serves: Callable[[str], bool] | None = None,
         held_bytes: Callable[[], float] | None = None,
+        loads: Loads | None = None,
     ) -> None:
         """Create the series.
 
         `serves` returns whether an engine reports a model of this name; without it the snapshot decides.
-        `held_bytes` returns the size in bytes of all request bodies that the gateway holds.
+        `held_bytes` returns the size in bytes of all request bodies that the gateway holds. `loads` returns
+        what each model has to do, in a gateway of several models; their copies of the index replace `index`.
         """
         self.registry = registry = CollectorRegistry()
         registry.register(_EndpointCollector(snapshot))
-        registry.register(PrefixIndexCollector(index or PrefixIndex(off=True)))
+        registry.register(PrefixIndexCollector(index or PrefixIndex(off=True), loads))
+        registry.register(ModelLoadCollector(loads or tuple))
         TraceMetrics(registry, tracing)
         prefix = "mambaserve_gateway"
         self.requests = GatheringCounter(
@@ -113,6 +117,12 @@ class GatewayMetrics:
         # The series exist from the start, because a rate ignores the step from no series to a value of one.
         for reason in get_args(RetryReason):
             self.retries.labels(reason)
+        self.fallbacks = Counter(
+            f"{prefix}_fallbacks",
+            "Requests that another model served because theirs had no ready engine, by both.",
+            ["model", "served_by"],
+            registry=registry,
+        )
         self.hand_overs = Counter(
             f"{prefix}_hand_overs",
             "Prompts sent to prefill engines, by outcome; what was given up is in none.",

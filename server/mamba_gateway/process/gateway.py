@@ -3,13 +3,12 @@
 Called by `server`. Large clients (Kubernetes, Redis, gRPC) are imported only if the settings require them.
 """
 
-import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Protocol
 
 from starlette.types import ASGIApp
 
@@ -19,32 +18,23 @@ from mamba_edge.exchange.request_body import BodyBudget
 from mamba_edge.history.memory_history import MemoryHistory
 from mamba_edge.history.response_history import ResponseHistory
 from mamba_gateway.admission.admission import Admission
-from mamba_gateway.admission.allowance import LEAVE_SECONDS
-from mamba_gateway.admission.rate_limiter import RateLimiter
 from mamba_gateway.api.app import make_app
-from mamba_gateway.api.local_routes import LocalRoutes, WarmUp
+from mamba_gateway.api.local_routes import EngineView, LocalRoutes, OneModel
 from mamba_gateway.api.serving_status import EngineStatusClient, StatusEndpoint
 from mamba_gateway.endpoints.pool import Pool
-from mamba_gateway.endpoints.probe import Prober
-from mamba_gateway.key_limits import KeyLimitTable
 from mamba_gateway.metrics.gateway_metrics import GatewayMetrics
-from mamba_gateway.prefix_index.source import prefixes_followed
-from mamba_gateway.process.endpoint_source import endpoints_followed
-from mamba_gateway.prompts.prompt_reader import PromptReader
-from mamba_gateway.prompts.text_processors import TextProcessors
+from mamba_gateway.models.model_parts import ModelParts, engine_key_of, model_running, running
+from mamba_gateway.models.model_set import ModelSet, closing, follow
+from mamba_gateway.models.models_file import ModelsFile, model_settings
 from mamba_gateway.relay.proxy_endpoint import ProxyEndpoint
-from mamba_gateway.relay.relay import Relay
-from mamba_gateway.routing.router import EndpointWait, Router
-from mamba_gateway.routing.scoring import RoutingWeights
+from mamba_gateway.relay.request_lane import Lanes, RequestLane
 from mamba_gateway.settings import GatewaySettings
-from mamba_gateway.upstream.connector import make_session, upstream_connector
-from mamba_gateway.upstream.silence import LivenessChecks
 from mamba_prefix.prefix_index import PrefixIndex
 from mamba_prefix.redis_url import url_from
+from mamba_settings.models_document import ModelEntry
 from mamba_telemetry.tracing import Tracing
 
 if TYPE_CHECKING:
-    from mamba_gateway.endpoint_picker.picker import SharedParts
     from mamba_gateway.endpoint_picker.server import PickerServer
     from mamba_gateway.redis_history import RedisHistory
 
@@ -67,11 +57,12 @@ class KeyFiles:
             KeyFile(engines, "--backend-key-file") if engines else None,
         )
 
-    @property
-    def engine_key(self) -> Callable[[], bytes] | None:
-        """Function that returns the key for engines; None = no key is sent."""
-        engines = self.engines
-        return None if engines is None else lambda: engines.first
+
+class Engines(EngineView, Protocol):
+    """Engines of one gateway, for whose first probes the server waits."""
+
+    async def changed(self) -> None:
+        """Wait for the next change of the engines or their reports."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +70,28 @@ class Gateway:
     """Parts of one gateway that the server uses."""
 
     app: ASGIApp
-    pool: Pool
+    engines: Engines
     admission: Admission
     proxy: ProxyEndpoint
     picker: "PickerServer | None"
     """The endpoint picker; None = the settings require none."""
+    max_connections: int
+    """Maximum number of connections, which includes one for each request that may be accepted."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Front:
+    """Parts in which a gateway of one model differs from one of several."""
+
+    engines: Engines
+    admission: Admission
+    metrics: GatewayMetrics
+    lanes: RequestLane | Lanes
+    routes: LocalRoutes
+    status: StatusEndpoint
+    parts: ModelParts | None
+    """Parts of the only model; None = there are several."""
+    max_connections: int
 
 
 @contextlib.asynccontextmanager
@@ -98,100 +106,81 @@ async def built(
 
     Raises the errors of `server.serve` about files, the cluster and the endpoint picker.
     """
-    limits, index, engine_key = settings.key_limits, PrefixIndex(), keys.engine_key
     bodies = BodyBudget.with_room_for_one(settings.max_held_body_bytes, settings.max_body_bytes)
-
-    def dispatch() -> None:
-        admission.dispatch()  # assigned below, before the pool gets its engines
-
-    pool = Pool(expected_model=settings.served_model_name, on_change=dispatch)
-    metrics = GatewayMetrics(pool.snapshot, index, tracing, pool.serves, lambda: bodies.held)
-    admission = Admission(
-        settings.max_in_flight, settings.max_queue, settings.queue_timeout, time.monotonic,
-        capacity=pool.capacity,
-        weight=limits.weight,
-        on_refused=lambda cause, key: metrics.refused.labels(cause, key).inc(),
-    )  # fmt: skip
     async with contextlib.AsyncExitStack() as stack:
         enter = stack.enter_async_context
-        session = await enter(make_session(settings.connect_timeout, settings.idle_timeout))
-        connector = await enter(upstream_connector(settings.connect_timeout, settings.idle_timeout))
-        liveness = LivenessChecks(connector, settings.probe_timeout, settings.silence_timeout)
-        prober = Prober(
-            session, pool, rng,
-            interval=settings.probe_interval, timeout=settings.probe_timeout,
-            key=engine_key, on_unanswered=liveness.doubt,
-        )  # fmt: skip
-        stack.push_async_callback(prober.close)
-        source = await enter(prefixes_followed(settings, session, index, keys.engines))
-        wake = await enter(endpoints_followed(settings, prober.set_targets, source, rng))
-        limiter = await enter(_limiter(settings, limits, metrics))
-        # With a weight of 0, routing does not use what the engines have cached.
-        reads_prompts = settings.prefix_weight or limits.count_tokens
-        texts = TextProcessors(session, pool, time.monotonic, engine_key) if reads_prompts else None
-        prompts = PromptReader(texts, metrics) if texts else None
-        weights = RoutingWeights(settings.prefix_weight, settings.load_weight)
-        router = Router(pool, metrics, rng, weights=weights, index=index)
-        relay = Relay(
-            connector, pool, metrics, router,
-            hold_timeout=settings.hold_timeout, max_attempts=settings.max_attempts,
-            request_timeout=settings.request_timeout, liveness=liveness, wake=wake,
-            hand_over_tokens=settings.hand_over_tokens,
-        )  # fmt: skip
+        kind = _one_model if settings.models_file is None else _several_models
+        front = await enter(kind(settings, keys, tracing, rng, bodies))
         history = await enter(_history(settings))
         proxy = ProxyEndpoint(
-            relay, admission, metrics, keys.clients, history=history,
-            limiter=limiter, prompts=prompts, backend_keys=keys.engines,
+            front.lanes, front.admission, front.metrics, keys.clients, history=history,
             max_body_bytes=settings.max_body_bytes,
             body_timeout=settings.body_timeout, comment_interval=settings.comment_interval,
         )  # fmt: skip
-        warm_up = WarmUp(pool, index, texts, time.monotonic)
-        routes = LocalRoutes(pool, admission, metrics, router.log, warm_up.missing)
-        fetch = EngineStatusClient(session, engine_key).fetch
+        app = make_app(front.routes, front.status, proxy, keys.clients, bodies, tracing, history)
+        picker = await enter(_picker(settings, front.parts, keys, tracing, picker_ready, bodies))
+        yield Gateway(
+            with_cors(app, settings.cors_origin),
+            front.engines,
+            front.admission,
+            proxy,
+            picker,
+            front.max_connections,
+        )
+
+
+@contextlib.asynccontextmanager
+async def _one_model(
+    settings: GatewaySettings, keys: KeyFiles, tracing: Tracing, rng: Random, bodies: BodyBudget
+) -> AsyncIterator[_Front]:
+    """Serve the model of the settings for the duration of the block."""
+
+    def metrics_of(pool: Pool, index: PrefixIndex) -> GatewayMetrics:
+        return GatewayMetrics(pool.snapshot, index, tracing, pool.serves, lambda: bodies.held)
+
+    async with model_running(settings, keys.engines, rng, metrics_of) as parts:
+        pool, admission, metrics = parts.pool, parts.lane.admission, parts.metrics
+        routes = LocalRoutes(
+            pool, admission, metrics, OneModel(pool, parts.router.log), parts.warm_up.missing
+        )
+        fetch = EngineStatusClient(parts.session, engine_key_of(keys.engines)).fetch
         status = StatusEndpoint(pool, admission, metrics, routes.readiness, fetch)
-        app = make_app(routes, status, proxy, keys.clients, bodies, tracing, history)
-        hold = EndpointWait(pool, metrics, wake)
-
-        def shared_parts() -> "SharedParts":
-            from mamba_gateway.endpoint_picker.picker import SharedParts
-
-            return SharedParts(pool, metrics, admission, limiter, router, hold, prompts, bodies)
-
-        if texts is not None:
-            await enter(_running(texts.work(), "tokenizers"))
-        picker = await enter(_picker(settings, shared_parts, keys, tracing, picker_ready))
-        yield Gateway(with_cors(app, settings.cors_origin), pool, admission, proxy, picker)
+        yield _Front(pool, admission, metrics, parts.lane, routes, status, parts, settings.connections)
 
 
 @contextlib.asynccontextmanager
-async def _running(work: Coroutine[Any, Any, None], name: str) -> AsyncIterator[None]:
-    """Run `work` as a task for the duration of the block."""
-    task = asyncio.create_task(work, name=name)
-    try:
-        yield
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+async def _several_models(
+    settings: GatewaySettings, keys: KeyFiles, tracing: Tracing, rng: Random, bodies: BodyBudget
+) -> AsyncIterator[_Front]:
+    """Serve the models of the settings' file for the duration of the block, and follow the file."""
+    assert settings.models_file is not None
+    file = ModelsFile(settings.models_file)
+    document = file.read()
+    own_settings = [model_settings(settings, entry) for entry in document.models]
+    front = Admission(settings.max_in_flight, settings.max_queue, settings.queue_timeout, time.monotonic)
 
+    def start(
+        entry: ModelEntry, on_change: Callable[[], None]
+    ) -> contextlib.AbstractAsyncContextManager[ModelParts]:
+        own = model_settings(settings, entry)
+        engine_keys = keys.engines
+        if own.backend_key_file and own.backend_key_file != settings.backend_key_file:
+            engine_keys = KeyFile(own.backend_key_file, "backend_key_file")
+        return model_running(own, engine_keys, rng, lambda *_: metrics, on_change)
 
-@contextlib.asynccontextmanager
-async def _limiter(
-    settings: GatewaySettings, limits: KeyLimitTable, metrics: GatewayMetrics
-) -> AsyncIterator[RateLimiter]:
-    """Enforce the limits of keys for the duration of the block, counted in Redis if there is one."""
-    url = url_from(settings.redis_url, settings.redis_url_file) if limits.limited else None
-    shared = None
-    if url is not None:
-        from mamba_gateway.admission.shared_allowance import SharedAllowances
-        from mamba_prefix.redis_client import make_client
-
-        shared = SharedAllowances(make_client(url, answer_seconds=LEAVE_SECONDS), settings.index_scope)
-    limiter = RateLimiter(limits, metrics, time.monotonic, shared)
-    try:
-        async with _running(limiter.work(), "limits of keys"):
-            yield limiter
-    finally:
-        await limiter.close()
+    models = ModelSet(settings, front, start)
+    metrics = GatewayMetrics(models.snapshot, None, tracing, models.serves, lambda: bodies.held, models.loads)
+    models.metrics = metrics
+    async with closing(models):
+        await models.apply(document, strict=True)
+        routes = LocalRoutes(models, models, metrics, models, models.missing)
+        status = StatusEndpoint(models, models, metrics, routes.readiness, models.engine_status)
+        requests = sum(own.max_in_flight + own.max_queue for own in own_settings)
+        connections = settings.connections
+        if "max_connections" not in settings.model_fields_set:
+            connections += requests
+        async with running(follow(file, models), "models file"):
+            yield _Front(models, front, metrics, models, routes, status, None, connections)
 
 
 @contextlib.asynccontextmanager
@@ -218,19 +207,32 @@ async def _history(settings: GatewaySettings) -> AsyncIterator[ResponseHistory]:
 @contextlib.asynccontextmanager
 async def _picker(
     settings: GatewaySettings,
-    shared_parts: Callable[[], "SharedParts"],
+    parts: ModelParts | None,
     keys: KeyFiles,
     tracing: Tracing,
     ready: Callable[[int], None],
+    bodies: BodyBudget,
 ) -> AsyncIterator["PickerServer | None"]:
     """Serve the endpoint picker for the duration of the block, if the settings require one."""
     if settings.endpoint_picker_port is None:
         yield None
         return
+    from mamba_gateway.endpoint_picker.picker import SharedParts
     from mamba_gateway.endpoint_picker.server import make_picker, picker_listening
 
-    parts = shared_parts()
-    picker = make_picker(settings, parts, keys.clients, keys.engines, tracing)
+    assert parts is not None  # the settings refuse a picker for several models
+    lane = parts.lane
+    shared = SharedParts(
+        parts.pool,
+        parts.metrics,
+        lane.admission,
+        lane.limiter,
+        parts.router,
+        parts.hold,
+        lane.prompts,
+        bodies,
+    )
+    picker = make_picker(settings, shared, keys.clients, keys.engines, tracing)
     async with picker_listening(settings, picker, parts.pool) as listening:
         ready(listening.port)
         yield listening

@@ -43,8 +43,9 @@ async def serve(
     `ready` is called once with the URL, and before that `picker_ready` with the port of the endpoint picker.
 
     Raises CannotListen when an address cannot be bound, KeyFileError for a key file that cannot be read or
-    contains no key, CertificateError for a certificate that cannot be used, NoClusterAccess without a
-    Kubernetes configuration, and ModuleNotFoundError for a picker without its extra.
+    contains no key, ModelsFileError for an unusable file of models, CertificateError for a certificate that
+    cannot be used, NoClusterAccess without a Kubernetes configuration, and ModuleNotFoundError for a picker
+    without its extra.
     """
     keys = KeyFiles.of(settings)
     bound = listen(settings.host, settings.port)
@@ -66,7 +67,7 @@ async def _serve_until_drained(
     server = HttpServer(
         gateway.app,
         last_bytes_seconds=LAST_BYTES_SECONDS,
-        limits=settings.model_copy(update={"max_connections": settings.connections}),
+        limits=settings.model_copy(update={"max_connections": gateway.max_connections}),
         more_files=settings.max_in_flight,
     )
     loop = asyncio.get_running_loop()
@@ -95,8 +96,8 @@ async def _first_probes(gateway: Gateway, serving: "asyncio.Task[None]", stop: a
     """Wait for the first probes of the engines, so that the list of models is complete from the start."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(FIRST_PROBE_SECONDS):
-            while not (gateway.pool.synced or stop.is_set() or serving.done()):
-                await _first_done(serving, stop.wait(), gateway.pool.changed())
+            while not (gateway.engines.synced or stop.is_set() or serving.done()):
+                await _first_done(serving, stop.wait(), gateway.engines.changed())
 
 
 async def _drain(

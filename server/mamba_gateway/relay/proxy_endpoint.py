@@ -1,9 +1,10 @@
 """The proxy endpoint: one relayed request, from its headers to the last byte of its answer.
 
-Its steps are, in this order: the API key of the client, admission, the body, the rate limits of the key, a
-permit, the relay. The endpoint notices meanwhile if the client disconnects. `RelayedRequest` holds what the
-steps learn about the request. The endpoint is a plain ASGI application, because a relay must neither buffer
-nor parse bodies. An error before the first byte of the answer is raised to the request middleware.
+Its steps are, in this order: the API key of the client, admission, the body, the lane of its model, the rate
+limits of the key, a permit, the relay. The endpoint notices meanwhile if the client disconnects.
+`RelayedRequest` holds what the steps learn about the request. The endpoint is a plain ASGI application,
+because a relay must neither buffer nor parse bodies. An error before the first byte of the answer is raised
+to the request middleware.
 """
 
 import asyncio
@@ -24,8 +25,8 @@ from mamba_edge.exchange.request_middleware import CLIENT_GONE, FAILED_FROM
 from mamba_edge.history.kept_answer import HISTORY_HEADER, KEPT, NOT_KEPT, KeptAnswer
 from mamba_edge.history.response_history import OpenTurn, ResponseHistory
 from mamba_gateway.admission.admission import DRAINING, Admission, PermitRequest
-from mamba_gateway.admission.rate_limiter import RateLimiter, RequestCharge
-from mamba_gateway.body_fields import NO_FIELDS, RoutingFields, UsageMeter, routing_fields
+from mamba_gateway.admission.rate_limiter import RequestCharge
+from mamba_gateway.body_fields import NO_FIELDS, RoutingFields, UsageMeter, routing_fields, with_model
 from mamba_gateway.errors import CUT_SHORT, GatewayDraining, KeyOverLimit, UpstreamLost
 from mamba_gateway.headers import to_engine
 from mamba_gateway.key_limits import ANYONE, NO_LIMITS, KeyLimits
@@ -33,7 +34,7 @@ from mamba_gateway.metrics.gateway_metrics import KEY_LIMIT, UNKNOWN_MODEL, Gate
 from mamba_gateway.prompt_prefix import tokens_of
 from mamba_gateway.prompts.prompt_reader import PromptReader
 from mamba_gateway.relay.answer import ClientResponse, ResponseTruncated
-from mamba_gateway.relay.relay import Relay
+from mamba_gateway.relay.request_lane import Lanes, RequestLane
 from mamba_gateway.routing.decision import REQUEST_HEADER
 from mamba_gateway.upstream.connector import UpstreamRequest
 from mamba_telemetry import conventions as names
@@ -55,6 +56,10 @@ class RelayedRequest(msgspec.Struct, eq=False):
     limits: KeyLimits = NO_LIMITS
     """Limits of the key."""
     fields: RoutingFields = NO_FIELDS
+    lane: RequestLane | None = None
+    """Lane that has admitted the request; None = none yet, or the gateway has a single one."""
+    model: str | None = None
+    """Name under which the request is counted, where that is not the one in its fields."""
     turn: OpenTurn | None = None
     """Turn of a conversation that the request is; None = it has no conversation, and nothing is kept."""
     prompt_tokens: float = 0.0
@@ -98,7 +103,7 @@ class ProxyEndpoint:
 
     def __init__(
         self,
-        relay: Relay,
+        lanes: RequestLane | Lanes,
         admission: Admission,
         metrics: GatewayMetrics,
         keys: KeyFile | None,
@@ -106,15 +111,18 @@ class ProxyEndpoint:
         max_body_bytes: int,
         body_timeout: float,
         comment_interval: float,
-        limiter: RateLimiter,
-        prompts: PromptReader | None = None,
-        backend_keys: KeyFile | None = None,
         history: ResponseHistory | None = None,
     ) -> None:
-        self._relay, self._admission, self._metrics, self._keys = relay, admission, metrics, keys
+        """Create the endpoint. `admission` admits requests before their bodies are read.
+
+        `lanes` is the lane of the only model, or the choice among several.
+        """
+        self._lane = lanes if isinstance(lanes, RequestLane) else None
+        self._lanes = None if isinstance(lanes, RequestLane) else lanes
+        self._loop = lanes.relay.loop if isinstance(lanes, RequestLane) else asyncio.get_running_loop()
+        self._admission, self._metrics, self._keys = admission, metrics, keys
         self._max_body_bytes, self._body_timeout = max_body_bytes, body_timeout
-        self._comment_interval, self._backend_keys = comment_interval, backend_keys
-        self._limiter, self._prompts = limiter, prompts
+        self._comment_interval = comment_interval
         self._history = history or ResponseHistory(None, max_body_bytes)
         self._running: set[asyncio.Task[Any]] = set()
         self._cut: set[asyncio.Task[Any]] = set()
@@ -131,21 +139,26 @@ class ProxyEndpoint:
             self._check_client(client)
             self._admission.enter(client.key)
             try:
-                client.limits, body = self._limiter.limits_of(client.key), self._arrived_body(client)
+                body = self._arrived_body(client)
                 if body is None:
                     body = await self._read_body(client)
                 if client.path == RESPONSES:
                     body = await self._open_turn(client, body)
-                request = self._upstream_request(client, body)
+                client.fields = routing_fields(body)
+                lane = self._lane
+                if lane is None:
+                    lane, body = self._enter_lane(client, body)
+                client.limits = lane.limiter.limits_of(client.key)
+                request = self._upstream_request(client, lane, body)
                 del body  # the request releases the body once an engine answers
                 if client.fields.stream and self._comment_interval > 0:
                     # The client may be behind a load balancer that closes idle connections early.
                     with response.kept_alive(self._comment_interval):
-                        await self._relay_while_connected(client, request)
+                        await self._relay_while_connected(client, lane, request)
                 else:
-                    await self._relay_while_connected(client, request)
+                    await self._relay_while_connected(client, lane, request)
             finally:
-                self._admission.leave(client.key)
+                self._leave(client)
         except ClientGone:
             self._metrics.cancelled.inc()
             response.status = CLIENT_GONE
@@ -168,7 +181,10 @@ class ProxyEndpoint:
 
     def cancel_running(self) -> int:
         """Abort the running requests, and return their number. Streams end with an error event."""
-        self._relay.cancelling = True
+        if self._lane is not None:
+            self._lane.relay.cancelling = True
+        if self._lanes is not None:
+            self._lanes.cancel()
         self._cut |= self._running
         for task in self._running:
             task.cancel()
@@ -219,11 +235,35 @@ class ProxyEndpoint:
         client.context.body_share.take(len(turn.body) - len(body))
         return turn.body
 
-    def _upstream_request(self, client: RelayedRequest, body: bytes) -> UpstreamRequest:
+    def _enter_lane(self, client: RelayedRequest, body: bytes) -> tuple[RequestLane, bytes]:
+        """Choose the lane of the request by its model, have the lane admit it, and return lane and body.
+
+        Where the model has another name at its engines, the body gets that name. Raises an ApiError.
+        """
+        assert self._lanes is not None
+        fields = client.fields
+        choice = self._lanes.choose(fields.model, client.key)
+        client.model = choice.model
+        if choice.engine_name != fields.model:
+            longer = with_model(body, choice.engine_name)
+            client.context.body_share.take(max(0, len(longer) - len(body)))
+            body = longer
+            client.fields = msgspec.structs.replace(fields, model=choice.engine_name)
+        choice.lane.admission.enter(client.key)
+        client.lane = choice.lane
+        client.context.answer_headers += choice.headers
+        return choice.lane, body
+
+    def _leave(self, client: RelayedRequest) -> None:
+        """Record the end of an admitted request, where several models are served also in its lane."""
+        if client.lane is not None:
+            client.lane.admission.leave(client.key)
+        self._admission.leave(client.key)
+
+    def _upstream_request(self, client: RelayedRequest, lane: RequestLane, body: bytes) -> UpstreamRequest:
         """Return the request in the form in which it is sent to engines."""
-        context = client.context
-        client.fields = fields = routing_fields(body)
-        engine_key = self._backend_keys.first if self._backend_keys else None
+        context, fields = client.context, client.fields
+        engine_key = lane.backend_keys.first if lane.backend_keys else None
         traced = context.trace.caller.is_valid
         headers = to_engine(client.headers, context.request_id, traced=traced, key=engine_key)
         if self._keys:
@@ -248,7 +288,9 @@ class ProxyEndpoint:
             log_fields=context.log_fields,
         )
 
-    async def _relay_while_connected(self, client: RelayedRequest, request: UpstreamRequest) -> None:
+    async def _relay_while_connected(
+        self, client: RelayedRequest, lane: RequestLane, request: UpstreamRequest
+    ) -> None:
         """Relay the request. Raises `ClientGone` if the client leaves, `GatewayDraining` if aborted."""
         task = self._register_task()
 
@@ -261,20 +303,20 @@ class ProxyEndpoint:
                 counted = client.limits.tokens_per_minute is not None
                 # A request to count tokens computes nothing: any engine serves it, and no key is charged.
                 if client.path not in FREE:
-                    prompts = self._prompts if client.path in TEXT_FIELDS else None
-                    if prompts is not None and (counted or self._relay.has_choice):
+                    prompts = lane.prompts if client.path in TEXT_FIELDS else None
+                    if prompts is not None and (counted or lane.relay.has_choice):
                         await self._read_prompt(prompts, request)
                     client.prompt_tokens = tokens_of(request.prompt, len(request.body))
                 waiting = request.trace.begin(names.GATEWAY_QUEUE)
                 if not client.limits.limited:
-                    await self._relay_in_turn(client, request, waiting)
+                    await self._relay_in_turn(client, lane, request, waiting)
                     return
                 try:
-                    entered = self._limiter.entered(
+                    entered = lane.limiter.entered(
                         client.key, client.prompt_tokens, client.context.answer_headers
                     )
                     async with entered as client.charge:
-                        await self._relay_in_turn(client, request, waiting)
+                        await self._relay_in_turn(client, lane, request, waiting)
                 finally:
                     request.trace.end(waiting)
         except asyncio.CancelledError:
@@ -293,7 +335,7 @@ class ProxyEndpoint:
 
     def _register_task(self) -> asyncio.Task[Any]:
         """Return the task of this request, which `cancel_running` may cancel until `_forget_task`."""
-        task = asyncio.current_task(self._relay.loop)
+        task = asyncio.current_task(self._loop)
         assert task is not None
         self._running.add(task)
         return task
@@ -308,12 +350,12 @@ class ProxyEndpoint:
             span.set(names.PROMPT_TOKENS, request.prompt.tokens if request.prompt else None)
 
     async def _relay_in_turn(
-        self, client: RelayedRequest, request: UpstreamRequest, waiting: SpanNote
+        self, client: RelayedRequest, lane: RequestLane, request: UpstreamRequest, waiting: SpanNote
     ) -> None:
         """Relay the request under a permit, and charge its key for the tokens that it used."""
         fields, tokens, meter = client.fields, client.prompt_tokens, request.meter or UsageMeter()
         # `async with permit` would do the same with two additional coroutines.
-        permit = self._admission.permit(
+        permit = lane.admission.permit(
             PermitRequest(client.key, fields.rank, tokens + fields.answer_tokens, fields.model)
         )
         try:
@@ -328,7 +370,7 @@ class ProxyEndpoint:
             try:
                 turn, send = client.turn, client.response
                 kept = turn is not None and turn.keeps
-                await self._relay.run(request, KeptAnswer(send, turn) if turn and kept else send)
+                await lane.relay.run(request, KeptAnswer(send, turn) if turn and kept else send)
             except asyncio.CancelledError:
                 # The engine has begun with the prompt, which is most of the work.
                 abandoned = permit.reached_engine
@@ -346,7 +388,7 @@ class ProxyEndpoint:
     def _record(self, client: RelayedRequest) -> None:
         """Record the ended request in metrics, log and trace."""
         now, metrics, response, trace = time.monotonic(), self._metrics, client.response, client.context.trace
-        name = client.fields.model
+        name = client.model or client.fields.model
         client.context.log_fields["model"] = name and name[:LOGGED_MODEL]
         model = metrics.model_label(name)
         reason = KEY_LIMIT if response.over_own_limit else client.refusal_reason

@@ -12,7 +12,7 @@ from mamba_api.serving_status import EngineStatus
 from mamba_edge.api_keys import KeyFile
 from mamba_gateway.admission.admission import Admission
 from mamba_gateway.api.app import make_app
-from mamba_gateway.api.local_routes import LocalRoutes
+from mamba_gateway.api.local_routes import LocalRoutes, OneModel
 from mamba_gateway.api.serving_status import StatusEndpoint, StatusUnavailable
 from mamba_gateway.endpoints.pool import Pool, ProbeReport, Target
 from mamba_gateway.metrics.gateway_metrics import GatewayMetrics
@@ -39,7 +39,7 @@ class Local:
         self.admission = Admission(4, 4, 1.0, time.monotonic)
         self.metrics = GatewayMetrics(self.pool.snapshot, serves=self.pool.serves)
         self.router = Router(self.pool, self.metrics, Random(1))
-        routes = LocalRoutes(self.pool, self.admission, self.metrics, self.router.log)
+        routes = LocalRoutes(self.pool, self.admission, self.metrics, OneModel(self.pool, self.router.log))
         status = StatusEndpoint(self.pool, self.admission, self.metrics, routes.readiness, no_engine)
         self.app = make_app(routes, status, relayed, KeyFile(keys, "--api-key-file") if keys else None)
 

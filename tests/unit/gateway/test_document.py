@@ -14,12 +14,13 @@ from mamba_edge.history.response_history import ResponseHistory
 from mamba_gateway.admission.admission import Admission
 from mamba_gateway.admission.rate_limiter import RateLimiter
 from mamba_gateway.api.app import make_app
-from mamba_gateway.api.local_routes import LocalRoutes
+from mamba_gateway.api.local_routes import LocalRoutes, OneModel
 from mamba_gateway.api.serving_status import StatusEndpoint, StatusUnavailable
 from mamba_gateway.endpoints.pool import Pool, ProbeReport, Target
 from mamba_gateway.key_limits import KeyLimits, KeyLimitTable
 from mamba_gateway.metrics.gateway_metrics import GatewayMetrics
 from mamba_gateway.relay.proxy_endpoint import ProxyEndpoint
+from mamba_gateway.relay.request_lane import RequestLane
 from mamba_gateway.routing.decision import RoutingLog
 from mamba_gateway.upstream.connector import UpstreamRequest
 
@@ -84,13 +85,13 @@ def application() -> Any:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         if not made:  # admission belongs to the loop that serves
             admission = Admission(8, 8, 5.0, time.monotonic)
+            limiter = RateLimiter(KeyLimitTable(KeyLimits(), {}), metrics, time.monotonic)
             proxy = ProxyEndpoint(
-                RefusingRelay(),  # type: ignore[arg-type]
+                RequestLane(RefusingRelay(), admission, limiter, None, None),  # type: ignore[arg-type]
                 admission, metrics, None, max_body_bytes=100_000,
                 body_timeout=5.0, comment_interval=0.0,
-                limiter=RateLimiter(KeyLimitTable(KeyLimits(), {}), metrics, time.monotonic),
             )  # fmt: skip
-            routes = LocalRoutes(pool, admission, metrics, RoutingLog())
+            routes = LocalRoutes(pool, admission, metrics, OneModel(pool, RoutingLog()))
             status = StatusEndpoint(pool, admission, metrics, routes.readiness, no_engine)
             history = ResponseHistory(MemoryHistory(60, 10_000, time.monotonic), 10_000)
             made.append(make_app(routes, status, proxy, None, history=history))

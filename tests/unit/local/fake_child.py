@@ -37,6 +37,23 @@ def journal(what: str) -> None:
         file.write(f"{kind} {what} {os.getpid()}\n")
 
 
+def backends() -> list[str]:
+    if "--models-file" not in options:
+        return [options["--backend"]]
+    models = json.loads(Path(options["--models-file"]).read_text())["models"]
+    return [url for model in models for url in model["settings"]["backend"]]
+
+
+def readiness_line(backend: str) -> str:
+    try:
+        with urlopen(backend + "/readyz", timeout=1) as response:
+            ready = int(response.status == 200)
+    except OSError:
+        ready = 0
+    engine = backend.removeprefix("http://")
+    return f'mambaserve_gateway_endpoint_ready{{endpoint="{engine}"}} {ready}.0\n'
+
+
 class Handler(BaseHTTPRequestHandler):
     def log_message(self, *_: object) -> None:
         pass
@@ -55,13 +72,7 @@ class Handler(BaseHTTPRequestHandler):
         load = float(words.get("load", 0))
         done = time.monotonic() - born
         if kind == "gateway":
-            try:
-                with urlopen(options["--backend"] + "/readyz", timeout=1) as response:
-                    ready = int(response.status == 200)
-            except OSError:
-                ready = 0
-            engine = options["--backend"].removeprefix("http://")
-            self.answer_text(200, f'mambaserve_gateway_endpoint_ready{{endpoint="{engine}"}} {ready}.0\n')
+            self.answer_text(200, "".join(map(readiness_line, backends())))
         elif done < load:
             self.answer(503, {"status": "loading", "stage": "weights", "done": int(done * 100), "total": 100})
         elif lapse.exists():

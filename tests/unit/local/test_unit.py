@@ -10,11 +10,13 @@ import typer.main
 
 from mamba_api.v1alpha1 import MambaDeployment
 from mamba_cli import main
+from mamba_cli.errors import InvalidInput
 from mamba_cli.local.cluster_only import not_in_local_mode
 from mamba_cli.local.documents import LoadedDeployment
-from mamba_cli.local.unit import Unit, gateway_argv, local_engine, unit_of
+from mamba_cli.local.unit import Unit, behind_one_address, gateway_argv, local_engine, unit_of
 from mamba_cli.settings_options import chosen_settings
 from mamba_gateway.key_limits import ANYONE, KeyLimits
+from mamba_gateway.models.models_file import ModelsFile, model_settings
 from mamba_gateway.settings import GatewaySettings
 from mamba_planner import Constraints, Device, MemoryPlan, Workload, plan, plan_engine
 from mamba_planner.families import load_model_config
@@ -230,3 +232,38 @@ def test_the_curl_line_asks_what_the_model_can_answer(planned: MemoryPlan, tmp_p
         words = shlex.split(unit.curl(chat=chat))
         assert words[1] == f"{unit.url}{path}"
         assert ("messages" in json.loads(words[-1])) is chat
+
+
+def test_several_deployments_are_models_of_one_gateway_by_served_name_or_by_their_own(
+    planned: MemoryPlan, tmp_path: Path
+) -> None:
+    def unit(name: str, **spec: Any) -> Unit:
+        body = {"metadata": {"name": name}, "spec": {"model": {"uri": "file:///m"}, **spec}}
+        return unit_for(MambaDeployment.model_validate(body), planned, tmp_path)
+
+    few = {"limits": {"maxInFlight": 7, "perKey": {"requestsPerMinute": 60}}}
+    nano = unit("nano", model={"uri": "file:///m", "servedName": "Nano-9B"}, gateway=few)
+    twins = [unit(name, model={"uri": "file:///m", "servedName": "twin"}) for name in ("one", "two")]
+    units = behind_one_address([nano, *twins], host="127.0.0.1", port=8000, directory=tmp_path)
+    assert {each.url for each in units} == {"http://127.0.0.1:8000"}
+    assert [each.model for each in units] == ["Nano-9B", "one", "two"]
+    commands = [each.commands()["gateway"] for each in units]
+    command = commands[0]
+    assert commands == [command] * 3
+    assert command.file is not None
+    command.file.write_text(command.document)
+    settings = GatewaySettings(**parsed(command.argv[1:]), prefix_index_scope="x")
+    document = ModelsFile(str(settings.models_file)).read()
+    assert [(entry.names, entry.engine_name) for entry in document.models] == [
+        (("Nano-9B", "nano"), "Nano-9B"),
+        (("one",), "twin"),
+        (("two",), "twin"),
+    ]
+    own = [model_settings(settings, entry) for entry in document.models]
+    assert [each.backend for each in own] == [("http://127.0.0.1:5",)] * 3
+    assert [each.max_in_flight for each in own] == [7, 1024, 1024]
+    assert own[0].key_limits.limits_of(ANYONE) == KeyLimits(requests_per_minute=60)
+    assert own[0].index_scope == "default/nano"
+    clash = unit("two", model={"uri": "file:///m", "servedName": "one"})
+    with pytest.raises(InvalidInput, match="'one' at one address: give each object its own"):
+        behind_one_address([*twins, clash], host="127.0.0.1", port=8000, directory=tmp_path)
