@@ -184,9 +184,8 @@ def boot(settings: EngineSettings, report: Report, overrides: BootOverrides = NO
         longest_piece=min(limits.step_tokens, limits.max_model_len),
         step_tokens=limits.step_tokens,
     )
-    start_budget = StartBudget(time.monotonic) if overrides.bound_starts else None
     core = EngineCore(
-        Scheduler(cache, limits, start_budget, drafts),
+        Scheduler(cache, limits, _start_budget(overrides), drafts),
         cache,
         stream,
         runner,
@@ -305,6 +304,10 @@ def _limits(
     step_tokens = settings.chunked_prefill_tokens or MOST_STEP_TOKENS
     chunk = overrides.chunk or CHUNK[device.type]
     return SchedulerLimits(step_tokens, chunk, max_running, plan.max_model_len, plan.workload.output_tokens)
+
+
+def _start_budget(overrides: BootOverrides) -> StartBudget | None:
+    return StartBudget(time.monotonic) if overrides.bound_starts else None
 
 
 def _pace(settings: EngineSettings, limits: SchedulerLimits, device: torch.device) -> StepPace | None:
