@@ -127,7 +127,8 @@ def boot(settings: EngineSettings, report: Report, overrides: BootOverrides = NO
         raise UnsupportedModel(why)
     device = pick_device(settings.device)
     dtype = config.dtype if settings.dtype == "auto" else settings.dtype
-    device_memory, weights = _memory(settings, device), _weights(directory, config, dtype, settings)
+    device_memory = _memory(settings, device)
+    weights = _weights(directory, config, dtype, settings, device)
     plan = plan_engine(config, settings, device_memory, weights)
     if compiles_first(device, DTYPES[dtype]):
         report("compiling the kernels, this once", 0, 1)
@@ -315,10 +316,13 @@ def _pace(settings: EngineSettings, limits: SchedulerLimits, device: torch.devic
     return StepPace(target, limits.chunk, limits.step_tokens) if target else None
 
 
-def _weights(directory: Path, config: ModelConfig, dtype: str, settings: EngineSettings) -> int | None:
+def _weights(
+    directory: Path, config: ModelConfig, dtype: str, settings: EngineSettings, device: torch.device
+) -> int | None:
     """Return the bytes of the weights in memory, from the files' headers; None without files."""
     size = weights_size(directory)
-    return None if size is None else size.loaded(config, dtype, settings.quantization)
+    on_cpu = device.type == "cpu"
+    return None if size is None else size.loaded(config, dtype, settings.quantization, on_cpu=on_cpu)
 
 
 def _cache(
