@@ -4,11 +4,16 @@ The small models have the names and shapes of published files; larger ones would
 """
 
 import gc
+import re
+from collections import Counter
+from collections.abc import Callable
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from int8_rows import as_int8
@@ -16,13 +21,25 @@ from mamba_kernels.cpu.library import library
 from mamba_kernels.cpu.quantized.block_weight import BlockWeight
 from mamba_kernels.cpu.quantized.int4_weight import pack_numbers
 from mamba_planner.families.registry import load_model_config
+from mamba_planner.families.stored_matrices import matrices
 from mamba_server.model.checkpoint.errors import WeightsError
 from mamba_server.model.checkpoint.weight_files import weights_size
 from mamba_server.model.checkpoint.weights import Weights
 from mamba_server.model.layers.hybrid import HybridModel
 from mamba_server.model.layers.linear import Linear
 from testmodels.batches import Driver, Run, Sequence, poisoned_views
-from testmodels.checkpoints import VOCAB, random_nemotron_h, random_qwen3_5
+from testmodels.checkpoints import (
+    VOCAB,
+    random_bamba,
+    random_falcon_h1,
+    random_granite,
+    random_lfm2,
+    random_mamba2,
+    random_nemotron_h,
+    random_olmo_hybrid,
+    random_qwen3_5,
+    random_qwen3_next,
+)
 from testmodels.quantized import METHODS, of_codes, rewrite
 
 CPU = torch.device("cpu")
@@ -199,3 +216,37 @@ def test_experts_in_one_tensor_of_mxfp4_are_the_numbers_of_all(tmp_path: Path) -
     size = weights_size(tmp_path)
     assert size is not None
     assert (size.elements, size.of_matrices, size.int8) == (2 * 6 * 96, 2 * 6 * 96, 0)
+
+
+FAMILIES: dict[str, tuple[Callable[..., Path], dict[str, Any]]] = {
+    "nemotron_h": (random_nemotron_h, {"hybrid_override_pattern": "ME*-", "n_routed_experts": 4,
+        "num_experts_per_tok": 2, "moe_intermediate_size": 24, "moe_shared_expert_intermediate_size": 40}),
+    "granite": (random_granite, {}),
+    "bamba": (random_bamba, {}),
+    "falcon_h1": (random_falcon_h1, {}),
+    "mamba2": (random_mamba2, {}),
+    "qwen3_next": (random_qwen3_next, {}),
+    "qwen3_5": (random_qwen3_5, {}),
+    "lfm2": (random_lfm2, {"num_experts": 4, "num_experts_per_tok": 2}),
+    "olmo_hybrid": (random_olmo_hybrid, {}),
+}  # fmt: skip
+NEVER = ("embed_tokens", "embeddings", "embedding", ".gate", "shared_expert_gate")
+"""Endings of modules that methods leave alone."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_plan_knows_the_names_and_sizes_of_the_matrices_of_each_family(
+    tmp_path: Path, family: str
+) -> None:
+    write, fields = FAMILIES[family]
+    write(tmp_path, **fields)
+    published: Counter[str] = Counter()
+    for file in tmp_path.glob("*.safetensors"):
+        with safe_open(file, "pt") as tensors:
+            for name in tensors.keys():  # noqa: SIM118
+                module, shape = name.removesuffix(".weight"), tensors.get_slice(name).get_shape()
+                if len(shape) == 2 and not module.endswith(NEVER):
+                    short = re.sub(r"^(model|backbone)\.", "", module)
+                    published[re.sub(r"experts\.\d+", "experts.0", short)] += prod(shape)
+    assert Counter(dict(matrices(load_model_config(tmp_path)))) == published
