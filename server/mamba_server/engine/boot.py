@@ -126,7 +126,7 @@ def boot(settings: EngineSettings, report: Report, overrides: BootOverrides = NO
         # Checked first, so that nobody buys memory for a model that cannot be served.
         raise UnsupportedModel(why)
     device = pick_device(settings.device)
-    dtype = config.dtype if settings.dtype == "auto" else settings.dtype
+    dtype = _dtype(config, settings)
     device_memory = _memory(settings, device)
     weights = _weights(directory, config, dtype, settings, device)
     plan = plan_engine(config, settings, device_memory, weights)
@@ -352,6 +352,17 @@ def _cache(
     )
 
 
+def _dtype(config: ModelConfig, settings: EngineSettings) -> str:
+    """Return the type of weights and rows."""
+    return config.dtype if settings.dtype == "auto" else settings.dtype
+
+
+def _stores_integers(config: ModelConfig) -> bool:
+    """Return whether matrices stay integers of the checkpoint on CPUs, so that rows become int8."""
+    stored = config.stored
+    return stored is not None and bool(stored.int8 + stored.int4 + stored.int4_zeros)
+
+
 def _audits(
     settings: EngineSettings,
     config: ModelConfig,
@@ -379,7 +390,7 @@ def _audits(
         bounds=Precision(
             dtype,
             plan.state_dtype,
-            int8=settings.quantization == "int8",
+            int8=settings.quantization == "int8" or (device.type == "cpu" and _stores_integers(config)),
             experts=config.moe is not None,
             batch_invariant=settings.batch_invariant and device.type == "cpu",
         ).bounds,
