@@ -23,6 +23,9 @@ class RandomWeights:
         """Return 0, as if the tensor did not exist."""
         return 0
 
+    def numbers(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        """Return None: weights are drawn as floating point numbers."""
+
     def take(
         self, name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
     ) -> torch.Tensor:

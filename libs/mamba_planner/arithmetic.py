@@ -5,7 +5,7 @@ shapes in the tests pins them. The number of parameters counts where no weights 
 true size of the weights takes precedence.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mamba_api.choices import Quantization
 from mamba_planner.errors import UnusableInput
@@ -19,6 +19,10 @@ INT8_BLOCK_BYTES = INT8_BLOCK + 2
 """Bytes of such a block with its float16 scale."""
 INT4_BLOCK_BYTES = INT8_BLOCK // 2 + 2
 """Bytes of as many weights of four bits with their float16 scale."""
+INT4_ZEROS_BLOCK_BYTES = INT4_BLOCK_BYTES + 1
+"""The same with the number that stands for zero."""
+BLOCK_DTYPES = ("bfloat16", "float32")
+"""Types of rows that the kernels of CPUs multiply by integers."""
 _ALIGNMENT = 256
 """Unit of the slab size in bytes for models without pages."""
 
@@ -96,7 +100,12 @@ def kv_bytes_per_token(model: ModelConfig, dtype: str, tensor_parallel: int = 1)
 
 
 def weights_bytes(
-    model: ModelConfig, dtype: str, tensor_parallel: int = 1, quantization: Quantization = "none"
+    model: ModelConfig,
+    dtype: str,
+    tensor_parallel: int = 1,
+    quantization: Quantization = "none",
+    *,
+    on_cpu: bool = False,
 ) -> int:
     """Return the bytes of the weights on one device, estimated from the number of parameters.
 
@@ -104,7 +113,9 @@ def weights_bytes(
     """
     # Matrices are 99 percent of a model.
     size = WeightsSize(0, model.parameters, model.parameters)
-    return -(-size.loaded(model, dtype, quantization) // tensor_parallel)
+    if (stored := model.stored) is not None:
+        size = replace(size, int8=stored.int8, int4=stored.int4, int4_zeros=stored.int4_zeros)
+    return -(-size.loaded(model, dtype, quantization, on_cpu=on_cpu) // tensor_parallel)
 
 
 def vocabulary_elements(model: ModelConfig) -> int:
@@ -157,20 +168,36 @@ class WeightsSize:
     bytes: int
     elements: int
     of_matrices: int
+    int8: int = 0
+    """Elements of matrices whose stored numbers are held as int8 on CPUs."""
+    int4: int = 0
+    int4_zeros: int = 0
 
-    def loaded(self, model: ModelConfig, dtype: str, quantization: Quantization = "none") -> int:
+    def loaded(
+        self,
+        model: ModelConfig,
+        dtype: str,
+        quantization: Quantization = "none",
+        *,
+        on_cpu: bool = False,
+    ) -> int:
         """Return the bytes in memory in the type `dtype`, whatever type the files of `model` have.
 
-        int8 and int4 are the forms of matrices alone; with int4 embedding and head are int8.
+        int8 and int4 are the forms of matrices alone; with int4 embedding and head are int8. On CPUs matrices
+        that are stored as integers stay so, unless the quantization asks for fewer bits.
         """
-        if quantization == "none":
-            return self.elements * DTYPE_BYTES[dtype]
-        of_int8 = self.of_matrices
-        if quantization == "int4":
-            of_int8 = min(vocabulary_elements(model), self.of_matrices)
-        of_int4 = self.of_matrices - of_int8
-        of_blocks = of_int8 * INT8_BLOCK_BYTES + of_int4 * INT4_BLOCK_BYTES
-        return -(-of_blocks // INT8_BLOCK) + (self.elements - self.of_matrices) * DTYPE_BYTES[dtype]
+        kept = on_cpu and dtype in BLOCK_DTYPES
+        int8 = self.int8 if kept and quantization != "int4" else 0
+        int4, int4_zeros = (self.int4, self.int4_zeros) if kept else (0, 0)
+        rest = self.of_matrices - int8 - int4 - int4_zeros
+        if quantization == "int8":
+            int8 += rest
+        elif quantization == "int4":
+            of_vocabulary = min(vocabulary_elements(model), rest)
+            int8, int4 = int8 + of_vocabulary, int4 + rest - of_vocabulary
+        in_blocks = int8 + int4 + int4_zeros
+        of_blocks = int8 * INT8_BLOCK_BYTES + int4 * INT4_BLOCK_BYTES + int4_zeros * INT4_ZEROS_BLOCK_BYTES
+        return -(-of_blocks // INT8_BLOCK) + (self.elements - in_blocks) * DTYPE_BYTES[dtype]
 
 
 def attention_ratio(model: ModelConfig) -> float:

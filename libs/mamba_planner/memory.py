@@ -85,7 +85,8 @@ class MemoryBudget:
         dtype = constraints.dtype or model.dtype
         ways = constraints.tensor_parallel
         if weights is None:
-            weights = weights_bytes(model, dtype, ways, constraints.quantization)
+            on_cpu = device.kind == "cpu"
+            weights = weights_bytes(model, dtype, ways, constraints.quantization, on_cpu=on_cpu)
         if workspace is None:
             workspace = workspace_bytes(
                 model,

@@ -204,6 +204,27 @@ class Multipliers:
 
 
 @dataclass(frozen=True, slots=True)
+class StoredWeights:
+    """Elements of quantized matrices by the form in which engines on CPUs hold them."""
+
+    summary: str
+    """How they are stored, in words."""
+    int8: int = 0
+    int4: int = 0
+    int4_zeros: int = 0
+    plain: int = 0
+    """Elements that no kernel multiplies in few bits: they are held as the type of the weights."""
+
+    def held(self, *, on_cpu: bool, dtype: str) -> str:
+        """Return how an engine holds the weights without further quantization, in words."""
+        few = self.int8 + self.int4 + self.int4_zeros
+        if not on_cpu or dtype == "float16" or not few:
+            return f"the checkpoint stores {self.summary}, held as {dtype}"
+        rest = f", {self.plain / 1e9:.3g}B weights of them as {dtype}" if self.plain else ""
+        return f"the checkpoint stores {self.summary}, held in as few bits{rest}"
+
+
+@dataclass(frozen=True, slots=True)
 class ModelConfig:
     """Description of one model.
 
@@ -243,7 +264,9 @@ class ModelConfig:
     """Type the checkpoint requires for its SSM state, if it names one (`mamba_ssm_cache_dtype`, Qwen3.5
     `mamba_ssm_dtype`)."""
     quantized: str | None = None
-    """Quantization method of the stored weights; None = plain numbers, or FP8 with scales."""
+    """Name of a way of quantizing weights that cannot be read; None = all of them can be."""
+    stored: StoredWeights | None = None
+    """Quantized matrices of the checkpoint by its configuration; None = plain numbers, or FP8 with scales."""
 
     @property
     def position_limit(self) -> int | None:

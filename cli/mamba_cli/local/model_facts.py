@@ -36,11 +36,13 @@ class ModelFacts:
     config: ModelConfig
     size: WeightsSize | None
 
-    def weights_bytes(self, dtype: str | None, quantization: Quantization = "none") -> int | None:
+    def weights_bytes(
+        self, dtype: str | None, quantization: Quantization = "none", *, on_cpu: bool = False
+    ) -> int | None:
         """Return the bytes of the weights loaded as `dtype` (None = the configuration's); None = unknown."""
         if self.size is None:
             return None
-        return self.size.loaded(self.config, dtype or self.config.dtype, quantization)
+        return self.size.loaded(self.config, dtype or self.config.dtype, quantization, on_cpu=on_cpu)
 
 
 def facts_of_directory(directory: Path) -> ModelFacts:
@@ -106,8 +108,9 @@ def _facts_of_hub(uri: ModelUri, text: str) -> ModelFacts:
         model = model_config_from_hf(config, f"{text}: config.json")
     except ModelConfigError as error:
         raise InvalidInput(str(error)) from error
-    if total:
-        # An index has no shapes; about 99 % of a model's elements are in matrices.
+    if total and model.stored is None:
+        # An index has no shapes, and does not tell the elements of quantized weights. About 99 % of a model's
+        # elements are in matrices.
         elements = total // DTYPE_BYTES[model.dtype]
         size = WeightsSize(total, elements, elements)
     return ModelFacts(model, size)

@@ -5,9 +5,19 @@
 
 import json
 from collections.abc import Iterator
+from typing import Any
 
 from mamba_cli.local.plan_source import published_config, published_names
-from mamba_planner.arithmetic import kv_bytes_per_token, state_bytes
+from mamba_planner.arithmetic import (
+    INT4_BLOCK_BYTES,
+    INT4_ZEROS_BLOCK_BYTES,
+    INT8_BLOCK,
+    INT8_BLOCK_BYTES,
+    kv_bytes_per_token,
+    state_bytes,
+)
+from mamba_planner.families.fields import Fields
+from mamba_planner.families.quantization import Held, read_quantization
 from mamba_planner.families.registry import ADAPTERS, Adapter, model_config_from_hf, why_not_served
 from mamba_planner.model_config import AttentionConfig, ModelConfig, MoeConfig
 
@@ -16,6 +26,57 @@ OLMO_HYBRID = {
     "num_hidden_layers": 4, "num_attention_heads": 4, "max_position_embeddings": 64,
 }  # fmt: skip
 """Configuration of a family of which no published one is shipped; its sizes appear nowhere."""
+GPTQ: dict[str, Any] = {"quant_method": "gptq", "bits": 4, "group_size": 128}
+
+
+def _compressed(format_: str, **weights: object) -> dict[str, Any]:
+    section = {"quant_method": "compressed-tensors", "format": format_}
+    return {**section, "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}}}
+
+
+QUANTIZED: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("GPTQ, act order or not", GPTQ),
+    ("GPTQ, not symmetric", {**GPTQ, "sym": False}),
+    ("GPTQ of 8 bits", {**GPTQ, "bits": 8}),
+    ("GPTQ of 8 bits, not symmetric", {**GPTQ, "bits": 8, "sym": False}),
+    ("AWQ (gemm)", {"quant_method": "awq", "bits": 4, "group_size": 128}),
+    (
+        "compressed-tensors `pack-quantized` (W4A16)",
+        _compressed("pack-quantized", num_bits=4, type="int", group_size=128),
+    ),
+    (
+        "the same, not symmetric",
+        _compressed("pack-quantized", num_bits=4, type="int", group_size=32, symmetric=False),
+    ),
+    (
+        "compressed-tensors `int-quantized` (W8A8, W8A16)",
+        _compressed("int-quantized", num_bits=8, type="int"),
+    ),
+    ("compressed-tensors `float-quantized`", _compressed("float-quantized", num_bits=8, type="float")),
+    ("ModelOpt FP8", {"quant_method": "modelopt", "quant_algo": "FP8"}),
+    ("FP8 in blocks of 128", {"quant_method": "fp8", "weight_block_size": [128, 128]}),
+    ("ModelOpt NVFP4", {"quant_method": "modelopt", "quant_algo": "NVFP4"}),
+    (
+        "compressed-tensors `nvfp4-pack-quantized`",
+        _compressed("nvfp4-pack-quantized", num_bits=4, type="float", group_size=16),
+    ),
+    (
+        "compressed-tensors `mxfp4-pack-quantized`",
+        _compressed("mxfp4-pack-quantized", num_bits=4, type="float", group_size=32),
+    ),
+)
+"""Titles and configurations of the forms in which models are published."""
+BLOCK_BYTES: dict[Held, int] = {
+    "int8": INT8_BLOCK_BYTES,
+    "int4": INT4_BLOCK_BYTES,
+    "int4_zeros": INT4_ZEROS_BLOCK_BYTES,
+}
+HELD: dict[Held, str] = {
+    "plain": "ordinary numbers",
+    "int8": "the same numbers as int8",
+    "int4": "the same numbers in four bits",
+    "int4_zeros": "the same numbers in four bits, with zeros",
+}
 MIXERS = {
     "mamba": "Mamba2",
     "gated_delta": "gated delta rule",
@@ -25,7 +86,7 @@ MIXERS = {
 
 
 def model_tables() -> list[str]:
-    """Return the lines of both tables."""
+    """Return the lines of all tables."""
     published = {name: _published(name) for name in published_names()}
     lines = [
         "## Families",
@@ -52,6 +113,29 @@ def model_tables() -> list[str]:
         keys = kv_bytes_per_token(model, "bfloat16")
         size = f"{model.parameters / 1e9:.3g}B"
         lines.append(f"| `{name}` | {layers} | {size} | {wide:,} B | {narrow:,} B | {keys:,} B |")
+    return [*lines, *_quantized_table()]
+
+
+def _quantized_table() -> list[str]:
+    """Return the lines of the table of quantized checkpoints."""
+    lines = [
+        "",
+        "## Quantized checkpoints",
+        "",
+        "| published as | stored | held on CPUs | bits of a weight there |",
+        "| --- | --- | --- | --- |",
+    ]
+    for title, section in QUANTIZED:
+        quantization = read_quantization(Fields(section, title))
+        assert quantization is not None
+        form = quantization.form_of("layers.0.mlp.up_proj")
+        assert form is not None
+        bits = (
+            f"{BLOCK_BYTES[form.held] * 8 / INT8_BLOCK:g}"
+            if form.held in BLOCK_BYTES
+            else "those of `--dtype`"
+        )
+        lines.append(f"| {title} | {form.words} | {HELD[form.held]} | {bits} |")
     return lines
 
 

@@ -285,10 +285,16 @@ def _outcome(
         constraints = Constraints.of(settings)
     except UnusableInput as error:
         raise InvalidInput(f"{source}: {name}: {error}") from error
-    weights_on_disk = facts.weights_bytes(constraints.dtype, constraints.quantization)
+    on_cpu = device.kind == "cpu"
+    weights_on_disk = facts.weights_bytes(constraints.dtype, constraints.quantization, on_cpu=on_cpu)
     by_count = weights_bytes(
-        facts.config, constraints.dtype or facts.config.dtype, quantization=constraints.quantization
+        facts.config,
+        constraints.dtype or facts.config.dtype,
+        quantization=constraints.quantization,
+        on_cpu=on_cpu,
     )
+    if (stored := facts.config.stored) is not None:
+        notes += (stored.held(on_cpu=on_cpu, dtype=constraints.dtype or facts.config.dtype),)
     if weights_on_disk is None:
         notes += (
             "the size of the weights follows from the parameter count, because there are no weight files",

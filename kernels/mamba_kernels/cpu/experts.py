@@ -7,11 +7,11 @@ import torch
 
 from mamba_kernels.arguments import check
 from mamba_kernels.cpu.library import Library
-from mamba_kernels.cpu.packed_linear import CPU, KINDS, PackedMatrix
+from mamba_kernels.cpu.packed_linear import CPU, KINDS, JoinedMatrix, PackedLayers, PackedMatrix
 from mamba_kernels.cpu.structures import IDENTITY, RELU_SQUARED, Experts, LinearLayer
 from mamba_kernels.moe.activation import Activation
 
-Matrices = tuple[PackedMatrix, PackedMatrix]
+Matrices = tuple[PackedMatrix | JoinedMatrix, PackedMatrix | JoinedMatrix]
 """Both matrices of one expert: [2 f or f, d], the gate first, and [d_out, f]."""
 
 
@@ -43,8 +43,11 @@ class PackedExperts:
         first = IDENTITY if gated else RELU_SQUARED
         count = len(experts)
         # The layers of the shared expert follow those of the others.
-        self._gate_up = (LinearLayer * len(self._kept))(*(_layer(up, first) for up, _ in self._kept))
-        self._down = (LinearLayer * len(self._kept))(*(_layer(down, IDENTITY) for _, down in self._kept))
+        self._layers = [
+            (PackedLayers(up, None, first), PackedLayers(down, None, IDENTITY)) for up, down in self._kept
+        ]
+        self._gate_up = (LinearLayer * len(self._kept))(*(up.first for up, _ in self._layers))
+        self._down = (LinearLayer * len(self._kept))(*(down.first for _, down in self._layers))
         self.call = Experts(
             gate_up=ctypes.addressof(self._gate_up),
             down=ctypes.addressof(self._down),
@@ -78,14 +81,3 @@ class PackedExperts:
         call.out, call.rows, call.top_k = out.data_ptr(), len(hidden), experts.shape[1]
         self._run(self._address)
         return out
-
-
-def _layer(weight: PackedMatrix, activation: int) -> LinearLayer:
-    return LinearLayer(
-        packed=weight.panels.data_ptr(),
-        inputs=weight.inputs,
-        outputs=weight.outputs,
-        kind=KINDS[weight.dtype],
-        packing=weight.packing,
-        activation=activation,
-    )

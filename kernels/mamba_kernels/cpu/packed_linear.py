@@ -1,7 +1,7 @@
 """The product y = activation(x W^T + b), with weights in the order in which it reads them."""
 
 import ctypes
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 import torch
@@ -48,6 +48,8 @@ class PackedMatrix(Protocol):
     """Type of the product's inputs and results."""
     packing: int
     panels: torch.Tensor
+    order: torch.Tensor | None
+    """[inputs] int32: the place in a row of each input of the matrix; None = the row's order."""
 
     def rows(self, outputs: torch.Tensor) -> torch.Tensor: ...
 
@@ -69,6 +71,7 @@ class PackedWeight:
     """A matrix [outputs, inputs] in panels; it replaces the original, which is no longer needed."""
 
     packing = WHOLE
+    order: torch.Tensor | None = None
 
     def __init__(self, weight: torch.Tensor, packed: Rows = keep_rows) -> None:
         """Pack `weight`, float32 or bfloat16 on the CPU; call `packed` with rows once they are packed."""
@@ -89,26 +92,63 @@ class PackedWeight:
         return self.panels[outputs // PANEL, :, outputs % PANEL].flatten(1)[:, : self.inputs]
 
 
+class JoinedMatrix:
+    """Packed matrices of several forms with the same inputs, whose outputs follow one another."""
+
+    def __init__(self, parts: Sequence[PackedMatrix]) -> None:
+        self.parts = tuple(parts)
+        self.outputs = sum(part.outputs for part in parts)
+        self.inputs = parts[0].inputs
+        self.dtype = parts[0].dtype
+
+
+class PackedLayers:
+    """The structures of a packed weight for the C++ kernels: one, or one for each matrix of several."""
+
+    def __init__(
+        self, weight: PackedMatrix | JoinedMatrix, bias: torch.Tensor | None, activation: int
+    ) -> None:
+        self._kept = weight, bias
+        parts = weight.parts if isinstance(weight, JoinedMatrix) else (weight,)
+        self._layers = (LinearLayer * len(parts))()
+        first = 0
+        for index, part in enumerate(parts):
+            following = ctypes.addressof(self._layers[index + 1]) if index + 1 < len(parts) else None
+            self._layers[index] = LinearLayer(
+                packed=part.panels.data_ptr(),
+                bias=None if bias is None else bias[first:].data_ptr(),
+                inputs=part.inputs,
+                outputs=weight.outputs,
+                kind=KINDS[part.dtype],
+                packing=part.packing,
+                activation=activation,
+                order=None if part.order is None else part.order.data_ptr(),
+                rest=following,
+                part=part.outputs,
+            )
+            first += part.outputs
+
+    @property
+    def first(self) -> LinearLayer:
+        """Structure of the first matrix, which leads to the others; valid as long as this object lives."""
+        return self._layers[0]
+
+
 class PackedLinear:
     """A packed weight with its bias and its activation."""
 
     def __init__(
-        self, library: Library, weight: PackedMatrix, bias: torch.Tensor | None, activation: str = ""
+        self,
+        library: Library,
+        weight: PackedMatrix | JoinedMatrix,
+        bias: torch.Tensor | None,
+        activation: str = "",
     ) -> None:
         """Prepare the call. bias: [outputs] in the type of the weight; activation: one of ACTIVATIONS."""
         self.weight = weight
-        self._kept = bias
         self._call = library.linear
-        self._layer = LinearLayer(
-            packed=weight.panels.data_ptr(),
-            bias=None if bias is None else bias.data_ptr(),
-            inputs=weight.inputs,
-            outputs=weight.outputs,
-            kind=KINDS[weight.dtype],
-            packing=weight.packing,
-            activation=ACTIVATIONS[activation],
-        )
-        self.address = ctypes.addressof(self._layer)
+        self._layers = PackedLayers(weight, bias, ACTIVATIONS[activation])
+        self.address = ctypes.addressof(self._layers.first)
         """Address of the structure, valid as long as this object lives."""
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:

@@ -6,14 +6,14 @@ A test compares names, types, sizes and offsets with those that a compiler sees.
 from ctypes import Structure, c_float, c_int32, c_int64, c_void_p
 
 FLOAT32, BFLOAT16, FLOAT16 = 0, 1, 2
-WHOLE, INT8, INT4 = 0, 1, 2
+WHOLE, INT8, INT4, INT4_ZEROS = 0, 1, 2, 3
 IDENTITY, RELU, RELU_SQUARED, SILU = 0, 1, 2, 3
 MAMBA_BLOCK, ATTENTION_BLOCK, MLP_BLOCK, PARALLEL_BLOCK, MOE_BLOCK, DELTA_BLOCK = 0, 1, 2, 3, 4, 5
 SHORT_CONV_BLOCK = 6
 
 
 class LinearLayer(Structure):
-    """A packed matrix with its bias, shape and activation."""
+    """A packed matrix with its bias, shape and activation, or one of several whose outputs follow it."""
 
     _fields_ = (
         ("packed", c_void_p),
@@ -23,6 +23,9 @@ class LinearLayer(Structure):
         ("kind", c_int32),
         ("packing", c_int32),
         ("activation", c_int32),
+        ("order", c_void_p),
+        ("rest", c_void_p),
+        ("part", c_int64),
     )
 
 

@@ -7,14 +7,12 @@ from typing import Any
 
 from mamba_planner.families import positions
 from mamba_planner.families.fields import LARGEST, Fields
+from mamba_planner.families.quantization import QUANTIZATION, Unreadable, read_quantization
 from mamba_planner.model_config import AttentionConfig, LayerKind, MambaConfig, MoeConfig
 
 UNLIMITED_DT = (0.0, float("inf"))
 # Length limit of a model without positional embeddings and without a declared limit (pure Mamba2).
 NO_LIMIT = 1 << 20
-
-QUANTIZATION = ("quantization_config", "compression_config")
-"""Sections of a configuration that describe quantized weights; the second is the older name."""
 
 _KINDS: dict[str, LayerKind] = {
     "linear_attention": "mamba",
@@ -159,33 +157,18 @@ def common(fields: Fields, bos: int | None, eos: int | None) -> dict[str, Any]:
         "bos_token_id": fields.integer("bos_token_id", default=None, absent=bos, minimum=0),
         "eos_token_ids": fields.tokens("eos_token_id", default=() if eos is None else (eos,)),
         "parameters": 0,
-        "quantized": _quantized(fields),
+        "quantized": _unreadable(fields),
     }
 
 
-def _quantized(fields: Fields) -> str | None:
-    for name in QUANTIZATION:
-        if section := fields.section(name):
-            method = section.word("quant_method", default="a method of no name")
-            return None if _is_fp8(method, section) else method
+def _unreadable(fields: Fields) -> str | None:
+    """Return what of the checkpoint's quantized weights cannot be read; None = all can be."""
+    try:
+        for name in QUANTIZATION:
+            read_quantization(fields.section(name))
+    except Unreadable as what:
+        return str(what)
     return None
-
-
-def _is_fp8(method: str, section: Fields) -> bool:
-    """Return whether the weights are FP8 with scales, which are read as the numbers they represent."""
-    match method:
-        case "fp8":
-            return section.word("fmt", default="e4m3") == "e4m3"
-        case "modelopt":
-            return section.word("quant_algo", default="") == "FP8"
-        case "compressed-tensors":
-            weights = [group.section("weights") for group in section.section("config_groups").sections()]
-            return bool(weights) and all(
-                group.word("type", default="") == "float" and group.integer("num_bits", default=0) == 8
-                for group in weights
-            )
-        case _:
-            return False
 
 
 def check_experts(fields: Fields, moe: MoeConfig) -> MoeConfig:

@@ -138,6 +138,12 @@ class Fields:
         """Return all nested objects, whatever their names."""
         return [self.section(name) for name, value in self._values.items() if isinstance(value, Mapping)]
 
+    def sections_by_name(self) -> "dict[str, Fields]":
+        """Return all nested objects by their names."""
+        return {
+            name: self.section(name) for name, value in self._values.items() if isinstance(value, Mapping)
+        }
+
     def others(self, names: Collection[str]) -> list[str]:
         """Return the names of fields that are neither among `names` nor null."""
         return [name for name, value in self._values.items() if value is not None and name not in names]

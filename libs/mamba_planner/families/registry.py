@@ -25,8 +25,9 @@ from mamba_planner.families import (
     qwen3_5,
     qwen3_next,
 )
-from mamba_planner.families.blocks import QUANTIZATION
 from mamba_planner.families.fields import Fields
+from mamba_planner.families.quantization import QUANTIZATION, quantization_of
+from mamba_planner.families.stored_matrices import stored_weights
 from mamba_planner.model_config import ModelConfig
 
 
@@ -87,7 +88,11 @@ def model_config_from_hf(config: Mapping[str, Any], source: str = "config.json")
         )
     adapter = ADAPTERS[family]
     model = adapter.read(Fields(config, source), adapter.architecture)
-    return replace(model, parameters=count_parameters(model))
+    model = replace(model, parameters=count_parameters(model))
+    quantization = quantization_of(config)
+    if quantization is None or quantization.is_fp8:
+        return model
+    return replace(model, stored=stored_weights(model, quantization))
 
 
 def load_model_config(directory: Path) -> ModelConfig:
@@ -180,8 +185,9 @@ def _checkpoint_problem(model: ModelConfig) -> str | None:
     if model.quantized is not None:
         return _refusal(
             f"checkpoints whose weights are quantized ({model.quantized})",
-            "weights that are stored as bfloat16, float16, float32 or FP8, and quantizes them itself with "
-            "quantization int8 or int4",
+            "weights that are stored as bfloat16, float16 or float32, by GPTQ (4 or 8 bits), AWQ (gemm), "
+            "compressed-tensors (packed, int8, FP8, FP4), ModelOpt (FP8, NVFP4), as FP8 or as MXFP4, and "
+            "quantizes them itself with quantization int8 or int4",
         )
     return None
 

@@ -142,7 +142,9 @@ def planner_input(
         settings = engine_settings(deployment, role)
         if (disk := spec.state_cache.disk) is not None:
             settings = settings.model_copy(update={"disk_cache_bytes": disk_budget(disk)})
-        return PlannerInput(model, settings, device, _loaded_bytes(weights, model, settings), not_served)
+        on_cpu = device.kind == "cpu"
+        loaded = _loaded_bytes(weights, model, settings, on_cpu=on_cpu)
+        return PlannerInput(model, settings, device, loaded, not_served)
     except mamba_planner.UnusableInput as error:
         return SpecInvalid(str(error))
 
@@ -184,11 +186,14 @@ def plan_engine_memory(
     return Fits(status, "; ".join([message, *notes]))
 
 
-def _loaded_bytes(weights: WeightsSize | None, model: ModelConfig, settings: EngineSettings) -> int | None:
+def _loaded_bytes(
+    weights: WeightsSize | None, model: ModelConfig, settings: EngineSettings, *, on_cpu: bool
+) -> int | None:
     if weights is None:
         return None
     constraints = mamba_planner.Constraints.of(settings)
-    return weights.loaded(model, constraints.dtype or model.dtype, constraints.quantization)
+    dtype = constraints.dtype or model.dtype
+    return weights.loaded(model, dtype, constraints.quantization, on_cpu=on_cpu)
 
 
 def depends_on_nodes(deployment: MambaDeployment) -> bool:

@@ -126,8 +126,9 @@ def boot(settings: EngineSettings, report: Report, overrides: BootOverrides = NO
         # Checked first, so that nobody buys memory for a model that cannot be served.
         raise UnsupportedModel(why)
     device = pick_device(settings.device)
-    dtype = config.dtype if settings.dtype == "auto" else settings.dtype
-    device_memory, weights = _memory(settings, device), _weights(directory, config, dtype, settings)
+    dtype = _dtype(config, settings)
+    device_memory = _memory(settings, device)
+    weights = _weights(directory, config, dtype, settings, device)
     plan = plan_engine(config, settings, device_memory, weights)
     if compiles_first(device, DTYPES[dtype]):
         report("compiling the kernels, this once", 0, 1)
@@ -318,10 +319,13 @@ def _pace(settings: EngineSettings, limits: SchedulerLimits, device: torch.devic
     return StepPace(target, limits.chunk, limits.step_tokens) if target else None
 
 
-def _weights(directory: Path, config: ModelConfig, dtype: str, settings: EngineSettings) -> int | None:
+def _weights(
+    directory: Path, config: ModelConfig, dtype: str, settings: EngineSettings, device: torch.device
+) -> int | None:
     """Return the bytes of the weights in memory, from the files' headers; None without files."""
     size = weights_size(directory)
-    return None if size is None else size.loaded(config, dtype, settings.quantization)
+    on_cpu = device.type == "cpu"
+    return None if size is None else size.loaded(config, dtype, settings.quantization, on_cpu=on_cpu)
 
 
 def _cache(
@@ -351,6 +355,17 @@ def _cache(
     )
 
 
+def _dtype(config: ModelConfig, settings: EngineSettings) -> str:
+    """Return the type of weights and rows."""
+    return config.dtype if settings.dtype == "auto" else settings.dtype
+
+
+def _stores_integers(config: ModelConfig) -> bool:
+    """Return whether matrices stay integers of the checkpoint on CPUs, so that rows become int8."""
+    stored = config.stored
+    return stored is not None and bool(stored.int8 + stored.int4 + stored.int4_zeros)
+
+
 def _audits(
     settings: EngineSettings,
     config: ModelConfig,
@@ -378,7 +393,7 @@ def _audits(
         bounds=Precision(
             dtype,
             plan.state_dtype,
-            int8=settings.quantization == "int8",
+            int8=settings.quantization == "int8" or (device.type == "cpu" and _stores_integers(config)),
             experts=config.moe is not None,
             batch_invariant=settings.batch_invariant and device.type == "cpu",
         ).bounds,

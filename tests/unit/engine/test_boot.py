@@ -309,7 +309,7 @@ def test_a_model_that_is_not_served_is_refused_whatever_its_plan(tmp_path: Path)
     """And before anything is planned, compiled or read of its weights."""
     config = json.loads((TINY / "config.json").read_text())
     (tmp_path / "config.json").write_text(
-        json.dumps({**config, "quantization_config": {"quant_method": "gptq"}})
+        json.dumps({**config, "quantization_config": {"quant_method": "gptq", "bits": 3}})
     )
     (tmp_path / "model.safetensors").write_bytes((TINY / "model.safetensors").read_bytes())
     told: list[str] = []

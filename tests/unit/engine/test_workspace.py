@@ -56,6 +56,9 @@ class AnyWeights:
     def rows(self, name: str) -> int:
         return 0
 
+    def numbers(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        return None
+
     def take(
         self, name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
     ) -> torch.Tensor:

@@ -60,8 +60,12 @@ def test_a_mixer_with_another_activation_behind_its_convolution_is_refused(name:
 
 QUANTIZED: list[tuple[dict[str, Any], str]] = [
     ({"quantization_config": {"quant_method": "fp8", "fmt": "e5m2"}}, "fp8"),
-    ({"quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4"}}, "modelopt"),
-    ({"quantization_config": {"quant_method": "gptq", "bits": 4, "desc_act": True}}, "gptq"),
+    ({"quantization_config": {"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}}, "W4A8_AWQ"),
+    ({"quantization_config": {"quant_method": "gptq", "bits": 3, "desc_act": True}}, "gptq with 3 bits"),
+    ({"quantization_config": {"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}}, "marlin"),
+    ({"quantization_config": {"quant_method": "awq", "bits": 4, "version": "gemv"}}, "gemv"),
+    ({"quantization_config": {"quant_method": "fp8", "weight_block_size": [64, 64]}}, "64 x 64"),
+    ({"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}}, "bitsandbytes"),
     ({"quantization_config": {"load_in_8bit": True}}, "quantized"),
     (
         {"compression_config": {"quant_method": "compressed-tensors", "format": "float-quantized"}},

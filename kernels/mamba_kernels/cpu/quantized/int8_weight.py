@@ -3,31 +3,36 @@
 import torch
 
 from mamba_kernels.cpu.packed_linear import PANEL
-from mamba_kernels.cpu.quantized.block_weight import BLOCK, QUAD, BlockWeight
+from mamba_kernels.cpu.quantized.block_numbers import BLOCK
+from mamba_kernels.cpu.quantized.block_weight import QUAD, FittedWeight
 from mamba_kernels.cpu.structures import INT8
 
 LARGEST = 127
 
 
-class QuantizedWeight(BlockWeight):
+class QuantizedWeight(FittedWeight):
     """A matrix [outputs, inputs] in panels of int8; it replaces the original.
 
     A weight is scale * n, where n is in -127..127 and scale is the largest weight of its block over 127, so
     its error is at most half a scale: 0.4 % of that largest weight. A block that contains NaN or infinity has
     no finite scale. Rows that the matrix multiplies are converted to int8 in the same way, with one scale for
-    32 inputs (docs/notes/kernels-cpu.md).
+    32 inputs (docs/notes/kernels-cpu.md). Numbers of a checkpoint may be -128.
     """
 
     packing = INT8
     number_bytes = BLOCK
 
     def _pack(self, weight: torch.Tensor, out: torch.Tensor) -> None:
-        panels, blocks, _ = out.shape
         scale = (weight.abs().amax(-1) / LARGEST).half()
         number = (weight / scale.float().unsqueeze(-1)).nan_to_num(0.0).round_().clamp_(-LARGEST, LARGEST)
-        quads = number.view(panels, PANEL, blocks, BLOCK // QUAD, QUAD)
         self._scales(out).copy_(scale.transpose(1, 2))
-        self._numbers(out).copy_(quads.permute(0, 2, 3, 1, 4))
+        self._store(number.permute(3, 0, 2, 1), out)
+
+    @classmethod
+    def _store(cls, numbers: torch.Tensor, out: torch.Tensor) -> None:
+        # [BLOCK, panels, blocks, PANEL]
+        quads = numbers.unflatten(0, (BLOCK // QUAD, QUAD))
+        cls._numbers(out).copy_(quads.permute(2, 3, 0, 4, 1))
 
     @staticmethod
     def _numbers(panels: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-// Blocks of 32 inputs of sixteen outputs as numbers of four bits that share a scale. Included after Lanes.
+// Blocks of 32 inputs of sixteen outputs as numbers of four bits that share a scale, or a scale and a zero. Included after Lanes.
 #pragma once
 #include "int8_blocks.h"
 
@@ -13,14 +13,25 @@ struct Int4Block {
   uint8_t numbers[kQuads / 2][kLanes * 4];
 };
 
+// A block of a matrix: scale * (stored number - zero), with zeros of their own for each output.
+struct Int4ZerosBlock {
+  uint16_t scales[kLanes];  // float16
+  uint8_t zeros[kLanes];    // 0..16
+  uint8_t numbers[kQuads / 2][kLanes * 4];
+};
+
+inline int zero_of(const Int4Block&, int) { return kNibbleOffset; }
+inline int zero_of(const Int4ZerosBlock& block, int lane) { return block.zeros[lane]; }
+
 // Writes the same matrix as a block of int8.
-inline void widen(const Int4Block& block, Int8Block* out) {
+template <typename Block>
+inline void widen(const Block& block, Int8Block* out) {
   std::memcpy(out->scales, block.scales, sizeof block.scales);
   for (int pair = 0; pair < kQuads / 2; ++pair) {
     for (int i = 0; i < kLanes * 4; ++i) {
       const int both = block.numbers[pair][i];
-      out->numbers[2 * pair][i] = static_cast<int8_t>((both & 15) - kNibbleOffset);
-      out->numbers[2 * pair + 1][i] = static_cast<int8_t>((both >> 4) - kNibbleOffset);
+      out->numbers[2 * pair][i] = static_cast<int8_t>((both & 15) - zero_of(block, i / 4));
+      out->numbers[2 * pair + 1][i] = static_cast<int8_t>((both >> 4) - zero_of(block, i / 4));
     }
   }
 }

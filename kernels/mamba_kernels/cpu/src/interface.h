@@ -4,8 +4,9 @@
 #include <cstdint>
 
 enum Kind : int32_t { kFloat32 = 0, kBfloat16 = 1, kFloat16 = 2 };
-// Storage of a layer's weights: as `kind`, or as int8 or four bits with one float16 scale for 32 inputs of an output.
-enum Packing : int32_t { kWhole = 0, kInt8 = 1, kInt4 = 2 };
+// Storage of a layer's weights: as `kind`, or as int8 or four bits with one float16 scale for 32 inputs of an output, and
+// with the number that stands for zero in each block.
+enum Packing : int32_t { kWhole = 0, kInt8 = 1, kInt4 = 2, kInt4Zeros = 3 };
 enum Activation : int32_t { kIdentity = 0, kRelu = 1, kReluSquared = 2, kSilu = 3 };
 
 // The product y = activation(x W^T + b) with packed weights.
@@ -13,10 +14,13 @@ struct LinearLayer {
   const void* packed;
   const void* bias;  // [outputs] of `kind`, or null
   int64_t inputs;
-  int64_t outputs;
+  int64_t outputs;  // of a row of y
   int32_t kind;  // type of whole weights, bias, x and y
   int32_t packing;
   int32_t activation;
+  const int32_t* order;     // [inputs] place in x of each input of a matrix in blocks, or null
+  const LinearLayer* rest;  // product for the outputs after these, with the same `outputs`, or null
+  int64_t part;             // outputs of this matrix; 0 = all outputs of a row of y
 };
 
 // Weights and shape of a Mamba2 mixer between its projections.

@@ -223,6 +223,13 @@ struct WholeLanes {
     }
   }
   static WholeLanes all(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
+  // Products of sixteen numbers and one.
+  static WholeLanes products(const uint8_t* at, int32_t x) {
+    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(at));
+    const __m256i factor = _mm256_set1_epi32(x);
+    return {_mm256_mullo_epi32(_mm256_cvtepu8_epi32(bytes), factor),
+            _mm256_mullo_epi32(_mm256_cvtepu8_epi32(_mm_srli_si128(bytes, 8)), factor)};
+  }
   // Numbers of panels and of rows of a tile.
   static constexpr int kPanelsPerTile = 1;
   static constexpr int kRowsPerTile = 4;

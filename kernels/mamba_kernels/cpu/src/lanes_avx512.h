@@ -230,6 +230,11 @@ struct WholeLanes {
   }
 #endif
   static WholeLanes all(int32_t x) { return {_mm512_set1_epi32(x)}; }
+  // Products of sixteen numbers and one.
+  static WholeLanes products(const uint8_t* at, int32_t x) {
+    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(at));
+    return {_mm512_mullo_epi32(_mm512_cvtepu8_epi32(bytes), _mm512_set1_epi32(x))};
+  }
   static constexpr int kPanelsPerTile = 2;
   static constexpr int kRowsPerTile = 6;
   // Rows of a tile of one panel of numbers of four bits: one stream of weights is read much faster than two.

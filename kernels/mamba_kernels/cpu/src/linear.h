@@ -35,6 +35,7 @@ struct BfloatPairs {
   };
   using Activation = Lanes::Activation;
   static constexpr int kInputs = 2;
+  static constexpr bool kOrdered = false;
   static constexpr int kActivations = Lanes::kActivationsPerPair;
   static constexpr int kPanels = Lanes::kPanelsPerTile;
   static constexpr int kMostRows = kRowsPerTile;
@@ -63,6 +64,7 @@ struct SingleFloats {
   };
   using Activation = float;
   static constexpr int kInputs = 1;
+  static constexpr bool kOrdered = false;
   static constexpr int kActivations = 1;
   static constexpr int kPanels = Lanes::kPanelsPerTile;
   static constexpr int kMostRows = kRowsPerTile;
@@ -86,6 +88,7 @@ struct ScaledRows {
   using Weight = Block;
   using Activation = uint32_t;
   static constexpr int kInputs = kScaled;
+  static constexpr bool kOrdered = true;
   static constexpr int kActivations = sizeof(Int8Inputs) / sizeof(Activation);
   static constexpr int kPanels = WholeLanes::kPanelsPerTile;
   static constexpr int kMostRows = WholeLanes::kRowsPerTile;
@@ -131,17 +134,24 @@ struct ScaledInt8 : ScaledRows<T, Int8Block> {
   }
 };
 
-template <typename T>
-struct ScaledInt4 : ScaledRows<T, Int4Block> {
+// Initial sums of a block: minus the product of the zero of each output and the sum of the inputs, -128 times which is
+// kept in `start`.
+inline WholeLanes start_of(const Int4Block&, int32_t start) { return WholeLanes::all(start / (128 / kNibbleOffset)); }
+inline WholeLanes start_of(const Int4ZerosBlock& block, int32_t start) {
+  return WholeLanes::products(block.zeros, start / 128);
+}
+
+// Block: Int4Block or Int4ZerosBlock.
+template <typename T, typename Block>
+struct ScaledInt4 : ScaledRows<T, Block> {
   static constexpr int kPanels = 1;
   static constexpr int kMostRows = WholeLanes::kNibbleRowsPerTile;
   template <int kRows, int kPanels>
-  static void add(Lanes (&sums)[kPanels][kRows], const Int4Block* const (&weights)[kPanels], const uint32_t* x) {
+  static void add(Lanes (&sums)[kPanels][kRows], const Block* const (&weights)[kPanels], const uint32_t* x) {
     WholeLanes block[kPanels][kRows];
     for (int row = 0; row < kRows; ++row) {
-      // -8 times the sum of the inputs, of which -128 times is kept.
-      const int32_t start = static_cast<int32_t>(x[(kQuads + 1) * kRows + row]) / (128 / kNibbleOffset);
-      for (int p = 0; p < kPanels; ++p) block[p][row] = WholeLanes::all(start);
+      const int32_t start = static_cast<int32_t>(x[(kQuads + 1) * kRows + row]);
+      for (int p = 0; p < kPanels; ++p) block[p][row] = start_of(*weights[p], start);
     }
     const uint8_t* numbers[kPanels];
     for (int p = 0; p < kPanels; ++p) numbers[p] = weights[p]->numbers[0];
@@ -150,6 +160,9 @@ struct ScaledInt4 : ScaledRows<T, Int4Block> {
   }
 };
 
+// Returns the outputs of a layer's own matrix.
+inline int64_t own_outputs(const LinearLayer& layer) { return layer.part > 0 ? layer.part : layer.outputs; }
+
 // Final steps for the sums of a panel's outputs: bias, activation and rounding.
 template <typename T>
 class PanelOutputs {
@@ -157,7 +170,7 @@ class PanelOutputs {
   PanelOutputs(const LinearLayer& layer, int64_t panel)
       : activation_(layer.activation),
         output_(panel * kPanel),
-        count_(static_cast<int>(least(kPanel, layer.outputs - output_))) {
+        count_(static_cast<int>(least(kPanel, own_outputs(layer) - output_))) {
     const auto* bias = static_cast<const T*>(layer.bias);
     added_ = bias == nullptr ? Lanes::zero() : load_some(bias + output_, count_);
   }
@@ -169,6 +182,14 @@ class PanelOutputs {
   int count_;
   Lanes added_;
 };
+
+// Copies the inputs of a block out of the row `x` in the order of the matrix; returns their number.
+template <typename T>
+inline int gather_inputs(const LinearLayer& layer, const T* x, int64_t block, T* out) {
+  const int count = static_cast<int>(least(layer.inputs - block * kScaled, kScaled));
+  for (int i = 0; i < count; ++i) out[i] = x[layer.order[block * kScaled + i]];
+  return count;
+}
 
 // Calls multiply(panel, end of panels, row tile, end of row tiles) for blocks of row tiles whose inputs stay cached
 // while a group of panels is multiplied.
@@ -219,7 +240,7 @@ class LinearCall {
         out_(out),
         packed_(packed),
         blocks_(blocks_of(layer)),
-        panels_((layer.outputs + kPanel - 1) / kPanel),
+        panels_((own_outputs(layer) + kPanel - 1) / kPanel),
         tiles_((rows + kMostRows - 1) / kMostRows) {}
 
   static int64_t packed_size(const LinearLayer& layer, int64_t rows) {
@@ -266,6 +287,16 @@ class LinearCall {
 
   void keep_row(Activation* at, int rows, int64_t row, int64_t block) const {
     const Element* x = x_ + row * x_stride_;
+    if constexpr (Format::kOrdered) {
+      if (layer_.order != nullptr) {
+        for (; block < blocks_; ++block) {
+          Element gathered[kScaled];
+          const int count = gather_inputs(layer_, x, block, gathered);
+          Format::keep(at + block * rows * Format::kActivations, rows, gathered, count);
+        }
+        return;
+      }
+    }
     for (; block < blocks_; ++block) {
       Format::keep(at + block * rows * Format::kActivations, rows, x + block * Format::kInputs,
                    layer_.inputs - block * Format::kInputs);
@@ -384,18 +415,28 @@ void run_linear(const LinearLayer& layer, const void* x, int64_t x_stride, int64
   run_rows<LinearCall<Format>, kRowsAtOnce>(layer, x, x_stride, rows, out);
 }
 
+// Returns the place in a row of y of the outputs after those of the layer's own matrix.
+inline void* after(const LinearLayer& layer, void* out) {
+  return static_cast<char*>(out) + own_outputs(layer) * (layer.kind == kBfloat16 ? 2 : 4);
+}
+
 void linear(const LinearLayer* layer, const void* x, int64_t x_stride, int64_t rows, void* out) {
   const bool bfloat = layer->kind == kBfloat16;
   if (layer->packing == kInt8) {
     const auto run = bfloat ? run_linear<ScaledInt8<uint16_t>> : run_linear<ScaledInt8<float>>;
     run(*layer, x, x_stride, rows, out);
   } else if (layer->packing == kInt4) {
-    const auto run = bfloat ? run_linear<ScaledInt4<uint16_t>> : run_linear<ScaledInt4<float>>;
+    const auto run = bfloat ? run_linear<ScaledInt4<uint16_t, Int4Block>> : run_linear<ScaledInt4<float, Int4Block>>;
+    run(*layer, x, x_stride, rows, out);
+  } else if (layer->packing == kInt4Zeros) {
+    const auto run =
+        bfloat ? run_linear<ScaledInt4<uint16_t, Int4ZerosBlock>> : run_linear<ScaledInt4<float, Int4ZerosBlock>>;
     run(*layer, x, x_stride, rows, out);
   } else {
     const auto run = bfloat ? run_linear<BfloatPairs> : run_linear<SingleFloats>;
     run(*layer, x, x_stride, rows, out);
   }
+  if (layer->rest != nullptr) linear(layer->rest, x, x_stride, rows, after(*layer, out));
 }
 
 }  // namespace

@@ -30,7 +30,7 @@ class TileLinear {
         steps_((layer.inputs + 1) / 2),
         whole_(steps_ / kTileSteps),
         across_((steps_ + kTileSteps - 1) / kTileSteps),
-        panels_((layer.outputs + kPanel - 1) / kPanel),
+        panels_((own_outputs(layer) + kPanel - 1) / kPanel),
         height_(static_cast<int>(least(rows, kSide))),
         down_((rows + kSide - 1) / kSide) {}
 
@@ -181,10 +181,18 @@ class TileLinear {
 };
 
 void linear_amx(const LinearLayer* layer, const void* x, int64_t x_stride, int64_t rows, void* out) {
-  if (layer->packing == kInt8) return scaled_linear_amx<Int8Block>(*layer, x, x_stride, rows, out);
-  if (layer->packing == kInt4) return scaled_linear_amx<Int4Block>(*layer, x, x_stride, rows, out);
-  if (layer->kind != kBfloat16) return linear(layer, x, x_stride, rows, out);
-  run_rows<TileLinear, kTileRowsAtOnce>(*layer, x, x_stride, rows, out);
+  if (layer->packing == kInt8) {
+    scaled_linear_amx<Int8Block>(*layer, x, x_stride, rows, out);
+  } else if (layer->packing == kInt4) {
+    scaled_linear_amx<Int4Block>(*layer, x, x_stride, rows, out);
+  } else if (layer->packing == kInt4Zeros) {
+    scaled_linear_amx<Int4ZerosBlock>(*layer, x, x_stride, rows, out);
+  } else if (layer->kind == kBfloat16) {
+    run_rows<TileLinear, kTileRowsAtOnce>(*layer, x, x_stride, rows, out);
+  } else {
+    return linear(layer, x, x_stride, rows, out);
+  }
+  if (layer->rest != nullptr) linear_amx(layer->rest, x, x_stride, rows, after(*layer, out));
 }
 
 }  // namespace

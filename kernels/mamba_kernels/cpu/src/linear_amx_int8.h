@@ -31,7 +31,7 @@ class Int8TileLinear {
         out_(out),
         tiles_(tiles),
         blocks_((layer.inputs + kScaled - 1) / kScaled),
-        panels_((layer.outputs + kPanel - 1) / kPanel),
+        panels_((own_outputs(layer) + kPanel - 1) / kPanel),
         height_(static_cast<int>(least(rows, kSide))),
         down_((rows + kSide - 1) / kSide) {}
 
@@ -60,9 +60,14 @@ class Int8TileLinear {
       const int64_t row = row_tile * kSide + r;
       for (int64_t k = 0; k < blocks_; ++k) {
         Int8Inputs block = {};
-        if (row < rows_) {
+        const T* x = x_ + row * x_stride_;
+        if (row < rows_ && layer_.order != nullptr) {
+          T gathered[kScaled];
+          const int count = gather_inputs(layer_, x, k, gathered);
+          block = as_int8(gathered, count);
+        } else if (row < rows_) {
           const int count = static_cast<int>(least(layer_.inputs - k * kScaled, kScaled));
-          block = as_int8(x_ + row * x_stride_ + k * kScaled, count);
+          block = as_int8(x + k * kScaled, count);
         }
         std::memcpy(to[k].numbers[r], block.numbers, sizeof block.numbers);
         to[k].scales[r] = block.scale;
@@ -86,7 +91,8 @@ class Int8TileLinear {
   }
 
   static const Int8Block* as_int8_panel(const Int8Block* panel, Int8Block*) { return panel; }
-  const Int8Block* as_int8_panel(const Int4Block* panel, Int8Block* wide) const {
+  template <typename Narrow>
+  const Int8Block* as_int8_panel(const Narrow* panel, Int8Block* wide) const {
     for (int64_t block = 0; block < blocks_; ++block) widen(panel[block], wide + block);
     memory_is_read();
     return wide;
@@ -150,10 +156,14 @@ class Int8TileLinear {
   int64_t down_;
 };
 
-// Block: Int8Block or Int4Block.
+// Block: Int8Block, Int4Block or Int4ZerosBlock. Multiplies by the layer's own matrix alone.
 template <typename Block>
 void scaled_linear_amx(const LinearLayer& layer, const void* x, int64_t x_stride, int64_t rows, void* out) {
-  if (rows <= kLeftToLanes) return linear(&layer, x, x_stride, rows, out);
+  if (rows <= kLeftToLanes) {
+    LinearLayer own = layer;
+    own.rest = nullptr;
+    return linear(&own, x, x_stride, rows, out);
+  }
   const auto run = layer.kind == kBfloat16 ? run_rows<Int8TileLinear<uint16_t, Block>, kTileRowsAtOnce>
                                            : run_rows<Int8TileLinear<float, Block>, kTileRowsAtOnce>;
   run(layer, x, x_stride, rows, out);

@@ -15,8 +15,9 @@ void whole_row(const LinearLayer& layer, int64_t output, T* out) {
 }
 
 inline int number_of(const Int8Block& block, int64_t lane, int i) { return block.numbers[i / 4][lane * 4 + i % 4]; }
-inline int number_of(const Int4Block& block, int64_t lane, int i) {
-  return (block.numbers[i / 8][lane * 4 + i % 4] >> (i / 4 % 2 * 4) & 15) - kNibbleOffset;
+template <typename Block>  // Int4Block or Int4ZerosBlock
+inline int number_of(const Block& block, int64_t lane, int i) {
+  return (block.numbers[i / 8][lane * 4 + i % 4] >> (i / 4 % 2 * 4) & 15) - zero_of(block, static_cast<int>(lane));
 }
 
 // The same for integers in blocks of inputs, each after its scales.
@@ -41,6 +42,8 @@ void packed_row(const LinearLayer& layer, int64_t output, T* out) {
     scaled_row<Int8Block>(layer, output, out);
   } else if (layer.packing == kInt4) {
     scaled_row<Int4Block>(layer, output, out);
+  } else if (layer.packing == kInt4Zeros) {
+    scaled_row<Int4ZerosBlock>(layer, output, out);
   } else {
     whole_row<T, kPair>(layer, output, out);
   }

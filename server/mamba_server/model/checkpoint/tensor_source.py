@@ -4,6 +4,8 @@ from typing import Protocol
 
 import torch
 
+from mamba_kernels.cpu.quantized.block_numbers import BlockNumbers
+
 
 class TensorSource(Protocol):
     """Source of a model's tensors, under names without a prefix such as `layers.0.mixer.A_log`."""
@@ -14,6 +16,14 @@ class TensorSource(Protocol):
 
     def rows(self, name: str) -> int:
         """Return the first dimension of the tensor of that name; 0 = there is none."""
+        ...
+
+    def numbers(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> BlockNumbers | None:
+        """Return the matrix of exactly that shape as the integers that the checkpoint stores.
+
+        None: it is stored otherwise, or no kernel computes with its integers, so that `take` has to be
+        called. Raises WeightsError.
+        """
         ...
 
     def take(

@@ -4,13 +4,22 @@ The planner reads the sizes before anything is loaded; `weights` checks and load
 """
 
 import json
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from math import prod
 from pathlib import Path
 from typing import Any
 
 from mamba_planner.arithmetic import WeightsSize
+from mamba_planner.families.quantization import Held, Quantization, quantization_of
 from mamba_server.model.checkpoint.errors import WeightsError
+from mamba_server.model.checkpoint.quantized.stored_names import (
+    OF_ACTIVATIONS,
+    Entry,
+    find,
+    shapes_of,
+    size_of,
+)
 
 INDEX = "model.safetensors.index.json"
 FP8 = "F8_E4M3"
@@ -32,11 +41,45 @@ def weights_size(directory: Path) -> WeightsSize | None:
         return None
     headers = {path: _tensors(path) for path in shards(directory)}
     multimodal = is_multimodal(name for tensors in headers.values() for name in tensors)
-    sizes = [_file_size(path, tensors, multimodal) for path, tensors in headers.items()]
+    entries: dict[str, Entry] = {}
+    stored = sum(_read_entries(path, tensors, multimodal, entries) for path, tensors in headers.items())
+    try:
+        return _size(stored, entries, directory)
+    except (KeyError, IndexError, ValueError, ZeroDivisionError) as error:
+        raise WeightsError(
+            f"{directory}: its tensors of quantized weights do not belong together: {error!r}"
+        ) from error
+
+
+def quantization_in(directory: Path) -> Quantization | None:
+    """Return what the configuration of a model says of quantized weights, if there is one."""
+    try:
+        return quantization_of(json.loads((directory / "config.json").read_text(encoding="utf-8")))
+    except (OSError, ValueError, AttributeError, RecursionError):
+        return None
+
+
+def _size(stored: int, entries: dict[str, Entry], directory: Path) -> WeightsSize:
+    """Return the size of a model with these tensors, of which quantized matrices have several."""
+    matrices = find(entries)
+    quantization = quantization_in(directory) if matrices else None
+    held: Counter[Held] = Counter()
+    for name, matrix in matrices.items():
+        module = name.removesuffix(".weight").removeprefix("model.").removeprefix("backbone.")
+        elements, form = size_of(matrix, module, entries, quantization)
+        held[form.held] += elements
+    others = shapes_of(matrices.values()).union(*(matrix.tensors.values() for matrix in matrices.values()))
+    scales = scale_endings(kind for kind, _ in entries.values())
+    plain = [
+        shape for name, (_, shape) in entries.items() if name not in others and not name.endswith(scales)
+    ]
     return WeightsSize(
-        sum(size.bytes for size in sizes),
-        sum(size.elements for size in sizes),
-        sum(size.of_matrices for size in sizes),
+        stored,
+        sum(map(prod, plain)) + held.total(),
+        sum(prod(shape) for shape in plain if _of_matrices(shape)) + held.total(),
+        held["int8"],
+        held["int4"],
+        held["int4_zeros"],
     )
 
 
@@ -109,26 +152,26 @@ def _tensors(path: Path) -> dict[str, Any]:
         raise WeightsError(f"{path}: the header of the file is damaged: {error!r}") from error
 
 
-def _file_size(path: Path, tensors: dict[str, Any], multimodal: bool) -> WeightsSize:
-    stored = elements = of_matrices = 0
+def _read_entries(path: Path, tensors: dict[str, Any], multimodal: bool, entries: dict[str, Entry]) -> int:
+    """Add a file's tensors that are weights, or parts of quantized ones, to `entries`; return their bytes."""
+    stored = 0
     try:
         scales = scale_endings(tensor["dtype"] for tensor in tensors.values())
         for name, tensor in tensors.items():
-            if multimodal and text_name(name) is None:
+            text = text_name(name) if multimodal else name
+            if text is None or name.startswith(DRAFT_HEADS) or name.endswith(OF_ACTIVATIONS):
                 continue
-            if not name.endswith(scales) and not name.startswith(DRAFT_HEADS):
-                begin, end = tensor["data_offsets"]
-                if not 0 <= begin <= end:
-                    raise ValueError(f"{name} reaches from byte {begin} to byte {end}")
-                stored += end - begin
-                elements += prod(tensor["shape"])
-                of_matrices += prod(tensor["shape"]) if _of_matrices(tensor["shape"]) else 0
+            begin, end = tensor["data_offsets"]
+            if not 0 <= begin <= end:
+                raise ValueError(f"{name} reaches from byte {begin} to byte {end}")
+            stored += 0 if name.endswith(scales) else end - begin
+            entries[text] = tensor["dtype"], tuple(map(int, tensor["shape"]))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise WeightsError(f"{path}: the header of the file is damaged: {error!r}") from error
-    return WeightsSize(stored, elements, of_matrices)
+    return stored
 
 
-def _of_matrices(shape: list[int]) -> bool:
+def _of_matrices(shape: Sequence[int]) -> bool:
     """Return whether the shape is that of a matrix, or of one matrix for each expert.
 
     Weights of convolutions have three dimensions, too, of which the second is 1.

@@ -10,15 +10,24 @@ import json
 import logging
 import os
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 
+from mamba_kernels.cpu.quantized.block_numbers import BlockNumbers
 from mamba_server.model.checkpoint.errors import WeightsError
 from mamba_server.model.checkpoint.fp8 import dequantize
 from mamba_server.model.checkpoint.mapped_pages import give_back
+from mamba_server.model.checkpoint.quantized.stored_matrix import Numbers, blocks, plain, read_matrix
+from mamba_server.model.checkpoint.quantized.stored_names import (
+    OF_ACTIVATIONS,
+    StoredMatrix,
+    find,
+    shapes_of,
+)
 from mamba_server.model.checkpoint.source import Progress, silent
 from mamba_server.model.checkpoint.weight_files import (
     FP8,
@@ -26,6 +35,7 @@ from mamba_server.model.checkpoint.weight_files import (
     SCALES,
     is_multimodal,
     other_parts,
+    quantization_in,
     scale_endings,
     shards,
     text_name,
@@ -57,47 +67,43 @@ class Weights:
 
     def __init__(self, directory: Path, progress: Progress = silent) -> None:
         """Read and check all headers. Raises WeightsError for missing, damaged or truncated files."""
-        self._entries: dict[str, WeightEntry] = {}
+        self._entries = _entries(directory)
         self._files: dict[Path, Any] = {}
         self._names_read: set[str] = set()
         self._progress = progress
-        indexed = shards(directory)
-        headers = {path: _header(path) for path in indexed}
-        names = [entry.name for entries in headers.values() for entry in entries]
-        multimodal = is_multimodal(names)
-        if multimodal and (parts := other_parts(names)):
-            # An engine writes nothing below a warning.
-            log.warning("only the text model of the checkpoint is loaded, without %s", ", ".join(parts))
-        for path, entries in headers.items():
-            for entry in entries:
-                # Of a multimodal checkpoint only the text model is served.
-                name = text_name(entry.name) if multimodal else entry.name
-                if name is None:
-                    continue
-                short = _short(name)
-                if (twin := self._entries.get(short)) is not None:
-                    raise WeightsError(
-                        f"{path}: tensor {entry.name} is also in {twin.file}; remove one of the files"
-                    )
-                self._entries[short] = entry
-            if missing := sorted(indexed[path] - {entry.name for entry in entries}):
-                raise WeightsError(
-                    f"{path}: tensor {missing[0]} is not in the file, although {INDEX} lists it; download "
-                    "the model again"
-                )
-        if not self._entries:
-            raise WeightsError(f"{directory}: its *.safetensors files contain no tensor")
         self.nbytes = sum(entry.nbytes for entry in self._entries.values())
         self._bytes_read = 0
+        self._matrices = find({name: (each.dtype, each.shape) for name, each in self._entries.items()})
+        quantization = quantization_in(directory) if self._matrices else None
+        self._zero_offset = 1 if quantization is None else quantization.zero_offset
+        self._why: dict[str, str] = {}
+        """Why no kernel computes with the integers of a matrix, until it is taken."""
+        self._widened: dict[str, list[int]] = {}
+        """Elements of matrices that became ordinary weights, by how they are stored and why."""
 
     def has(self, name: str) -> bool:
         """Return whether the files hold the tensor `name`."""
-        return name in self._entries
+        return name in self._entries or name in self._matrices
 
     def rows(self, name: str) -> int:
         """Return the first dimension of the tensor `name`; 0 = the files do not hold it."""
+        if (matrix := self._matrices.get(name)) is not None:
+            return matrix.rows
         entry = self._entries.get(name)
         return entry.shape[0] if entry is not None and entry.shape else 0
+
+    def numbers(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> BlockNumbers | None:
+        """Return the quantized matrix `name` as integers that the C++ kernels multiply by.
+
+        None: `take` has to be called. Raises WeightsError, whose message names file and tensor.
+        """
+        if (matrix := self._matrices.get(name)) is None or matrix.layout == "nvfp4" or len(shape) != 2:
+            return None
+        numbers = blocks(self._stored(name, matrix, shape), dtype)
+        if isinstance(numbers, str):
+            self._why[name] = numbers
+            return None
+        return numbers
 
     def take(
         self, name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
@@ -106,6 +112,11 @@ class Weights:
 
         Raises WeightsError, whose message names file and tensor.
         """
+        if (matrix := self._matrices.get(name)) is not None:
+            why = self._why.pop(name, "")
+            reason = f"{matrix.layout}, since {why}" if why else matrix.layout
+            self._widened.setdefault(reason, []).append(prod(shape))
+            return plain(self._stored(name, matrix, shape), dtype).view(shape).to(device)
         entry = self._entries.get(name)
         if entry is None:
             files = sorted({str(entry.file) for entry in self._entries.values()})
@@ -135,6 +146,18 @@ class Weights:
             give_back(tensor)
         return converted
 
+    def _stored(self, name: str, matrix: StoredMatrix, shape: tuple[int, ...]) -> Numbers:
+        def read(part: str) -> torch.Tensor:
+            if part not in self._entries:
+                raise WeightsError(f"{file}: tensor {part} is missing, which belongs to {name}")
+            return self._read(part, self._entries[part])
+
+        file = next(self._entries[part].file for part in matrix.tensors.values() if part in self._entries)
+        try:
+            return read_matrix(matrix, shape, read, self._zero_offset)
+        except ValueError as error:
+            raise WeightsError(f"{file}: {name} is stored as {matrix.layout}, with {error}") from error
+
     def _read(self, name: str, entry: WeightEntry) -> torch.Tensor:
         try:
             tensor: torch.Tensor = self._open(entry.file).get_tensor(entry.name)
@@ -151,19 +174,73 @@ class Weights:
         unused: prefixes of tensors that need not be taken.
         """
         scales = scale_endings(entry.dtype for entry in self._entries.values())
+        if self._matrices:
+            scales += OF_ACTIVATIONS
+        shapes = shapes_of(self._matrices.values())
         for name, entry in self._entries.items():
-            if name in self._names_read or name.startswith(unused) or name.endswith(scales):
+            if name in self._names_read or name.startswith(unused) or name.endswith(scales) or name in shapes:
+                continue
+            if self._is_empty_bias(name, entry):
                 continue
             raise WeightsError(
                 f"{entry.file}: tensor {entry.name} is unexpected: the configuration has no place for it"
             )
+        self._report_widened()
         self._files.clear()
+
+    def _is_empty_bias(self, name: str, entry: WeightEntry) -> bool:
+        """Return whether the tensor is a bias of zeros, which GPTQ writes beside every quantized matrix."""
+        module, _, last = name.rpartition(".")
+        quantized = last == "bias" and f"{module}.weight" in self._matrices
+        return quantized and not bool(self._read(name, entry).any())
+
+    def _report_widened(self) -> None:
+        for reason, elements in self._widened.items():
+            # An engine writes nothing below a warning.
+            log.warning(
+                "%d matrices of %.3g billion weights are stored as %s and held as ordinary numbers",
+                len(elements),
+                sum(elements) / 1e9,
+                reason,
+            )
 
     def _open(self, path: Path) -> Any:
         if path not in self._files:
             _warm(path)
             self._files[path] = safe_open(path, framework="pt", device="cpu").__enter__()
         return self._files[path]
+
+
+def _entries(directory: Path) -> dict[str, WeightEntry]:
+    """Return the tensors of a directory's model by their short names. Raises WeightsError."""
+    by_name: dict[str, WeightEntry] = {}
+    indexed = shards(directory)
+    headers = {path: _header(path) for path in indexed}
+    names = [entry.name for entries in headers.values() for entry in entries]
+    multimodal = is_multimodal(names)
+    if multimodal and (parts := other_parts(names)):
+        # An engine writes nothing below a warning.
+        log.warning("only the text model of the checkpoint is loaded, without %s", ", ".join(parts))
+    for path, entries in headers.items():
+        for entry in entries:
+            # Of a multimodal checkpoint only the text model is served.
+            name = text_name(entry.name) if multimodal else entry.name
+            if name is None:
+                continue
+            short = _short(name)
+            if (twin := by_name.get(short)) is not None:
+                raise WeightsError(
+                    f"{path}: tensor {entry.name} is also in {twin.file}; remove one of the files"
+                )
+            by_name[short] = entry
+        if missing := sorted(indexed[path] - {entry.name for entry in entries}):
+            raise WeightsError(
+                f"{path}: tensor {missing[0]} is not in the file, although {INDEX} lists it; download "
+                "the model again"
+            )
+    if not by_name:
+        raise WeightsError(f"{directory}: its *.safetensors files contain no tensor")
+    return by_name
 
 
 def _short(name: str) -> str:

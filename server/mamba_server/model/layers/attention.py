@@ -16,7 +16,7 @@ from mamba_kernels.invariant import attention_by_row
 from mamba_planner.model_config import AttentionConfig
 from mamba_server.model.checkpoint.mapped_pages import give_back
 from mamba_server.model.checkpoint.tensor_names import USUAL_ATTENTION, AttentionNames
-from mamba_server.model.layers.loader import Loader, Norm, Rows, one_matrix
+from mamba_server.model.layers.loader import Loader, Norm, Rows, rows_of
 from mamba_server.model.step_plans import StepPlans
 
 log = logging.getLogger(__name__)
@@ -165,14 +165,15 @@ def _with_gate(config: AttentionConfig, hidden_size: int, loader: Loader) -> Row
     In the checkpoint, each head's gate follows its query.
     """
     queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
-
-    def load(kind: str, *inputs: int) -> torch.Tensor:
-        both = loader.tensor(f"q_proj.{kind}", 2 * queries, *inputs)
-        by_head = both.unflatten(0, (config.heads, 2, -1))
-        query, gate = (by_head[:, part].flatten(0, 1) for part in range(2))
-        key, value = (loader.tensor(f"{name}.{kind}", keys, *inputs) for name in ("k_proj", "v_proj"))
-        whole = one_matrix([query, key, value, gate])
+    query, gate = torch.arange(2 * queries).view(config.heads, 2, -1).unbind(1)
+    both = loader.matrix("q_proj.weight", 2 * queries, hidden_size)
+    key, value = (loader.matrix(f"{name}.weight", keys, hidden_size) for name in ("k_proj", "v_proj"))
+    parts = [rows_of(both, query.flatten()), key, value, rows_of(both, gate.flatten())]
+    if isinstance(both, torch.Tensor):
         give_back(both)
-        return whole
-
-    return loader.product(load("weight", hidden_size), load("bias") if config.bias else None)
+    bias = None
+    if config.bias:
+        of_both = loader.tensor("q_proj.bias", 2 * queries)
+        others = [loader.tensor(f"{name}.bias", keys) for name in ("k_proj", "v_proj")]
+        bias = torch.cat([of_both[query.flatten()], *others, of_both[gate.flatten()]])
+    return loader.product_of(parts, bias)

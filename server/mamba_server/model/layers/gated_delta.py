@@ -14,7 +14,7 @@ from mamba_planner.model_config import GatedDeltaConfig
 from mamba_server.model.checkpoint.errors import UnsupportedModel
 from mamba_server.model.checkpoint.mapped_pages import give_back
 from mamba_server.model.checkpoint.tensor_names import DeltaNames
-from mamba_server.model.layers.loader import Loader, one_matrix
+from mamba_server.model.layers.loader import Loader, Matrix, rows_of
 from mamba_server.model.replay import ReplayPlan, decode_rows
 from mamba_server.model.step_plans import StepPlans
 
@@ -40,7 +40,7 @@ class GatedDeltaMixer:
             by_name = dict(zip(names.inputs, widths, strict=True))
             self.in_proj = loader.join(by_name, hidden_size, bias=False)
         else:
-            self.in_proj = loader.product(_by_key_head(config, hidden_size, loader), None)
+            self.in_proj = loader.product_of(_by_key_head(config, hidden_size, loader), None)
         self.out_proj = loader.linear(names.output, values, hidden_size, bias=False)
         weight = _convolution(config, loader)
         self.conv_weight = weight[:, 0].t().contiguous()  # [K, C]
@@ -158,15 +158,16 @@ def _convolution(config: GatedDeltaConfig, loader: Loader) -> torch.Tensor:
     )
 
 
-def _by_key_head(config: GatedDeltaConfig, hidden_size: int, loader: Loader) -> torch.Tensor:
-    """Load both input projections, whose rows are grouped by key head, as one matrix in our order."""
+def _by_key_head(config: GatedDeltaConfig, hidden_size: int, loader: Loader) -> list[Matrix]:
+    """Load both input projections, whose rows are grouped by key head, in our order."""
     heads = config.value_heads
-    qkvz = loader.tensor("in_proj_qkvz.weight", config.conv_dim + heads * config.value_dim, hidden_size)
-    ba = loader.tensor("in_proj_ba.weight", 2 * heads, hidden_size)
+    qkvz = loader.matrix("in_proj_qkvz.weight", config.conv_dim + heads * config.value_dim, hidden_size)
+    ba = loader.matrix("in_proj_ba.weight", 2 * heads, hidden_size)
     qkvz_rows, ba_rows = by_kind(config)
-    rows = [qkvz[qkvz_rows], ba[ba_rows]]
-    give_back(qkvz)
-    return one_matrix(rows)
+    parts = [rows_of(qkvz, qkvz_rows), rows_of(ba, ba_rows)]
+    if isinstance(qkvz, torch.Tensor):
+        give_back(qkvz)
+    return parts
 
 
 def by_kind(config: GatedDeltaConfig) -> tuple[torch.Tensor, torch.Tensor]:

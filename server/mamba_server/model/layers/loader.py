@@ -2,13 +2,21 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 
 import torch
 
 from mamba_api.choices import Quantization
 from mamba_kernels.cpu.library import Library
-from mamba_kernels.cpu.packed_linear import ACTIVATIONS, PackedLinear, PackedMatrix, PackedWeight
-from mamba_kernels.cpu.quantized.int4_weight import Int4Weight
+from mamba_kernels.cpu.packed_linear import (
+    ACTIVATIONS,
+    JoinedMatrix,
+    PackedLinear,
+    PackedMatrix,
+    PackedWeight,
+)
+from mamba_kernels.cpu.quantized.block_numbers import BlockNumbers, join_numbers
+from mamba_kernels.cpu.quantized.int4_weight import Int4Weight, pack_numbers
 from mamba_kernels.cpu.quantized.int8_weight import QuantizedWeight
 from mamba_kernels.cpu.rms_norm import RowNorm
 from mamba_kernels.dispatch.operators import REFERENCE, Operators
@@ -23,6 +31,9 @@ Rows = Callable[[torch.Tensor], torch.Tensor]
 """Function of rows: [T, a] -> [T, b]"""
 Norm = Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]
 """Function (x, added) -> norm(x + added), all [T, a]. x becomes the sum; None adds nothing."""
+
+Matrix = torch.Tensor | BlockNumbers
+"""A matrix [outputs, inputs]: its weights, or the integers as which the checkpoint stores them."""
 
 PACKED: dict[Quantization, Callable[[torch.Tensor, Callable[[torch.Tensor], None]], PackedMatrix]] = {
     "none": PackedWeight,
@@ -98,6 +109,21 @@ class Loader:
         give_back(exact)
         return scaled
 
+    def matrix(self, name: str, outputs: int, inputs: int) -> Matrix:
+        """Return the matrix `name` below the prefix, as integers if the kernels keep those of the checkpoint.
+
+        Raises WeightsError.
+        """
+        place = self.prefix + name
+        if self.library is not None and place.removeprefix(self.layer) not in self.factors:
+            numbers = self.weights.numbers(place, (outputs, inputs), self.dtype)
+            if numbers is not None:
+                # Fewer bits than those of the checkpoint are fitted to the weights, like all others.
+                return (
+                    numbers.plain(self.dtype) if self.quantization == "int4" and numbers.bits > 4 else numbers
+                )
+        return self.tensor(name, outputs, inputs)
+
     def wide(self, name: str, *shape: int) -> torch.Tensor:
         """Return a small tensor in the type of sums: float32, or float64 in a float64 model."""
         return self.tensor(name, *shape, dtype=accumulator(self.dtype))
@@ -133,24 +159,48 @@ class Loader:
 
     def join(self, outputs: Mapping[str, int], inputs: int, *, bias: bool, activation: str = "") -> Rows:
         """Return one product with several weights, given by name and number of outputs, one after another."""
-        weight = one_matrix([self.tensor(f"{name}.weight", count, inputs) for name, count in outputs.items()])
+        weights = [self.matrix(f"{name}.weight", count, inputs) for name, count in outputs.items()]
         added = None
         if bias:
             added = one_matrix([self.tensor(f"{name}.bias", count) for name, count in outputs.items()])
-        return self.product(weight, added, activation)
+        return self.product_of(weights, added, activation)
 
     def product(self, weight: torch.Tensor, bias: torch.Tensor | None, activation: str = "") -> Rows:
         """Return the product with weight [outputs, inputs] and bias [outputs].
 
         The caller must not read `weight` afterwards.
         """
+        return self.product_of([weight], bias, activation)
+
+    def product_of(self, weights: Sequence[Matrix], bias: torch.Tensor | None, activation: str = "") -> Rows:
+        """Return the product with matrices whose outputs follow one another, and bias [all outputs].
+
+        The caller must not read the matrices afterwards.
+        """
         if self.library is not None:
-            return PackedLinear(self.library, self.pack(weight), bias, activation)
-        return self.plain(weight, bias)
+            return PackedLinear(self.library, self.pack_parts(weights), bias, activation)
+        return self.plain(one_matrix([each for each in weights if isinstance(each, torch.Tensor)]), bias)
 
     def pack(self, weight: torch.Tensor) -> PackedMatrix:
         """Return the matrix as the C++ kernels read it. The caller must not read `weight` afterwards."""
         return PACKED[self.quantization](weight, give_back)
+
+    def pack_parts(self, weights: Sequence[Matrix]) -> PackedMatrix | JoinedMatrix:
+        """Return matrices whose outputs follow one another as the C++ kernels read them.
+
+        Neighbours of one form become one matrix. The caller must not read the matrices afterwards.
+        """
+        packed: list[PackedMatrix] = []
+        for is_plain, group in groupby(weights, lambda each: isinstance(each, torch.Tensor)):
+            parts = list(group)
+            if is_plain:
+                packed.append(
+                    self.pack(one_matrix([each for each in parts if isinstance(each, torch.Tensor)]))
+                )
+            else:
+                stored = join_numbers([each for each in parts if isinstance(each, BlockNumbers)])
+                packed += [pack_numbers(each) for each in stored]
+        return packed[0] if len(packed) == 1 else JoinedMatrix(packed)
 
     def plain(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
         """Return a product that torch computes."""
@@ -159,6 +209,11 @@ class Loader:
         outputs, inputs = weight.shape
         tile = sound_row_tile(inputs, outputs, bias is not None, weight.dtype, weight.device)
         return Linear(weight, bias, tile)
+
+
+def rows_of(matrix: Matrix, rows: torch.Tensor | slice) -> Matrix:
+    """Return the rows `rows` of a matrix."""
+    return matrix[rows] if isinstance(matrix, torch.Tensor) else matrix.select(rows)
 
 
 def one_matrix(parts: list[torch.Tensor]) -> torch.Tensor:

@@ -11,7 +11,7 @@ from mamba_kernels.dispatch.signatures import Activate
 from mamba_planner.model_config import MlpConfig
 from mamba_server.model.checkpoint.errors import UnsupportedModel
 from mamba_server.model.checkpoint.tensor_names import TensorNames
-from mamba_server.model.layers.loader import Loader, Rows
+from mamba_server.model.layers.loader import Loader, Rows, rows_of
 
 Activation = Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]
 """Function (x, factor) -> function(x) * factor, all [T, f]. x may be overwritten; None multiplies nothing."""
@@ -89,15 +89,15 @@ class Mlp:
         if fused:
             self.activation = None
         if config.gated and names.gate_up_proj:
-            both = loader.tensor(f"{names.gate_up_proj}.weight", 2 * width, hidden_size)
+            both = loader.matrix(f"{names.gate_up_proj}.weight", 2 * width, hidden_size)
             biases = loader.tensor(f"{names.gate_up_proj}.bias", 2 * width) if bias else None
             if loader.library is None:
-                self.gate_up_proj = loader.product(both, biases)
+                self.gate_up_proj = loader.product_of([both], biases)
             else:
-                gate, up = both.chunk(2)
+                gate, up = (rows_of(both, slice(first, first + width)) for first in (0, width))
                 gate_bias, up_bias = (None, None) if biases is None else biases.chunk(2)
-                self.gate_proj = loader.product(gate, gate_bias, fused)
-                self.up_proj = loader.product(up, up_bias)
+                self.gate_proj = loader.product_of([gate], gate_bias, fused)
+                self.up_proj = loader.product_of([up], up_bias)
         elif config.gated and loader.joins:
             widths = {names.gate_proj: width, names.up_proj: width}
             self.gate_up_proj = loader.join(widths, hidden_size, bias=bias)

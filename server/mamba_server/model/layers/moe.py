@@ -3,7 +3,7 @@
 `HybridModel` calls each block once per step; the host reads no value.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -18,7 +18,7 @@ from mamba_planner.model_config import MoeConfig
 from mamba_server.model.checkpoint.mapped_pages import give_back
 from mamba_server.model.checkpoint.tensor_names import MoeNames
 from mamba_server.model.layers.linear import Linear
-from mamba_server.model.layers.loader import Loader, one_matrix
+from mamba_server.model.layers.loader import Loader, Matrix, one_matrix
 
 ACTIVATIONS = {
     (True, "silu"): Activation.GATED_SILU,
@@ -26,8 +26,9 @@ ACTIVATIONS = {
     (False, "relu2"): Activation.SQUARED_RELU,
 }
 """Activations by whether an expert has a gate, and the activation's name in Hugging Face configurations."""
-Matrices = torch.Tensor | Sequence[torch.Tensor]
-"""One matrix [outputs, inputs] for each expert."""
+Matrices = Iterable[list[Matrix]]
+"""Matrices of each expert, whose outputs follow one another: [outputs, inputs] together."""
+SharedMatrices = tuple[list[Matrix], list[Matrix]]
 
 
 class Moe:
@@ -54,11 +55,11 @@ class Moe:
             first, last = (names.stacked[0],), names.stacked[1]
         gate_up = _of_experts(first, (config.experts, per_inner * inner, hidden_size), loader)
         down = _of_experts([last], (config.experts, hidden_size, inner), loader)
-        shared = None
+        shared: SharedMatrices | None = None
         if width := config.shared_intermediate:
-            shared = SharedExpert(
+            shared = (
                 _in_parts(names.shared_gate_up, (per_inner * width, hidden_size), loader),
-                loader.tensor(names.shared_down, hidden_size, width),
+                _in_parts([names.shared_down], (hidden_size, width), loader),
             )
         # In batch-invariant mode a row's bits must not depend on the number of rows.
         self.compute = (REFERENCE if loader.batch_invariant else loader.operators).moe
@@ -72,21 +73,25 @@ class Moe:
             self.packed = self._pack(library, gate_up, down, shared, gate, loader)
         else:
             self.scores = _scores(router, gate, loader)
-            self.gate_up, self.down, self.shared = _stack(gate_up), _stack(down), shared
+            self.gate_up, self.down = _stack(gate_up), _stack(down)
+            self.shared = None if shared is None else SharedExpert(*map(_whole, shared))
             self.gated = gate is not None
             """Whether the last score of a row is the logit of the shared expert's weight."""
 
     def _pack(
         self,
         library: Library,
-        gate_up: Matrices,
-        down: Matrices,
-        shared: SharedExpert | None,
+        gate_up: Matrices | torch.Tensor,
+        down: Matrices | torch.Tensor,
+        shared: SharedMatrices | None,
         gate: torch.Tensor | None,
         loader: Loader,
     ) -> PackedExperts:
-        pairs = [(loader.pack(up), loader.pack(back)) for up, back in zip(gate_up, down, strict=True)]
-        own = None if shared is None else (loader.pack(shared.gate_up), loader.pack(shared.down))
+        pairs = [
+            (loader.pack_parts(_listed(up)), loader.pack_parts(_listed(back)))
+            for up, back in zip(gate_up, down, strict=True)
+        ]
+        own = None if shared is None else (loader.pack_parts(shared[0]), loader.pack_parts(shared[1]))
         return PackedExperts(library, pairs, self.activation, own, None if gate is None else gate[0])
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -108,24 +113,44 @@ def _scores(router: torch.Tensor, gate: torch.Tensor | None, loader: Loader) -> 
     return loader.plain(router if gate is None else one_matrix([router, gate]), None)
 
 
-def _stack(matrices: Matrices) -> torch.Tensor:
+def _listed(parts: list[Matrix] | torch.Tensor) -> list[Matrix]:
+    return [parts] if isinstance(parts, torch.Tensor) else parts
+
+
+def _whole(parts: list[Matrix]) -> torch.Tensor:
+    return one_matrix([part for part in parts if isinstance(part, torch.Tensor)])
+
+
+def _stack(matrices: Matrices | torch.Tensor) -> torch.Tensor:
     if isinstance(matrices, torch.Tensor):
         return matrices
-    whole = torch.stack(tuple(matrices))
-    for matrix in matrices:
+    every = [_whole(parts) for parts in matrices]
+    whole = torch.stack(every)
+    for matrix in every:
         give_back(matrix)
     return whole
 
 
-def _of_experts(names: Sequence[str], shape: tuple[int, int, int], loader: Loader) -> Matrices:
-    """Load the matrices of all experts; `names` contain "{expert}" if each expert has its own tensors."""
+class _OfExperts:
+    """The matrices of all experts, each loaded when it is packed, so that one expert is in memory twice."""
+
+    def __init__(self, names: Sequence[str], shape: tuple[int, int, int], loader: Loader) -> None:
+        self._names, self._shape, self._loader = names, shape, loader
+
+    def __iter__(self) -> Iterator[list[Matrix]]:
+        for expert in range(self._shape[0]):
+            own = [name.format(expert=expert) for name in self._names]
+            yield _in_parts(own, (self._shape[1], self._shape[2]), self._loader)
+
+
+def _of_experts(names: Sequence[str], shape: tuple[int, int, int], loader: Loader) -> Matrices | torch.Tensor:
+    """Return the matrices of all experts; `names` contain "{expert}" if each expert has its own tensors."""
     if "{expert}" not in names[0]:
         return loader.tensor(names[0], *shape)
-    expert_names = ([name.format(expert=expert) for name in names] for expert in range(shape[0]))
-    return [_in_parts(own_names, (shape[1], shape[2]), loader) for own_names in expert_names]
+    return _OfExperts(names, shape, loader)
 
 
-def _in_parts(names: Sequence[str], shape: tuple[int, int], loader: Loader) -> torch.Tensor:
+def _in_parts(names: Sequence[str], shape: tuple[int, int], loader: Loader) -> list[Matrix]:
     """Load a matrix [outputs, inputs] whose rows are in one tensor, or in equal parts in several."""
     rows, inputs = shape[0] // len(names), shape[1]
-    return one_matrix([loader.tensor(name, rows, inputs) for name in names])
+    return [loader.matrix(name, rows, inputs) for name in names]

@@ -26,6 +26,7 @@ from mamba_kernels.cpu.structures import (  # noqa: E402
     FLOAT16,
     FLOAT32,
     INT4,
+    INT4_ZEROS,
     INT8,
     MAMBA_BLOCK,
     MLP_BLOCK,
@@ -80,12 +81,14 @@ def linear(library: Library) -> None:
     ):
         pair = 2 if kind == BFLOAT16 else 1
         packed = array(-(-outputs // 16), -(-inputs // pair), 16, pair, kind=kind)
-        eight, four = (
-            array(-(-outputs // 16), -(-inputs // 32), size * 16 // 2, kind=BFLOAT16) for size in (34, 18)
+        eight, four, zeros = (
+            array(-(-outputs // 16), -(-inputs // 32), size * 16 // 2, kind=BFLOAT16) for size in (34, 18, 19)
         )
-        for packing, weights in ((WHOLE, packed), (INT8, eight), (INT4, four)):
+        for packing, weights in ((WHOLE, packed), (INT8, eight), (INT4, four), (INT4_ZEROS, zeros)):
             added, activation = array(outputs, kind=kind), rows % 4
             layer = LinearLayer(weights, added, inputs, outputs, kind, packing, activation)
+            if packing == INT4_ZEROS:  # each input is the first one of its row
+                layer.order = array(inputs)
             x, out = array(rows, inputs, kind=kind), array(rows, outputs, kind=kind)
             library.linear(ctypes.addressof(layer), x, inputs, rows, out)
 

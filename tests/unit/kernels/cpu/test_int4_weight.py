@@ -8,7 +8,8 @@ import torch
 from int8_rows import as_int8
 from mamba_kernels.cpu.library import Library
 from mamba_kernels.cpu.packed_linear import PackedLinear
-from mamba_kernels.cpu.quantized.int4_weight import BLOCK, Int4Weight
+from mamba_kernels.cpu.quantized.block_numbers import BLOCK
+from mamba_kernels.cpu.quantized.int4_weight import Int4Weight
 from peak_memory import peak_bytes
 
 pytestmark = pytest.mark.matrix_unit

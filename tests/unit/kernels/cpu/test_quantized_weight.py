@@ -8,7 +8,8 @@ import torch
 from int8_rows import as_int8
 from mamba_kernels.cpu.library import Library
 from mamba_kernels.cpu.packed_linear import PackedLinear
-from mamba_kernels.cpu.quantized.int8_weight import BLOCK, QuantizedWeight
+from mamba_kernels.cpu.quantized.block_numbers import BLOCK
+from mamba_kernels.cpu.quantized.int8_weight import QuantizedWeight
 from mamba_planner.arithmetic import INT8_BLOCK, INT8_BLOCK_BYTES
 from peak_memory import peak_bytes
 

@@ -13,7 +13,7 @@ from mamba_kernels.cpu.build import SOURCES, CannotBuild, find_compiler
 TYPES: dict[type, str] = {ctypes.c_float: "float", ctypes.c_int32: "int32_t", ctypes.c_int64: "int64_t"}
 CONSTANTS = {
     "kFloat32": "FLOAT32", "kBfloat16": "BFLOAT16", "kFloat16": "FLOAT16", "kWhole": "WHOLE", "kInt8": "INT8",
-    "kInt4": "INT4",
+    "kInt4": "INT4", "kInt4Zeros": "INT4_ZEROS",
     "kIdentity": "IDENTITY", "kRelu": "RELU", "kReluSquared": "RELU_SQUARED", "kSilu": "SILU",
     "kMambaBlock": "MAMBA_BLOCK", "kAttentionBlock": "ATTENTION_BLOCK", "kMlpBlock": "MLP_BLOCK",
     "kParallelBlock": "PARALLEL_BLOCK", "kMoeBlock": "MOE_BLOCK", "kDeltaBlock": "DELTA_BLOCK",
