@@ -74,7 +74,7 @@ class Weights:
                 name = text_name(entry.name) if multimodal else entry.name
                 if name is None:
                     continue
-                short = _short(name)
+                short = short_name(name)
                 if (twin := self._entries.get(short)) is not None:
                     raise WeightsError(
                         f"{path}: tensor {entry.name} is also in {twin.file}; remove one of the files"
@@ -166,7 +166,8 @@ class Weights:
         return self._files[path]
 
 
-def _short(name: str) -> str:
+def short_name(name: str) -> str:
+    """Return the name of a tensor or a module without the prefix of its checkpoint."""
     for prefix in PREFIXES:
         if name.startswith(prefix):
             return name[len(prefix) :]

@@ -175,4 +175,11 @@ def _with_gate(config: AttentionConfig, hidden_size: int, loader: Loader) -> Row
         give_back(both)
         return whole
 
-    return loader.product(load("weight", hidden_size), load("bias") if config.bias else None)
+    whole = torch.arange(2 * queries).view(config.heads, 2, -1)
+    parts = [
+        loader.part("q_proj", 0, 2 * queries, whole[:, 0].flatten()),
+        loader.part("k_proj", queries, keys),
+        loader.part("v_proj", queries + keys, keys),
+        loader.part("q_proj", queries + 2 * keys, 2 * queries, whole[:, 1].flatten()),
+    ]
+    return loader.product(load("weight", hidden_size), load("bias") if config.bias else None, parts=parts)

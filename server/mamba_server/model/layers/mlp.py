@@ -91,13 +91,19 @@ class Mlp:
         if config.gated and names.gate_up_proj:
             both = loader.tensor(f"{names.gate_up_proj}.weight", 2 * width, hidden_size)
             biases = loader.tensor(f"{names.gate_up_proj}.bias", 2 * width) if bias else None
+            halves = torch.arange(2 * width).chunk(2)
             if loader.library is None:
-                self.gate_up_proj = loader.product(both, biases)
+                parts = [
+                    loader.part(names.gate_up_proj, start, 2 * width, half)
+                    for start, half in zip((0, width), halves, strict=True)
+                ]
+                self.gate_up_proj = loader.product(both, biases, parts=parts)
             else:
                 gate, up = both.chunk(2)
                 gate_bias, up_bias = (None, None) if biases is None else biases.chunk(2)
-                self.gate_proj = loader.product(gate, gate_bias, fused)
-                self.up_proj = loader.product(up, up_bias)
+                gate_part, up_part = (loader.part(names.gate_up_proj, 0, 2 * width, half) for half in halves)
+                self.gate_proj = loader.product(gate, gate_bias, fused, parts=[gate_part])
+                self.up_proj = loader.product(up, up_bias, parts=[up_part])
         elif config.gated and loader.joins:
             widths = {names.gate_proj: width, names.up_proj: width}
             self.gate_up_proj = loader.join(widths, hidden_size, bias=bias)
