@@ -136,10 +136,7 @@ def boot(settings: EngineSettings, report: Report, overrides: BootOverrides = NO
     dtype = config.dtype if settings.dtype == "auto" else settings.dtype
     device_memory, weights = _memory(settings, device), _weights(directory, config, dtype, settings)
     plan = plan_engine(config, settings, device_memory, weights)
-    if compiles_first(device, DTYPES[dtype]):
-        report("compiling the kernels, this once", 0, 1)
-        backend_for(device, DTYPES[dtype])
-        report("compiling the kernels, this once", 1, 1)
+    _compile_kernels(device, DTYPES[dtype], report)
     model = HybridModel(
         config,
         overrides.weights or Weights(directory, report),
@@ -232,6 +229,14 @@ def boot(settings: EngineSettings, report: Report, overrides: BootOverrides = NO
         model.adapters,
         adapters,
     )
+
+
+def _compile_kernels(device: torch.device, dtype: torch.dtype, report: Report) -> None:
+    """Compile kernels that an earlier start has not compiled yet."""
+    if compiles_first(device, dtype):
+        report("compiling the kernels, this once", 0, 1)
+        backend_for(device, dtype)
+        report("compiling the kernels, this once", 1, 1)
 
 
 def _drafts(
