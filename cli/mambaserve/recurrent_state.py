@@ -12,6 +12,7 @@ from typing import Any, Self
 import numpy as np
 
 from mamba_planner.model_config import ModelConfig
+from mamba_prefix.adapter_salt import with_other_salt
 from mamba_tier.bundle_shape import BundleShape
 from mamba_tier.errors import TierError
 from mamba_tier.session_file import SessionNotes, is_whole, read_session, write_session
@@ -151,6 +152,7 @@ class RecurrentState:
     def salted(self, salt: str) -> Self:
         """Return the state under another cache salt: requests with this `cache_salt` alone resume from it."""
         notes = self.notes
+        salt = with_other_salt(notes.salt, salt)
         values = (notes.model, notes.saved_at, salt, notes.token_ids, notes.conversation)
         return replace(self, notes=SessionNotes(*values))
 

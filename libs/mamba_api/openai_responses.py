@@ -283,9 +283,11 @@ class ModelCard(_Answer):
     owned_by: str
     """Always `mambaserve`."""
     root: str
-    """Source of the model."""
-    parent: None = None
-    """Never set."""
+    """Source of the model or of the adapter."""
+    parent: str | None = None
+    """Name of the model that an adapter changes; null for the model itself."""
+    fingerprint: str | None = None
+    """Fingerprint of the files of an adapter; null for the model itself."""
     max_model_len: int | None
     """Maximum length of prompt plus output in tokens; null while loading."""
 
@@ -327,3 +329,5 @@ class Readiness(_Answer):
     """All units of the stage."""
     transfer: TransferStatus | None = None
     """Endpoint for states that move between engines; null where the engine moves none."""
+    models_revision: int | None = None
+    """Number that changes whenever the list of models does; null where it never changes."""

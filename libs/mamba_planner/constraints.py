@@ -109,6 +109,10 @@ class Constraints:
     """Bytes of disk space for such states."""
     draft_tokens: int = 0
     """Drafted tokens of a sequence in one step; 0 = no speculation."""
+    adapters: int = 0
+    """Places for LoRA adapters."""
+    adapter_rank: int = 16
+    """Largest rank of an adapter."""
     tensor_parallel: int = 1
     """Number of devices to plan for. Engines run on one device, so it is not one of their settings."""
 
@@ -156,4 +160,6 @@ class Constraints:
             host_memory=int(settings.host_memory or 0),
             disk=int(settings.disk_cache_bytes or 0),
             draft_tokens=settings.draft_tokens,
+            adapters=settings.lora_places,
+            adapter_rank=settings.max_lora_rank,
         )

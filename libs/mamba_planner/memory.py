@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from mamba_api.v1alpha1 import TieredStateCache
+from mamba_planner.adapter_bank import bank_bytes, step_bytes
 from mamba_planner.arithmetic import weights_bytes
 from mamba_planner.constraints import Constraints
 from mamba_planner.errors import InsufficientMemory
@@ -46,7 +47,7 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class MemoryBudget:
-    """Division of the memory: `total` = weights + workspace + what the arena may take."""
+    """Division of the memory: `total` = weights + adapters + workspace + what the arena may take."""
 
     device: Device
     total: int
@@ -56,6 +57,18 @@ class MemoryBudget:
     """Maximum bytes of the arena."""
     arena_limited: bool
     """Whether the arena may be smaller than what is left, to spare a machine without a GPU."""
+    adapters: int = 0
+    """Bytes of the places for adapters."""
+
+    @property
+    def fixed(self) -> int:
+        """Bytes that are taken whatever the arena's size: weights, adapters and workspace."""
+        return self.weights + self.adapters + self.workspace
+
+    def fixed_in_words(self, joint: str = ", ") -> str:
+        """Return the parts of `fixed` for people; `joint` stands before the last one."""
+        adapters = f", places for adapters {binary_size(self.adapters)}" if self.adapters else ""
+        return f"weights {binary_size(self.weights)}{adapters}{joint}workspace {binary_size(self.workspace)}"
 
     @classmethod
     def of(
@@ -87,51 +100,64 @@ class MemoryBudget:
         if weights is None:
             on_cpu = device.kind == "cpu"
             weights = weights_bytes(model, dtype, ways, constraints.quantization, on_cpu=on_cpu)
-        if workspace is None:
-            workspace = workspace_bytes(
-                model,
-                dtype,
-                tokens=constraints.chunked_prefill_tokens,
-                running=constraints.max_running_requests or MOST_RUNNING[device.kind],
-                longest=constraints.max_model_len or model.max_position,
-                chunk=CHUNK[device.kind],
-                tensor_parallel=ways,
-            )
-        workspace += RUNTIME_BYTES[device.kind] + draft_bytes(
-            model,
-            dtype,
-            drafts=constraints.draft_tokens,
-            running=constraints.max_running_requests or MOST_RUNNING[device.kind],
-            tensor_parallel=ways,
-        )
-        if device.kind == "cuda":
-            workspace += captured_bytes(model, dtype, ways)
+        places, rank = constraints.adapters, constraints.adapter_rank
+        adapters = bank_bytes(model, dtype, device=device.kind, places=places, rank=rank)
+        workspace = _workspace(model, dtype, constraints, device, workspace)
+        fixed = cls(device, 0, weights, workspace, 0, arena_limited=False, adapters=adapters)
         memory, of_memory = _memory_above_tiers(device, constraints)
         if (arena := constraints.arena_bytes) is not None:
-            total = weights + workspace + arena
+            total = fixed.fixed + arena
             if device.kind == "cpu" and not device.declared and total > memory:
                 # The kernel would overcommit, and kill this process or another one when the memory is used.
                 raise InsufficientMemory(
-                    f"weights {binary_size(weights)}, workspace {binary_size(workspace)} and the arena of "
-                    f"{binary_size(arena)} need {binary_size(total)} of main memory, of which "
-                    f"{of_memory} are free",
+                    f"{fixed.fixed_in_words()} and the arena of {binary_size(arena)} need "
+                    f"{binary_size(total)} of main memory, of which {of_memory} are free",
                     need=total,
                     have=memory,
                 )
-            return cls(device, total, weights, workspace, arena, arena_limited=False)
+            return replace(fixed, total=total, arena=arena)
         share = int(memory * constraints.utilization)
         total = share if device.free is None else min(share, device.free)
-        if (rest := total - weights - workspace) <= 0:
+        if (rest := total - fixed.fixed) <= 0:
             raise InsufficientMemory(
-                f"weights {binary_size(weights)} and workspace {binary_size(workspace)} need "
-                f"{binary_size(weights + workspace)}; {of_memory} at utilization "
-                f"{constraints.utilization:g} gives {binary_size(total)}"
-                f"{' because other processes hold memory of this GPU' if total < share else ''}",
-                need=weights + workspace,
+                f"{fixed.fixed_in_words(' and ')} need {binary_size(fixed.fixed)}; {of_memory} at "
+                f"utilization {constraints.utilization:g} gives {binary_size(total)}"
+                f"{' because other processes hold memory of this GPU' if total < share else ''}"
+                f"{'; fewer --max-loras or a smaller --max-lora-rank need less' if adapters else ''}",
+                need=fixed.fixed,
                 have=total,
             )
         limited = device.kind == "cpu" and not device.declared
-        return cls(device, total, weights, workspace, rest, arena_limited=limited)
+        return replace(fixed, total=total, arena=rest, arena_limited=limited)
+
+
+def _workspace(
+    model: ModelConfig, dtype: str, constraints: Constraints, device: Device, workspace: int | None
+) -> int:
+    """Return the bytes beside weights, adapters and arena; `workspace`: measured ones of a step, if any."""
+    ways = constraints.tensor_parallel
+    if workspace is None:
+        workspace = workspace_bytes(
+            model,
+            dtype,
+            tokens=constraints.chunked_prefill_tokens,
+            running=constraints.max_running_requests or MOST_RUNNING[device.kind],
+            longest=constraints.max_model_len or model.max_position,
+            chunk=CHUNK[device.kind],
+            tensor_parallel=ways,
+        )
+    workspace += RUNTIME_BYTES[device.kind] + draft_bytes(
+        model,
+        dtype,
+        drafts=constraints.draft_tokens,
+        running=constraints.max_running_requests or MOST_RUNNING[device.kind],
+        tensor_parallel=ways,
+    )
+    if device.kind == "cuda":
+        workspace += captured_bytes(model, dtype, ways)
+    return workspace + step_bytes(
+        model, dtype, device=device.kind, places=constraints.adapters, rank=constraints.adapter_rank
+    )
 
 
 def _memory_above_tiers(device: Device, constraints: Constraints) -> tuple[int, str]:

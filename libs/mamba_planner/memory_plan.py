@@ -155,6 +155,8 @@ class MemoryPlan:
     rejected: tuple[RejectedCandidate, ...]
     notes: tuple[str, ...] = ()
     """Values that the planner assumed, lowered or raised."""
+    adapters_bytes: int = 0
+    """Bytes of the places for adapters."""
     role: Role = "unified"
     receptions: int = 0
     """States that a decode engine receives at once with `planned_running` sequences."""

@@ -124,7 +124,7 @@ def _raised_size(small: Candidate, budget: MemoryBudget, constraints: Constraint
     """
     if not budget.device.memory:
         return small.required_bytes
-    room = int(budget.device.memory * constraints.utilization) - budget.weights - budget.workspace
+    room = int(budget.device.memory * constraints.utilization) - budget.fixed
     slab = small.shape.slab
     one = (1 + small.demand.slabs(small.shape, 1, small.workload.tokens)) * slab
     return max(min(small.required_bytes, room // slab * slab), one, small.need)
@@ -156,9 +156,9 @@ def state_hint(model: ModelConfig, constraints: Constraints) -> str | None:
 
 def does_not_fit(closest: Candidate, budget: MemoryBudget) -> InsufficientMemory:
     """Return the error for the choice that needs the least memory."""
-    need = budget.weights + budget.workspace + closest.need
+    need = budget.fixed + closest.need
     return InsufficientMemory(
-        f"weights {binary_size(budget.weights)}, workspace {binary_size(budget.workspace)} and one sequence "
+        f"{budget.fixed_in_words()} and one sequence "
         f"need {binary_size(need)} but the budget is {binary_size(budget.total)}: with {closest.strategy} "
         f"and {closest.state_dtype} states {closest.misfit}",
         need=need,
@@ -202,6 +202,7 @@ def _plan(
         expected_saved=candidate.saved,
         workload=candidate.workload,
         weights_bytes=budget.weights,
+        adapters_bytes=budget.adapters,
         budget_bytes=budget.total,
         ledger=ledger,
         rejected=rejected,
@@ -213,8 +214,11 @@ def _plan(
     )
 
 
+ADAPTERS = "places for adapters"
+"""Line of the ledger for the memory of adapters, with engines that have any."""
 _RUNNING_ITEMS = (
     "weights",
+    ADAPTERS,
     "workspace",
     "padding slab",
     "slots of running sequences",
@@ -235,6 +239,7 @@ def _ledger(candidate: Candidate, budget: MemoryBudget) -> tuple[LedgerLine, ...
     cached = candidate.shape.slabs(candidate.cached_paths, CHECKPOINTS_PER_PATH, tokens)
     lines = [
         LedgerLine("weights", budget.weights),
+        *([LedgerLine(ADAPTERS, budget.adapters)] if budget.adapters else []),
         LedgerLine("workspace", budget.workspace),
         LedgerLine("padding slab", slab),
         LedgerLine("slots of running sequences", live * slab),

@@ -11,6 +11,7 @@ from pydantic import BaseModel, BeforeValidator, ByteSize, ConfigDict, Field, mo
 
 from mamba_api.choices import Quantization, Speculation
 from mamba_api.v1alpha1 import Engine, Limits, Memory, Rollout, StateCache, Workload
+from mamba_settings.adapter_settings import AdapterSettings
 from mamba_settings.browser_origins import BrowserOrigins
 from mamba_settings.byte_size import Bytes
 from mamba_settings.history_settings import HistorySettings
@@ -237,9 +238,9 @@ class ProcessSettings(SettingsGroup):
 
 
 class EngineSettings(
-    ModelSettings, ServerSettings, BrowserOrigins, HttpLimits, HistorySettings, SchedulerSettings, StateCache,
-    MemorySettings, TrafficSettings, PrefixIndexSettings, PinSettings, WarmSettings, TransferSettings,
-    TierSettings, TraceSettings, ProcessSettings,
+    ModelSettings, AdapterSettings, ServerSettings, BrowserOrigins, HttpLimits, HistorySettings,
+    SchedulerSettings, StateCache, MemorySettings, TrafficSettings, PrefixIndexSettings, PinSettings,
+    WarmSettings, TransferSettings, TierSettings, TraceSettings, ProcessSettings,
 ):  # fmt: skip
     """Settings of one engine. Sizes are bytes, lengths are tokens, times are seconds.
 
@@ -262,6 +263,14 @@ class EngineSettings(
         if self.speculation != "off" and self.batch_invariant:
             raise ValueError(
                 "speculation and batch_invariant exclude each other in this version: switch one of them off"
+            )
+        if self.lora_places and self.batch_invariant:
+            raise ValueError(
+                "lora and batch_invariant exclude each other in this version: switch one of them off"
+            )
+        if len(self.lora) > self.lora_places:
+            raise ValueError(
+                f"lora names {len(self.lora)} adapters, and max_loras is {self.lora_places}: raise max_loras"
             )
         if self.role != "unified" and self.transfer_port is None:
             raise ValueError(

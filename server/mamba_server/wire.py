@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
+from mamba_prefix.adapter_salt import adapted_salt
+
 FinishReason = Literal["stop", "length", "abort", "error"]
 if TYPE_CHECKING:
     _Int32s = array[int]
@@ -116,7 +118,9 @@ class AddRequest(msgspec.Struct, tag="add", frozen=True, omit_defaults=True):
     client: str = ""
     """Client that sent the request; clients take turns. "" = unknown."""
     cache_salt: str = ""
-    """Prefixes are shared only between requests of one salt."""
+    """Prefixes are shared only between requests of one salt and one adapter."""
+    adapter: str = ""
+    """Fingerprint of the adapter to compute with; "" = the base model alone."""
     turn_boundary: int = 0
     """Depth just before the generation prompt of the chat template; 0 = no chat."""
     arrival: float = 0.0
@@ -130,6 +134,11 @@ class AddRequest(msgspec.Struct, tag="add", frozen=True, omit_defaults=True):
     hand_over: bool = False
     """Whether the prompt is computed only up to its last page boundary, to be handed over to another
     engine."""
+
+    @property
+    def salt(self) -> str:
+        """Salt of the prompt's prefixes, which names the adapter, too."""
+        return adapted_salt(self.adapter, self.cache_salt)
 
 
 class StopSequence(msgspec.Struct, tag="stop", frozen=True):
@@ -149,8 +158,8 @@ class AbortRequest(msgspec.Struct, tag="abort", frozen=True):
 class AdminCall(msgspec.Struct, tag="admin", frozen=True):
     """Admin operation.
 
-    Verbs: flush_cache, plan, ledger, strategy, requests, audits, release, session_save, session_load, leave.
-    Answered by `AdminReply`.
+    Verbs: flush_cache, plan, ledger, strategy, requests, audits, release, session_save, session_load, leave,
+    adapter_load, adapter_unload. Answered by `AdminReply`.
     """
 
     call_id: int
@@ -173,6 +182,15 @@ class Progress(msgspec.Struct, tag="progress", frozen=True):
     total: int
 
 
+class LoadedAdapter(msgspec.Struct, frozen=True):
+    """An adapter that the engine can compute with."""
+
+    name: str
+    path: str
+    fingerprint: str
+    rank: int
+
+
 class Ready(msgspec.Struct, tag="ready", frozen=True):
     """Message that the engine serves. `plan` is the JSON form of the memory plan in force."""
 
@@ -188,6 +206,8 @@ class Ready(msgspec.Struct, tag="ready", frozen=True):
     """Address of the transfer server; "" = there is none."""
     incarnation: str = ""
     """Random name of this engine process, which its transfer server checks."""
+    adapters: tuple[LoadedAdapter, ...] = ()
+    """Adapters that were loaded at the start."""
 
 
 class TokenLogprobs(msgspec.Struct, array_like=True, frozen=True, gc=False):

@@ -7,6 +7,7 @@ reads an immutable snapshot. The pool holds no connections and does not choose e
 import asyncio
 import itertools
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -353,6 +354,18 @@ class Pool:
         return listed or tuple(
             {"id": name, "object": "model", "created": 0, "owned_by": "mambaserve"} for name in self._expected
         )
+
+    def adapter_of(self, model: str | None) -> str:
+        """Return the fingerprint of the adapter that most engines serve under a name; "" = it is none."""
+        cards = (
+            entry
+            for record in self._records.values()
+            if model and record.names is not None and model in record.names
+            for entry in record.report.models or ()
+            if entry.get("id") == model
+        )
+        counts = Counter(card["fingerprint"] for card in cards if isinstance(card.get("fingerprint"), str))
+        return max(counts, key=lambda fingerprint: (counts[fingerprint], fingerprint)) if counts else ""
 
     def model_names(self) -> tuple[str, ...]:
         """Return the names of all models, ready or not."""

@@ -108,6 +108,18 @@ def reason_of(body: bytes) -> tuple[str, bool]:
     return str(content)[:200], "drain" in str(content).lower()
 
 
+class _Ready(msgspec.Struct, frozen=True):
+    models_revision: int | None = None
+
+
+def models_revision(body: bytes) -> int | None:
+    """Return from the body of a `/readyz` the number that changes with the engine's models; None = none."""
+    try:
+        return msgspec.json.decode(body, type=_Ready).models_revision
+    except NO_JSON:
+        return None
+
+
 class Prober:
     """Prober of all engines, with one task for each."""
 
@@ -132,12 +144,15 @@ class Prober:
         self._timeout = aiohttp.ClientTimeout(total=timeout)
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._on_unanswered = on_unanswered
+        self._revisions: dict[str, int | None] = {}
+        """Revision of the models that were read last, by URL of the engine."""
 
     def set_targets(self, targets: Iterable[Target]) -> None:
         """Pass the engines to the pool, and probe exactly these from now on."""
         added, removed = self._pool.set_targets(targets)
         for url in removed:
             self._tasks.pop(url).cancel()
+            self._revisions.pop(url, None)
         for url in added:
             self._tasks[url] = asyncio.create_task(self._watch(url), name=f"probe {url}")
         if added or removed:
@@ -161,7 +176,12 @@ class Prober:
                     return ProbeReport(
                         ready=False, draining=draining, reason=reason or f"/readyz says {answer.status}"
                     )
-            models = await self._models(url) if with_models else None
+            # An engine that loads or unloads an adapter is asked at once, and all others rarely.
+            revision = models_revision(body)
+            changed = revision != self._revisions.get(url)
+            models = await self._models(url) if with_models or changed else None
+            if models is not None:
+                self._revisions[url] = revision
             gauges = await self._gauges(url)
         except TimeoutError:
             raise

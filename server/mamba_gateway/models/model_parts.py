@@ -108,7 +108,7 @@ async def model_running(
         # With a weight of 0, routing does not use what the engines have cached.
         reads_prompts = settings.prefix_weight or limits.count_tokens
         texts = TextProcessors(session, pool, time.monotonic, engine_key) if reads_prompts else None
-        prompts = PromptReader(texts, metrics) if texts else None
+        prompts = PromptReader(texts, metrics, pool.adapter_of) if texts else None
         weights = RoutingWeights(settings.prefix_weight, settings.load_weight)
         router = Router(pool, metrics, rng, weights=weights, index=index)
         relay = Relay(

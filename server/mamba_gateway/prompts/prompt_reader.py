@@ -6,6 +6,7 @@ text still go to the same engine. An invalid request is passed on, and the engin
 """
 
 import asyncio
+from collections.abc import Callable
 
 import msgspec
 from pydantic import ValidationError
@@ -17,6 +18,7 @@ from mamba_gateway.metrics.gateway_metrics import GatewayMetrics
 from mamba_gateway.prompt_prefix import PromptPrefix
 from mamba_gateway.prompts.text_processors import ModelText, TextProcessors
 from mamba_gateway.upstream.connector import UpstreamRequest
+from mamba_prefix.adapter_salt import adapted_salt
 from mamba_text.encoder_pool import EncoderPool, GivenUp
 from mamba_text.errors import TemplateRefused
 from mamba_text.prompt import chat_token_ids, completion_token_ids
@@ -44,8 +46,14 @@ class _Texts(msgspec.Struct, frozen=True):
 class PromptReader:
     """Prompt reader of one gateway."""
 
-    def __init__(self, texts: TextProcessors, metrics: GatewayMetrics) -> None:
-        self._texts, self._metrics = texts, metrics
+    def __init__(
+        self,
+        texts: TextProcessors,
+        metrics: GatewayMetrics,
+        adapter_of: Callable[[str | None], str] = lambda _: "",
+    ) -> None:
+        """Create the reader. `adapter_of` returns the fingerprint of the adapter of a name; "" = none."""
+        self._texts, self._metrics, self._adapter_of = texts, metrics, adapter_of
         self._encoders = EncoderPool()
         self._pending = 0
 
@@ -56,11 +64,11 @@ class PromptReader:
         return prompt
 
     async def _read(self, request: UpstreamRequest) -> tuple[PromptPrefix | None, str]:
-        text = self._texts.for_model(request.model)
+        text, adapter = self._texts.for_model(request.model), self._adapter_of(request.model)
         if len(request.body) > MAX_BODY_BYTES:
             return None, "too_large"
         if text is None:
-            return text_of(request.path, request.body), "no_tokenizer"
+            return text_of(request.path, request.body, adapter), "no_tokenizer"
         if self._pending >= MAX_PENDING:
             return None, "busy"
         path, body = request.path, request.body
@@ -68,7 +76,7 @@ class PromptReader:
         try:
             async with asyncio.timeout(READ_SECONDS):
                 prompt = await self._encoders.run(
-                    len(body), lambda given_up: prompt_of(path, body, text, given_up)
+                    len(body), lambda given_up: prompt_of(path, body, text, given_up, adapter)
                 )
         except TimeoutError:
             return None, "late"
@@ -78,9 +86,12 @@ class PromptReader:
 
 
 def prompt_of(
-    path: str, body: bytes, text: ModelText, given_up: GivenUp = lambda: False
+    path: str, body: bytes, text: ModelText, given_up: GivenUp = lambda: False, adapter: str = ""
 ) -> PromptPrefix | None:
-    """Return the (first) prompt in a body, as an engine with these files reads it; None if it is invalid."""
+    """Return the (first) prompt in a body, as an engine with these files reads it; None if it is invalid.
+
+    `adapter`: fingerprint of the adapter that computes it, with which alone it shares prefixes.
+    """
     try:
         fields = from_json(body, allow_inf_nan=False)
         if path != COMPLETIONS:
@@ -100,10 +111,11 @@ def prompt_of(
         return None
     if cut is not None:
         token_ids = token_ids[-cut:]
-    return PromptPrefix.of(token_ids, salt or "", computed_whole=whole) if token_ids else None
+    salt = adapted_salt(adapter, salt or "")
+    return PromptPrefix.of(token_ids, salt, computed_whole=whole) if token_ids else None
 
 
-def text_of(path: str, body: bytes) -> PromptPrefix | None:
+def text_of(path: str, body: bytes, adapter: str = "") -> PromptPrefix | None:
     """Return the messages or prompts in a body as bytes; None if the body is invalid.
 
     The next turn of a conversation then begins with the same bytes as the previous one.
@@ -113,4 +125,4 @@ def text_of(path: str, body: bytes) -> PromptPrefix | None:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
     text = b"".join(bytes(getattr(fields, name)) for name in TEXT_FIELDS.get(path, ()))
-    return PromptPrefix.of_text(text, fields.cache_salt or "") if text else None
+    return PromptPrefix.of_text(text, adapted_salt(adapter, fields.cache_salt or "")) if text else None

@@ -7,6 +7,7 @@ import ipaddress
 from typing import Any
 from urllib.parse import urlsplit
 
+import msgspec
 from fastapi import FastAPI, Security
 from fastapi.security import HTTPAuthorizationCredentials
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
@@ -25,12 +26,14 @@ from mamba_edge.app.application import (
     make_application,
     publish,
 )
+from mamba_edge.errors import InvalidRequest
 from mamba_edge.exchange.request_middleware import RequestMiddleware
 from mamba_server.api.prompt_state import KeptStates
 from mamba_server.api.requests.errors import AdminRefused, Forbidden
 from mamba_server.api.requests.request_body import limited_route
 from mamba_server.api.serving import Serving
 from mamba_server.api.sessions import FORM, SessionEndpoints
+from mamba_settings.adapter_settings import check_name
 
 _BODY_LIMIT = 1 << 16
 
@@ -63,6 +66,31 @@ class DrainState(BaseModel):
 
     draining: bool
     underWay: int  # noqa: N815 - the name in the public interface
+
+
+class AdapterLoad(BaseModel):
+    """Body of `POST /admin/load_lora_adapter`."""
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    lora_name: str
+    """Name that requests give as `model`. A loaded adapter of this name is replaced."""
+    lora_path: str = Field(min_length=1)
+    """Directory that PEFT wrote, as the engine sees it."""
+
+    @field_validator("lora_name")
+    @classmethod
+    def _check_name(cls, name: str) -> str:
+        return check_name(name)
+
+
+class AdapterUnload(BaseModel):
+    """Body of `POST /admin/unload_lora_adapter`."""
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    lora_name: str
+    """Name of a loaded adapter."""
 
 
 class AdminGuard(KeyGuard):
@@ -135,6 +163,29 @@ class AdminEndpoints:
             self._serving.on_strategy(change.strategy)
         return answer
 
+    async def lora_adapters(self) -> dict[str, Any]:
+        """List the loaded adapters."""
+        return {
+            "adapters": [msgspec.to_builtins(adapter) for adapter in self._serving.adapters.loaded],
+            "places": self._serving.settings.lora_places,
+            "maxRank": self._serving.settings.max_lora_rank,
+        }
+
+    async def load_lora_adapter(self, body: AdapterLoad) -> dict[str, Any]:
+        """Load an adapter, or replace the one of its name; running requests end with the earlier one."""
+        if body.lora_name == self._serving.model_name:
+            raise InvalidRequest(
+                f"lora_name: {body.lora_name} is the name of the model; choose another one", param="lora_name"
+            )
+        adapter = await self._serving.adapters.load(body.lora_name, body.lora_path)
+        answer: dict[str, Any] = msgspec.to_builtins(adapter)
+        return answer
+
+    async def unload_lora_adapter(self, body: AdapterUnload) -> dict[str, Any]:
+        """Accept no further request for an adapter; its place is free when the running ones have ended."""
+        await self._serving.adapters.unload(body.lora_name)
+        return {"name": body.lora_name}
+
     async def drain(self) -> DrainState:
         """Refuse new requests and finish running ones."""
         self._serving.drain.draining = True
@@ -172,6 +223,11 @@ _SESSION_ERRORS = error_responses(
     e429="Another session is being moved; see Retry-After",
     e507="The file cannot be written or read here",
 )
+
+
+WITH_BODIES = ("strategy", "handover", "load_lora_adapter", "unload_lora_adapter")
+"""Operations whose calls have a body."""
+_UNKNOWN_ADAPTER = {"unload_lora_adapter": error_responses(e404="No adapter of that name is loaded")}
 
 
 def _add_sessions(app: FastAPI, sessions: SessionEndpoints, guard: AdminGuard) -> None:
@@ -231,6 +287,9 @@ def make_admin(serving: Serving, token: KeyFile | None) -> ASGIApp:
         ("GET", "requests", admin.requests, dict[str, Any]),
         ("GET", "audits", admin.audits, dict[str, Any]),
         ("PUT", "strategy", admin.strategy, dict[str, Any]),
+        ("GET", "lora_adapters", admin.lora_adapters, dict[str, Any]),
+        ("POST", "load_lora_adapter", admin.load_lora_adapter, dict[str, Any]),
+        ("POST", "unload_lora_adapter", admin.unload_lora_adapter, dict[str, Any]),
         ("POST", "handover", KeptStates(serving).release, dict[str, Any]),
         ("POST", "drain", admin.drain, DrainState),
         ("POST", "undrain", admin.undrain, DrainState),
@@ -242,7 +301,9 @@ def make_admin(serving: Serving, token: KeyFile | None) -> ASGIApp:
             operation_id=name,
             dependencies=[Security(guard)],
             response_model=answer,
-            responses=_ERRORS | (_BODY_ERRORS if name in ("strategy", "handover") else {}),
+            responses=_ERRORS
+            | (_BODY_ERRORS if name in WITH_BODIES else {})
+            | _UNKNOWN_ADAPTER.get(name, {}),
         )
     _add_sessions(app, SessionEndpoints(serving), guard)
     return RequestMiddleware(

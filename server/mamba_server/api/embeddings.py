@@ -19,10 +19,11 @@ from mamba_api.openai import CompletionRequest
 from mamba_edge.errors import InternalError, InvalidRequest, NotReady
 from mamba_edge.exchange.asgi_responses import send_json_pieces, while_connected
 from mamba_edge.exchange.request_context import RequestContext, context_of
+from mamba_server.api.adapter_table import own_salt
 from mamba_server.api.answers.active_request import ActiveRequest
 from mamba_server.api.requests.errors import ContextTooLong
 from mamba_server.api.requests.prompts import PromptBuilder
-from mamba_server.api.serving import Serving
+from mamba_server.api.serving import ChosenModel, Serving
 from mamba_server.wire import AddRequest, SamplingParams, TokenIds
 from mamba_text.prompt import Prompt
 from mamba_text.sequence_text import TextVisibility
@@ -56,8 +57,13 @@ class EmbeddingsEndpoint:
 
     async def answer(self, body: EmbeddingsRequest, context: RequestContext, send: Send) -> None:
         """Compute the vectors and send them."""
+        with self._serving.using(body.model) as model:
+            await self._answer_with(model, body, context, send)
+
+    async def _answer_with(
+        self, model: ChosenModel, body: EmbeddingsRequest, context: RequestContext, send: Send
+    ) -> None:
         serving = self._serving
-        serving.check_model(body.model)
         limits, text = serving.limits(), serving.text
         if text is None:
             raise NotReady("the tokenizer is not loaded yet")
@@ -71,7 +77,7 @@ class EmbeddingsEndpoint:
                     f"{len(prompt.token_ids)}. Shorten it.",
                     param="input",
                 )
-        adds = self._adds(body, prompts, context)
+        adds = self._adds(body, prompts, context, model)
         visibility = TextVisibility()
         active = ActiveRequest(
             serving.engine, text.tokenizer, adds, visibility, serving.metrics, context.trace
@@ -83,7 +89,7 @@ class EmbeddingsEndpoint:
         tokens = active.counts.prompt
         context.log_fields.update(prompt_tokens=tokens, cached_tokens=active.counts.cached_total)
         usage = {"prompt_tokens": tokens, "total_tokens": tokens}
-        rest = {"model": serving.model_name, "usage": usage}
+        rest = {"model": model.name, "usage": usage}
         pieces = [b'{"object":"list","data":[']
         for number, vector in enumerate(vectors):
             pieces.append(b"," + vector if number else vector)
@@ -91,9 +97,9 @@ class EmbeddingsEndpoint:
         await send_json_pieces(send, pieces)
 
     def _adds(
-        self, body: EmbeddingsRequest, prompts: list[Prompt], context: RequestContext
+        self, body: EmbeddingsRequest, prompts: list[Prompt], context: RequestContext, model: ChosenModel
     ) -> list[AddRequest]:
-        """Return the prompts as the engine receives them."""
+        """Return the prompts as the engine receives them. Raises InvalidRequest."""
         client, name = context.client, f"embd-{uuid.uuid4().hex}"
         counts = bool(client) or self._serving.settings.anonymous_priority
         params = SamplingParams(max_tokens=0, pooling=body.pooling or self._serving.pooling)
@@ -104,7 +110,8 @@ class EmbeddingsEndpoint:
                 params=params,
                 priority=(body.priority or 0) if counts else 0,
                 client=client,
-                cache_salt=body.cache_salt or "",
+                cache_salt=own_salt(body.cache_salt),
+                adapter=model.adapter,
                 arrival=context.arrival,
             )
             for place, prompt in enumerate(prompts)

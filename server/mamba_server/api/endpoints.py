@@ -29,6 +29,7 @@ from mamba_edge.exchange.asgi_responses import USAGE_HEADER, send_events, send_j
 from mamba_edge.exchange.request_body import RawHeaders
 from mamba_edge.exchange.request_context import RequestContext, context_of
 from mamba_edge.history.kept_answer import HISTORY_HEADER, KEPT, KeptAnswer
+from mamba_server.api.adapter_table import own_salt
 from mamba_server.api.answers import responses
 from mamba_server.api.answers.active_request import ActiveRequest, ChoiceUpdate
 from mamba_server.api.answers.answer_reader import AnswerFormat
@@ -47,7 +48,7 @@ from mamba_server.api.requests.model_limits import ModelLimits
 from mamba_server.api.requests.pin_header import check_pins, pin_seconds
 from mamba_server.api.requests.prompts import PromptBuilder
 from mamba_server.api.requests.sampling import output_tokens, prompt_alternatives, sampling_params
-from mamba_server.api.serving import Places, Serving
+from mamba_server.api.serving import ChosenModel, Places, Serving
 from mamba_server.wire import AddRequest, Fetch, TokenIds, TokenLogprobs
 from mamba_telemetry import conventions as names
 from mamba_telemetry.logs import get_logger
@@ -150,8 +151,14 @@ class GenerationEndpoints:
         return JsonResponse({"input_tokens": len(prompt.token_ids)})
 
     async def _complete(self, request: CompletionRequest, context: RequestContext, send: Send) -> None:
+        with self._serving.using(request.model) as model:
+            await self._complete_with(model, request, context, send)
+
+    async def _complete_with(
+        self, model: ChosenModel, request: CompletionRequest, context: RequestContext, send: Send
+    ) -> None:
         text, limits = self._model(request)
-        self._describe("text_completion", request, context)
+        self._describe("text_completion", request, context, model)
         pin_seconds(context.header_values)
         with self._serving.admit(len(request.prompts), request.n or 1) as places:
             prompt_builder = PromptBuilder(text, limits, self._serving.encoders, context.trace)
@@ -168,6 +175,7 @@ class GenerationEndpoints:
                 limits,
                 context,
                 form,
+                model=model,
                 priorities=priorities,
                 fetch=self._source(context) if len(prompts) == 1 else None,
             )
@@ -180,7 +188,7 @@ class GenerationEndpoints:
             [(prompt.token_ids, prompt.text) for prompt in prompts],
             response_id=response_id,
             created=int(time.time()),
-            model=self._serving.model_name,
+            model=model.name,
         )
         await self._run(request, builder, adds, text, context, send, headers=_headers(form))
 
@@ -193,8 +201,20 @@ class GenerationEndpoints:
         settings: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         """Answer a conversation in the form of the path `dialect`, which repeats `settings`."""
+        with self._serving.using(request.model) as model:
+            await self._answer_with(model, request, context, send, dialect, settings)
+
+    async def _answer_with(
+        self,
+        chosen: ChosenModel,
+        request: ChatCompletionRequest,
+        context: RequestContext,
+        send: Send,
+        dialect: str,
+        settings: Mapping[str, Any],
+    ) -> None:
         text, limits = self._model(request)
-        self._describe("chat", request, context)
+        self._describe("chat", request, context, chosen)
         check_pins(request)
         pin_seconds(context.header_values)
         with self._serving.admit(1, request.n or 1) as places:
@@ -211,12 +231,13 @@ class GenerationEndpoints:
             limits,
             context,
             form,
+            model=chosen,
             priorities=priorities,
             fetch=self._source(context),
         )
         self._reserve_scores(request, [prompt], context)
         answer_format = AnswerFormat.of(request, text.template)
-        readers, model = answer_format.readers(request, text, prompt), self._serving.model_name
+        readers, model = answer_format.readers(request, text, prompt), chosen.name
         builder: ResponseBuilder
         if dialect == MESSAGES:
             builder = MessagesResponseBuilder(
@@ -267,13 +288,15 @@ class GenerationEndpoints:
             )
         context.body_share.take(size)
 
-    def _describe(self, operation: str, request: GenerationRequest, context: RequestContext) -> None:
+    def _describe(
+        self, operation: str, request: GenerationRequest, context: RequestContext, model: ChosenModel
+    ) -> None:
         """Set the attributes of the request's own span. They never contain prompts or answers."""
         trace = context.trace
         if trace.recording:
             trace.root.set(names.OPERATION, operation)
             trace.root.set(names.PROVIDER, "mambaserve")
-            trace.root.set(names.REQUEST_MODEL, self._serving.model_name)
+            trace.root.set(names.REQUEST_MODEL, model.name)
             trace.root.set(names.REQUEST_STREAM, bool(request.stream))
 
     def _takes_headers(self, context: RequestContext) -> bool:
@@ -400,13 +423,14 @@ def _add_request(
     context: RequestContext,
     form: OutputForm,
     *,
+    model: ChosenModel,
     priorities: bool,
     fetch: Fetch | None,
 ) -> AddRequest:
-    """Build the message that submits one prompt to the engine.
+    """Build the message that submits one prompt to the engine. Raises InvalidRequest.
 
-    `priorities`: whether the priority of clients without a name has an effect, too. `fetch`: source of the
-    prompt's state.
+    `model`: the model that the request has chosen; `priorities`: whether the priority of clients without a
+    name has an effect, too; `fetch`: source of the prompt's state.
     """
     client = context.client
     seconds = pin_seconds(context.header_values)
@@ -427,7 +451,8 @@ def _add_request(
         n=request.n or 1,
         priority=(request.priority or 0) if client or priorities else 0,
         client=client,
-        cache_salt=request.cache_salt or "",
+        cache_salt=own_salt(request.cache_salt),
+        adapter=model.adapter,
         pins=pins,
         turn_boundary=prompt.turn_boundary,
         arrival=context.arrival,

@@ -11,6 +11,7 @@ from mamba_api.openai_responses import ModelCard, ModelList, Readiness, Transfer
 from mamba_edge.app.application import JsonResponse
 from mamba_edge.errors import NotReady
 from mamba_server.api.serving import Serving
+from mamba_server.wire import LoadedAdapter
 from mamba_telemetry.registry import expose
 from mamba_text.text_archive import TextArchive
 
@@ -28,6 +29,7 @@ def readiness(serving: Serving) -> Readiness:
         done=state.done,
         total=state.total,
         transfer=_transfer(serving) if state.phase == "ready" else None,
+        models_revision=serving.adapters.revision,
     )
 
 
@@ -66,14 +68,17 @@ class InfoEndpoints:
         return JsonResponse(body, 503, headers={"retry-after": str(int(NotReady.retry_after or 1))})
 
     async def models(self) -> ModelList:
-        """List the one served model."""
-        return ModelList(object="list", data=[self._card()])
+        """List the served model and its adapters."""
+        adapters = [self._adapter_card(adapter) for adapter in self._serving.adapters.loaded]
+        return ModelList(object="list", data=[self._card(), *adapters])
 
     async def model(self, name: str) -> ModelCard:
         """Return one model by name. Raises ModelNotFound."""
-        if name != self._serving.model_name:
+        if name == self._serving.model_name:
+            return self._card()
+        if (adapter := self._serving.adapters.get(name)) is None:
             raise self._serving.model_not_found(name)
-        return self._card()
+        return self._adapter_card(adapter)
 
     async def tokenizer(self, request: Request) -> Response:
         """Return tokenizer and chat template as a zip file, for gateways; the ETag is their fingerprint.
@@ -100,6 +105,15 @@ class InfoEndpoints:
         """Return metrics as Prometheus text, or as OpenMetrics with exemplars if the client accepts it."""
         body, kind = expose(self._registry, request.headers.get("accept", ""))
         return Response(body, headers={"content-type": kind})
+
+    def _adapter_card(self, adapter: LoadedAdapter) -> ModelCard:
+        card = self._card()
+        return card.model_copy(
+            update={
+                "id": adapter.name, "root": adapter.path, "parent": card.id,
+                "fingerprint": adapter.fingerprint,
+            }
+        )  # fmt: skip
 
     def _card(self) -> ModelCard:
         serving = self._serving

@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -137,6 +138,12 @@ class Server:
         self._engine_metrics.health = lambda: (engine.state.phase == "ready", engine.restarts)
         metrics = RequestMetrics(self._registry, name)
         self._serving = Serving(settings, name, engine, metrics, Drain(), tracing=tracing, keys=self._keys)
+        if name in settings.lora_paths:
+            raise BadConfiguration(
+                f"lora: the name {name} is that of the model: give the adapter another one, or set "
+                "--served-model-name"
+            )
+        self._serving.adapters.on_change = self._on_adapters
         TraceMetrics(self._registry, tracing)
         try:
             self._redis_url = url_from(settings.redis_url, settings.redis_url_file)
@@ -150,6 +157,8 @@ class Server:
         self._signalled = asyncio.Event()
         self._urls = ("", "")
         self._announced = False
+        self._directory = Path()
+        """Directory of the model, once it is there."""
         self._leave: Callable[[], None] = lambda: None
 
     async def run(self) -> int:
@@ -222,12 +231,25 @@ class Server:
             failure = ServeError(str(error))
             failure.exit_code = error.exit_code
             raise failure from error
+        self._directory = directory
+        await engine.run(self._engine_settings(settings.lora))
+
+    def _engine_settings(self, lora: tuple[str, ...]) -> str:
+        """Return the settings of an engine process with these adapters."""
         changes: dict[str, Any] = {
-            "model": str(directory), "served_model_name": self._serving.model_name,
+            "model": str(self._directory), "served_model_name": self._serving.model_name,
             # The engine does not need the Redis URL, and other users see arguments of a process.
             "redis_url": None, "redis_url_file": None,
+            "lora": lora, "max_loras": self._settings.lora_places,
         }  # fmt: skip
-        await engine.run(settings.model_copy(update=changes).model_dump_json())
+        return self._settings.model_copy(update=changes).model_dump_json()
+
+    def _on_adapters(self) -> None:
+        """Let an engine that starts again load the adapters that are loaded now."""
+        loaded = self._serving.adapters.loaded
+        self._serving.engine.settings_json = self._engine_settings(
+            tuple(f"{adapter.name}={adapter.path}" for adapter in loaded)
+        )
 
     async def _publish(self) -> None:
         """Publish the changes of the prefix cache to Redis, if there is one."""
@@ -257,6 +279,7 @@ class Server:
 
     def _on_ready(self, ready: Ready) -> None:
         self._engine_metrics.on_ready(ready)
+        self._serving.adapters.start(ready.adapters)
         if self._signals:
             return  # the server is about to end, and readers of the ready line would send requests
         logged = ("overlap", "threads", "kernels", "decodeSteps", "kernelsLeftOut")

@@ -14,6 +14,7 @@ from mamba_edge.api_keys import KeyFile
 from mamba_edge.errors import InvalidRequest, ModelNotFound, NotReady, TooManyRequests
 from mamba_edge.history.memory_history import MemoryHistory
 from mamba_edge.history.response_history import ResponseHistory
+from mamba_server.api.adapter_table import AdapterTable
 from mamba_server.api.drain import Drain
 from mamba_server.api.engine_link.engine_client import EngineClient
 from mamba_server.api.forms.grammar_checker import GrammarChecker, GrammarTokens
@@ -27,6 +28,17 @@ from mamba_text.prompt import TextProcessor
 
 MAX_SEQUENCES = 1024
 """Maximum number of sequences of one HTTP request: prompts times choices."""
+LISTED_ADAPTERS = 8
+"""Maximum number of adapters that an error names."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenModel:
+    """Model that a request has chosen: the served one, or an adapter of it."""
+
+    name: str
+    adapter: str = ""
+    """Fingerprint of the adapter; "" = none."""
 
 
 @dataclass(slots=True)
@@ -52,12 +64,15 @@ class Serving:
     """Pooling that the model's files state; None = not read yet."""
     history: ResponseHistory = field(init=False)
     """Kept responses, for clients that come without a gateway."""
+    adapters: AdapterTable = field(init=False)
+    """Adapters of the model that requests may choose."""
     keys: KeyFile | None = None
     """Accepted API keys; None = no key is needed."""
     created: int = field(default_factory=lambda: int(time.time()))
 
     def __post_init__(self) -> None:
         settings = self.settings
+        self.adapters = AdapterTable(self.engine)
         store = None
         if settings.response_ttl:
             store = MemoryHistory(settings.response_ttl, settings.response_budget, time.monotonic)
@@ -98,15 +113,29 @@ class Serving:
         with places.released():
             return await self.grammars.check(grammar, tokens, client)
 
-    def check_model(self, name: str | None) -> None:
-        """Check that this is the served model. Raises ModelNotFound."""
-        if name and name != self.model_name:
+    def check_model(self, name: str | None) -> ChosenModel:
+        """Return the model of that name; None = the served one. Raises ModelNotFound."""
+        if not name or name == self.model_name:
+            return ChosenModel(self.model_name)
+        if (adapter := self.adapters.get(name)) is None:
             raise self.model_not_found(name)
+        return ChosenModel(name, adapter.fingerprint)
+
+    @contextmanager
+    def using(self, name: str | None) -> Iterator[ChosenModel]:
+        """Yield the model of that name, whose adapter stays loaded while the context is open.
+
+        Raises ModelNotFound.
+        """
+        chosen = self.check_model(name)
+        with self.adapters.held(chosen.adapter):
+            yield chosen
 
     def model_not_found(self, name: str) -> ModelNotFound:
         """Return the error for a request of a model that is not served."""
+        others = "".join(f", '{adapter.name}'" for adapter in self.adapters.loaded[:LISTED_ADAPTERS])
         return ModelNotFound(
-            f"the model '{name[:200]}' does not exist here; this server serves '{self.model_name}'",
+            f"the model '{name[:200]}' does not exist here; this server serves '{self.model_name}'{others}",
             param="model",
         )
 

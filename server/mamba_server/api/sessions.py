@@ -23,6 +23,7 @@ from mamba_edge.app.application import JsonResponse
 from mamba_edge.errors import BodyTooLarge, InvalidRequest, NotReady, RequestTimeout, TooManyRequests
 from mamba_edge.exchange.request_body import BODY_SECONDS, ClientGone, find_header, read_body
 from mamba_edge.exchange.request_context import RequestContext, context_of
+from mamba_server.api.adapter_table import own_salt
 from mamba_server.api.prompt_state import kept_state
 from mamba_server.api.requests.errors import AdminRefused, NoRoomForSession
 from mamba_server.api.requests.json_fields import JsonFields
@@ -67,7 +68,7 @@ class SessionEndpoints:
         body = await self._conversation(request)
         add = await self._prompt(await self._reader.read(body), len(body), context_of(request.scope))
         reply = await self._serving.engine.admin(
-            "cached_depth", {"salt": add.cache_salt, "token_ids": add.token_ids.tobytes()}
+            "cached_depth", {"salt": add.salt, "token_ids": add.token_ids.tobytes()}
         )
         if reply.status >= 400:
             raise AdminRefused(reply)
@@ -121,7 +122,7 @@ class SessionEndpoints:
         except ValidationError as error:
             errors = [{**each, "loc": ("body", *each["loc"])} for each in error.errors()]
             raise RequestValidationError(errors) from error
-        serving.check_model(request.model)
+        model = serving.check_model(request.model)
         with serving.admit(1, 1):
             if isinstance(request, ChatCompletionRequest):
                 prompt = await builder.of_chat(request, size)
@@ -143,7 +144,8 @@ class SessionEndpoints:
             token_ids=TokenIds(token_ids),
             params=SamplingParams(max_tokens=0),
             client=context.client,
-            cache_salt=request.cache_salt or "",
+            cache_salt=own_salt(request.cache_salt),
+            adapter=model.adapter,
             arrival=context.arrival,
             hand_over=True,
         )
@@ -161,7 +163,7 @@ class SessionEndpoints:
         body = {
             "export": hand_over.export,
             "depth": hand_over.depth,
-            "salt": add.cache_salt,
+            "salt": add.salt,
             "token_ids": add.token_ids.tobytes(),
             "conversation": conversation,
             "model": serving.model_name,

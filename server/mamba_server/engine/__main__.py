@@ -88,6 +88,7 @@ def _serve(settings: EngineSettings, port: "EngineSockets", cores: int | None) -
 
     `cores`: cores to choose the number of threads from; None = as many threads as OpenMP was given.
     """
+    from mamba_server.engine.adapter_calls import AdapterCalls
     from mamba_server.engine.admin import AdminCalls
     from mamba_server.engine.boot import boot, ready_plan, use_threads
     from mamba_server.engine.engine_loop import EngineLoop, report_progress
@@ -104,7 +105,8 @@ def _serve(settings: EngineSettings, port: "EngineSockets", cores: int | None) -
         endpoint.warm_start.run(report_progress(port))
     use_threads(engine, None if cores is None else threads_for(engine.plan.weights_bytes, cores))
     plan = ready_plan(engine)
-    admin = AdminCalls(engine.core, plan, endpoint.sessions, endpoint.departure)
+    adapters = AdapterCalls(engine.core, engine.bank, port.wake)
+    admin = AdminCalls(engine.core, plan, endpoint.sessions, endpoint.departure, adapters)
     grammars = GrammarCompiler(engine.directory, engine.model.vocab_size, engine.model.eos_token_ids)
     process = EngineLoop(
         engine.core,
@@ -127,6 +129,7 @@ def _serve(settings: EngineSettings, port: "EngineSockets", cores: int | None) -
                 page_size=engine.core.cache.capacity.page_size,
                 transfer_address=endpoint.address,
                 incarnation=endpoint.incarnation,
+                adapters=engine.adapters,
             )
         )
         is_clean = True

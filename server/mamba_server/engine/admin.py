@@ -7,6 +7,7 @@ import numpy as np
 
 from mamba_planner.strategy import STRATEGIES
 from mamba_server.cache import POLICIES
+from mamba_server.engine.adapter_calls import AdapterCalls
 from mamba_server.engine.stepping.core import EngineCore
 from mamba_server.engine.transfers.departure import Departure
 from mamba_server.engine.transfers.sessions import Sessions
@@ -22,9 +23,10 @@ class AdminCalls:
         plan: dict[str, Any],
         sessions: Sessions | None = None,
         departure: Departure | None = None,
+        adapters: AdapterCalls | None = None,
     ) -> None:
         self._core = core
-        self._longer = [each for each in (sessions, departure) if each is not None]
+        self._longer = [each for each in (sessions, departure, adapters) if each is not None]
         self.plan = plan
         self._verbs: dict[str, Callable[[dict[str, Any]], tuple[int, dict[str, Any]]]] = {
             "flush_cache": self._flush,

@@ -33,6 +33,7 @@ from mamba_server.cache import (
     Quarantined,
     build_state_cache,
 )
+from mamba_server.engine.adapter_calls import held_adapters, load_at_start, make_bank
 from mamba_server.engine.audits.distance import Precision
 from mamba_server.engine.audits.resumed_answers import ResumedAnswers
 from mamba_server.engine.device_metrics import Counters, Gauges, device_counters, device_gauges
@@ -51,6 +52,7 @@ from mamba_server.engine.stepping.forward_stream import ForwardStream, InlineStr
 from mamba_server.engine.stepping.speculation import DraftSource, Speculation
 from mamba_server.engine.stepping.step_pace import STEP_TIME, StepPace
 from mamba_server.host_memory import available_bytes
+from mamba_server.model.adapters.adapter_bank import AdapterBank
 from mamba_server.model.checkpoint.errors import UnsupportedModel
 from mamba_server.model.checkpoint.source import resolve
 from mamba_server.model.checkpoint.tensor_source import TensorSource
@@ -59,6 +61,7 @@ from mamba_server.model.checkpoint.weights import Weights
 from mamba_server.model.device_arena import DTYPES, DeviceArena, replay_memory
 from mamba_server.model.layers.hybrid import HybridModel
 from mamba_server.model.layout import CacheLayout
+from mamba_server.wire import LoadedAdapter
 from mamba_settings.engine_settings import EngineSettings
 from mamba_transfer import StateLayout
 
@@ -112,6 +115,10 @@ class Engine:
     """Layout of states and pages in the arena, in terms that two engines can compare."""
     decode_steps: dict[str, int]
     """Value of `DecodeSteps.counts` after the start."""
+    bank: AdapterBank | None
+    """Places for adapters; None = there are none."""
+    adapters: tuple[LoadedAdapter, ...]
+    """Adapters that the settings name."""
 
 
 def boot(settings: EngineSettings, report: Report, overrides: BootOverrides = NO_OVERRIDES) -> Engine:
@@ -130,10 +137,7 @@ def boot(settings: EngineSettings, report: Report, overrides: BootOverrides = NO
     device_memory = _memory(settings, device)
     weights = _weights(directory, config, dtype, settings, device)
     plan = plan_engine(config, settings, device_memory, weights)
-    if compiles_first(device, DTYPES[dtype]):
-        report("compiling the kernels, this once", 0, 1)
-        backend_for(device, DTYPES[dtype])
-        report("compiling the kernels, this once", 1, 1)
+    _compile_kernels(device, DTYPES[dtype], report)
     model = HybridModel(
         config,
         overrides.weights or Weights(directory, report),
@@ -141,7 +145,9 @@ def boot(settings: EngineSettings, report: Report, overrides: BootOverrides = NO
         dtype=DTYPES[dtype],
         batch_invariant=settings.batch_invariant,
         quantization=settings.quantization,
+        adapters=make_bank(settings.lora_places, settings.max_lora_rank, device, DTYPES[dtype]),
     )
+    adapters = load_at_start(model.adapters, settings.lora_paths, report)
     # A kernel that fails before the engine is ready is left out.
     try_out = model.backend.operators.try_out
     measure = cuda_peak(device) if device.type == "cuda" else overrides.measure
@@ -198,6 +204,7 @@ def boot(settings: EngineSettings, report: Report, overrides: BootOverrides = NO
         pin_share=settings.pin_share if settings.prefix_caching else 0.0,
         speculation=None if drafts is None else Speculation(drafts, runner.prepare_absorption),
     )
+    core.adapters = held_adapters(model.adapters)
     core.audits = _audits(settings, config, plan, dtype, limits, device, core, stream, runner)
     if device.type == "cuda" or overrides.warm_up:
         _prepare(stream, lambda: try_out(lambda: runner.warm_up(report)))
@@ -219,7 +226,17 @@ def boot(settings: EngineSettings, report: Report, overrides: BootOverrides = NO
         memory.memory,
         state_layout,
         steps,
+        model.adapters,
+        adapters,
     )
+
+
+def _compile_kernels(device: torch.device, dtype: torch.dtype, report: Report) -> None:
+    """Compile kernels that an earlier start has not compiled yet."""
+    if compiles_first(device, dtype):
+        report("compiling the kernels, this once", 0, 1)
+        backend_for(device, dtype)
+        report("compiling the kernels, this once", 1, 1)
 
 
 def _drafts(
@@ -280,7 +297,7 @@ def _graphs(
     from mamba_server.engine.execution.cuda_stream import CudaStream
 
     # The part of the budget that is left to steps without a graph.
-    keep_free = plan.budget_bytes - plan.weights_bytes - plan.arena_bytes
+    keep_free = plan.budget_bytes - plan.weights_bytes - plan.adapters_bytes - plan.arena_bytes
     return CudaGraphs(stream, keep_free) if isinstance(stream, CudaStream) else None
 
 
@@ -400,6 +417,7 @@ def _audits(
         chunk=limits.chunk,
         random=random.Random(core.seed).random,
         withdraw=withdraw,
+        adapters=core.adapters,
     )
 
 

@@ -51,6 +51,7 @@ class TableModel:
     """Stands in for `HybridModel`; may fail on demand."""
 
     backend = TORCH
+    adapters = None
 
     def __init__(self) -> None:
         self.fail_next = False

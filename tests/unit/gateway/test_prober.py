@@ -239,3 +239,18 @@ async def test_after_the_end_nothing_is_looked_at(engine: Probed, pool: Pool, pr
     looks = engine.looks["/readyz"]
     await asyncio.sleep(0.05)
     assert engine.looks["/readyz"] == looks
+
+
+async def test_models_are_read_anew_as_soon_as_their_revision_changes(
+    engine: Probed, pool: Pool, prober: Any
+) -> None:
+    engine.ready = (200, b'{"models_revision": 1}')
+    prober().set_targets([Target(engine.url)])
+    await until(lambda: pool.synced)
+    card = '{"id": "sql", "parent": "m", "fingerprint": "%s"}'
+    engine.models = (200, b'{"object": "list", "data": [{"id": "m"}, %s]}' % (card % "f").encode())
+    engine.ready = (200, b'{"models_revision": 2}')
+    await until(lambda: pool.serves("sql"))
+    assert (pool.adapter_of("sql"), pool.adapter_of("m"), pool.adapter_of(None)) == ("f", "", "")
+    assert [endpoint.serves("sql") for endpoint in pool.snapshot()] == [True]
+    assert engine.looks["/v1/models"] == 2

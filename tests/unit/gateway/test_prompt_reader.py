@@ -22,6 +22,7 @@ from mamba_gateway.prompts.prompt_reader import (
 )
 from mamba_gateway.prompts.text_processors import ModelText
 from mamba_gateway.upstream.connector import UpstreamRequest
+from mamba_prefix.adapter_salt import adapted_salt
 from mamba_text.segment_cache import SegmentCache
 from scripted_engine import READY, Api
 
@@ -151,6 +152,20 @@ class Reading:
             for sample in next(iter(self.metrics.prompts.collect())).samples
             if sample.name.endswith("_total")
         }
+
+
+async def test_a_prompt_shares_prefixes_with_prompts_of_its_adapter_alone() -> None:
+    texts, long = Texts(MODEL_TEXT), "a text of many words, " * 40
+    for model in ("m", "without a tokenizer"):
+        body = json.dumps({"prompt": long, "cache_salt": "own"}).encode()
+        prompts = []
+        for fingerprint in ("", "f" * 32, "e" * 32):
+            reader = PromptReader(texts, GatewayMetrics(lambda: ()), lambda _, own=fingerprint: own)  # type: ignore[arg-type, misc]
+            prompt = await reader.read(UpstreamRequest(TEXT, "", [], body, model))
+            assert prompt is not None
+            assert prompt.salt == adapted_salt(fingerprint, "own")
+            prompts.append(prompt)
+        assert len({prompt.digests for prompt in prompts}) == len(prompts)
 
 
 async def test_each_outcome_is_counted() -> None:

@@ -69,6 +69,8 @@ class EngineClient:
         self._message_received = False
         self._fatal: wire.Fatal | None = None
         self._stopping = asyncio.Event()
+        self.settings_json = ""
+        """Settings of the next engine process."""
         self.ready: wire.Ready | None = None
         """The last Ready message; kept over a restart, which does not change limits and plan."""
         self.state = EngineState("loading", "the engine process is starting", "start", 0, 1)
@@ -159,11 +161,15 @@ class EngineClient:
         self.state = EngineState(self._unready_phase, f"loading: {stage}", stage, done, total)
 
     async def run(self, settings_json: str) -> None:
-        """Keep an engine running until `stop`. Raises EngineStartFailed if it never becomes ready."""
+        """Keep an engine running until `stop`. Raises EngineStartFailed if it never becomes ready.
+
+        `settings_json`: settings of the engine process; later starts use the attribute of that name.
+        """
+        self.settings_json = settings_json
         deaths = 0
         while True:
             started = time.monotonic()
-            exit_code = await self._run_once(settings_json)
+            exit_code = await self._run_once(self.settings_json)
             if self._stopping.is_set():
                 return
             reason = death_reason(exit_code) if self._fatal is None else self._fatal.message

@@ -24,6 +24,8 @@ class PendingAudit:
     token_ids: Tokens
     """Tokens of the prompt and the answer."""
     salt: str
+    adapter: str
+    """Fingerprint of the answer's adapter; "" = none."""
     served: ServedScores
     tries: int = 0
     """Number of times that the audit has begun."""
@@ -47,7 +49,7 @@ class PendingAudit:
         }
         self.sequence = Sequence(
             self.request_id, self.choice, self.token_ids, SamplingParams(max_tokens=0, prompt_logprobs=0),
-            order=0, salt=self.salt, unscored=self.prompt_len - 1,
+            order=0, salt=self.salt, adapter=self.adapter, unscored=self.prompt_len - 1,
         )  # fmt: skip
         # No request waits for it, whatever becomes of its steps.
         self.sequence.phase = Phase.FINISHED

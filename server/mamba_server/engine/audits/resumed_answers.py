@@ -22,6 +22,7 @@ from mamba_server.engine.sequences.schedule import PrefillPiece, Schedule
 from mamba_server.engine.sequences.sequence import Sequence
 from mamba_server.engine.sequences.served_scores import Resumption, ServedScores
 from mamba_server.engine.stepping.forward_stream import ForwardStream
+from mamba_server.engine.stepping.held_adapters import NO_ADAPTERS, HeldAdapters
 from mamba_server.engine.stepping.step_result import StepRunner
 
 MOST_WAITING = 16
@@ -63,7 +64,9 @@ class ResumedAnswers:
         chunk: int,
         random: Callable[[], float],
         withdraw: Callable[[list[Quarantined]], None] = lambda _: None,
+        adapters: HeldAdapters = NO_ADAPTERS,
     ) -> None:
+        self._adapters = adapters
         self._cache, self._stream, self._runner = cache, stream, runner
         self.share, self.bounds, self._chunk, self._random = share, bounds, chunk, random
         self._withdraw = withdraw
@@ -108,7 +111,9 @@ class ResumedAnswers:
         if outputs <= 0:
             return
         served.logprobs = served.logprobs[:outputs]
-        audit = PendingAudit(sequence.request_id, sequence.index, prompt_len, tokens, sequence.salt, served)
+        audit = PendingAudit(
+            sequence.request_id, sequence.index, prompt_len, tokens, sequence.salt, sequence.adapter, served
+        )
         if len(tokens) > MOST_TOKENS:
             self.log.record(audit.result("abandoned", "too_long"))
             return
@@ -169,6 +174,9 @@ class ResumedAnswers:
         """Take the memory of the next audit; None = none waits, or there is none that fits."""
         while self._waiting:
             audit = self._waiting.popleft()
+            if not self._adapters.holds(audit.adapter):
+                self.log.record(audit.result("abandoned", "adapter_unloaded"))
+                continue
             allocation = self._cache.admit_audit(audit.token_ids, audit.salt)
             if allocation is None:
                 self.log.record(audit.result("abandoned", "no_memory"))

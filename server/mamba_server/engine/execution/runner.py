@@ -6,12 +6,14 @@ reads the results after the step's fence.
 """
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields, replace
 from functools import partial
 
 import numpy as np
 import torch
 
+from mamba_kernels.cpu.step_decoder import StepDecoder
 from mamba_kernels.dispatch.backend import TRITON
 from mamba_kernels.dispatch.signatures import Sample
 from mamba_kernels.precision import accumulator
@@ -38,6 +40,7 @@ from mamba_server.engine.execution.token_scores import TokenScores, score_blocks
 from mamba_server.engine.sequences.output_grammar import NextTokens, TokenMasks, token_masks
 from mamba_server.engine.sequences.schedule import Schedule
 from mamba_server.engine.stepping.step_result import StepResult
+from mamba_server.model.adapters.step_adapters import BASE, StepAdapters
 from mamba_server.model.cache_views import CacheViews
 from mamba_server.model.forward_batch import ForwardBatch, HostBatch
 from mamba_server.model.layers.hybrid import HybridModel
@@ -102,6 +105,8 @@ class ModelRunner:
         self._page_size = page_size
         self._prepared_steps = PreparedSteps(chunk, longest_piece, max(longest_piece, step_tokens))
         self._device = device
+        self._places = np.full(persistent.rows, BASE, np.int32)
+        """Place in the bank of the adapter of each row's sequence."""
         # One row more than there are sequences, for padding.
         self._last_token = torch.zeros(persistent.rows + 1, dtype=torch.int32, device=device)
         self._page_table = PageTable(persistent.rows, persistent.pages.shape[1], device)
@@ -189,6 +194,7 @@ class ModelRunner:
     def prepare(self, schedule: Schedule) -> Callable[[], Callable[[], StepResult]]:
         """Copy everything that the step needs, and return the work to launch."""
         arrays = build(schedule, self._persistent, self._chunk, self._page_size)
+        adapters = self._places_of(schedule, arrays)
         newcomers = [
             _NewRow(
                 sequence.row,
@@ -207,10 +213,21 @@ class ModelRunner:
         corrections = {int(schedule.decode_rows[each.index]): each.token for each in schedule.absorbed}
         noise = self._state_noise(arrays)
         masks = token_masks(_grammars(schedule), self._sampler.vocab_size)
-        work = partial(self._run, arrays, noise, pages, newcomers, spans, masks, corrections)
+        work = partial(self._run, arrays, noise, pages, newcomers, spans, masks, corrections, adapters)
         if not schedule.drafts:
             return work
         return lambda: partial(_with_drafts, schedule, work())
+
+    def _places_of(self, schedule: Schedule, arrays: StepArrays) -> Ints | None:
+        """Return the place of the adapter of each sequence of a step; None = the model has no adapters.
+
+        A sequence begins in its row with a piece of its prompt, also after a preemption.
+        """
+        if (bank := self._model.adapters) is None:
+            return None
+        for piece in schedule.pieces:
+            self._places[piece.sequence.row] = bank.place_of(piece.sequence.adapter)
+        return self._places[arrays.table_row]
 
     def prepare_absorption(self, row: int, lane: int, count: int) -> Callable[[], object]:
         """Return the work that absorbs the first `count` inputs of `lane` into the live slot of `row`."""
@@ -259,10 +276,12 @@ class ModelRunner:
         spans: list[PromptSpan],
         masks: TokenMasks | None,
         corrections: dict[int, int],
+        places: Ints | None,
     ) -> Callable[[], StepResult]:
         decodes = len(arrays.decode_track)
         drafts = 0 if arrays.replay is None else arrays.replay.rows
-        with torch.inference_mode():
+        adapters = self._adapters_of(places, arrays)
+        with torch.inference_mode(), self._computing(adapters):
             # First, because the next step names these pages, too, whatever becomes of this one.
             self._page_table.write(*pages)
             self._admit(newcomers)
@@ -271,11 +290,11 @@ class ModelRunner:
                 self._last_token.index_copy_(0, rows, tokens.to(torch.int32))
             sampling_rows = arrays.table_row[arrays.sampling]
             host = HostBatch(**{name: getattr(arrays, name) for name in _FIELDS}, state_noise=noise)
-            if (step := self._prepared(host)) is not None:
+            if (step := self._prepared(host, adapters)) is not None:
                 return self._decode(step, host, masks)
             extra = {"rows": sampling_rows, "positions": arrays.context_len[arrays.sampling]}
-            if self._step_decoder is not None and decodes == len(host.context_len) and host.replay is None:
-                hidden = self._step_decoder(host)
+            if (decoder := self._whole_decoder(host, adapters)) is not None:
+                hidden = decoder(host)
                 rows, positions = (_to(values, self._device) for values in extra.values())
             else:
                 batch = self._batch_of(host, arrays.token_ids, extra)
@@ -310,6 +329,11 @@ class ModelRunner:
                 landed, spans, scores, tops, in_schedule_order(finite, arrays.checked), pooled
             )
 
+    def _computing(self, adapters: StepAdapters | None) -> AbstractContextManager[None]:
+        """Compute with these adapters in the context."""
+        bank = self._model.adapters
+        return nullcontext() if bank is None else bank.computing(adapters)
+
     def _hidden(self, batch: ForwardBatch) -> torch.Tensor:
         """Run the layers: normed hidden states of the rows `batch.logits_rows`."""
         hidden = self._model.hidden(batch, self._cache)
@@ -338,9 +362,23 @@ class ModelRunner:
             self._page_size,
         )  # fmt: skip
 
-    def _prepared(self, host: HostBatch) -> DecodeStep | None:
-        """Return the prepared step for `host`, if it only decodes."""
+    def _whole_decoder(self, host: HostBatch, adapters: StepAdapters | None) -> StepDecoder | None:
+        """Return the C++ decoder for `host`, if it only decodes, without drafts and without adapters."""
+        if adapters is not None or host.replay is not None:
+            return None
+        return self._step_decoder if len(host.decode_track) == len(host.context_len) else None
+
+    def _adapters_of(self, places: Ints | None, arrays: StepArrays) -> StepAdapters | None:
+        """Return the adapters of a step; None = no sequence has one."""
+        if places is None:
+            return None
+        return StepAdapters.build(places, arrays.query_start, len(arrays.decode_track), self._device)
+
+    def _prepared(self, host: HostBatch, adapters: StepAdapters | None) -> DecodeStep | None:
+        """Return the prepared step for `host`, if it only decodes, without adapters."""
         sequences = len(host.context_len)
+        if adapters is not None:
+            return None
         if self._decode_steps is None or len(host.decode_track) < sequences or host.replay is not None:
             return None
         return self._decode_steps.step_for(sequences)

@@ -35,6 +35,7 @@ class Sequence:
     """
 
     __slots__ = (
+        "adapter",
         "allocation",
         "arrival",
         "arrived",
@@ -87,6 +88,7 @@ class Sequence:
         priority: int = 0,
         client: str = "",
         salt: str = "",
+        adapter: str = "",
         turn_boundary: int = 0,
         arrival: float = 0.0,
         seed: int = 0,
@@ -107,6 +109,8 @@ class Sequence:
         self.client = client
         """Client of the request, by which clients take turns; "" = unknown."""
         self.salt = salt
+        self.adapter = adapter
+        """Fingerprint of its adapter; "" = the base model computes it alone."""
         self.turn_boundary = turn_boundary
         self.arrival = arrival
         self.arrived = False

@@ -23,6 +23,7 @@ from mamba_server.engine.sequences.sequence import Phase, Sequence
 from mamba_server.engine.sequences.timeline import Timeline
 from mamba_server.engine.stepping.answer_audits import AnswerAudits, NoAudits
 from mamba_server.engine.stepping.forward_stream import ForwardStream, Ticket
+from mamba_server.engine.stepping.held_adapters import NO_ADAPTERS, HeldAdapters, unknown_adapter
 from mamba_server.engine.stepping.pinned_prefixes import PinnedPrefixes
 from mamba_server.engine.stepping.prefill_speed import PrefillSpeed
 from mamba_server.engine.stepping.request_limits import hand_over_depth, pinned_depths, rejection
@@ -108,6 +109,7 @@ class EngineCore:
         self.transfers: StateTransfers | None = None
         """Transfers of states; None = states stay in this engine."""
         self.audits: AnswerAudits = NoAudits()
+        self.adapters: HeldAdapters = NO_ADAPTERS
         self.pins = PinnedPrefixes(cache, pin_share)
         self.clock = clock
         self.speculation = speculation
@@ -133,6 +135,8 @@ class EngineCore:
             most_tokens=self.scheduler.limits.max_model_len, waiting=self.scheduler.waiting_count,
             most_waiting=self._max_waiting,
         )  # fmt: skip
+        if rejected is None and not self.adapters.holds(request.adapter):
+            rejected = unknown_adapter(request)
         if rejected is not None:
             return rejected
         if request.hand_over:
@@ -154,7 +158,7 @@ class EngineCore:
         depth = hand_over_depth(request, self.cache.capacity.page_size)
         sequence = Sequence(
             request.request_id, 0, prompt[:depth], msgspec.structs.replace(request.params, max_tokens=0),
-            order=self._next_order, priority=request.priority, salt=request.cache_salt,
+            order=self._next_order, priority=request.priority, salt=request.salt, adapter=request.adapter,
             client=request.client, turn_boundary=request.turn_boundary, arrival=request.arrival,
             timeline=Timeline(request.traceparent) if request.traceparent else None,
             scores_prompt=False, whole_prompt=prompt, pins=self._pins_of(request),
@@ -178,8 +182,8 @@ class EngineCore:
         for index in range(request.n):
             sequence = Sequence(
                 request.request_id, index, token_ids, params,
-                order=self._next_order, priority=request.priority, salt=request.cache_salt,
-                client=request.client,
+                order=self._next_order, priority=request.priority, salt=request.salt,
+                adapter=request.adapter, client=request.client,
                 turn_boundary=request.turn_boundary, arrival=request.arrival,
                 seed=base + index, stop_token_ids=stops,
                 leader=group[0] if group and shares_prompt else None,
@@ -218,6 +222,18 @@ class EngineCore:
     def flush_cache(self) -> int:
         """Forget every checkpoint that no sequence is reading; return their number."""
         return self.cache.flush()
+
+    def sequences_with(self, adapter: str) -> int:
+        """Return the number of sequences that are computed with the adapter of that fingerprint."""
+        return sum(
+            sequence.adapter == adapter and sequence.phase is not Phase.FINISHED
+            for group in self.sequences.values()
+            for sequence in group
+        )
+
+    def on_device(self, work: Callable[[], object]) -> None:
+        """Do work behind all launched steps, and wait for it."""
+        self._stream.wait(self._stream.launch(lambda: (work(), True)))
 
     def change_strategy(self, name: str) -> Refusal | None:
         """Run under strategy `name` from the next step on, or return why not.

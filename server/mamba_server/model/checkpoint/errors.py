@@ -7,6 +7,7 @@ ModelError
 │   ├── InsufficientDiskSpace the disk has no space for the download
 │   └── DownloadFailed     the Hub refused or interrupted the download, whose files are kept for the next try
 ├── UnsupportedModel       the configuration is valid, but this version cannot serve such a model
+├── AdapterError           the files of an adapter are damaged, not served, or of another model
 └── WeightsError           the safetensors files and the configuration disagree, or a file is damaged
 """
 
@@ -46,6 +47,10 @@ class DownloadFailed(SourceError):
 
 class UnsupportedModel(ModelError):
     """This version cannot serve the model; the message names what it lacks."""
+
+
+class AdapterError(ModelError):
+    """An adapter cannot be used; the message says what it would take."""
 
 
 class WeightsError(ModelError):

@@ -227,7 +227,7 @@ def _entries(directory: Path) -> dict[str, WeightEntry]:
             name = text_name(entry.name) if multimodal else entry.name
             if name is None:
                 continue
-            short = _short(name)
+            short = short_name(name)
             if (twin := by_name.get(short)) is not None:
                 raise WeightsError(
                     f"{path}: tensor {entry.name} is also in {twin.file}; remove one of the files"
@@ -243,7 +243,8 @@ def _entries(directory: Path) -> dict[str, WeightEntry]:
     return by_name
 
 
-def _short(name: str) -> str:
+def short_name(name: str) -> str:
+    """Return the name of a tensor or a module without the prefix of its checkpoint."""
     for prefix in PREFIXES:
         if name.startswith(prefix):
             return name[len(prefix) :]

@@ -176,4 +176,10 @@ def _with_gate(config: AttentionConfig, hidden_size: int, loader: Loader) -> Row
         of_both = loader.tensor("q_proj.bias", 2 * queries)
         others = [loader.tensor(f"{name}.bias", keys) for name in ("k_proj", "v_proj")]
         bias = torch.cat([of_both[query.flatten()], *others, of_both[gate.flatten()]])
-    return loader.product_of(parts, bias)
+    projections = [
+        loader.part("q_proj", 0, 2 * queries, query.flatten()),
+        loader.part("k_proj", queries, keys),
+        loader.part("v_proj", queries + keys, keys),
+        loader.part("q_proj", queries + 2 * keys, 2 * queries, gate.flatten()),
+    ]
+    return loader.product_of(parts, bias, parts=projections)

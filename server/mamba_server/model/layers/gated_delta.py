@@ -40,7 +40,13 @@ class GatedDeltaMixer:
             by_name = dict(zip(names.inputs, widths, strict=True))
             self.in_proj = loader.join(by_name, hidden_size, bias=False)
         else:
-            self.in_proj = loader.product_of(_by_key_head(config, hidden_size, loader), None)
+            qkvz, ba = by_kind(config)
+            projections = [
+                loader.part("in_proj_qkvz", 0, len(qkvz), qkvz),
+                loader.part("in_proj_ba", len(qkvz), len(ba), ba),
+            ]
+            matrices = _by_key_head(config, hidden_size, loader)
+            self.in_proj = loader.product_of(matrices, None, parts=projections)
         self.out_proj = loader.linear(names.output, values, hidden_size, bias=False)
         weight = _convolution(config, loader)
         self.conv_weight = weight[:, 0].t().contiguous()  # [K, C]

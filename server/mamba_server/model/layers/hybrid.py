@@ -19,6 +19,7 @@ from mamba_kernels.precision import accumulator
 from mamba_kernels.rope import turns
 from mamba_planner.families.registry import why_not_served
 from mamba_planner.model_config import LayerKind, ModelConfig
+from mamba_server.model.adapters.adapter_bank import AdapterBank
 from mamba_server.model.cache_views import CacheViews
 from mamba_server.model.checkpoint.errors import UnsupportedModel
 from mamba_server.model.checkpoint.source import Progress, silent
@@ -89,15 +90,18 @@ class HybridModel:
         batch_invariant: bool = False,
         quantization: Quantization = "none",
         backend: Backend | None = None,
+        adapters: AdapterBank | None = None,
     ) -> None:
         """Take the tensors out of `weights`. Raises UnsupportedModel, WeightsError.
 
-        `backend`: the kernels to use; None selects them by device and environment.
+        `backend`: the kernels to use; None selects them by device and environment; `adapters`: places for
+        adapters; None = the model has none.
         """
         if (why := why_not_served(config)) is not None:
             raise UnsupportedModel(why)
         self.config, self.device, self.dtype = config, device, dtype
         self._batch_invariant = batch_invariant
+        self.adapters = adapters
         self.backend = backend or backend_for(device, dtype)
         library = self.backend.library
         if quantization != "none" and library is None:
@@ -115,6 +119,7 @@ class HybridModel:
             library=library,
             quantization=quantization,
             norm_offset=NAMES[config.family].norm_offset,
+            adapters=adapters,
         )
         self.residual_dtype = torch.float32 if config.residual_in_fp32 and dtype.itemsize < 4 else dtype
         d = config.hidden_size
@@ -152,12 +157,13 @@ class HybridModel:
         progress: Progress = silent,
         batch_invariant: bool = False,
         quantization: Quantization = "none",
+        adapters: AdapterBank | None = None,
     ) -> "HybridModel":
         """Build the model from the files of `directory`. Raises UnsupportedModel, WeightsError."""
         weights = Weights(directory, progress)
         return cls(
             config, weights, device=device, dtype=dtype, batch_invariant=batch_invariant,
-            quantization=quantization,
+            quantization=quantization, adapters=adapters,
         )  # fmt: skip
 
     def forward(self, batch: ForwardBatch, cache: CacheViews) -> torch.Tensor:

@@ -22,6 +22,8 @@ from mamba_kernels.cpu.rms_norm import RowNorm
 from mamba_kernels.dispatch.operators import REFERENCE, Operators
 from mamba_kernels.invariant import sound_row_tile
 from mamba_kernels.precision import accumulator
+from mamba_server.model.adapters.adapted_product import Part
+from mamba_server.model.adapters.adapter_bank import AdapterBank
 from mamba_server.model.checkpoint.mapped_pages import give_back
 from mamba_server.model.checkpoint.tensor_factors import Factors
 from mamba_server.model.checkpoint.tensor_source import TensorSource
@@ -64,6 +66,8 @@ class Loader:
     """Prefix of the layer to which the factors belong."""
     norm_offset: float = 0.0
     """Offset that is added to the weights of norms, in float32 because such weights are near zero."""
+    adapters: AdapterBank | None = None
+    """Places for adapters of projections; None = the model has none."""
 
     def at(self, *parts: str | int) -> "Loader":
         """Return a loader for the tensors whose names continue with `parts`, joined by dots."""
@@ -78,9 +82,10 @@ class Loader:
         """Return the loader of the embedding and of the head, which have eight bits where others have four.
 
         Each token's probability depends on a row of its own there, so an error there counts most
-        (docs/notes/kernels-cpu.md).
+        (docs/notes/kernels-cpu.md). They have no adapters.
         """
-        return replace(self, quantization="int8") if self.quantization == "int4" else self
+        quantization: Quantization = "int8" if self.quantization == "int4" else self.quantization
+        return replace(self, quantization=quantization, adapters=None)
 
     def has(self, name: str) -> bool:
         """Return whether the checkpoint has the tensor `name` below the prefix."""
@@ -163,23 +168,63 @@ class Loader:
         added = None
         if bias:
             added = one_matrix([self.tensor(f"{name}.bias", count) for name, count in outputs.items()])
-        return self.product_of(weights, added, activation)
+        starts = (sum([*outputs.values()][:number]) for number in range(len(outputs)))
+        parts = [
+            self.part(name, start, count)
+            for start, (name, count) in zip(starts, outputs.items(), strict=True)
+        ]
+        return self.product_of(weights, added, activation, parts=parts)
 
-    def product(self, weight: torch.Tensor, bias: torch.Tensor | None, activation: str = "") -> Rows:
+    def part(self, name: str, start: int, outputs: int, rows: torch.Tensor | None = None) -> Part:
+        """Return the part of a product that has the outputs of the projection `name` from `start` on.
+
+        outputs: number of outputs of the projection; rows: those that are in the product; None = all.
+        """
+        module = self.prefix + name
+        factor = self.factors.get(f"{module}.weight".removeprefix(self.layer))
+        return Part(module, start, outputs, rows, factor)
+
+    def product(
+        self,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        activation: str = "",
+        *,
+        parts: Sequence[Part],
+    ) -> Rows:
         """Return the product with weight [outputs, inputs] and bias [outputs].
 
-        The caller must not read `weight` afterwards.
+        `parts`: projections of the checkpoint that the rows of the weight come from, for adapters. The caller
+        must not read `weight` afterwards.
         """
-        return self.product_of([weight], bias, activation)
+        return self.product_of([weight], bias, activation, parts=parts)
 
-    def product_of(self, weights: Sequence[Matrix], bias: torch.Tensor | None, activation: str = "") -> Rows:
+    def product_of(
+        self,
+        weights: Sequence[Matrix],
+        bias: torch.Tensor | None,
+        activation: str = "",
+        *,
+        parts: Sequence[Part],
+    ) -> Rows:
         """Return the product with matrices whose outputs follow one another, and bias [all outputs].
 
-        The caller must not read the matrices afterwards.
+        `parts`: projections of the checkpoint that the outputs come from, for adapters. The caller must not
+        read the matrices afterwards.
         """
-        if self.library is not None:
-            return PackedLinear(self.library, self.pack_parts(weights), bias, activation)
-        return self.plain(one_matrix([each for each in weights if isinstance(each, torch.Tensor)]), bias)
+        inputs = weights[0].shape[1]
+        if self.library is None:
+            whole = one_matrix([each for each in weights if isinstance(each, torch.Tensor)])
+            plain = self.plain(whole, bias)
+            if self.adapters is None:
+                return plain
+            return self.adapters.adapt(plain, plain, "", inputs, tuple(parts))
+        packed = self.pack_parts(weights)
+        product = PackedLinear(self.library, packed, bias, activation)
+        if self.adapters is None:
+            return product
+        linear = PackedLinear(self.library, packed, bias) if activation else product
+        return self.adapters.adapt(product, linear, activation, inputs, tuple(parts))
 
     def pack(self, weight: torch.Tensor) -> PackedMatrix:
         """Return the matrix as the C++ kernels read it. The caller must not read `weight` afterwards."""

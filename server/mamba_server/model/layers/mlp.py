@@ -91,13 +91,19 @@ class Mlp:
         if config.gated and names.gate_up_proj:
             both = loader.matrix(f"{names.gate_up_proj}.weight", 2 * width, hidden_size)
             biases = loader.tensor(f"{names.gate_up_proj}.bias", 2 * width) if bias else None
+            halves = torch.arange(2 * width).chunk(2)
             if loader.library is None:
-                self.gate_up_proj = loader.product_of([both], biases)
+                parts = [
+                    loader.part(names.gate_up_proj, start, 2 * width, half)
+                    for start, half in zip((0, width), halves, strict=True)
+                ]
+                self.gate_up_proj = loader.product_of([both], biases, parts=parts)
             else:
                 gate, up = (rows_of(both, slice(first, first + width)) for first in (0, width))
                 gate_bias, up_bias = (None, None) if biases is None else biases.chunk(2)
-                self.gate_proj = loader.product_of([gate], gate_bias, fused)
-                self.up_proj = loader.product_of([up], up_bias)
+                gate_part, up_part = (loader.part(names.gate_up_proj, 0, 2 * width, half) for half in halves)
+                self.gate_proj = loader.product_of([gate], gate_bias, fused, parts=[gate_part])
+                self.up_proj = loader.product_of([up], up_bias, parts=[up_part])
         elif config.gated and loader.joins:
             widths = {names.gate_proj: width, names.up_proj: width}
             self.gate_up_proj = loader.join(widths, hidden_size, bias=bias)

@@ -22,6 +22,7 @@ from mamba_kernels.cpu.step_decoder import (
     StepDecoder,
 )
 from mamba_kernels.cpu.step_decoder import Block as BlockCall
+from mamba_server.model.adapters.adapted_product import AdaptedProduct
 from mamba_server.model.cache_views import CacheViews
 from mamba_server.model.layers.attention import Attention
 from mamba_server.model.layers.gated_delta import GatedDeltaMixer
@@ -139,6 +140,9 @@ def _kernel(norm: Norm) -> RowNorm:
 
 
 def _packed_linear(rows: Rows) -> PackedLinear:
+    if isinstance(rows, AdaptedProduct):
+        # Steps with adapters do not use this decoder.
+        rows = rows.base
     if not isinstance(rows, PackedLinear):
         raise _NotFusable
     return rows

@@ -1,0 +1,76 @@
+"""Memory of an engine's places for LoRA adapters, counted from the model's shapes. Pure.
+
+The places are reserved at the start for every projection that can be adapted, whatever adapters come. The
+engine reserves exactly these bytes; `mamba_server.model.adapters` computes with them.
+"""
+
+from collections.abc import Iterator
+
+from mamba_planner.arithmetic import DTYPE_BYTES
+from mamba_planner.model_config import LayerKind, ModelConfig
+
+MOST_ROWS = 512
+"""Rows whose changes are computed at once."""
+Projection = tuple[int, tuple[int, ...]]
+"""Number of inputs, and number of outputs of each part, in the order of the outputs."""
+DELTA_INPUTS = {"qwen3_5": 4, "olmo_hybrid": 6}
+"""Number of input projections of a gated delta mixer by family; 2 in the others."""
+
+
+def bank_bytes(model: ModelConfig, dtype: str, *, device: str, places: int, rank: int) -> int:
+    """Return the bytes of `places` for adapters of up to `rank`."""
+    numbers = sum(
+        len(outputs) * inputs + sum(outputs)
+        for kind in model.layers
+        for inputs, outputs in _projections(model, kind)
+    )
+    return numbers * places * rank * _size(dtype, device)
+
+
+def step_bytes(model: ModelConfig, dtype: str, *, device: str, places: int, rank: int) -> int:
+    """Return the most bytes that the changes of one projection need while they are computed."""
+    if not places:
+        return 0
+    rows = max(
+        (
+            inputs + 2 * places * rank * len(outputs) + 2 * max(outputs)
+            for kind in set(model.layers)
+            for inputs, outputs in _projections(model, kind)
+        ),
+        default=0,
+    )
+    return MOST_ROWS * rows * _size(dtype, device)
+
+
+def _size(dtype: str, device: str) -> int:
+    """Return the bytes of a number: CPUs compute changes in float32."""
+    return max(4, DTYPE_BYTES[dtype]) if device == "cpu" else DTYPE_BYTES[dtype]
+
+
+def _projections(model: ModelConfig, kind: LayerKind) -> Iterator[Projection]:
+    """Yield the projections of a block that can be adapted."""
+    d = model.hidden_size
+    if kind in ("attention", "mamba_attention") and (attention := model.attention) is not None:
+        queries, keys = attention.heads * attention.head_dim, attention.kv_heads * attention.head_dim
+        yield d, (queries, keys, keys, *((queries,) if attention.output_gate else ()))
+        yield queries, (d,)
+    if kind in ("mamba", "mamba_attention") and (mamba := model.mamba) is not None:
+        yield d, (mamba.inner + mamba.conv_dim + mamba.heads,)
+        yield mamba.inner, (d,)
+    if kind == "gated_delta" and (delta := model.gated_delta) is not None:
+        values = delta.value_heads * delta.value_dim
+        keys = delta.key_heads * delta.key_dim
+        match DELTA_INPUTS.get(model.family, 2):
+            case 2:
+                yield d, (delta.conv_dim + values, 2 * delta.value_heads)
+            case 4:
+                yield d, (delta.conv_dim, values, delta.value_heads, delta.value_heads)
+            case _:
+                yield d, (keys, keys, values, values, delta.value_heads, delta.value_heads)
+        yield values, (d,)
+    if kind == "short_conv" and (short := model.short_conv) is not None:
+        yield d, (3 * short.channels,)
+        yield short.channels, (d,)
+    if kind == "mlp" and (mlp := model.mlp) is not None:
+        yield d, (mlp.intermediate,) * (2 if mlp.gated else 1)
+        yield mlp.intermediate, (d,)

@@ -1,0 +1,126 @@
+"""`AdapterBank`: the places for adapters on the device, which are all reserved at the start.
+
+The loader takes the memory of each projection from it while the model is built. Later the engine puts
+adapters into places and the runner sets the adapters of each step, both on the forward stream.
+"""
+
+import contextlib
+import re
+from collections.abc import Iterator
+
+import torch
+
+from mamba_server.model.adapters.adapted_product import AdaptedProduct, Part, Rows
+from mamba_server.model.adapters.adapter_files import AdapterWeights
+from mamba_server.model.adapters.step_adapters import BASE, StepAdapters
+from mamba_server.model.checkpoint.errors import AdapterError
+
+_EXPERTS = re.compile(r"\.(experts|shared_experts?|block_sparse_moe|router|gate)(\.|$)")
+"""Part of the names of modules of sparse feed-forwards."""
+
+
+class AdapterBank:
+    """Places for `places` adapters of up to `rank`."""
+
+    def __init__(self, places: int, rank: int, device: torch.device, dtype: torch.dtype) -> None:
+        """Reserve nothing yet. `dtype`: type of the model's activations.
+
+        On a CPU the changes are computed in float32, because many have no instructions for narrower types.
+        """
+        self.places, self.rank = places, rank
+        self._device = device
+        self._dtype = dtype if device.type != "cpu" or dtype.itemsize > 4 else torch.float32
+        self._products: dict[str, list[tuple[AdaptedProduct, Part]]] = {}
+        self._all: list[AdaptedProduct] = []
+        self.nbytes = 0
+        """Bytes of the reserved memory."""
+        self._place_of: dict[str, int] = {}
+        self.step: StepAdapters | None = None
+        """Adapters of the step that is being computed; None = no row has one."""
+
+    def adapt(
+        self, base: Rows, linear: Rows, activation: str, inputs: int, parts: tuple[Part, ...]
+    ) -> AdaptedProduct:
+        """Return the product with places for changes, as `AdaptedProduct` describes it."""
+        first = self._zeros(self.places, len(parts), self.rank, inputs)
+        seconds = [self._zeros(self.places, self.rank, part.width) for part in parts]
+        product = AdaptedProduct(base, linear, activation, parts, self, first, seconds)
+        self._all.append(product)
+        for part in parts:
+            self._products.setdefault(part.module, []).append((product, part))
+        return product
+
+    def _zeros(self, *shape: int) -> torch.Tensor:
+        tensor = torch.zeros(shape, dtype=self._dtype, device=self._device)
+        self.nbytes += tensor.nbytes
+        return tensor
+
+    def check(self, adapter: AdapterWeights) -> None:
+        """Raise AdapterError if the adapter does not fit the model or its places."""
+        if adapter.rank > self.rank:
+            raise AdapterError(
+                f"the adapter has rank {adapter.rank}, and the places are for ranks up to {self.rank}: start "
+                f"with --max-lora-rank {adapter.rank}"
+            )
+        for module, change in adapter.modules.items():
+            if (products := self._products.get(module)) is None:
+                raise _not_adapted(module)
+            for product, part in products:
+                product.check(part, change)
+
+    def holds(self, fingerprint: str) -> bool:
+        """Return whether the adapter of that fingerprint has a place; "" = no adapter, which needs none."""
+        return not fingerprint or fingerprint in self._place_of
+
+    def place_of(self, fingerprint: str) -> int:
+        """Return the place of an adapter, `BASE` for ""; raises KeyError for an adapter without a place."""
+        return self._place_of[fingerprint] if fingerprint else BASE
+
+    @property
+    def fingerprints(self) -> list[str]:
+        """Fingerprints of the adapters that have places."""
+        return [*self._place_of]
+
+    def reserve(self, fingerprint: str) -> int | None:
+        """Give an adapter a place, unless it has one, and return its place; None = all are taken.
+
+        The caller installs the adapter before any step names it.
+        """
+        if fingerprint not in self._place_of:
+            free = set(range(self.places)) - set(self._place_of.values())
+            if not free:
+                return None
+            self._place_of[fingerprint] = min(free)
+        return self._place_of[fingerprint]
+
+    def remove(self, fingerprint: str) -> bool:
+        """Take the place of an adapter back, which no step to come may name; return whether it had one."""
+        return self._place_of.pop(fingerprint, None) is not None
+
+    def install(self, place: int, adapter: AdapterWeights) -> None:
+        """Copy an adapter that was checked into `place`. On the forward stream, or before there is one."""
+        with torch.inference_mode():
+            for product in self._all:
+                product.install(place, adapter.modules)
+
+    @contextlib.contextmanager
+    def computing(self, step: StepAdapters | None) -> Iterator[None]:
+        """Compute with these adapters while the context is open. On the forward stream."""
+        self.step = step
+        try:
+            yield
+        finally:
+            self.step = None
+
+
+def _not_adapted(module: str) -> AdapterError:
+    """Return the error for a module that has no place for changes."""
+    if _EXPERTS.search(module):
+        return AdapterError(
+            f"the adapter changes {module}: adapters of experts and of routers are not served in this "
+            "version; merge the adapter into the model"
+        )
+    return AdapterError(
+        f"the adapter changes {module}, which is no projection of this model's attention, feed-forward or "
+        "recurrent mixers: other modules are not served with adapters; merge the adapter into the model"
+    )

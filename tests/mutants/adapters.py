@@ -1,0 +1,53 @@
+"""Defects of adapters: what one computed reaches another, or rows are computed with the wrong one."""
+
+from seeded import Mutant
+
+ENGINE = "tests/unit/engine/test_adapters.py::"
+FILES = "tests/unit/model/test_adapter_files.py::"
+ROWS = f"{ENGINE}test_each_row_of_a_batch_is_computed_with_its_own_adapter_or_none"
+
+MUTANTS = (
+    Mutant(
+        name="the salt of a prefix does not name the adapter",
+        keeps="States and pages are never shared across adapters.",
+        where="mamba_prefix.adapter_salt:adapted_salt",
+        old="f'lora:{fingerprint}:{salt}' if fingerprint else salt",
+        new="salt",
+        tests=(
+            f"{ENGINE}test_no_state_and_no_page_of_one_adapter_is_used_for_another_or_for_the_base",
+            f"{ENGINE}test_published_hashes_and_exported_states_name_the_adapter",
+        ),
+    ),
+    Mutant(
+        name="a decoding row gets the changes of all adapters of its step",
+        keeps="Each row is computed with its own adapter.",
+        where="adapters.adapted_product:AdaptedProduct._change_rows",
+        old="inner.masked_fill(~own[:, :, None, None], 0)",
+        new="inner",
+        tests=(ROWS,),
+    ),
+    Mutant(
+        name="a row keeps the adapter of the sequence that had it before",
+        keeps="A sequence that begins in a row brings its adapter along.",
+        where="execution.runner:ModelRunner._places_of",
+        old="bank.place_of(piece.sequence.adapter)",
+        new="max(self._places[piece.sequence.row], bank.place_of(piece.sequence.adapter))",
+        tests=(f"{ENGINE}test_no_state_and_no_page_of_one_adapter_is_used_for_another_or_for_the_base",),
+    ),
+    Mutant(
+        name="an adapter is unloaded under the sequences that use it",
+        keeps="Running requests end with the adapter that they began with.",
+        where="engine.adapter_calls:AdapterCalls._unload",
+        old="self._core.sequences_with(fingerprint)",
+        new="0",
+        tests=(f"{ENGINE}test_an_adapter_comes_and_goes_while_the_engine_serves",),
+    ),
+    Mutant(
+        name="rank-stabilised adapters have the usual scale",
+        keeps="The scale of an adapter is PEFT's.",
+        where="adapters.adapter_config:AdapterConfig.scale_of",
+        old="math.sqrt(rank) if self.rslora else rank",
+        new="rank",
+        tests=(f"{FILES}test_the_scale_is_that_of_ranks_and_alphas_of_the_module",),
+    ),
+)
