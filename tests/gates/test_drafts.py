@@ -163,6 +163,11 @@ class OfTen(ScriptedGrammar):
     def fork(self, ends: frozenset[int] | None = None) -> "OfTen":
         return OfTen()
 
+    def look_ahead(self) -> "OfTen":
+        copy = OfTen()
+        copy.length = self.length
+        return copy
+
     def allowed(self, out: np.ndarray) -> None:
         out[:] = 0
         out[0] = 0x3FF

@@ -32,6 +32,7 @@ from mamba_server.engine.sequences.sequence import Sequence
 from mamba_server.engine.stepping.core import EngineCore
 from mamba_server.engine.stepping.forward_stream import InlineStream
 from mamba_server.engine.stepping.speculation import Speculation
+from mamba_server.grammar_matcher import mask_words
 from mamba_server.wire import AbortRequest, AddRequest, PrefixChanges, SamplingParams, StopSequence
 from prefix_of import prefix_of
 from scripted_drafts import ScriptedDrafts
@@ -112,7 +113,10 @@ class EngineTrial:
         self.drafts = ScriptedDrafts(setup.drafts, true_continuation, random.Random(setup.slabs))
         speculation = Speculation(self.drafts, self.runner.absorb) if setup.drafts else None
         self.core = EngineCore(
-            Scheduler(self.cache, limits, proposals=self.drafts if setup.drafts else None),
+            Scheduler(
+                self.cache, limits, proposals=self.drafts if setup.drafts else None,
+                mask_words=mask_words(VOCABULARY),
+            ),
             self.cache, stream, self.runner,
             overlap=setup.overlap, eos_token_ids=frozenset({0}), pin_share=0.4, speculation=speculation,
         )  # fmt: skip

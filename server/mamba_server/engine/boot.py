@@ -50,6 +50,7 @@ from mamba_server.engine.stepping.core import EngineCore
 from mamba_server.engine.stepping.forward_stream import ForwardStream, InlineStream, ThreadStream
 from mamba_server.engine.stepping.speculation import DraftSource, Speculation
 from mamba_server.engine.stepping.step_pace import STEP_TIME, StepPace
+from mamba_server.grammar_matcher import mask_words
 from mamba_server.host_memory import available_bytes
 from mamba_server.model.checkpoint.errors import UnsupportedModel
 from mamba_server.model.checkpoint.source import resolve
@@ -186,7 +187,7 @@ def boot(settings: EngineSettings, report: Report, overrides: BootOverrides = NO
     )
     start_budget = StartBudget(time.monotonic) if overrides.bound_starts else None
     core = EngineCore(
-        Scheduler(cache, limits, start_budget, drafts),
+        Scheduler(cache, limits, start_budget, drafts, mask_words(config.vocab_size)),
         cache,
         stream,
         runner,

@@ -28,7 +28,9 @@ def test_the_plan_counts_the_memory_of_drafts_that_the_engine_takes(write: objec
     tensors = [*memory.ring, memory.conv, memory.ssm]
 
     counted = draft_bytes(load_model_config(model), "float32", drafts=3, running=4)
-    assert sum(tensor.nbytes for tensor in tensors) == counted
+    # A row of each drafted token in the counts for penalties: 4 bytes for the answer, 1 for the prompt.
+    counts = 4 * 3 * engine.model.vocab_size * (4 + 1)
+    assert sum(tensor.nbytes for tensor in tensors) + counts == counted
     assert engine.core.cache.batch.free_lanes == 4
     with_drafts, without = (
         plan_engine(
