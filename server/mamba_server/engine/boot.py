@@ -48,7 +48,7 @@ from mamba_server.engine.speculation.ngram_drafts import NgramDrafts
 from mamba_server.engine.stepping.answer_audits import AnswerAudits, NoAudits
 from mamba_server.engine.stepping.core import EngineCore
 from mamba_server.engine.stepping.forward_stream import ForwardStream, InlineStream, ThreadStream
-from mamba_server.engine.stepping.speculation import DraftSource, Speculation
+from mamba_server.engine.stepping.speculation import DraftSource, DraftSwitch, Speculation
 from mamba_server.engine.stepping.step_pace import STEP_TIME, StepPace
 from mamba_server.grammar_matcher import mask_words
 from mamba_server.host_memory import available_bytes
@@ -157,7 +157,8 @@ def boot(settings: EngineSettings, report: Report, overrides: BootOverrides = NO
     report("allocating the arena", plan.arena_bytes, plan.arena_bytes)
     limits = _limits(settings, plan, device, overrides)
     fingerprint = fingerprint_of(directory, dtype, plan.state_dtype, settings.quantization)
-    drafts = _drafts(settings, limits, overrides)
+    source = _drafts(settings, limits, overrides)
+    drafts = None if source is None else DraftSwitch(source)
     lanes = min(limits.max_running, DRAFT_ROWS) if drafts is not None else 0
     batch = PersistentBatch(limits.max_running, -(-plan.max_model_len // plan.page_size), lanes)
     cache = _cache(settings, plan, layout, batch, fingerprint, overrides.fail)
@@ -361,7 +362,8 @@ def _audits(
     runner: ModelRunner,
 ) -> AnswerAudits:
     """Return the audits that the settings ask for."""
-    if not settings.prefix_caching or not settings.audit_share:
+    speculation = core.speculation
+    if not settings.audit_share or not (settings.prefix_caching or speculation is not None):
         return NoAudits()
 
     def withdraw(quarantined: list[Quarantined]) -> None:
@@ -383,6 +385,8 @@ def _audits(
         chunk=limits.chunk,
         random=random.Random(core.seed).random,
         withdraw=withdraw,
+        drafts=None if speculation is None else speculation.drafts,
+        clock=core.clock,
     )
 
 
