@@ -35,7 +35,7 @@ class QuarantineStatus(_Part):
     """One answer that an audit found wrong, and the checkpoint that was withdrawn for it."""
 
     reason: str
-    """What differed: `scores`, or the part of a state and its recurrent layer."""
+    """Part that differed: `scores`, or a state or window with its recurrent layer."""
     depth: int
     """Tokens of the checkpoint; 0 if the answer itself was computed wrongly."""
     origin: str

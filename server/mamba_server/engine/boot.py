@@ -157,8 +157,7 @@ def boot(settings: EngineSettings, report: Report, overrides: BootOverrides = NO
     report("allocating the arena", plan.arena_bytes, plan.arena_bytes)
     limits = _limits(settings, plan, device, overrides)
     fingerprint = fingerprint_of(directory, dtype, plan.state_dtype, settings.quantization)
-    source = _drafts(settings, limits, overrides)
-    drafts = None if source is None else DraftSwitch(source)
+    drafts = _drafts(settings, limits, overrides)
     lanes = min(limits.max_running, DRAFT_ROWS) if drafts is not None else 0
     batch = PersistentBatch(limits.max_running, -(-plan.max_model_len // plan.page_size), lanes)
     cache = _cache(settings, plan, layout, batch, fingerprint, overrides.fail)
@@ -226,14 +225,15 @@ def boot(settings: EngineSettings, report: Report, overrides: BootOverrides = NO
 
 def _drafts(
     settings: EngineSettings, limits: SchedulerLimits, overrides: BootOverrides
-) -> DraftSource | None:
-    """Return the source of drafts; None = speculation is off."""
+) -> DraftSwitch | None:
+    """Return the source of drafts behind its switch; None = speculation is off."""
     if settings.speculation == "off":
         return None
     if overrides.drafts is not None:
-        return overrides.drafts
+        return DraftSwitch(overrides.drafts)
     rows = min(limits.max_running, DRAFT_ROWS)
-    return NgramDrafts(settings.speculative_tokens, rows, always=settings.speculation == "ngram")
+    source = NgramDrafts(settings.speculative_tokens, rows, always=settings.speculation == "ngram")
+    return DraftSwitch(source)
 
 
 def _prepare(stream: ForwardStream, work: Callable[[], object]) -> None:

@@ -302,8 +302,7 @@ class ModelRunner:
                     None, spans, scores, [], in_schedule_order(finite, arrays.checked), pooled
                 )
             batches = self._sampling_batch(sampling_rows)
-            if drafts:
-                self._sampler.count_drafts(self._drafted, arrays.token_ids[decodes - drafts : decodes])
+            self._sampler.count_drafts(self._drafted, arrays.token_ids[decodes - drafts : decodes])
             sampled = self._sample(hidden[:samples], batches, positions, masks)
             checked = torch.cat([sampled.finite, is_finite(probes)]) if len(probes) else sampled.finite
             finite = to_host(checked)
