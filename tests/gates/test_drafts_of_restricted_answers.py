@@ -115,6 +115,7 @@ def test_tool_calls_with_drafts_keep_their_form_and_rules_end_where_they_did(tin
     engine = make_engine(tiny_recall, speculation="ngram", speculative_tokens=7)
     call = next(each for each in requests() if each.request_id == "greedy call")
     assert served(engine, [call])["greedy call", 0].tokens == answers["greedy call", 0].tokens
+    assert engine.core.speculation is not None
     counted = engine.core.speculation.drafts.counters()
     assert counted["accepted_draft_tokens_total{kind=form}"] > 10, "what the form leaves no choice about"
 
