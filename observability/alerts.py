@@ -69,6 +69,19 @@ SERVED_BEFORE = f"max by ({BY_GATEWAY}) (max_over_time({ANSWERING.now}[1h]) and 
 LONG_WITHOUT = f"sum by ({BY_GATEWAY}) ({ANSWERING.now} offset 30m) == 0"
 """Gateways that had engines half an hour ago, and none of them was ready."""
 
+DRAFTED, ACCEPTED = series("draft_tokens"), series("accepted_draft_tokens")
+OF_DRAFTS = ("namespace", "model", "kind")
+
+
+def accepted_share(window: str, before: str = "") -> str:
+    """Return the share of the drafted tokens that were accepted."""
+    accepted, drafted = (total(each.increase(window, before), *OF_DRAFTS) for each in (ACCEPTED, DRAFTED))
+    return f"{accepted} / {drafted}"
+
+
+BETTER = 0.15
+"""Part of all drafted tokens by which a share of accepted ones is better than chance and traffic explain."""
+
 ALERTS = (
     Alert(
         "MambaserveNoEngineReady",
@@ -110,6 +123,16 @@ ALERTS = (
         "The engine {{ $labels.pod }} {{ $labels.instance }} resumed answers from checkpoints that were "
         "wrong; it has quarantined them.",
         severity="critical",
+    ),
+    Alert(
+        "MambaserveDraftsTooGood",
+        f"({accepted_share('30m')}) - ({accepted_share('1d', '1h')}) > {BETTER} "
+        f"and {total(DRAFTED.increase('30m'), *OF_DRAFTS)} > 2000 "
+        f"and {total(DRAFTED.increase('1d', '1h'), *OF_DRAFTS)} > 20000",
+        "Of the drafts of {{ $labels.model }} in {{ $labels.namespace }} (kind {{ $labels.kind }}), "
+        "{{ $value | humanizePercentage }} more tokens are accepted than in the day before: wrong answers "
+        "that repeat themselves look like that.",
+        "15m",
     ),
     Alert(
         "MambaserveErrors",

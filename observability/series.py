@@ -48,7 +48,7 @@ ENGINE_GAUGES = frozenset(
         "state_usage", "kv_usage", "prompt_tokens_waiting", "prompt_room_tokens", "prefill_tokens_per_second",
         "prefill_speed_error", "prefill_attention_ratio", "decode_step_seconds", "max_running_requests",
         "decode_steps", "kernels_left_out", "transfer_receiving", "transfer_exported", "transfer_quarantined",
-        "transfer_credits", "pinned_checkpoints",
+        "transfer_credits", "pinned_checkpoints", "speculation_on",
     }
 )  # fmt: skip
 """Names among the engine process's own series that are gauges."""
@@ -103,10 +103,11 @@ class Series:
         self._must_be("counter")
         return f"rate({self._selector('_total')}[{window}])"
 
-    def increase(self, window: str) -> str:
-        """Increase over a window."""
+    def increase(self, window: str, before: str = "") -> str:
+        """Increase over a window that ends now, or a time `before`."""
         self._must_be("counter")
-        return f"increase({self._selector('_total')}[{window}])"
+        offset = f" offset {before}" if before else ""
+        return f"increase({self._selector('_total')}[{window}]{offset})"
 
     def quantile(self, share: float, *by: str, window: str = RATE) -> str:
         """Return the quantile `share` of the observations, over all label sets or by some."""

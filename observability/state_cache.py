@@ -4,6 +4,9 @@ from observability.panels import Dashboard, Panel, Query
 from observability.series import series
 from observability.shared_panels import RESUMED
 
+ACCEPTED_SHARE = f"{series('accepted_draft_tokens').summed('kind')} / {series('draft_tokens').summed('kind')}"
+"""Accepted part of the drafted tokens."""
+
 STATE_CACHE = Dashboard(
     "mambaserve-state-cache",
     "mambaserve / State cache",
@@ -143,6 +146,13 @@ STATE_CACHE = Dashboard(
                 ),
                 "Only with speculation. Tokens that steps checked beyond the one that each sequence gets.",
                 unit="ops",
+            ),
+            Panel(
+                "Accepted share of drafted tokens",
+                (Query(ACCEPTED_SHARE, "{{kind}}"),),
+                "By kind of draft. It moves with the traffic; a jump upwards without another traffic is no "
+                "good news but a reason to look at answers.",
+                unit="percentunit",
             ),
         ),
     ),

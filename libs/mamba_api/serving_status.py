@@ -31,6 +31,27 @@ class RequestStatus(_Part):
     """Number of times it was preempted."""
 
 
+class QuarantineStatus(_Part):
+    """One answer that an audit found wrong, and the checkpoint that was withdrawn for it."""
+
+    reason: str
+    """Part that differed: `scores`, or a state or window with its recurrent layer."""
+    depth: int
+    """Tokens of the checkpoint; 0 if the answer itself was computed wrongly."""
+    origin: str
+    """Place at which the checkpoint was before: device, tier, peer, hand_over or session."""
+    place: str = ""
+    """The other engine, or the tier, that it came from."""
+    step: int | None = None
+    """Step of the engine that wrote it."""
+    ancestors: list[int] = Field(default_factory=list)
+    """Depths of the checkpoints that it was computed from, the deepest first."""
+    checkpoints: int = 0
+    """Number of checkpoints that were withdrawn with it."""
+    accepted_drafts: int = 0
+    """Tokens of the answer that were drafted."""
+
+
 class EngineStatus(_Part):
     """One engine. Fields that it does not report are null or empty."""
 
@@ -78,6 +99,10 @@ class EngineStatus(_Part):
     """Restarts of the engine process."""
     requests: list[RequestStatus] | None = None
     """Running and waiting sequences, at most 64; null if the engine did not answer at once."""
+    speculation: str | None = None
+    """`on`, or why an engine with speculation has no drafts; null without speculation."""
+    quarantined: list[QuarantineStatus] = Field(default_factory=list)
+    """Last answers that audits found wrong, the newest first, at most 8."""
     plan: dict[str, Any] | None = None
     """Memory plan in force, in the form of `status.plan`: ledger, rejected choices and more."""
 

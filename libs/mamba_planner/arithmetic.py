@@ -77,6 +77,8 @@ def mixer_inputs(model: ModelConfig) -> int:
         return mamba.inner + mamba.conv_dim + mamba.heads
     if (delta := model.gated_delta) is not None:
         return delta.conv_dim + delta.value_heads * delta.value_dim + 2 * delta.value_heads
+    if (short := model.short_conv) is not None:
+        return 3 * short.channels
     return 0
 
 

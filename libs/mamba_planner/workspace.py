@@ -32,6 +32,8 @@ _EXTRA_CHUNKS = 8
 """Additional chunks of a piece, which is also cut at its checkpoints."""
 _SAMPLING_COPIES = 8
 """Maximum copies of a block of logits in sampling: penalties, truncation, noise, log-probabilities."""
+_COUNTS = 5
+"""Bytes by which one token of the vocabulary is counted, for one sequence with penalties."""
 _PLANS = 160
 """Bytes of index tensors per token."""
 
@@ -92,7 +94,9 @@ def captured_bytes(model: ModelConfig, dtype: str, tensor_parallel: int = 1) -> 
 def draft_bytes(
     model: ModelConfig, dtype: str, *, drafts: int, running: int, tensor_parallel: int = 1
 ) -> int:
-    """Return the bytes of the memory for drafts: lanes of raw inputs, and copies of the state of one layer.
+    """Return the bytes of the memory for drafts.
+
+    That is lanes of raw inputs, copies of the state of one layer, and counts of tokens for penalties.
 
     Args:
         model: the model.
@@ -106,7 +110,8 @@ def draft_bytes(
     lanes, layer, size = min(running, DRAFT_ROWS), layer_state(model, tensor_parallel), DTYPE_BYTES[dtype]
     # A copy has the type of the states, at most float32.
     copies = (lanes + 1) * (layer.conv * size + layer.ssm * 4)
-    return copies + model.recurrent_layers * lanes * drafts * mixer_inputs(model) * size // tensor_parallel
+    ring = model.recurrent_layers * lanes * drafts * mixer_inputs(model) * size // tensor_parallel
+    return copies + ring + lanes * drafts * model.vocab_size * _COUNTS
 
 
 def _mamba(mamba: MambaConfig, size: int, tokens: int, rows: int, chunk: int) -> int:
@@ -186,5 +191,5 @@ def _sampling(model: ModelConfig, size: int, tokens: int, running: int) -> int:
     block = max(vocab, min(BLOCK_LOGITS, max(rows, tokens) * vocab))
     hidden = tokens * model.hidden_size * size
     # Counts of prompt and output tokens for penalties, doubled while they grow.
-    counts = 2 * rows * vocab * 5
+    counts = 2 * rows * vocab * _COUNTS
     return hidden + rows * vocab * (4 + size) + counts + _SAMPLING_COPIES * 4 * block

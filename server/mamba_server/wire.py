@@ -158,8 +158,8 @@ class AbortRequest(msgspec.Struct, tag="abort", frozen=True):
 class AdminCall(msgspec.Struct, tag="admin", frozen=True):
     """Admin operation.
 
-    Verbs: flush_cache, plan, ledger, strategy, requests, audits, release, session_save, session_load, leave,
-    adapter_load, adapter_unload. Answered by `AdminReply`.
+    Verbs: flush_cache, plan, ledger, strategy, requests, audits, speculation, release, session_save,
+    session_load, leave, adapter_load, adapter_unload. Answered by `AdminReply`.
     """
 
     call_id: int
@@ -330,6 +330,23 @@ class RequestRejected(msgspec.Struct, tag="rejected", frozen=True):
     retry_after: float | None = None
 
 
+class AuditSpan(msgspec.Struct, array_like=True, frozen=True):
+    """Audit of an answer whose request was traced."""
+
+    traceparent: str
+    """Span of the request's prompt."""
+    began: float
+    ended: float
+    sequence: int
+    """Index among the sequences of the prompt."""
+    outcome: str
+    reason: str
+    tokens: int
+    """Tokens of the prompt and the answer."""
+    distance: float | None
+    """Distance of the scores; None = they were not compared."""
+
+
 class EngineStats(msgspec.Struct, tag="stats", frozen=True):
     """Numbers for `/metrics`, sent about twice a second and when the engine becomes idle.
 
@@ -346,6 +363,8 @@ class EngineStats(msgspec.Struct, tag="stats", frozen=True):
     """Direction and seconds of each transfer that ended since the last message."""
     audit_distances: list[tuple[str, float]] = []
     """Kind, `scores` or `states`, and distance of what audits have compared since the last message."""
+    audit_spans: list[AuditSpan] = []
+    """Audits of traced requests that ended since the last message."""
 
 
 class PrefixChanges(msgspec.Struct, tag="prefix", frozen=True):

@@ -15,7 +15,6 @@ import torch
 
 from engines import Answer, make_engine, run
 from mamba_kernels.kernel_choice import VARIABLE
-from mamba_planner import UnusableInput
 from mamba_server.engine.boot import BootOverrides, Engine
 from mamba_server.engine.sequences.sequence import Sequence
 from mamba_server.wire import AddRequest, SamplingParams
@@ -48,6 +47,8 @@ CASES = {
     "qwen3_next": (random_qwen3_next, "", {"strategy": "ExtraBufferLazy"}),
     "qwen3_next-torch": (random_qwen3_next, "torch", {"strategy": "NoBuffer"}),
     "qwen3_5": (random_qwen3_5, "", {"strategy": "NoBuffer", "overlap": False}),
+    "lfm2": (random_lfm2, "", {"strategy": "ExtraBuffer"}),
+    "lfm2-torch": (random_lfm2, "torch", {"strategy": "ExtraBufferLazy", "overlap": False}),
     "olmo_hybrid": (random_olmo_hybrid, "", {"strategy": "ExtraBuffer"}),
     "olmo_hybrid-torch": (random_olmo_hybrid, "torch", {"strategy": "ExtraBufferLazy", "overlap": False}),
 }
@@ -163,6 +164,11 @@ class OfTen(ScriptedGrammar):
     def fork(self, ends: frozenset[int] | None = None) -> "OfTen":
         return OfTen()
 
+    def look_ahead(self) -> "OfTen":
+        copy = OfTen()
+        copy.length = self.length
+        return copy
+
     def allowed(self, out: np.ndarray) -> None:
         out[:] = 0
         out[0] = 0x3FF
@@ -231,8 +237,3 @@ def test_an_answer_that_ends_on_a_page_with_accepted_drafts_leaves_its_last_stat
     assert text in checkpoints(plain)
     for mine, true in zip(checkpoints(engine)[text], checkpoints(plain)[text], strict=True):
         assert torch.equal(mine, true)
-
-
-def test_drafts_of_a_model_that_cannot_check_them_are_refused_at_the_start(tmp_path: Path) -> None:
-    with pytest.raises(UnusableInput, match="speculation is refused for LFM2"):
-        make_engine(random_lfm2(tmp_path), speculation="auto")

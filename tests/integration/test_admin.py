@@ -45,6 +45,7 @@ def guarded(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[A
         ("GET", "/admin/ledger", "ledger"),
         ("GET", "/admin/requests", "requests"),
         ("GET", "/admin/audits", "audits"),
+        ("GET", "/admin/speculation", "speculation"),
     ],
 )
 def test_an_operation_reaches_the_engine_and_its_answer_comes_back(

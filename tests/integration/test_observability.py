@@ -210,6 +210,11 @@ FIRES: dict[str, tuple[dict[str, str], str, str]] = {
     "MambaserveAnswersDiverged": (
         {f'mambaserve_audits_total{{{ENGINE}, outcome="diverged", origin="tier"}}': "0x9 1x9"}, "9m", "11m",
     ),
+    "MambaserveDraftsTooGood": (
+        {f'mambaserve_draft_tokens_total{{{ENGINE}, kind="ngram"}}': "0+600x240",
+         f'mambaserve_accepted_draft_tokens_total{{{ENGINE}, kind="ngram"}}': "0+330x150 49500+500x90"},
+        "150m", "200m",
+    ),
     "MambaserveErrors": (
         {f'mambaserve_gateway_requests_total{{{ENGINE}, code="200"}}': "0+90x60",
          f'mambaserve_gateway_requests_total{{{ENGINE}, code="503"}}': "0x10 0+10x50"}, "10m", "25m",
@@ -263,6 +268,12 @@ SILENT: tuple[tuple[str, dict[str, str], str], ...] = (
     ("MambaserveNoEngineReady",
      {f'mambaserve_gateway_endpoint_ready{{{POD}, endpoint="before-zero"}}': "1x5 _x60",
       f'mambaserve_gateway_endpoint_ready{{{POD}, endpoint="woken"}}': "_x20 0x25"}, "40m"),
+    ("MambaserveDraftsTooGood",
+     {f'mambaserve_draft_tokens_total{{{ENGINE}, kind="ngram"}}': "0+600x240",
+      f'mambaserve_accepted_draft_tokens_total{{{ENGINE}, kind="ngram"}}': "0+330x150 49500+390x90"}, "220m"),
+    ("MambaserveDraftsTooGood",
+     {f'mambaserve_draft_tokens_total{{{ENGINE}, kind="ngram"}}': "0+30x240",
+      f'mambaserve_accepted_draft_tokens_total{{{ENGINE}, kind="ngram"}}': "0+9x150 1350+29x90"}, "220m"),
     ("MambaserveRequestsShed",
      {f'mambaserve_gateway_requests_total{{{ENGINE}, code="200", reason=""}}': "0+90x60",
       f'mambaserve_gateway_requests_total{{{ENGINE}, code="429", reason="key_limit"}}': "0+90x60"}, "40m"),

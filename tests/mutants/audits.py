@@ -7,6 +7,7 @@ QUARANTINE = "tests/unit/cache/test_quarantine.py::"
 STORE = "tests/unit/tier/test_bundle_store.py::"
 FOUND = f"{AUDITS}test_a_flipped_bit_in_one_layer_is_found_named_and_never_resumed_again"
 GIVES_WAY = f"{AUDITS}test_an_audit_gives_way_to_a_request_and_is_abandoned_after_three_times"
+DRAFTED = f"{AUDITS}test_a_wrong_absorption_is_found_and_ends_speculation_until_a_person_begins_it_again"
 
 MUTANTS = (
     Mutant(
@@ -106,5 +107,29 @@ MUTANTS = (
         old="bundle.wrong",
         new="False",
         tests=(f"{STORE}test_a_bundle_that_is_withdrawn_before_it_is_stored_is_never_found",),
+    ),
+    Mutant(
+        name="a wrong answer leaves drafts on",
+        keeps="A divergence switches speculation off until a person acts.",
+        where="audits.resumed_answers:ResumedAnswers._diverge",
+        old="self._drafts.switch_off(_1)",
+        new="pass",
+        tests=(DRAFTED,),
+    ),
+    Mutant(
+        name="drafts that were switched off are proposed",
+        keeps="A divergence switches speculation off until a person acts.",
+        where="stepping.speculation:DraftSwitch.propose",
+        old="self._source.propose(decodes) if self.is_on else {}",
+        new="self._source.propose(decodes)",
+        tests=(DRAFTED,),
+    ),
+    Mutant(
+        name="an answer with drafts is audited only if it resumed",
+        keeps="Audits take answers with accepted drafts, too.",
+        where="sequences.served_scores:ServedScores.audits",
+        old="self.accepted > 0",
+        new="False",
+        tests=(DRAFTED,),
     ),
 )

@@ -4,6 +4,7 @@ from seeded import Mutant
 
 RUNS = "tests/properties/test_drafts_random.py"
 GATE = "tests/gates/test_drafts.py"
+RULES = "tests/gates/test_drafts_of_restricted_answers.py"
 ARRAYS = "tests/unit/engine/test_step_arrays.py"
 
 MUTANTS = (
@@ -106,26 +107,58 @@ MUTANTS = (
     Mutant(
         name="a row goes on with the token before its accepted drafts",
         keeps="The step after accepted drafts begins with the last of them.",
-        where="execution.runner:ModelRunner._run",
-        old="rows, tokens = _to(np.array([*corrections.items()], np.int64).T, self._device)",
-        new="rows, tokens = _to(np.array([*corrections.items()], np.int64).T * [[1], [0]], self._device)",
+        where="execution.runner:ModelRunner._go_on_behind",
+        old="last = {row: int(tokens[-1]) for row, tokens in accepted.items()}",
+        new="last = {row: int(tokens[0]) for row, tokens in accepted.items()}",
         tests=(GATE,),
     ),
     Mutant(
         name="penalties do not see the drafts before a token",
-        keeps="Rows whose choice depends on every token before it have no drafts.",
-        where="sequences.sequence:Sequence.takes_drafts",
-        old="self.grammar is None and (not additive) and (params.repetition_penalty == 1)",
-        new="self.grammar is None",
-        tests=("tests/unit/engine/test_ngram_drafts.py", GATE),
+        keeps="Penalties count the drafted tokens before each position.",
+        where="execution.sampler:Sampler.count_drafts",
+        old="self.count(_1)",
+        new="pass",
+        tests=(RULES,),
     ),
     Mutant(
-        name="a grammar masks the rows of drafts",
-        keeps="A mask belongs to the row of its own sequence.",
-        where="execution.runner:_grammars",
-        old="[*sampling[:decodes], *[None] * behind, *sampling[decodes:]]",
-        new="sampling",
-        tests=(GATE,),
+        name="penalties forget the tokens behind accepted drafts",
+        keeps="Penalties count every token of an answer, accepted drafts included.",
+        where="execution.runner:ModelRunner._go_on_behind",
+        old="self._sampler.count(_1)",
+        new="pass",
+        tests=(RULES,),
+    ),
+    Mutant(
+        name="drafts of different sequences count in one place",
+        keeps="Each row of a draft has counts of its own.",
+        where="execution.sampler:Sampler.with_drafts",
+        old="self._draft_rows[len(drafted)]",
+        new="self._draft_rows[0]",
+        tests=(RULES,),
+    ),
+    Mutant(
+        name="a draft is masked as the token before it",
+        keeps="A mask belongs to the place behind its own draft.",
+        where="execution.runner:_rules",
+        old="each.masks[turn + 1]",
+        new="each.masks[turn]",
+        tests=(RULES,),
+    ),
+    Mutant(
+        name="a draft moves the form of its answer on",
+        keeps="The form advances with the tokens that were sampled, and with nothing else.",
+        where="sequences.output_grammar:masks_ahead",
+        old="grammar.look_ahead()",
+        new="grammar",
+        tests=(RULES,),
+    ),
+    Mutant(
+        name="a draft begins with another mask than its answer",
+        keeps="A look-ahead begins where the answer is.",
+        where="sequences.token_rules:TokenRules.look_ahead",
+        old="copy._recent, copy._error = self._recent, self._error",
+        new="pass",
+        tests=(RULES,),
     ),
     Mutant(
         name="a draft that was not computed in finite numbers is accepted",

@@ -220,7 +220,7 @@ class DepthCodedRunner:
 
     def _scores(self, piece: PrefillPiece, tokens: np.ndarray) -> list[TokenLogprobs]:
         """Return the scores of an audit: of each token that follows one of the piece."""
-        if not piece.sequence.unscored:
+        if piece.sequence.params.prompt_logprobs < 0:
             return []
         state = ZERO if piece.slot_in < 0 else self.states[piece.slot_in]
         scores = []

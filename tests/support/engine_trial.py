@@ -31,7 +31,8 @@ from mamba_server.engine.scheduling.scheduler import Scheduler
 from mamba_server.engine.sequences.sequence import Sequence
 from mamba_server.engine.stepping.core import EngineCore
 from mamba_server.engine.stepping.forward_stream import InlineStream
-from mamba_server.engine.stepping.speculation import Speculation
+from mamba_server.engine.stepping.speculation import DraftSwitch, Speculation
+from mamba_server.grammar_matcher import mask_words
 from mamba_server.wire import AbortRequest, AddRequest, PrefixChanges, SamplingParams, StopSequence
 from prefix_of import prefix_of
 from scripted_drafts import ScriptedDrafts
@@ -110,15 +111,19 @@ class EngineTrial:
         self.pins = setup.pins
         # Own random numbers, so that runs without drafts are what they were.
         self.drafts = ScriptedDrafts(setup.drafts, true_continuation, random.Random(setup.slabs))
-        speculation = Speculation(self.drafts, self.runner.absorb) if setup.drafts else None
+        self.switch = DraftSwitch(self.drafts)
+        speculation = Speculation(self.switch, self.runner.absorb) if setup.drafts else None
         self.core = EngineCore(
-            Scheduler(self.cache, limits, proposals=self.drafts if setup.drafts else None),
+            Scheduler(
+                self.cache, limits, proposals=self.switch if setup.drafts else None,
+                mask_words=mask_words(VOCABULARY),
+            ),
             self.cache, stream, self.runner,
             overlap=setup.overlap, eos_token_ids=frozenset({0}), pin_share=0.4, speculation=speculation,
         )  # fmt: skip
         self.audits = ResumedAnswers(
             self.cache, stream, self.runner, share=setup.audits, bounds=Bounds(0.0, 0.0), chunk=setup.chunk,
-            random=random.Random(setup.slabs).random,
+            random=random.Random(setup.slabs).random, drafts=self.switch if setup.drafts else None,
         )  # fmt: skip
         self.core.audits = self.audits
         self.submitted: dict[tuple[str, int], tuple[list[int], SamplingParams, int]] = {}

@@ -17,7 +17,7 @@ from mamba_server.api.metrics.prefix_metrics import PrefixMetrics
 from mamba_server.api.metrics.request_metrics import RequestMetrics
 from mamba_server.engine.speculation.ngram_drafts import NgramDrafts
 from mamba_server.engine.stats import collect
-from mamba_server.engine.stepping.speculation import Speculation
+from mamba_server.engine.stepping.speculation import DraftSwitch, Speculation
 from mamba_server.engine.transfers.engine_transfers import EngineTransfers
 from mamba_server.engine.transfers.exporter import Exporter
 from mamba_server.engine.transfers.importer import Importer
@@ -47,7 +47,7 @@ def engine() -> list[Metric]:
         trial.step()
     metrics.on_ready(Ready(10, 10, (), {"strategy": "ExtraBuffer", "pageSize": 16, "pages": 9}))
     move_states(trial)
-    trial.core.speculation = Speculation(NgramDrafts(3, 3), cast("Any", None))
+    trial.core.speculation = Speculation(DraftSwitch(NgramDrafts(3, 3)), cast("Any", None))
     metrics.on_stats(collect(trial.core, OF_A_GPU, LEFT_OUT))
     trial.core.speculation = None
     trial.close()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 
 class ScriptedGrammar:
     """Substitute for an `OutputGrammar`.
@@ -15,6 +17,15 @@ class ScriptedGrammar:
 
     def fork(self, ends: frozenset[int] | None = None) -> ScriptedGrammar:
         return ScriptedGrammar(self.length, self.log, refuses=self.refuses)
+
+    def look_ahead(self) -> ScriptedGrammar:
+        return ScriptedGrammar(self.length, [], refuses=self.refuses)
+
+    def forced(self) -> list[int]:
+        return []
+
+    def allowed(self, out: np.ndarray) -> None:
+        out[:] = -1
 
     @property
     def complete(self) -> bool:

@@ -15,12 +15,13 @@ export class EngineCard {
     this.arena = new History("Arena: state slots and slabs of pages by owner");
     this.pages = new History("Attention KV pages by owner");
     this.misses = element("div");
+    this.wrong = element("div", { class: "scroll" });
     this.requests = element("div", { class: "scroll" });
     this.ledger = element("div");
     this.planned = element("details", {}, element("summary", { text: "Memory plan" }), this.ledger);
     this.node = element("article", { class: "panel" },
       element("div", { class: "row" }, this.name, this.state), this.about, this.facts,
-      this.arena.node, this.pages.node, this.misses, this.requests, this.planned);
+      this.arena.node, this.pages.node, this.wrong, this.misses, this.requests, this.planned);
     this.before = null;
     this.planText = "";
   }
@@ -37,6 +38,7 @@ export class EngineCard {
     this.arena.add(engine.slabs);
     this.pages.add(engine.pages);
     this.misses.replaceChildren(...misses(engine.misses));
+    this.wrong.replaceChildren(...wrong(engine));
     this.requests.replaceChildren(...requests(engine.requests));
     const text = JSON.stringify(plan);
     if (text !== this.planText) this.ledger.replaceChildren(...planParts(plan));
@@ -70,6 +72,22 @@ function misses(counts) {
   const all = causes.reduce((total, [, each]) => total + each, 0);
   return [table("Prompts that resumed less than they could have, by cause", ["cause", "prompts", "share"],
     causes.map(([cause, each]) => [cause, count(each), percent(each, all)]))];
+}
+
+/** What audits found: whether it has ended speculation, and the checkpoints that were withdrawn. */
+function wrong(engine) {
+  const parts = [];
+  if (engine.speculation && engine.speculation !== "on") {
+    parts.push(element("p", { class: "bad", text: `Speculation is off: ${engine.speculation}` }));
+  }
+  if (engine.quarantined?.length) {
+    parts.push(table("Answers that audits found wrong, and what was withdrawn",
+      ["what differed", "depth", "from", "step", "computed from", "checkpoints", "drafted tokens"],
+      engine.quarantined.map((each) => [each.reason, count(each.depth), each.place || each.origin,
+        each.step === null ? "–" : count(each.step), each.ancestors.map(count).join(", "),
+        count(each.checkpoints), count(each.accepted_drafts)])));
+  }
+  return parts;
 }
 
 function requests(list) {

@@ -61,6 +61,21 @@ class StrategyChange(BaseModel):
         return strategy
 
 
+class SpeculationChange(BaseModel):
+    """Body of `PUT /admin/speculation`."""
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
+
+    on: bool
+
+
+class SpeculationState(BaseModel):
+    """Response body of `/admin/speculation`. `reason`: why steps have no drafts; empty while they may."""
+
+    on: bool
+    reason: str
+
+
 class DrainState(BaseModel):
     """Response body of `POST /admin/drain` and `POST /admin/undrain`."""
 
@@ -153,8 +168,16 @@ class AdminEndpoints:
         return await self._relay("requests")
 
     async def audits(self) -> Response:
-        """List the last audits of answers that resumed, the newest first."""
+        """List the last audits of answers that resumed or had drafts, the newest first."""
         return await self._relay("audits")
+
+    async def speculation(self) -> Response:
+        """Say whether steps may have drafts, and if not, why."""
+        return await self._relay("speculation")
+
+    async def switch_speculation(self, change: SpeculationChange) -> Response:
+        """Switch drafts on, after an audit has switched them off, or off."""
+        return await self._relay("speculation", change.model_dump())
 
     async def strategy(self, change: StrategyChange) -> Response:
         """Change checkpoint strategy and eviction at the next step boundary."""
@@ -228,6 +251,23 @@ _SESSION_ERRORS = error_responses(
 WITH_BODIES = ("strategy", "handover", "load_lora_adapter", "unload_lora_adapter")
 """Operations whose calls have a body."""
 _UNKNOWN_ADAPTER = {"unload_lora_adapter": error_responses(e404="No adapter of that name is loaded")}
+
+
+def _add_speculation(app: FastAPI, admin: AdminEndpoints, guard: AdminGuard) -> None:
+    none = error_responses(e409="The engine has no speculation")
+    for method, name, handler, errors in (
+        ("GET", "speculation", admin.speculation, none),
+        ("PUT", "switchSpeculation", admin.switch_speculation, _BODY_ERRORS | none),
+    ):
+        app.add_api_route(
+            "/admin/speculation",
+            handler,
+            methods=[method],
+            operation_id=name,
+            dependencies=[Security(guard)],
+            response_model=SpeculationState,
+            responses=_ERRORS | errors,
+        )
 
 
 def _add_sessions(app: FastAPI, sessions: SessionEndpoints, guard: AdminGuard) -> None:
@@ -305,6 +345,7 @@ def make_admin(serving: Serving, token: KeyFile | None) -> ASGIApp:
             | (_BODY_ERRORS if name in WITH_BODIES else {})
             | _UNKNOWN_ADAPTER.get(name, {}),
         )
+    _add_speculation(app, admin, guard)
     _add_sessions(app, SessionEndpoints(serving), guard)
     return RequestMiddleware(
         app, route_of=publish(app, key_needed=token is not None), answered=serving.metrics.answered

@@ -34,13 +34,14 @@ from mamba_server.api.engine_link.engine_client import EngineClient
 from mamba_server.api.engine_link.engine_process import ENGINE_COMMAND
 from mamba_server.api.engine_link.engine_state import EngineState
 from mamba_server.api.metrics.engine_metrics import EngineMetrics
+from mamba_server.api.metrics.engine_spans import export_audits
 from mamba_server.api.metrics.prefix_metrics import PrefixMetrics
 from mamba_server.api.metrics.request_metrics import RequestMetrics
 from mamba_server.api.requests.errors import BadConfiguration, ServeError
 from mamba_server.api.serving import Serving
 from mamba_server.model.checkpoint import source
 from mamba_server.model.checkpoint.errors import ModelError
-from mamba_server.wire import Ready
+from mamba_server.wire import EngineStats, Ready
 from mamba_settings.engine_settings import EngineSettings
 from mamba_telemetry.logs import get_logger, set_up_logs
 from mamba_telemetry.registry import make_registry
@@ -132,7 +133,7 @@ class Server:
         engine = EngineClient(
             command=command,
             silence=settings.engine_silence,
-            on_stats=self._engine_metrics.on_stats,
+            on_stats=self._on_stats,
             on_ready=self._on_ready,
         )
         self._engine_metrics.health = lambda: (engine.state.phase == "ready", engine.restarts)
@@ -276,6 +277,11 @@ class Server:
             self._watch(state)
             await asyncio.sleep(WATCH_SECONDS)
         self._watch(state)
+
+    def _on_stats(self, stats: EngineStats) -> None:
+        self._engine_metrics.on_stats(stats)
+        if stats.audit_spans:
+            export_audits(self._serving.tracing, stats.audit_spans)
 
     def _on_ready(self, ready: Ready) -> None:
         self._engine_metrics.on_ready(ready)

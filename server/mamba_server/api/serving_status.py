@@ -11,7 +11,7 @@ from typing import Any
 
 from starlette.responses import Response
 
-from mamba_api.serving_status import EngineStatus, RequestStatus, ServingStatus
+from mamba_api.serving_status import EngineStatus, QuarantineStatus, RequestStatus, ServingStatus
 from mamba_edge.app.application import JsonResponse
 from mamba_edge.errors import ApiError
 from mamba_edge.status_page import CachedValue
@@ -23,6 +23,8 @@ ASKING_SECONDS = 1.0
 """Longest wait for the engine process."""
 MAX_REQUESTS = 64
 """Maximum number of sequences that are listed."""
+MAX_QUARANTINED = 8
+"""Maximum number of wrong answers that are listed."""
 
 
 class StatusEndpoint:
@@ -39,9 +41,16 @@ class StatusEndpoint:
     async def _collect(self) -> bytes:
         serving = self._serving
         state, engine = readiness(serving), serving.engine
-        requests, plan = await asyncio.gather(self._ask("requests"), self._ask("plan"))
         stats = engine.stats
         counters, gauges = (stats.counters, stats.gauges) if stats else ({}, {})
+        requests, plan = await asyncio.gather(self._ask("requests"), self._ask("plan"))
+        wrong = None
+        if any(count for key, count in counters.items() if key.startswith("audits_total{outcome=diverged")):
+            wrong = await self._ask("audits")
+        is_speculating = gauges.get("speculation_on")
+        speculation = None if is_speculating is None else "on"
+        if is_speculating == 0:
+            speculation = ((await self._ask("speculation")) or {}).get("reason") or "off"
         status = EngineStatus(
             name=engine.changes.engine,
             status=state.status,
@@ -64,6 +73,8 @@ class StatusEndpoint:
             preemptions=_count(counters, "preemptions_total"),
             restarts=engine.restarts,
             requests=None if requests is None else _requests(requests.get("requests")),
+            speculation=speculation,
+            quarantined=[] if wrong is None else _quarantined(wrong.get("audits")),
             plan=plan or (engine.ready.plan if engine.ready else None),
         )
         whole = ServingStatus(
@@ -98,6 +109,27 @@ def _requests(body: object) -> list[RequestStatus]:
         )
         for sequence in sequences[:MAX_REQUESTS]
     ]
+
+
+def _quarantined(body: object) -> list[QuarantineStatus]:
+    # Request ids are left out, as above.
+    audits = [each for each in body if each["outcome"] == "diverged"] if isinstance(body, list) else []
+    statuses = []
+    for audit in audits[:MAX_QUARANTINED]:
+        lineage = audit["lineage"]
+        statuses.append(
+            QuarantineStatus(
+                reason=audit["reason"],
+                depth=audit["depth"],
+                origin=audit["origin"],
+                place=lineage[0]["place"] if lineage else "",
+                step=lineage[0]["step"] if lineage else None,
+                ancestors=[each["depth"] for each in lineage[1:]],
+                checkpoints=audit["quarantined"],
+                accepted_drafts=audit["acceptedDrafts"],
+            )
+        )
+    return statuses
 
 
 def _count(values: Mapping[str, float], key: str) -> int | None:

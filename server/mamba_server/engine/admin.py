@@ -34,6 +34,7 @@ class AdminCalls:
             "strategy": self._strategy,
             "requests": self._requests,
             "audits": self._audits,
+            "speculation": self._speculation,
             "release": self._release,
             "cached_depth": self._cached_depth,
         }
@@ -142,6 +143,20 @@ class AdminCalls:
 
     def _audits(self, _: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         return 200, {"audits": self._core.audits.log.to_json()}
+
+    def _speculation(self, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        """Say whether steps have drafts, after switching them on or off if the body says so."""
+        speculation = self._core.speculation
+        if speculation is None:
+            return 409, {
+                "message": "this engine has no speculation: start it with --speculation auto or ngram"
+            }
+        drafts, on = speculation.drafts, body.get("on")
+        if on is True:
+            drafts.switch_on()
+        elif on is False:
+            drafts.switch_off("switched off by an admin call")
+        return 200, {"on": drafts.is_on, "reason": drafts.reason}
 
     def _requests(self, _: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         requests = [

@@ -49,8 +49,9 @@ from mamba_server.engine.speculation.ngram_drafts import NgramDrafts
 from mamba_server.engine.stepping.answer_audits import AnswerAudits, NoAudits
 from mamba_server.engine.stepping.core import EngineCore
 from mamba_server.engine.stepping.forward_stream import ForwardStream, InlineStream, ThreadStream
-from mamba_server.engine.stepping.speculation import DraftSource, Speculation
+from mamba_server.engine.stepping.speculation import DraftSource, DraftSwitch, Speculation
 from mamba_server.engine.stepping.step_pace import STEP_TIME, StepPace
+from mamba_server.grammar_matcher import mask_words
 from mamba_server.host_memory import available_bytes
 from mamba_server.model.adapters.adapter_bank import AdapterBank
 from mamba_server.model.checkpoint.errors import UnsupportedModel
@@ -192,7 +193,7 @@ def boot(settings: EngineSettings, report: Report, overrides: BootOverrides = NO
         step_tokens=limits.step_tokens,
     )
     core = EngineCore(
-        Scheduler(cache, limits, _start_budget(overrides), drafts),
+        Scheduler(cache, limits, _start_budget(overrides), drafts, mask_words(config.vocab_size)),
         cache,
         stream,
         runner,
@@ -241,14 +242,15 @@ def _compile_kernels(device: torch.device, dtype: torch.dtype, report: Report) -
 
 def _drafts(
     settings: EngineSettings, limits: SchedulerLimits, overrides: BootOverrides
-) -> DraftSource | None:
-    """Return the source of drafts; None = speculation is off."""
+) -> DraftSwitch | None:
+    """Return the source of drafts behind its switch; None = speculation is off."""
     if settings.speculation == "off":
         return None
     if overrides.drafts is not None:
-        return overrides.drafts
+        return DraftSwitch(overrides.drafts)
     rows = min(limits.max_running, DRAFT_ROWS)
-    return NgramDrafts(settings.speculative_tokens, rows, always=settings.speculation == "ngram")
+    source = NgramDrafts(settings.speculative_tokens, rows, always=settings.speculation == "ngram")
+    return DraftSwitch(source)
 
 
 def _prepare(stream: ForwardStream, work: Callable[[], object]) -> None:
@@ -395,7 +397,8 @@ def _audits(
     runner: ModelRunner,
 ) -> AnswerAudits:
     """Return the audits that the settings ask for."""
-    if not settings.prefix_caching or not settings.audit_share:
+    speculation = core.speculation
+    if not settings.audit_share or not (settings.prefix_caching or speculation is not None):
         return NoAudits()
 
     def withdraw(quarantined: list[Quarantined]) -> None:
@@ -418,6 +421,8 @@ def _audits(
         random=random.Random(core.seed).random,
         withdraw=withdraw,
         adapters=core.adapters,
+        drafts=None if speculation is None else speculation.drafts,
+        clock=core.clock,
     )
 
 

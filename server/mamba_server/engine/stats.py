@@ -84,6 +84,8 @@ def collect(
         "prefill_attention_ratio": core.speed.ratio,
         "decode_step_seconds": core.speed.decode_seconds,
     }
+    if core.speculation is not None:
+        gauges["speculation_on"] = float(core.speculation.drafts.is_on)
     gauges.update({f"slabs{{owner={owner}}}": count for owner, count in slots.items()})
     gauges.update(
         {f"slots{{owner={owner}}}": slots[owner] for owner in slots if owner not in ("free", "pages")}
@@ -98,7 +100,8 @@ def collect(
         seconds = core.transfers.take_seconds()
     counters.update(core.audits.log.counters())
     distances = core.audits.log.take_distances()
-    return EngineStats(counters, gauges, times.seconds, times.batch_sizes, seconds, distances)
+    spans = core.audits.log.take_spans()
+    return EngineStats(counters, gauges, times.seconds, times.batch_sizes, seconds, distances, spans)
 
 
 def _prompt_tokens_waiting(core: EngineCore) -> float:

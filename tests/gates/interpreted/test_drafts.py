@@ -15,7 +15,7 @@ from scripted_drafts import ScriptedDrafts
 from testmodels.checkpoints import random_granite, random_qwen3_next
 
 GREEDY = SamplingParams(max_tokens=9, temperature=0.0, ignore_eos=True)
-SAMPLED = SamplingParams(max_tokens=8, temperature=0.8, seed=5, ignore_eos=True)
+SAMPLED = SamplingParams(max_tokens=8, temperature=0.8, seed=5, frequency_penalty=0.6, ignore_eos=True)
 
 
 @pytest.mark.parametrize(

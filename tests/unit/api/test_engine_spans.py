@@ -9,6 +9,7 @@ from kept_spans import SAMPLED, UNSAMPLED, KeptSpans, parents, tracing_to
 from mamba_edge.errors import ApiError
 from mamba_server import wire
 from mamba_server.api.answers.active_request import ActiveRequest
+from mamba_server.api.metrics.engine_spans import export_audits
 from mamba_telemetry.request_trace import RequestTrace
 from mamba_telemetry.tracing import Tracing
 from mamba_text.sequence_text import TextVisibility
@@ -191,3 +192,16 @@ async def test_the_way_of_a_state_to_the_engine_is_a_span() -> None:
         "mambaserve.transfer.bytes": 1234,
         "mambaserve.tokens.to": 96,
     }
+
+
+async def test_an_audit_is_a_span_below_that_of_its_request_and_a_wrong_answer_is_always_kept() -> None:
+    traced = Traced()
+    told = {"sequence": 1, "reason": "scores", "tokens": 70, "distance": 0.5}
+    for flags, outcome in (("01", "ok"), ("00", "ok"), ("00", "diverged")):
+        parent = f"00-{'a' * 32}-{'b' * 16}-{flags}"
+        audit = wire.AuditSpan(traceparent=parent, began=3.0, ended=4.0, outcome=outcome, **told)
+        export_audits(traced.tracing, [audit])
+    audits = traced.attributes("engine.audit")
+    assert [each["mambaserve.audit.outcome"] for each in audits] == ["ok", "diverged"]
+    assert audits[0].items() >= {"mambaserve.audit.distance": 0.5, "mambaserve.sequence": 1}.items()
+    assert traced.kept.named("engine.audit")[0].parent.span_id == 0xBBBBBBBBBBBBBBBB

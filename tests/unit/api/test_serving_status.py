@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from asgi import ask
@@ -119,3 +120,25 @@ async def test_it_wants_a_key_where_keys_are_set_and_the_page_does_not(tmp_path:
     assert (await ask(api.app, "GET", "/ui/app.js").done()).status == 200
     shown = await ask(api.app, "GET", "/v1/status", headers=[("Authorization", "Bearer key-1")]).done()
     assert shown.status == 200
+
+
+async def test_wrong_answers_are_listed_by_their_lineage_and_end_speculation_with_a_reason() -> None:
+    api = Api()
+    ancestor = {"depth": 64, "origin": "device", "place": "", "step": 2, "request": "secret"}
+    wrong = {
+        "outcome": "diverged", "reason": "state of recurrent layer 1", "depth": 96, "origin": "peer",
+        "lineage": [{**ancestor, "depth": 96, "place": "10.0.0.7:1", "step": 5}, ancestor], "quarantined": 3,
+        "acceptedDrafts": 12, "request": "secret",
+    }  # fmt: skip
+    answering(
+        api, audits={"audits": [wrong, {**wrong, "outcome": "ok"}]},
+        speculation={"on": False, "reason": "an audit found a wrong answer"},
+    )  # fmt: skip
+    counted = {"audits_total{outcome=diverged,origin=peer}": 1}
+    api.engine.send(msgspec.structs.replace(STATS, counters=counted, gauges={"speculation_on": 0}))
+    engine = await status_of(api)
+    assert engine["speculation"] == "an audit found a wrong answer"
+    [listed] = engine["quarantined"]
+    assert (listed["reason"], listed["place"], listed["ancestors"]) == (wrong["reason"], "10.0.0.7:1", [64])
+    assert (listed["checkpoints"], listed["accepted_drafts"]) == (3, 12)
+    assert "secret" not in str(engine)

@@ -315,3 +315,60 @@ def test_a_lineage_names_each_ancestor_with_what_it_was_computed_from() -> None:
     chain = list(lineage.chain())
     assert [each.provenance.request_id for each in chain] == ["r2", "r1", "r0"]
     assert [each.depth for each in chain] == sorted((each.depth for each in chain), reverse=True)
+
+
+# --- answers with drafts -------------------------------------------------------------------------------
+
+
+def test_a_wrong_absorption_is_found_and_ends_speculation_until_a_person_begins_it_again() -> None:
+    engine = trial(drafts=4, overlap=False)
+    admin = AdminCalls(engine.core, {})
+
+    def speculation(**body: bool) -> dict[str, Any]:
+        return admin.answer(AdminCall(1, "speculation", body)).body
+
+    def serve(prompt: list[int], *, spoil: bool = False) -> int:
+        """Return the drafted tokens; `spoil`: what the first accepted drafts leave in the state is wrong."""
+        before = engine.drafts.drafted
+        assert engine.add(prompt, 60)
+        while not engine.core.idle or engine.audits.due:
+            engine.core.step()
+            for sequence in engine.core.scheduler.decoding:
+                if spoil and sequence.allocation is not None and sequence.allocation.waiting:
+                    engine.runner.ring[sequence.allocation.lane] = [96] * 4
+                    spoil = False
+        return engine.drafts.drafted - before
+
+    assert serve([5] * 20)
+    assert speculation() == {"on": True, "reason": ""}
+    assert [each.outcome for each in engine.audits.log.results] == ["ok"], "it resumed from nothing"
+    before = engine.cache.counters.quarantined
+    serve([7] * 21, spoil=True)
+
+    result = engine.audits.log.results[-1]
+    assert (result.outcome, result.reason, result.depth, result.lineage) == ("diverged", "scores", 0, None)
+    assert result.accepted
+    assert engine.cache.counters.quarantined > before, "what the answer left is withdrawn"
+    assert collect(engine.core).gauges["speculation_on"] == 0
+    assert speculation()["reason"] == "an audit found a wrong answer: scores at depth 20"
+    assert not serve([9] * 22)
+    assert speculation(on=True) == {"on": True, "reason": ""}
+    assert serve([11] * 23)
+    assert speculation(on=False)["on"] is False
+    plain = AdminCalls(trial().core, {}).answer(AdminCall(1, "speculation", {"on": True}))
+    assert plain.status == 409
+
+
+def test_an_audit_of_a_traced_request_is_reported_as_a_span_of_it() -> None:
+    engine = trial(drafts=4)
+    request = AddRequest(
+        "r", [5] * 40, SamplingParams(max_tokens=30, ignore_eos=True), traceparent="its span"
+    )
+    assert engine.core.add(request) is None
+    while not engine.core.idle or engine.audits.due:
+        engine.core.step()
+
+    [span] = collect(engine.core).audit_spans
+    assert (span.traceparent, span.outcome, span.tokens) == ("its span", "ok", 70)
+    assert 0 < span.began <= span.ended
+    assert collect(engine.core).audit_spans == []

@@ -115,15 +115,3 @@ def test_an_expensive_size_is_measured_again_after_a_while() -> None:
     for _ in range(FORGOTTEN_AFTER):
         costs.refuse(1, 4)
     assert costs.ratio(1, 4) < 2.0
-
-
-@pytest.mark.parametrize(
-    "params",
-    [
-        SamplingParams(max_tokens=9, presence_penalty=0.1),
-        SamplingParams(max_tokens=9, frequency_penalty=0.1),
-        SamplingParams(max_tokens=9, repetition_penalty=1.1),
-    ],
-)
-def test_a_sequence_with_penalties_takes_no_drafts(params: SamplingParams) -> None:
-    assert not Sequence("r", 0, ids(1, 2, 3), params, order=0).takes_drafts

@@ -76,6 +76,7 @@ HELP = {
     "host_syncs": "Device-to-host synchronisations inside a step; 0 is expected.",
     "jit_compilations_after_ready": "Kernels compiled while serving; 0 is expected.",
     "preemptions": "Sequences preempted.",
+    "speculation_on": "1 while steps may have drafts, 0 since an audit or an admin call switched them off.",
     "draft_steps": "Steps that checked drafts.",
     "draft_tokens": "Drafted tokens that were checked, by kind of draft.",
     "accepted_draft_tokens": "Drafted tokens that the model sampled, too, by kind of draft.",

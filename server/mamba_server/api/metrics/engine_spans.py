@@ -8,9 +8,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from mamba_server.wire import AddRequest, Arrival, PrefillTiming, SequenceDelta
+from opentelemetry.trace import SpanKind
+
+from mamba_server.wire import AddRequest, Arrival, AuditSpan, PrefillTiming, SequenceDelta
 from mamba_telemetry import conventions as names
 from mamba_telemetry.request_trace import RequestTrace, SpanNote
+from mamba_telemetry.tracing import Tracing
 
 
 @dataclass(slots=True)
@@ -140,6 +143,29 @@ class EngineSpans:
             piece.preemptions,
             piece.ended,
         )
+
+
+def export_audits(tracing: Tracing, audits: Sequence[AuditSpan]) -> None:
+    """Export the audits of traced requests, whose own spans have been sent before.
+
+    An audit is kept if its request was sampled, and in any case if it found a wrong answer.
+    """
+    for audit in audits:
+        trace = tracing.begin(names.ENGINE_AUDIT, {"traceparent": audit.traceparent}, at=audit.began)
+        note = _sequence(trace.root, audit.sequence)
+        note.kind = SpanKind.INTERNAL
+        for name, value in (
+            (names.AUDIT_OUTCOME, audit.outcome),
+            (names.AUDIT_REASON, audit.reason or None),
+            (names.AUDIT_DISTANCE, audit.distance),
+            (names.TOKENS_TO, audit.tokens),
+        ):
+            note.set(name, value)
+        if audit.outcome == "diverged":
+            note.fail(audit.outcome)
+        trace.slow_after = 0.0
+        note.finish(audit.ended)
+        tracing.end(trace)
 
 
 def _sequence(note: SpanNote, index: int) -> SpanNote:

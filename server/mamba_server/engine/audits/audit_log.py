@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from mamba_server.cache import Lineage, Origin, Quarantined
+from mamba_server.wire import AuditSpan
 from mamba_telemetry.logs import get_logger
 
 log = get_logger(__name__)
@@ -39,6 +40,8 @@ class AuditResult:
     state_distance: float | None = None
     """Largest difference of a state, relative to its head; None = no checkpoint was there to compare."""
     quarantined: tuple[Quarantined, ...] = ()
+    accepted: int = 0
+    """Tokens of the answer that were drafted before."""
 
     @property
     def origin(self) -> Origin:
@@ -55,6 +58,7 @@ class AuditResult:
             "origin": self.origin,
             "tokens": self.tokens,
             "outputTokens": self.outputs,
+            "acceptedDrafts": self.accepted,
             "distance": _finite(self.distance),
             "bound": self.bound,
             "stateDistance": _finite(self.state_distance),
@@ -98,6 +102,7 @@ class AuditLog:
         self.outcomes: Counter[tuple[Outcome, Origin]] = Counter()
         self.results: deque[AuditResult] = deque(maxlen=MOST_RESULTS)
         self._distances: list[tuple[str, float]] = []
+        self._spans: list[AuditSpan] = []
 
     @property
     def diverged(self) -> int:
@@ -127,6 +132,22 @@ class AuditLog:
         """Return and clear the distances, `scores` or `states`, since the last call."""
         distances, self._distances = self._distances, []
         return distances
+
+    def note_span(self, traceparent: str, began: float, ended: float, result: AuditResult) -> None:
+        """Keep a span of a traced request's audit until it is taken."""
+        if len(self._spans) < MOST_RESULTS:
+            self._spans.append(
+                AuditSpan(
+                    traceparent=traceparent, began=began, ended=ended, sequence=result.choice,
+                    outcome=result.outcome, reason=result.reason, tokens=result.tokens,
+                    distance=_finite(result.distance),
+                )
+            )  # fmt: skip
+
+    def take_spans(self) -> list[AuditSpan]:
+        """Return and clear the spans since the last call."""
+        spans, self._spans = self._spans, []
+        return spans
 
     def to_json(self) -> list[dict[str, Any]]:
         """Return the last results, the newest first."""

@@ -27,6 +27,10 @@ class PendingAudit:
     adapter: str
     """Fingerprint of the answer's adapter; "" = none."""
     served: ServedScores
+    traceparent: str = ""
+    """Span of the request; "" = it is not traced."""
+    began: float = 0.0
+    """Time at which its last try began; 0 = none has."""
     tries: int = 0
     """Number of times that the audit has begun."""
     sequence: Sequence | None = None
@@ -37,9 +41,10 @@ class PendingAudit:
     """Largest distance of a state so far."""
     _checkpoints: dict[int, Lineage] = field(default_factory=dict)
 
-    def begin(self, allocation: SequenceAllocation) -> None:
+    def begin(self, allocation: SequenceAllocation, now: float = 0.0) -> None:
         """Begin from the first token, in the memory of `allocation`."""
         self.tries += 1
+        self.began = now
         self.plain, self.state_distance = [], None
         self._checkpoints = {
             lineage.depth: lineage
@@ -96,4 +101,5 @@ class PendingAudit:
         return AuditResult(
             self.request_id, self.choice, outcome, len(self.token_ids), outputs, depth, lineage, reason,
             distance, bounds.scores_of(outputs) if bounds else None, self.state_distance,
+            accepted=self.served.accepted,
         )  # fmt: skip

@@ -1,12 +1,13 @@
-"""`ResumedAnswers`: audits of answers that resumed from a checkpoint, for one engine.
+"""`ResumedAnswers`: audits of answers that resumed from a checkpoint or had drafts, for one engine.
 
 A sampled share of such answers is scored while it is served. Once its sequence has ended, the prompt and the
 answer are computed again from the first token, a chunk at a time and only while the engine has nothing else
 to do. The states on the way are compared with the checkpoints, and the scores with those that were served.
-Beyond a bound, the checkpoint is quarantined. The core calls it between two steps; it never changes a token,
-and never waits for memory.
+Beyond a bound, the checkpoint is quarantined, and drafts are switched off. The core calls it between two
+steps; it never changes a token, and never waits for memory.
 """
 
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,7 +16,7 @@ from typing import Protocol, TypeVar
 import numpy as np
 
 from mamba_server.cache import Lineage, ManagedStateCache, Quarantined
-from mamba_server.engine.audits.audit_log import AuditLog
+from mamba_server.engine.audits.audit_log import AuditLog, AuditResult
 from mamba_server.engine.audits.distance import Bounds, differences, worst_window
 from mamba_server.engine.audits.pending_audit import PendingAudit
 from mamba_server.engine.sequences.schedule import PrefillPiece, Schedule
@@ -23,6 +24,7 @@ from mamba_server.engine.sequences.sequence import Sequence
 from mamba_server.engine.sequences.served_scores import Resumption, ServedScores
 from mamba_server.engine.stepping.forward_stream import ForwardStream
 from mamba_server.engine.stepping.held_adapters import NO_ADAPTERS, HeldAdapters
+from mamba_server.engine.stepping.speculation import DraftSwitch
 from mamba_server.engine.stepping.step_result import StepRunner
 
 MOST_WAITING = 16
@@ -50,7 +52,8 @@ class ResumedAnswers:
     """Audits of one engine: the `AnswerAudits` of its core.
 
     `share`: that of the answers that resumed, 0 to 1; `chunk`: tokens of a piece; `random`: returns a number
-    from 0 to 1; `withdraw`: called with quarantined checkpoints, to withdraw their copies.
+    from 0 to 1; `withdraw`: called with quarantined checkpoints, to withdraw their copies; `drafts`: switch
+    of the engine's drafts, None = it has none.
     """
 
     def __init__(
@@ -65,11 +68,13 @@ class ResumedAnswers:
         random: Callable[[], float],
         withdraw: Callable[[list[Quarantined]], None] = lambda _: None,
         adapters: HeldAdapters = NO_ADAPTERS,
+        drafts: DraftSwitch | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._adapters = adapters
         self._cache, self._stream, self._runner = cache, stream, runner
         self.share, self.bounds, self._chunk, self._random = share, bounds, chunk, random
-        self._withdraw = withdraw
+        self._withdraw, self._drafts, self._clock = withdraw, drafts, clock
         self._waiting: deque[PendingAudit] = deque()
         self._current: PendingAudit | None = None
         self.log = AuditLog()
@@ -94,7 +99,10 @@ class ResumedAnswers:
             self._cache.release_condemned()
         for piece in schedule.pieces:
             sequence, allocation = piece.sequence, piece.sequence.allocation
-            if allocation is None or not piece.start or piece.start != allocation.resumed:
+            if allocation is None or piece.start != allocation.resumed:
+                continue
+            if not piece.start and (self._drafts is None or sequence.served is not None):
+                # It resumed from nothing, and has no drafts or is chosen already.
                 continue
             resumption = Resumption(sequence.known_tokens, allocation.resumed, allocation.lineage)
             if sequence.served is not None:
@@ -108,17 +116,20 @@ class ResumedAnswers:
         assert served is not None
         tokens = sequence.known_token_ids()[:keep].copy()
         outputs = len(tokens) - prompt_len
-        if outputs <= 0:
+        if outputs <= 0 or not served.audits:
             return
         served.logprobs = served.logprobs[:outputs]
+        trace = "" if sequence.timeline is None else sequence.timeline.traceparent
         audit = PendingAudit(
-            sequence.request_id, sequence.index, prompt_len, tokens, sequence.salt, sequence.adapter, served
-        )
+            sequence.request_id, sequence.index, prompt_len, tokens, sequence.salt, sequence.adapter, served,
+            trace,
+        )  # fmt: skip
         if len(tokens) > MOST_TOKENS:
-            self.log.record(audit.result("abandoned", "too_long"))
+            self._record(audit, audit.result("abandoned", "too_long"))
             return
         if len(self._waiting) >= MOST_WAITING:
-            self.log.record(self._waiting.popleft().result("abandoned", "too_many"))
+            oldest = self._waiting.popleft()
+            self._record(oldest, oldest.result("abandoned", "too_many"))
         self._waiting.append(audit)
 
     # --- while the engine has nothing else to do -----------------------------------------------------
@@ -132,7 +143,7 @@ class ResumedAnswers:
         if audit.tries < MOST_TRIES:
             self._waiting.appendleft(audit)
         else:
-            self.log.record(audit.result("abandoned", "other_work"))
+            self._record(audit, audit.result("abandoned", "other_work"))
 
     def compute(self, step: int, fail: Callable[[Schedule, BaseException], None]) -> bool:
         """Compute the next piece of an audit as `step`, and wait for it; return whether there was one."""
@@ -149,12 +160,12 @@ class ResumedAnswers:
         except Exception as error:
             fail(schedule, error)
             self._end(audit)
-            self.log.record(audit.result("abandoned", "failed"))
+            self._record(audit, audit.result("abandoned", "failed"))
             return True
         self._cache.advance(step)
         if result.finite is not None and not result.finite.all():
             self._end(audit)
-            self.log.record(audit.result("abandoned", "not_finite"))
+            self._record(audit, audit.result("abandoned", "not_finite"))
             return True
         audit.plain.extend(score.logprob for score in result.prompt_logprobs.get(0, ()))
         if wrong:
@@ -165,6 +176,11 @@ class ResumedAnswers:
             self._end(audit)
             self._compare_scores(audit)
         return True
+
+    def _record(self, audit: PendingAudit, result: AuditResult) -> None:
+        self.log.record(result)
+        if audit.traceparent and audit.began:
+            self.log.note_span(audit.traceparent, audit.began, self._clock(), result)
 
     def _run(self, work: Callable[[], Callable[[], Result]]) -> Result:
         """Do work on the forward stream, and wait for its result."""
@@ -179,10 +195,10 @@ class ResumedAnswers:
                 continue
             allocation = self._cache.admit_audit(audit.token_ids, audit.salt)
             if allocation is None:
-                self.log.record(audit.result("abandoned", "no_memory"))
+                self._record(audit, audit.result("abandoned", "no_memory"))
                 continue
             self.changes += 1
-            audit.begin(allocation)
+            audit.begin(allocation, self._clock())
             self._current = audit
             return audit
         return None
@@ -222,7 +238,7 @@ class ResumedAnswers:
         """Compare the scores, and record the result."""
         distance, begin = worst_window(differences(audit.served.logprobs, audit.plain))
         if distance <= self.bounds.scores_of(len(audit.plain)):
-            self.log.record(audit.result("ok", bounds=self.bounds, distance=distance))
+            self._record(audit, audit.result("ok", bounds=self.bounds, distance=distance))
         else:
             suspect = audit.resumption_before(begin)
             self._diverge(audit, suspect.depth, suspect.lineage, "scores", distance)
@@ -235,9 +251,16 @@ class ResumedAnswers:
         reason: str,
         distance: float | None = None,
     ) -> None:
-        """Quarantine the checkpoint at `depth` with all that continues it, and name it."""
-        quarantined = self._cache.quarantine(audit.token_ids[:depth], audit.salt)
+        """Quarantine the checkpoint at `depth` with all that continues it, name it, and switch drafts off.
+
+        At depth 0 the answer itself is wrong; what is kept of it continues the whole pages of its prompt.
+        """
+        page_size = self._cache.capacity.page_size
+        first = depth or max(1, audit.prompt_len // page_size) * page_size
+        quarantined = self._cache.quarantine(audit.token_ids[:first], audit.salt)
         self.changes += 1
         self._withdraw(quarantined)
         result = audit.result("diverged", reason, bounds=self.bounds, distance=distance)
-        self.log.record(replace(result, depth=depth, lineage=lineage, quarantined=tuple(quarantined)))
+        self._record(audit, replace(result, depth=depth, lineage=lineage, quarantined=tuple(quarantined)))
+        if self._drafts is not None:
+            self._drafts.switch_off(f"an audit found a wrong answer: {reason} at depth {first}")

@@ -21,7 +21,7 @@ from mamba_kernels.sample.reference import is_finite
 from mamba_kernels.stochastic_rounding import noise_words
 from mamba_kernels.transfer import to_device
 from mamba_planner.workspace import LOGIT_ROWS
-from mamba_server.cache import NO_TOKENS, Ints, PersistentBatch
+from mamba_server.cache import NO_TOKENS, Ints, PersistentBatch, Tokens
 from mamba_server.engine.execution.decode_step import DecodeStep
 from mamba_server.engine.execution.decode_steps import DecodeSteps, Progress
 from mamba_server.engine.execution.host_results import (
@@ -32,7 +32,7 @@ from mamba_server.engine.execution.host_results import (
     to_host,
 )
 from mamba_server.engine.execution.prepared_steps import PreparedSteps
-from mamba_server.engine.execution.sampler import SampledTokens, Sampler, joined
+from mamba_server.engine.execution.sampler import DraftedRow, SampledTokens, Sampler, joined
 from mamba_server.engine.execution.sampling_batch import SamplingBatch, SamplingRow, penalized
 from mamba_server.engine.execution.step_arrays import StepArrays, build, verified_drafts
 from mamba_server.engine.execution.step_graphs import StepGraphs
@@ -67,7 +67,7 @@ class _NewRow:
 
 COUNTED = LOGIT_ROWS
 """Sequences with penalties, running and leaving, whose counts keep their place from the start: as many as the
-planner reserves memory for."""
+planner reserves memory for. Drafts of such sequences have counts in addition."""
 
 SMALLEST = 0.05
 """Part of a layer's largest number below which the numbers of a head count as small: their rounding errors
@@ -117,6 +117,8 @@ class ModelRunner:
         self._sampling: dict[int, SamplingRow] = {}
         self._batch_key = b""
         self._batch: list[SamplingBatch] | None = None
+        self._drafted: list[DraftedRow] = []
+        """Rows of drafts of that batch."""
         self._segments: set[int] = set()
         """Numbers of segments into which layers have cut a long piece so far; later steps provide for
         them."""
@@ -129,7 +131,9 @@ class ModelRunner:
             most_rows=persistent.rows,
         )
         if sample is not None and model.decodes_resident:
-            self._sampler.reserve(2 * min(persistent.max_running, COUNTED))
+            replay = cache.replay
+            drafted = 0 if replay is None else (len(replay.conv) - 1) * replay.most
+            self._sampler.reserve(2 * min(persistent.max_running, COUNTED) + drafted)
             self._decode_steps = DecodeSteps(self._decode_step, persistent.max_running, graphs)
 
     def warm_up(self, report: Progress) -> bool:
@@ -210,10 +214,13 @@ class ModelRunner:
             for piece, (first, stop, follow) in arrays.prompt_spans.items()
         ]
         pages = self._persistent.unsent_pages(arrays.table_row)
-        corrections = {int(schedule.decode_rows[each.index]): each.token for each in schedule.absorbed}
+        accepted = {
+            int(schedule.decode_rows[each.index]): schedule.decodes[each.index].last_tokens(each.count)
+            for each in schedule.absorbed
+        }
         noise = self._state_noise(arrays)
-        masks = token_masks(_grammars(schedule), self._sampler.vocab_size)
-        work = partial(self._run, arrays, noise, pages, newcomers, spans, masks, corrections, adapters)
+        masks = token_masks(_rules(schedule), self._sampler.vocab_size)
+        work = partial(self._run, arrays, noise, pages, newcomers, spans, masks, accepted, adapters)
         if not schedule.drafts:
             return work
         return lambda: partial(_with_drafts, schedule, work())
@@ -275,7 +282,7 @@ class ModelRunner:
         newcomers: list[_NewRow],
         spans: list[PromptSpan],
         masks: TokenMasks | None,
-        corrections: dict[int, int],
+        accepted: dict[int, Tokens],
         places: Ints | None,
     ) -> Callable[[], StepResult]:
         decodes = len(arrays.decode_track)
@@ -285,9 +292,8 @@ class ModelRunner:
             # First, because the next step names these pages, too, whatever becomes of this one.
             self._page_table.write(*pages)
             self._admit(newcomers)
-            if corrections:
-                rows, tokens = _to(np.array([*corrections.items()], np.int64).T, self._device)
-                self._last_token.index_copy_(0, rows, tokens.to(torch.int32))
+            if accepted:
+                self._go_on_behind(accepted)
             sampling_rows = arrays.table_row[arrays.sampling]
             host = HostBatch(**{name: getattr(arrays, name) for name in _FIELDS}, state_noise=noise)
             if (step := self._prepared(host, adapters)) is not None:
@@ -314,7 +320,9 @@ class ModelRunner:
                 return lambda: host_result(
                     None, spans, scores, [], in_schedule_order(finite, arrays.checked), pooled
                 )
-            sampled = self._sample(hidden[:samples], self._sampling_batch(sampling_rows), positions, masks)
+            batches = self._sampling_batch(sampling_rows)
+            self._sampler.count_drafts(self._drafted, arrays.token_ids[decodes - drafts : decodes])
+            sampled = self._sample(hidden[:samples], batches, positions, masks)
             checked = torch.cat([sampled.finite, is_finite(probes)]) if len(probes) else sampled.finite
             finite = to_host(checked)
             ids = sampled.ids
@@ -333,6 +341,13 @@ class ModelRunner:
         """Compute with these adapters in the context."""
         bank = self._model.adapters
         return nullcontext() if bank is None else bank.computing(adapters)
+
+    def _go_on_behind(self, accepted: dict[int, Tokens]) -> None:
+        """Let rows go on with the last of the tokens that were sampled behind accepted drafts; count all."""
+        last = {row: int(tokens[-1]) for row, tokens in accepted.items()}
+        rows, tokens = _to(np.array([*last.items()], np.int64).T, self._device)
+        self._last_token.index_copy_(0, rows, tokens.to(torch.int32))
+        self._sampler.count([(self._sampling[row].counts_row, tokens) for row, tokens in accepted.items()])
 
     def _hidden(self, batch: ForwardBatch) -> torch.Tensor:
         """Run the layers: normed hidden states of the rows `batch.logits_rows`."""
@@ -432,7 +447,9 @@ class ModelRunner:
         """Return the parameters of the sampling rows; the same object while the rows stay the same."""
         key = rows.tobytes()
         if key != self._batch_key or self._batch is None:
-            self._batch = self._sampler.batch([self._sampling[row] for row in rows.tolist()])
+            of_rows = [self._sampling[row] for row in rows.tolist()]
+            of_rows, self._drafted = self._sampler.with_drafts(of_rows)
+            self._batch = self._sampler.batch(of_rows)
             self._batch_key = key
         return self._batch
 
@@ -458,11 +475,15 @@ def _to(array: np.ndarray, device: torch.device) -> torch.Tensor:
     return to_device(torch.from_numpy(np.ascontiguousarray(array)), device)
 
 
-def _grammars(schedule: Schedule) -> list[NextTokens | None]:
-    """Return the grammar of each row that samples; a row with a grammar has no drafts."""
-    decodes, sampling = len(schedule.decodes), [sequence.grammar for sequence in schedule.sampling]
-    behind = schedule.decode_tokens - decodes
-    return [*sampling[:decodes], *[None] * behind, *sampling[decodes:]]
+def _rules(schedule: Schedule) -> list[NextTokens | Ints | None]:
+    """Return what restricts each row that samples: a mask where drafts were planned by it, or the rules."""
+    rules: list[NextTokens | Ints | None] = [sequence.grammar for sequence in schedule.sampling]
+    decodes = len(schedule.decodes)
+    for draft in schedule.drafts:
+        if draft.masks is not None:
+            rules[draft.index] = draft.masks[0]
+    behind = (None if each.masks is None else each.masks[turn + 1] for turn, each in schedule.draft_rows)
+    return [*rules[:decodes], *behind, *rules[decodes:]]
 
 
 def _with_drafts(schedule: Schedule, read: Callable[[], StepResult]) -> StepResult:

@@ -7,7 +7,7 @@ the engine runs one step ahead and does not know the sampled token yet, so the s
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -55,6 +55,18 @@ class SampledTokens:
     """[L, k]"""
 
 
+@dataclass(frozen=True, slots=True)
+class DraftedRow:
+    """Row of a draft of a sequence with penalties. It has counts of its own, in which the drafts count."""
+
+    owner: int
+    """Row of the counts of the sequence."""
+    counts_row: int
+    serial: int
+    places: tuple[int, ...]
+    """Numbers of the draft's tokens up to the row's own, among all drafted tokens of the step."""
+
+
 class Sampler:
     """Sampler of one engine. `admit` and `release` enclose a sequence; `sample` runs once per step.
 
@@ -88,6 +100,8 @@ class Sampler:
         self._in_prompt = torch.zeros(0, vocab_size, dtype=torch.bool, device=device)
         self._owners: list[int] = []
         """Serial number of the sequence whose counts are in each row."""
+        self._draft_rows: list[int] = []
+        """Rows of the count tables for drafts."""
 
     def admit(
         self, params: SamplingParams, seed: int, prompt_len: int, token_ids: Tokens = NO_TOKENS
@@ -149,6 +163,63 @@ class Sampler:
         """Release the row of a sequence that ended or was preempted, so that `admit` can reuse its counts."""
         if row.counts_row >= 0:
             self._free.append(row.counts_row)
+
+    def with_drafts(self, rows: Sequence[SamplingRow]) -> tuple[list[SamplingRow], list[DraftedRow]]:
+        """Give the rows of drafts, in which a sequence occurs again, counts of their own.
+
+        The second result are those of sequences with penalties.
+        """
+        changed: list[SamplingRow] = []
+        drafted: list[DraftedRow] = []
+        places: dict[int, tuple[int, ...]] = {}
+        number = 0
+        for row in rows:
+            if row.serial not in places:
+                places[row.serial] = ()
+                changed.append(row)
+                continue
+            places[row.serial] += (number,)
+            number += 1
+            if row.counts_row < 0:
+                changed.append(row)
+                continue
+            if len(drafted) == len(self._draft_rows):
+                self._draft_rows.append(self._take_row())
+            own = replace(row, counts_row=self._draft_rows[len(drafted)], serial=next(self._serial))
+            drafted.append(DraftedRow(row.counts_row, own.counts_row, own.serial, places[row.serial]))
+            changed.append(own)
+        return changed, drafted
+
+    def count_drafts(self, drafted: Sequence[DraftedRow], tokens: Tokens) -> None:
+        """Count, in the rows of drafts, what their sequences have and the drafted tokens up to each row.
+
+        `tokens`: all drafted tokens of the step, in the order of their rows. Before `sample`.
+        """
+        if not drafted:
+            return
+        self._provide(max(row.counts_row for row in drafted))
+        own, owners = ([getattr(row, name) for row in drafted] for name in ("counts_row", "owner"))
+        self._output_counts[own] = self._output_counts[owners]
+        self._in_prompt[own] = self._in_prompt[owners]
+        self.count([(row.counts_row, tokens[list(row.places)]) for row in drafted])
+        for row in drafted:
+            self._owners[row.counts_row] = row.serial
+
+    def count(self, tokens: Sequence[tuple[int, Tokens]]) -> None:
+        """Count tokens that were not sampled in the row of their sequence: (row of the counts, tokens) each.
+
+        Nothing is counted in row -1.
+        """
+        pairs = [
+            (row, token)
+            for row, some in tokens
+            for token in some.tolist()
+            if row >= 0 and 0 <= token < self.vocab_size
+        ]
+        if pairs:
+            rows, ids = to_device(torch.tensor(pairs, dtype=torch.int64).T.contiguous(), self.device)
+            one = self._output_counts.new_ones(())
+            self._output_counts.index_put_((rows, ids), one, accumulate=True)
 
     def batch(self, rows: Sequence[SamplingRow]) -> list[SamplingBatch]:
         """Group the rows of a step into blocks; the result stays valid while the rows stay the same.
@@ -269,11 +340,15 @@ class Sampler:
         self._rows += 1
         return self._rows - 1
 
+    def _provide(self, row: int) -> None:
+        """Grow the count tables until they have `row`."""
+        if (missing := row + 1 - len(self._owners)) > 0:
+            self.reserve(len(self._owners) + max(missing, len(self._owners), 4))
+
     def set_up_counts(self, owners: Sequence[SamplingRow]) -> None:
         """Set up the counts of sequences with penalties that sample for the first time."""
         for row in owners:
-            if (missing := row.counts_row + 1 - len(self._owners)) > 0:
-                self.reserve(len(self._owners) + max(missing, len(self._owners), 4))
+            self._provide(row.counts_row)
             if self._owners[row.counts_row] != row.serial:
                 self._owners[row.counts_row] = row.serial
                 self._in_prompt[row.counts_row] = self._histogram(row.token_ids[: row.prompt_len]) > 0

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from mamba_kernels.stochastic_rounding import noise_words
 from mamba_server.cache import Bools, Ints, PersistentBatch, chunk_ends
-from mamba_server.engine.sequences.schedule import Draft, Schedule
+from mamba_server.engine.sequences.schedule import Schedule
 from mamba_server.engine.stepping.step_result import VerifiedDraft
 from mamba_server.model.replay import HostReplay
 from mamba_server.wire import TokenLogprobs
@@ -116,11 +116,6 @@ def _join(left: Ints, right: list[int]) -> Ints:
     return np.concatenate([left, np.array(right, np.int32)])
 
 
-def _in_turns(drafts: tuple[Draft, ...]) -> list[Draft]:
-    """Return the drafts with the longest first, so that those with a further token are always the first."""
-    return sorted(drafts, key=lambda draft: -len(draft.tokens))
-
-
 def _decode_rows(schedule: Schedule) -> tuple[Ints, Ints | None, Ints]:
     """Return the persistent row of each row that decodes, its depth behind its sequence's, and its token.
 
@@ -130,10 +125,7 @@ def _decode_rows(schedule: Schedule) -> tuple[Ints, Ints | None, Ints]:
     decodes = len(schedule.decodes)
     if not schedule.drafts:
         return schedule.decode_rows, None, np.zeros(decodes, np.int32)
-    drafts = _in_turns(schedule.drafts)
-    turns = [
-        (turn, each) for turn in range(len(drafts[0].tokens)) for each in drafts if turn < len(each.tokens)
-    ]
+    turns = schedule.draft_rows
     indices = [*range(decodes), *(each.index for _, each in turns)]
     behind = np.array([0] * decodes + [turn + 1 for turn, _ in turns], np.int32)
     tokens = np.array([0] * decodes + [int(each.tokens[turn]) for turn, each in turns], np.int32)
@@ -143,7 +135,8 @@ def _decode_rows(schedule: Schedule) -> tuple[Ints, Ints | None, Ints]:
 def _replay(schedule: Schedule, batch: PersistentBatch) -> HostReplay | None:
     if not schedule.drafts and not schedule.absorbed:
         return None
-    drafts, absorbed = _in_turns(schedule.drafts), schedule.absorbed
+    drafts = [each for turn, each in schedule.draft_rows if not turn]
+    absorbed = schedule.absorbed
     rows = schedule.decode_rows
     absorbing, drafting = (rows[[each.index for each in some]] for some in (absorbed, drafts))
     counts = np.array([each.count for each in absorbed], np.int32)
@@ -165,13 +158,9 @@ def verified_drafts(
     schedule: Schedule, tokens: Ints, finite: Bools, logprobs: dict[int, TokenLogprobs]
 ) -> list[VerifiedDraft]:
     """Return the result of each draft, from the results of the rows that sample, in their order."""
-    drafts, first = _in_turns(schedule.drafts), len(schedule.decodes)
     rows: dict[int, list[int]] = {}
-    for turn in range(max((len(each.tokens) for each in drafts), default=0)):
-        for each in drafts:
-            if turn < len(each.tokens):
-                rows.setdefault(each.index, []).append(first)
-                first += 1
+    for row, (_, each) in enumerate(schedule.draft_rows, len(schedule.decodes)):
+        rows.setdefault(each.index, []).append(row)
     verified = []
     for each in schedule.drafts:
         parts = []

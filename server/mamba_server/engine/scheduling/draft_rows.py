@@ -9,6 +9,7 @@ from typing import Protocol
 import numpy as np
 
 from mamba_server.cache import Ints, StateCache, Tokens
+from mamba_server.engine.sequences.output_grammar import masks_ahead
 from mamba_server.engine.sequences.schedule import Absorption, Draft
 from mamba_server.engine.sequences.sequence import Sequence
 
@@ -28,10 +29,13 @@ class Proposals(Protocol):
 
 
 class DraftRows:
-    """Drafts of one engine's steps. `proposals`: their source; None = there are none."""
+    """Drafts of one engine's steps. `proposals`: their source; None = there are none.
 
-    def __init__(self, cache: StateCache, proposals: Proposals | None) -> None:
-        self._cache, self._proposals = cache, proposals
+    `mask_words`: length of a mask of tokens, for answers that follow rules.
+    """
+
+    def __init__(self, cache: StateCache, proposals: Proposals | None, mask_words: int = 0) -> None:
+        self._cache, self._proposals, self._mask_words = cache, proposals, mask_words
 
     def plan(self, decodes: list[Sequence], rows: Ints) -> tuple[tuple[Draft, ...], tuple[Absorption, ...]]:
         """Return the drafts of the decodes, and what the step absorbs before them; take lanes and pages.
@@ -46,11 +50,7 @@ class DraftRows:
             assert sequence.allocation is not None
             token = int(sequence.token_ids[sequence.allocation.depth])
             absorbed.append(Absorption(index, sequence.allocation.lane, int(waiting[index]), token))
-        proposed = {
-            index: tokens
-            for index, tokens in self._proposals.propose(decodes).items()
-            if decodes[index].takes_drafts
-        }
+        proposed = self._proposals.propose(decodes)
         for index in self._cache.replay.holders(rows):
             if index not in proposed:
                 self._cache.replay.release(int(rows[index]))
@@ -59,10 +59,18 @@ class DraftRows:
             sequence = decodes[index]
             assert sequence.allocation is not None
             assert not sequence.in_flight
-            most = min(len(tokens), self._proposals.most)
-            room = self._cache.replay.room(sequence.allocation, sequence.prompt_len, most)
+            usable, masks = self._usable(sequence, tokens[: self._proposals.most].astype(np.int32))
+            room = self._cache.replay.room(sequence.allocation, sequence.prompt_len, len(usable))
             if room:
-                drafts.append(Draft(index, sequence.allocation.lane, tokens[:room].astype(np.int32)))
+                masks = None if masks is None else masks[: room + 1]
+                drafts.append(Draft(index, sequence.allocation.lane, usable[:room], masks))
             else:
                 self._cache.replay.release(sequence.row)
         return tuple(drafts), tuple(absorbed)
+
+    def _usable(self, sequence: Sequence, tokens: Tokens) -> tuple[Tokens, Ints | None]:
+        """Return the drafted tokens that the rules of the answer permit, and the masks of their rows."""
+        if sequence.grammar is None:
+            return tokens, None
+        masks = masks_ahead(sequence.grammar, tokens.tolist(), self._mask_words)
+        return tokens[: len(masks) - 1], masks

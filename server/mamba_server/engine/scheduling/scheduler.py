@@ -25,7 +25,7 @@ class Scheduler:
     """Scheduler of one engine, with its queues. `schedule` is called once a step, the rest as events come.
 
     `budget`: bound on the time that the starts of a step take; None = only their number is bounded.
-    `proposals`: source of drafts for the decodes; None = no drafts.
+    `proposals`: source of drafts for the decodes; None = no drafts. `mask_words`: as in `DraftRows`.
     """
 
     def __init__(
@@ -34,6 +34,7 @@ class Scheduler:
         limits: SchedulerLimits,
         budget: StartBudget | None = None,
         proposals: Proposals | None = None,
+        mask_words: int = 0,
     ) -> None:
         self.cache = cache
         self.limits = limits
@@ -48,7 +49,7 @@ class Scheduler:
             cache, limits, self.waiting, self.prefilling, self.decoding, self.answers, budget
         )
         self.counters = self.admission.counters
-        self._draft_rows = DraftRows(cache, proposals)
+        self._draft_rows = DraftRows(cache, proposals, mask_words)
         self.absorb: Callable[[Sequence], None] | None = None
         """Completes the live slot of a sequence with waiting inputs, outside a step; the core sets it."""
         self._short: Sequence | None = None

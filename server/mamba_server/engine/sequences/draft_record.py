@@ -11,10 +11,12 @@ PRIOR = 2.0
 class DraftRecord:
     """Record of one sequence. A trial is a draft that is compared with the answer without being computed."""
 
-    __slots__ = ("_accepted", "_checked", "hits", "next_trial", "pause", "trial", "trial_start")
+    __slots__ = ("_accepted", "_checked", "forced", "hits", "next_trial", "pause", "trial", "trial_start")
 
     def __init__(self) -> None:
         self._accepted = self._checked = 0.0
+        self.forced = False
+        """Whether its last draft is what the form of the answer leaves no choice about."""
         self.hits = 1.0
         """Share of the last look-ups that found something."""
         self.trial: Tokens = NO_TOKENS

@@ -2,10 +2,11 @@
 
 One per sequence; the grammar is in llguidance's notation and comes from the API process. Used on the loop's
 side of the engine alone: a mask is computed before the step is launched, a token is consumed when its step is
-committed.
+committed. The tokens of a draft are consumed by a look-ahead, of which the sequence's own grammar knows
+nothing.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -30,6 +31,12 @@ class NextTokens(Protocol):
     def fork(self, ends: frozenset[int] | None = None) -> "NextTokens":
         """Return the same state for another sequence, which may end at `ends`."""
 
+    def look_ahead(self) -> "NextTokens":
+        """Return a copy that drafted tokens may move on."""
+
+    def forced(self) -> list[int]:
+        """Return tokens that have to come next, as far as they are known without looking at each of them."""
+
     def consume(self, token: int) -> None:
         """Record that `token` was chosen."""
 
@@ -45,18 +52,34 @@ class OutputGrammar:
     """
 
     def __init__(
-        self, matcher: LLMatcher, ends: frozenset[int] = frozenset(), model_ends: frozenset[int] = frozenset()
+        self,
+        matcher: LLMatcher,
+        ends: frozenset[int] = frozenset(),
+        model_ends: frozenset[int] = frozenset(),
+        *,
+        ended: bool = False,
     ) -> None:
         self._matcher, self._ends, self._model_ends = matcher, ends, model_ends
         self._extra_bits = [_bit(token) for token in sorted(ends - model_ends)]
         self._ignored_bits = [_bit(token) for token in sorted(model_ends - ends)]
-        self._ended = False
+        self._ended = ended
 
     def fork(self, ends: frozenset[int] | None = None) -> "OutputGrammar":
         """Return the same state for another sequence, which may end at `ends`; None = at the same tokens."""
         return OutputGrammar(
             self._matcher.deep_copy(), self._ends if ends is None else ends, self._model_ends
         )
+
+    def look_ahead(self) -> "OutputGrammar":
+        """Return a copy that drafted tokens may move on."""
+        return OutputGrammar(self._matcher.deep_copy(), self._ends, self._model_ends, ended=self._ended)
+
+    def forced(self) -> list[int]:
+        """Return the tokens of the text that has to come next, as the tokenizer writes it.
+
+        The model may write the same text in other tokens.
+        """
+        return [] if self._ended else list(self._matcher.compute_ff_tokens())
 
     @property
     def error(self) -> str:
@@ -101,6 +124,34 @@ def _bit(token: int) -> tuple[int, np.int32]:
     return token // WORD, np.array([1 << (token % WORD)], np.uint32).view(np.int32)[0]
 
 
+def permits(mask: npt.NDArray[np.int32], token: int) -> bool:
+    """Return whether `token` may come by a mask."""
+    word, bit = _bit(token)
+    return 0 <= word < len(mask) and bool(mask[word] & bit)
+
+
+def masks_ahead(grammar: NextTokens, tokens: Sequence[int], words: int) -> npt.NDArray[np.int32]:
+    """Return the masks of the next token, and of those behind each of `tokens` that may come.
+
+    One row more than there are such tokens: the first token that may not come ends them, and so does one
+    behind which nothing can follow. `words`: length of a mask.
+    """
+    masks = np.empty((len(tokens) + 1, words), np.int32)
+    ahead, count = grammar.look_ahead(), 1
+    ahead.allowed(masks[0])
+    for token in tokens:
+        if ahead.error or not permits(masks[count - 1], token):
+            break
+        ahead.consume(token)
+        if ahead.error or ahead.complete:
+            break
+        ahead.allowed(masks[count])
+        if ahead.error:
+            break
+        count += 1
+    return masks[:count]
+
+
 @dataclass(frozen=True, slots=True)
 class TokenMasks:
     """Masks of some rows of a step."""
@@ -118,12 +169,17 @@ class TokenMasks:
         return TokenMasks(self.rows[first:stop] - rows.start, self.words[first:stop])
 
 
-def token_masks(grammars: Iterable[NextTokens | None], vocab_size: int) -> TokenMasks | None:
-    """Return masks for the rows of a step, of which grammar i belongs to row i; None = no row has one."""
-    guided = {row: grammar for row, grammar in enumerate(grammars) if grammar is not None}
+def token_masks(
+    rules: Iterable[NextTokens | npt.NDArray[np.int32] | None], vocab_size: int
+) -> TokenMasks | None:
+    """Return masks for the rows of a step; rules or a mask i belong to row i; None = no row has any."""
+    guided = {row: each for row, each in enumerate(rules) if each is not None}
     if not guided:
         return None
     words = np.empty((len(guided), mask_words(vocab_size)), np.int32)
-    for mask, grammar in zip(words, guided.values(), strict=True):
-        grammar.allowed(mask)
+    for mask, each in zip(words, guided.values(), strict=True):
+        if isinstance(each, np.ndarray):
+            mask[:] = each
+        else:
+            each.allowed(mask)
     return TokenMasks(np.array(list(guided), np.int64), words)

@@ -28,12 +28,14 @@ class PrefillPiece:
 class Draft:
     """Tokens that may follow the one which decode `index` computes; the step checks them.
 
-    `lane`: place of their inputs.
+    `lane`: place of their inputs; `masks`: [tokens + 1, words] what may come in place of the first token, and
+    behind each of them; None = the answer follows no rules.
     """
 
     index: int
     lane: int
     tokens: Tokens
+    masks: Ints | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +79,17 @@ class Schedule:
     def sampling(self) -> list[Sequence]:
         """Sequences that sample a token, in the order of the step's results."""
         return [*self.decodes, *(piece.sequence for piece in self.pieces if piece.final)]
+
+    @property
+    def draft_rows(self) -> list[tuple[int, Draft]]:
+        """Rows of the step behind those of the decodes: the number of a drafted token, and its draft.
+
+        First the first token of each draft, then the second, and so on, those with the most tokens first: so
+        those with a further token are always the first.
+        """
+        drafts = sorted(self.drafts, key=lambda draft: -len(draft.tokens))
+        most = len(drafts[0].tokens) if drafts else 0
+        return [(turn, each) for turn in range(most) for each in drafts if turn < len(each.tokens)]
 
     @property
     def tokens(self) -> int:

@@ -195,17 +195,6 @@ class Sequence:
         return self.allocation.row if self.allocation is not None else -1
 
     @property
-    def takes_drafts(self) -> bool:
-        """Whether drafts may follow its last token.
-
-        A penalty counts each token before the next one is chosen, and a grammar allows it: the rows of one
-        step cannot wait for each other.
-        """
-        params = self.params
-        additive = params.presence_penalty != 0 or params.frequency_penalty != 0
-        return self.grammar is None and not additive and params.repetition_penalty == 1
-
-    @property
     def outputs(self) -> int:
         """Number of output tokens on the host."""
         return self.known_tokens - self.prompt_len
@@ -229,6 +218,10 @@ class Sequence:
     def known_token_ids(self) -> Tokens:
         """Return the prompt and the committed output."""
         return self.token_ids[: self.known_tokens]
+
+    def last_tokens(self, count: int) -> Tokens:
+        """Return a copy of the last `count` known tokens."""
+        return self.token_ids[self.known_tokens - count : self.known_tokens].copy()
 
     def rank(self) -> int:
         """Return the order in which sequences keep their memory: the last one is preempted first.

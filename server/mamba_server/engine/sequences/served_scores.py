@@ -1,4 +1,4 @@
-"""Scores of an answer as it was served, and the checkpoints that it resumed from, for an audit.
+"""Scores of an answer as it was served, and what it depends on, for an audit: checkpoints and drafts.
 
 The core records them while the sequence runs; the audits read them once it has ended.
 """
@@ -19,15 +19,22 @@ class Resumption(NamedTuple):
 
 
 class ServedScores:
-    """Log-probabilities of the tokens of one answer. `first`: the checkpoint that its prompt resumed from."""
+    """Log-probabilities of the tokens of one answer. `first`: where its prompt began to be computed."""
 
-    __slots__ = ("logprobs", "resumptions")
+    __slots__ = ("accepted", "logprobs", "resumptions")
 
     def __init__(self, first: Resumption) -> None:
         self.logprobs: list[float] = []
         """Log-probability of each output token; NaN where the step computed none."""
         self.resumptions = [first]
         """Checkpoints in the order of their use: after a preemption a sequence resumes again."""
+        self.accepted = 0
+        """Tokens that were drafted before they were sampled."""
+
+    @property
+    def audits(self) -> bool:
+        """Whether there is something to audit: the answer resumed, or had drafts."""
+        return self.accepted > 0 or any(each.depth for each in self.resumptions)
 
     def take(self, score: TokenLogprobs | None, *, requested: bool) -> TokenLogprobs | None:
         """Record the score of a token; return it if the client requested log-probabilities."""

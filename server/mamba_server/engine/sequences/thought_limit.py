@@ -6,6 +6,7 @@ marker in other tokens than a tokenizer does.
 """
 
 from collections.abc import Callable
+from copy import copy
 from enum import Enum, auto
 
 from mamba_server.wire import ThoughtBudget
@@ -44,10 +45,19 @@ class ThoughtLimit:
         """Return a limit for another answer to the same request."""
         return ThoughtLimit(self._budget, self._decode)
 
+    def look_ahead(self) -> "ThoughtLimit":
+        """Return a copy that drafted tokens may move on."""
+        return copy(self)
+
     @property
     def forced(self) -> int | None:
         """The token that has to come next; None = any may come."""
         return self._budget.closing[self._tokens] if self._place is _Place.FORCED else None
+
+    @property
+    def rest(self) -> list[int]:
+        """The tokens of the end marker that are still to be written; empty while none is."""
+        return list(self._budget.closing[self._tokens :]) if self._place is _Place.FORCED else []
 
     def consume(self, token: int) -> None:
         """Record that `token` was chosen."""

@@ -77,6 +77,23 @@ class TokenRules:
             self._bad,
         )
 
+    def look_ahead(self) -> "TokenRules":
+        """Return a copy that drafted tokens may move on."""
+        copy = TokenRules(
+            None if self._grammar is None else self._grammar.look_ahead(),
+            None if self._thoughts is None else self._thoughts.look_ahead(),
+            self._allowed,
+            self._bad,
+        )
+        copy._recent, copy._error = self._recent, self._error
+        return copy
+
+    def forced(self) -> list[int]:
+        """Return tokens that have to come next: the rest of an end marker, or those of the form."""
+        if self._thoughts is not None and self._thoughts.forced is not None:
+            return self._thoughts.rest
+        return [] if self._grammar is None else self._grammar.forced()
+
     @property
     def error(self) -> str:
         """Why no further token may come; "" = none."""

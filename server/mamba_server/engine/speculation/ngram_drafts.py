@@ -1,10 +1,14 @@
 """`NgramDrafts`: proposes drafts by look-up, and leaves them out where they lose time. Pure.
 
+Where the form of an answer says what has to come next, that is its draft.
+
 The scheduler asks for drafts before each launch, the core reports what became of them. While drafts are left
 out, look-ups are compared with the answers all the same, so that drafts return when they would pay.
 """
 
 from collections import Counter
+
+import numpy as np
 
 from mamba_server.cache import NO_TOKENS, Tokens
 from mamba_server.engine.sequences.draft_record import DraftRecord
@@ -13,7 +17,8 @@ from mamba_server.engine.sequences.sequence import Sequence
 from mamba_server.engine.speculation.ngram import continuation
 from mamba_server.engine.speculation.step_costs import StepCosts
 
-KIND = "ngram"
+KINDS = ("ngram", "form")
+"""Origins of drafts: a look-up, or the form of the answer, which leaves no choice."""
 LEAST_GAIN = 1.05
 """Least expected tokens per time, as a multiple of a step without drafts."""
 LONGEST_PAUSE = 64
@@ -51,30 +56,34 @@ class NgramDrafts:
                 self._promising = False
                 return {}
             self._try_out(decodes)
-        open_rows = [index for index, sequence in enumerate(decodes) if sequence.takes_drafts]
-        if any(decodes[index].in_flight for index in open_rows):
+        if any(sequence.in_flight for sequence in decodes):
             # This step was planned while another one runs; the next may wait for it.
-            self._promising = self._always or self._promises(decodes, open_rows)
+            self._promising = self._always or self._promises(decodes, {})
             return {}
-        if not self._always and not (self.costs.knows(len(decodes)) and self._promises(decodes, open_rows)):
+        forced = self._forced(decodes)
+        if not self._always and not (self.costs.knows(len(decodes)) and self._promises(decodes, forced)):
             self._promising = False
             return {}
         self._drafted_steps += 1
         if not self._always and self._drafted_steps % PLAIN_EVERY == 0:
             return {}
-        proposed = self._look_up(decodes, open_rows)
+        proposed = self._look_up(decodes, forced)
         if not self._always:
-            proposed = self._worthwhile(decodes, proposed)
-        self._promising = self._always or bool(proposed) or self._promises(decodes, open_rows)
+            proposed = self._worthwhile(decodes, proposed, forced)
+        for index in proposed:
+            _record(decodes[index]).forced = index in forced
+        self._promising = self._always or bool(proposed) or self._promises(decodes, {})
         return proposed
 
     def checked(self, sequence: Sequence, drafted: int, accepted: int) -> None:
         """Record what became of a draft."""
         record = _record(sequence)
-        record.observe(accepted, drafted)
-        self._share.observe(accepted, drafted)
-        self._counts["drafted"] += drafted
-        self._counts["accepted"] += accepted
+        kind = "form" if record.forced else "ngram"
+        if not record.forced:
+            record.observe(accepted, drafted)
+            self._share.observe(accepted, drafted)
+        self._counts[f"drafted {kind}"] += drafted
+        self._counts[f"accepted {kind}"] += accepted
 
     def step_ended(self, schedule: Schedule, seconds: float) -> None:
         """Record how long a step took."""
@@ -87,8 +96,11 @@ class NgramDrafts:
     def counters(self) -> dict[str, float]:
         """Return counts since the start."""
         return {
-            f"draft_tokens_total{{kind={KIND}}}": self._counts["drafted"],
-            f"accepted_draft_tokens_total{{kind={KIND}}}": self._counts["accepted"],
+            **{f"draft_tokens_total{{kind={kind}}}": self._counts[f"drafted {kind}"] for kind in KINDS},
+            **{
+                f"accepted_draft_tokens_total{{kind={kind}}}": self._counts[f"accepted {kind}"]
+                for kind in KINDS
+            },
             "absorbed_draft_tokens_total": self._counts["absorbed"],
             "draft_steps_total": self._counts["steps"],
         }
@@ -104,10 +116,15 @@ class NgramDrafts:
         """Return the expected tokens per time, as a multiple of a step without drafts."""
         return (1.0 + expected / decodes) / self.costs.ratio(decodes, drafts)
 
-    def _promises(self, decodes: list[Sequence], rows: list[int]) -> bool:
+    def _promises(self, decodes: list[Sequence], forced: dict[int, Tokens]) -> bool:
         """Return whether drafts would pay if look-ups found as much as lately."""
         best = sorted(
-            (_record(decodes[index]).hits * self._expected(decodes[index], self.most) for index in rows),
+            (
+                float(len(forced[index]))
+                if index in forced
+                else _record(sequence).hits * self._expected(sequence, self.most)
+                for index, sequence in enumerate(decodes)
+            ),
             reverse=True,
         )[: self._rows]
         expected, gain = 0.0, 0.0
@@ -116,26 +133,46 @@ class NgramDrafts:
             gain = max(gain, self._gain(len(decodes), count * self.most, expected))
         return gain > LEAST_GAIN
 
-    def _look_up(self, decodes: list[Sequence], rows: list[int]) -> dict[int, Tokens]:
-        proposed: dict[int, Tokens] = {}
-        for index in rows:
-            if len(proposed) == self._rows:
+    def _forced(self, decodes: list[Sequence]) -> dict[int, Tokens]:
+        """Return the tokens that the form of an answer leaves no choice about, by the index of the decode."""
+        forced: dict[int, Tokens] = {}
+        for index, sequence in enumerate(decodes):
+            if sequence.grammar is None or len(forced) == self._rows:
+                continue
+            if tokens := sequence.grammar.forced()[: self.most]:
+                forced[index] = np.array(tokens, np.int32)
+        return forced
+
+    def _look_up(self, decodes: list[Sequence], forced: dict[int, Tokens]) -> dict[int, Tokens]:
+        """Return drafts: what is forced, and what look-ups find for other decodes."""
+        proposed = dict(forced)
+        for index, sequence in enumerate(decodes):
+            if index in forced:
+                continue
+            if len(proposed) >= self._rows:
                 break
-            sequence = decodes[index]
             tokens = continuation(sequence.known_token_ids(), self.most)
             _record(sequence).looked_up(hit=len(tokens) > 0)
             if len(tokens):
                 proposed[index] = tokens
         return proposed
 
-    def _worthwhile(self, decodes: list[Sequence], proposed: dict[int, Tokens]) -> dict[int, Tokens]:
+    def _worthwhile(
+        self, decodes: list[Sequence], proposed: dict[int, Tokens], forced: dict[int, Tokens]
+    ) -> dict[int, Tokens]:
         """Return the drafts of the sequences, and as much of each, that promise the most tokens per time."""
-        ranked = sorted(proposed, key=lambda index: -self._expected(decodes[index], self.most))
+
+        def expected_of(index: int, drafts: int) -> float:
+            if index in forced:
+                return float(min(len(forced[index]), drafts))
+            return self._expected(decodes[index], drafts)
+
+        ranked = sorted(proposed, key=lambda index: -expected_of(index, self.most))
         best, kept = LEAST_GAIN, (0, 0)
         for drafts in {self.most, -(-self.most // 2), min(2, self.most)}:
             expected = 0.0
             for count, index in enumerate(ranked, 1):
-                expected += self._expected(decodes[index], drafts)
+                expected += expected_of(index, drafts)
                 gain = self._gain(len(decodes), count * drafts, expected)
                 if gain > best:
                     best, kept = gain, (count, drafts)
@@ -154,7 +191,7 @@ class NgramDrafts:
             if len(record.trial):
                 self._end_trial(sequence, record)
             due = sequence.known_tokens >= record.next_trial
-            if due and not len(record.trial) and begun < self._rows and sequence.takes_drafts:
+            if due and not len(record.trial) and begun < self._rows:
                 begun += 1
                 record.trial = continuation(sequence.known_token_ids(), self.most)
                 record.trial_start = sequence.known_tokens

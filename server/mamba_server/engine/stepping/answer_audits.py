@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from mamba_server.engine.sequences.schedule import Schedule
 from mamba_server.engine.sequences.sequence import Sequence
+from mamba_server.wire import AuditSpan
 
 
 class AuditRecords(Protocol):
@@ -19,6 +20,10 @@ class AuditRecords(Protocol):
 
     def take_distances(self) -> list[tuple[str, float]]:
         """Return and clear kind and distance of what was compared since the last call."""
+        ...
+
+    def take_spans(self) -> list[AuditSpan]:
+        """Return and clear the spans of traced requests' audits since the last call."""
         ...
 
     def to_json(self) -> list[dict[str, Any]]:
@@ -33,6 +38,9 @@ class NoRecords:
         return {}
 
     def take_distances(self) -> list[tuple[str, float]]:
+        return []
+
+    def take_spans(self) -> list[AuditSpan]:
         return []
 
     def to_json(self) -> list[dict[str, Any]]:

@@ -452,6 +452,8 @@ class EngineCore:
             self.cache.replay.accept(allocation)
             self._take_token(sequence, sampled, logprobs, step)
             token, accepted = sampled, accepted + 1
+        if sequence.served is not None:
+            sequence.served.accepted += accepted
         if self.speculation is not None:
             self.speculation.drafts.checked(sequence, draft.drafted, accepted)
 

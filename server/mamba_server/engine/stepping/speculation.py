@@ -1,12 +1,19 @@
-"""`Speculation`: what the core needs of drafts; their source decides when they pay."""
+"""`Speculation`: what the core needs of drafts; their source decides when they pay.
+
+`DraftSwitch` stands between them: a wrong answer switches drafts off until a person has looked.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from mamba_server.cache import Tokens
 from mamba_server.engine.scheduling.draft_rows import Proposals
 from mamba_server.engine.sequences.schedule import Schedule
 from mamba_server.engine.sequences.sequence import Sequence
+from mamba_telemetry.logs import get_logger
+
+log = get_logger(__name__)
 
 
 class DraftSource(Proposals, Protocol):
@@ -29,9 +36,55 @@ class DraftSource(Proposals, Protocol):
         ...
 
 
+class DraftSwitch:
+    """A `DraftSource` that proposes nothing while it is off; what earlier drafts left is absorbed as ever."""
+
+    def __init__(self, source: DraftSource) -> None:
+        self._source = source
+        self.most = source.most
+        self.reason = ""
+        """Why there are no drafts; "" = there are."""
+
+    @property
+    def is_on(self) -> bool:
+        return not self.reason
+
+    def switch_off(self, reason: str) -> None:
+        """Propose nothing from the next step on; the first reason stays."""
+        if self.is_on:
+            self.reason = reason
+            log.error("speculation is off", reason=reason)
+
+    def switch_on(self) -> None:
+        """Let the source propose again."""
+        if not self.is_on:
+            log.warning("speculation is on again", reason=self.reason)
+        self.reason = ""
+
+    def wanted(self) -> bool:
+        """Return whether the next step should have drafts."""
+        return self.is_on and self._source.wanted()
+
+    def propose(self, decodes: list[Sequence]) -> dict[int, Tokens]:
+        """Return the proposals of the source, or none."""
+        return self._source.propose(decodes) if self.is_on else {}
+
+    def checked(self, sequence: Sequence, drafted: int, accepted: int) -> None:
+        """Tell the source."""
+        self._source.checked(sequence, drafted, accepted)
+
+    def step_ended(self, schedule: Schedule, seconds: float) -> None:
+        """Tell the source."""
+        self._source.step_ended(schedule, seconds)
+
+    def counters(self) -> dict[str, float]:
+        """Return those of the source."""
+        return self._source.counters()
+
+
 @dataclass(frozen=True, slots=True)
 class Speculation:
     """Drafts of one engine. `absorb(row, lane, count)` returns the work of an absorption outside a step."""
 
-    drafts: DraftSource
+    drafts: DraftSwitch
     absorb: Callable[[int, int, int], Callable[[], object]]

@@ -208,7 +208,7 @@ class HybridModel:
         with torch.inference_mode():
             for block in self.blocks:
                 mixer = block.mixer.mamba if isinstance(block.mixer, ParallelMixers) else block.mixer
-                if isinstance(mixer, Mamba2Mixer | GatedDeltaMixer):
+                if isinstance(mixer, Mamba2Mixer | GatedDeltaMixer | ShortConvMixer):
                     index = block.cache_index
                     mixer.absorb(cache.conv[index], cache.ssm[index], replay.memory.ring[index], replay)
 
@@ -278,12 +278,10 @@ class HybridModel:
     ) -> torch.Tensor:
         ring = None if plans.replay is None else plans.replay.memory.ring
         match block.mixer:
-            case Mamba2Mixer() | GatedDeltaMixer() as recurrent:
+            case Mamba2Mixer() | GatedDeltaMixer() | ShortConvMixer() as recurrent:
                 index = block.cache_index
                 inputs = None if ring is None else ring[index]
                 return recurrent(x, cache.conv[index], cache.ssm[index], plans, inputs)
-            case ShortConvMixer() as convolution:
-                return convolution(x, cache.conv[block.cache_index], plans)
             case Attention() as attention:
                 return attention(x, cache.kv[block.cache_index], plans, rotation)
             case ParallelMixers() as both:

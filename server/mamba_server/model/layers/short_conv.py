@@ -8,8 +8,10 @@ import torch
 
 from mamba_kernels.cpu.short_conv import PARTS, ShortConvCalls
 from mamba_kernels.invariant import convolution_by_tap
+from mamba_kernels.slot_plan import SlotPlan
 from mamba_planner.model_config import ShortConvConfig
 from mamba_server.model.layers.loader import Loader
+from mamba_server.model.replay import ReplayPlan, decode_rows
 from mamba_server.model.step_plans import StepPlans
 
 
@@ -30,28 +32,45 @@ class ShortConvMixer:
         if loader.library is not None and not loader.batch_invariant:
             self.kernels = ShortConvCalls(loader.library, self.weight, self.bias)
 
-    def __call__(self, x: torch.Tensor, conv: torch.Tensor, plans: StepPlans) -> torch.Tensor:
+    def __call__(
+        self,
+        x: torch.Tensor,
+        conv: torch.Tensor,
+        ssm: torch.Tensor,
+        plans: StepPlans,
+        ring: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         """Compute one step. Returns [T, d].
 
-        x: [T, d]; conv: [slabs, K-1, C], which is written.
+        x: [T, d]; conv: [slabs, K-1, C], which is written; ssm: [slabs, 0, 0, 0]; ring: inputs of drafts, for
+        steps with some.
         """
         rows = self.in_proj(x)
         if self.batch_invariant:
             return self.out_proj(self._by_tap(rows, conv, plans))
         out = x.new_empty(plans.tokens, self.channels)
         cut = plans.decodes
-        if self.kernels is not None:
-            if plans.decode is not None:
-                self.kernels.decode(rows[:cut], conv, plans.decode, out[:cut])
-            for piece, plan in plans.prefill:
-                self.kernels.prefill(rows[piece], conv, plan, out[piece])
-            return self.out_proj(out)
-        operators, weight, bias = self.operators, self.weight, self.bias
         if plans.decode is not None:
-            out[:cut] = operators.short_conv_update(rows[:cut], weight, bias, conv, plans.decode)
+            decode_rows(self._decode, rows[:cut], conv, ssm, plans.decode, out[:cut], plans.replay, ring)
         for piece, plan in plans.prefill:
-            out[piece] = operators.short_conv_prefill(rows[piece], weight, bias, conv, plan)
+            if self.kernels is not None:
+                self.kernels.prefill(rows[piece], conv, plan, out[piece])
+                continue
+            out[piece] = self.operators.short_conv_prefill(rows[piece], self.weight, self.bias, conv, plan)
         return self.out_proj(out)
+
+    def absorb(self, conv: torch.Tensor, ssm: torch.Tensor, ring: torch.Tensor, replay: ReplayPlan) -> None:
+        """Absorb what waits in the ring into the live slots, outside a step."""
+        replay.absorb(self._decode, conv, ssm, ring, ring.new_empty(0, self.channels))
+
+    def _decode(
+        self, rows: torch.Tensor, conv: torch.Tensor, _: torch.Tensor, plan: SlotPlan, out: torch.Tensor
+    ) -> None:
+        """Decode the plan's rows up to the last projection; out: [n, C], written."""
+        if self.kernels is not None:
+            self.kernels.decode(rows, conv, plan, out)
+        else:
+            out.copy_(self.operators.short_conv_update(rows, self.weight, self.bias, conv, plan))
 
     def _by_tap(self, rows: torch.Tensor, conv: torch.Tensor, plans: StepPlans) -> torch.Tensor:
         b, c, x = rows.chunk(PARTS, 1)
