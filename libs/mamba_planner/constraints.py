@@ -109,6 +109,8 @@ class Constraints:
     """Bytes of disk space for such states."""
     draft_tokens: int = 0
     """Drafted tokens of a sequence in one step; 0 = no speculation."""
+    ring_tokens: int = 0
+    """Tokens after which the state of a sequence is written; 0 = each step writes it."""
     tensor_parallel: int = 1
     """Number of devices to plan for. Engines run on one device, so it is not one of their settings."""
 
@@ -156,4 +158,5 @@ class Constraints:
             host_memory=int(settings.host_memory or 0),
             disk=int(settings.disk_cache_bytes or 0),
             draft_tokens=settings.draft_tokens,
+            ring_tokens=settings.ring_tokens,
         )

@@ -58,6 +58,12 @@ def plan_engine(
             "absorb later; switch it off"
         )
 
+    if constraints.ring_tokens and not (model.mamba or model.gated_delta):
+        raise UnusableInput(
+            f"state_replay {constraints.ring_tokens} is refused for this model: its layers have no recurrent "
+            "states but windows of a few tokens; set it to auto or off"
+        )
+
     def other_size(memory: int) -> OtherSize:
         other = device.resized(memory)
         try:

@@ -1,4 +1,4 @@
-"""One token of the gated delta rule for each decoding sequence, with states that are not written each time."""
+"""One token of the gated delta rule for each decoding sequence; states are not written each time."""
 
 from mamba_kernels.delta_replay.reference import gated_delta_replay
 

@@ -24,7 +24,7 @@ from mamba_planner.memory import MOST_RUNNING, Device
 from mamba_planner.memory_plan import MemoryPlan
 from mamba_planner.model_config import ModelConfig
 from mamba_planner.strategy import reservation
-from mamba_planner.workspace import CHUNK, DRAFT_ROWS
+from mamba_planner.workspace import CHUNK, DRAFT_ROWS, RING_LANES
 from mamba_server.cache import (
     AllocationFault,
     CacheSettings,
@@ -42,9 +42,11 @@ from mamba_server.engine.execution.step_graphs import StepGraphs
 from mamba_server.engine.execution.workspace_trial import Measure, cuda_peak, measured_workspace
 from mamba_server.engine.fingerprint import fingerprint_of
 from mamba_server.engine.scheduling.limits import SchedulerLimits
+from mamba_server.engine.scheduling.ring_rows import RingRows
 from mamba_server.engine.scheduling.scheduler import Scheduler
 from mamba_server.engine.scheduling.start_budget import StartBudget
 from mamba_server.engine.speculation.ngram_drafts import NgramDrafts
+from mamba_server.engine.state_replay import check_kernels, replay_rule
 from mamba_server.engine.stepping.answer_audits import AnswerAudits, NoAudits
 from mamba_server.engine.stepping.core import EngineCore
 from mamba_server.engine.stepping.forward_stream import ForwardStream, InlineStream, ThreadStream
@@ -56,7 +58,7 @@ from mamba_server.model.checkpoint.source import resolve
 from mamba_server.model.checkpoint.tensor_source import TensorSource
 from mamba_server.model.checkpoint.weight_files import weights_size
 from mamba_server.model.checkpoint.weights import Weights
-from mamba_server.model.device_arena import DTYPES, DeviceArena, replay_memory
+from mamba_server.model.device_arena import DTYPES, DeviceArena, replay_memory, ring_memory
 from mamba_server.model.layers.hybrid import HybridModel
 from mamba_server.model.layout import CacheLayout
 from mamba_settings.engine_settings import EngineSettings
@@ -127,12 +129,15 @@ def boot(settings: EngineSettings, report: Report, overrides: BootOverrides = NO
         raise UnsupportedModel(why)
     device = pick_device(settings.device)
     dtype = config.dtype if settings.dtype == "auto" else settings.dtype
+    if (rule := replay_rule(settings, config, device)) is not None:
+        settings = settings.model_copy(update={"state_replay": str(rule.tokens)})
     device_memory, weights = _memory(settings, device), _weights(directory, config, dtype, settings)
     plan = plan_engine(config, settings, device_memory, weights)
     if compiles_first(device, DTYPES[dtype]):
         report("compiling the kernels, this once", 0, 1)
         backend_for(device, DTYPES[dtype])
         report("compiling the kernels, this once", 1, 1)
+    check_kernels(rule, device, DTYPES[dtype])
     model = HybridModel(
         config,
         overrides.weights or Weights(directory, report),
@@ -158,6 +163,8 @@ def boot(settings: EngineSettings, report: Report, overrides: BootOverrides = NO
     fingerprint = fingerprint_of(directory, dtype, plan.state_dtype, settings.quantization)
     drafts = _drafts(settings, limits, overrides)
     lanes = min(limits.max_running, DRAFT_ROWS) if drafts is not None else 0
+    if rule is not None:
+        lanes = min(limits.max_running, RING_LANES)
     batch = PersistentBatch(limits.max_running, -(-plan.max_model_len // plan.page_size), lanes)
     cache = _cache(settings, plan, layout, batch, fingerprint, overrides.fail)
     stream = make_stream(device, overlap=plan.overlap)
@@ -170,6 +177,9 @@ def boot(settings: EngineSettings, report: Report, overrides: BootOverrides = NO
             device=device,
         )  # fmt: skip
         views = replace(views, replay=replay)
+    if rule is not None:
+        rings = ring_memory(config, lanes=lanes, tokens=rule.tokens, dtype=DTYPES[dtype], device=device)
+        views = replace(views, rings=rings)
     runner = ModelRunner(
         model,
         views,
@@ -185,8 +195,9 @@ def boot(settings: EngineSettings, report: Report, overrides: BootOverrides = NO
         step_tokens=limits.step_tokens,
     )
     start_budget = StartBudget(time.monotonic) if overrides.bound_starts else None
+    ring_rows = None if rule is None else RingRows(batch, rule.tokens, rule.least_rows)
     core = EngineCore(
-        Scheduler(cache, limits, start_budget, drafts),
+        Scheduler(cache, limits, start_budget, drafts, ring_rows),
         cache,
         stream,
         runner,
@@ -401,6 +412,8 @@ def ready_plan(engine: Engine) -> dict[str, Any]:
         plan["decodeSteps"] = engine.decode_steps
     if (speculation := engine.core.speculation) is not None:
         plan["speculativeTokens"] = speculation.drafts.most
+    if (rings := engine.core.scheduler.rings) is not None:
+        plan["stateReplay"] = rings.tokens
     if left_out := engine.kernels.operators.left_out:
         plan["kernelsLeftOut"] = left_out
     return plan
