@@ -34,8 +34,8 @@ def test_results_states_and_checkpoints_have_the_bits_of_plain_decoding(
     check_bits(decode(rule, plain, replay, torch.float32), decode(rule, plain, None, torch.float32))
 
 
+@pytest.mark.slow
 def test_a_float16_state_is_rounded_by_the_word_of_the_token_that_writes_it() -> None:
-    """The first write of each row comes before any state that was rounded is read."""
     rule = mamba2(1, 1, 5, 9, torch.float32)
     kernel = decode(rule, state_update, scan_triton.state_replay, torch.float16)
     true = decode(rule, state_update, state_replay, torch.float16)
@@ -55,6 +55,7 @@ def test_a_row_of_padding_leaves_ring_and_states_alone() -> None:
     assert ring.isnan().all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["mamba2", "delta"])
 def test_128_rows_move_at_most_six_tenths_of_the_bytes_of_plain_decoding(
     kind: str, monkeypatch: pytest.MonkeyPatch
