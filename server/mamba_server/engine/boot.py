@@ -42,11 +42,17 @@ from mamba_server.engine.execution.step_graphs import StepGraphs
 from mamba_server.engine.execution.workspace_trial import Measure, cuda_peak, measured_workspace
 from mamba_server.engine.fingerprint import fingerprint_of
 from mamba_server.engine.scheduling.limits import SchedulerLimits
-from mamba_server.engine.scheduling.ring_rows import RingRows
 from mamba_server.engine.scheduling.scheduler import Scheduler
 from mamba_server.engine.scheduling.start_budget import StartBudget
 from mamba_server.engine.speculation.ngram_drafts import NgramDrafts
-from mamba_server.engine.state_replay import check_kernels, replay_rule
+from mamba_server.engine.state_replay import (
+    ReplayRule,
+    check_kernels,
+    replay_rule,
+    ring_rows,
+    rings_of,
+    with_rule,
+)
 from mamba_server.engine.stepping.answer_audits import AnswerAudits, NoAudits
 from mamba_server.engine.stepping.core import EngineCore
 from mamba_server.engine.stepping.forward_stream import ForwardStream, InlineStream, ThreadStream
@@ -58,7 +64,7 @@ from mamba_server.model.checkpoint.source import resolve
 from mamba_server.model.checkpoint.tensor_source import TensorSource
 from mamba_server.model.checkpoint.weight_files import weights_size
 from mamba_server.model.checkpoint.weights import Weights
-from mamba_server.model.device_arena import DTYPES, DeviceArena, replay_memory, ring_memory
+from mamba_server.model.device_arena import DTYPES, DeviceArena, replay_memory
 from mamba_server.model.layers.hybrid import HybridModel
 from mamba_server.model.layout import CacheLayout
 from mamba_settings.engine_settings import EngineSettings
@@ -129,8 +135,8 @@ def boot(settings: EngineSettings, report: Report, overrides: BootOverrides = NO
         raise UnsupportedModel(why)
     device = pick_device(settings.device)
     dtype = config.dtype if settings.dtype == "auto" else settings.dtype
-    if (rule := replay_rule(settings, config, device)) is not None:
-        settings = settings.model_copy(update={"state_replay": str(rule.tokens)})
+    rule = replay_rule(settings, config, device)
+    settings = with_rule(settings, rule)
     device_memory, weights = _memory(settings, device), _weights(directory, config, dtype, settings)
     plan = plan_engine(config, settings, device_memory, weights)
     if compiles_first(device, DTYPES[dtype]):
@@ -162,9 +168,7 @@ def boot(settings: EngineSettings, report: Report, overrides: BootOverrides = NO
     limits = _limits(settings, plan, device, overrides)
     fingerprint = fingerprint_of(directory, dtype, plan.state_dtype, settings.quantization)
     drafts = _drafts(settings, limits, overrides)
-    lanes = min(limits.max_running, DRAFT_ROWS) if drafts is not None else 0
-    if rule is not None:
-        lanes = min(limits.max_running, RING_LANES)
+    lanes = _lanes(limits, drafts, rule)
     batch = PersistentBatch(limits.max_running, -(-plan.max_model_len // plan.page_size), lanes)
     cache = _cache(settings, plan, layout, batch, fingerprint, overrides.fail)
     stream = make_stream(device, overlap=plan.overlap)
@@ -177,9 +181,7 @@ def boot(settings: EngineSettings, report: Report, overrides: BootOverrides = NO
             device=device,
         )  # fmt: skip
         views = replace(views, replay=replay)
-    if rule is not None:
-        rings = ring_memory(config, lanes=lanes, tokens=rule.tokens, dtype=DTYPES[dtype], device=device)
-        views = replace(views, rings=rings)
+    views = replace(views, rings=rings_of(rule, config, lanes, DTYPES[dtype], device))
     runner = ModelRunner(
         model,
         views,
@@ -195,9 +197,8 @@ def boot(settings: EngineSettings, report: Report, overrides: BootOverrides = NO
         step_tokens=limits.step_tokens,
     )
     start_budget = StartBudget(time.monotonic) if overrides.bound_starts else None
-    ring_rows = None if rule is None else RingRows(batch, rule.tokens, rule.least_rows)
     core = EngineCore(
-        Scheduler(cache, limits, start_budget, drafts, ring_rows),
+        Scheduler(cache, limits, start_budget, drafts, ring_rows(rule, batch)),
         cache,
         stream,
         runner,
@@ -243,6 +244,12 @@ def _drafts(
         return overrides.drafts
     rows = min(limits.max_running, DRAFT_ROWS)
     return NgramDrafts(settings.speculative_tokens, rows, always=settings.speculation == "ngram")
+
+
+def _lanes(limits: SchedulerLimits, drafts: DraftSource | None, rule: ReplayRule | None) -> int:
+    """Return the number of lanes for inputs of drafts, or of a ring: an engine has one of both at most."""
+    most = DRAFT_ROWS if drafts is not None else 0 if rule is None else RING_LANES
+    return min(limits.max_running, most)
 
 
 def _prepare(stream: ForwardStream, work: Callable[[], object]) -> None:

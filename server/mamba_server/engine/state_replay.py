@@ -11,7 +11,10 @@ import torch
 
 from mamba_kernels.dispatch.backend import backend_for
 from mamba_planner.model_config import ModelConfig
+from mamba_server.cache import PersistentBatch
+from mamba_server.engine.scheduling.ring_rows import RingRows
 from mamba_server.model.checkpoint.errors import UnsupportedModel
+from mamba_server.model.device_arena import ring_memory
 from mamba_settings.engine_settings import EngineSettings
 
 
@@ -39,6 +42,25 @@ def replay_rule(settings: EngineSettings, config: ModelConfig, device: torch.dev
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     rule = MEASURED.get(name)
     return None if rule is None or settings.page_size % rule.tokens else rule
+
+
+def with_rule(settings: EngineSettings, rule: ReplayRule | None) -> EngineSettings:
+    """Return the settings with the number of tokens of the rule, by which the plan counts the ring."""
+    return settings if rule is None else settings.model_copy(update={"state_replay": str(rule.tokens)})
+
+
+def rings_of(
+    rule: ReplayRule | None, config: ModelConfig, lanes: int, dtype: torch.dtype, device: torch.device
+) -> list[torch.Tensor]:
+    """Allocate the rings of all recurrent layers; none without a rule."""
+    if rule is None:
+        return []
+    return ring_memory(config, lanes=lanes, tokens=rule.tokens, dtype=dtype, device=device)
+
+
+def ring_rows(rule: ReplayRule | None, batch: PersistentBatch) -> RingRows | None:
+    """Return the rows that decode with a ring; None without a rule."""
+    return None if rule is None else RingRows(batch, rule.tokens, rule.least_rows)
 
 
 def check_kernels(rule: ReplayRule | None, device: torch.device, dtype: torch.dtype) -> None:
