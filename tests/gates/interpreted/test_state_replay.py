@@ -36,6 +36,7 @@ def serve(engine: Engine) -> dict[tuple[str, int], Answer]:
     return run(engine, [AddRequest("a", list(range(7, 18)), long), AddRequest("b", [20, 21, 22], short)])
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.skipif(not LARGE, reason="MAMBASERVE_GATES=large")
 @pytest.mark.parametrize(
     ("family", "state_dtype"), [("granite", "float32"), ("qwen3_next", "float32"), ("granite", "float16")]
