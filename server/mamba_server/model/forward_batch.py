@@ -174,7 +174,8 @@ class ForwardBatch:
             },
             device,
         )
-        own = {"ring": None, **{name: tensors[name] for name in parts}}
+        own = {name: tensors[name] for name in parts}
+        ring = own.pop("ring", None)
         if isinstance(token_ids, torch.Tensor):
             own["token_ids"] = token_ids
         if pieces is not None:
@@ -188,6 +189,7 @@ class ForwardBatch:
             chunk_size=chunk_size,
             page_size=page_size,
             page_table=page_table,
+            ring=ring,
             pieces=pieces,
             extras={name: tensors[f"extras {name}"] for name in extras},
             host=host,
