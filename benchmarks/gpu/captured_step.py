@@ -15,6 +15,7 @@ from mamba_server.engine.execution.step_graphs import StepGraphs
 from mamba_server.model.layers.hybrid import HybridModel
 from mamba_server.wire import SamplingParams
 
+NO_RING = StepShape()
 REPEATS = 3
 KINDS = (
     SamplingParams(max_tokens=8, temperature=0.0),
@@ -24,12 +25,16 @@ KINDS = (
 
 
 def decode_step(
-    model: HybridModel, arena: StepArena, table: torch.Tensor, rows: int
+    model: HybridModel, arena: StepArena, table: torch.Tensor, rows: int, shape: StepShape = NO_RING
 ) -> tuple[DecodeStep, Sampler]:
-    """Build a step of `rows` rows over the arena; `table`: its pages, with a last row that is nobody's."""
+    """Build a step of `rows` rows over the arena; `table`: its pages, with a last row that is nobody's.
+
+    `shape`: one of the shapes that are to be computed, which have a ring all or none.
+    """
     sampler = Sampler(model.config.vocab_size, arena.device, (), triton_operators().sample)
     last_token = torch.zeros(len(table), dtype=torch.int32, device=arena.device)
-    return DecodeStep(rows, model, arena.views, sampler, table, last_token, PAGE), sampler
+    views = arena.views_of(shape)
+    return DecodeStep(rows, model, views, sampler, table, last_token, PAGE), sampler
 
 
 def sampling_rows(sampler: Sampler, count: int) -> list[SamplingRow]:

@@ -8,6 +8,8 @@ FORECASTS: dict[str, tuple[float, float]] = {
     "nemotron-nano-9b-v2, 1 decode at 1024, state_update": (6e-6, 7e-6),
     "nemotron-nano-9b-v2, 32 decodes at 1024, state_update": (125e-6, 140e-6),
     "nemotron-nano-9b-v2, 256 decodes at 1024, state_update": (1020e-6, 1090e-6),
+    "nemotron-nano-9b-v2, 128 decodes at 1024, state_update": (510e-6, 545e-6),
+    "nemotron-nano-9b-v2, 128 decodes at 1024, written once in 8, state_replay": (300e-6, 380e-6),
     "nemotron-nano-9b-v2, 1 decode at 1024, conv1d_update": (4e-6, 5e-6),
     "nemotron-nano-9b-v2, 256 decodes at 1024, conv1d_update": (27e-6, 32e-6),
     "nemotron-nano-9b-v2, 8192 tokens, conv1d_prefill": (190e-6, 220e-6),

@@ -27,7 +27,7 @@ class MeasuredModel:
         """Compute a step whose plans both the kernels and the reference can follow: [T, d]."""
         batch = self.arena.batch(shape, self.model.config.vocab_size)
         plans = StepPlans.build(batch, recurrent=self.recurrent, attention=self.attention)
-        return self.model.decode(batch.token_ids, plans, self.arena.views)
+        return self.model.decode(batch.token_ids, plans, self.arena.views_of(shape))
 
 
 def measured_model(

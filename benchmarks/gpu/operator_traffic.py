@@ -22,6 +22,14 @@ def _least_bytes(operator: str, given: dict[str, Any]) -> Any:
             tracked = sum(slot >= 0 for slot in plan.track_slots)
             rows = len(plan.target_slots)
             return (2 * rows + tracked) * _row(state) + _rows_of(inputs) + _size(given["out"])
+        case "state_replay" | "gated_delta_replay":
+            plan, inputs, state = given["plan"], given["inputs"], given["state"]
+            _, waiting, writes = given["lanes"].host
+            tracked = sum(slot >= 0 for slot in plan.track_slots)
+            states = len(waiting) + int(writes.sum()) + tracked
+            kept = int(waiting.sum()) + len(waiting) - int(writes.sum())
+            ring = kept * given["ring"].shape[2] * given["ring"].element_size()
+            return states * _row(state) + ring + _rows_of(inputs) + _size(given["out"])
         case "ssd_prefill" | "gated_delta_prefill":
             plan, inputs, state = given["plan"], given["inputs"], given["state"]
             resumed = sum(slot >= 0 for slot in plan.slots.source_slots)

@@ -1,7 +1,7 @@
 """Steps over an arena as the engine has it: slabs of the whole model, slots and pages in any order."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -17,7 +17,7 @@ from mamba_planner.arithmetic import (
 )
 from mamba_planner.model_config import ModelConfig
 from mamba_server.model.cache_views import CacheViews
-from mamba_server.model.device_arena import DTYPES, DeviceArena
+from mamba_server.model.device_arena import DTYPES, DeviceArena, ring_memory
 from mamba_server.model.forward_batch import ForwardBatch, HostBatch, IntArray
 from mamba_server.model.layout import CacheLayout
 
@@ -46,6 +46,8 @@ class StepShape:
     pieces: tuple[Piece, ...] = ()
     tracked: int = 0
     """Every so many-th decode leaves a checkpoint; 0 = none does, 1 = all do."""
+    ring: int = 0
+    """Tokens after which a state is written, at each of which are as many decodes; 0 = all are written."""
 
     @property
     def tokens(self) -> int:
@@ -116,6 +118,22 @@ class StepArena:
         numbers = slabs[slots : slots + of_pages, None] * per_slab + np.arange(per_slab)
         self._pages = self._rng.permutation(numbers.reshape(-1))
         self._fill(seed)
+        self._rings = self._filled_rings(whole, shapes, DTYPES[dtype])
+
+    def views_of(self, shape: StepShape) -> CacheViews:
+        """Return the views with which a step of the shape is computed."""
+        return replace(self.views, rings=self._rings) if shape.ring else self.views
+
+    def _filled_rings(
+        self, model: ModelConfig, shapes: Sequence[StepShape], dtype: torch.dtype
+    ) -> list[torch.Tensor]:
+        """Allocate rings for the steps that have some, with inputs of a usual size."""
+        lanes = max((len(shape.decodes) for shape in shapes if shape.ring), default=0)
+        tokens = max((shape.ring for shape in shapes), default=0)
+        if not lanes:
+            return []
+        rings = ring_memory(model, lanes=lanes, tokens=tokens, dtype=dtype, device=self.device)
+        return [ring.normal_() for ring in rings]
 
     def _fill(self, seed: int) -> None:
         """Put states and keys of a usual size to every place that steps may name."""
@@ -143,6 +161,9 @@ class StepArena:
         resumed = [next(slots) if piece.done else -1 for piece in shape.pieces]
         slot_in = np.array([*slot_out[:D], *resumed], np.int32)
         tracks = [shape.tracked > 0 and row % shape.tracked == 0 for row in range(D)]
+        ring = _ring(D, shape.ring) if shape.ring else None
+        if ring is not None:
+            tracks = [tracked and writes > 0 for tracked, writes in zip(tracks, ring[2], strict=True)]
         decode_track = np.array([next(slots) if tracked else -1 for tracked in tracks], np.int32)
         table = self._page_table(contexts)
         chunks = [
@@ -174,6 +195,7 @@ class StepArena:
             chunk_track=np.array(track, np.int32),
             logits_rows=starts[1:] - 1,
             state_noise=np.empty(0, np.int32) if noise is None else noise,
+            ring=ring,
         )
         return batch, table
 
@@ -214,3 +236,9 @@ def _cuts(piece: Piece) -> list[tuple[int, int]]:
     ends = {*range((piece.done // CHUNK + 1) * CHUNK, end, CHUNK), *_checkpoints(piece), end}
     bounds = [piece.done, *sorted(ends)]
     return list(pairwise(bounds))
+
+
+def _ring(rows: int, tokens: int) -> IntArray:
+    """Return `HostBatch.ring` of rows that began at any time: as many are at each place of their ring."""
+    waiting = np.arange(rows, dtype=np.int32) % tokens
+    return np.array([np.arange(rows), waiting, waiting == tokens - 1], np.int32)

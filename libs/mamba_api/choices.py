@@ -24,6 +24,10 @@ Speculation = Literal["off", "auto", "ngram"]
 """Drafts of tokens that a step checks together: off = none; ngram = by looking up what followed the last
 tokens earlier in the text; auto = the same, left out where it is measured to save no time."""
 
+StateReplay = Literal["auto", "off", "2", "4", "8", "16"]
+"""Tokens after which a decoded state is written, while the inputs since are replayed in each step: off = each
+step writes all states; auto = where that is measured to save time."""
+
 Role = Literal["unified", "prefill", "decode"]
 """Work of an engine: unified = whole requests; prefill = prompts whose states it hands over; decode = answers
 to prompts that other engines computed."""

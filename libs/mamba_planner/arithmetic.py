@@ -82,6 +82,20 @@ def mixer_inputs(model: ModelConfig) -> int:
     return 0
 
 
+def ring_inputs(model: ModelConfig) -> int:
+    """Return the elements that a ring keeps of a token and recurrent layer: what its recurrence reads of it.
+
+    They are padded to 16 bytes of 16-bit elements, as the kernels read them.
+    """
+    width = 0
+    if (mamba := model.mamba) is not None:
+        width = mamba.inner + mamba.groups * mamba.state_size + mamba.heads
+    if (delta := model.gated_delta) is not None:
+        values = delta.value_heads * delta.value_dim
+        width = delta.key_heads * delta.key_dim + values + 2 * delta.value_heads
+    return -(-width // 8) * 8
+
+
 def state_bytes(
     model: ModelConfig, state_dtype: str, activation_dtype: str, tensor_parallel: int = 1
 ) -> StateBytes:

@@ -113,6 +113,8 @@ class Constraints:
     """Places for LoRA adapters."""
     adapter_rank: int = 16
     """Largest rank of an adapter."""
+    ring_tokens: int = 0
+    """Tokens after which the state of a sequence is written; 0 = each step writes it."""
     tensor_parallel: int = 1
     """Number of devices to plan for. Engines run on one device, so it is not one of their settings."""
 
@@ -162,4 +164,5 @@ class Constraints:
             draft_tokens=settings.draft_tokens,
             adapters=settings.lora_places,
             adapter_rank=settings.max_lora_rank,
+            ring_tokens=settings.ring_tokens,
         )

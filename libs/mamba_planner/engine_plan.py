@@ -12,7 +12,7 @@ from mamba_api.choices import Role, Strategy
 from mamba_planner.candidates import STATE_DTYPES, Candidate, evaluate
 from mamba_planner.choice import choose, enough_in_full_precision
 from mamba_planner.constraints import Constraints, StateDtype, Workload
-from mamba_planner.errors import FittingSize, InsufficientMemory
+from mamba_planner.errors import FittingSize, InsufficientMemory, UnusableInput
 from mamba_planner.gpu_sizes import SIZES, one_size_down, one_size_up, sizes_up
 from mamba_planner.memory import Device, MemoryBudget
 from mamba_planner.memory_plan import MemoryPlan, OtherSize
@@ -52,6 +52,12 @@ def plan_engine(
         UnusableInput: an input cannot be planned with.
     """
     constraints, traffic = Constraints.of(settings), workload or Workload.of(settings)
+
+    if constraints.ring_tokens and not (model.mamba or model.gated_delta):
+        raise UnusableInput(
+            f"state_replay {constraints.ring_tokens} is refused for this model: its layers have no recurrent "
+            "states but windows of a few tokens; set it to auto or off"
+        )
 
     def other_size(memory: int) -> OtherSize:
         other = device.resized(memory)

@@ -14,7 +14,7 @@ from mamba_planner.arithmetic import weights_bytes
 from mamba_planner.constraints import Constraints
 from mamba_planner.errors import InsufficientMemory
 from mamba_planner.model_config import ModelConfig
-from mamba_planner.workspace import CHUNK, captured_bytes, draft_bytes, workspace_bytes
+from mamba_planner.workspace import CHUNK, captured_bytes, draft_bytes, ring_bytes, workspace_bytes
 from mamba_settings.byte_size import binary_size
 
 RUNTIME_BYTES = {"cuda": 768 << 20, "cpu": 128 << 20}
@@ -146,12 +146,13 @@ def _workspace(
             chunk=CHUNK[device.kind],
             tensor_parallel=ways,
         )
-    workspace += RUNTIME_BYTES[device.kind] + draft_bytes(
-        model,
-        dtype,
-        drafts=constraints.draft_tokens,
-        running=constraints.max_running_requests or MOST_RUNNING[device.kind],
-        tensor_parallel=ways,
+    running = constraints.max_running_requests or MOST_RUNNING[device.kind]
+    workspace += RUNTIME_BYTES[device.kind]
+    workspace += draft_bytes(
+        model, dtype, drafts=constraints.draft_tokens, running=running, tensor_parallel=ways
+    )
+    workspace += ring_bytes(
+        model, dtype, tokens=constraints.ring_tokens, running=running, tensor_parallel=ways
     )
     if device.kind == "cuda":
         workspace += captured_bytes(model, dtype, ways)

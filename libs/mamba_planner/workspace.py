@@ -5,7 +5,7 @@ the batch, the engine works in blocks, whose sizes are defined here, so that pla
 measures both.
 """
 
-from mamba_planner.arithmetic import DTYPE_BYTES, layer_state, mixer_inputs
+from mamba_planner.arithmetic import DTYPE_BYTES, layer_state, mixer_inputs, ring_inputs
 from mamba_planner.model_config import GatedDeltaConfig, MambaConfig, ModelConfig, ShortConvConfig
 
 LOGIT_ROWS = 256
@@ -20,6 +20,8 @@ CHUNK = {"cpu": 48, "cuda": 64}
 together with answers should be short, but the fixed cost of a smaller step would delay the prompt."""
 DRAFT_ROWS = 16
 """Maximum number of sequences of a step with drafts; each has a lane for the inputs of its drafts."""
+RING_LANES = 512
+"""Maximum number of sequences whose states are written once in several tokens; others write each time."""
 _PAIRS = 1 << 23
 """Elements of the products of positions within chunks that the scan holds at once."""
 _GATHERED = 1 << 23
@@ -112,6 +114,22 @@ def draft_bytes(
     copies = (lanes + 1) * (layer.conv * size + layer.ssm * 4)
     ring = model.recurrent_layers * lanes * drafts * mixer_inputs(model) * size // tensor_parallel
     return copies + ring + lanes * drafts * model.vocab_size * _COUNTS
+
+
+def ring_bytes(model: ModelConfig, dtype: str, *, tokens: int, running: int, tensor_parallel: int = 1) -> int:
+    """Return the bytes of the rings of raw inputs that states lack.
+
+    Args:
+        model: the model.
+        dtype: type of weights and activations.
+        tokens: tokens after which a state is written; 0 = each step writes it.
+        running: maximum number of sequences.
+        tensor_parallel: number of devices.
+    """
+    if not tokens or not model.recurrent_layers:
+        return 0
+    inputs = min(running, RING_LANES) * (tokens - 1)
+    return model.recurrent_layers * inputs * ring_inputs(model) * DTYPE_BYTES[dtype] // tensor_parallel
 
 
 def _mamba(mamba: MambaConfig, size: int, tokens: int, rows: int, chunk: int) -> int:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ByteSize, ConfigDict, Field, model_validator
 
-from mamba_api.choices import Quantization, Speculation
+from mamba_api.choices import Quantization, Speculation, StateReplay
 from mamba_api.v1alpha1 import Engine, Limits, Memory, Rollout, StateCache, Workload
 from mamba_settings.adapter_settings import AdapterSettings
 from mamba_settings.browser_origins import BrowserOrigins
@@ -114,6 +114,16 @@ class SchedulerSettings(SettingsGroup):
     in the text; auto = the same, left out where it is measured to save no time."""
     speculative_tokens: int = Field(_default(Engine, "speculative_tokens"), ge=1, le=32)
     """Maximum number of drafted tokens of an answer in one step."""
+
+    state_replay: StateReplay = "auto"
+    """Tokens after which a decoded state is written, while the inputs since are replayed in each step: less
+    memory traffic at many sequences. off = each step writes all states; auto = where that is measured to save
+    time, so far on no device; a number must divide page_size."""
+
+    @property
+    def ring_tokens(self) -> int:
+        """Tokens after which a state is written; 0 = each step writes it, or the engine decides."""
+        return int(self.state_replay) if self.state_replay.isdigit() else 0
 
     @property
     def draft_tokens(self) -> int:
@@ -272,6 +282,8 @@ class EngineSettings(
             raise ValueError(
                 f"lora names {len(self.lora)} adapters, and max_loras is {self.lora_places}: raise max_loras"
             )
+        if why := self._why_not_replay():
+            raise ValueError(f"state_replay {self.state_replay} is refused {why}; set it to auto or off")
         if self.role != "unified" and self.transfer_port is None:
             raise ValueError(
                 f"role {self.role} moves states between engines: set transfer_port (0 = a free port)"
@@ -289,6 +301,18 @@ class EngineSettings(
         if not self.prefix_caching and (names := [name for name in moving if moving[name] is not None]):
             raise ValueError(f"{names[0]} moves cached states, and prefix_caching is off: switch it on")
         return self
+
+    def _why_not_replay(self) -> str:
+        """Return what a number of tokens between writes of a state contradicts; empty if nothing."""
+        tokens = self.ring_tokens
+        if tokens and self.page_size % tokens:
+            # States are kept at ends of pages, and are complete there.
+            return f"with pages of {self.page_size} tokens, which {tokens} does not divide: choose a divisor"
+        if tokens and self.speculation != "off":
+            return f"with speculation {self.speculation}, whose drafts need states that each step writes"
+        if tokens and self.batch_invariant:
+            return "with batch_invariant, whose kernels write all states"
+        return ""
 
     def document(self) -> dict[str, Any]:
         """Return the values that were set, as the JSON object for `mambaserve serve --config FILE`."""

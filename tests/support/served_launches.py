@@ -17,6 +17,7 @@ from mamba_kernels.activate import Function
 from mamba_kernels.activate.triton import call as activate
 from mamba_kernels.conv1d_prefill.triton import call as conv1d_prefill
 from mamba_kernels.conv1d_update.triton import call as conv1d_update
+from mamba_kernels.delta_replay.triton import call as gated_delta_replay
 from mamba_kernels.gated_delta import DeltaInputs
 from mamba_kernels.gated_delta.triton import prefill_call, update_call
 from mamba_kernels.gated_norm.triton import call as gated_norm
@@ -36,6 +37,8 @@ from mamba_kernels.scan_inputs import ScanInputs
 from mamba_kernels.ssd_prefill import ChunkPlan
 from mamba_kernels.ssd_prefill import triton as scan_kernels
 from mamba_kernels.ssd_prefill.triton import calls as ssd_prefill
+from mamba_kernels.state_replay import delta_width, scan_width
+from mamba_kernels.state_replay.triton import call as state_replay
 from mamba_kernels.state_update.triton import call as state_update
 from mamba_kernels.triton_support import KernelCall
 from mamba_planner.families import model_config_from_hf
@@ -153,6 +156,8 @@ def _mamba(config: MambaConfig, dtype: torch.dtype, states: torch.dtype) -> Iter
     )
     state, y = _slots(H, P, N, dtype=states), _meta(ROWS, H, P, dtype=dtype)
     yield state_update(state, inputs, _integers(3, ROWS), _integers(ROWS), y)
+    ring = _meta(ROWS, 7, scan_width(H, P, G, N), dtype=dtype)
+    yield state_replay(state, inputs, _integers(3, ROWS), _integers(ROWS), _integers(3, ROWS), ring, y)
     yield from ssd_prefill(state, inputs, _plan(128), y)
     yield from _in_segments(state, inputs, y)
     weight = _meta(inner, dtype=dtype) if config.gated_norm else None
@@ -183,6 +188,8 @@ def _delta(config: GatedDeltaConfig, dtype: torch.dtype, states: torch.dtype) ->
     )  # fmt: skip
     state, y = _slots(H, V, K, dtype=states), _meta(ROWS, H, V, dtype=dtype)
     yield update_call(state, inputs, _integers(3, ROWS), _integers(ROWS), y)
+    ring = _meta(ROWS, 7, delta_width(H, V, G, K), dtype=dtype)
+    yield gated_delta_replay(state, inputs, _integers(3, ROWS), _integers(ROWS), _integers(3, ROWS), ring, y)
     yield prefill_call(state, inputs, _plan(128), y)
     _, gate, *_ = projected.split([sum(widths), H * V, H, H], -1)
     normed = _meta(ROWS, H * V, dtype=dtype)

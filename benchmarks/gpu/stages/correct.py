@@ -27,7 +27,11 @@ def shapes(*, small: bool) -> dict[str, StepShape]:
     """Return ragged steps: contexts and pieces of awkward lengths, resumed or not, tracked or not."""
     if small:
         few = (Piece(1, done=5), Piece(67, track_every=64), Piece(17, done=64), Piece(3))
-        return {"decodes": StepShape((1, 17, 70), tracked=2), "prompts": StepShape(pieces=few)}
+        return {
+            "decodes": StepShape((1, 17, 70), tracked=2),
+            "replays": StepShape((1, 17, 70), tracked=2, ring=2),
+            "prompts": StepShape(pieces=few),
+        }
     pieces = (
         Piece(1),
         Piece(63, done=1),
@@ -39,6 +43,7 @@ def shapes(*, small: bool) -> dict[str, StepShape]:
     )
     return {
         "decodes": StepShape((1, 63, 100, 257, 2000, 2, 1025), tracked=3),
+        "replays": StepShape((1, 63, 100, 257, 2000, 2, 1025), tracked=3, ring=4),
         "prompts": StepShape(pieces=pieces),
         "both": StepShape((5, 700, 64), pieces[:4], tracked=2),
     }
@@ -67,11 +72,12 @@ def cases(job: Job) -> Iterator[Case]:
 def operators_of(name: str, step: str) -> tuple[str, ...]:
     """Return the operators that such a step of a model calls, as a small model's step shows on a CPU.
 
-    step: "decodes", "prompts", or "both".
+    step: "decodes", "replays" (decodes with a ring), "prompts", or "both".
     """
     pieces = (Piece(3), Piece(2, done=5))
     shape = {
         "decodes": StepShape((3, 5)),
+        "replays": StepShape((3, 5), ring=2),
         "prompts": StepShape(pieces=pieces),
         "both": StepShape((3,), pieces),
     }[step]

@@ -26,9 +26,9 @@ ROWS = (1, 8, 32, 64, 256, 2048)
 PEERS = ("granite-4.0-h-tiny", "falcon-h1-7b", "qwen3-next-80b-a3b", "nemotron-h-8b")
 
 
-def decodes(rows: int, context: int, tracked: int = 0) -> StepShape:
+def decodes(rows: int, context: int, tracked: int = 0, ring: int = 0) -> StepShape:
     """Return a step that only decodes."""
-    return StepShape((context,) * rows, tracked=tracked)
+    return StepShape((context,) * rows, tracked=tracked, ring=ring)
 
 
 def prompts(count: int, tokens: int, done: int = 0, track_every: int = 0) -> StepShape:
@@ -46,6 +46,7 @@ def steps_of(*, small: bool) -> list[tuple[str, str, StepShape, str]]:
         return [
             (NANO, "2 decodes at 20", decodes(2, 20, tracked=1), "float32"),
             ("qwen3-next-80b-a3b", "70 tokens", prompts(1, 70), "float32"),
+            (NANO, "2 decodes at 20, written once in 2", decodes(2, 20, ring=2), "float32"),
         ]
     steps = [
         (NANO, f"{rows} decode{'s' * (rows > 1)} at 1024", decodes(rows, 1024), "float32")
@@ -60,6 +61,11 @@ def steps_of(*, small: bool) -> list[tuple[str, str, StepShape, str]]:
         (NANO, "64 decodes at 1024, 1 in 16 tracked", decodes(64, 1024, tracked=16), "float32"),
         (NANO, "64 decodes at 1024, all tracked", decodes(64, 1024, tracked=1), "float32"),
     ]
+    steps += [
+        (name, f"{rows} decodes at 1024, written once in 8", decodes(rows, 1024, ring=8), "float32")
+        for name, rows in ((NANO, 128), (NANO, 256), ("qwen3-next-80b-a3b", 128))
+    ]
+    steps += [(name, "128 decodes at 1024", decodes(128, 1024), "float32") for name in (NANO, PEERS[2])]
     steps += [(name, "8192 tokens", prompts(1, 8192), "float32") for name in PEERS]
     steps += [(name, "64 decodes at 1024", decodes(64, 1024), "float32") for name in PEERS]
     steps += [
@@ -84,6 +90,7 @@ def cases(job: Job) -> Iterator[Case]:
     for model, words, shape, state_dtype in steps_of(small=job.small):
         step = RecordedStep(model, shape, state_dtype, device, small=job.small)
         kinds = "both" if shape.decodes and shape.pieces else "decodes" if shape.decodes else "prompts"
+        kinds = "replays" if shape.ring else kinds
         for operator in operators_of(model, kinds):
             if operator not in job.left_out:
                 case = f"{model}, {words}, {operator}"

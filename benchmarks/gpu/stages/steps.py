@@ -37,16 +37,20 @@ class Decode:
     tracked: int = 0
     """Every so many-th row leaves a checkpoint; 0 = none does."""
     state_dtype: str = "float32"
+    ring: int = 0
+    """Tokens after which a state is written; 0 = each step writes all."""
 
     @property
     def words(self) -> str:
         """Return the name of the case."""
         tracked = {0: "", 1: ", all tracked"}.get(self.tracked, f", 1 in {self.tracked} tracked")
-        return f"decode, {self.rows} rows{tracked}, states in {self.state_dtype}"
+        ring = f", written once in {self.ring}" if self.ring else ""
+        return f"decode, {self.rows} rows{tracked}, states in {self.state_dtype}{ring}"
 
 
 DECODES = (
     *(Decode(rows) for rows in (64, 1, 256, 32, 8, 128)),
+    *(Decode(rows, ring=tokens) for rows, tokens in ((128, 8), (256, 8), (64, 8), (32, 8), (128, 4))),
     Decode(64, tracked=1), Decode(256, tracked=256),
     *(Decode(rows, state_dtype="float16") for rows in (256, 64, 1)),
 )  # fmt: skip
@@ -67,12 +71,14 @@ def cases(job: Job) -> Iterator[Case]:
     """Yield decodes (issued, captured), then prompts, then profiles of one of each."""
     device = torch.device(job.device)
     measured = WholeModel(device, small=job.small)
-    decode_kinds = (Decode(2, tracked=2), Decode(2, state_dtype="float16")) if job.small else DECODES
+    decode_kinds = (
+        (Decode(2, tracked=2), Decode(2, ring=2), Decode(2, state_dtype="float16")) if job.small else DECODES
+    )
     for state_dtype in ("float32", "float16"):
         some = [decode for decode in decode_kinds if decode.state_dtype == state_dtype]
         context = 20 if job.small else CONTEXT
         pieces = [(2, 33, 0)] if job.small else PROMPTS
-        shapes = [decodes(decode.rows, context, decode.tracked) for decode in some]
+        shapes = [decodes(decode.rows, context, decode.tracked, decode.ring) for decode in some]
         if state_dtype == "float32":
             shapes += [prompts(count, tokens, track_every=every) for count, tokens, every in pieces]
         for decode, shape in zip(some, shapes, strict=False):
@@ -112,7 +118,9 @@ class WholeModel:
         if captured and self._device.type != "cuda":
             raise Absent("no graphs without a card")
         host, pages = arena.host_batch(shape)
-        step, sampler = decode_step(model, arena, torch.from_numpy(pages).to(self._device), decode.rows)
+        step, sampler = decode_step(
+            model, arena, torch.from_numpy(pages).to(self._device), decode.rows, shape
+        )
         sampling = sampling_rows(sampler, decode.rows)
         with torch.inference_mode(), self._stream() as stream:
             try:
@@ -207,7 +215,8 @@ class WholeModel:
         state = state_bytes(config, decode.state_dtype, "bfloat16").total
         tracked = len(range(0, decode.rows, decode.tracked)) if decode.tracked else 0
         keys = kv_bytes_per_token(config, "bfloat16") * CONTEXT
-        return weights + (2 * decode.rows + tracked) * state + decode.rows * keys
+        written = decode.rows / decode.ring if decode.ring else decode.rows
+        return int(weights + (decode.rows + written + tracked) * state + decode.rows * keys)
 
     @staticmethod
     def _words(config: ModelConfig) -> str:

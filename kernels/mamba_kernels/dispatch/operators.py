@@ -15,6 +15,7 @@ from mamba_kernels.conv1d_update import conv1d_update
 from mamba_kernels.cpu.gated_delta import GatedDelta
 from mamba_kernels.cpu.library import Library
 from mamba_kernels.cpu.rope import RowRope
+from mamba_kernels.delta_replay import gated_delta_replay
 from mamba_kernels.dispatch import signatures
 from mamba_kernels.dispatch.kernel_or_reference import (
     KernelLeftOut,
@@ -31,6 +32,7 @@ from mamba_kernels.rope import rope
 from mamba_kernels.sample import sample
 from mamba_kernels.short_conv import short_conv_prefill, short_conv_update
 from mamba_kernels.ssd_prefill import ssd_prefill
+from mamba_kernels.state_replay import state_replay
 from mamba_kernels.state_update import state_update
 
 Result = TypeVar("Result")
@@ -44,6 +46,7 @@ class Operators:
     conv1d_prefill: signatures.Conv1dPrefill
     conv1d_update: signatures.Conv1dUpdate
     gated_delta_prefill: signatures.GatedDeltaPrefill
+    gated_delta_replay: signatures.GatedDeltaReplay
     gated_delta_update: signatures.GatedDeltaUpdate
     gated_norm: signatures.GatedNorm
     kv_write: signatures.KvWrite
@@ -55,6 +58,7 @@ class Operators:
     short_conv_prefill: signatures.ShortConvPrefill
     short_conv_update: signatures.ShortConvUpdate
     ssd_prefill: signatures.SsdPrefill
+    state_replay: signatures.StateReplay
     state_update: signatures.StateUpdate
     sample: signatures.Sample | None
     """None = the engine's sampler calls the parts of the reference for the rows that ask for them."""
@@ -111,6 +115,7 @@ REFERENCE = Operators(
     conv1d_prefill=conv1d_prefill,
     conv1d_update=conv1d_update,
     gated_delta_prefill=gated_delta_prefill,
+    gated_delta_replay=gated_delta_replay,
     gated_delta_update=gated_delta_update,
     gated_norm=gated_norm,
     kv_write=kv_write,
@@ -122,6 +127,7 @@ REFERENCE = Operators(
     short_conv_prefill=short_conv_prefill,
     short_conv_update=short_conv_update,
     ssd_prefill=ssd_prefill,
+    state_replay=state_replay,
     state_update=state_update,
     sample=None,
     why_not_attend=lambda heads, kv_heads, head_dim: "",
@@ -157,6 +163,7 @@ def triton_operators() -> Operators:
     from mamba_kernels.activate import triton as activate_kernel
     from mamba_kernels.conv1d_prefill import triton as conv1d_prefill_kernel
     from mamba_kernels.conv1d_update import triton as conv1d_update_kernel
+    from mamba_kernels.delta_replay import triton as delta_replay_kernel
     from mamba_kernels.gated_delta import triton as gated_delta_kernels
     from mamba_kernels.gated_norm import triton as gated_norm_kernel
     from mamba_kernels.kv_write import triton as kv_write_kernel
@@ -167,6 +174,7 @@ def triton_operators() -> Operators:
     from mamba_kernels.sample import triton as sample_kernel
     from mamba_kernels.short_conv import triton as short_conv_kernels
     from mamba_kernels.ssd_prefill import triton as ssd_prefill_kernel
+    from mamba_kernels.state_replay import triton as state_replay_kernel
     from mamba_kernels.state_update import triton as state_update_kernel
 
     return Operators(
@@ -177,6 +185,9 @@ def triton_operators() -> Operators:
         conv1d_update=KernelOrReference("conv1d_update", conv1d_update_kernel.conv1d_update, conv1d_update),
         gated_delta_prefill=KernelOrReference(
             "gated_delta_prefill", gated_delta_kernels.gated_delta_prefill, gated_delta_prefill
+        ),
+        gated_delta_replay=KernelOrReference(
+            "gated_delta_replay", delta_replay_kernel.gated_delta_replay, gated_delta_replay
         ),
         gated_delta_update=KernelOrReference(
             "gated_delta_update", gated_delta_kernels.gated_delta_update, gated_delta_update
@@ -197,6 +208,7 @@ def triton_operators() -> Operators:
             "short_conv_update", short_conv_kernels.short_conv_update, short_conv_update
         ),
         ssd_prefill=KernelOrReference("ssd_prefill", ssd_prefill_kernel.ssd_prefill, ssd_prefill),
+        state_replay=KernelOrReference("state_replay", state_replay_kernel.state_replay, state_replay),
         state_update=KernelOrReference("state_update", state_update_kernel.state_update, state_update),
         sample=KernelOrReference("sample", sample_kernel.sample, sample),
         why_not_attend=paged_attention_kernel.why_not,

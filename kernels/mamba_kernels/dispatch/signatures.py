@@ -15,6 +15,7 @@ from mamba_kernels.sample import PenaltyCounts, SampleParameters, TokenChoice
 from mamba_kernels.scan_inputs import ScanInputs
 from mamba_kernels.slot_plan import SlotPlan
 from mamba_kernels.ssd_prefill import ChunkPlan
+from mamba_kernels.state_replay import RingPlan
 
 Tensor = torch.Tensor
 
@@ -45,6 +46,21 @@ class GatedDeltaPrefill(Protocol):
     """Signature of `gated_delta_prefill`."""
 
     def __call__(self, state: Tensor, inputs: DeltaInputs, plan: ChunkPlan, out: Tensor, /) -> None: ...
+
+
+class GatedDeltaReplay(Protocol):
+    """Signature of `gated_delta_replay`."""
+
+    def __call__(
+        self,
+        state: Tensor,
+        inputs: DeltaInputs,
+        plan: SlotPlan,
+        lanes: RingPlan,
+        ring: Tensor,
+        out: Tensor,
+        /,
+    ) -> None: ...
 
 
 class GatedDeltaUpdate(Protocol):
@@ -156,6 +172,14 @@ class SsdPrefill(Protocol):
     """Signature of `ssd_prefill`."""
 
     def __call__(self, state: Tensor, inputs: ScanInputs, plan: ChunkPlan, out: Tensor, /) -> None: ...
+
+
+class StateReplay(Protocol):
+    """Signature of `state_replay`."""
+
+    def __call__(
+        self, state: Tensor, inputs: ScanInputs, plan: SlotPlan, lanes: RingPlan, ring: Tensor, out: Tensor, /
+    ) -> None: ...
 
 
 class StateUpdate(Protocol):

@@ -55,7 +55,7 @@ def update_call(
     state: torch.Tensor, inputs: DeltaInputs, routes: torch.Tensor, noise: torch.Tensor, out: torch.Tensor
 ) -> KernelCall:
     """Return the launch; routes: [3, n] int32 and noise: [n] int32 of a `SlotPlan`."""
-    n, H, G, V, K = _check(state, inputs, out)
+    n, H, G, V, K = check_rows(state, inputs, out)
     check("routes", routes, (3, n), dtypes=(torch.int32,), device=state.device)
     check("noise", noise, (n,), dtypes=(torch.int32,), device=state.device)
     width = block_of(K)
@@ -77,7 +77,7 @@ def update_call(
 
 def prefill_call(state: torch.Tensor, inputs: DeltaInputs, plan: ChunkPlan, out: torch.Tensor) -> KernelCall:
     """Return the launch: a program for each piece, value head and block of the head's V rows of state."""
-    _, H, G, V, K = _check(state, inputs, out)
+    _, H, G, V, K = check_rows(state, inputs, out)
     check_plan("v", inputs.v, plan.tokens, plan.on_device.chunk_start.device)
     width = block_of(K, least=MIN_TILE)
     # A float32 operand takes the registers of two while it is multiplied.
@@ -121,7 +121,8 @@ def prefill_call(state: torch.Tensor, inputs: DeltaInputs, plan: ChunkPlan, out:
     )
 
 
-def _check(state: torch.Tensor, inputs: DeltaInputs, out: torch.Tensor) -> tuple[int, int, int, int, int]:
+def check_rows(state: torch.Tensor, inputs: DeltaInputs, out: torch.Tensor) -> tuple[int, int, int, int, int]:
+    """Check the tensors and return rows, H, G, V and K. Raises WrongArgument, UnsupportedArgument."""
     sizes = check_delta(state, inputs, out, states=STATE_TYPES)
     if sizes[4] > MAX_KEY_DIM:
         raise UnsupportedArgument(f"state has keys of {sizes[4]}; the kernels take {MAX_KEY_DIM} at most")

@@ -3,8 +3,8 @@
 It alone knows how far a sequence has come: depth, last launched step, live slot, pages. The state cache is
 its only writer: it assigns a row at admission, records launches there, and takes the row back with the memory
 of its sequence. Step arrays and the runner read it. The runner also calls `unsent_pages` once a step, which
-writes `sent` alone. A row's number names the same row on the device, where the last sampled token and the
-penalty counts are kept.
+writes `sent` alone, and the scheduler's `RingRows` write `waiting` and lanes at launches. A row's number
+names the same row on the device, where the last sampled token and the penalty counts are kept.
 """
 
 import numpy as np
@@ -23,7 +23,7 @@ class PersistentBatch:
     """Rows of up to `max_pages` pages for `max_running` sequences; the arrays are indexed by row number."""
 
     def __init__(self, max_running: int, max_pages: int, lanes: int = 0) -> None:
-        """Create empty rows. `lanes`: places for the inputs of drafts, each held by one row at a time."""
+        """Create empty rows. `lanes`: places for inputs of drafts or of a ring, each held by one row."""
         self.max_running = max_running
         self.rows = 2 * max_running
         """Number of rows, twice as many as may run: a sequence that leaves keeps its row until its last
@@ -32,10 +32,10 @@ class PersistentBatch:
         self.depth: Ints = np.zeros(self.rows, np.int32)
         """Tokens that launched steps have folded into the live slot, and accepted drafts behind them."""
         self.waiting: Ints = np.zeros(self.rows, np.int32)
-        """Accepted drafts whose inputs wait in the row's lane: the live slot is at `depth - waiting`. The
-        next launch of the row absorbs them."""
+        """Tokens whose inputs wait in the row's lane, accepted drafts or those of a ring: the live slot is at
+        `depth - waiting`. The next launch of the row absorbs drafts, and those of a ring when it writes."""
         self.lane: Ints = np.full(self.rows, -1, np.int32)
-        """Lane that holds the inputs of the row's drafts; -1 = none."""
+        """Lane that holds the inputs of the row's drafts or its part of a ring; -1 = none."""
         self.last_step: npt.NDArray[np.int64] = np.zeros(self.rows, np.int64)
         """Last launched step that names the sequence; 0 = none yet."""
         self.live: Ints = np.zeros(self.rows, np.int32)

@@ -24,7 +24,7 @@ from mamba_planner.memory import MOST_RUNNING, Device
 from mamba_planner.memory_plan import MemoryPlan
 from mamba_planner.model_config import ModelConfig
 from mamba_planner.strategy import reservation
-from mamba_planner.workspace import CHUNK, DRAFT_ROWS
+from mamba_planner.workspace import CHUNK, DRAFT_ROWS, RING_LANES
 from mamba_server.cache import (
     AllocationFault,
     CacheSettings,
@@ -46,6 +46,14 @@ from mamba_server.engine.scheduling.limits import SchedulerLimits
 from mamba_server.engine.scheduling.scheduler import Scheduler
 from mamba_server.engine.scheduling.start_budget import StartBudget
 from mamba_server.engine.speculation.ngram_drafts import NgramDrafts
+from mamba_server.engine.state_replay import (
+    ReplayRule,
+    check_kernels,
+    replay_rule,
+    ring_rows,
+    rings_of,
+    with_rule,
+)
 from mamba_server.engine.stepping.answer_audits import AnswerAudits, NoAudits
 from mamba_server.engine.stepping.core import EngineCore
 from mamba_server.engine.stepping.forward_stream import ForwardStream, InlineStream, ThreadStream
@@ -135,10 +143,13 @@ def boot(settings: EngineSettings, report: Report, overrides: BootOverrides = NO
         raise UnsupportedModel(why)
     device = pick_device(settings.device)
     dtype = _dtype(config, settings)
+    rule = replay_rule(settings, config, device)
+    settings = with_rule(settings, rule)
     device_memory = _memory(settings, device)
     weights = _weights(directory, config, dtype, settings, device)
     plan = plan_engine(config, settings, device_memory, weights)
     _compile_kernels(device, DTYPES[dtype], report)
+    check_kernels(rule, device, DTYPES[dtype])
     model = HybridModel(
         config,
         overrides.weights or Weights(directory, report),
@@ -165,7 +176,7 @@ def boot(settings: EngineSettings, report: Report, overrides: BootOverrides = NO
     limits = _limits(settings, plan, device, overrides)
     fingerprint = fingerprint_of(directory, dtype, plan.state_dtype, settings.quantization)
     drafts = _drafts(settings, limits, overrides)
-    lanes = min(limits.max_running, DRAFT_ROWS) if drafts is not None else 0
+    lanes = _lanes(limits, drafts, rule)
     batch = PersistentBatch(limits.max_running, -(-plan.max_model_len // plan.page_size), lanes)
     cache = _cache(settings, plan, layout, batch, fingerprint, overrides.fail)
     stream = make_stream(device, overlap=plan.overlap)
@@ -178,6 +189,7 @@ def boot(settings: EngineSettings, report: Report, overrides: BootOverrides = NO
             device=device,
         )  # fmt: skip
         views = replace(views, replay=replay)
+    views = replace(views, rings=rings_of(rule, config, lanes, DTYPES[dtype], device))
     runner = ModelRunner(
         model,
         views,
@@ -193,7 +205,14 @@ def boot(settings: EngineSettings, report: Report, overrides: BootOverrides = NO
         step_tokens=limits.step_tokens,
     )
     core = EngineCore(
-        Scheduler(cache, limits, _start_budget(overrides), drafts, mask_words(config.vocab_size)),
+        Scheduler(
+            cache,
+            limits,
+            _start_budget(overrides),
+            drafts,
+            mask_words(config.vocab_size),
+            ring_rows(rule, batch),
+        ),
         cache,
         stream,
         runner,
@@ -251,6 +270,12 @@ def _drafts(
     rows = min(limits.max_running, DRAFT_ROWS)
     source = NgramDrafts(settings.speculative_tokens, rows, always=settings.speculation == "ngram")
     return DraftSwitch(source)
+
+
+def _lanes(limits: SchedulerLimits, drafts: DraftSource | None, rule: ReplayRule | None) -> int:
+    """Return the number of lanes for inputs of drafts, or of a ring: an engine has one of both at most."""
+    most = DRAFT_ROWS if drafts is not None else 0 if rule is None else RING_LANES
+    return min(limits.max_running, most)
 
 
 def _prepare(stream: ForwardStream, work: Callable[[], object]) -> None:
@@ -442,6 +467,8 @@ def ready_plan(engine: Engine) -> dict[str, Any]:
         plan["decodeSteps"] = engine.decode_steps
     if (speculation := engine.core.speculation) is not None:
         plan["speculativeTokens"] = speculation.drafts.most
+    if (rings := engine.core.scheduler.rings) is not None:
+        plan["stateReplay"] = rings.tokens
     if left_out := engine.kernels.operators.left_out:
         plan["kernelsLeftOut"] = left_out
     return plan

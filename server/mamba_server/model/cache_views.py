@@ -4,7 +4,7 @@ All tensors are strided views of one allocation; the views own no memory and do 
 slot.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -23,3 +23,6 @@ class CacheViews:
     """[pages, 2 (key, value), page_size, kv_heads, head_dim] per attention layer."""
     replay: ReplayMemory | None = None
     """Memory for drafts, outside the arena; None = there are no drafts."""
+    rings: list[torch.Tensor] = field(default_factory=list)
+    """[lanes, inputs, width] per recurrent layer, outside the arena: raw inputs that states lack; empty = all
+    steps write all states."""

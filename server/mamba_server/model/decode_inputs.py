@@ -9,6 +9,7 @@ import torch
 
 from mamba_kernels.paged_attention import AttentionPlan
 from mamba_kernels.slot_plan import SlotPlan
+from mamba_kernels.state_replay import RingPlan
 from mamba_kernels.transfer import aligned
 from mamba_server.model.forward_batch import HostBatch
 from mamba_server.model.staged_buffer import StagedBuffer
@@ -20,13 +21,13 @@ class DecodeInputs:
 
     `spare_row`: unused row of the page table and of other tables with a row for each sequence. A padding row
     has no context, starts from the zero state and stores no state; its key and value go to page 0, the
-    padding page.
+    padding page. It has no lane of a ring and leaves nothing there.
     """
 
     def __init__(self, rows: int, spare_row: int, page_table: torch.Tensor) -> None:
         device = page_table.device
         self.rows = rows
-        self._padding = np.array([-1, -1, -1, spare_row, 0, 0, 0, 0, 0], np.int32)[:, None]
+        self._padding = np.array([-1, -1, -1, spare_row, 0, 0, 0, 0, 0, -1, 0, 0], np.int32)[:, None]
         self._staged = StagedBuffer(torch.from_numpy(np.repeat(self._padding, aligned(rows), 1)), device)
         self._device = self._staged.on_device
         self._page_table = page_table
@@ -43,11 +44,16 @@ class DecodeInputs:
         fields[5, :n], fields[6, :n] = batch.kv_row // page_size, batch.kv_row % page_size
         fields[7, :n] = batch.state_noise if len(batch.state_noise) else 0
         fields[8, :n] = batch.positions
+        if batch.ring is not None:
+            fields[9:12, :n] = batch.ring
         fields[:, n:] = self._padding
         self._staged.send()
 
-    def plans(self, *, recurrent: bool, attention: bool) -> StepPlans:
-        """Return the plans of every step with this number of rows; only Triton's kernels can follow them."""
+    def plans(self, *, recurrent: bool, attention: bool, ring: bool = False) -> StepPlans:
+        """Return the plans of every step with this number of rows; only Triton's kernels can follow them.
+
+        `ring`: whether all steps have one.
+        """
         rows, fields = self.rows, self._device
         return StepPlans(
             tokens=rows,
@@ -72,4 +78,5 @@ class DecodeInputs:
             positions=fields[8, :rows],
             page=fields[5, :rows],
             offset=fields[6, :rows],
+            ring=RingPlan(fields.device, None, fields[9:12, :rows]) if ring else None,
         )

@@ -5,7 +5,7 @@ The engine process creates one from the layout; nothing else allocates cache mem
 
 import torch
 
-from mamba_planner.arithmetic import mixer_inputs
+from mamba_planner.arithmetic import mixer_inputs, ring_inputs
 from mamba_planner.model_config import ModelConfig
 from mamba_server.model.cache_views import CacheViews
 from mamba_server.model.checkpoint.errors import UnsupportedModel
@@ -83,6 +83,17 @@ def replay_memory(
         ssm=torch.zeros(lanes + 1, *_ssm_shape(model), dtype=DTYPES[state_dtype], device=device),
         most=most,
     )
+
+
+def ring_memory(
+    model: ModelConfig, *, lanes: int, tokens: int, dtype: torch.dtype, device: torch.device
+) -> list[torch.Tensor]:
+    """Allocate the rings of all recurrent layers, for states that are written once in `tokens` tokens."""
+    width = ring_inputs(model)
+    return [
+        torch.zeros(lanes, tokens - 1, width, dtype=dtype, device=device)
+        for _ in range(model.recurrent_layers)
+    ]
 
 
 def _conv_shape(model: ModelConfig) -> tuple[int, int]:

@@ -56,6 +56,9 @@ class HostBatch:
     """[T] `noise_words` by which the state after each token is rounded; empty unless states are float16"""
     replay: HostReplay | None = None
     """Drafts, which are the last ones of the D rows that decode, and waiting inputs; None = neither"""
+    ring: IntArray | None = None
+    """[3, D] lane, waiting inputs and writing of each row that decodes (`RingPlan`); None = all write their
+    states"""
 
     def check(self, chunk_size: int, page_size: int, page_table: IntArray) -> None:
         """Raise ValueError if the arrays contradict each other or `page_table` [R, W]. Tests call this."""
@@ -122,6 +125,8 @@ class ForwardBatch:
     """[R, W] pages of all sequences, which stay on the device from step to step."""
     decode_slots: torch.Tensor
     """[4, D] `slot_in`, `slot_out`, `decode_track` and `state_noise` of the decodes; zeros without noise."""
+    ring: torch.Tensor | None
+    """[3, D] `HostBatch.ring`"""
     pieces: ChunkPlan | None
     """The chunks of all prefill pieces; None in a step that only decodes."""
     extras: Mapping[str, torch.Tensor]
@@ -155,6 +160,8 @@ class ForwardBatch:
         parts["decode_slots"] = np.stack(
             [host.slot_in[:decodes], host.slot_out[:decodes], host.decode_track, noise]
         )
+        if host.ring is not None:
+            parts["ring"] = host.ring
         if isinstance(token_ids, np.ndarray):
             parts["token_ids"] = token_ids
         pieces = _pieces(host, chunk_size, device) if len(host.chunk_start) else None
@@ -168,6 +175,7 @@ class ForwardBatch:
             device,
         )
         own = {name: tensors[name] for name in parts}
+        ring = own.pop("ring", None)
         if isinstance(token_ids, torch.Tensor):
             own["token_ids"] = token_ids
         if pieces is not None:
@@ -181,6 +189,7 @@ class ForwardBatch:
             chunk_size=chunk_size,
             page_size=page_size,
             page_table=page_table,
+            ring=ring,
             pieces=pieces,
             extras={name: tensors[f"extras {name}"] for name in extras},
             host=host,

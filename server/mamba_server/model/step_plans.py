@@ -7,6 +7,7 @@ import torch
 from mamba_kernels.paged_attention import AttentionPlan
 from mamba_kernels.slot_plan import SlotPlan
 from mamba_kernels.ssd_prefill import ChunkPlan
+from mamba_kernels.state_replay import RingPlan
 from mamba_server.model.forward_batch import ForwardBatch
 from mamba_server.model.replay import ReplayMemory, ReplayPlan
 
@@ -32,6 +33,8 @@ class StepPlans:
     """[T] int32: offset of each new token's key and value in its page"""
     replay: ReplayPlan | None = None
     """Plan of drafts and of what waits for absorption; None = there is neither."""
+    ring: RingPlan | None = None
+    """Rows that decode and do not all write their states; None = all do."""
 
     @classmethod
     def build(
@@ -83,4 +86,5 @@ class StepPlans:
             page=batch.page,
             offset=batch.offset,
             replay=replay,
+            ring=None if host.ring is None or not recurrent else RingPlan(device, host.ring, batch.ring),
         )

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 
 from mamba_kernels.activate import Function
@@ -12,6 +13,7 @@ from mamba_kernels.sample import PenaltyCounts, SampleParameters
 from mamba_kernels.sample.noise import seed_words
 from mamba_kernels.slot_plan import SlotPlan
 from mamba_kernels.ssd_prefill import ChunkPlan
+from mamba_kernels.state_replay import RingPlan, delta_width, scan_width
 from testmodels.chunks import CPU, Mixer, PiecePlan, chunk_plan, ints
 from testmodels.delta import Delta
 from testmodels.experts import ExpertBatch
@@ -89,6 +91,24 @@ def _scan(plan: SlotPlan | ChunkPlan, rows: int) -> dict[str, Any]:
 def _delta(plan: SlotPlan | ChunkPlan, rows: int) -> dict[str, Any]:
     inputs = Delta(H=4, G=2, V=6, K=8, T=rows, dtype=WIDE).inputs
     return {"state": numbers(4, 4, 6, 8), "inputs": inputs, "plan": plan, "out": numbers(rows, 4, 6)}
+
+
+def _lanes() -> RingPlan:
+    """Return lanes of two rows: one writes its state, the other leaves its input."""
+    rows = np.array([[2, 0], [2, 1], [1, 0]], np.int32)
+    return RingPlan(CPU, rows, torch.from_numpy(rows))
+
+
+def _scan_replay() -> dict[str, Any]:
+    given = _scan(slots(), 2)
+    out = given.pop("out")
+    return {**given, "lanes": _lanes(), "ring": numbers(3, 3, scan_width(4, 6, 2, 8)), "out": out}
+
+
+def _delta_replay() -> dict[str, Any]:
+    given = _delta(slots(), 2)
+    out = given.pop("out")
+    return {**given, "lanes": _lanes(), "ring": numbers(3, 3, delta_width(4, 6, 2, 8)), "out": out}
 
 
 def _write() -> dict[str, Any]:
@@ -174,6 +194,13 @@ CALLS = {
         dense_from={"weight": 0},
     ),
     "state_update": OperatorCall(lambda: _scan(slots(), 2), ("state", "x"), _OF_A_SCAN),
+    "state_replay": OperatorCall(
+        _scan_replay, ("state", "x"), {**_OF_A_SCAN, "ring.0": None, "ring.1": None},
+    ),
+    "gated_delta_replay": OperatorCall(
+        _delta_replay, ("state", "v"),
+        {**_OF_THE_DELTA_RULE, "ring.0": None, "ring.1": None},
+    ),
     "ssd_prefill": OperatorCall(lambda: _scan(chunks(), 6), ("state", "x"), _OF_A_SCAN),
     "gated_delta_update": OperatorCall(lambda: _delta(slots(), 2), ("state", "v"), _OF_THE_DELTA_RULE),
     "gated_delta_prefill": OperatorCall(lambda: _delta(chunks(), 6), ("state", "v"), _OF_THE_DELTA_RULE),

@@ -13,7 +13,9 @@ from mamba_server.engine.stepping.step_result import StepResult
 from mamba_server.model.forward_batch import HostBatch
 from mamba_server.wire import AddRequest, SamplingParams
 
-FIELDS = tuple(name for name in HostBatch.__dataclass_fields__ if name not in {"state_noise", "replay"})
+FIELDS = tuple(
+    name for name in HostBatch.__dataclass_fields__ if name not in {"state_noise", "replay", "ring"}
+)
 
 
 def slow(schedule: Schedule, trial: EngineTrial) -> dict[str, list[int]]:

@@ -37,7 +37,9 @@ class DecodeStep:
         self._model, self._cache, self._sampler = model, cache, sampler
         self._last_token, self._page_size = last_token, page_size
         self._inputs = DecodeInputs(rows, len(last_token) - 1, page_table)
-        self._plans = self._inputs.plans(recurrent=bool(cache.ssm), attention=bool(cache.kv))
+        self._plans = self._inputs.plans(
+            recurrent=bool(cache.ssm), attention=bool(cache.kv), ring=bool(cache.rings)
+        )
         zeros = torch.zeros(packed_size(rows), dtype=torch.int32)
         self._staged = StagedBuffer(zeros, page_table.device)
         self._parameters = SampleParameters.packed(self._staged.on_device, rows)

@@ -178,6 +178,9 @@ class ModelRunner:
         if self._rounds:
             noise = noise_words(np.zeros(len(host.positions), np.int32), host.positions + 1)
             host = replace(host, state_noise=noise)
+        if self._cache.rings:
+            none = np.zeros(len(host.decode_track), np.int32)
+            host = replace(host, ring=np.array([none - 1, none, none]))
         with torch.inference_mode():
             ids = self._last_token.new_zeros(len(host.positions))
             hidden = self._hidden(self._batch_of(host, ids))

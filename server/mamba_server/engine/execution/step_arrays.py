@@ -43,6 +43,7 @@ class StepArrays:
     chunk_track: Ints
     logits_rows: Ints
     replay: HostReplay | None
+    ring: Ints | None
     sampling: list[int]
     """Sequences (0..S) that sample, in the order of the result."""
     checked: list[int]
@@ -104,6 +105,7 @@ def build(schedule: Schedule, batch: PersistentBatch, chunk: int, page_size: int
         chunk_rank=chunks[3],
         chunk_track=chunks[4],
         replay=_replay(schedule, batch),
+        ring=schedule.decode_ring,
         logits_rows=logits_rows,
         sampling=sampling,
         checked=checked,

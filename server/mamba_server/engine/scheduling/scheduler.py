@@ -16,6 +16,7 @@ from mamba_server.engine.scheduling.decode_set import DecodeSet, rows_of
 from mamba_server.engine.scheduling.draft_rows import DraftRows, Proposals
 from mamba_server.engine.scheduling.limits import SchedulerLimits
 from mamba_server.engine.scheduling.queue_policy import Turn, WaitingQueue
+from mamba_server.engine.scheduling.ring_rows import RingRows
 from mamba_server.engine.scheduling.start_budget import StartBudget
 from mamba_server.engine.sequences.schedule import PrefillPiece, Schedule
 from mamba_server.engine.sequences.sequence import Phase, Sequence
@@ -25,7 +26,8 @@ class Scheduler:
     """Scheduler of one engine, with its queues. `schedule` is called once a step, the rest as events come.
 
     `budget`: bound on the time that the starts of a step take; None = only their number is bounded.
-    `proposals`: source of drafts for the decodes; None = no drafts. `mask_words`: as in `DraftRows`.
+    `proposals`: source of drafts for the decodes; None = no drafts. `mask_words`: as in `DraftRows`. `rings`:
+    rows whose states are written once in several tokens; None = each step writes all states.
     """
 
     def __init__(
@@ -35,6 +37,7 @@ class Scheduler:
         budget: StartBudget | None = None,
         proposals: Proposals | None = None,
         mask_words: int = 0,
+        rings: RingRows | None = None,
     ) -> None:
         self.cache = cache
         self.limits = limits
@@ -50,6 +53,7 @@ class Scheduler:
         )
         self.counters = self.admission.counters
         self._draft_rows = DraftRows(cache, proposals, mask_words)
+        self.rings = rings
         self.absorb: Callable[[Sequence], None] | None = None
         """Completes the live slot of a sequence with waiting inputs, outside a step; the core sets it."""
         self._short: Sequence | None = None
@@ -109,7 +113,10 @@ class Scheduler:
         reached = state.depth + 1
         track = self._track_decodes(decodes, reached, step)
         drafts, absorbed = self._draft_rows.plan(decodes, rows)
+        ring = self.rings.plan(rows, reached) if self.rings is not None else None
         self.cache.launch(rows, reached, step)
+        if self.rings is not None and ring is not None:
+            self.rings.launched(rows, ring)
         for sequence in decodes:
             sequence.in_flight += 1
         if state.last.any():
@@ -117,7 +124,7 @@ class Scheduler:
             # them.
             for index in np.flatnonzero(state.last):
                 self.decoding.remove(decodes[index])
-        return Schedule(step, rows, track, decodes, [], drafts, absorbed)
+        return Schedule(step, rows, track, decodes, [], drafts, absorbed, ring)
 
     def _extend_decodes(self, decodes: list[Sequence], needs_page: Bools) -> set[int]:
         """Take the pages that are needed; return the `id`s of the sequences that cannot take part."""

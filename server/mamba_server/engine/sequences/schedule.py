@@ -55,7 +55,8 @@ class Absorption:
 class Schedule:
     """Decodes and prefill pieces of one step.
 
-    Row `decode_rows[i]` also writes its state to slot `decode_track[i]` (0 = none).
+    Row `decode_rows[i]` also writes its state to slot `decode_track[i]` (0 = none). `decode_ring`: plan of
+    `RingRows`; None = every row writes its state.
     """
 
     step: int
@@ -65,6 +66,7 @@ class Schedule:
     pieces: list[PrefillPiece]
     drafts: tuple[Draft, ...] = ()
     absorbed: tuple[Absorption, ...] = ()
+    decode_ring: Ints | None = None
 
     @property
     def empty(self) -> bool:

@@ -10,6 +10,7 @@ from mamba_kernels.cpu.delta_mixer import DeltaWeights, GatedDeltaCalls
 from mamba_kernels.cpu.library import Library
 from mamba_kernels.gated_delta.inputs import DeltaInputs
 from mamba_kernels.slot_plan import SlotPlan
+from mamba_kernels.state_replay import RingPlan
 from mamba_planner.model_config import GatedDeltaConfig
 from mamba_server.model.checkpoint.errors import UnsupportedModel
 from mamba_server.model.checkpoint.mapped_pages import give_back
@@ -75,7 +76,7 @@ class GatedDeltaMixer:
         """Compute one step. Returns [T, d].
 
         x: [T, d]; conv: [slabs, K-1, C] and ssm: [slabs, H, V, K], which are both written; ring: inputs of
-        drafts, for steps with some.
+        drafts or those that states lack, for steps with some.
         """
         projected = self.in_proj(x)
         if self.kernels is None:
@@ -106,6 +107,21 @@ class GatedDeltaMixer:
         rows = self.operators.conv1d_update(mixed, self.conv_weight, None, conv, plan)
         self.operators.gated_delta_update(ssm, self._inputs(rows, a, b), plan, y)
 
+    def _decode_with_ring(
+        self,
+        projected: torch.Tensor,
+        conv: torch.Tensor,
+        ssm: torch.Tensor,
+        plan: SlotPlan,
+        lanes: RingPlan,
+        ring: torch.Tensor,
+        y: torch.Tensor,
+    ) -> None:
+        """Decode as `_decode`, and write the states that are due. Windows, which are small, always move."""
+        mixed, _, b, a = projected.split(self.widths, dim=-1)
+        rows = self.operators.conv1d_update(mixed, self.conv_weight, None, conv, plan)
+        self.operators.gated_delta_replay(ssm, self._inputs(rows, a, b), plan, lanes, ring, y)
+
     def _by_operators(
         self,
         projected: torch.Tensor,
@@ -118,7 +134,9 @@ class GatedDeltaMixer:
         config, operators, cut = self.config, self.operators, plans.decodes
         mixed, z, b, a = projected.split(self.widths, dim=-1)
         y = projected.new_empty(plans.tokens, config.value_heads, config.value_dim)
-        if plans.decode is not None:
+        if plans.decode is not None and plans.ring is not None and ring is not None:
+            self._decode_with_ring(projected[:cut], conv, ssm, plans.decode, plans.ring, ring, y[:cut])
+        elif plans.decode is not None:
             decode_rows(self._decode, projected[:cut], conv, ssm, plans.decode, y[:cut], plans.replay, ring)
         for piece, plan in plans.prefill:
             rows = operators.conv1d_prefill(mixed[piece], self.conv_weight, None, conv, plan)

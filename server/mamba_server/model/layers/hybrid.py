@@ -276,7 +276,9 @@ class HybridModel:
     def _mix(
         self, block: Block, x: torch.Tensor, cache: CacheViews, plans: StepPlans, rotation: Turns | None
     ) -> torch.Tensor:
-        ring = None if plans.replay is None else plans.replay.memory.ring
+        ring = cache.rings if plans.ring is not None else None
+        if plans.replay is not None:
+            ring = plans.replay.memory.ring
         match block.mixer:
             case Mamba2Mixer() | GatedDeltaMixer() | ShortConvMixer() as recurrent:
                 index = block.cache_index

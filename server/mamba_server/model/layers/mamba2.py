@@ -14,6 +14,7 @@ from mamba_kernels.invariant import convolution_by_tap, gated_norm_by_row, recur
 from mamba_kernels.precision import accumulator
 from mamba_kernels.scan_inputs import ScanInputs
 from mamba_kernels.slot_plan import SlotPlan
+from mamba_kernels.state_replay import RingPlan
 from mamba_planner.model_config import MambaConfig
 from mamba_server.model.layers.loader import Loader
 from mamba_server.model.replay import ReplayPlan, decode_rows
@@ -66,7 +67,7 @@ class Mamba2Mixer:
         """Compute one step. Returns [T, d].
 
         x: [T, d]; conv: [slabs, K-1, C] and ssm: [slabs, H, P, N], both updated in place; ring: inputs of
-        drafts, for steps with some.
+        drafts or those that states lack, for steps with some.
         """
         projected = self.in_proj(x)
         if self.kernels is None:
@@ -101,7 +102,9 @@ class Mamba2Mixer:
             mixed = convolution_by_tap(inputs, self.conv_weight, self.conv_bias, conv, plans.decode, pieces)
             recurrence_by_token(ssm, self._scan_inputs(mixed, dt), plans.decode, pieces, y)
         else:
-            if plans.decode is not None:
+            if plans.decode is not None and plans.ring is not None and ring is not None:
+                self._decode_with_ring(projected[:cut], conv, ssm, plans.decode, plans.ring, ring, y[:cut])
+            elif plans.decode is not None:
                 decode_rows(
                     self._decode, projected[:cut], conv, ssm, plans.decode, y[:cut], plans.replay, ring
                 )
@@ -127,6 +130,22 @@ class Mamba2Mixer:
         _, inputs, dt = projected.split([config.inner, config.conv_dim, config.heads], dim=-1)
         mixed = self.operators.conv1d_update(inputs, self.conv_weight, self.conv_bias, conv, plan)
         self.operators.state_update(ssm, self._scan_inputs(mixed, dt), plan, y)
+
+    def _decode_with_ring(
+        self,
+        projected: torch.Tensor,
+        conv: torch.Tensor,
+        ssm: torch.Tensor,
+        plan: SlotPlan,
+        lanes: RingPlan,
+        ring: torch.Tensor,
+        y: torch.Tensor,
+    ) -> None:
+        """Decode as `_decode`, and write the states that are due. Windows, which are small, always move."""
+        config = self.config
+        _, inputs, dt = projected.split([config.inner, config.conv_dim, config.heads], dim=-1)
+        mixed = self.operators.conv1d_update(inputs, self.conv_weight, self.conv_bias, conv, plan)
+        self.operators.state_replay(ssm, self._scan_inputs(mixed, dt), plan, lanes, ring, y)
 
     def _scan_inputs(self, mixed: torch.Tensor, dt: torch.Tensor) -> ScanInputs:
         """Divide mixed, [n, C] = x | B | C after the convolution, into the scan's inputs; dt: [n, H]."""

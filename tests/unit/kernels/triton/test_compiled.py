@@ -10,6 +10,7 @@ from mamba_kernels.activate import Function
 from mamba_kernels.activate.triton import call as activate
 from mamba_kernels.conv1d_prefill.triton import call as conv1d_prefill
 from mamba_kernels.conv1d_update.triton import call as conv1d_update
+from mamba_kernels.delta_replay.triton import call as gated_delta_replay
 from mamba_kernels.gated_delta import DeltaInputs
 from mamba_kernels.gated_delta.triton import prefill_call as gated_delta_prefill
 from mamba_kernels.gated_delta.triton import update_call as gated_delta_update
@@ -22,6 +23,8 @@ from mamba_kernels.slot_copy.triton import call as slot_copy
 from mamba_kernels.ssd_prefill import ChunkPlan
 from mamba_kernels.ssd_prefill import triton as scan_kernels
 from mamba_kernels.ssd_prefill.triton import calls as ssd_prefill
+from mamba_kernels.state_replay import delta_width, scan_width
+from mamba_kernels.state_replay.triton import call as state_replay
 from mamba_kernels.state_update.triton import call as state_update
 from mamba_kernels.triton_support import KernelCall
 from testmodels.chunks import PiecePlan, chunk_plan
@@ -182,6 +185,23 @@ def delta_steps() -> list[KernelCall]:
     ]
 
 
+def replays() -> list[KernelCall]:
+    """Return steps with a ring, of a head size that is no power of two and of a state of float16 too."""
+    out = meta(ROWS, 128, 80, dtype=WIDE)
+    ring = meta(ROWS, 7, scan_width(128, 80, 8, 128))
+    states, rows, delta_out = delta()
+    delta_ring = meta(ROWS, 7, delta_width(32, 128, 16, 128))
+    return [
+        *(
+            state_replay(
+                state(128, 80, 128, kind), scan(128, 80, 8, 128), routes(), noise(), routes(), ring, out
+            )
+            for kind in (WIDE, HALF)
+        ),
+        gated_delta_replay(states, rows, routes(), noise(), routes(), delta_ring, delta_out),
+    ]
+
+
 def delta_scans() -> list[KernelCall]:
     states, rows, out = delta()
     return [gated_delta_prefill(states, rows, plan(), out)]
@@ -199,6 +219,7 @@ def delta_scans() -> list[KernelCall]:
         scans,
         joins,
         delta_steps,
+        replays,
         delta_scans,
     ],
 )

@@ -1,0 +1,39 @@
+"""Decode step of the gated delta rule with a ring in plain torch, float64 included; see `repeated_steps`."""
+
+from dataclasses import replace
+
+import torch
+
+from mamba_kernels.gated_delta.inputs import DeltaInputs
+from mamba_kernels.gated_delta.reference import gated_delta_update
+from mamba_kernels.precision import accumulator
+from mamba_kernels.slot_plan import SlotPlan
+from mamba_kernels.state_replay.repeated_steps import repeated_steps
+from mamba_kernels.state_replay.ring import RingPlan
+
+
+def gated_delta_replay(
+    state: torch.Tensor,
+    inputs: DeltaInputs,
+    plan: SlotPlan,
+    lanes: RingPlan,
+    ring: torch.Tensor,
+    out: torch.Tensor,
+) -> None:
+    """Compute one token for each of the rows, whose states lack what waits in lanes.
+
+    state: [slabs, H, V, K]; out: [n, H, V]; as in `state_replay`.
+    """
+    H, V = inputs.v.shape[1:]
+    G, K = inputs.k.shape[1:]
+
+    def step(states: torch.Tensor, waiting: torch.Tensor | None, one: SlotPlan, result: torch.Tensor) -> None:
+        if waiting is None:
+            gated_delta_update(states, inputs, one, result)
+            return
+        k, v, a, b = waiting[:, : G * K + H * V + 2 * H].split([G * K, H * V, H, H], dim=1)
+        k = k.unflatten(1, (G, K))
+        gated_delta_update(states, replace(inputs, q=k, k=k, v=v.unflatten(1, (H, V)), a=a, b=b), one, result)
+
+    parts = [inputs.k.flatten(1), inputs.v.flatten(1), inputs.a, inputs.b]
+    repeated_steps(state, step, accumulator(inputs.v.dtype), parts, plan, lanes, ring, out)

@@ -1,0 +1,167 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
+"""Decode step of the gated delta rule with a ring, on a GPU; see README.md."""
+
+import torch
+import triton
+import triton.language as tl
+
+from mamba_kernels.gated_delta.arguments import delta_arguments
+from mamba_kernels.gated_delta.inputs import DeltaInputs
+from mamba_kernels.gated_delta.triton import check_rows
+from mamba_kernels.slot_plan import SlotPlan
+from mamba_kernels.state_replay.ring import RingPlan, check_ring, delta_width
+from mamba_kernels.triton_support import (
+    LOG2_E_CONSTANT,
+    KernelCall,
+    Launch,
+    as_stored,
+    block_of,
+    ceil_div,
+    check,
+    extent_at,
+    launch_for,
+    softplus,
+)
+
+ELEMENTS = 1024
+"""State elements of a program of one warp, as of the plain step."""
+
+
+def gated_delta_replay(
+    state: torch.Tensor,
+    inputs: DeltaInputs,
+    plan: SlotPlan,
+    lanes: RingPlan,
+    ring: torch.Tensor,
+    out: torch.Tensor,
+) -> None:
+    """Compute one token for each row, as the reference does.
+
+    state: [slabs, H, V, K], K dense; out: [n, H, V], V dense. Raises WrongArgument.
+    """
+    call(state, inputs, plan.device_routes, plan.device_noise, lanes.device_rows, ring, out).run()
+
+
+def call(
+    state: torch.Tensor,
+    inputs: DeltaInputs,
+    routes: torch.Tensor,
+    noise: torch.Tensor,
+    lanes: torch.Tensor,
+    ring: torch.Tensor,
+    out: torch.Tensor,
+) -> KernelCall:
+    """Check the arguments of `gated_delta_replay` and return its launch.
+
+    routes: [3, n] int32 and noise: [n] int32 of a `SlotPlan`; lanes: [3, n] int32 of a `RingPlan`.
+    """
+    n, H, G, V, K = check_rows(state, inputs, out)
+    check("routes", routes, (3, n), dtypes=(torch.int32,), device=state.device)
+    check("noise", noise, (n,), dtypes=(torch.int32,), device=state.device)
+    check("lanes", lanes, (3, n), dtypes=(torch.int32,), device=state.device)
+    for name in ("a", "b"):
+        check(name, getattr(inputs, name), (n, H), dtypes=(inputs.v.dtype,))
+    check_ring(ring, inputs.v.dtype, state.device, delta_width(H, V, G, K))
+    width = block_of(K)
+    launch = launch_for(
+        "gated_delta_replay",
+        state.device,
+        f"H{H} V{V} K{K} {state.dtype} n{block_of(n)}",
+        Launch(num_warps=1, blocks={"V": block_of(V, most=max(1, ELEMENTS // width))}),
+    )
+    rows = launch.blocks["V"]
+    return KernelCall(
+        _gated_delta_replay,
+        (ceil_div(V, rows) * H, n),
+        {
+            **delta_arguments(state, inputs, routes, out),
+            "noise": noise,
+            "lanes": lanes,
+            "lane_row": lanes.stride(0),
+            "ring": ring,
+            "ring_lane": ring.stride(0),
+            "ring_input": ring.stride(1),
+        },
+        {"H": H, "V": V, "G": G, "K": K, "BLOCK_V": rows, "BLOCK_K": width},
+        launch,
+    )
+
+
+@triton.jit
+def _folded(s, key, value, a, b, A, dt_bias, least, beta_scale):
+    """Fold one token into the registers of a state, in the order of operations of a plain step."""
+    step = softplus(a.to(tl.float32) + dt_bias)
+    beta = tl.sigmoid(b.to(tl.float32)) * beta_scale
+    key = key.to(tl.float32)
+    key *= tl.rsqrt(tl.sum(key * key, 0) + least)
+    s = s * tl.exp2(step * A * LOG2_E_CONSTANT)
+    error = (value.to(tl.float32) - tl.sum(s * key[None, :], 1)) * beta
+    return s + error[:, None] * key[None, :]
+
+
+@triton.jit(
+    do_not_specialize=["route", "lane_row"], do_not_specialize_on_alignment=["routes", "noise", "lanes"]
+)
+def _gated_delta_replay(
+    state, state_slab, state_head, state_row, q, q_row, q_head, k, k_row, k_head, v, v_row, v_head,
+    a, a_row, b, b_row, A, dt_bias, routes, route, out, out_row, out_head, least, scale, beta_scale,
+    noise, lanes, lane_row, ring, ring_lane, ring_input,
+    H: tl.constexpr, V: tl.constexpr, G: tl.constexpr, K: tl.constexpr, BLOCK_V: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """Grid (heads x blocks of BLOCK_V rows of a state, rows of the batch): add one token to each state."""
+    blocks: tl.constexpr = (V + BLOCK_V - 1) // BLOCK_V
+    block, head = tl.program_id(0) % blocks, tl.program_id(0) // blocks
+    of_key = head // (H // G)
+    row = tl.program_id(1).to(tl.int64)
+    source = tl.load(routes + row).to(tl.int64)
+    lane = tl.load(lanes + row).to(tl.int64)
+    waiting = tl.load(lanes + lane_row + row)
+    writes = tl.load(lanes + 2 * lane_row + row) > 0
+    target = tl.where(writes, tl.load(routes + route + row), -1).to(tl.int64)
+    track = tl.where(writes, tl.load(routes + 2 * route + row), -1).to(tl.int64)
+    kept = tl.where(writes, -1, lane)
+
+    i, j = block * BLOCK_V + tl.arange(0, BLOCK_V), tl.arange(0, BLOCK_K)
+    rows, columns = i < V, j < K
+    offsets = head * state_head + i[:, None] * state_row + j[None, :]
+    # Nothing is read for a fresh state: the padding slot may hold NaN.
+    source_mask = rows[:, None] & (j < extent_at(source, K))[None, :]
+    target_mask = rows[:, None] & (j < extent_at(target, K))[None, :]
+    track_mask = rows[:, None] & (j < extent_at(track, K))[None, :]
+    s = tl.load(
+        state + source * state_slab + offsets, mask=source_mask, other=0.0, eviction_policy="evict_first"
+    )
+    s = s.to(tl.float32)
+
+    rate, bias = tl.load(A + head).to(tl.float32), tl.load(dt_bias + head).to(tl.float32)
+    own_a, own_b = tl.load(a + row * a_row + head), tl.load(b + row * b_row + head)
+    own_key = tl.load(k + row * k_row + of_key * k_head + j, mask=columns, other=0.0)
+    own_value = tl.load(v + row * v_row + head * v_head + i, mask=rows, other=0.0)
+    query = tl.load(q + row * q_row + of_key * q_head + j, mask=columns, other=0.0).to(tl.float32)
+    query *= tl.rsqrt(tl.sum(query * query, 0) + least) * scale
+    places = ring + lane * ring_lane
+    k_place, v_place, a_place = of_key * K + j, G * K + head * V + i, G * K + H * V + head
+    for token in range(waiting):
+        earlier = places + token * ring_input
+        key = tl.load(earlier + k_place, mask=columns, other=0.0)
+        value = tl.load(earlier + v_place, mask=rows, other=0.0)
+        earlier_a, earlier_b = tl.load(earlier + a_place), tl.load(earlier + a_place + H)
+        s = _folded(s, key, value, earlier_a, earlier_b, rate, bias, least, beta_scale)
+    s = _folded(s, own_key, own_value, own_a, own_b, rate, bias, least, beta_scale)
+    y = tl.sum(s * query[None, :], 1)
+    tl.store(out + row * out_row + head * out_head + i, y.to(out.dtype.element_ty), mask=rows)
+
+    stored = as_stored(s, state, head, i, j, noise + row, V, K)
+    tl.store(state + target * state_slab + offsets, stored, mask=target_mask, eviction_policy="evict_first")
+    # The same registers: state and checkpoint cannot disagree.
+    tl.store(state + track * state_slab + offsets, stored, mask=track_mask, eviction_policy="evict_first")
+
+    # Programs of this launch read the inputs before this one alone, so nobody waits for it.
+    places += waiting * ring_input
+    tl.store(places + v_place, own_value, mask=i < extent_at(kept, V))
+    first = tl.where(block == 0, kept, -1)
+    tl.store(places + a_place, own_a, mask=first >= 0)
+    tl.store(places + a_place + H, own_b, mask=first >= 0)
+    first = tl.where(head % (H // G) == 0, first, -1)
+    tl.store(places + k_place, own_key, mask=j < extent_at(first, K))

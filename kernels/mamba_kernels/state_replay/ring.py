@@ -1,0 +1,64 @@
+"""The ring of raw inputs that a state lacks, and what each row of a step does with its lane of it.
+
+A ring is [lanes, inputs, width] of one layer. An input is what the recurrence reads of a token, as the layer
+computed it: x | B | dt of Mamba2, k | v | a | b of the gated delta rule. Nothing that follows from the state
+is kept, so folding an input later gives the same numbers as folding it at once.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+
+from mamba_kernels.arguments import check
+from mamba_kernels.slot_plan import IntArray, NoHostRoutes
+from mamba_kernels.transfer import to_device
+
+ALIGNED = 8
+"""Inputs begin at a multiple of this number of elements, so that 16 bytes are loaded at once."""
+
+
+def scan_width(heads: int, head_dim: int, groups: int, state_size: int) -> int:
+    """Return the elements of an input of Mamba2."""
+    return _aligned(heads * head_dim + groups * state_size + heads)
+
+
+def delta_width(value_heads: int, value_dim: int, key_heads: int, key_dim: int) -> int:
+    """Return the elements of an input of the gated delta rule."""
+    return _aligned(key_heads * key_dim + value_heads * value_dim + 2 * value_heads)
+
+
+def _aligned(width: int) -> int:
+    return -(-width // ALIGNED) * ALIGNED
+
+
+@dataclass(frozen=True)
+class RingPlan:
+    """Lanes of `n` rows in one step, for all layers alike."""
+
+    device: torch.device
+    host_rows: IntArray | None
+    """[3, n]: lane (-1 = none, as of padding), number of inputs that wait in it, and whether the row writes
+    its state (1) or leaves its own input in the lane behind the others (0). None = on the device alone."""
+    lanes: torch.Tensor | None = None
+    """[3, n] int32: the same on the device if it was sent already; each row is dense."""
+
+    @cached_property
+    def device_rows(self) -> torch.Tensor:
+        """[3, n] int32 on the device."""
+        if self.lanes is not None:
+            return self.lanes
+        return to_device(torch.from_numpy(self.host.astype(np.int32)), self.device)
+
+    @property
+    def host(self) -> IntArray:
+        """The rows on the host. Raises NoHostRoutes if they are on the device alone."""
+        if self.host_rows is None:
+            raise NoHostRoutes("this plan is on the device alone: only Triton's kernels can follow it")
+        return self.host_rows
+
+
+def check_ring(ring: torch.Tensor, kind: torch.dtype, device: torch.device, width: int) -> None:
+    """Check the ring of one layer. Raises WrongArgument."""
+    check("ring", ring, (None, None, width), dtypes=(kind,), device=device)
