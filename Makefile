@@ -111,7 +111,7 @@ format: setup ## let ruff mend what it can
 	@$(BIN)/ruff check --fix . ; $(BIN)/ruff format .
 
 # All but `nixl`, which is large and whose tests are skipped where it is missing.
-EXTRAS := $(foreach extra,operator gateway endpoint-picker server telemetry,--extra $(extra))
+EXTRAS := $(foreach extra,operator gateway endpoint-picker server buckets telemetry,--extra $(extra))
 LOCK := uv pip compile --generate-hashes --no-emit-index-url --no-header --no-annotate --python-version 3.11
 zero-drop: setup ## thousands of requests while everything is changed, moved and broken; needs root on Linux
 	@$(PY) tests/cluster/packages.py
@@ -127,7 +127,7 @@ lock: ## pin the dependencies anew (needs uv); the images' pins follow those of 
 	  --upgrade -o requirements/dev.lock
 	@$(LOCK) pyproject.toml --extra operator --extra gateway --extra endpoint-picker --extra telemetry \
 	  --python-platform linux -c requirements/dev.lock -o requirements/control.lock
-	@$(LOCK) pyproject.toml --extra server --extra telemetry --python-platform linux \
+	@$(LOCK) pyproject.toml --extra server --extra buckets --extra telemetry --python-platform linux \
 	  -c requirements/dev.lock -o requirements/server.lock
 	@$(LOCK) --group site --universal --upgrade -o requirements/site.lock
 	@echo hatchling | $(LOCK) - -c requirements/dev.lock -o requirements/build.lock

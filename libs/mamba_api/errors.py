@@ -3,7 +3,7 @@
 ContractError
 ├── InvalidQuantity    not a Kubernetes quantity (80Gi, 500m, 4)
 ├── InvalidDuration    not a duration (300s, 5m, 500ms)
-├── InvalidModelUri    not one of the four kinds of model URI
+├── InvalidModelUri    not one of the kinds of model URI
 ├── UnknownProfile     spec.resources.profile names a profile that does not exist
 ├── InvalidProfile     a profile and the values of the object contradict each other
 └── InvalidDocument    a YAML document that is no valid MambaDeployment, or no profiles: file, document, name

@@ -43,7 +43,8 @@ class ModelSettings(SettingsGroup):
     """Model."""
 
     model: str
-    """Model directory or URI: file://, hf://owner/name, pvc://claim/path, builtin://name."""
+    """Model directory or URI: file://, hf://owner/name, pvc://claim/path, s3://bucket/prefix,
+    gs://bucket/prefix, oci://registry/repository:tag, https://host/path/, builtin://name."""
     served_model_name: str | None = None
     """Name in the API; default: the last part of the model's URI."""
     max_model_len: int | None = Field(None, ge=1)

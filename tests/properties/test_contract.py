@@ -33,6 +33,8 @@ uri = st.one_of(
     st.builds("hf://{}/{}".format, name, name),
     st.builds("hf://{}/{}@{}".format, name, name, name),
     st.builds("pvc://{}/{}".format, name, name),
+    st.builds("s3://{}/{}".format, st.from_regex(r"[a-z0-9][a-z0-9-]{1,20}[a-z0-9]", fullmatch=True), name),
+    st.builds("https://example.test/{}".format, name),
     st.builds("file:///{}".format, name),
     st.builds("builtin://{}".format, st.from_regex(r"[a-z0-9][a-z0-9-]{0,20}", fullmatch=True)),
 )

@@ -89,12 +89,15 @@ WRONG_SPECS: dict[str, list[dict[str, Any]]] = {
         {"stateCache": {"disk": {"size": "1Gi", "storageClassName": "ssd", "claimName": "states"}}}
     ],
     "stateCache.disk.size is 0": [{"stateCache": {"disk": {"size": size}}} for size in (0, "0.0Gi")],
-    "only hf:// is downloaded": [
+    "nothing is downloaded from pvc://": [
         {"model": {"uri": uri, "cache": {"size": "1Gi"}}} for uri in ("pvc://claim/a", "file:///srv/a")
     ],
     "only hf:// is one": [
         {"model": {"uri": uri, "tokenSecretRef": {"name": "hub"}}}
         for uri in ("pvc://claim/a", "file:///srv/a")
+    ],
+    "model.secretRef holds credentials": [
+        {"model": {"uri": uri, "secretRef": {"name": "bucket"}}} for uri in ("hf://a/b", "pvc://claim/s3://a")
     ],
     "use hf://owner/name": [
         {"model": {"uri": uri}}
@@ -103,7 +106,15 @@ WRONG_SPECS: dict[str, list[dict[str, Any]]] = {
             "hf://a",
             "hf:/a/b",
             "HF://a/b",
-            "s3://a/b",
+            "ftp://a/b",
+            "s3://",
+            "s3://Bucket/b",
+            "s3://bucket/b?revision=main",
+            f"s3://bucket/b?sha256={COMMIT}",
+            "oci://registry/a",
+            "oci://registry/a@sha256:0",
+            "https://user@host/a",
+            "https://host/a?token=x",
             "pvc://",
             "hf://a/b c",
             "pvc://Claim/x",

@@ -1,10 +1,12 @@
-"""`mambaserve download`: copies a model from the Hub into the local cache, from which engines read it."""
+"""`mambaserve download`: copies a model from its source into the local cache, from which engines read it."""
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mamba_api.model_uri import DOWNLOADED_PATTERN
 from mamba_cli.errors import InvalidInput, RunFailed
 from mamba_cli.model_argument import model_uri
 
@@ -14,8 +16,6 @@ if TYPE_CHECKING:
     from mamba_planner.model_report import ModelReport
     from mamba_server.model.checkpoint.source import Progress
 
-HUB = "hf://"
-
 
 def command(
     uri: Annotated[
@@ -23,7 +23,8 @@ def command(
         typer.Argument(
             metavar="URI",
             envvar="MAMBASERVE_DOWNLOAD_URI",
-            help="Model on the Hub: OWNER/NAME[@REVISION], with or without hf://.",
+            help="Model on the Hub, OWNER/NAME[@REVISION] with or without hf://, or a URI of s3://, gs://, "
+            "oci:// or https://.",
         ),
     ],
     report: Annotated[
@@ -60,7 +61,7 @@ def command(
         ),
     ] = None,
 ) -> None:
-    """Download a model from the Hub into its cache (HF_HOME), resuming a partial copy, and describe it."""
+    """Download a model into the cache (HF_HOME), resuming a partial copy, and describe it."""
     from rich.console import Console
 
     from mamba_cli.local.loading.download_metrics import served_progress
@@ -99,14 +100,16 @@ def _download(uri: str, progress: "Progress", others: "Collection[str] | None") 
     from mamba_planner.families.registry import read_config
     from mamba_planner.model_report import ModelReport
     from mamba_server.model.checkpoint.hub_copy import sound_copy
+    from mamba_server.model.checkpoint.source import hub_cache
     from mamba_server.model.checkpoint.weight_files import weights_size
 
     uri = model_uri(uri)
-    if not uri.startswith(HUB):
-        raise InvalidInput(f"{uri}: is not a model on the Hub: write {HUB}OWNER/NAME[@REVISION]")
-    from huggingface_hub import constants
-
-    cache = Path(constants.HF_HUB_CACHE)
+    if re.match(DOWNLOADED_PATTERN, uri) is None:
+        raise InvalidInput(
+            f"{uri}: is no model to download: write hf://OWNER/NAME[@REVISION], or a URI of s3://, "
+            "gs://, oci:// or https://"
+        )
+    cache, _ = hub_cache()
     directory = sound_copy(uri, cache, progress, lambda line: typer.echo(line, err=True), others)
     try:
         config = read_config(directory)

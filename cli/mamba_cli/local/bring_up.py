@@ -38,7 +38,7 @@ from mamba_planner import Device
 from mamba_planner.shipped_profiles import SHIPPED
 from mamba_settings.byte_size import binary_size
 
-HUB_VARIABLES = "HF_"
+SOURCE_VARIABLES = ("HF_", "AWS_", "GOOGLE_", "DOCKER_", "MAMBASERVE_MODEL_", "MAMBASERVE_PLAIN_HTTP")
 """Prefix of the environment variables that the Hub's client reads."""
 PORTS_PER_ENGINE = 3
 """Ports of one engine on this machine: requests, admin calls, and states that engines exchange."""
@@ -193,8 +193,8 @@ def _check_download(loaded: LoadedDeployment) -> None:
     from mamba_server.model.checkpoint.source import check_download
 
     spec = loaded.deployment.spec
-    if any(variable.name.startswith(HUB_VARIABLES) for variable in spec.engine.env):
-        return  # the engine uses another Hub or another account
+    if any(variable.name.startswith(SOURCE_VARIABLES) for variable in spec.engine.env):
+        return  # the engine uses another source or another account
     try:
         check_download(local_uri(spec.model.uri, loaded.path))
     except SourceError as error:

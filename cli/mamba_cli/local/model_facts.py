@@ -13,13 +13,13 @@ from typing import Any
 from urllib.parse import unquote
 
 from mamba_api.choices import Quantization
-from mamba_api.model_uri import ModelUri, parse_model_uri
+from mamba_api.model_uri import REMOTE, ModelUri, parse_model_uri
 from mamba_cli.errors import InvalidInput, RunFailed
 from mamba_planner.arithmetic import DTYPE_BYTES, WeightsSize
 from mamba_planner.families import ModelConfigError, load_model_config, model_config_from_hf
 from mamba_planner.model_config import ModelConfig
-from mamba_server.model.checkpoint.errors import ModelError
-from mamba_server.model.checkpoint.source import resolve
+from mamba_server.model.checkpoint.errors import DownloadFailed, ModelError
+from mamba_server.model.checkpoint.source import facts_of_remote, resolve
 from mamba_server.model.checkpoint.weight_files import weights_size
 
 HUB_INDEX = "model.safetensors.index.json"
@@ -83,6 +83,8 @@ def facts_of_uri(uri: str, where: Path) -> ModelFacts:
     parsed = parse_model_uri(uri)
     if parsed.scheme == "hf":
         return _facts_of_hub(parsed, uri)
+    if parsed.scheme in REMOTE:
+        return _facts_of_remote(uri)
     return facts_of_directory(resolve(local_uri(uri, where)))
 
 
@@ -103,17 +105,34 @@ def _facts_of_hub(uri: ModelUri, text: str) -> ModelFacts:
             raise TypeError("config.json must hold a JSON object")
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise RunFailed(f"{text}: the Hub sent files that cannot be read: {error!r}") from error
-    size = None
     try:
         model = model_config_from_hf(config, f"{text}: config.json")
     except ModelConfigError as error:
         raise InvalidInput(str(error)) from error
-    if total and model.stored is None:
-        # An index has no shapes, and does not tell the elements of quantized weights. About 99 % of a model's
-        # elements are in matrices.
-        elements = total // DTYPE_BYTES[model.dtype]
-        size = WeightsSize(total, elements, elements)
-    return ModelFacts(model, size)
+    return ModelFacts(model, _size_of_files(total, model))
+
+
+def _facts_of_remote(text: str) -> ModelFacts:
+    """Return the facts of a model in a bucket, a registry or on a web server. Raises as `facts_of_uri`."""
+    try:
+        facts = facts_of_remote(text)
+    except DownloadFailed as error:
+        raise RunFailed(str(error)) from error
+    try:
+        model = model_config_from_hf(facts.config, f"{text}: config.json")
+    except ModelConfigError as error:
+        raise InvalidInput(str(error)) from error
+    return ModelFacts(model, _size_of_files(facts.weights_bytes, model))
+
+
+def _size_of_files(total: int, model: ModelConfig) -> WeightsSize | None:
+    """Return the size of weights of which only the bytes of the files are known; None = they are not."""
+    if not total or model.stored is not None:
+        return None
+    # Neither an index nor a listing has shapes, and neither tells the elements of quantized weights. About
+    # 99 % of a model's elements are in matrices.
+    elements = total // DTYPE_BYTES[model.dtype]
+    return WeightsSize(total, elements, elements)
 
 
 def _hub_files(uri: ModelUri, text: str) -> tuple[Path, Path | None]:

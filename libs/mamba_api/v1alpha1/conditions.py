@@ -203,8 +203,9 @@ REASONS: dict[Reason, str] = {
     ),
     Reason.DOWNLOAD_FAILED: (
         "The model cannot be downloaded to the volume of spec.model.cache; the message has the loader's last"
-        " output and the time of the next attempt. Correct spec.model.uri or spec.model.tokenSecretRef, "
-        "enlarge the volume, or allow access to the Hub. Deleting the Job, or the pod, tries again at once."
+        " output and the time of the next attempt. Correct spec.model.uri, or the Secret of "
+        "spec.model.tokenSecretRef or secretRef, enlarge the volume, or allow access to the source. Deleting "
+        "the Job, or the pod, tries again at once."
     ),
     Reason.MODEL_NOT_LOADED: (
         "An engine cannot start with its model or arguments; the message has its last output. Check that the"

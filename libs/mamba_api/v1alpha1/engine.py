@@ -12,11 +12,20 @@ from pydantic.alias_generators import to_snake
 from pydantic.config import JsonDict
 
 from mamba_api.choices import Eviction, Quantization, StrategyChoice
-from mamba_api.model_uri import FORMS, URI_PATTERN, ModelUri, parse_model_uri
+from mamba_api.model_uri import (
+    DOWNLOADED,
+    DOWNLOADED_PATTERN,
+    FORMS,
+    PINNED_PATTERN,
+    REMOTE,
+    REMOTE_PATTERN,
+    URI_PATTERN,
+    ModelUri,
+    parse_model_uri,
+)
 from mamba_api.quantity import Duration, Quantity
-from mamba_api.v1alpha1.base import ApiModel, ChangeRule, FreeForm, ObjectName, Rule, SecretKeyRef
+from mamba_api.v1alpha1.base import ApiModel, ChangeRule, FreeForm, ObjectName, Rule, SecretKeyRef, SecretRef
 
-COMMIT = "@[0-9a-f]{40}$"
 URI_RULE: JsonDict = {"rule": f"self.matches(r'{URI_PATTERN}')", "message": f"use {FORMS}"}
 
 
@@ -105,8 +114,11 @@ class Model(ApiModel):
     """The model that is served."""
 
     uri: Uri
-    """Where the weights are: hf://owner/name[@revision], pvc://claim/path, file:///path (in local mode
-    relative to the YAML if it starts with file://./) or builtin://tiny-recall. A change starts a roll-out."""
+    """Where the weights are: hf://owner/name[@revision], pvc://claim/path, s3://bucket/prefix,
+    gs://bucket/prefix, oci://registry/repository:tag (or @sha256:digest), https://host/path/, file:///path
+    (in local mode relative to the YAML if it starts with file://./) or builtin://tiny-recall. Buckets and
+    web servers take ?revision=, the commit that a download reported; an archive (.tar, .tar.gz, .tgz) takes
+    ?sha256=. A change starts a roll-out."""
     served_name: Annotated[str, Field(min_length=1, max_length=253)] | None = None
     """Name of the model in the OpenAI API, which gateways also list while no engine runs. Defaults to
     metadata.name. A change replaces engine and gateway pods."""
@@ -117,25 +129,35 @@ class Model(ApiModel):
     replaces no pod unless the plan then takes another stateDtype."""
     token_secret_ref: SecretKeyRef | None = None
     """Secret with the access token for gated models; for hf:// only."""
+    secret_ref: SecretRef | None = None
+    """Secret with the credentials for other sources. For s3:// its keys are AWS_ACCESS_KEY_ID,
+    AWS_SECRET_ACCESS_KEY and, where needed, AWS_SESSION_TOKEN, AWS_REGION and AWS_ENDPOINT_URL; for gs://
+    GOOGLE_SERVICE_ACCOUNT_KEY, the JSON of a key; for oci:// .dockerconfigjson, as in Secrets for images; for
+    https:// MAMBASERVE_MODEL_TOKEN, a bearer token. Without it the identity of the workload is used."""
     cache: ModelCache | None = None
-    """Volume that keeps weights downloaded from hf://. With size, the plan also knows their configuration
+    """Volume that keeps downloaded weights. With size, the plan also knows their configuration
     before any engine starts. If absent, each pod downloads into its own scratch space."""
 
     rules = (
         Rule(
-            cel="!has(self.cache) || self.uri.matches('^hf://')",
-            message="model.cache keeps downloads, and only hf:// is downloaded: remove cache or use hf://",
-            holds=lambda self: self.cache is None or self.location.scheme == "hf",
+            cel=f"!has(self.cache) || self.uri.matches('{DOWNLOADED_PATTERN}')",
+            message=(
+                "model.cache keeps downloads, and nothing is downloaded from pvc://, file:// and builtin://: "
+                "remove cache, or use hf://, s3://, gs://, oci:// or https://"
+            ),
+            holds=lambda self: self.cache is None or self.location.scheme in DOWNLOADED,
         ),
         Rule(
-            cel=f"!has(self.cache) || !has(self.cache.claimName) || self.uri.matches('{COMMIT}')",
+            cel=f"!has(self.cache) || !has(self.cache.claimName) || self.uri.matches('{PINNED_PATTERN}')",
             message=(
                 "the claim of model.cache.claimName is filled by each node separately, at different times: "
-                "name the commit, hf://OWNER/NAME@COMMIT with its 40 digits, so that all nodes serve the "
-                "same weights"
+                "name the commit, hf://OWNER/NAME@COMMIT with its 40 digits, @sha256:DIGEST of oci://, or "
+                "?revision= of the others, so that all nodes serve the same weights"
             ),
             holds=lambda self: (
-                self.cache is None or self.cache.claim_name is None or re.search(COMMIT, self.uri) is not None
+                self.cache is None
+                or self.cache.claim_name is None
+                or re.search(PINNED_PATTERN, self.uri) is not None
             ),
         ),
         Rule(
@@ -145,6 +167,14 @@ class Model(ApiModel):
                 "hf://"
             ),
             holds=lambda self: self.token_secret_ref is None or self.location.scheme == "hf",
+        ),
+        Rule(
+            cel=f"!has(self.secretRef) || self.uri.matches('{REMOTE_PATTERN}')",
+            message=(
+                "model.secretRef holds credentials for s3://, gs://, oci:// and https://: remove it, or use "
+                "tokenSecretRef for hf://"
+            ),
+            holds=lambda self: self.secret_ref is None or self.location.scheme in REMOTE,
         ),
     )
 

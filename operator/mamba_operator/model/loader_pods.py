@@ -78,8 +78,8 @@ def pod_failure_text(pod: Manifest) -> str:
         return f"pod {name_of(pod)} ran out of memory; raise the limit of {LOADER_FIELD}"
     words = last_words(state or pod.get("status") or {})
     return (
-        f"pod {name_of(pod)}: {words}; check spec.model.uri, spec.model.tokenSecretRef and the connection to "
-        "the Hub"
+        f"pod {name_of(pod)}: {words}; check spec.model.uri, its tokenSecretRef or secretRef, and the "
+        "connection to its source"
     )
 
 

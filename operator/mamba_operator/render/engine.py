@@ -9,6 +9,7 @@ import json
 from typing import Any
 
 from mamba_api import names
+from mamba_api.model_uri import DOWNLOADED
 from mamba_operator.objects.kinds import CLAIM, CONFIG_MAP, DEPLOYMENT, DISRUPTION_BUDGET, SERVICE
 from mamba_operator.objects.manifest import Manifest
 from mamba_operator.render.context import Context, EngineRevision, child
@@ -146,7 +147,7 @@ def disruption_budget(context: Context) -> Manifest | None:
 def model_cache(context: Context) -> Manifest | None:
     """Return the claim of the model cache; None without a cache volume or without a download."""
     model = context.deployment.spec.model
-    if model.cache is None or model.cache.size is None or model.location.scheme != "hf":
+    if model.cache is None or model.cache.size is None or model.location.scheme not in DOWNLOADED:
         return None
     spec: dict[str, Any] = {
         "accessModes": [model.cache.access_mode],

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mamba_api import names
+from mamba_api.model_uri import DOWNLOADED
 from mamba_api.v1alpha1 import DiskCache
 from mamba_operator.objects.manifest import Manifest, digest
 from mamba_operator.render.access import KEY_FILE, key_mount, key_volume
@@ -42,6 +43,20 @@ TRANSFER = {
 }  # fmt: skip
 LOADER_REQUESTS = {"cpu": "100m", "memory": "512Mi"}
 """Requests of the loader, enough to pass files through. A pod without requests is evicted first."""
+CREDENTIALS = {
+    "s3": (
+        ("AWS_ACCESS_KEY_ID", "AWS_ACCESS_KEY_ID", True),
+        ("AWS_SECRET_ACCESS_KEY", "AWS_SECRET_ACCESS_KEY", True),
+        ("AWS_SESSION_TOKEN", "AWS_SESSION_TOKEN", False),
+        ("AWS_REGION", "AWS_REGION", False),
+        ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL", False),
+    ),
+    "gs": (("GOOGLE_SERVICE_ACCOUNT_KEY", "GOOGLE_SERVICE_ACCOUNT_KEY", True),),
+    "oci": (("DOCKER_AUTH_CONFIG", ".dockerconfigjson", True),),
+    "http": (("MAMBASERVE_MODEL_TOKEN", "MAMBASERVE_MODEL_TOKEN", True),),
+}
+"""Variables of the container that downloads the model, by kind of source: name, key of the Secret, and
+whether the Secret must have the key."""
 GRACE_MARGIN_SECONDS = 30
 """Seconds of the grace period beyond `drainTimeout`."""
 ANNOTATION_SETTINGS = f"{names.GROUP}/settings-hash"
@@ -58,7 +73,7 @@ def engine_document(context: Context) -> dict[str, Any]:
     choice: dict[str, Any] = {}
     if context.loaded is not None and context.loaded.commit:
         # All engines of a revision serve the same weights, even if the branch moves.
-        choice["model"] = f"hf://{spec.model.location.name}@{context.loaded.commit}"
+        choice["model"] = spec.model.location.pinned(context.loaded.commit)
     if context.plan is not None:
         choice |= {"strategy": context.plan.strategy, "state_dtype": context.plan.state_dtype}
     elif context.role != "unified" and spec.state_cache.state_dtype == "Auto":
@@ -262,7 +277,7 @@ def _environment(context: Context) -> list[dict[str, Any]]:
     if context.deployment.spec.model.cache is None:
         variables += download_environment(context)
     else:
-        # The loader fetches all files: engines need neither the Hub nor its token.
+        # The loader fetches all files: engines need neither the source nor credentials for it.
         variables += [*_path_variables(), {"name": "HF_HUB_OFFLINE", "value": "1"}]
     if sharing := prefix_sharing(context.deployment):
         # Gateways know an engine by the name of its pod, so the engine publishes under that name.
@@ -286,7 +301,26 @@ def download_environment(context: Context) -> list[dict[str, Any]]:
                 "valueFrom": {"secretKeyRef": {"name": reference.name, "key": reference.key}},
             }
         )
+    if spec.model.secret_ref is not None:
+        variables += _credentials(spec.model.location.scheme, spec.model.secret_ref.name)
     return variables
+
+
+def _credentials(scheme: str, secret: str) -> list[dict[str, Any]]:
+    """Return the variables of the Secret for a source other than the Hub.
+
+    The keys are listed, so that a Secret sets nothing else in the pod.
+    """
+    kind = "http" if scheme == "https" else scheme
+    return [
+        {
+            "name": name,
+            "valueFrom": {
+                "secretKeyRef": {"name": secret, "key": key, **({} if is_needed else {"optional": True})}
+            },
+        }
+        for name, key, is_needed in CREDENTIALS[kind]
+    ]
 
 
 def _resources(context: Context) -> dict[str, Any]:
@@ -318,7 +352,7 @@ def _resources(context: Context) -> dict[str, Any]:
 def _downloaded_bytes(context: Context) -> int:
     """Return the bytes of weights that each pod downloads to scratch space; 0 if none or unknown."""
     model = context.deployment.spec.model
-    if model.location.scheme != "hf" or model.cache is not None or context.plan is None:
+    if model.location.scheme not in DOWNLOADED or model.cache is not None or context.plan is None:
         return 0
     return next((line.bytes for line in context.plan.ledger if line.item == "weights"), 0)
 
@@ -339,7 +373,7 @@ def _volumes(context: Context) -> list[dict[str, Any]]:
         volumes.append(
             {"name": "model", "persistentVolumeClaim": {"claimName": location.name, "readOnly": True}}
         )
-    if location.scheme == "hf":
+    if location.scheme in DOWNLOADED:
         if spec.model.cache is not None:
             claim = context.own_claim or children.model_cache
             volumes.append({"name": "cache", "persistentVolumeClaim": {"claimName": claim}})
@@ -376,7 +410,7 @@ def _mounts(context: Context) -> list[dict[str, Any]]:
     location = spec.model.location
     if location.scheme == "pvc":
         mounts.append({"name": "model", "mountPath": f"{MODELS_MOUNT}/{location.name}", "readOnly": True})
-    if location.scheme == "hf":
+    if location.scheme in DOWNLOADED:
         # The loader has checked the files: no engine may change them for other engines of its node.
         read_only = {"readOnly": True} if context.own_claim else {}
         mounts.append({"name": "cache", "mountPath": CACHE_MOUNT, **read_only})

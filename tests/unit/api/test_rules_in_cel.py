@@ -177,8 +177,10 @@ OBJECTS: dict[type[ApiModel], st.SearchStrategy[dict[str, Any]]] = {
     Engine: some({}, tensorParallel=SMALL),
     Resources: some({}, gpus=COUNT, profile=st.just("a")),
     Model: some(
-        {"uri": st.sampled_from(["hf://a/b", f"hf://a/b@{COMMIT}", "pvc://claim/hf://a/b", "builtin://x", "file:///hf://a/b"])},
+        {"uri": st.sampled_from(["hf://a/b", f"hf://a/b@{COMMIT}", "pvc://claim/hf://a/b", "builtin://x", "file:///hf://a/b",
+            "s3://bucket/a", f"s3://bucket/a?revision={COMMIT}", "oci://registry/a:v1"])},
         cache=st.sampled_from([{"size": "1Gi"}, {"claimName": "c"}]), tokenSecretRef=st.just({"name": "hub"}),
+        secretRef=st.just({"name": "bucket"}),
     ),
     ModelCache: some(
         {}, size=st.just("1Gi"), claimName=st.just("c"), storageClassName=st.just("s"),

@@ -82,7 +82,7 @@ def test_what_an_attempt_has_left_is_no_model_while_the_hub_is_away(
 @pytest.mark.parametrize(
     ("uri", "error", "words"),
     [
-        ("builtin://tiny-recall", InvalidInput, "is not a model on the Hub"),
+        ("builtin://tiny-recall", InvalidInput, "is no model to download"),
         ("hf://only-a-name", InvalidInput, "hf://OWNER/NAME"),
     ],
 )

@@ -33,6 +33,7 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     ),
     ("engine.env[].valueFrom", {"engine": {"env": [{"name": "A", "valueFrom": {}}]}}, "A: valueFrom"),
     ("model.tokenSecretRef", {"model": {"uri": "hf://a/b", "tokenSecretRef": {"name": "s"}}}, "cluster"),
+    ("model.secretRef", {"model": {"uri": "s3://bucket/a", "secretRef": {"name": "s"}}}, "cluster"),
     ("model.cache", {"model": {"uri": "hf://a/b", "cache": {"size": "1Gi"}}}, "only in a cluster"),
     ("engine.image", {"engine": {"image": "mine"}}, "only in a cluster"),
     ("resources.profile", {"resources": {"profile": "nvidia-l4"}}, "gpus has an effect here"),

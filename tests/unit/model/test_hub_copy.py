@@ -10,8 +10,9 @@ import pytest
 
 from mamba_server.model.checkpoint import hub_copy
 from mamba_server.model.checkpoint.errors import DownloadFailed
-from mamba_server.model.checkpoint.hub_copy import CHECKED, LOCK, sound_copy
+from mamba_server.model.checkpoint.hub_copy import CHECKED, sound_copy
 from mamba_server.model.checkpoint.source import silent
+from mamba_server.model.remote.folder_lock import LOCK
 from small_hub import COMMIT, Hub, point_at, small_hub
 
 URI = f"hf://owner/name@{COMMIT}"

@@ -41,7 +41,9 @@ def test_a_claim_uri_cannot_lead_out_of_its_claim(uri: str, tmp_path: Path) -> N
     ("uri", "hint"),
     [
         ("", "write a directory"),
-        ("s3://bucket/model", "write file, hf, pvc or builtin"),
+        ("ftp://bucket/model", "write file, hf, pvc, builtin, s3"),
+        ("s3://bucket/model?version=1", "s3://BUCKET/PREFIX"),
+        ("oci://registry/model", "oci://REGISTRY/REPOSITORY:TAG"),
         ("file://models/x", "file:///models/x"),
         ("hf://only-a-name", "hf://OWNER/NAME"),
         ("hf://a/b/c", "hf://OWNER/NAME"),
@@ -128,7 +130,7 @@ def test_the_directory_one_stands_in_has_its_own_name(
     assert display_name(uri) == (model.parent.name if name == "parent" else name)
 
 
-@pytest.mark.parametrize("uri", ["", "  ", "s3://a/b", "file://host/m"])
+@pytest.mark.parametrize("uri", ["", "  ", "ftp://a/b", "file://host/m"])
 def test_a_name_is_not_made_of_what_is_no_uri(uri: str) -> None:
     with pytest.raises(InvalidSource):
         display_name(uri)

@@ -61,6 +61,8 @@ CASES: list[tuple[str, dict[str, Any], Callable[[Children], Any], Any]] = [
      lambda made: variable(made, "HF_TOKEN")["secretKeyRef"]["name"], "hub"),
     ("model.tokenSecretRef.key", {"model": TOKEN},
      lambda made: variable(made, "HF_TOKEN")["secretKeyRef"]["key"], "read"),
+    ("model.secretRef.name", {"model": {"uri": "s3://bucket/model", "secretRef": {"name": "keys"}}},
+     lambda made: variable(made, "AWS_SECRET_ACCESS_KEY")["secretKeyRef"]["name"], "keys"),
     ("model.cache.size", {"model": CACHE},
      lambda made: claim(made)["resources"]["requests"]["storage"], "7Gi"),
     ("model.cache.claimName", {"model": OWN},

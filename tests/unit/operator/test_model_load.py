@@ -100,6 +100,27 @@ def test_engines_serve_the_commit_that_was_downloaded_and_ask_the_hub_nothing() 
     assert "HF_HUB_OFFLINE" not in {one["name"] for one in loader["env"]}
 
 
+@pytest.mark.parametrize(
+    ("uri", "pinned", "variable"),
+    [
+        ("s3://bucket/model", f"s3://bucket/model?revision={COMMIT}", "AWS_SECRET_ACCESS_KEY"),
+        ("gs://bucket/model", f"gs://bucket/model?revision={COMMIT}", "GOOGLE_SERVICE_ACCOUNT_KEY"),
+        ("oci://registry/model:v1", f"oci://registry/model@sha256:{COMMIT}", "DOCKER_AUTH_CONFIG"),
+        ("https://host/model/", f"https://host/model?revision={COMMIT}", "MAMBASERVE_MODEL_TOKEN"),
+    ],
+)
+def test_only_the_loader_has_the_credentials_of_a_source_and_engines_its_commit(
+    uri: str, pinned: str, variable: str
+) -> None:
+    children = loaded(cached(uri, model={"secretRef": {"name": "keys"}}))
+    engine = child(children, "Deployment", "nano-engine")["spec"]["template"]["spec"]["containers"][0]
+    assert variable not in {one["name"] for one in engine["env"]}
+    assert pinned in child(children, "ConfigMap", "nano-engine")["data"]["engine.json"]
+    loader = job_of(children)["spec"]["template"]["spec"]["containers"][0]
+    [source] = [one["valueFrom"]["secretKeyRef"] for one in loader["env"] if one["name"] == variable]
+    assert source["name"] == "keys"
+
+
 OTHER = "beef" + "0" * 36
 
 

@@ -1,15 +1,12 @@
-"""Downloads one verified copy of a Hub model into the Hub's cache, even if several processes fill that cache.
+"""Downloads one verified copy of a model into the Hub's cache, even if several processes fill that cache.
 
 Pods of a node that share a cache call it before their engines start: one downloads at a time, and downloaded
 files are compared once with the Hub's checksums. Torch-free.
 """
 
 import contextlib
-import errno
-import fcntl
 import hashlib
 import json
-import os
 import re
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
@@ -17,15 +14,14 @@ from pathlib import Path
 from mamba_server.model.checkpoint.errors import DownloadFailed, InsufficientDiskSpace
 from mamba_server.model.checkpoint.hub_room import remove_copies, remove_cut_off
 from mamba_server.model.checkpoint.source import Progress, resolve
+from mamba_server.model.remote.folder_lock import folder_lock
 from mamba_settings.byte_size import binary_size
 
-LOCK = "mambaserve-download.lock"
 CHECKED = "mambaserve-checked.json"
 """File in a model's folder with the size and the time of change of each file whose checksum was right."""
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 """Pattern of the names of large files in the Hub's cache: their checksums."""
 _PIECE = 1 << 24
-_NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP})
 
 
 def sound_copy(
@@ -38,7 +34,7 @@ def sound_copy(
     """Return the directory of the model, whose large files have the Hub's checksums.
 
     Args:
-        uri: hf://OWNER/NAME[@REVISION].
+        uri: a model that is downloaded, such as hf://OWNER/NAME[@REVISION].
         cache: the Hub's cache (HF_HUB_CACHE).
         progress: progress of the download, as in `resolve`.
         say: receives messages about other steps that take time.
@@ -69,42 +65,30 @@ def _resolve(
 ) -> Path:
     """Download the model; if space is short, remove copies that no process needs and try again."""
     if others is None:
-        return resolve(uri, progress)
+        return resolve(uri, progress, say=say)
     if freed := remove_cut_off(cache):
         say(f"{uri}: removed {binary_size(freed)} of interrupted downloads")
     try:
-        return resolve(uri, progress)
+        return resolve(uri, progress, say=say)
     except InsufficientDiskSpace as error:
         removed = remove_copies(cache, {*others, error.commit})
         if not removed:
             raise
         say(f"{uri}: removed unused models to free disk space: {', '.join(removed)}")
-        return resolve(uri, progress)
+        return resolve(uri, progress, say=say)
 
 
 @contextlib.contextmanager
 def _exclusive(cache: Path, on_wait: Callable[[], None]) -> Iterator[None]:
-    """Lock the cache against other downloads. The kernel releases the lock when the process ends."""
-    try:
-        cache.mkdir(parents=True, exist_ok=True)
-        lock = os.open(cache / LOCK, os.O_RDWR | os.O_CREAT, 0o664)
-    except OSError as error:
-        raise DownloadFailed(
-            f"{cache} cannot be written: {error.strerror}: check its owner and its free space"
-        ) from error
-    try:
+    """Lock the cache against other downloads. Raises DownloadFailed."""
+    with contextlib.ExitStack() as stack:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            on_wait()
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            stack.enter_context(folder_lock(cache, on_wait))
         except OSError as error:
-            # Some network file systems have no locks; the Hub's client still keeps each file whole there.
-            if error.errno not in _NO_LOCKS:
-                raise
+            raise DownloadFailed(
+                f"{cache} cannot be written: {error.strerror}: check its owner and its free space"
+            ) from error
         yield
-    finally:
-        os.close(lock)
 
 
 def _damaged_files(directory: Path, on_compare: Callable[[], None]) -> list[Path]:

@@ -35,7 +35,8 @@ def remove_copies(cache: Path, keep: Collection[str]) -> list[str]:
         kept = [copy for copy in copies if copy.name in keep]
         name = model.name.removeprefix("models--").replace("--", "/")
         removed += [f"{name}@{copy.name}" for copy in copies if copy not in kept]
-        if not kept:
+        # What another store than the Hub has sent of a commit that stays is continued.
+        if not kept and not any((model / "partial" / commit).exists() for commit in keep if commit):
             shutil.rmtree(model, ignore_errors=True)
             continue
         for copy in copies:

@@ -5,6 +5,7 @@ Torch-free; it never reads weights, and never takes a plain name for a model on 
 """
 
 import importlib.resources
+import logging
 import os
 import re
 import shutil
@@ -13,6 +14,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from mamba_api.errors import InvalidModelUri
+from mamba_api.model_uri import REMOTE, ModelUri, parse_model_uri
 from mamba_server.model.checkpoint.errors import (
     DownloadFailed,
     InsufficientDiskSpace,
@@ -20,6 +23,18 @@ from mamba_server.model.checkpoint.errors import (
     SourceError,
     SourceNotFound,
 )
+from mamba_server.model.remote.errors import (
+    AccessDenied,
+    DamagedFile,
+    FilesChanged,
+    FullDisk,
+    Interrupted,
+    RemoteError,
+)
+from mamba_server.model.remote.model_copy import model_copy
+from mamba_server.model.remote.remote_config import RemoteFacts, remote_facts
+from mamba_server.model.remote.remote_file import MODEL_FILES
+from mamba_server.model.remote.store_of import store_of
 from mamba_settings.byte_size import binary_size
 
 Progress = Callable[[str, int, int], None]
@@ -28,9 +43,11 @@ Progress = Callable[[str, int, int], None]
 PVC_ROOT = Path("/models")
 """Directory in which claims are mounted in a pod: pvc://claim/path is PVC_ROOT/claim/path."""
 
-HUB_FILES = ("*.json", "*.jinja", "*.txt", "*.model", "*.safetensors")
-"""Patterns of the files that a model needs; pickled weights are never downloaded."""
-
+_FORMS = (
+    "hf://OWNER/NAME, s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, oci://REGISTRY/REPOSITORY:TAG or "
+    "https://HOST/PATH/"
+)
+_log = logging.getLogger(__name__)
 _SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*)://")
 _HUB = re.compile(r"^(?P<repo>[\w.-]+/[\w.-]+?)(?:@(?P<revision>[\w./-]+))?$")
 _NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
@@ -40,15 +57,30 @@ def silent(_stage: str, _done: int, _total: int) -> None:
     """Ignore progress."""
 
 
-def resolve(uri: str, progress: Progress = silent, *, pvc_root: Path = PVC_ROOT) -> Path:
+def resolve(
+    uri: str,
+    progress: Progress = silent,
+    *,
+    pvc_root: Path = PVC_ROOT,
+    say: Callable[[str], None] = _log.info,
+) -> Path:
     """Return the local directory of the model at `uri`, downloading it if necessary.
 
-    Accepts a plain path, file://PATH, hf://OWNER/NAME[@REVISION], pvc://CLAIM/PATH and builtin://NAME. A Hub
-    model is downloaded into the Hub's cache (HF_HOME); an interrupted download resumes where it stopped.
+    Accepts a plain path, file://PATH, hf://OWNER/NAME[@REVISION], pvc://CLAIM/PATH, builtin://NAME, and the
+    forms of `REMOTE`. Downloads go into the Hub's cache (HF_HOME); an interrupted one resumes where it
+    stopped.
+
+    Args:
+        uri: the model.
+        progress: receives the bytes of a download.
+        pvc_root: directory in which claims are mounted.
+        say: receives messages about a download.
 
     Raises InvalidSource, SourceNotFound, InsufficientDiskSpace, DownloadFailed.
     """
     scheme, rest = _split(uri)
+    if scheme in REMOTE:
+        return _require_model(_remote_copy(uri, progress, say), uri)
     if scheme == "hf":
         return _require_model(_download(uri, rest, progress), uri)
     if scheme == "builtin":
@@ -66,17 +98,22 @@ def check(uri: str) -> None:
 
     Raises InvalidSource, SourceNotFound.
     """
-    if _split(uri)[0] != "hf":
+    scheme, _ = _split(uri)
+    if scheme in REMOTE:
+        _remote_uri(uri)
+    elif scheme != "hf":
         resolve(uri)
 
 
 def check_download(uri: str) -> None:
-    """Check that a Hub model is in the local cache or available on the Hub; other models are not checked.
+    """Check that a model is in the cache or at its source; a local one is not checked.
 
-    Asks the Hub once, while a download would retry for half a minute. Raises InvalidSource, SourceNotFound,
-    DownloadFailed.
+    Asks the source once, while a download would retry for half a minute. Raises InvalidSource,
+    SourceNotFound, DownloadFailed.
     """
     scheme, rest = _split(uri)
+    if scheme in REMOTE:
+        _check_remote(uri)
     if scheme != "hf":
         return
     repo, revision = _on_hub(uri, rest)
@@ -99,6 +136,8 @@ def check_download(uri: str) -> None:
 def display_name(uri: str) -> str:
     """Return the last part of the URI, without a revision: the default of the model's name in the API."""
     scheme, rest = _split(uri)
+    if scheme in REMOTE:
+        return _remote_uri(uri).short_name
     name = rest.rstrip("/").rsplit("/", 1)[-1]
     if name in (".", ".."):
         return Path(rest).resolve().name
@@ -120,8 +159,10 @@ def _split(uri: str) -> tuple[str, str]:
                 f"{uri}: a file URI has three slashes: write file:///{parts.netloc}{parts.path}"
             )
         return scheme, unquote(parts.path)
-    if scheme not in ("hf", "pvc", "builtin"):
-        raise InvalidSource(f"{uri}: unknown scheme {scheme!r}; write file, hf, pvc or builtin")
+    if scheme not in ("hf", "pvc", "builtin", *REMOTE):
+        raise InvalidSource(
+            f"{uri}: unknown scheme {scheme!r}; write file, hf, pvc, builtin, s3, gs, oci, https or http"
+        )
     return scheme, uri[match.end() :]
 
 
@@ -171,6 +212,61 @@ def _builtin(uri: str, name: str) -> Path:
     return path
 
 
+def facts_of_remote(uri: str) -> RemoteFacts:
+    """Return configuration and size of a model of `REMOTE`, without its weights. Raises SourceError."""
+    try:
+        return remote_facts(_remote_uri(uri), uri)
+    except RemoteError as error:
+        raise _remote_failure(error) from error
+
+
+def hub_cache() -> tuple[Path, bool]:
+    """Return the directory of the model cache, and whether models come from it alone."""
+    from huggingface_hub import constants
+
+    return Path(constants.HF_HUB_CACHE), bool(constants.HF_HUB_OFFLINE)
+
+
+def _remote_uri(uri: str) -> ModelUri:
+    try:
+        return parse_model_uri(uri)
+    except InvalidModelUri as error:
+        raise InvalidSource(f"{uri}: is no model URI; write {_FORMS}") from error
+
+
+def _remote_copy(uri: str, progress: Progress, say: Callable[[str], None]) -> Path:
+    cache, offline = hub_cache()
+    try:
+        return model_copy(
+            _remote_uri(uri), uri, cache, lambda done, total: progress("download", done, total), say,
+            offline=offline,
+        )  # fmt: skip
+    except RemoteError as error:
+        raise _remote_failure(error) from error
+
+
+def _check_remote(uri: str) -> None:
+    parsed = _remote_uri(uri)
+    cache, offline = hub_cache()
+    folder = cache / parsed.folder
+    if offline or any(folder.glob("snapshots/*")):
+        return
+    try:
+        store_of(parsed, uri).files()
+    except RemoteError as error:
+        raise _remote_failure(error) from error
+
+
+def _remote_failure(error: RemoteError) -> SourceError:
+    """Translate an error of a store: what a later attempt may mend is a failure, the rest is wrong input."""
+    match error:
+        case FullDisk():
+            return InsufficientDiskSpace(str(error), error.commit)
+        case AccessDenied() | Interrupted() | DamagedFile() | FilesChanged():
+            return DownloadFailed(str(error))
+    return SourceNotFound(str(error))
+
+
 def _on_hub(uri: str, rest: str) -> tuple[str, str | None]:
     """Return repository and revision."""
     match = _HUB.match(rest.rstrip("/"))
@@ -185,7 +281,7 @@ def _download(uri: str, rest: str, progress: Progress) -> Path:
 
     options: dict[str, Any] = {
         "revision": revision,
-        "allow_patterns": list(HUB_FILES),
+        "allow_patterns": list(MODEL_FILES),
         "library_name": "mambaserve",
     }
     try:
