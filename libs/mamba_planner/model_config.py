@@ -244,6 +244,8 @@ class ModelConfig:
     `mamba_ssm_dtype`)."""
     quantized: str | None = None
     """Quantization method of the stored weights; None = plain numbers, or FP8 with scales."""
+    draft_head: bool = False
+    """Whether the engine drafts with the checkpoint's own head, which has a layer of its own in pages."""
 
     @property
     def position_limit(self) -> int | None:
@@ -258,3 +260,8 @@ class ModelConfig:
     @property
     def attention_layers(self) -> int:
         return sum(kind in ("attention", "mamba_attention") for kind in self.layers)
+
+    @property
+    def kv_layers(self) -> int:
+        """Number of layers whose keys and values are in pages: those of the model, and that of a head."""
+        return self.attention_layers + self.draft_head

@@ -74,6 +74,8 @@ def workspace_bytes(
     if "mamba_attention" in model.layers:
         stages.append(sum(stages))
     stages.append(_feed_forward(model) * size * tokens)
+    if model.draft_head:
+        stages.append(_head(model, size, tokens))
     residual = d * (2 * (4 if model.residual_in_fp32 else size) + 2 * size)
     layers = tokens * (residual + _PLANS) + max(stages) // tensor_parallel
     return max(layers, _sampling(model, size, tokens, running) // tensor_parallel)
@@ -106,7 +108,17 @@ def draft_bytes(
     lanes, layer, size = min(running, DRAFT_ROWS), layer_state(model, tensor_parallel), DTYPE_BYTES[dtype]
     # A copy has the type of the states, at most float32.
     copies = (lanes + 1) * (layer.conv * size + layer.ssm * 4)
-    return copies + model.recurrent_layers * lanes * drafts * mixer_inputs(model) * size // tensor_parallel
+    rings = model.recurrent_layers * lanes * drafts * mixer_inputs(model) * size // tensor_parallel
+    return (
+        copies
+        + rings
+        + (hidden_rows(running, lanes, drafts) * model.hidden_size * size if model.draft_head else 0)
+    )
+
+
+def hidden_rows(running: int, lanes: int, drafts: int) -> int:
+    """Return the hidden states that a head for drafts goes on from: of rows, of padding, of lanes."""
+    return 2 * running + 1 + lanes * drafts
 
 
 def _mamba(mamba: MambaConfig, size: int, tokens: int, rows: int, chunk: int) -> int:
@@ -157,6 +169,17 @@ def _gated_delta(delta: GatedDeltaConfig, size: int, tokens: int, rows: int) -> 
     decode = rows * (delta.conv_kernel * delta.conv_dim * (3 * size + 8) + token_bytes) + 16 * gathered
     norm = tokens * values * (3 * 4 + 2 * size)
     return common + max(prefill, decode, norm)
+
+
+def _head(model: ModelConfig, size: int, tokens: int) -> int:
+    """Return the bytes of the keys and values of a head for drafts: rows of two parts, and projections."""
+    assert model.attention is not None
+    query = model.attention.heads * model.attention.head_dim
+    return (
+        tokens
+        * size
+        * (8 * model.hidden_size + 3 * query + 4 * model.attention.kv_heads * model.attention.head_dim)
+    )
 
 
 def _attention(model: ModelConfig, size: int, tokens: int, longest: int) -> int:

@@ -18,6 +18,7 @@ from mamba_kernels.device_errors import ends_the_device
 from mamba_kernels.dispatch.backend import Backend, backend_for, compiles_first
 from mamba_planner.arithmetic import attention_ratio
 from mamba_planner.constraints import MOST_STEP_TOKENS
+from mamba_planner.draft_heads import with_heads
 from mamba_planner.engine_plan import plan_engine
 from mamba_planner.families.registry import load_model_config, why_not_served
 from mamba_planner.memory import MOST_RUNNING, Device
@@ -31,6 +32,7 @@ from mamba_server.cache import (
     ManagedStateCache,
     PersistentBatch,
     Quarantined,
+    Tokens,
     build_state_cache,
 )
 from mamba_server.engine.audits.distance import Precision
@@ -44,6 +46,8 @@ from mamba_server.engine.fingerprint import fingerprint_of
 from mamba_server.engine.scheduling.limits import SchedulerLimits
 from mamba_server.engine.scheduling.scheduler import Scheduler
 from mamba_server.engine.scheduling.start_budget import StartBudget
+from mamba_server.engine.sequences.sequence import Sequence
+from mamba_server.engine.speculation.head_drafts import HeadDrafts, HeadRequest
 from mamba_server.engine.speculation.ngram_drafts import NgramDrafts
 from mamba_server.engine.stepping.answer_audits import AnswerAudits, NoAudits
 from mamba_server.engine.stepping.core import EngineCore
@@ -51,12 +55,14 @@ from mamba_server.engine.stepping.forward_stream import ForwardStream, InlineStr
 from mamba_server.engine.stepping.speculation import DraftSource, Speculation
 from mamba_server.engine.stepping.step_pace import STEP_TIME, StepPace
 from mamba_server.host_memory import available_bytes
+from mamba_server.model.cache_views import CacheViews
 from mamba_server.model.checkpoint.errors import UnsupportedModel
 from mamba_server.model.checkpoint.source import resolve
 from mamba_server.model.checkpoint.tensor_source import TensorSource
-from mamba_server.model.checkpoint.weight_files import weights_size
+from mamba_server.model.checkpoint.weight_files import DRAFT_HEADS, has_draft_heads, weights_size
 from mamba_server.model.checkpoint.weights import Weights
 from mamba_server.model.device_arena import DTYPES, DeviceArena, replay_memory
+from mamba_server.model.hidden_rows import HiddenMemory
 from mamba_server.model.layers.hybrid import HybridModel
 from mamba_server.model.layout import CacheLayout
 from mamba_settings.engine_settings import EngineSettings
@@ -125,6 +131,7 @@ def boot(settings: EngineSettings, report: Report, overrides: BootOverrides = NO
     if (why := why_not_served(config)) is not None:
         # Checked first, so that nobody buys memory for a model that cannot be served.
         raise UnsupportedModel(why)
+    config = _with_heads(config, settings, directory, overrides)
     device = pick_device(settings.device)
     dtype = config.dtype if settings.dtype == "auto" else settings.dtype
     device_memory, weights = _memory(settings, device), _weights(directory, config, dtype, settings)
@@ -135,7 +142,7 @@ def boot(settings: EngineSettings, report: Report, overrides: BootOverrides = NO
         report("compiling the kernels, this once", 1, 1)
     model = HybridModel(
         config,
-        overrides.weights or Weights(directory, report),
+        overrides.weights or Weights(directory, report, heads=config.draft_head),
         device=device,
         dtype=DTYPES[dtype],
         batch_invariant=settings.batch_invariant,
@@ -170,6 +177,7 @@ def boot(settings: EngineSettings, report: Report, overrides: BootOverrides = NO
             device=device,
         )  # fmt: skip
         views = replace(views, replay=replay)
+        views = _with_hidden_states(views, config, batch, drafts.most, DTYPES[dtype], device)
     runner = ModelRunner(
         model,
         views,
@@ -184,6 +192,8 @@ def boot(settings: EngineSettings, report: Report, overrides: BootOverrides = NO
         longest_piece=min(limits.step_tokens, limits.max_model_len),
         step_tokens=limits.step_tokens,
     )
+    if isinstance(drafts, HeadDrafts):
+        _connect(drafts, cache, runner, stream)
     start_budget = StartBudget(time.monotonic) if overrides.bound_starts else None
     core = EngineCore(
         Scheduler(cache, limits, start_budget, drafts),
@@ -222,6 +232,34 @@ def boot(settings: EngineSettings, report: Report, overrides: BootOverrides = NO
     )
 
 
+def _with_heads(
+    config: ModelConfig, settings: EngineSettings, directory: Path, overrides: BootOverrides
+) -> ModelConfig:
+    """Return the model with its head if that drafts. Raises UnsupportedModel if the files have none."""
+    config = with_heads(config, settings.speculation)
+    if config.draft_head and overrides.weights is None and not has_draft_heads(directory):
+        raise UnsupportedModel(
+            f"speculation mtp: the checkpoint in {directory} has no head for drafts (no tensor "
+            f"{DRAFT_HEADS}*): use ngram or auto"
+        )
+    return config
+
+
+def _with_hidden_states(
+    views: CacheViews,
+    config: ModelConfig,
+    batch: PersistentBatch,
+    most: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> CacheViews:
+    """Return the views with memory for the hidden states from which a head for drafts goes on, if any."""
+    if not config.draft_head:
+        return views
+    hidden = HiddenMemory.allocate(batch.rows, batch.lanes, most, config.hidden_size, dtype, device)
+    return replace(views, hidden=hidden)
+
+
 def _drafts(
     settings: EngineSettings, limits: SchedulerLimits, overrides: BootOverrides
 ) -> DraftSource | None:
@@ -231,7 +269,24 @@ def _drafts(
     if overrides.drafts is not None:
         return overrides.drafts
     rows = min(limits.max_running, DRAFT_ROWS)
+    if settings.speculation == "mtp":
+        return HeadDrafts(settings.speculative_tokens, rows)
     return NgramDrafts(settings.speculative_tokens, rows, always=settings.speculation == "ngram")
+
+
+def _connect(
+    drafts: HeadDrafts, cache: ManagedStateCache, runner: ModelRunner, stream: ForwardStream
+) -> None:
+    """Let the head compute on the forward stream, in pages that the cache gives it."""
+
+    def room(sequence: Sequence) -> int:
+        assert sequence.allocation is not None
+        return cache.replay.room(sequence.allocation, sequence.prompt_len, drafts.most)
+
+    def compute(request: HeadRequest) -> list[Tokens]:
+        return stream.wait(stream.launch(runner.prepare_drafts(request)))()
+
+    drafts.room, drafts.compute = room, compute
 
 
 def _prepare(stream: ForwardStream, work: Callable[[], object]) -> None:
@@ -317,7 +372,7 @@ def _pace(settings: EngineSettings, limits: SchedulerLimits, device: torch.devic
 
 def _weights(directory: Path, config: ModelConfig, dtype: str, settings: EngineSettings) -> int | None:
     """Return the bytes of the weights in memory, from the files' headers; None without files."""
-    size = weights_size(directory)
+    size = weights_size(directory, heads=config.draft_head)
     return None if size is None else size.loaded(config, dtype, settings.quantization)
 
 

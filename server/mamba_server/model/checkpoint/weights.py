@@ -55,8 +55,11 @@ class WeightEntry:
 class Weights:
     """The tensors of a directory under names without a prefix (`layers.0.mixer.A_log`, `lm_head.weight`)."""
 
-    def __init__(self, directory: Path, progress: Progress = silent) -> None:
-        """Read and check all headers. Raises WeightsError for missing, damaged or truncated files."""
+    def __init__(self, directory: Path, progress: Progress = silent, *, heads: bool = False) -> None:
+        """Read and check all headers. Raises WeightsError for missing, damaged or truncated files.
+
+        `heads`: whether heads for drafts are loaded, too, from a multimodal checkpoint.
+        """
         self._entries: dict[str, WeightEntry] = {}
         self._files: dict[Path, Any] = {}
         self._names_read: set[str] = set()
@@ -65,13 +68,13 @@ class Weights:
         headers = {path: _header(path) for path in indexed}
         names = [entry.name for entries in headers.values() for entry in entries]
         multimodal = is_multimodal(names)
-        if multimodal and (parts := other_parts(names)):
+        if multimodal and (parts := other_parts(names, heads=heads)):
             # An engine writes nothing below a warning.
             log.warning("only the text model of the checkpoint is loaded, without %s", ", ".join(parts))
         for path, entries in headers.items():
             for entry in entries:
                 # Of a multimodal checkpoint only the text model is served.
-                name = text_name(entry.name) if multimodal else entry.name
+                name = text_name(entry.name, heads=heads) if multimodal else entry.name
                 if name is None:
                     continue
                 short = _short(name)
