@@ -9,11 +9,12 @@ from safetensors.torch import load_file
 
 from engines import make_engine
 from mamba_planner.arithmetic import DTYPE_BYTES, mixer_inputs, state_bytes
-from mamba_planner.draft_heads import with_heads
+from mamba_planner.draft_heads import head_bytes, with_heads
 from mamba_planner.engine_plan import plan_engine
 from mamba_planner.families.registry import load_model_config, model_config_from_hf
 from mamba_planner.memory import Device
 from mamba_planner.workspace import draft_bytes
+from mamba_server.model.checkpoint.weight_files import weights_size
 from mamba_settings.engine_settings import EngineSettings
 from testmodels.checkpoints import add_draft_head, random_nemotron_h, random_qwen3_next
 
@@ -69,6 +70,17 @@ def test_the_plan_counts_the_head_its_layer_of_pages_and_its_memory_to_the_byte(
     assert views.kv[0][2].data_ptr() - starts[0] == engine.plan.page_bytes
     head = {name: tensor for name, tensor in load_file(model / "model.safetensors").items() if "mtp." in name}
     assert engine.plan.weights_bytes - plain.plan.weights_bytes == sum(each.nbytes for each in head.values())
+    # Whoever plans by the sizes of files alone comes to the same plan as the engine.
+    size = weights_size(model)
+    assert size is not None
+    settings = EngineSettings(model=str(model), speculation="mtp", speculative_tokens=3, **sizes)
+    planned = plan_engine(config, settings, Device("cpu", 8 << 30), size.loaded(config, "float32"))
+    assert planned.weights_bytes == engine.plan.weights_bytes
+    for quantization, bytes_of_64 in (("int8", 2 * 34), ("int4", 2 * 18)):
+        quantized = head_bytes(config, settings.model_copy(update={"quantization": quantization}))
+        matrices = sum(each.numel() for each in head.values() if each.dim() > 1)
+        norms = sum(each.nbytes for each in head.values() if each.dim() == 1)
+        assert quantized == -(-matrices * bytes_of_64 // 64) + norms
     assert with_head.parameters - config.parameters == sum(each.numel() for each in head.values())
 
 

@@ -150,6 +150,16 @@ class ModelRunner:
             self._warm_up_drafts(self._cache.replay)
         return True
 
+    def _warm_up_head(self, sequences: int) -> None:
+        """Compute drafts of the model's head for padding, if there is one."""
+        if self._cache.hidden is None:
+            return
+        rows, zeros = np.full(sequences, self._persistent.rows, np.int32), np.zeros(sequences, np.int32)
+        plans = [self._head_plan(rows, zeros, zeros)]
+        with torch.inference_mode():
+            hidden = self._cache.hidden.kept[:sequences].clone()
+            self._model.draft(_to(zeros, self._device), hidden, plans, self._cache)
+
     def _warm_up_drafts(self, memory: ReplayMemory) -> None:
         """Compute steps in which one, two and many sequences have drafts and absorb others."""
         for sequences in {1, 2, min(len(memory.conv) - 1, self._persistent.max_running)}:
@@ -157,6 +167,7 @@ class ModelRunner:
             replay = HostReplay(zeros, zeros, ones, zeros[:, None], zeros, zeros, ones)
             rows = trial_batch([1] * (2 * sequences), (), chunk=self._chunk, spare_row=self._persistent.rows)
             self.try_out(replace(rows, replay=replay))
+            self._warm_up_head(sequences)
 
     @property
     def decode_step_counts(self) -> dict[str, int]:
