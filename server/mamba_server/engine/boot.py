@@ -171,13 +171,7 @@ def boot(settings: EngineSettings, report: Report, overrides: BootOverrides = NO
     if overrides.stream is not None:
         stream = overrides.stream(stream)
     views = memory.views(config, plan.state_dtype, DTYPES[dtype])
-    if drafts is not None:
-        replay = replay_memory(
-            config, lanes=lanes, most=drafts.most, state_dtype=plan.state_dtype, dtype=DTYPES[dtype],
-            device=device,
-        )  # fmt: skip
-        views = replace(views, replay=replay)
-        views = _with_hidden_states(views, config, batch, drafts.most, DTYPES[dtype], device)
+    views = _with_draft_memory(views, drafts, config, batch, plan.state_dtype, DTYPES[dtype], device)
     runner = ModelRunner(
         model,
         views,
@@ -192,8 +186,7 @@ def boot(settings: EngineSettings, report: Report, overrides: BootOverrides = NO
         longest_piece=min(limits.step_tokens, limits.max_model_len),
         step_tokens=limits.step_tokens,
     )
-    if isinstance(drafts, HeadDrafts):
-        _connect(drafts, cache, runner, stream)
+    _connect(drafts, cache, runner, stream)
     start_budget = StartBudget(time.monotonic) if overrides.bound_starts else None
     core = EngineCore(
         Scheduler(cache, limits, start_budget, drafts),
@@ -245,18 +238,26 @@ def _with_heads(
     return config
 
 
-def _with_hidden_states(
+def _with_draft_memory(
     views: CacheViews,
+    drafts: DraftSource | None,
     config: ModelConfig,
     batch: PersistentBatch,
-    most: int,
+    state_dtype: str,
     dtype: torch.dtype,
     device: torch.device,
 ) -> CacheViews:
-    """Return the views with memory for the hidden states from which a head for drafts goes on, if any."""
+    """Return the views with memory for drafts, and for the hidden states that a head goes on from, if any."""
+    if drafts is None:
+        return views
+    lanes, most = batch.lanes, drafts.most
+    replay = replay_memory(
+        config, lanes=lanes, most=most, state_dtype=state_dtype, dtype=dtype, device=device
+    )
+    views = replace(views, replay=replay)
     if not config.draft_head:
         return views
-    hidden = HiddenMemory.allocate(batch.rows, batch.lanes, most, config.hidden_size, dtype, device)
+    hidden = HiddenMemory.allocate(batch.rows, lanes, most, config.hidden_size, dtype, device)
     return replace(views, hidden=hidden)
 
 
@@ -275,13 +276,16 @@ def _drafts(
 
 
 def _connect(
-    drafts: HeadDrafts, cache: ManagedStateCache, runner: ModelRunner, stream: ForwardStream
+    drafts: DraftSource | None, cache: ManagedStateCache, runner: ModelRunner, stream: ForwardStream
 ) -> None:
-    """Let the head compute on the forward stream, in pages that the cache gives it."""
+    """Let a head, if that drafts, compute on the forward stream, in pages that the cache gives it."""
+    if not isinstance(drafts, HeadDrafts):
+        return
+    most = drafts.most
 
     def room(sequence: Sequence) -> int:
         assert sequence.allocation is not None
-        return cache.replay.room(sequence.allocation, sequence.prompt_len, drafts.most)
+        return cache.replay.room(sequence.allocation, sequence.prompt_len, most)
 
     def compute(request: HeadRequest) -> list[Tokens]:
         return stream.wait(stream.launch(runner.prepare_drafts(request)))()
