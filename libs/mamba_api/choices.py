@@ -20,9 +20,10 @@ byte a weight with a scale for 32 inputs of an output, multiplied by activations
 int4 = four bits a weight with such a scale, but embedding and head as int8, multiplied by the same
 activations."""
 
-Speculation = Literal["off", "auto", "ngram"]
+Speculation = Literal["off", "auto", "ngram", "mtp"]
 """Drafts of tokens that a step checks together: off = none; ngram = by looking up what followed the last
-tokens earlier in the text; auto = the same, left out where it is measured to save no time."""
+tokens earlier in the text; auto = the same, left out where it is measured to save no time; mtp = by the
+checkpoint's own head."""
 
 StateReplay = Literal["auto", "off", "2", "4", "8", "16"]
 """Tokens after which a decoded state is written, while the inputs since are replayed in each step: off = each

@@ -108,11 +108,24 @@ def state_bytes(
 
 
 def kv_bytes_per_token(model: ModelConfig, dtype: str, tensor_parallel: int = 1) -> int:
-    """Return the bytes of keys and values of one token on one device, over all attention layers."""
+    """Return the bytes of keys and values of one token on one device, over all layers that have any."""
     if (attention := model.attention) is None:
         return 0
     heads = _split_or_replicate(attention.kv_heads, tensor_parallel, "key-value heads")
-    return 2 * model.attention_layers * heads * attention.head_dim * DTYPE_BYTES[dtype]
+    return 2 * model.kv_layers * heads * attention.head_dim * DTYPE_BYTES[dtype]
+
+
+def page_tail_bytes(model: ModelConfig, dtype: str) -> int:
+    """Return the bytes of a page behind its keys and values.
+
+    These are the hidden state of the page's last token, from which a head for drafts goes on behind it.
+    """
+    return model.hidden_size * DTYPE_BYTES[dtype] if model.draft_head else 0
+
+
+def page_bytes(model: ModelConfig, dtype: str, page_size: int, tensor_parallel: int = 1) -> int:
+    """Return the bytes of a page of `page_size` tokens on one device; 0 without attention."""
+    return kv_bytes_per_token(model, dtype, tensor_parallel) * page_size + page_tail_bytes(model, dtype)
 
 
 def weights_bytes(
@@ -257,6 +270,13 @@ def count_parameters(config: ModelConfig) -> int:
         "moe": _moe(config),
     }
     return config.vocab_size * hidden + head + hidden + sum(per_kind[kind] + hidden for kind in config.layers)
+
+
+def head_parameters(config: ModelConfig) -> int:
+    """Return the parameters of a head for drafts: a projection of two rows, a layer, and norms."""
+    hidden = config.hidden_size
+    feed_forward = _moe(config) if config.moe is not None else _mlp(config)
+    return 2 * hidden * hidden + _attention(config) + feed_forward + 5 * hidden
 
 
 def _mamba(config: ModelConfig) -> int:

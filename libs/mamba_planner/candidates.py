@@ -13,7 +13,13 @@ from functools import lru_cache
 from typing import get_args
 
 from mamba_api.choices import Role, Strategy
-from mamba_planner.arithmetic import active_parameters, kv_bytes_per_token, slab_bytes, state_bytes
+from mamba_planner.arithmetic import (
+    active_parameters,
+    kv_bytes_per_token,
+    page_bytes,
+    slab_bytes,
+    state_bytes,
+)
 from mamba_planner.constraints import Constraints, StateDtype, Workload
 from mamba_planner.memory import CPU_ARENA_PART, MOST_RUNNING, MemoryBudget
 from mamba_planner.model_config import ModelConfig
@@ -214,7 +220,7 @@ def slab_geometry(model: ModelConfig, constraints: Constraints, state_dtype: Sta
     dtype = constraints.dtype or model.dtype
     state = state_bytes(model, state_dtype, dtype, constraints.tensor_parallel).total
     kv = kv_bytes_per_token(model, dtype, constraints.tensor_parallel)
-    page = kv * constraints.page_size
+    page = page_bytes(model, dtype, constraints.page_size, constraints.tensor_parallel)
     return SlabGeometry(state, kv, constraints.page_size, page, slab_bytes(state, page))
 
 

@@ -12,6 +12,7 @@ from mamba_api.choices import Role, Strategy
 from mamba_planner.candidates import STATE_DTYPES, Candidate, evaluate
 from mamba_planner.choice import choose, enough_in_full_precision
 from mamba_planner.constraints import Constraints, StateDtype, Workload
+from mamba_planner.draft_heads import planned_model
 from mamba_planner.errors import FittingSize, InsufficientMemory, UnusableInput
 from mamba_planner.gpu_sizes import SIZES, one_size_down, one_size_up, sizes_up
 from mamba_planner.memory import Device, MemoryBudget
@@ -51,6 +52,7 @@ def plan_engine(
         InsufficientMemory: nothing fits; the message names the changes and the smallest GPU that would fit.
         UnusableInput: an input cannot be planned with.
     """
+    model, weights_bytes = planned_model(model, settings, weights_bytes)
     constraints, traffic = Constraints.of(settings), workload or Workload.of(settings)
 
     if constraints.ring_tokens and not (model.mamba or model.gated_delta):
@@ -164,6 +166,7 @@ def best_alternative(
         InsufficientMemory: the budget does not hold the weights.
         UnusableInput: an input cannot be planned with.
     """
+    model, weights_bytes = planned_model(model, settings, weights_bytes)
     constraints = replace(Constraints.of(settings), strategy=None)
     budget = MemoryBudget.of(model, constraints, device, weights_bytes, None)
     dtypes = [dtype for dtype in state_dtypes if constraints.state_dtype in (None, dtype)]

@@ -267,6 +267,8 @@ class ModelConfig:
     """Name of a way of quantizing weights that cannot be read; None = all of them can be."""
     stored: StoredWeights | None = None
     """Quantized matrices of the checkpoint by its configuration; None = plain numbers, or FP8 with scales."""
+    draft_head: bool = False
+    """Whether the engine drafts with the checkpoint's own head, which has a layer of its own in pages."""
 
     @property
     def position_limit(self) -> int | None:
@@ -281,3 +283,8 @@ class ModelConfig:
     @property
     def attention_layers(self) -> int:
         return sum(kind in ("attention", "mamba_attention") for kind in self.layers)
+
+    @property
+    def kv_layers(self) -> int:
+        """Number of layers whose keys and values are in pages: those of the model, and that of a head."""
+        return self.attention_layers + self.draft_head

@@ -78,6 +78,8 @@ def workspace_bytes(
     if "mamba_attention" in model.layers:
         stages.append(sum(stages))
     stages.append(_feed_forward(model) * size * tokens)
+    if model.draft_head:
+        stages.append(_head(model, size, tokens))
     residual = d * (2 * (4 if model.residual_in_fp32 else size) + 2 * size)
     layers = tokens * (residual + _PLANS) + max(stages) // tensor_parallel
     return max(layers, _sampling(model, size, tokens, running) // tensor_parallel)
@@ -113,7 +115,14 @@ def draft_bytes(
     # A copy has the type of the states, at most float32.
     copies = (lanes + 1) * (layer.conv * size + layer.ssm * 4)
     ring = model.recurrent_layers * lanes * drafts * mixer_inputs(model) * size // tensor_parallel
-    return copies + ring + lanes * drafts * model.vocab_size * _COUNTS
+    counts = lanes * drafts * model.vocab_size * _COUNTS
+    hidden = hidden_rows(running, lanes, drafts) * model.hidden_size * size if model.draft_head else 0
+    return copies + ring + counts + hidden
+
+
+def hidden_rows(running: int, lanes: int, drafts: int) -> int:
+    """Return the hidden states that a head for drafts goes on from: of rows, of padding, of lanes."""
+    return 2 * running + 1 + lanes * drafts
 
 
 def ring_bytes(model: ModelConfig, dtype: str, *, tokens: int, running: int, tensor_parallel: int = 1) -> int:
@@ -180,6 +189,17 @@ def _gated_delta(delta: GatedDeltaConfig, size: int, tokens: int, rows: int) -> 
     decode = rows * (delta.conv_kernel * delta.conv_dim * (3 * size + 8) + token_bytes) + 16 * gathered
     norm = tokens * values * (3 * 4 + 2 * size)
     return common + max(prefill, decode, norm)
+
+
+def _head(model: ModelConfig, size: int, tokens: int) -> int:
+    """Return the bytes of the keys and values of a head for drafts: rows of two parts, and projections."""
+    assert model.attention is not None
+    query = model.attention.heads * model.attention.head_dim
+    return (
+        tokens
+        * size
+        * (8 * model.hidden_size + 3 * query + 4 * model.attention.kv_heads * model.attention.head_dim)
+    )
 
 
 def _attention(model: ModelConfig, size: int, tokens: int, longest: int) -> int:

@@ -26,9 +26,10 @@ def _default(model: type[BaseModel], name: str) -> Any:
 
 def _served_drafts(choice: Any) -> Any:
     """Refuse kinds of drafts that this version does not have, by name."""
-    if isinstance(choice, str) and (choice == "mtp" or choice.startswith("draft=")):
+    if isinstance(choice, str) and choice.startswith("draft="):
         raise ValueError(
-            f"speculation {choice} is refused: this version drafts without a model; use ngram or auto"
+            f"speculation {choice} is refused: this version drafts without a second model; use mtp, ngram or "
+            "auto"
         )
     return choice
 
@@ -112,7 +113,8 @@ class SchedulerSettings(SettingsGroup):
 
     speculation: Annotated[Speculation, BeforeValidator(_served_drafts)] = "off"
     """Drafts of tokens that a step checks together: off = none; ngram = what followed the last tokens earlier
-    in the text; auto = the same, left out where it is measured to save no time."""
+    in the text; auto = the same, left out where it is measured to save no time; mtp = what the checkpoint's
+    own head foresees (Nemotron 3, Qwen3-Next, Qwen3.5)."""
     speculative_tokens: int = Field(_default(Engine, "speculative_tokens"), ge=1, le=32)
     """Maximum number of drafted tokens of an answer in one step."""
 

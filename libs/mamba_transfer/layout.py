@@ -12,7 +12,7 @@ from typing import Annotated, Literal, Self
 
 import msgspec
 
-from mamba_planner.arithmetic import DTYPE_BYTES, kv_bytes_per_token, slab_bytes, state_bytes
+from mamba_planner.arithmetic import DTYPE_BYTES, page_bytes, slab_bytes, state_bytes
 from mamba_planner.model_config import ModelConfig
 from mamba_transfer.errors import IncompatibleLayouts
 
@@ -114,10 +114,10 @@ class StateLayout(msgspec.Struct, frozen=True):
         """
         # The planner's message about an impossible split names the settings of the engine.
         state = state_bytes(model, state_dtype, dtype, ranks)
-        token = kv_bytes_per_token(model, dtype, ranks)
+        page = page_bytes(model, dtype, page_size, ranks)
         parts = [part.at(rank, ranks) for part in _parts(model, state_dtype, dtype, page_size)]
         layout = cls(fingerprint=fingerprint, page_size=page_size, rank=rank, ranks=ranks, parts=tuple(parts))
-        assert (layout.state_bytes, layout.page_bytes) == (state.total, token * page_size)
+        assert (layout.state_bytes, layout.page_bytes) == (state.total, page)
         return layout
 
     @property
@@ -209,5 +209,7 @@ def _parts(model: ModelConfig, state_dtype: str, dtype: str, page_size: int) -> 
     if (attention := model.attention) is not None:
         for name in ("keys", "values"):
             heads = attention.kv_heads
-            add(name, "page", dtype, model.attention_layers, page_size, heads, attention.head_dim)
+            add(name, "page", dtype, model.kv_layers, page_size, heads, attention.head_dim)
+    if model.draft_head:
+        add("hidden", "page", dtype, 1, 1, 1, model.hidden_size)
     return parts

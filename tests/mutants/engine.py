@@ -133,7 +133,7 @@ MUTANTS = (
     Mutant(
         name="keys and values are written one token too late",
         keeps="P3: a position's keys stand at that position in its page.",
-        where="engine.step_arrays:build",
+        where="execution.step_arrays:build",
         old="positions % page_size",
         new="(positions + 1) % page_size",
         tests=("tests/unit/engine/test_step_arrays.py",),

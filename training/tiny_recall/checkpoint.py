@@ -15,6 +15,8 @@ from training.tiny_recall.model import Shape, TinyHybrid
 from training.tiny_recall.vocabulary import END, PAD, SPECIAL_TOKENS
 
 MAX_POSITION = 4096
+HEAD = "mtp."
+"""Prefix of the tensors of a head for drafts, which a folder may have as well."""
 BLOCKS = {"M": "linear_attention", "*": "full_attention", "-": "mlp"}
 PAD_ID, END_ID = SPECIAL_TOKENS.index(PAD), SPECIAL_TOKENS.index(END)
 
@@ -84,5 +86,6 @@ def write(model: TinyHybrid, folder: Path) -> None:
 def read(folder: Path, shape: Shape) -> TinyHybrid:
     """Return the training model with the folder's weights. Raises RuntimeError when the shapes differ."""
     model = TinyHybrid(shape)
-    model.load_state_dict(load_file(folder / "model.safetensors"))
+    tensors = load_file(folder / "model.safetensors")
+    model.load_state_dict({name: tensor for name, tensor in tensors.items() if not name.startswith(HEAD)})
     return model.eval()

@@ -18,6 +18,7 @@ from mamba_kernels.device_errors import ends_the_device
 from mamba_kernels.dispatch.backend import Backend, backend_for, compiles_first
 from mamba_planner.arithmetic import attention_ratio
 from mamba_planner.constraints import MOST_STEP_TOKENS
+from mamba_planner.draft_heads import with_heads
 from mamba_planner.engine_plan import plan_engine
 from mamba_planner.families.registry import load_model_config, why_not_served
 from mamba_planner.memory import MOST_RUNNING, Device
@@ -31,6 +32,7 @@ from mamba_server.cache import (
     ManagedStateCache,
     PersistentBatch,
     Quarantined,
+    Tokens,
     build_state_cache,
 )
 from mamba_server.engine.adapter_calls import held_adapters, load_at_start, make_bank
@@ -45,6 +47,8 @@ from mamba_server.engine.fingerprint import fingerprint_of
 from mamba_server.engine.scheduling.limits import SchedulerLimits
 from mamba_server.engine.scheduling.scheduler import Scheduler
 from mamba_server.engine.scheduling.start_budget import StartBudget
+from mamba_server.engine.sequences.sequence import Sequence
+from mamba_server.engine.speculation.head_drafts import HeadDrafts, HeadRequest
 from mamba_server.engine.speculation.ngram_drafts import NgramDrafts
 from mamba_server.engine.state_replay import (
     ReplayRule,
@@ -62,12 +66,14 @@ from mamba_server.engine.stepping.step_pace import STEP_TIME, StepPace
 from mamba_server.grammar_matcher import mask_words
 from mamba_server.host_memory import available_bytes
 from mamba_server.model.adapters.adapter_bank import AdapterBank
+from mamba_server.model.cache_views import CacheViews
 from mamba_server.model.checkpoint.errors import UnsupportedModel
 from mamba_server.model.checkpoint.source import resolve
 from mamba_server.model.checkpoint.tensor_source import TensorSource
-from mamba_server.model.checkpoint.weight_files import weights_size
+from mamba_server.model.checkpoint.weight_files import DRAFT_HEADS, has_draft_heads, weights_size
 from mamba_server.model.checkpoint.weights import Weights
 from mamba_server.model.device_arena import DTYPES, DeviceArena, replay_memory
+from mamba_server.model.hidden_rows import HiddenMemory
 from mamba_server.model.layers.hybrid import HybridModel
 from mamba_server.model.layout import CacheLayout
 from mamba_server.wire import LoadedAdapter
@@ -141,6 +147,7 @@ def boot(settings: EngineSettings, report: Report, overrides: BootOverrides = NO
     if (why := why_not_served(config)) is not None:
         # Checked first, so that nobody buys memory for a model that cannot be served.
         raise UnsupportedModel(why)
+    config = _with_heads(config, settings, directory, overrides)
     device = pick_device(settings.device)
     dtype = _dtype(config, settings)
     rule = replay_rule(settings, config, device)
@@ -152,7 +159,7 @@ def boot(settings: EngineSettings, report: Report, overrides: BootOverrides = NO
     check_kernels(rule, device, DTYPES[dtype])
     model = HybridModel(
         config,
-        overrides.weights or Weights(directory, report),
+        overrides.weights or Weights(directory, report, heads=config.draft_head),
         device=device,
         dtype=DTYPES[dtype],
         batch_invariant=settings.batch_invariant,
@@ -183,12 +190,7 @@ def boot(settings: EngineSettings, report: Report, overrides: BootOverrides = NO
     if overrides.stream is not None:
         stream = overrides.stream(stream)
     views = memory.views(config, plan.state_dtype, DTYPES[dtype])
-    if drafts is not None:
-        replay = replay_memory(
-            config, lanes=lanes, most=drafts.most, state_dtype=plan.state_dtype, dtype=DTYPES[dtype],
-            device=device,
-        )  # fmt: skip
-        views = replace(views, replay=replay)
+    views = _with_draft_memory(views, drafts, config, batch, plan.state_dtype, DTYPES[dtype], device)
     views = replace(views, rings=rings_of(rule, config, lanes, DTYPES[dtype], device))
     runner = ModelRunner(
         model,
@@ -204,6 +206,7 @@ def boot(settings: EngineSettings, report: Report, overrides: BootOverrides = NO
         longest_piece=min(limits.step_tokens, limits.max_model_len),
         step_tokens=limits.step_tokens,
     )
+    _connect(drafts, cache, runner, stream)
     core = EngineCore(
         Scheduler(
             cache,
@@ -259,6 +262,42 @@ def _compile_kernels(device: torch.device, dtype: torch.dtype, report: Report) -
         report("compiling the kernels, this once", 1, 1)
 
 
+def _with_heads(
+    config: ModelConfig, settings: EngineSettings, directory: Path, overrides: BootOverrides
+) -> ModelConfig:
+    """Return the model with its head if that drafts. Raises UnsupportedModel if the files have none."""
+    config = with_heads(config, settings.speculation)
+    if config.draft_head and overrides.weights is None and not has_draft_heads(directory):
+        raise UnsupportedModel(
+            f"speculation mtp: the checkpoint in {directory} has no head for drafts (no tensor "
+            f"{DRAFT_HEADS}*): use ngram or auto"
+        )
+    return config
+
+
+def _with_draft_memory(
+    views: CacheViews,
+    drafts: DraftSource | None,
+    config: ModelConfig,
+    batch: PersistentBatch,
+    state_dtype: str,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> CacheViews:
+    """Return the views with memory for drafts, and for the hidden states that a head goes on from, if any."""
+    if drafts is None:
+        return views
+    lanes, most = batch.lanes, drafts.most
+    replay = replay_memory(
+        config, lanes=lanes, most=most, state_dtype=state_dtype, dtype=dtype, device=device
+    )
+    views = replace(views, replay=replay)
+    if not config.draft_head:
+        return views
+    hidden = HiddenMemory.allocate(batch.rows, lanes, most, config.hidden_size, dtype, device)
+    return replace(views, hidden=hidden)
+
+
 def _drafts(
     settings: EngineSettings, limits: SchedulerLimits, overrides: BootOverrides
 ) -> DraftSwitch | None:
@@ -268,6 +307,8 @@ def _drafts(
     if overrides.drafts is not None:
         return DraftSwitch(overrides.drafts)
     rows = min(limits.max_running, DRAFT_ROWS)
+    if settings.speculation == "mtp":
+        return DraftSwitch(HeadDrafts(settings.speculative_tokens, rows))
     source = NgramDrafts(settings.speculative_tokens, rows, always=settings.speculation == "ngram")
     return DraftSwitch(source)
 
@@ -276,6 +317,24 @@ def _lanes(limits: SchedulerLimits, drafts: DraftSource | None, rule: ReplayRule
     """Return the number of lanes for inputs of drafts, or of a ring: an engine has one of both at most."""
     most = DRAFT_ROWS if drafts is not None else 0 if rule is None else RING_LANES
     return min(limits.max_running, most)
+
+
+def _connect(
+    drafts: DraftSwitch | None, cache: ManagedStateCache, runner: ModelRunner, stream: ForwardStream
+) -> None:
+    """Let a head, if that drafts, compute on the forward stream, in pages that the cache gives it."""
+    if drafts is None or not isinstance(head := drafts.source, HeadDrafts):
+        return
+    most = head.most
+
+    def room(sequence: Sequence) -> int:
+        assert sequence.allocation is not None
+        return cache.replay.room(sequence.allocation, sequence.prompt_len, most)
+
+    def compute(request: HeadRequest) -> list[Tokens]:
+        return stream.wait(stream.launch(runner.prepare_drafts(request)))()
+
+    head.room, head.compute = room, compute
 
 
 def _prepare(stream: ForwardStream, work: Callable[[], object]) -> None:
@@ -367,7 +426,7 @@ def _weights(
     directory: Path, config: ModelConfig, dtype: str, settings: EngineSettings, device: torch.device
 ) -> int | None:
     """Return the bytes of the weights in memory, from the files' headers; None without files."""
-    size = weights_size(directory)
+    size = weights_size(directory, heads=config.draft_head)
     on_cpu = device.type == "cpu"
     return None if size is None else size.loaded(config, dtype, settings.quantization, on_cpu=on_cpu)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from mamba_server.model.hidden_rows import HiddenMemory
 from mamba_server.model.replay import ReplayMemory
 
 
@@ -20,9 +21,14 @@ class CacheViews:
     ssm: list[torch.Tensor]
     """[slabs, H, P, N] per recurrent layer: states, without elements if the window is the whole state."""
     kv: list[torch.Tensor]
-    """[pages, 2 (key, value), page_size, kv_heads, head_dim] per attention layer."""
+    """[pages, 2 (key, value), page_size, kv_heads, head_dim] per attention layer.
+    The last one is that of a head for drafts, if there is one."""
     replay: ReplayMemory | None = None
     """Memory for drafts, outside the arena; None = there are no drafts."""
     rings: list[torch.Tensor] = field(default_factory=list)
     """[lanes, inputs, width] per recurrent layer, outside the arena: raw inputs that states lack; empty = all
     steps write all states."""
+    tails: torch.Tensor | None = None
+    """[pages, d]: hidden state of the last token of each page; None = no head drafts."""
+    hidden: HiddenMemory | None = None
+    """Hidden states of last tokens, outside the arena; None = no head drafts."""

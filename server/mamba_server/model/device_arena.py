@@ -40,7 +40,8 @@ class DeviceArena:
             conv.append(self._slots(dtype, layout.conv_offset(layer), *_conv_shape(model)))
             ssm.append(self._slots(DTYPES[state_dtype], layout.ssm_offset(layer), *_ssm_shape(model)))
         kv = [self._pages(dtype, layer, model) for layer in range(layout.attention_layers)]
-        return CacheViews(conv=conv, ssm=ssm, kv=kv)
+        tails = self._tails(dtype, model.hidden_size) if layout.tail_bytes else None
+        return CacheViews(conv=conv, ssm=ssm, kv=kv, tails=tails)
 
     def _slots(self, dtype: torch.dtype, offset: int, *shape: int) -> torch.Tensor:
         flat, size = self.memory.view(dtype), dtype.itemsize
@@ -57,6 +58,15 @@ class DeviceArena:
             tail.insert(0, inner)
             inner *= extent
         return torch.as_strided(flat, (self.layout.slabs, *shape), (*strides, *tail), offset // size)
+
+    def _tails(self, dtype: torch.dtype, width: int) -> torch.Tensor:
+        layout, size = self.layout, dtype.itemsize
+        return torch.as_strided(
+            self.memory.view(dtype),
+            (layout.slabs * layout.pages_per_slab, width),
+            (layout.page_bytes // size, 1),
+            layout.attention_layers * layout.page_layer_bytes // size,
+        )
 
     def _pages(self, dtype: torch.dtype, layer: int, model: ModelConfig) -> torch.Tensor:
         attention, layout, size = model.attention, self.layout, dtype.itemsize

@@ -6,7 +6,7 @@ Python's, so nothing overflows.
 
 from dataclasses import dataclass
 
-from mamba_planner.arithmetic import DTYPE_BYTES, layer_state
+from mamba_planner.arithmetic import DTYPE_BYTES, layer_state, page_tail_bytes
 from mamba_planner.memory_plan import MemoryPlan
 from mamba_planner.model_config import ModelConfig
 
@@ -17,7 +17,7 @@ class CacheLayout:
 
     Within a slot all SSM parts come first, layer by layer, then all convolution windows, so that wide loads
     of the SSM part stay aligned whatever the window's size. Within a page, attention layer j has its keys and
-    values at `j * page_layer_bytes`.
+    values at `j * page_layer_bytes`; the layer of a head for drafts is the last one.
     """
 
     recurrent_layers: int
@@ -31,20 +31,23 @@ class CacheLayout:
     page_size: int
     slab_bytes: int
     slabs: int
+    tail_bytes: int = 0
+    """Size of what a page has behind keys and values: the hidden state of its last token, for a head."""
 
     @classmethod
     def of(cls, model: ModelConfig, plan: MemoryPlan, dtype: str) -> "CacheLayout":
         """Return the layout that `plan` assumes. `dtype`: type of activations, windows and KV."""
-        layer = layer_state(model)
+        layer, tail = layer_state(model), page_tail_bytes(model, dtype)
         return cls(
             recurrent_layers=model.recurrent_layers,
             ssm_bytes=layer.ssm * DTYPE_BYTES[plan.state_dtype],
             conv_bytes=layer.conv * DTYPE_BYTES[dtype],
-            attention_layers=model.attention_layers,
-            page_layer_bytes=plan.page_bytes // max(1, model.attention_layers),
+            attention_layers=model.kv_layers,
+            page_layer_bytes=(plan.page_bytes - tail) // max(1, model.kv_layers),
             page_size=plan.page_size,
             slab_bytes=plan.slab_bytes,
             slabs=plan.slabs,
+            tail_bytes=tail,
         )
 
     def ssm_offset(self, layer: int) -> int:
@@ -57,7 +60,7 @@ class CacheLayout:
 
     @property
     def page_bytes(self) -> int:
-        return self.attention_layers * self.page_layer_bytes
+        return self.attention_layers * self.page_layer_bytes + self.tail_bytes
 
     @property
     def pages_per_slab(self) -> int:

@@ -2,10 +2,12 @@
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
+from mamba_kernels.packed_integers import send_together
 from mamba_kernels.paged_attention import AttentionPlan
-from mamba_kernels.slot_plan import SlotPlan
+from mamba_kernels.slot_plan import IntArray, SlotPlan
 from mamba_kernels.ssd_prefill import ChunkPlan
 from mamba_kernels.state_replay import RingPlan
 from mamba_server.model.forward_batch import ForwardBatch
@@ -35,6 +37,59 @@ class StepPlans:
     """Plan of drafts and of what waits for absorption; None = there is neither."""
     ring: RingPlan | None = None
     """Rows that decode and do not all write their states; None = all do."""
+
+    @classmethod
+    def of_head(
+        cls,
+        rows: IntArray,
+        positions: IntArray,
+        pages: IntArray,
+        *,
+        page_table: torch.Tensor,
+        page_size: int,
+        gathered: bool,
+    ) -> "StepPlans":
+        """Plan one token of each of n sequences in the layer of a head for drafts.
+
+        Args:
+            rows: [n] row of each sequence in the page table.
+            positions: [n] position of each token.
+            pages: [n] page of each token.
+            page_table: [R, W] pages of all sequences, on the device.
+            page_size: tokens of a page.
+            gathered: see `AttentionPlan.build`.
+        """
+        device, n = page_table.device, len(rows)
+        sent = {
+            "positions": positions,
+            "page": pages,
+            "offset": positions % page_size,
+            "rows": rows,
+            "context": positions + 1,
+            "query": np.arange(n + 1, dtype=np.int32),
+        }
+        tensors = send_together(sent, device)
+        attention = AttentionPlan.build(
+            decodes=n,
+            query_start=sent["query"],
+            context_len=sent["context"],
+            page_table=page_table,
+            table_row=rows,
+            page_size=page_size,
+            device=device,
+            gathered=gathered,
+            resident=(tensors["rows"], tensors["context"], tensors["query"]),
+        )
+        return cls(
+            tokens=n,
+            decodes=n,
+            decode=None,
+            prefill=[],
+            attention=attention,
+            positions=tensors["positions"],
+            page=tensors["page"],
+            offset=tensors["offset"],
+        )
 
     @classmethod
     def build(

@@ -347,6 +347,101 @@ def random_multimodal_qwen3_5(
     return directory
 
 
+def add_draft_head(directory: Path, *, seed: int = 5, agrees: bool = False) -> Path:
+    """Add a random head for drafts to a checkpoint, by the published names; transformers drops them.
+
+    `agrees`: model and head are changed so that both mostly go by the last token, and drafts are often right.
+    """
+    from safetensors.torch import load_file, save_file
+
+    config = json.loads((directory / "config.json").read_text())
+    config = config.get("text_config", config)
+    file = max(directory.glob("*.safetensors"))
+    tensors = load_file(file)
+    head = _nemotron_head(config) if config["model_type"] == "nemotron_h" else _qwen_head(config)
+    g, drawn = torch.Generator().manual_seed(seed), {}
+    for name, shape in head.items():
+        noise = torch.randn(shape, generator=g)
+        # As in `randomize`: weights of norms are near one, or near zero where one is added to them.
+        near = 0.0 if config["model_type"].startswith("qwen3_") else 1.0
+        drawn[name] = noise * shape[1] ** -0.5 if len(shape) == 2 else near + 0.3 * noise
+    if agrees:
+        _agree(tensors, drawn)
+    mine = {f"mtp.{name}": tensor.to(tensors[next(iter(tensors))].dtype) for name, tensor in drawn.items()}
+    save_file({**tensors, **mine}, file, metadata={"format": "pt"})
+    return directory
+
+
+def _attention_shapes(config: dict[str, Any], prefix: str, *, gated: bool) -> dict[str, tuple[int, ...]]:
+    d, width = config["hidden_size"], config["head_dim"]
+    query, keys = config["num_attention_heads"] * width, config["num_key_value_heads"] * width
+    return {
+        f"{prefix}.q_proj.weight": (query * (2 if gated else 1), d),
+        f"{prefix}.k_proj.weight": (keys, d),
+        f"{prefix}.v_proj.weight": (keys, d),
+        f"{prefix}.o_proj.weight": (d, query),
+    }
+
+
+def _qwen_head(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the tensors of a head of Qwen3-Next or Qwen3.5."""
+    d, layer = config["hidden_size"], "layers.0."
+    head: dict[str, tuple[int, ...]] = {
+        "fc.weight": (d, 2 * d),
+        "pre_fc_norm_embedding.weight": (d,),
+        "pre_fc_norm_hidden.weight": (d,),
+        "norm.weight": (d,),
+        layer + "input_layernorm.weight": (d,),
+        layer + "post_attention_layernorm.weight": (d,),
+        layer + "self_attn.q_norm.weight": (config["head_dim"],),
+        layer + "self_attn.k_norm.weight": (config["head_dim"],),
+        **_attention_shapes(config, layer + "self_attn", gated=True),
+    }
+    parts = {"": config.get("intermediate_size", 0)}
+    if experts := config.get("num_experts", 0):
+        parts = {f"experts.{number}.": config["moe_intermediate_size"] for number in range(experts)}
+        parts["shared_expert."] = config["shared_expert_intermediate_size"]
+        head[layer + "mlp.gate.weight"] = (experts, d)
+        head[layer + "mlp.shared_expert_gate.weight"] = (1, d)
+    for part, inner in parts.items():
+        for name in ("gate_proj", "up_proj"):
+            head[f"{layer}mlp.{part}{name}.weight"] = (inner, d)
+        head[f"{layer}mlp.{part}down_proj.weight"] = (d, inner)
+    return head
+
+
+def _nemotron_head(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the tensors of a head of Nemotron 3, with a dense feed-forward."""
+    d, inner = config["hidden_size"], config["intermediate_size"]
+    return {
+        "layers.0.enorm.weight": (d,),
+        "layers.0.hnorm.weight": (d,),
+        "layers.0.eh_proj.weight": (d, 2 * d),
+        "layers.0.norm.weight": (d,),
+        **_attention_shapes(config, "layers.0.mixer", gated=False),
+        "layers.1.norm.weight": (d,),
+        "layers.1.mixer.up_proj.weight": (inner, d),
+        "layers.1.mixer.down_proj.weight": (d, inner),
+        "layers.1.final_layernorm.weight": (d,),
+    }
+
+
+def _agree(model: dict[str, torch.Tensor], head: dict[str, torch.Tensor]) -> None:
+    """Let the last token decide what a model and its head foresee, mostly."""
+    embedding = next(name for name in model if name.endswith(("embed_tokens.weight", "embeddings.weight")))
+    last_norm = embedding.replace("embed_tokens", "norm").replace("embeddings", "norm_f")
+    model[embedding] *= 20
+    for name, tensor in head.items():
+        if name in ("fc.weight", "layers.0.eh_proj.weight"):
+            tensor.mul_(0.1).add_(torch.eye(*tensor.shape))
+        elif name in ("pre_fc_norm_embedding.weight", "layers.0.enorm.weight"):
+            tensor.copy_(0.1 * (tensor - tensor.mean().round()) + tensor.mean().round())
+        elif name in ("norm.weight", "layers.1.final_layernorm.weight"):
+            tensor.copy_(model[last_norm])
+        elif name.endswith(("o_proj.weight", "down_proj.weight")):
+            tensor *= 0.1
+
+
 def random_olmo_hybrid(directory: Path, *, renamed: bool = True, **more: Any) -> Path:
     """Write a random OLMo hybrid, with the names of transformers' modules unless `renamed`."""
     return random_checkpoint(SMALL_OLMO_HYBRID, directory, save_original_format=renamed, **more)

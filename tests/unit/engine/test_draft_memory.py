@@ -1,18 +1,22 @@
 """Memory for drafts: the plan counts what the engine takes, and it is small beside the states."""
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
 
 from engines import make_engine
 from mamba_planner.arithmetic import DTYPE_BYTES, mixer_inputs, state_bytes
+from mamba_planner.draft_heads import head_bytes, with_heads
 from mamba_planner.engine_plan import plan_engine
 from mamba_planner.families.registry import load_model_config, model_config_from_hf
 from mamba_planner.memory import Device
 from mamba_planner.workspace import draft_bytes
+from mamba_server.model.checkpoint.weight_files import weights_size
 from mamba_settings.engine_settings import EngineSettings
-from testmodels.checkpoints import random_nemotron_h, random_qwen3_next
+from testmodels.checkpoints import add_draft_head, random_nemotron_h, random_qwen3_next
 
 PUBLISHED = Path(__file__).parents[3] / "libs/mamba_planner/published"
 
@@ -41,6 +45,45 @@ def test_the_plan_counts_the_memory_of_drafts_that_the_engine_takes(write: objec
         for more in ({"speculation": "ngram", "speculative_tokens": 3}, {})
     )
     assert without.arena_bytes - with_drafts.arena_bytes == pytest.approx(counted, abs=without.slab_bytes)
+
+
+@pytest.mark.parametrize("write", [random_qwen3_next, random_nemotron_h])
+def test_the_plan_counts_the_head_its_layer_of_pages_and_its_memory_to_the_byte(
+    write: object, tmp_path: Path
+) -> None:
+    model = add_draft_head(write(tmp_path / "model"))  # type: ignore[operator]
+    sizes = {"dtype": "float32", "state_dtype": "float32", "max_running_requests": 4, "page_size": 8}
+    engine = make_engine(model, speculation="mtp", speculative_tokens=3, **sizes)
+    plain = make_engine(model, **sizes)
+    views, config = engine.core._runner._cache, load_model_config(model)
+    tensors = [*views.replay.ring, views.replay.conv, views.replay.ssm, views.hidden.kept]
+
+    with_head = with_heads(config, "mtp")
+    counted = draft_bytes(with_head, "float32", drafts=3, running=4)
+    assert sum(tensor.nbytes for tensor in tensors) == counted
+    of_layer = 2 * 8 * config.attention.kv_heads * config.attention.head_dim * 4
+    assert engine.plan.page_bytes == plain.plan.page_bytes + of_layer + config.hidden_size * 4
+    page = [*(view[1] for view in views.kv), views.tails[1]]
+    assert sum(part.numel() * 4 for part in page) == engine.plan.page_bytes
+    assert engine.state_layout.page_bytes == engine.plan.page_bytes
+    # All of a page belongs to it alone: its parts lie one after another.
+    starts = [part.data_ptr() for part in page]
+    assert [end - start for start, end in pairwise(starts)] == [of_layer] * (len(page) - 1)
+    assert views.kv[0][2].data_ptr() - starts[0] == engine.plan.page_bytes
+    head = {name: tensor for name, tensor in load_file(model / "model.safetensors").items() if "mtp." in name}
+    assert engine.plan.weights_bytes - plain.plan.weights_bytes == sum(each.nbytes for each in head.values())
+    # Whoever plans by the sizes of files alone comes to the same plan as the engine.
+    size = weights_size(model)
+    assert size is not None
+    settings = EngineSettings(model=str(model), speculation="mtp", speculative_tokens=3, **sizes)
+    planned = plan_engine(config, settings, Device("cpu", 8 << 30), size.loaded(config, "float32"))
+    assert planned.weights_bytes == engine.plan.weights_bytes
+    for quantization, bytes_of_64 in (("int8", 2 * 34), ("int4", 2 * 18)):
+        quantized = head_bytes(config, settings.model_copy(update={"quantization": quantization}))
+        matrices = sum(each.numel() for each in head.values() if each.dim() > 1)
+        norms = sum(each.nbytes for each in head.values() if each.dim() == 1)
+        assert quantized == -(-matrices * bytes_of_64 // 64) + norms
+    assert with_head.parameters - config.parameters == sum(each.numel() for each in head.values())
 
 
 # The windows of LFM2 are smaller than the inputs of a token, and both are small beside everything else.

@@ -77,7 +77,7 @@ class Measured:
     ) -> None:  # fmt: skip
         whole = config if "model_type" in config else CONFIG | config
         (directory / "config.json").write_text(json.dumps(whole))
-        monkeypatch.setattr(booting, "weights_size", lambda _: WeightsSize(0, 0, 0))
+        monkeypatch.setattr(booting, "weights_size", lambda _, **options: WeightsSize(0, 0, 0))
         # What was planned holds for torch, too. The kernels in C++ hold less, which torch does not see.
         monkeypatch.setattr(backend, "library", lambda: None)
         # Results of so many threads, or of one: what is held does not depend on it.

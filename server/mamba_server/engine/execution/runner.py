@@ -39,6 +39,7 @@ from mamba_server.engine.execution.step_graphs import StepGraphs
 from mamba_server.engine.execution.token_scores import TokenScores, score_blocks
 from mamba_server.engine.sequences.output_grammar import NextTokens, TokenMasks, token_masks
 from mamba_server.engine.sequences.schedule import Schedule
+from mamba_server.engine.speculation.head_drafts import HeadRequest
 from mamba_server.engine.stepping.step_result import StepResult
 from mamba_server.model.adapters.step_adapters import BASE, StepAdapters
 from mamba_server.model.cache_views import CacheViews
@@ -47,6 +48,7 @@ from mamba_server.model.layers.hybrid import HybridModel
 from mamba_server.model.layers.step_decoder import step_decoder
 from mamba_server.model.page_table import PageTable
 from mamba_server.model.replay import HostReplay, ReplayMemory, ReplayPlan
+from mamba_server.model.step_plans import StepPlans
 from mamba_server.model.trial_batch import trial_batch
 from mamba_server.wire import SamplingParams
 
@@ -157,6 +159,16 @@ class ModelRunner:
             self._warm_up_drafts(self._cache.replay)
         return True
 
+    def _warm_up_head(self, sequences: int) -> None:
+        """Compute drafts of the model's head for padding, if there is one."""
+        if self._cache.hidden is None:
+            return
+        rows, zeros = np.full(sequences, self._persistent.rows, np.int32), np.zeros(sequences, np.int32)
+        plans = [self._head_plan(rows, zeros, zeros)]
+        with torch.inference_mode():
+            hidden = self._cache.hidden.kept[:sequences].clone()
+            self._model.draft(_to(zeros, self._device), hidden, plans, self._cache)
+
     def _warm_up_drafts(self, memory: ReplayMemory) -> None:
         """Compute steps in which one, two and many sequences have drafts and absorb others."""
         for sequences in {1, 2, min(len(memory.conv) - 1, self._persistent.max_running)}:
@@ -164,6 +176,7 @@ class ModelRunner:
             replay = HostReplay(zeros, zeros, ones, zeros[:, None], zeros, zeros, ones)
             rows = trial_batch([1] * (2 * sequences), (), chunk=self._chunk, spare_row=self._persistent.rows)
             self.try_out(replace(rows, replay=replay))
+            self._warm_up_head(sequences)
 
     @property
     def decode_step_counts(self) -> dict[str, int]:
@@ -260,6 +273,40 @@ class ModelRunner:
 
         return work
 
+    def prepare_drafts(self, request: HeadRequest) -> Callable[[], Callable[[], list[Tokens]]]:
+        """Return the work that drafts with the model's head, whose result reads the drafts afterwards."""
+        memory, batch = self._cache.hidden, self._persistent
+        assert memory is not None
+        rows, depth = request.rows, batch.depth[request.rows]
+        # Copied, like everything else of the batch that the work needs.
+        places = memory.place(rows, batch.lane[rows], batch.waiting[rows])
+        pages = batch.unsent_pages(rows)
+        reached = []
+        for turn in range(int(request.counts.max())):
+            more = request.counts > turn
+            position = depth[more] + turn
+            page = batch.pages[rows[more], position // self._page_size]
+            reached.append((rows[more], position, page))
+
+        def work() -> Callable[[], list[Tokens]]:
+            with torch.inference_mode():
+                self._page_table.write(*pages)
+                plans = [self._head_plan(*each) for each in reached]
+                last = _to(request.last_tokens, self._device)
+                preceding = memory.kept[_to(places.astype(np.int64), self._device)]
+                drafts = self._model.draft(last, preceding, plans, self._cache)
+                landed = to_host(torch.cat(drafts))
+            sizes = [plan.tokens for plan in plans]
+            return lambda: _by_sequence(landed.numpy(), sizes, request.counts)
+
+        return work
+
+    def _head_plan(self, rows: Ints, positions: Ints, pages: Ints) -> StepPlans:
+        return StepPlans.of_head(
+            rows, positions, pages, page_table=self._page_table.entries, page_size=self._page_size,
+            gathered=self._model.head_gathers,
+        )  # fmt: skip
+
     def compare_states(self, slot: int, truth: int) -> Callable[[], Callable[[], list[float]]]:
         """Return the work that computes the `state_distances` of two slots."""
 
@@ -305,6 +352,7 @@ class ModelRunner:
             if (decoder := self._whole_decoder(host, adapters)) is not None:
                 hidden = decoder(host)
                 rows, positions = (_to(values, self._device) for values in extra.values())
+                self._follow(host, hidden, host.table_row)
             else:
                 batch = self._batch_of(host, arrays.token_ids, extra)
                 rows, positions = batch.extras["rows"], batch.extras["positions"]
@@ -360,6 +408,12 @@ class ModelRunner:
             self._segments.update(batch.pieces.cuts)
         return hidden
 
+    def _follow(self, host: HostBatch, hidden: torch.Tensor, rows: Ints) -> None:
+        """Let the model's head, if it drafts, read the tokens of a step that only decodes `rows`."""
+        if self._cache.hidden is not None:
+            token_ids = self._last_token.index_select(0, _to(rows, self._device))
+            self._model.follow(hidden, token_ids, host, self._cache, self._page_table.entries)
+
     def _batch_of(
         self, host: HostBatch, token_ids: torch.Tensor | Ints, extra: Mapping[str, Ints] | None = None
     ) -> ForwardBatch:
@@ -405,6 +459,7 @@ class ModelRunner:
         self, step: DecodeStep, host: HostBatch, masks: TokenMasks | None
     ) -> Callable[[], StepResult]:
         hidden = step.forward(host)
+        self._follow(host, hidden, host.table_row)
         rows = [self._sampling[row] for row in host.table_row.tolist()]
         if masks is None and all(row.plain for row in rows):
             self._sampler.set_up_counts([row for row in rows if row.counts_row >= 0])
@@ -476,6 +531,15 @@ class ModelRunner:
 
 def _to(array: np.ndarray, device: torch.device) -> torch.Tensor:
     return to_device(torch.from_numpy(np.ascontiguousarray(array)), device)
+
+
+def _by_sequence(drafts: Ints, sizes: list[int], counts: Ints) -> list[Tokens]:
+    """Return the draft of each sequence, from the tokens of all sequences by their places in the drafts."""
+    starts = np.concatenate([[0], np.cumsum(sizes)])
+    return [
+        np.array([drafts[starts[turn] + index] for turn in range(count)], np.int32)
+        for index, count in enumerate(counts.tolist())
+    ]
 
 
 def _rules(schedule: Schedule) -> list[NextTokens | Ints | None]:

@@ -18,6 +18,7 @@ from mamba_server.engine.execution.runner import ModelRunner
 from mamba_server.engine.scheduling.limits import SchedulerLimits
 from mamba_server.model.device_arena import DTYPES, DeviceArena
 from mamba_server.model.forward_batch import HostBatch
+from mamba_server.model.hidden_rows import HiddenMemory
 from mamba_server.model.layers.hybrid import HybridModel
 from mamba_server.model.layout import CacheLayout
 from mamba_server.model.trial_batch import TrialPiece, trial_batch
@@ -46,6 +47,10 @@ def measured_workspace(
     layout = replace(CacheLayout.of(config, plan, dtype), slabs=SLABS)
     views = DeviceArena(layout, device).views(config, plan.state_dtype, DTYPES[dtype])
     persistent = PersistentBatch(limits.max_running, -(-plan.max_model_len // plan.page_size))
+    if config.draft_head:
+        # The plan counts this memory with that of drafts.
+        hidden = HiddenMemory.allocate(persistent.rows, 0, 0, config.hidden_size, DTYPES[dtype], device)
+        views = replace(views, hidden=hidden)
 
     def work() -> None:
         runner = ModelRunner(

@@ -40,7 +40,7 @@ class DraftSwitch:
     """A `DraftSource` that proposes nothing while it is off; what earlier drafts left is absorbed as ever."""
 
     def __init__(self, source: DraftSource) -> None:
-        self._source = source
+        self.source = source
         self.most = source.most
         self.reason = ""
         """Why there are no drafts; "" = there are."""
@@ -63,23 +63,23 @@ class DraftSwitch:
 
     def wanted(self) -> bool:
         """Return whether the next step should have drafts."""
-        return self.is_on and self._source.wanted()
+        return self.is_on and self.source.wanted()
 
     def propose(self, decodes: list[Sequence]) -> dict[int, Tokens]:
         """Return the proposals of the source, or none."""
-        return self._source.propose(decodes) if self.is_on else {}
+        return self.source.propose(decodes) if self.is_on else {}
 
     def checked(self, sequence: Sequence, drafted: int, accepted: int) -> None:
         """Tell the source."""
-        self._source.checked(sequence, drafted, accepted)
+        self.source.checked(sequence, drafted, accepted)
 
     def step_ended(self, schedule: Schedule, seconds: float) -> None:
         """Tell the source."""
-        self._source.step_ended(schedule, seconds)
+        self.source.step_ended(schedule, seconds)
 
     def counters(self) -> dict[str, float]:
         """Return those of the source."""
-        return self._source.counters()
+        return self.source.counters()
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,6 +81,20 @@ class ParallelNames:
 
 
 @dataclass(frozen=True, slots=True)
+class HeadNames:
+    """Names of the tensors of a head for drafts, without its prefix; its blocks have the family's names."""
+
+    join: str
+    """Name of the projection of a token's embedding and the hidden state before it, in this order."""
+    embedding_norm: str
+    hidden_norm: str
+    norm: str
+    """Name of the weight of the norm after the last block."""
+    feed_forward: int
+    """Number of the layer with the feed-forward; attention is in layer 0."""
+
+
+@dataclass(frozen=True, slots=True)
 class TensorNames:
     """Names of the tensors of one family."""
 
@@ -100,7 +114,9 @@ class TensorNames:
     norm_offset: float = 0.0
     """Offset that is added to the weights of norms, except those after a mixer's gate."""
     unused: tuple[str, ...] = ()
-    """Prefixes of tensors that are not used: heads that predict several tokens."""
+    """Prefixes of tensors that are not used: heads that predict several tokens, unless they draft."""
+    head: HeadNames | None = None
+    """Names of such a head; None = the family has none."""
 
 
 _ONE_MIXER = BlockNames("norm.weight", "mixer")
@@ -125,6 +141,13 @@ _QWEN = TensorNames(
     ),
     norm_offset=1.0,
     unused=(DRAFT_HEADS,),
+    head=HeadNames(
+        join="fc",
+        embedding_norm="pre_fc_norm_embedding.weight",
+        hidden_norm="pre_fc_norm_hidden.weight",
+        norm="norm.weight",
+        feed_forward=0,
+    ),
 )
 
 NAMES: dict[str, TensorNames] = {
@@ -143,6 +166,13 @@ NAMES: dict[str, TensorNames] = {
         norm="norm_f.weight",
         blocks={"mamba": _ONE_MIXER, "attention": _ONE_MIXER, "mlp": _ONE_MIXER, "moe": _ONE_MIXER},
         unused=(DRAFT_HEADS,),
+        head=HeadNames(
+            join="layers.0.eh_proj",
+            embedding_norm="layers.0.enorm.weight",
+            hidden_norm="layers.0.hnorm.weight",
+            norm="layers.1.final_layernorm.weight",
+            feed_forward=1,
+        ),
         moe=MoeNames(
             router="mixer.gate.weight",
             correction="mixer.gate.e_score_correction_bias",

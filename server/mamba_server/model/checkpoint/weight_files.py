@@ -30,19 +30,25 @@ not used."""
 TEXT_PARTS = ("model.language_model.", "language_model.")
 """Prefixes of the text model's tensors in a multimodal checkpoint."""
 DRAFT_HEADS = "mtp."
-"""Prefix of the tensors of heads that predict several tokens, which are not loaded."""
+"""Prefix of the tensors of heads that predict several tokens, which are loaded only to draft with."""
 _HEAD = "lm_head."
 _LARGEST_HEADER = 100 << 20
 
 
-def weights_size(directory: Path) -> WeightsSize | None:
-    """Return the size of the weights in `directory`, or None without `*.safetensors`. Raises WeightsError."""
+def weights_size(directory: Path, *, heads: bool = False) -> WeightsSize | None:
+    """Return the size of the weights in `directory`, or None without `*.safetensors`. Raises WeightsError.
+
+    `heads`: whether heads for drafts count.
+    """
     if not any(directory.glob("*.safetensors")):
         return None
     headers = {path: _tensors(path) for path in shards(directory)}
     multimodal = is_multimodal(name for tensors in headers.values() for name in tensors)
     entries: dict[str, Entry] = {}
-    stored = sum(_read_entries(path, tensors, multimodal, entries) for path, tensors in headers.items())
+    stored = sum(
+        _read_entries(path, tensors, entries, multimodal=multimodal, heads=heads)
+        for path, tensors in headers.items()
+    )
     try:
         return _size(stored, entries, directory)
     except (KeyError, IndexError, ValueError, ZeroDivisionError) as error:
@@ -88,17 +94,25 @@ def is_multimodal(names: Iterable[str]) -> bool:
     return any(name.startswith(TEXT_PARTS) for name in names)
 
 
-def text_name(name: str) -> str | None:
-    """Return the text model's name of a multimodal checkpoint's tensor; None = another model's tensor."""
+def has_draft_heads(directory: Path) -> bool:
+    """Return whether the files have tensors of a head for drafts. Raises WeightsError."""
+    return any(name.startswith(DRAFT_HEADS) for path in shards(directory) for name in _tensors(path))
+
+
+def text_name(name: str, *, heads: bool = False) -> str | None:
+    """Return the text model's name of a multimodal checkpoint's tensor; None = another model's tensor.
+
+    `heads`: whether heads for drafts belong to the text model.
+    """
     for part in TEXT_PARTS:
         if name.startswith(part):
             return name.removeprefix(part)
-    return name if name.startswith(_HEAD) else None
+    return name if name.startswith((_HEAD, DRAFT_HEADS) if heads else _HEAD) else None
 
 
-def other_parts(names: Iterable[str]) -> list[str]:
+def other_parts(names: Iterable[str], *, heads: bool = False) -> list[str]:
     """Return the prefixes of a multimodal checkpoint's tensors that are not the text model's."""
-    others = (name.removeprefix("model.") for name in names if text_name(name) is None)
+    others = (name.removeprefix("model.") for name in names if text_name(name, heads=heads) is None)
     return sorted({name.partition(".")[0] for name in others})
 
 
@@ -152,14 +166,17 @@ def _tensors(path: Path) -> dict[str, Any]:
         raise WeightsError(f"{path}: the header of the file is damaged: {error!r}") from error
 
 
-def _read_entries(path: Path, tensors: dict[str, Any], multimodal: bool, entries: dict[str, Entry]) -> int:
+def _read_entries(
+    path: Path, tensors: dict[str, Any], entries: dict[str, Entry], *, multimodal: bool, heads: bool
+) -> int:
     """Add a file's tensors that are weights, or parts of quantized ones, to `entries`; return their bytes."""
     stored = 0
     try:
         scales = scale_endings(tensor["dtype"] for tensor in tensors.values())
         for name, tensor in tensors.items():
-            text = text_name(name) if multimodal else name
-            if text is None or name.startswith(DRAFT_HEADS) or name.endswith(OF_ACTIVATIONS):
+            text = text_name(name, heads=heads) if multimodal else name
+            unused = not heads and name.startswith(DRAFT_HEADS)
+            if text is None or unused or name.endswith(OF_ACTIVATIONS):
                 continue
             begin, end = tensor["data_offsets"]
             if not 0 <= begin <= end:

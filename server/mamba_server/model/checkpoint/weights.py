@@ -65,9 +65,12 @@ class WeightEntry:
 class Weights:
     """The tensors of a directory under names without a prefix (`layers.0.mixer.A_log`, `lm_head.weight`)."""
 
-    def __init__(self, directory: Path, progress: Progress = silent) -> None:
-        """Read and check all headers. Raises WeightsError for missing, damaged or truncated files."""
-        self._entries = _entries(directory)
+    def __init__(self, directory: Path, progress: Progress = silent, *, heads: bool = False) -> None:
+        """Read and check all headers. Raises WeightsError for missing, damaged or truncated files.
+
+        `heads`: whether heads for drafts are loaded, too, from a multimodal checkpoint.
+        """
+        self._entries = _entries(directory, heads=heads)
         self._files: dict[Path, Any] = {}
         self._names_read: set[str] = set()
         self._progress = progress
@@ -211,20 +214,20 @@ class Weights:
         return self._files[path]
 
 
-def _entries(directory: Path) -> dict[str, WeightEntry]:
+def _entries(directory: Path, *, heads: bool) -> dict[str, WeightEntry]:
     """Return the tensors of a directory's model by their short names. Raises WeightsError."""
     by_name: dict[str, WeightEntry] = {}
     indexed = shards(directory)
     headers = {path: _header(path) for path in indexed}
     names = [entry.name for entries in headers.values() for entry in entries]
     multimodal = is_multimodal(names)
-    if multimodal and (parts := other_parts(names)):
+    if multimodal and (parts := other_parts(names, heads=heads)):
         # An engine writes nothing below a warning.
         log.warning("only the text model of the checkpoint is loaded, without %s", ", ".join(parts))
     for path, entries in headers.items():
         for entry in entries:
             # Of a multimodal checkpoint only the text model is served.
-            name = text_name(entry.name) if multimodal else entry.name
+            name = text_name(entry.name, heads=heads) if multimodal else entry.name
             if name is None:
                 continue
             short = short_name(name)

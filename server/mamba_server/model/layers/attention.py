@@ -107,6 +107,47 @@ class Attention:
         and keys, None without positions.
         """
         assert plans.attention is not None
+        query, key, value, gate = self._project(x, turns)
+        self.write(kv, key, value, plans.page, plans.offset)
+        attended = query.new_empty(query.shape)
+        if self.kernels is None:
+            self.attend(query, kv, self.config.scale, plans.attention, attended)
+        else:
+            decode, extend = self.kernels
+            cut = plans.decodes
+            if cut:
+                decode(query[:cut], kv, plans.attention, attended[:cut])
+            if cut < plans.tokens:
+                extend(query[cut:], kv, plans.attention, attended[cut:])
+        flat = attended.flatten(1)
+        if gate is not None:
+            flat = self._apply_gate(flat, gate.flatten(1))
+        return self.o_proj(flat)
+
+    def remember(
+        self,
+        x: torch.Tensor,
+        kv: torch.Tensor,
+        page: torch.Tensor,
+        offset: torch.Tensor,
+        turns: Turns | None,
+        *,
+        empty: torch.Tensor,
+    ) -> None:
+        """Write keys and values of rows x [T, d] at page and offset [T], without attending.
+
+        empty: rows whose key and value are zeros.
+        """
+        _, key, value, _ = self._project(x, turns)
+        if len(empty):
+            key[empty] = 0
+            value[empty] = 0
+        self.write(kv, key, value, page, offset)
+
+    def _project(
+        self, x: torch.Tensor, turns: Turns | None
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """Return queries, keys and values by head, normed and rotated, and the gate of the output, if any."""
         width = self.config.head_dim
         projected = self.qkv_proj(x)
         parts = projected.split(self.widths, 1)
@@ -126,21 +167,7 @@ class Attention:
         elif turns is not None:
             # Queries and keys are adjacent, so one call rotates both.
             self.rope(both.unflatten(1, (-1, width)), *turns)
-        self.write(kv, key, value, plans.page, plans.offset)
-        attended = query.new_empty(query.shape)
-        if self.kernels is None:
-            self.attend(query, kv, self.config.scale, plans.attention, attended)
-        else:
-            decode, extend = self.kernels
-            cut = plans.decodes
-            if cut:
-                decode(query[:cut], kv, plans.attention, attended[:cut])
-            if cut < plans.tokens:
-                extend(query[cut:], kv, plans.attention, attended[cut:])
-        flat = attended.flatten(1)
-        if gate:
-            flat = self._apply_gate(flat, gate[0].flatten(1))
-        return self.o_proj(flat)
+        return query, key, value, gate[0] if gate else None
 
     def _apply_gate(self, flat: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
         """Return flat * sigmoid(gate); either may be overwritten."""

@@ -17,6 +17,7 @@ from mamba_kernels.cpu.short_conv import PARTS
 from mamba_kernels.dispatch.backend import TRITON, Backend, backend_for
 from mamba_kernels.precision import accumulator
 from mamba_kernels.rope import turns
+from mamba_kernels.transfer import to_device
 from mamba_planner.families.registry import why_not_served
 from mamba_planner.model_config import LayerKind, ModelConfig
 from mamba_server.model.adapters.adapter_bank import AdapterBank
@@ -26,9 +27,12 @@ from mamba_server.model.checkpoint.source import Progress, silent
 from mamba_server.model.checkpoint.tensor_factors import row_factors
 from mamba_server.model.checkpoint.tensor_names import NAMES
 from mamba_server.model.checkpoint.tensor_source import TensorSource
+from mamba_server.model.checkpoint.weight_files import DRAFT_HEADS
 from mamba_server.model.checkpoint.weights import Weights
-from mamba_server.model.forward_batch import ForwardBatch
+from mamba_server.model.forward_batch import ForwardBatch, HostBatch
+from mamba_server.model.hidden_rows import HiddenPlan
 from mamba_server.model.layers.attention import Attention, Turns
+from mamba_server.model.layers.draft_head import DraftHead
 from mamba_server.model.layers.gated_delta import GatedDeltaMixer
 from mamba_server.model.layers.loader import Loader, Norm, Rows
 from mamba_server.model.layers.mamba2 import Mamba2Mixer
@@ -142,6 +146,11 @@ class HybridModel:
             head = loader.of_vocabulary().linear("lm_head", d, config.vocab_size, bias=False)
         # Hidden states are scaled instead of logits, because they have fewer elements.
         self.head: Rows = head if factors.logits == 1 else lambda hidden: head(hidden * factors.logits)
+        self.draft_head: DraftHead | None = None
+        """Head of the checkpoint that drafts; None = it has none, or it is not used."""
+        if config.draft_head:
+            self.draft_head = DraftHead(config, self._names, loader, self.embedding, self._norm_eps)
+            unused = tuple(prefix for prefix in unused if prefix != DRAFT_HEADS)
         weights.finish(unused)
         attentions = (_attention(block.mixer) for block in self.blocks)
         self._attentions = [attention for attention in attentions if attention is not None]
@@ -160,7 +169,7 @@ class HybridModel:
         adapters: AdapterBank | None = None,
     ) -> "HybridModel":
         """Build the model from the files of `directory`. Raises UnsupportedModel, WeightsError."""
-        weights = Weights(directory, progress)
+        weights = Weights(directory, progress, heads=config.draft_head)
         return cls(
             config, weights, device=device, dtype=dtype, batch_invariant=batch_invariant,
             quantization=quantization, adapters=adapters,
@@ -192,7 +201,49 @@ class HybridModel:
             )
             x, added = self._layers(batch.token_ids, plans, cache)
             rows = batch.logits_rows
-            return self.norm(x[rows], None if added is None else added[rows])
+            hidden = self.norm(x[rows], None if added is None else added[rows])
+            if self.draft_head is not None and cache.hidden is not None:
+                self.follow(self.norm(x, added), batch.token_ids, batch.host, cache, batch.page_table)
+            return hidden
+
+    def follow(
+        self,
+        hidden: torch.Tensor,
+        token_ids: torch.Tensor,
+        host: HostBatch,
+        cache: CacheViews,
+        page_table: torch.Tensor,
+    ) -> None:
+        """Let the head for drafts read all tokens of a step, whose normed hidden states are [T, d]."""
+        assert self.draft_head is not None
+        assert cache.hidden is not None
+        with torch.inference_mode():
+            plan = HiddenPlan.build(host, cache.hidden, cache.kv[-1].shape[2], hidden.device)
+            positions = to_device(torch.from_numpy(host.positions), hidden.device)
+            self.draft_head.follow(hidden, token_ids, plan, cache, page_table, self._turns(positions))
+
+    def draft(
+        self,
+        token_ids: torch.Tensor,
+        preceding: torch.Tensor,
+        plans: list[StepPlans],
+        cache: CacheViews,
+    ) -> list[torch.Tensor]:
+        """Return the tokens that the head foresees behind `token_ids` [n], one tensor for each of `plans`.
+
+        preceding: [n, d] the model's hidden states of the tokens before. Each plan is of the sequences that
+        go on, which are the first ones.
+        """
+        assert self.draft_head is not None
+        foreseen = []
+        with torch.inference_mode():
+            for each in plans:
+                token_ids, preceding = token_ids[: each.tokens], preceding[: each.tokens]
+                turning = self._turns(each.positions)
+                preceding = self.draft_head.step(token_ids, preceding, each, cache, turning)
+                token_ids = self.head(preceding).argmax(1).to(torch.int32)
+                foreseen.append(token_ids)
+        return foreseen
 
     def decode(self, token_ids: torch.Tensor, plans: StepPlans, cache: CacheViews) -> torch.Tensor:
         """Compute one token of each sequence by plans that stay on the device. Returns [n, d] of all rows.
@@ -221,6 +272,11 @@ class HybridModel:
     def _gathered(self) -> bool:
         """Whether plans must list the keys to gather."""
         return any(attention.gathers for attention in self._attentions)
+
+    @property
+    def head_gathers(self) -> bool:
+        """Whether plans of the head for drafts must list the keys to gather."""
+        return self.draft_head is not None and self.draft_head.attention.gathers
 
     def token_counts(self, most: int) -> list[int]:
         """Return the numbers of tokens, up to `most`, at which Triton compiles another variant of a kernel.
@@ -260,9 +316,7 @@ class HybridModel:
         x = self.embedding(token_ids).to(self.residual_dtype)
         if self.embedding_scale != 1:
             x = x * self.embedding_scale
-        rotation = None
-        if (angles := self.rotation) is not None:
-            rotation = turns(plans.positions, angles.frequencies, angles.factor)
+        rotation = self._turns(plans.positions)
         added: torch.Tensor | None = None
         for block in self.blocks:
             if not block.norm_after:
@@ -272,6 +326,11 @@ class HybridModel:
                 x.add_(added)
             added = block.norm(self._mix(block, x.to(self.dtype), cache, plans, rotation), None)
         return x, added
+
+    def _turns(self, positions: torch.Tensor) -> Turns | None:
+        """Return the rotation of queries and keys at positions [T]; None = attention has no positions."""
+        angles = self.rotation
+        return None if angles is None else turns(positions, angles.frequencies, angles.factor)
 
     def _mix(
         self, block: Block, x: torch.Tensor, cache: CacheViews, plans: StepPlans, rotation: Turns | None

@@ -1,0 +1,58 @@
+"""Which models have heads for drafts that engines can use, and what such a head adds to a model. Pure.
+
+`plan_engine` and the boot of an engine call it, so that plan and engine count the same layers.
+"""
+
+from dataclasses import replace
+
+from mamba_api.choices import Speculation
+from mamba_planner.arithmetic import WeightsSize, head_parameters
+from mamba_planner.errors import UnusableInput
+from mamba_planner.model_config import ModelConfig
+from mamba_settings.engine_settings import EngineSettings
+
+FAMILIES = ("nemotron_h", "qwen3_next", "qwen3_5")
+"""Families whose published heads engines can use."""
+
+
+def with_heads(model: ModelConfig, speculation: Speculation) -> ModelConfig:
+    """Return the model as an engine with these drafts runs it: with its head if that drafts.
+
+    Raises `UnusableInput` if the family has no head that engines can use.
+    """
+    if speculation != "mtp" or model.draft_head:
+        return model
+    if model.family not in FAMILIES or model.attention is None:
+        raise UnusableInput(
+            f"speculation mtp is refused for {model.family} models: this version reads the heads of "
+            "Nemotron 3, Qwen3-Next and Qwen3.5; use ngram or auto"
+        )
+    return replace(model, draft_head=True, parameters=model.parameters + head_parameters(model))
+
+
+def head_bytes(model: ModelConfig, settings: EngineSettings) -> int:
+    """Return the bytes of a head's weights in memory, which sizes of files do not count."""
+    attention = model.attention
+    norms = 5 * model.hidden_size
+    if attention is not None and attention.qk_norm:
+        norms += 2 * attention.head_dim
+    parameters = head_parameters(model)
+    size = WeightsSize(0, parameters, parameters - norms)
+    dtype = model.dtype if settings.dtype == "auto" else settings.dtype
+    if settings.quantization == "int4":
+        # None of its matrices is that of the vocabulary, which has eight bits.
+        return size.loaded(replace(model, vocab_size=0), dtype, "int4")
+    return size.loaded(model, dtype, settings.quantization)
+
+
+def planned_model(
+    model: ModelConfig, settings: EngineSettings, weights_bytes: int | None
+) -> tuple[ModelConfig, int | None]:
+    """Return the model as an engine with these settings runs it, and the bytes of its weights if known.
+
+    Raises `UnusableInput` as `with_heads`.
+    """
+    planned = with_heads(model, settings.speculation)
+    if planned is not model and weights_bytes is not None:
+        weights_bytes += head_bytes(model, settings)
+    return planned, weights_bytes

@@ -1,0 +1,101 @@
+"""`HeadDrafts`: proposes what the checkpoint's own head foresees. Pure, but for device work given to it.
+
+The scheduler asks for drafts before each launch, when the last token of each sequence is known. The head
+writes its keys and values into pages that the drafts need anyway, so these are taken first.
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from mamba_server.cache import Ints, Tokens
+from mamba_server.engine.sequences.schedule import Schedule
+from mamba_server.engine.sequences.sequence import Sequence
+
+log = logging.getLogger(__name__)
+KIND = "mtp"
+
+
+@dataclass(frozen=True, slots=True)
+class HeadRequest:
+    """Drafts that the head shall compute: [n] each, those with the most tokens first."""
+
+    rows: Ints
+    """Persistent row of each sequence."""
+    last_tokens: Ints
+    """Last known token, which the model has not computed."""
+    counts: Ints
+    """Number of tokens to draft."""
+
+
+class HeadDrafts:
+    """Drafts of one engine.
+
+    `most`: most drafts behind a token; `rows`: most sequences of a step with drafts. `compute` returns the
+    tokens of each sequence of a request, and `room` how many drafts a sequence may have, for which it takes
+    the pages; the boot sets both.
+    """
+
+    def __init__(self, most: int, rows: int) -> None:
+        self.most, self._rows = most, rows
+        self.compute: Callable[[HeadRequest], list[Tokens]] | None = None
+        self.room: Callable[[Sequence], int] | None = None
+        self._counts = Counter[str]()
+
+    def wanted(self) -> bool:
+        """Return that every step should have drafts."""
+        return True
+
+    def propose(self, decodes: list[Sequence]) -> dict[int, Tokens]:
+        """Return what the head foresees for the first sequences that take drafts, by their index."""
+        assert self.room is not None
+        assert self.compute is not None
+        counts: dict[int, int] = {}
+        for index, sequence in enumerate(decodes):
+            if len(counts) == self._rows:
+                break
+            if sequence.takes_drafts and not sequence.in_flight and (count := self.room(sequence)):
+                counts[index] = count
+        if not counts:
+            return {}
+        order = sorted(counts, key=lambda index: -counts[index])
+        chosen = [decodes[index] for index in order]
+        request = HeadRequest(
+            rows=np.array([sequence.row for sequence in chosen], np.int32),
+            last_tokens=np.array([_last_token(sequence) for sequence in chosen], np.int32),
+            counts=np.array([counts[index] for index in order], np.int32),
+        )
+        try:
+            drafts = self.compute(request)
+        except Exception as error:
+            # The step decodes without drafts; a device that is lost fails there, where the core sees it.
+            log.warning("the head's drafts failed: %s: %s", type(error).__name__, error)
+            return {}
+        return dict(zip(order, drafts, strict=True))
+
+    def checked(self, sequence: Sequence, drafted: int, accepted: int) -> None:
+        """Record what became of a draft."""
+        self._counts["drafted"] += drafted
+        self._counts["accepted"] += accepted
+
+    def step_ended(self, schedule: Schedule, seconds: float) -> None:
+        """Record what a step absorbed and checked."""
+        self._counts["absorbed"] += sum(each.count for each in schedule.absorbed)
+        self._counts["steps"] += bool(schedule.drafts)
+
+    def counters(self) -> dict[str, float]:
+        """Return counts since the start."""
+        return {
+            f"draft_tokens_total{{kind={KIND}}}": self._counts["drafted"],
+            f"accepted_draft_tokens_total{{kind={KIND}}}": self._counts["accepted"],
+            "absorbed_draft_tokens_total": self._counts["absorbed"],
+            "draft_steps_total": self._counts["steps"],
+        }
+
+
+def _last_token(sequence: Sequence) -> int:
+    assert sequence.allocation is not None
+    return int(sequence.token_ids[sequence.allocation.depth])

@@ -1,0 +1,100 @@
+"""The head of a checkpoint that drafts: a layer of attention behind the model (multi-token prediction).
+
+From a token and the hidden state of the token before it, the head computes a hidden state from which the
+model's output head foresees the token after. Where the head goes on, its own result stands for the hidden
+state of the model. Keys and values of each pair are in the page of the pair's token: a page depends on its
+own tokens and those before, and serves every text that begins with them. `HybridModel` calls `follow` for all
+tokens that it has computed, and `step` for each token of a draft.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+
+from mamba_planner.model_config import ModelConfig
+from mamba_server.model.cache_views import CacheViews
+from mamba_server.model.checkpoint.tensor_names import TensorNames
+from mamba_server.model.checkpoint.weight_files import DRAFT_HEADS
+from mamba_server.model.hidden_rows import HiddenPlan
+from mamba_server.model.layers.attention import Attention, Turns
+from mamba_server.model.layers.loader import Loader
+from mamba_server.model.layers.mlp import Mlp
+from mamba_server.model.layers.moe import Moe
+from mamba_server.model.step_plans import StepPlans
+
+Embed = Callable[[torch.Tensor], torch.Tensor]
+
+
+class DraftHead:
+    """Weights and forward of one head. `embed`: the model's embedding, which the head shares."""
+
+    def __init__(
+        self, config: ModelConfig, names: TensorNames, loader: Loader, embed: Embed, norm_eps: float
+    ) -> None:
+        """Take the weights of the head. Raises WeightsError."""
+        d, here, own = config.hidden_size, replace(loader, prefix=DRAFT_HEADS), names.head
+        attention, feed_forward = names.blocks["attention"], names.blocks["mlp"]
+        assert config.attention is not None
+        assert own is not None
+        self._embed, self.dtype = embed, loader.dtype
+        self._norm_embedding = here.norm(own.embedding_norm, d, norm_eps)
+        self._norm_hidden = here.norm(own.hidden_norm, d, norm_eps)
+        self._join = here.linear(own.join, 2 * d, d, bias=False)
+        layer = here.at("layers", 0)
+        self._norm_before = layer.norm(attention.norm, d, norm_eps)
+        self.attention = Attention(
+            config.attention, d, layer.at(attention.mixer), config.norm_eps, names.attention
+        )
+        layer = here.at("layers", own.feed_forward)
+        self._norm_between = layer.norm(feed_forward.norm, d, norm_eps)
+        self._feed_forward = _feed_forward(config, names, layer, layer.at(feed_forward.mixer))
+        self._norm = here.norm(own.norm, d, norm_eps)
+
+    def follow(
+        self,
+        hidden: torch.Tensor,
+        token_ids: torch.Tensor,
+        plan: HiddenPlan,
+        cache: CacheViews,
+        page_table: torch.Tensor,
+        turns: Turns | None,
+    ) -> None:
+        """Write keys and values of all tokens of a step, and keep the hidden states that later steps need.
+
+        hidden: [T, d] of the model behind its last norm; token_ids: [T].
+        """
+        assert cache.hidden is not None
+        assert cache.tails is not None
+        preceding = plan.before(hidden, cache.hidden, cache.tails, page_table)
+        x = self._norm_before(self._pairs(token_ids, preceding), None)
+        self.attention.remember(x, cache.kv[-1], plan.page, plan.offset, turns, empty=plan.beginning)
+        plan.keep(hidden, cache.hidden, cache.tails)
+
+    def step(
+        self,
+        token_ids: torch.Tensor,
+        preceding: torch.Tensor,
+        plans: StepPlans,
+        cache: CacheViews,
+        turns: Turns | None,
+    ) -> torch.Tensor:
+        """Return the hidden states [n, d] behind the head's norm, of one token of each sequence.
+
+        token_ids: [n]; preceding: [n, d] hidden states of the tokens before.
+        """
+        x = self._pairs(token_ids, preceding)
+        added = self.attention(self._norm_before(x, None), cache.kv[-1], plans, turns)
+        added = self._feed_forward(self._norm_between(x, added))
+        return self._norm(x, added)
+
+    def _pairs(self, token_ids: torch.Tensor, preceding: torch.Tensor) -> torch.Tensor:
+        embedded = self._norm_embedding(self._embed(token_ids).to(self.dtype), None)
+        return self._join(torch.cat([embedded, self._norm_hidden(preceding, None)], 1))
+
+
+def _feed_forward(config: ModelConfig, names: TensorNames, layer: Loader, inside: Loader) -> Mlp | Moe:
+    if config.moe is not None and names.moe is not None:
+        return Moe(config.moe, config.hidden_size, names.moe, layer)
+    assert config.mlp is not None
+    return Mlp(config.mlp, config.hidden_size, names, inside)
