@@ -5,7 +5,7 @@ from pathlib import Path
 from mamba_api.errors import InvalidDocument
 from mamba_api.v1alpha1.profiles import Profiles, ResourceProfile, read_profiles
 from mamba_cli.errors import InvalidInput
-from mamba_planner.shipped_profiles import SHIPPED
+from mamba_planner.cards.shipped_profiles import SHIPPED
 
 
 def known_profiles(path: Path | None) -> Profiles:

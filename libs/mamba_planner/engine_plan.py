@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 
 from mamba_api.choices import Role, Strategy
 from mamba_planner.candidates import STATE_DTYPES, Candidate, evaluate
+from mamba_planner.cards.gpu_sizes import SIZES, one_size_down, one_size_up, sizes_up
 from mamba_planner.choice import choose, enough_in_full_precision
 from mamba_planner.constraints import Constraints, StateDtype, Workload
 from mamba_planner.draft_heads import planned_model
 from mamba_planner.errors import FittingSize, InsufficientMemory, UnusableInput
-from mamba_planner.gpu_sizes import SIZES, one_size_down, one_size_up, sizes_up
 from mamba_planner.memory import Device, MemoryBudget
 from mamba_planner.memory_plan import MemoryPlan, OtherSize
 from mamba_planner.model_config import ModelConfig

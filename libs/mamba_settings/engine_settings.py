@@ -271,8 +271,8 @@ class EngineSettings(
     """Type of the stored SSM state; auto lets the planner choose."""
 
     @model_validator(mode="after")
-    def _check_transfers_and_tiers(self) -> Self:
-        """Refuse combinations of settings that cannot act together, such as tiers without a size."""
+    def _check_steps(self) -> Self:
+        """Refuse ways of computing a step that exclude each other."""
         if self.speculation != "off" and self.batch_invariant:
             raise ValueError(
                 "speculation and batch_invariant exclude each other in this version: switch one of them off"
@@ -285,8 +285,18 @@ class EngineSettings(
             raise ValueError(
                 f"lora names {len(self.lora)} adapters, and max_loras is {self.lora_places}: raise max_loras"
             )
+        if self.speculation == "mtp" and self.lora_places:
+            raise ValueError(
+                "speculation mtp and lora exclude each other in this version, as the head has no adapters: "
+                "use speculation ngram or auto"
+            )
         if why := self._why_not_replay():
             raise ValueError(f"state_replay {self.state_replay} is refused {why}; set it to auto or off")
+        return self
+
+    @model_validator(mode="after")
+    def _check_transfers_and_tiers(self) -> Self:
+        """Refuse combinations of settings that cannot act together, such as tiers without a size."""
         if self.role != "unified" and self.transfer_port is None:
             raise ValueError(
                 f"role {self.role} moves states between engines: set transfer_port (0 = a free port)"

@@ -45,7 +45,7 @@ from mamba_operator.reconcile import PassSettings, Reconciler, Runtime
 from mamba_operator.render.context import ChildDefaults, DefaultImages, operator_pods
 from mamba_operator.rollout.watch import RolloutWatch
 from mamba_operator.workload.watch import WorkloadWatch
-from mamba_planner.shipped_profiles import SHIPPED
+from mamba_planner.cards.shipped_profiles import SHIPPED
 
 log = structlog.get_logger(__name__)
 CRD_POLL_SECONDS = 5.0

@@ -54,8 +54,8 @@ from mamba_operator.render.context import (
     Scraper,
 )
 from mamba_operator.render.live_settings import AGAIN
+from mamba_planner.cards.shipped_profiles import SHIPPED
 from mamba_planner.hand_over import hand_over_tokens
-from mamba_planner.shipped_profiles import SHIPPED
 
 REPORT_SECONDS = 90.0
 """Seconds for which a gateway's report is valid. Gateways repeat a report three times within that time."""

@@ -10,7 +10,7 @@ from mamba_api.v1alpha1.profiles import ResourceProfile
 from mamba_kube.access import connected, load_access
 from mamba_operator.objects.kinds import DEPLOYMENT
 from mamba_operator.objects.manifest import Key
-from mamba_planner.shipped_profiles import SHIPPED
+from mamba_planner.cards.shipped_profiles import SHIPPED
 from testcluster.control_plane import ControlPlane
 
 pytestmark = pytest.mark.kube

@@ -16,7 +16,7 @@ from mamba_planner import (
     plan_engine,
 )
 from mamba_planner.candidates import SlabGeometry, expected_saved
-from mamba_planner.gpu_sizes import SIZES
+from mamba_planner.cards.gpu_sizes import SIZES
 from mamba_planner.model_config import AttentionConfig, MambaConfig, ModelConfig
 from mamba_planner.strategy import STRATEGIES, reservation
 from mamba_settings.engine_settings import EngineSettings

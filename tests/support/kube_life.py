@@ -27,7 +27,7 @@ from mamba_operator.process.metrics import OperatorMetrics
 from mamba_operator.reconcile import PassSettings, Reconciler, Runtime, now_utc
 from mamba_operator.render.context import OF_THIS_VERSION, ChildDefaults
 from mamba_operator.workload.measured_workload import MeasuredWorkload
-from mamba_planner.shipped_profiles import SHIPPED
+from mamba_planner.cards.shipped_profiles import SHIPPED
 from operator_objects import nano_config
 from struck_server import Blow, Killed, StruckServer
 

@@ -35,7 +35,7 @@ from mamba_cli.local.supervisor import RestartPolicy
 from mamba_cli.local.unit import LAUNCHER, LocalEngine, Unit, behind_one_address, local_engine, unit_of
 from mamba_cli.resource_profiles import of_this_machine
 from mamba_planner import Device
-from mamba_planner.shipped_profiles import SHIPPED
+from mamba_planner.cards.shipped_profiles import SHIPPED
 from mamba_settings.byte_size import binary_size
 
 SOURCE_VARIABLES = ("HF_", "AWS_", "GOOGLE_", "DOCKER_", "MAMBASERVE_MODEL_", "MAMBASERVE_PLAIN_HTTP")

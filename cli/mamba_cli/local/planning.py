@@ -26,13 +26,13 @@ from mamba_cli.local.model_facts import (
 )
 from mamba_planner import Constraints, Device, InsufficientMemory, MemoryPlan, UnusableInput, plan_engine
 from mamba_planner.arithmetic import kv_bytes_per_token, state_bytes, weights_bytes
+from mamba_planner.cards.gpu_sizes import MIB_OF, card_memory
+from mamba_planner.cards.shipped_profiles import SHIPPED
 from mamba_planner.constraints import StateDtype
 from mamba_planner.engine_plan import pool_state_dtype
 from mamba_planner.families.registry import why_not_served
-from mamba_planner.gpu_sizes import MIB_OF, card_memory
 from mamba_planner.hand_over import hand_over_tokens
 from mamba_planner.model_config import ModelConfig
-from mamba_planner.shipped_profiles import SHIPPED
 from mamba_server.host_memory import available_bytes
 from mamba_server.model.checkpoint.errors import ModelError
 from mamba_server.model.checkpoint.source import display_name

@@ -18,8 +18,8 @@ from mamba_api.v1alpha1 import MambaDeployment, PlanStatus
 from mamba_api.v1alpha1.profiles import Profiles
 from mamba_operator.objects.kinds import Kind
 from mamba_operator.objects.manifest import Manifest, digest
+from mamba_planner.cards.shipped_profiles import SHIPPED
 from mamba_planner.model_report import ModelReport
-from mamba_planner.shipped_profiles import SHIPPED
 
 
 @dataclass(frozen=True, slots=True)

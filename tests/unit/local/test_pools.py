@@ -16,7 +16,7 @@ from mamba_cli.local.planning import PlanFlags, PlannedPool, plan_pools
 from mamba_cli.local.unit import Unit
 from mamba_cli.resource_profiles import of_this_machine
 from mamba_planner import Device
-from mamba_planner.shipped_profiles import SHIPPED
+from mamba_planner.cards.shipped_profiles import SHIPPED
 
 GIB = 1 << 30
 

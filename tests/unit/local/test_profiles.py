@@ -13,8 +13,8 @@ from mamba_cli.local.documents import read_deployments
 from mamba_cli.local.plan_source import plan_source
 from mamba_cli.local.planning import PlanFlags
 from mamba_cli.resource_profiles import known_profiles, of_this_machine
-from mamba_planner.gpu_sizes import MIB, MIB_OF
-from mamba_planner.shipped_profiles import SHIPPED
+from mamba_planner.cards.gpu_sizes import MIB, MIB_OF
+from mamba_planner.cards.shipped_profiles import SHIPPED
 
 VALUES = """
 image: {tag: v1}

@@ -10,7 +10,7 @@ from mamba_operator.decision.reconcile_plan import ReconcilePlan
 from mamba_operator.memory.verdict import Fits, SpecInvalid
 from mamba_operator.objects.manifest import Manifest
 from mamba_operator.plan import make_plan
-from mamba_planner.shipped_profiles import SHIPPED
+from mamba_planner.cards.shipped_profiles import SHIPPED
 from operator_objects import NOW, TOKEN, nano_config, owner, snapshot
 
 MODEL = {"uri": "pvc://models/nano", "config": nano_config()}

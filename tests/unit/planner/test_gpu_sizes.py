@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 
 from mamba_cli.fleet.size_search.gpu import KINDS
-from mamba_planner.gpu_sizes import MIB, ONE_SIZE, SIZES, one_size_down, one_size_up
+from mamba_planner.cards.gpu_sizes import MIB, ONE_SIZE, SIZES, one_size_down, one_size_up
 
 
 def test_no_two_sizes_are_close_enough_to_be_one() -> None:

@@ -9,9 +9,9 @@ import pytest
 
 from mamba_planner import Device, InsufficientMemory, MemoryPlan, plan_engine
 from mamba_planner.candidates import evaluate
+from mamba_planner.cards.gpu_sizes import MIB, SIZES
 from mamba_planner.errors import FittingSize
 from mamba_planner.families import model_config_from_hf
-from mamba_planner.gpu_sizes import MIB, SIZES
 from mamba_planner.memory_plan import OtherSize
 from mamba_planner.model_config import ModelConfig
 from mamba_settings.byte_size import binary_size

@@ -2,8 +2,8 @@
 
 import pytest
 
-from mamba_planner.gpu_sizes import MIB, MIB_OF
-from mamba_planner.shipped_profiles import SHIPPED
+from mamba_planner.cards.gpu_sizes import MIB, MIB_OF
+from mamba_planner.cards.shipped_profiles import SHIPPED
 
 GPUS = sorted(name for name, one in SHIPPED.items() if one.gpus)
 

@@ -140,16 +140,21 @@ def masks_ahead(grammar: NextTokens, tokens: Sequence[int], words: int) -> npt.N
     ahead, count = grammar.look_ahead(), 1
     ahead.allowed(masks[0])
     for token in tokens:
-        if ahead.error or not permits(masks[count - 1], token):
+        if _failed(ahead) or not permits(masks[count - 1], token):
             break
         ahead.consume(token)
-        if ahead.error or ahead.complete:
+        if _failed(ahead) or ahead.complete:
             break
         ahead.allowed(masks[count])
-        if ahead.error:
+        if _failed(ahead):
             break
         count += 1
     return masks[:count]
+
+
+def _failed(grammar: NextTokens) -> bool:
+    """Return whether the grammar has failed; any call may have changed that."""
+    return bool(grammar.error)
 
 
 @dataclass(frozen=True, slots=True)

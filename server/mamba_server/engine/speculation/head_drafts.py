@@ -50,14 +50,14 @@ class HeadDrafts:
         return True
 
     def propose(self, decodes: list[Sequence]) -> dict[int, Tokens]:
-        """Return what the head foresees for the first sequences that take drafts, by their index."""
+        """Return what the head foresees for the first sequences that have room for drafts, by their index."""
         assert self.room is not None
         assert self.compute is not None
         counts: dict[int, int] = {}
         for index, sequence in enumerate(decodes):
             if len(counts) == self._rows:
                 break
-            if sequence.takes_drafts and not sequence.in_flight and (count := self.room(sequence)):
+            if not sequence.in_flight and (count := self.room(sequence)):
                 counts[index] = count
         if not counts:
             return {}

@@ -7,7 +7,7 @@ GPU on the smallest machines that clouds offer with it; weights pass through mem
 
 from mamba_api.quantity import Quantity
 from mamba_api.v1alpha1.profiles import Profiles, ResourceProfile
-from mamba_planner.gpu_sizes import MIB_OF
+from mamba_planner.cards.gpu_sizes import MIB_OF
 
 PRODUCT = "nvidia.com/gpu.product"
 
