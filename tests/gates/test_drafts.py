@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
 
 from engines import Answer, make_engine, run
 from mamba_kernels.kernel_choice import VARIABLE
@@ -21,6 +22,7 @@ from mamba_server.wire import AddRequest, SamplingParams
 from prefix_of import prefix_of
 from scripted_drafts import ScriptedDrafts
 from scripted_grammar import ScriptedGrammar
+from testmodels.adapters import write_adapter
 from testmodels.checkpoints import (
     random_bamba,
     random_falcon_h1,
@@ -193,6 +195,40 @@ def test_a_tool_call_beside_an_answer_with_drafts_follows_its_own_grammar(random
     drafts = ScriptedDrafts(MOST, truth, random.Random(4))
     assert together(start(random_model, settings, drafts)) == expected
     assert drafts.accepted > 10
+
+
+def test_answers_with_adapters_beside_others_have_the_same_tokens_with_drafts(
+    random_model: Path, tmp_path: Path
+) -> None:
+    with safe_open(random_model / "model.safetensors", framework="pt") as file:
+        names = [name for name in file.keys() if name.endswith(("in_proj.weight", "o_proj.weight"))]  # noqa: SIM118 - not a dict
+        shapes = {name.removesuffix(".weight"): file.get_tensor(name).shape for name in names}
+    adapter = write_adapter(tmp_path / "a", shapes, size=0.1)
+    settings = {"strategy": "ExtraBuffer", "lora": (f"a={adapter}",), "max_lora_rank": 4}
+
+    def adapted(engine: Engine) -> list[AddRequest]:
+        first, *others = requests()
+        (loaded,) = engine.adapters
+        return [
+            first,
+            *others,
+            AddRequest("adapted", first.token_ids, first.params, adapter=loaded.fingerprint),
+        ]
+
+    plain = start(random_model, settings)
+    expected = run(plain, adapted(plain))
+    assert expected["adapted", 0].tokens != expected["greedy", 0].tokens
+
+    def truth(sequence: Sequence, count: int) -> list[int]:
+        return expected[sequence.key].tokens[sequence.outputs : sequence.outputs + count]
+
+    drafts = ScriptedDrafts(MOST, truth, random.Random(4))
+    engine = start(random_model, settings, drafts)
+    answers = run(engine, adapted(engine))
+    assert {key: answer.tokens for key, answer in answers.items()} == {
+        key: answer.tokens for key, answer in expected.items()
+    }
+    assert drafts.accepted > 20
 
 
 @pytest.mark.parametrize("overlap", [True, False])

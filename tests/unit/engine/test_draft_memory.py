@@ -60,7 +60,8 @@ def test_the_plan_counts_the_head_its_layer_of_pages_and_its_memory_to_the_byte(
 
     with_head = with_heads(config, "mtp")
     counted = draft_bytes(with_head, "float32", drafts=3, running=4)
-    assert sum(tensor.nbytes for tensor in tensors) == counted
+    counts = 4 * 3 * config.vocab_size * (4 + 1)
+    assert sum(tensor.nbytes for tensor in tensors) + counts == counted
     of_layer = 2 * 8 * config.attention.kv_heads * config.attention.head_dim * 4
     assert engine.plan.page_bytes == plain.plan.page_bytes + of_layer + config.hidden_size * 4
     page = [*(view[1] for view in views.kv), views.tails[1]]

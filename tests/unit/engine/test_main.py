@@ -179,6 +179,8 @@ def test_no_full_search_for_garbage_stops_a_serving_engine(
         memory=torch.zeros(0, dtype=torch.uint8),
         state_layout=LAYOUT,
         decode_steps={},
+        bank=None,
+        adapters=(),
     )
     monkeypatch.setattr("mamba_server.engine.boot.boot", lambda *_: booted)
     monkeypatch.setattr(command, "set_up_threads", lambda *_: False)

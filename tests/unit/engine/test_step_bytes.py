@@ -47,6 +47,7 @@ class Plans:
     """Makes the plans of a model with kernels for attention, and says nothing."""
 
     backend = TORCH
+    adapters = None
 
     def hidden(self, batch: ForwardBatch, cache: CacheViews) -> torch.Tensor:
         StepPlans.build(batch, recurrent=True, attention=True, gathered=False)

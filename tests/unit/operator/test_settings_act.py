@@ -21,6 +21,7 @@ READ_AS: dict[tuple[type[BaseModel], str], str] = {
     (GatewaySettings, "prefix_index_scope"): "index_scope",
     (GatewaySettings, "key_limit"): "key_limits",
     (EngineSettings, "step_time"): "step_time_asked",
+    (EngineSettings, "max_loras"): "lora_places",
     **{
         (EngineSettings, name): "workload"
         for name in EngineSettings.model_fields
