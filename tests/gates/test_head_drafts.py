@@ -141,8 +141,12 @@ def test_answers_checkpoints_and_hits_are_those_without_drafts(
     assert counted["draft_tokens_total{kind=mtp}"] > counted["accepted_draft_tokens_total{kind=mtp}"] > 20
     mine, theirs = checkpoints(engine), checkpoints(plain)
     assert mine.keys() == theirs.keys()
+    # Beside other rows, a state of the gated delta rule may differ in its last bit, without drafts as well.
+    exact = name.startswith("nemotron")
+    rtol, atol = (0.0, 0.0) if exact else (1e-4, 1e-5)
     for text, states in mine.items():
-        assert all(torch.equal(*pair) for pair in zip(states, theirs[text], strict=True)), len(text)
+        for pair in zip(states, theirs[text], strict=True):
+            torch.testing.assert_close(*pair, rtol=rtol, atol=atol)
     texts = {request.request_id: request.token_ids for request in requests()}
     again = SamplingParams(max_tokens=9, temperature=0.0, ignore_eos=True)
     turns = [

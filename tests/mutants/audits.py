@@ -120,8 +120,8 @@ MUTANTS = (
         name="drafts that were switched off are proposed",
         keeps="A divergence switches speculation off until a person acts.",
         where="stepping.speculation:DraftSwitch.propose",
-        old="self._source.propose(decodes) if self.is_on else {}",
-        new="self._source.propose(decodes)",
+        old="self.source.propose(decodes) if self.is_on else {}",
+        new="self.source.propose(decodes)",
         tests=(DRAFTED,),
     ),
     Mutant(

@@ -58,7 +58,7 @@ def fails(error: Exception) -> Callable[..., None]:
 def break_kernel(patch: pytest.MonkeyPatch, name: str, error: Exception) -> None:
     """Let the kernels of an operator fail in every engine that is booted from now on."""
     family = next((each for each in ("gated_delta", "short_conv") if name.startswith(each)), name)
-    module = {"route": "moe"}.get(family, family)
+    module = {"route": "moe", "gated_delta_replay": "delta_replay"}.get(name, family)
     patch.setattr(importlib.import_module(f"mamba_kernels.{module}.triton"), name, fails(error))
 
 
