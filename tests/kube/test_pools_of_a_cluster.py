@@ -197,8 +197,10 @@ def test_each_pool_is_scaled_by_what_binds_it(plane: ControlPlane, namespace: st
         assert "queue" in pools()["prefill"]["scaling"]["reason"]
         loads["prefill"] = dict(quiet)
         loads["decode"] |= {"running": 64, "waiting": 30}
-        # Prefill engines that are quiet may go meanwhile, if the machine is slow.
-        plane.wait_for(lambda: desired().get("decode") == 3, "decode engines", timeout=180)
+        plane.wait_for(
+            lambda: desired() == {"prefill": 3, "decode": 3}, f"decode engines; {operator.text[-3000:]}",
+            timeout=180,
+        )  # fmt: skip
         assert "slots" in pools()["decode"]["scaling"]["reason"]
         events = [event["reason"] for event in plane.list("events", namespace)]
         assert events.count("ScaledUp") >= 2

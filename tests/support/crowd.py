@@ -76,19 +76,8 @@ class Crowd:
         await asyncio.gather(*(one() for _ in range(count)))
 
 
-async def ask(url: str, path: str, *, again: bool = False) -> int:
-    """Send an honest request on a connection of its own, read the answer whole, and return its status.
-
-    `again`: whether to send it once more if the connection is closed unread, as clients and kubelets do.
-    """
-    answer = await _answer(url, path)
-    if again and not answer:
-        answer = await _answer(url, path)
-    assert answer.startswith(b"HTTP/1.1 "), answer[:80]
-    return int(answer[9:12])
-
-
-async def _answer(url: str, path: str) -> bytes:
+async def ask(url: str, path: str) -> int:
+    """Send an honest request on a connection of its own, read the answer whole, and return its status."""
     parts = urlsplit(url)
     body = json.dumps({"prompt": "x", "max_tokens": 2}).encode() if path == TEXT else b""
     head = HEAD if body else b"GET %b HTTP/1.1\r\nHost: x\r\n" % path.encode()
@@ -96,6 +85,8 @@ async def _answer(url: str, path: str) -> bytes:
         reader, writer = await asyncio.open_connection(parts.hostname or "", parts.port or 0)
         try:
             writer.write(head + b"Connection: close\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
-            return await reader.read()
+            answer = await reader.read()
         finally:
             writer.close()
+    assert answer.startswith(b"HTTP/1.1 "), answer[:80]
+    return int(answer[9:12])

@@ -20,7 +20,7 @@ async def nothing_is_lost_beside_a_crowd(url: str) -> None:
             await crowd.come(kind, count)
         for _ in range(3):
             await asyncio.gather(crowd.come(senseless, MOST), crowd.come(unread_offers, MOST))
-            assert [await ask(url, path, again=True) for path in PROBES] == [200] * len(PROBES)
+            assert [await ask(url, path) for path in PROBES] == [200] * len(PROBES)
             statuses = await asyncio.gather(*(ask(url, TEXT) for _ in range(8)))
             assert statuses == [200] * 8
 
