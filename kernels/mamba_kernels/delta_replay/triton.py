@@ -9,7 +9,7 @@ from mamba_kernels.gated_delta.arguments import delta_arguments
 from mamba_kernels.gated_delta.inputs import DeltaInputs
 from mamba_kernels.gated_delta.triton import check_rows
 from mamba_kernels.slot_plan import SlotPlan
-from mamba_kernels.state_replay.ring import RingPlan, check_ring, delta_width
+from mamba_kernels.state_replay.ring import RingPlan, check_ring, delta_width, ring_arguments
 from mamba_kernels.triton_support import (
     LOG2_E_CONSTANT,
     KernelCall,
@@ -73,15 +73,7 @@ def call(
     return KernelCall(
         _gated_delta_replay,
         (ceil_div(V, rows) * H, n),
-        {
-            **delta_arguments(state, inputs, routes, out),
-            "noise": noise,
-            "lanes": lanes,
-            "lane_row": lanes.stride(0),
-            "ring": ring,
-            "ring_lane": ring.stride(0),
-            "ring_input": ring.stride(1),
-        },
+        {**delta_arguments(state, inputs, routes, out), **ring_arguments(noise, lanes, ring)},
         {"H": H, "V": V, "G": G, "K": K, "BLOCK_V": rows, "BLOCK_K": width},
         launch,
     )

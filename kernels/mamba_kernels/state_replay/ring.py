@@ -62,3 +62,17 @@ class RingPlan:
 def check_ring(ring: torch.Tensor, kind: torch.dtype, device: torch.device, width: int) -> None:
     """Check the ring of one layer. Raises WrongArgument."""
     check("ring", ring, (None, None, width), dtypes=(kind,), device=device)
+
+
+def ring_arguments(
+    noise: torch.Tensor, lanes: torch.Tensor, ring: torch.Tensor
+) -> dict[str, torch.Tensor | int]:
+    """Return a Triton kernel's arguments for noise [n], the rows of a `RingPlan` and a layer's ring."""
+    return {
+        "noise": noise,
+        "lanes": lanes,
+        "lane_row": lanes.stride(0),
+        "ring": ring,
+        "ring_lane": ring.stride(0),
+        "ring_input": ring.stride(1),
+    }

@@ -7,7 +7,7 @@ import triton.language as tl
 
 from mamba_kernels.scan_inputs import ScanInputs
 from mamba_kernels.slot_plan import SlotPlan
-from mamba_kernels.state_replay.ring import RingPlan, check_ring, scan_width
+from mamba_kernels.state_replay.ring import RingPlan, check_ring, ring_arguments, scan_width
 from mamba_kernels.state_update.triton import ELEMENTS
 from mamba_kernels.triton_support import (
     LOG2_E_CONSTANT,
@@ -71,15 +71,7 @@ def call(
     return KernelCall(
         _state_replay,
         (ceil_div(P, rows) * H, n),
-        {
-            **scan_arguments(state, inputs, routes, out),
-            "noise": noise,
-            "lanes": lanes,
-            "lane_row": lanes.stride(0),
-            "ring": ring,
-            "ring_lane": ring.stride(0),
-            "ring_input": ring.stride(1),
-        },
+        {**scan_arguments(state, inputs, routes, out), **ring_arguments(noise, lanes, ring)},
         {"H": H, "P": P, "G": G, "N": N, "BLOCK_P": rows, "BLOCK_N": width},
         launch,
     )
