@@ -62,7 +62,8 @@ def decide(observation: Observation, config: AutoscalerConfig, memory: Autoscale
     calm_work = max(demanded.work, demanded.work_slow / cost.capacity)
     keep = _needed(memory, config, cost, demanded, calm_work, growing=False)
     sight = _sight(memory, observation, elapsed, passed)
-    window = _window(memory, observation, config, sight, elapsed, max(keep.engines, grow.engines))
+    recommended = max(keep.engines if observation.whole else 0, grow.engines)
+    window = _window(memory, observation, config, sight, elapsed, recommended)
     idle = _is_idle(observation)
     # A starting engine was requested by a client that will retry: the deployment is not idle until then.
     busy = memory.busy if idle and not starts.coming and memory.at is not None else elapsed
@@ -173,15 +174,16 @@ def _window(
 ) -> tuple[tuple[float, int], ...]:
     """Return the (known seconds, engines) recommended within `scale_down_delay`, each above all later ones.
 
-    An observation without the whole load recommends nothing and ages nothing. Once the load has been unknown
-    for `longest_gap`, the running number counts as a recommendation for a whole delay of known load.
+    An observation without the whole load ages nothing, and recommends only a growth. Once the load has been
+    unknown for `longest_gap`, the running number counts as a recommendation for a whole delay of known load.
     """
     window, age = list(memory.window), sight.known_seconds
     unseen = elapsed - max(sight.whole_at, 0.0) > config.longest_gap
     if memory.at is None or unseen or observation.desired not in (memory.target, memory.desired):
         # The past is unknown, or somebody else has set the number: the number counts as a recommendation.
         window = [*_without_smaller(window, observation.desired), (age, observation.desired)]
-    if observation.whole:
+    if observation.whole or engines > observation.desired:
+        # Without the growth on a part of the load, the next whole observation would undo it at once.
         window = [*_without_smaller(window, engines), (age, engines)]
     delay = config.scale_down_delay
     return tuple((since, number) for since, number in window if age - since < delay or since == age)

@@ -140,6 +140,21 @@ def test_nothing_shrinks_while_engines_do_not_report(missing: dict[str, object])
     assert made.binding == "data"
 
 
+def test_a_growth_on_the_load_of_a_part_of_the_engines_is_kept_for_a_whole_delay() -> None:
+    """The first report of an engine has its queue and no rates: the growth may be due to that queue alone."""
+    memory = AutoscalerMemory()
+    memory = decide(seen(1, 1.0), RANGE, memory).memory
+    crowded = load(1, 0.0, unrated=1, waiting=40, waiting_tokens=4_000_000)
+    grown = decide(seen(1, at=10.0, load=crowded), RANGE, memory)
+    assert grown.target >= 3
+
+    memory, running = grown.memory, grown.target
+    for number in range(29):
+        calm = decide(seen(running, 1.0, at=20.0 + 10.0 * number), RANGE, memory)
+        memory, running = calm.memory, calm.target
+        assert running == grown.target
+
+
 def test_what_was_not_seen_was_no_silence_and_a_restart_of_the_operator_forgets_nobody() -> None:
     """A load of eight engines on ten; nobody answers the operator for half an hour from its first look."""
     fleet = Fleet(RANGE, engines=10)
