@@ -91,6 +91,14 @@ MUTANTS = (
         tests=("tests/unit/edge/test_connections.py",),
     ),
     Mutant(
+        name="a connection is closed before its first bytes are read",
+        keeps="A probe that arrived just before a crowd is answered.",
+        where="mamba_edge.connection.connection_room:ConnectionRoom.enter",
+        old="self._unread.add(connection)",
+        new="self._waiting[connection] = None",
+        tests=("tests/unit/edge/test_crowds.py",),
+    ),
+    Mutant(
         name="an error in a stream is cut off by the declared length",
         keeps="A relayed stream has no content-length.",
         where="relay.answer:EngineAnswer.__init__",

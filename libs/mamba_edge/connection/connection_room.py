@@ -1,9 +1,11 @@
-"""Decides which connection to close when more are open than a server takes; never one that serves a probe.
+"""Decides which connection to close when more are open than a server takes.
 
 Most connections wait for a request of their client, and the one that has waited longest is closed first. A
-request is refused when too many others are under way, but probes are still answered: otherwise a monitor
-would take the process for dead. Used by the connections of our server; of HTTP it knows only the paths of the
-probes.
+connection is not closed before its first bytes could be read: many clients may connect at once, and each of
+them would take the place of one whose request has arrived. A request is refused when too many others are
+under way, but probes are still answered: otherwise a monitor would take the process for dead. A connection
+with a probe is closed only when no other waits. Used by the connections of our server; of HTTP it knows only
+the paths of the probes.
 """
 
 from typing import Protocol
@@ -30,8 +32,12 @@ class ConnectionRoom:
         self.limit = limit
         self._spare = self.spare_of(limit)
         self._open: set[Evictable] = set()
+        self._unread: set[Evictable] = set()
+        """Connections whose first bytes could not be read yet."""
         self._waiting: dict[Evictable, None] = {}
         """Connections without a request under way, longest wait first."""
+        self._probed: dict[Evictable, None] = {}
+        """Connections with a probe under way, oldest first: a client that reads no answers has some."""
         self._sending: dict[Evictable, float] = {}
         """Connections whose request's body has not arrived completely, with the time at which it began;
         oldest first."""
@@ -43,36 +49,50 @@ class ConnectionRoom:
 
     @property
     def busy(self) -> int:
-        """Return the number of connections with a request under way."""
-        return len(self._open) - len(self._waiting)
+        """Return the number of connections with a request under way, other than a probe."""
+        return len(self._open) - len(self._unread) - len(self._waiting) - len(self._probed)
+
+    @property
+    def places(self) -> int:
+        """Return the number of connections that may enter before those that entered last are read."""
+        return max(0, self._spare - len(self._unread))
 
     def enter(self, connection: Evictable) -> None:
         """Count a new connection. If there are too many, close the one that has waited longest."""
         self._open.add(connection)
-        self._waiting[connection] = None
-        if len(self._open) > max(self.limit, self.busy + self._spare):
-            self._evict(next(iter(self._waiting)))
+        self._unread.add(connection)
+        self._make_room()
+
+    def end_first_read(self, connection: Evictable) -> None:
+        """Record that the bytes that were there when the connection entered have been read by now."""
+        if connection in self._unread:
+            self._unread.discard(connection)
+            self._waiting[connection] = None
+            self._make_room()
 
     def leave(self, connection: Evictable) -> None:
         """Forget a connection that is closed, or is about to be."""
         self._open.discard(connection)
+        self._unread.discard(connection)
         self._waiting.pop(connection, None)
+        self._probed.pop(connection, None)
         self._sending.pop(connection, None)
 
     def wait(self, connection: Evictable) -> None:
         """Record that the connection waits for a request from now on."""
         self._sending.pop(connection, None)
+        self._probed.pop(connection, None)
         if connection in self._open:
             self._waiting[connection] = None
 
     def admit(self, connection: Evictable, path: str, now: float) -> bool:
         """Return whether to take a request whose head arrived at `now`, in the loop's seconds."""
         # A connection that has left is about to be closed and is not counted.
-        if connection in self._waiting:
-            del self._waiting[connection]
+        if connection in self._waiting or connection in self._unread:
+            self._waiting.pop(connection, None)
+            self._unread.discard(connection)
             if path in PROBES:
-                # A connection with a probe takes no room, and may be closed like one without a request.
-                self._waiting[connection] = None
+                self._probed[connection] = None
                 return True
             if self.busy > self.limit and not self._evict_slow_body(now):
                 self.leave(connection)
@@ -90,6 +110,13 @@ class ConnectionRoom:
             return False
         self._evict(oldest)
         return True
+
+    def _make_room(self) -> None:
+        while len(self._open) > max(self.limit, self.busy + self._spare):
+            longest = next(iter(self._waiting), None) or next(iter(self._probed), None)
+            if longest is None:
+                return
+            self._evict(longest)
 
     def _evict(self, connection: Evictable) -> None:
         self.leave(connection)

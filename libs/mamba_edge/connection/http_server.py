@@ -27,10 +27,15 @@ ACCEPTS_PER_ITERATION = 32
 
 
 class AcceptQueue:
-    """The connections that wait at listening sockets."""
+    """The connections that wait at listening sockets; it leaves there those for which there is no place."""
 
-    def __init__(self, sockets: Sequence[socket.socket], protocol: Callable[[], asyncio.Protocol]) -> None:
-        self._sockets, self._protocol = sockets, protocol
+    def __init__(
+        self,
+        sockets: Sequence[socket.socket],
+        protocol: Callable[[], asyncio.Protocol],
+        room: ConnectionRoom,
+    ) -> None:
+        self._sockets, self._protocol, self._room = sockets, protocol, room
         self._accepted = False
         """Whether connections were accepted in this iteration."""
         self._opening: set[asyncio.Task[object]] = set()
@@ -43,11 +48,11 @@ class AcceptQueue:
         self._accepted = True
         loop = asyncio.get_running_loop()
         loop.call_soon(self._end_iteration)
-        left = ACCEPTS_PER_ITERATION
+        left = min(ACCEPTS_PER_ITERATION, self._room.places - len(self._opening))
         for listener in self._sockets:
             # No connection waits, no file is free, or the socket is closed: the loop's own accept handles it.
             with contextlib.suppress(OSError):
-                while left:
+                while left > 0:
                     connection, _ = listener.accept()
                     left -= 1
                     connection.setblocking(False)
@@ -102,7 +107,7 @@ class HttpServer(uvicorn.Server):
         requests = limits.max_connections
         connections = requests + ConnectionRoom.spare_of(requests)
         allowed = _connections_allowed(connections, more_files)
-        room = ConnectionRoom(max(1, requests * allowed // connections))
+        self._room = room = ConnectionRoom(max(1, requests * allowed // connections))
         super().__init__(
             uvicorn.Config(
                 app,
@@ -130,7 +135,7 @@ class HttpServer(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begin to accept connections."""
         await super().startup(sockets)
-        self._queue = AcceptQueue(sockets or (), self._connection)
+        self._queue = AcceptQueue(sockets or (), self._connection, self._room)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stop accepting connections, and close those that are open."""

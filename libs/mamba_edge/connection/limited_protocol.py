@@ -94,6 +94,8 @@ class LimitedProtocol(HttpToolsProtocol):
         self._held = HeldRequests(flow)
         self._watch()
         self._room.enter(self)
+        # Bytes that are here already are read in the next iteration of the loop, and parsed by its end.
+        self.loop.call_soon(self.loop.call_soon, self._room.end_first_read, self)
         self._opened()
 
     def evict(self) -> None:

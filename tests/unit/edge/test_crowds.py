@@ -6,13 +6,16 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+import pytest
 import uvloop
 
 from eventually import until
 from mamba_edge.connection.http_server import HttpServer
 from mamba_edge.listener import listen
+from mamba_settings.http_limits import HttpLimits
 
 CROWD = 200
+FEW = 12
 REQUEST = b"POST /work HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}"
 PROBE = b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"
 
@@ -33,9 +36,11 @@ class Application:
 
 
 @asynccontextmanager
-async def serving(app: Application) -> AsyncIterator[tuple[HttpServer, int]]:
+async def serving(
+    app: Application, limits: HttpLimits | None = None
+) -> AsyncIterator[tuple[HttpServer, int]]:
     listener = listen("127.0.0.1", 0)
-    server = HttpServer(app, last_bytes_seconds=1)
+    server = HttpServer(app, last_bytes_seconds=1, limits=limits)
     running = asyncio.create_task(server.serve(sockets=[listener]))
     await until(lambda: server.started)
     try:
@@ -107,3 +112,23 @@ async def iterations_until_a_probe_is_answered() -> int:
 
 def test_a_probe_does_not_wait_for_an_iteration_of_the_loop_for_each_connection_before_it() -> None:
     assert uvloop.run(iterations_until_a_probe_is_answered()) < CROWD / 2
+
+
+async def answers_of_probes_before_a_crowd(sent: bytes) -> None:
+    """Send probes that arrive just before many connections, at a server that has no room left."""
+    async with serving(Application(), HttpLimits(max_connections=FEW)) as (server, port):
+        waiting = crowd(port, b"", FEW)
+        await until(lambda: len(server.server_state.connections) >= FEW)
+        for _ in range(5):
+            probes = crowd(port, PROBE, 2)
+            clients = crowd(port, sent, CROWD)
+            await asyncio.gather(*map(answered, probes))
+            for client in clients:
+                client.close()
+        for client in waiting:
+            client.close()
+
+
+@pytest.mark.parametrize("sent", [b"", REQUEST[:20], REQUEST])
+def test_a_probe_is_read_before_later_connections_take_its_place(sent: bytes) -> None:
+    uvloop.run(answers_of_probes_before_a_crowd(sent))
