@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from mamba_cli.bench.run import LoadPlan
-from mamba_cli.errors import InvalidInput
+from mamba_cli.errors import InvalidInput, RunFailed
 
 MOST_LOADS = 64
 Execute = Callable[[LoadPlan, Console], Awaitable[dict[str, Any]]]
@@ -42,17 +42,25 @@ def loads(text: str, option: str, *, whole: bool) -> list[float]:
 
 
 async def sweep(steps: Sequence[Step], kind: str, execute: Execute, console: Console) -> dict[str, Any]:
-    """Run the steps one after the other and return the document; an interrupted step is the last one.
+    """Run the steps one after the other and return the document; it ends with an interrupted or failed step.
 
-    `kind`: "concurrency" or "rate". Raises what `execute` raises.
+    `kind`: "concurrency" or "rate". Raises what `execute` raises. When the server fails at a load, the
+    earlier runs are kept, and `failure` of the document has the load and the error.
     """
     runs: list[dict[str, Any]] = []
+    failure: dict[str, Any] | None = None
     for number, step in enumerate(steps, start=1):
         console.print(f"{kind} {step.load:g} ({number} of {len(steps)})", highlight=False)
-        runs.append({kind: step.load, **await execute(step.plan, console)})
+        try:
+            runs.append({kind: step.load, **await execute(step.plan, console)})
+        except RunFailed as error:
+            if not runs:
+                raise
+            failure = {kind: step.load, "error": str(error)}
+            break
         if runs[-1]["interrupted"]:
             break
-    return {"sweep": kind, "interrupted": runs[-1]["interrupted"], "runs": runs}
+    return {"sweep": kind, "interrupted": runs[-1]["interrupted"], "failure": failure, "runs": runs}
 
 
 def sweep_table(document: dict[str, Any]) -> Table:

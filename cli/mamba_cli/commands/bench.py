@@ -8,7 +8,7 @@ import typer
 
 from mamba_cli.bench.prompts import LoadPrompt
 from mamba_cli.bench.trace_units import TimeUnit
-from mamba_cli.errors import InvalidInput
+from mamba_cli.errors import InvalidInput, RunFailed
 from mamba_cli.plain_help import CommandWithPanels
 
 if TYPE_CHECKING:
@@ -286,6 +286,8 @@ def sweep(
     if plot is not None:
         write_file(sweep_svg(document), plot)
         errors.print(f"drawing written to {plot}", highlight=False, markup=False)
+    if (failure := document["failure"]) is not None:
+        raise RunFailed(f"{kind} {failure[kind]:g}: {failure['error']}; the lighter loads are reported above")
     if document["interrupted"]:
         raise typer.Exit(1)
 

@@ -1,6 +1,7 @@
 """`mambaserve bench`: what it refuses before it sends anything, and that no run loses its numbers."""
 
 import json
+import math
 import sys
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -24,6 +25,8 @@ def _alike(one: list[int], other: list[int]) -> int:
 class Handler(BaseHTTPRequestHandler):
     seen: ClassVar[list[list[int]]] = []
     """Prompts that this server has in its cache, as one that keeps everything would."""
+    most: ClassVar[float] = math.inf
+    """Number of prompts after which the server answers no more."""
 
     def log_message(self, *_: object) -> None:
         pass
@@ -40,6 +43,9 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         prompt = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["prompt"]
+        if len(self.seen) >= self.most:
+            self.send_error(503)
+            return
         cached = max((_alike(prompt, other) for other in self.seen), default=0)
         self.seen.append(prompt)
         usage = {"prompt_tokens": len(prompt), "prompt_tokens_details": {"cached_tokens": cached}}
@@ -216,6 +222,23 @@ def test_a_sweep_measures_each_load_with_prompts_of_its_own_and_draws_them(
     drawing = ElementTree.fromstring((tmp_path / "sweep.svg").read_text())
     circles = drawing.findall("{http://www.w3.org/2000/svg}circle")
     assert len(circles) >= 3 * 3, "a rate and two latencies of each load"
+
+
+def test_a_sweep_keeps_the_runs_before_the_load_at_which_the_server_fails(
+    bench: Bench, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Handler, "most", 8)
+    code, table, errors = bench(
+        "sweep", url, "--concurrency", "1,2,4,8", "--requests", "4", "--input-tokens", "4",
+        "--result", "sweep.json", "--plot", "sweep.svg",
+    )  # fmt: skip
+    assert code == 1
+    assert "concurrency 4: no request succeeded" in errors
+    assert "TTFT p50" in table
+    document = json.loads((tmp_path / "sweep.json").read_text())
+    assert [run["concurrency"] for run in document["runs"]] == [1, 2]
+    assert document["failure"]["concurrency"] == 4
+    assert (tmp_path / "sweep.svg").exists()
 
 
 def test_a_sweep_of_rates_sends_at_these_rates(bench: Bench, url: str) -> None:
