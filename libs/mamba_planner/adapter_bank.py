@@ -17,34 +17,35 @@ DELTA_INPUTS = {"qwen3_5": 4, "olmo_hybrid": 6}
 """Number of input projections of a gated delta mixer by family; 2 in the others."""
 
 
-def bank_bytes(model: ModelConfig, dtype: str, *, device: str, places: int, rank: int) -> int:
+def bank_bytes(model: ModelConfig, dtype: str, *, places: int, rank: int) -> int:
     """Return the bytes of `places` for adapters of up to `rank`."""
     numbers = sum(
         len(outputs) * inputs + sum(outputs)
         for kind in model.layers
         for inputs, outputs in _projections(model, kind)
     )
-    return numbers * places * rank * _size(dtype, device)
+    return numbers * places * rank * DTYPE_BYTES[dtype]
 
 
 def step_bytes(model: ModelConfig, dtype: str, *, device: str, places: int, rank: int) -> int:
-    """Return the most bytes that the changes of one projection need while they are computed."""
+    """Return the most bytes that the changes of one projection need while they are computed.
+
+    CPUs compute them in float32, and convert the matrices of narrower types.
+    """
     if not places:
         return 0
-    rows = max(
+    size = max(4, DTYPE_BYTES[dtype]) if device == "cpu" else DTYPE_BYTES[dtype]
+    converted = places * rank if size > DTYPE_BYTES[dtype] else 0
+    numbers = max(
         (
-            inputs + 2 * places * rank * len(outputs) + 2 * max(outputs)
+            MOST_ROWS * (inputs + 2 * places * rank * len(outputs) + 2 * max(outputs))
+            + converted * (len(outputs) * inputs + max(outputs))
             for kind in set(model.layers)
             for inputs, outputs in _projections(model, kind)
         ),
         default=0,
     )
-    return MOST_ROWS * rows * _size(dtype, device)
-
-
-def _size(dtype: str, device: str) -> int:
-    """Return the bytes of a number: CPUs compute changes in float32."""
-    return max(4, DTYPE_BYTES[dtype]) if device == "cpu" else DTYPE_BYTES[dtype]
+    return numbers * size
 
 
 def _projections(model: ModelConfig, kind: LayerKind) -> Iterator[Projection]:

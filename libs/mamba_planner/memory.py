@@ -101,7 +101,7 @@ class MemoryBudget:
             on_cpu = device.kind == "cpu"
             weights = weights_bytes(model, dtype, ways, constraints.quantization, on_cpu=on_cpu)
         places, rank = constraints.adapters, constraints.adapter_rank
-        adapters = bank_bytes(model, dtype, device=device.kind, places=places, rank=rank)
+        adapters = bank_bytes(model, dtype, places=places, rank=rank)
         workspace = _workspace(model, dtype, constraints, device, workspace)
         fixed = cls(device, 0, weights, workspace, 0, arena_limited=False, adapters=adapters)
         memory, of_memory = _memory_above_tiers(device, constraints)

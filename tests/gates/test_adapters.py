@@ -78,7 +78,7 @@ def test_sixteen_adapters_in_one_batch_equal_their_merged_weights(
         lora=tuple(f"a{number}={adapter}" for number, adapter in enumerate(adapters)), max_lora_rank=8,
     )  # fmt: skip
     assert engine.bank is not None
-    counted = bank_bytes(engine.model, "float32", device="cpu", places=ADAPTERS + 1, rank=8)
+    counted = bank_bytes(engine.model, "float32", places=ADAPTERS + 1, rank=8)
     assert engine.bank.nbytes == counted
     rng, scheduler = random.Random(1), engine.core.scheduler
     prompts = [[rng.randrange(256) for _ in range(rng.randint(5, 150))] for _ in range(ADAPTERS + 1)]

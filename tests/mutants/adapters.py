@@ -27,6 +27,22 @@ MUTANTS = (
         tests=(ROWS,),
     ),
     Mutant(
+        name="the C++ decoder is not told of adapters",
+        keeps="Each row is computed with its own adapter, in steps that only decode as well.",
+        where="execution.runner:ModelRunner._run",
+        old="adapters.decode_places",
+        new="None",
+        tests=(ROWS,),
+    ),
+    Mutant(
+        name="the C++ kernels compute every adapter with the same rank",
+        keeps="An adapter is computed with its whole rank.",
+        where="adapters.adapted_product:AdaptedProduct.install",
+        old="max(ranks, default=0)",
+        new="min(ranks, default=0) and 4",
+        tests=(f"{ENGINE}test_an_adapter_of_a_higher_rank_takes_the_place_of_another",),
+    ),
+    Mutant(
         name="a row keeps the adapter of the sequence that had it before",
         keeps="A sequence that begins in a row brings its adapter along.",
         where="execution.runner:ModelRunner._places_of",

@@ -68,6 +68,9 @@ class Library:
         self.short_conv_decode: Callable[..., None] = self._function("mamba_short_conv_decode", pointer)
         self.short_conv_prefill: Callable[..., None] = self._function("mamba_short_conv_prefill", pointer)
         self.gate: Callable[..., None] = self._function("mamba_gate", pointer)
+        self.change_rows: Callable[..., None] = self._function(
+            "mamba_change_rows", pointer, pointer, pointer, wide, wide, pointer, ctypes.c_int32
+        )
         number = ctypes.c_int
         self.is_on_disk: Callable[[int], bool] = self._function(
             "mamba_is_on_disk", number, result=ctypes.c_bool

@@ -128,6 +128,10 @@ class PackedLayers:
             )
             first += part.outputs
 
+    def change_by(self, changes: int) -> None:
+        """Let decode steps change the product's rows by the `AdapterChanges` at that address."""
+        self._layers[0].changes = changes
+
     @property
     def first(self) -> LinearLayer:
         """Structure of the first matrix, which leads to the others; valid as long as this object lives."""
@@ -150,6 +154,10 @@ class PackedLinear:
         self._layers = PackedLayers(weight, bias, ACTIVATIONS[activation])
         self.address = ctypes.addressof(self._layers.first)
         """Address of the structure, valid as long as this object lives."""
+
+    def change_by(self, changes: int) -> None:
+        """Let decode steps change the product's rows by the `AdapterChanges` at that address."""
+        self._layers.change_by(changes)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Compute the product of x, [T, inputs] with dense rows in the type of the weight: [T, outputs].

@@ -1,13 +1,16 @@
-"""Operations on independent rows in one call each: the largest number of a row, and a sigmoid gate."""
+"""Operations on independent rows in one call each: largest number, sigmoid gate, changes by adapters."""
 
 import ctypes
+from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from mamba_kernels.arguments import WrongArgument, check
 from mamba_kernels.cpu.library import Library
-from mamba_kernels.cpu.packed_linear import CPU, KINDS
-from mamba_kernels.cpu.structures import SigmoidGate
+from mamba_kernels.cpu.packed_linear import ACTIVATIONS, CPU, KINDS, PackedLinear
+from mamba_kernels.cpu.structures import AdapterChanges, AdapterPart, SigmoidGate
+from mamba_kernels.slot_plan import IntArray
 
 
 class RowArgmax:
@@ -53,3 +56,71 @@ class RowGate:
             kind=KINDS[x.dtype],
         )  # fmt: skip
         self._run(ctypes.addressof(call))
+
+
+class AdapterRows:
+    """The changes y += (x A^T) B of one product, with places for the matrices A and B of several adapters."""
+
+    def __init__(
+        self,
+        library: Library,
+        product: PackedLinear,
+        plain: PackedLinear,
+        first: torch.Tensor,
+        seconds: Sequence[torch.Tensor],
+        starts: Sequence[int],
+    ) -> None:
+        """Prepare the call, and let decode steps of `product` make the changes too.
+
+        Args:
+            library: the kernels.
+            product: the product, with its activation.
+            plain: the same product without its activation.
+            first: [places, parts, rank, inputs] matrices A.
+            seconds: [places, rank, width] matrices B of each part.
+            starts: first output of each part.
+        """
+        check("first", first, (None, len(seconds), None, plain.weight.inputs), dtypes=KINDS, device=CPU)
+        self.ranks = np.zeros(len(first), np.int32)
+        """Rank of the adapter in each place; 0 = none, or it does not change this product."""
+        self._parts = (AdapterPart * len(seconds))()
+        for part, second, start in zip(self._parts, seconds, starts, strict=True):
+            part.second, part.start, part.width = second.data_ptr(), start, second.shape[2]
+        # Addresses do not keep objects alive.
+        self._kept = (product, plain, first, tuple(seconds))
+        self._changes = AdapterChanges(
+            plain=plain.address,
+            first=first.data_ptr(),
+            parts=ctypes.addressof(self._parts),
+            ranks=self.ranks.ctypes.data,
+            inputs=plain.weight.inputs,
+            outputs=plain.weight.outputs,
+            part_count=len(seconds),
+            rank=first.shape[2],
+            kind=KINDS[first.dtype],
+        )
+        self._run = library.change_rows
+        self._address = ctypes.addressof(self._changes)
+        product.change_by(self._address)
+
+    def __call__(self, x: torch.Tensor, places: IntArray, out: torch.Tensor, activation: str = "") -> None:
+        """Add the changes of the first rows of x to those of `out`, and apply the activation to the sums.
+
+        x: [T, inputs], rows may be strided; places: [n] int32 place of each of the first n rows, or -1; out:
+        [T, outputs] dense, of the type of the matrices; activation: one of ACTIVATIONS. Raises
+        WrongArgument.
+        """
+        first = self._kept[2]
+        if x.dtype is not out.dtype or x.stride(-1) != 1:
+            x = x.to(out.dtype).contiguous()
+        check("x", x, (None, first.shape[3]), device=CPU, dense_from=1)
+        check("out", out, (len(x), self._changes.outputs), dtypes=(first.dtype,), device=CPU, dense_from=0)
+        if len(places) > len(x) or (len(places) and places.max() >= len(first)):
+            raise WrongArgument(
+                f"places has {len(places)} rows up to {places.max()}; there are {len(x)} rows of x and "
+                f"{len(first)} places"
+            )
+        self._run(
+            self._address, np.ascontiguousarray(places, np.int32).ctypes.data, x.data_ptr(), x.stride(0),
+            len(places), out.data_ptr(), ACTIVATIONS[activation],
+        )  # fmt: skip

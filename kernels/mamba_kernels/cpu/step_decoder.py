@@ -269,6 +269,7 @@ class StepDecoder:
         # The structure of a product describes how the matrix is stored.
         self._embedding = PackedLinear(library, embedding, None)
         self._integers = np.zeros((7, most_rows), np.int32)
+        self._places = np.zeros(most_rows, np.int32)
         self._width, self._dtype = embedding.inputs, embedding.dtype
         self._step = DecodeStep(
             blocks=ctypes.addressof(self._blocks),
@@ -287,9 +288,10 @@ class StepDecoder:
         self._step.rope_half = 0 if frequencies is None else len(frequencies)
         self._address = ctypes.addressof(self._step)
 
-    def __call__(self, decodes: DecodeRows) -> torch.Tensor:
+    def __call__(self, decodes: DecodeRows, places: IntArray | None = None) -> torch.Tensor:
         """Decode the last tokens of one or more sequences and return their normed hidden states [n, d].
 
+        places: [n] place of the adapter of each sequence, or -1; None = no sequence has one.
         States, windows, keys and values are written with the same bits as by the calls of the layers.
         """
         rows = len(decodes.context_len)
@@ -299,6 +301,10 @@ class StepDecoder:
         integers[4], integers[5], integers[6] = decodes.table_row, decodes.context_len, decodes.kv_row
         out = torch.empty(rows, self._width, dtype=self._dtype)
         self._step.rows = rows
+        self._step.places = None
+        if places is not None:
+            self._places[:rows] = places
+            self._step.places = self._places.ctypes.data
         if self._frequencies is not None:
             cos, sin = turns(torch.from_numpy(decodes.context_len - 1), self._frequencies, self._turn_factor)
             self._step.cos, self._step.sin = cos.data_ptr(), sin.data_ptr()

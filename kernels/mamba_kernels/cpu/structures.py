@@ -26,6 +26,33 @@ class LinearLayer(Structure):
         ("order", c_void_p),
         ("rest", c_void_p),
         ("part", c_int64),
+        ("changes", c_void_p),
+    )
+
+
+class AdapterPart(Structure):
+    """Outputs of a product that are those of one module of the checkpoint."""
+
+    _fields_ = (
+        ("second", c_void_p),
+        ("start", c_int64),
+        ("width", c_int64),
+    )
+
+
+class AdapterChanges(Structure):
+    """Low-rank changes of a product's rows by adapters."""
+
+    _fields_ = (
+        ("plain", c_void_p),
+        ("first", c_void_p),
+        ("parts", c_void_p),
+        ("ranks", c_void_p),
+        ("inputs", c_int64),
+        ("outputs", c_int64),
+        ("part_count", c_int32),
+        ("rank", c_int32),
+        ("kind", c_int32),
     )
 
 
@@ -414,6 +441,7 @@ class DecodeStep(Structure):
         ("page_table_stride", c_int64),
         ("cos", c_void_p),
         ("sin", c_void_p),
+        ("places", c_void_p),
         ("embedding_scale", c_float),
         ("rope_half", c_int32),
         ("block_count", c_int32),

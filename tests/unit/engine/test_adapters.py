@@ -75,16 +75,18 @@ def check(answer: Answer, expected: Answer) -> None:
 
 
 @pytest.mark.parametrize(
-    "settings",
+    ("settings", "kernels"),
     [
-        {"chunked_prefill_tokens": 64, "strategy": "ExtraBuffer"},
-        {"overlap": False, "speculation": "ngram", "strategy": "NoBuffer"},
+        ({"chunked_prefill_tokens": 64, "strategy": "ExtraBuffer"}, "auto"),
+        ({"chunked_prefill_tokens": 64, "strategy": "ExtraBuffer"}, "torch"),
+        ({"overlap": False, "speculation": "ngram", "strategy": "NoBuffer"}, "auto"),
     ],
-    ids=["pieces-overlap", "drafts"],
+    ids=["pieces-overlap", "pieces-overlap-torch", "drafts"],
 )
 def test_each_row_of_a_batch_is_computed_with_its_own_adapter_or_none(
-    adapters: Adapters, settings: dict[str, Any]
+    adapters: Adapters, settings: dict[str, Any], kernels: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("MAMBASERVE_KERNELS", kernels)
     engine = booted(adapters, **settings)
     names = ["first", "", "second", "third", "first"]
     requests = [
@@ -100,7 +102,7 @@ def test_each_row_of_a_batch_is_computed_with_its_own_adapter_or_none(
 def test_the_places_take_the_bytes_that_the_plan_counts(adapters: Adapters) -> None:
     engine = booted(adapters)
     assert engine.bank is not None
-    counted = bank_bytes(engine.model, "float32", device="cpu", places=4, rank=8)
+    counted = bank_bytes(engine.model, "float32", places=4, rank=8)
     assert engine.bank.nbytes == counted == engine.plan.adapters_bytes
     assert {line.item: line.bytes for line in engine.plan.ledger}["places for adapters"] == counted
 
@@ -166,6 +168,15 @@ class Calls:
 
     def load(self, path: Path, *known: str) -> AdminReply:
         return self("adapter_load", path=str(path), known=[*known])
+
+
+def test_an_adapter_of_a_higher_rank_takes_the_place_of_another(adapters: Adapters) -> None:
+    engine = booted(adapters, "first", max_loras=1)
+    calls = Calls(engine)
+    assert calls("adapter_unload", fingerprint=fingerprint(engine, "first")).status == 200
+    second = calls.load(adapters.paths["second"]).body["fingerprint"]
+    answer = run(engine, [greedy("alone", PROMPT, OUTPUTS, adapter=second)])["alone", 0]
+    check(answer, adapters.expected["second"])
 
 
 def test_an_adapter_comes_and_goes_while_the_engine_serves(adapters: Adapters) -> None:

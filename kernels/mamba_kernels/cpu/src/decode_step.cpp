@@ -116,7 +116,19 @@ class Step {
   }
 
   void product(const LinearLayer* layer, const void* x, void* out) {
-    kernels_.linear(layer, x, layer->inputs, step_.rows, out);
+    if (!is_changed(layer->changes)) return kernels_.linear(layer, x, layer->inputs, step_.rows, out);
+    // The activation follows the changes.
+    kernels_.linear(layer->changes->plain, x, layer->inputs, step_.rows, out);
+    kernels_.change_rows(layer->changes, step_.places, x, layer->inputs, step_.rows, out, layer->activation);
+  }
+
+  // Returns whether the adapter of any row changes the product.
+  bool is_changed(const AdapterChanges* changes) const {
+    if (changes == nullptr || step_.places == nullptr) return false;
+    for (int32_t row = 0; row < step_.rows; ++row) {
+      if (step_.places[row] >= 0 && changes->ranks[step_.places[row]] > 0) return true;
+    }
+    return false;
   }
 
   // `call`: the fields that do not change from step to step.

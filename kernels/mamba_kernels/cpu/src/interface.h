@@ -9,6 +9,8 @@ enum Kind : int32_t { kFloat32 = 0, kBfloat16 = 1, kFloat16 = 2 };
 enum Packing : int32_t { kWhole = 0, kInt8 = 1, kInt4 = 2, kInt4Zeros = 3 };
 enum Activation : int32_t { kIdentity = 0, kRelu = 1, kReluSquared = 2, kSilu = 3 };
 
+struct AdapterChanges;
+
 // The product y = activation(x W^T + b) with packed weights.
 struct LinearLayer {
   const void* packed;
@@ -21,6 +23,27 @@ struct LinearLayer {
   const int32_t* order;     // [inputs] place in x of each input of a matrix in blocks, or null
   const LinearLayer* rest;  // product for the outputs after these, with the same `outputs`, or null
   int64_t part;             // outputs of this matrix; 0 = all outputs of a row of y
+  const AdapterChanges* changes;  // changes of the rows of y by adapters, or null
+};
+
+// Outputs of a product that are those of one module of the checkpoint.
+struct AdapterPart {
+  const void* second;  // [places, rank, width] of the layer's kind
+  int64_t start;       // first of the outputs
+  int64_t width;
+};
+
+// The low-rank changes of a product's rows by adapters, which have places: y += (x A^T) B.
+struct AdapterChanges {
+  const LinearLayer* plain;  // the product without its activation
+  const void* first;         // [places, parts, rank, inputs] of `kind`
+  const AdapterPart* parts;
+  const int32_t* ranks;  // [places] rank of the adapter in each place; 0 = none, or it does not change this product
+  int64_t inputs;
+  int64_t outputs;
+  int32_t part_count;
+  int32_t rank;  // of the places
+  int32_t kind;
 };
 
 // Weights and shape of a Mamba2 mixer between its projections.
@@ -328,6 +351,7 @@ struct DecodeStep {
   int64_t page_table_stride;
   const float* cos;  // [rows, rope_half] angles by which queries and keys are rotated
   const float* sin;
+  const int32_t* places;  // [rows] place of the adapter of each row, or -1; null = no row has one
   float embedding_scale;  // factor of the embedding's rows
   int32_t rope_half;      // pairs that are rotated; 0 = no rotation
   int32_t block_count;
@@ -424,4 +448,7 @@ struct KernelTable {
   void (*gate)(const SigmoidGate*);
   void (*short_conv_decode)(const ShortConvDecode*);
   void (*short_conv_prefill)(const ShortConvPrefill*);
+  // Adds the changes to `out`, [rows, outputs], and applies the activation to all rows. places: [rows]; -1 = no adapter
+  void (*change_rows)(const AdapterChanges*, const int32_t* places, const void* x, int64_t x_stride, int64_t rows,
+                      void* out, int32_t activation);
 };

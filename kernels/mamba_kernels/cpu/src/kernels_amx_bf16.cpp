@@ -3,6 +3,7 @@
 
 #include "linear_amx.h"
 #include "delta_mixer.h"
+#include "adapter_changes.h"
 #include "elementwise.h"
 #include "experts.h"
 #include "gate.h"
@@ -19,4 +20,4 @@
 #include "paged_extend_amx.h"
 
 extern const KernelTable kernels_amx_bf16;
-const KernelTable kernels_amx_bf16 = {"amx_bf16", linear_amx, mamba_decode, mamba_prefill, rms_norm, paged_decode, paged_extend_amx, moe<linear_amx>, packed_rows, largest, multiply, add, scale, rope, gated_delta_update, gated_delta_prefill, delta_decode, delta_prefill, gate, short_conv_decode, short_conv_prefill};
+const KernelTable kernels_amx_bf16 = {"amx_bf16", linear_amx, mamba_decode, mamba_prefill, rms_norm, paged_decode, paged_extend_amx, moe<linear_amx>, packed_rows, largest, multiply, add, scale, rope, gated_delta_update, gated_delta_prefill, delta_decode, delta_prefill, gate, short_conv_decode, short_conv_prefill, change_rows};

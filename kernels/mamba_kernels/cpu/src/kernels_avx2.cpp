@@ -3,6 +3,7 @@
 
 #include "linear.h"
 #include "delta_mixer.h"
+#include "adapter_changes.h"
 #include "elementwise.h"
 #include "experts.h"
 #include "gate.h"
@@ -19,4 +20,4 @@
 #include "paged_extend.h"
 
 extern const KernelTable kernels_avx2;
-const KernelTable kernels_avx2 = {"avx2", linear, mamba_decode, mamba_prefill, rms_norm, paged_decode, paged_extend, moe<linear>, packed_rows, largest, multiply, add, scale, rope, gated_delta_update, gated_delta_prefill, delta_decode, delta_prefill, gate, short_conv_decode, short_conv_prefill};
+const KernelTable kernels_avx2 = {"avx2", linear, mamba_decode, mamba_prefill, rms_norm, paged_decode, paged_extend, moe<linear>, packed_rows, largest, multiply, add, scale, rope, gated_delta_update, gated_delta_prefill, delta_decode, delta_prefill, gate, short_conv_decode, short_conv_prefill, change_rows};

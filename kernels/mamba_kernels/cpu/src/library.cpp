@@ -112,6 +112,10 @@ void mamba_delta_prefill(const DeltaPrefill* call) { table->delta_prefill(call);
 void mamba_short_conv_decode(const ShortConvDecode* call) { table->short_conv_decode(call); }
 void mamba_short_conv_prefill(const ShortConvPrefill* call) { table->short_conv_prefill(call); }
 void mamba_gate(const SigmoidGate* call) { table->gate(call); }
+void mamba_change_rows(const AdapterChanges* changes, const int32_t* places, const void* x, int64_t x_stride,
+                       int64_t rows, void* out, int32_t activation) {
+  table->change_rows(changes, places, x, x_stride, rows, out, activation);
+}
 
 #pragma GCC visibility pop
 }

@@ -349,8 +349,8 @@ class ModelRunner:
             if (step := self._prepared(host, adapters)) is not None:
                 return self._decode(step, host, masks)
             extra = {"rows": sampling_rows, "positions": arrays.context_len[arrays.sampling]}
-            if (decoder := self._whole_decoder(host, adapters)) is not None:
-                hidden = decoder(host)
+            if (decoder := self._whole_decoder(host)) is not None:
+                hidden = decoder(host, None if adapters is None else adapters.decode_places)
                 rows, positions = (_to(values, self._device) for values in extra.values())
                 self._follow(host, hidden, host.table_row)
             else:
@@ -434,9 +434,9 @@ class ModelRunner:
             self._page_size,
         )  # fmt: skip
 
-    def _whole_decoder(self, host: HostBatch, adapters: StepAdapters | None) -> StepDecoder | None:
-        """Return the C++ decoder for `host`, if it only decodes, without drafts and without adapters."""
-        if adapters is not None or host.replay is not None:
+    def _whole_decoder(self, host: HostBatch) -> StepDecoder | None:
+        """Return the C++ decoder for `host`, if it only decodes, without drafts."""
+        if host.replay is not None:
             return None
         return self._step_decoder if len(host.decode_track) == len(host.context_len) else None
 

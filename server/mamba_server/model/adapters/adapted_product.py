@@ -11,6 +11,7 @@ from typing import Protocol
 import torch
 
 from mamba_kernels.activate import Function, activate
+from mamba_kernels.cpu.row_operations import AdapterRows
 from mamba_server.model.adapters.adapter_files import LowRank
 from mamba_server.model.adapters.step_adapters import DecodeRows, StepAdapters
 from mamba_server.model.checkpoint.errors import AdapterError
@@ -66,6 +67,7 @@ class AdaptedProduct:
         current: CurrentStep,
         first: torch.Tensor,
         seconds: list[torch.Tensor],
+        kernel: AdapterRows | None = None,
     ) -> None:
         """Keep the base's products and the memory of the changes.
 
@@ -77,10 +79,14 @@ class AdaptedProduct:
             current: holder of the adapters of the step.
             first: [places, parts, rank, inputs] zeros, for the first matrices.
             seconds: [places, rank, width] zeros for each part, for the second matrices.
+            kernel: computes the changes of decoding rows with these matrices; None = torch does.
         """
         self.base, self.parts = base, parts
-        self._linear, self._function, self._current = linear, FUSED[activation], current
-        self._first, self._seconds = first, seconds
+        self._linear, self._activation, self._function = linear, activation, FUSED[activation]
+        self._current = current
+        self._first, self._seconds, self._kernel = first, seconds, kernel
+        # Many CPUs multiply float32 much faster than narrower types.
+        self._type = torch.promote_types(first.dtype, torch.float32) if first.is_cpu else first.dtype
         self._used: set[int] = set()
         """Places whose adapter changes this projection."""
 
@@ -90,14 +96,20 @@ class AdaptedProduct:
         if step is None or self._used.isdisjoint(step.places):
             return self.base(x)
         out = self._linear(x)
-        for rows in step.decodes:
-            if any(place in self._used for place in range(rows.first, rows.end)):
-                self._change_rows(x, rows, out)
+        begun = 0
+        if self._kernel is not None:
+            # Decoding rows get the same bits as in the C++ decoder.
+            begun = len(step.decode_places)
+            self._kernel(x, step.decode_places, out, self._activation)
+        else:
+            for rows in step.decodes:
+                if any(place in self._used for place in range(rows.first, rows.end)):
+                    self._change_rows(x, rows, out)
         for start, stop, place in step.pieces:
             if place in self._used:
                 self._change_piece(x[start:stop], place, out[start:stop])
-        if self._function is not None:
-            activate(out, self._function)
+        if self._function is not None and begun < len(out):
+            activate(out[begun:], self._function)
         return out
 
     def _change_rows(self, x: torch.Tensor, rows: DecodeRows, out: torch.Tensor) -> None:
@@ -108,14 +120,14 @@ class AdaptedProduct:
         """
         n, places = len(rows.rows), slice(rows.first, rows.end)
         every = n == len(out)
-        first = self._first[places]
+        first = self._first[places].to(self._type)
         chosen = (x if every else x.index_select(0, rows.rows)).to(first.dtype)
         inner = (chosen @ first.flatten(0, 2).t()).view(n, *first.shape[:3])
         if rows.end - rows.first > 1:
             own = rows.places[:, None] == torch.arange(rows.first, rows.end, device=rows.places.device)
             inner = inner.masked_fill(~own[:, :, None, None], 0)
         for number, (part, second) in enumerate(zip(self.parts, self._seconds, strict=True)):
-            change = inner[:, :, number].flatten(1) @ second[places].flatten(0, 1)
+            change = inner[:, :, number].flatten(1) @ second[places].flatten(0, 1).to(self._type)
             target = out[:, part.start : part.start + part.width]
             if every:
                 target.add_(change)
@@ -124,10 +136,10 @@ class AdaptedProduct:
 
     def _change_piece(self, x: torch.Tensor, place: int, out: torch.Tensor) -> None:
         """Add the changes of rows that have one adapter."""
-        first = self._first[place]
+        first = self._first[place].to(self._type)
         inner = (x.to(first.dtype) @ first.flatten(0, 1).t()).view(len(x), *first.shape[:2])
         for number, (part, second) in enumerate(zip(self.parts, self._seconds, strict=True)):
-            out[:, part.start : part.start + part.width].add_(inner[:, number] @ second[place])
+            out[:, part.start : part.start + part.width].add_(inner[:, number] @ second[place].to(self._type))
 
     def check(self, part: Part, change: LowRank) -> None:
         """Raise AdapterError if the shapes of a change are not those of its module."""
@@ -142,6 +154,9 @@ class AdaptedProduct:
         """Write the changes of an adapter into `place`; an adapter without any of the modules empties it."""
         self._first[place].zero_()
         self._used.discard(place)
+        ranks = [len(modules[part.module].first) for part in self.parts if part.module in modules]
+        if self._kernel is not None:
+            self._kernel.ranks[place] = max(ranks, default=0)
         for number, (part, second) in enumerate(zip(self.parts, self._seconds, strict=True)):
             second[place].zero_()
             if (change := modules.get(part.module)) is None:

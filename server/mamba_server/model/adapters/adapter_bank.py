@@ -10,6 +10,9 @@ from collections.abc import Iterator
 
 import torch
 
+from mamba_kernels.cpu.library import Library
+from mamba_kernels.cpu.packed_linear import PackedLinear
+from mamba_kernels.cpu.row_operations import AdapterRows
 from mamba_server.model.adapters.adapted_product import AdaptedProduct, Part, Rows
 from mamba_server.model.adapters.adapter_files import AdapterWeights
 from mamba_server.model.adapters.step_adapters import BASE, StepAdapters
@@ -23,13 +26,9 @@ class AdapterBank:
     """Places for `places` adapters of up to `rank`."""
 
     def __init__(self, places: int, rank: int, device: torch.device, dtype: torch.dtype) -> None:
-        """Reserve nothing yet. `dtype`: type of the model's activations.
-
-        On a CPU the changes are computed in float32, because many have no instructions for narrower types.
-        """
+        """Reserve nothing yet. `dtype`: type of the model's activations, in which the places are kept."""
         self.places, self.rank = places, rank
-        self._device = device
-        self._dtype = dtype if device.type != "cpu" or dtype.itemsize > 4 else torch.float32
+        self._device, self._dtype = device, dtype
         self._products: dict[str, list[tuple[AdaptedProduct, Part]]] = {}
         self._all: list[AdaptedProduct] = []
         self.nbytes = 0
@@ -39,12 +38,24 @@ class AdapterBank:
         """Adapters of the step that is being computed; None = no row has one."""
 
     def adapt(
-        self, base: Rows, linear: Rows, activation: str, inputs: int, parts: tuple[Part, ...]
+        self,
+        base: Rows,
+        linear: Rows,
+        activation: str,
+        inputs: int,
+        parts: tuple[Part, ...],
+        library: Library | None = None,
     ) -> AdaptedProduct:
-        """Return the product with places for changes, as `AdaptedProduct` describes it."""
+        """Return the product with places for changes, as `AdaptedProduct` describes it.
+
+        `library`: the C++ kernels, which `base` and `linear` are products of; None = they are not.
+        """
         first = self._zeros(self.places, len(parts), self.rank, inputs)
         seconds = [self._zeros(self.places, self.rank, part.width) for part in parts]
-        product = AdaptedProduct(base, linear, activation, parts, self, first, seconds)
+        kernel = None
+        if library is not None and isinstance(base, PackedLinear) and isinstance(linear, PackedLinear):
+            kernel = AdapterRows(library, base, linear, first, seconds, [part.start for part in parts])
+        product = AdaptedProduct(base, linear, activation, parts, self, first, seconds, kernel)
         self._all.append(product)
         for part in parts:
             self._products.setdefault(part.module, []).append((product, part))

@@ -41,6 +41,8 @@ class StepAdapters:
     """Places in the bank of all adapters of the step."""
     decodes: tuple[DecodeRows, ...]
     """Decoding rows, at most `MOST_ROWS` together."""
+    decode_places: Ints
+    """[D] place of each decoding row's adapter, or `BASE`; these rows are the step's first."""
     pieces: tuple[tuple[int, int, int], ...]
     """First row, last row plus one, and place of the adapter of parts of prompts."""
 
@@ -75,6 +77,7 @@ class StepAdapters:
         return cls(
             frozenset(places[places != BASE].tolist()),
             tuple(groups),
+            places[:decodes],
             tuple(
                 (first, min(first + MOST_ROWS, stop), place)
                 for start, stop, place in pieces

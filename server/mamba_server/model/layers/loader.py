@@ -224,7 +224,7 @@ class Loader:
         if self.adapters is None:
             return product
         linear = PackedLinear(self.library, packed, bias) if activation else product
-        return self.adapters.adapt(product, linear, activation, inputs, tuple(parts))
+        return self.adapters.adapt(product, linear, activation, inputs, tuple(parts), self.library)
 
     def pack(self, weight: torch.Tensor) -> PackedMatrix:
         """Return the matrix as the C++ kernels read it. The caller must not read `weight` afterwards."""

@@ -141,7 +141,7 @@ def _kernel(norm: Norm) -> RowNorm:
 
 def _packed_linear(rows: Rows) -> PackedLinear:
     if isinstance(rows, AdaptedProduct):
-        # Steps with adapters do not use this decoder.
+        # The call of the base's product names its changes.
         rows = rows.base
     if not isinstance(rows, PackedLinear):
         raise _NotFusable

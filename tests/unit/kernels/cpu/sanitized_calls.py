@@ -33,6 +33,8 @@ from mamba_kernels.cpu.structures import (  # noqa: E402
     PARALLEL_BLOCK,
     SHORT_CONV_BLOCK,
     WHOLE,
+    AdapterChanges,
+    AdapterPart,
     DecodeBlock,
     DecodeStep,
     DeltaDecode,
@@ -282,6 +284,25 @@ def gate(library: Library) -> None:
         library.gate(ctypes.addressof(call))
 
 
+def change(library: Library) -> None:
+    places = np.array([1, -1, 0], np.int32)
+    ranks = np.array([5, 2], np.int32)
+    kept.extend((places, ranks))
+    for kind, inputs, activation in product((FLOAT32, BFLOAT16), (1, 63, 257), (0, 3)):
+        widths = (33, 1)
+        parts = (AdapterPart * 2)()
+        for part, start, width in zip(parts, (0, 33), widths, strict=True):
+            part.second, part.start, part.width = array(2, 5, width, kind=kind), start, width
+        call = AdapterChanges(
+            None, array(2, 2, 5, inputs, kind=kind), ctypes.addressof(parts), ranks.ctypes.data, inputs,
+            sum(widths), 2, 5, kind,
+        )  # fmt: skip
+        library.change_rows(
+            ctypes.addressof(call), places.ctypes.data, array(3, inputs, kind=kind), inputs, 3,
+            array(3, sum(widths), kind=kind), activation,
+        )  # fmt: skip
+
+
 def norm(library: Library) -> None:
     kinds = ((FLOAT32, FLOAT32), (FLOAT32, BFLOAT16), (BFLOAT16, BFLOAT16))
     for (x_kind, kind), wide_weight, width in product(kinds, (False, True), (1, 63, 257)):
@@ -489,8 +510,8 @@ library = Library(Path(sys.argv[1]), sys.argv[2])
 library.set_threads(2)
 for check in (
     linear, decode, prefill, delta_update, delta_prefill, delta_mixer_decode, delta_mixer_prefill,
-    short_conv_decode, short_conv_prefill, norm, gate, choose, turn, attend, extend, mixture, step, largest,
-    caught,
+    short_conv_decode, short_conv_prefill, norm, gate, change, choose, turn, attend, extend, mixture, step,
+    largest, caught,
 ):  # fmt: skip
     check(library)
     sys.stdout.write(check.__name__ + "\n")
