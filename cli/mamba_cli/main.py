@@ -45,6 +45,8 @@ COMMANDS: tuple[str, ...] = (
     "up",
 )
 
+MODULE_OF = {"operator": "operate"}
+"""Modules of the commands that are called otherwise than their modules."""
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 app = typer.Typer(
@@ -80,10 +82,19 @@ def application() -> typer.Typer:
     return app
 
 
-def _collect() -> None:
-    if app.registered_commands:
+def _collect(word: str = "") -> None:
+    """Give `app` the command that `word` names; all commands where it names none.
+
+    A command line that begins with a command needs no other one, and to prepare them all takes longer than
+    most commands themselves.
+    """
+    name = MODULE_OF.get(word, word)
+    needed = (name,) if name in COMMANDS else COMMANDS
+    if len(app.registered_commands) + len(app.registered_groups) == len(COMMANDS):
         return
-    for name in COMMANDS:
+    app.registered_commands.clear()
+    app.registered_groups.clear()
+    for name in needed:
         module = importlib.import_module(f"mamba_cli.commands.{name}")
         if isinstance(target := module.command, typer.Typer):
             for command in target.registered_commands:
@@ -150,7 +161,7 @@ def _run() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         # In a locale without block characters, a plan shows question marks in their place.
         sys.stdout.reconfigure(errors="replace")
-    _collect()
+    _collect(sys.argv[1] if sys.argv[1:] else "")
     if shutil.get_terminal_size().columns < NARROW:
         # On a narrow terminal the tables of the rich help cut names, while plain help wraps.
         app.rich_markup_mode = None

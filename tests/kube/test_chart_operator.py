@@ -70,6 +70,8 @@ def installed(
     options = ["--set", f"watchNamespaces={{{namespace}}}"] if request.param == "one namespace" else []
     control_plane.kubectl("apply", "--server-side", "-f", str(POOLS))
     helm("install", "rel", str(CHART), "-n", namespace, *options)
+    if not options:
+        control_plane.kubectl("delete", "mdep", "--all", "--all-namespaces")  # earlier tests' objects
     release = control_plane.get("deployment", "rel-mambaserve", namespace)
     assert release is not None
     container = release["spec"]["template"]["spec"]["containers"][0]

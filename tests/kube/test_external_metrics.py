@@ -111,8 +111,12 @@ def world(
     if request.param == ONE:
         options += ["--set", f"watchNamespaces={{{namespace}}}"]
     plane.helm("install", "rel", str(CHART), "-n", namespace, *options)
+    if request.param == ALL:
+        plane.kubectl("delete", "mdep", "--all", "--all-namespaces")  # earlier tests' objects
     log = tmp_path / "operator.log"
     with ExitStack() as stack:
+        # Its autoscaler would ask for numbers every second as long as the cluster is there.
+        stack.callback(plane.delete_namespace, namespace)
         stack.callback(plane.helm, "uninstall", "rel", "-n", namespace)
         release = plane.get("deployment", "rel-mambaserve", namespace)
         assert release is not None

@@ -62,7 +62,8 @@ def conditions(plane: ControlPlane, namespace: str, name: str = "nano") -> dict[
 
 
 def settled(plane: ControlPlane, namespace: str, name: str = "nano") -> None:
-    plane.kubectl("wait", "--for=condition=Planned", f"mdep/{name}", "-n", namespace, "--timeout=30s")
+    # Not `kubectl wait`, which other tests here use: it is a process, and nearly every test comes here.
+    plane.wait_for(lambda: conditions(plane, namespace, name).get("Planned", ("",))[0] == "True", "the plan")
     plane.wait_for(lambda: len(children(plane, namespace, name)) == len(CHILDREN), "all children")
 
 

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.request import urlopen
 
+from eventually import PATIENCE
 from prefork import FORK_SERVER, ForkedProcess
 
 ROOT = Path(__file__).parents[2]
@@ -65,7 +66,7 @@ class OperatorProcess:
         """End it as the kubelet would; gives the exit code."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(20)
+        return self.process.wait(PATIENCE)
 
 
 @contextmanager

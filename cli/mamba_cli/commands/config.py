@@ -29,9 +29,9 @@ def command(
     from rich.text import Text
 
     from mamba_cli.effective_settings import effective_settings
-    from mamba_cli.main import app
+    from mamba_cli.main import application
 
-    settings = effective_settings(app, name, context.args, os.environ)
+    settings = effective_settings(application(), name, context.args, os.environ)
     if output is not OutputFormat.table:
         document: Any = {
             setting.option.removeprefix("--"): {

@@ -46,11 +46,11 @@ def command(
     from mamba_cli.doctor.finding import Verdict
     from mamba_cli.doctor.findings_view import finding_line
     from mamba_cli.effective_settings import known_variables
-    from mamba_cli.main import app
+    from mamba_cli.main import application
 
     console = Console(soft_wrap=True)
     findings = []
-    for finding in examination(host, port, kubeconfig, timeout, known_variables(app)):
+    for finding in examination(host, port, kubeconfig, timeout, known_variables(application())):
         findings.append(finding)
         if output is OutputFormat.table:
             console.print(finding_line(finding), highlight=False)

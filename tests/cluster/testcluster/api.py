@@ -29,14 +29,19 @@ class ApiClient:
         self,
         server: str,
         authority: Path,
-        client: Certificate,
+        client: Certificate | str,
         dial: Dial = socket.create_connection,
     ) -> None:
+        """Prepare connections; client: certificate or bearer token."""
         split = urlsplit(server)
         self._host, self._port = split.hostname or "", split.port or 443
         self._dial = dial
         self._context = ssl.create_default_context(cafile=authority)
-        self._context.load_cert_chain(client.certificate, client.key)
+        self._headers: dict[str, str] = {}
+        if isinstance(client, str):
+            self._headers["Authorization"] = f"Bearer {client}"
+        else:
+            self._context.load_cert_chain(client.certificate, client.key)
         self._kept: list[http.client.HTTPConnection] = []
         """Unused connections whose last answer was read to its end."""
 
@@ -52,7 +57,8 @@ class ApiClient:
     ) -> tuple[int, Any]:
         """Send a request; return (status, body), parsed if JSON. Raises OSError when the server is away."""
         payload = None if body is None else json.dumps(body)
-        request_parts = method, path, payload, {"Content-Type": content_type, "Accept": accept}
+        headers = {"Content-Type": content_type, "Accept": accept, **self._headers}
+        request_parts = method, path, payload, headers
         while method == "GET" and self._kept:
             # The server ends those it has waited long for, or that were from before its restart.
             with contextlib.suppress(OSError, http.client.HTTPException):

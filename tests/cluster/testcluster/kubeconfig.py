@@ -1,4 +1,4 @@
-"""Writes kubeconfig files that stand alone: the certificates are inside. Pure but for the last step."""
+"""Writes kubeconfig files that stand alone: the credentials are inside. Pure but for the last step."""
 
 import base64
 from dataclasses import dataclass
@@ -18,12 +18,16 @@ class Access:
 
     server: str
     authority: bytes
-    certificate: bytes
-    key: bytes
+    certificate: bytes = b""
+    key: bytes = b""
+    token: str = ""
+    """Bearer token; used instead of certificate and key where it is not empty."""
 
 
-def access(server: str, authority: Path, client: Certificate) -> Access:
-    """Read the PEM files of one client."""
+def access(server: str, authority: Path, client: Certificate | str) -> Access:
+    """Read the PEM files of one client, which has a certificate or a bearer token."""
+    if isinstance(client, str):
+        return Access(server, authority.read_bytes(), token=client)
     return Access(server, authority.read_bytes(), client.certificate.read_bytes(), client.key.read_bytes())
 
 
@@ -38,6 +42,8 @@ def document(given: Access) -> dict[str, Any]:
         "client-certificate-data": encoded(given.certificate),
         "client-key-data": encoded(given.key),
     }
+    if given.token:
+        user = {"token": given.token}
     return {
         "apiVersion": "v1",
         "kind": "Config",
@@ -49,7 +55,7 @@ def document(given: Access) -> dict[str, Any]:
 
 
 def write(path: Path, given: Access) -> Path:
-    """Write the file, readable by its owner only: it holds a private key."""
+    """Write the file, readable by its owner only: it holds a private key or a token."""
     path.touch(mode=0o600)
     path.write_text(yaml.safe_dump(document(given), sort_keys=False))
     return path

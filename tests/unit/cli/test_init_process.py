@@ -12,7 +12,7 @@ from mamba_cli import main
 
 main.os.getpid = lambda: {pid}
 # What takes seconds in a container that has just started.
-main._collect = lambda: (print("started", flush=True), time.sleep(60))
+main._collect = lambda _: (print("started", flush=True), time.sleep(60))
 main.run()
 """
 

@@ -39,7 +39,7 @@ def fails(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
         app = typer.Typer()
         app.command()(command)
         monkeypatch.setattr(main, "app", app)
-        monkeypatch.setattr(main, "_collect", lambda: None)
+        monkeypatch.setattr(main, "_collect", lambda _: None)
         monkeypatch.setattr(sys, "argv", ["mambaserve"])
         with pytest.raises(SystemExit) as ended:
             main.run()
@@ -76,7 +76,7 @@ def test_a_defect_is_not_dressed_up_as_a_user_s_mistake(
     def defect() -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(main, "_collect", lambda: None)
+    monkeypatch.setattr(main, "_collect", lambda _: None)
     monkeypatch.setattr(main, "app", defect)
     with pytest.raises(ZeroDivisionError):
         main.run()
@@ -159,7 +159,7 @@ def test_output_that_nobody_reads_any_more_when_a_command_ends_is_no_traceback()
     os.close(read)
     code = (
         "import sys; from mamba_cli import main; "
-        "main._collect = lambda: None; main.app = lambda: sys.stdout.write('never read'); main.run()"
+        "main._collect = lambda _: None; main.app = lambda: sys.stdout.write('never read'); main.run()"
     )
     done = subprocess.run([sys.executable, "-c", code], stdout=write, stderr=subprocess.PIPE)
     os.close(write)
@@ -182,7 +182,7 @@ def test_help_cuts_no_name_however_narrow_the_terminal(
     monkeypatch.setenv("COLUMNS", str(columns))
     monkeypatch.setattr(main, "app", typer.Typer())
     main._collect()
-    monkeypatch.setattr(main, "_collect", lambda: None)
+    monkeypatch.setattr(main, "_collect", lambda _: None)
     monkeypatch.setattr(sys, "argv", ["mambaserve", *command, "--help"])
     with pytest.raises(SystemExit) as ended:
         main.run()
@@ -204,7 +204,7 @@ def test_a_list_of_commands_says_whole_what_each_is_for(
     monkeypatch.setenv("COLUMNS", str(columns))
     monkeypatch.setattr(main, "app", typer.Typer())
     main._collect()
-    monkeypatch.setattr(main, "_collect", lambda: None)
+    monkeypatch.setattr(main, "_collect", lambda _: None)
     monkeypatch.setattr(sys, "argv", ["mambaserve", *command, "--help"])
     with pytest.raises(SystemExit):
         main.run()
@@ -234,7 +234,7 @@ def test_the_settings_are_shown_with_whole_names(
 def test_ctrl_c_before_a_command_has_begun_is_no_defect(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def interrupted() -> None:
+    def interrupted(_: str) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(main, "_collect", interrupted)
@@ -280,3 +280,13 @@ def test_a_file_of_keys_that_is_not_there_is_named_by_the_gateway_s_option(tmp_p
     done = mambaserve("gateway", "--backend", "http://127.0.0.1:9", "--port", "0", "--api-key-file", keys)
     assert done.returncode == 2
     assert done.stderr.decode() == f"error: --api-key-file: {keys}: No such file or directory\n"
+
+
+def test_a_command_line_that_begins_with_a_command_loads_no_other_one() -> None:
+    code = (
+        "import sys; sys.argv = ['mambaserve', 'operator', '--help']; from mamba_cli import main\n"
+        "try: main.run()\n"
+        "finally: print(*sorted(name for name in sys.modules if name.startswith('mamba_cli.commands.')))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1] == "mamba_cli.commands.operate", done.stderr
