@@ -31,5 +31,6 @@ class RecentExplanations:
 
     def find(self, name: str) -> list[dict[str, Any]] | None:
         """Return the explanations of the request or answer of that identifier; None = none are kept."""
-        entry = self._kept.get(self._answers.get(name, name))
+        # The server makes the identifiers of answers, and clients those of requests.
+        entry = self._kept.get(name) or self._kept.get(self._answers.get(name, ""))
         return entry[1] if entry is not None else None

@@ -117,6 +117,7 @@ def test_the_reason_is_what_the_cache_did() -> None:
     assert reason(bench, ids(range(15), range(50, 59)))[0::2] == ("checkpoint_too_deep", 15)
     assert reason(bench, ids(50, range(16))) == ("parted", 0, 0)
     # Nothing says that another salt has the text: who guesses would learn it.
+    assert bench.cache.match(prompt, "other", 99).cause == "salt_differs"
     assert reason(bench, prompt, "other") == ("nothing_cached", 0, 0)
 
 
