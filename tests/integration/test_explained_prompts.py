@@ -14,7 +14,7 @@ import pytest
 from mamba_api.dialects.messages_answer import MessagesResponse
 from mamba_api.dialects.responses_answer import ResponsesResponse
 from mamba_api.openai_responses import ChatCompletionChunk, ChatCompletionResponse, CompletionResponse
-from servers import Command, Server
+from servers import Command, Server, call
 
 pytestmark = pytest.mark.slow
 
@@ -180,6 +180,5 @@ def test_the_command_shows_a_request_and_tries_a_prompt_for_which_nothing_is_com
     assert code == 0, text
     assert "five" in text.split("cached ")[-1]
     assert server.ledger() == before
-    code, text = why("no-such-request", "--url", server.admin)
-    assert code == 2
-    assert "no explanation" in text
+    status, refusal = call(f"{server.admin}/admin/explanations/no-such-request")
+    assert (status, refusal["error"]["code"]) == (404, "no_explanation")
