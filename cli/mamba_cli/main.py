@@ -43,6 +43,7 @@ COMMANDS: tuple[str, ...] = (
     "status",
     "stop",
     "up",
+    "why",
 )
 
 MODULE_OF = {"operator": "operate"}

@@ -47,6 +47,52 @@ class Usage(_Answer):
     """Breakdown of the generated tokens; present in chats with models whose reasoning is separated."""
 
 
+class OtherEngine(_Answer):
+    """Engine that could have resumed more of a prompt than the one that the request went to."""
+
+    name: str
+    """Name of the engine."""
+    tokens: int
+    """Tokens of the prompt that it could have resumed."""
+
+
+class ExplainedPrompt(_Answer):
+    """Tokens that a prompt resumed, and the reason why no more."""
+
+    prompt: int
+    """Number of the prompt in the request."""
+    prompt_tokens: int
+    """Tokens of the prompt."""
+    resumed_tokens: int
+    """Tokens resumed from a checkpoint instead of computed."""
+    common_tokens: int
+    """Tokens in common with the cached prompt that has the most of them; whole pages only, where the next
+    cached tokens belong to another API key."""
+    reason: Literal[
+        "resumed_all", "too_short", "new_text", "parted", "nothing_cached", "caching_off", "being_computed",
+        "no_checkpoint", "checkpoint_too_deep", "checkpoint_evicted", "flushed", "quarantined",
+        "pages_evicted", "pinning", "no_memory", "prompt_read_whole", "transfer_failed", "other_engine",
+    ]  # fmt: skip
+    """Why no more tokens were resumed."""
+    explanation: str
+    """The reason in words."""
+    shared_text: str | None
+    """End of the text that both prompts begin with; null where it says nothing about the reason."""
+    prompt_text: str | None
+    """Text of the prompt behind that, at most 40 characters."""
+    cached_text: str | None
+    """Text of the cached prompt there; null if it ends there, or belongs to another API key."""
+    other_engine: OtherEngine | None
+    """Engine that had more, of the reason `other_engine`."""
+
+
+class Explanations(_Answer):
+    """Explanations of the prompts of one request."""
+
+    explain: list[ExplainedPrompt]
+    """One for each prompt."""
+
+
 class CompletionLogprobs(_Answer):
     """Log-probabilities of one choice, with one entry per token."""
 
@@ -96,6 +142,8 @@ class CompletionResponse(_Answer):
     """Tokens of the request; null in all chunks except the usage chunk."""
     system_fingerprint: str | None = None
     """Never set."""
+    mambaserve: Explanations | None = None
+    """Explanations of what was resumed, with `X-Mambaserve-Explain: 1`; of a stream in its last chunk."""
 
 
 class TopLogprob(_Answer):
@@ -212,6 +260,8 @@ class ChatCompletionResponse(_Answer):
     """Tokens of the request."""
     system_fingerprint: str | None = None
     """Never set."""
+    mambaserve: Explanations | None = None
+    """Explanations of what was resumed, with `X-Mambaserve-Explain: 1`; of a stream in its last chunk."""
     prompt_logprobs: list[dict[str, Any] | None] | None = None
     """Log-probabilities of the prompt, if requested."""
     prompt_token_ids: list[int] | None = None
@@ -265,6 +315,8 @@ class ChatCompletionChunk(_Answer):
     """Tokens of the request; null in all chunks except the usage chunk."""
     system_fingerprint: str | None = None
     """Never set."""
+    mambaserve: Explanations | None = None
+    """Explanations of what was resumed, with `X-Mambaserve-Explain: 1`; of a stream in its last chunk."""
     prompt_logprobs: list[dict[str, Any] | None] | None = None
     """Log-probabilities of the prompt in the first chunk, if requested."""
     prompt_token_ids: list[int] | None = None

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable
 
 from mamba_edge.exchange.asgi_responses import USAGE_HEADER
+from mamba_edge.exchange.explain_header import ELSEWHERE_HEADER, EXPLAIN_HEADER
 from mamba_edge.exchange.hand_over_headers import HAND_OVER_HEADER, PEER_HEADER
 from mamba_edge.exchange.request_body import RawHeaders
 from mamba_edge.exchange.request_context import CLIENT_HEADER
@@ -36,7 +37,8 @@ _OWN_REQUEST = HOP_BY_HOP | frozenset(
         b"expect",
         b"x-request-id",
         b"traceparent",
-        b"x-mambaserve-explain",
+        EXPLAIN_HEADER,
+        ELSEWHERE_HEADER,
         USAGE_HEADER,
         CLIENT_HEADER,
         HAND_OVER_HEADER,
@@ -45,9 +47,7 @@ _OWN_REQUEST = HOP_BY_HOP | frozenset(
     )
 )
 # Headers that the server of the gateway sets itself.
-_OWN_RESPONSE = HOP_BY_HOP | frozenset(
-    (b"date", b"server", b"x-request-id", b"request-id", b"x-mambaserve-explain")
-)
+_OWN_RESPONSE = HOP_BY_HOP | frozenset((b"date", b"server", b"x-request-id", b"request-id", EXPLAIN_HEADER))
 KEPT_MEDIA = 64
 """Number of content types for which it is cached whether they are event streams. Engines use few."""
 KEPT_NAME, KEPT_NAMES = 64, 1024

@@ -131,6 +131,8 @@ class AddRequest(msgspec.Struct, tag="add", frozen=True, omit_defaults=True):
     """Source of the prompt's state: the request waits for it, and computes the prompt if it does not come."""
     pins: tuple[tuple[int, float], ...] = ()
     """Prefixes of the prompt that are to stay: tokens, and seconds."""
+    explain: bool = False
+    """Whether the first delta explains what the prompt resumed."""
     hand_over: bool = False
     """Whether the prompt is computed only up to its last page boundary, to be handed over to another
     engine."""
@@ -159,7 +161,7 @@ class AdminCall(msgspec.Struct, tag="admin", frozen=True):
     """Admin operation.
 
     Verbs: flush_cache, plan, ledger, strategy, requests, audits, speculation, release, session_save,
-    session_load, leave, adapter_load, adapter_unload. Answered by `AdminReply`.
+    session_load, cached_depth, explain, leave, adapter_load, adapter_unload. Answered by `AdminReply`.
     """
 
     call_id: int
@@ -273,6 +275,42 @@ class SequenceTimeline(msgspec.Struct, array_like=True, frozen=True):
     """Attempts to get the state of the prompt from elsewhere."""
 
 
+ExplainedReason = Literal[
+    "resumed_all",
+    "too_short",
+    "new_text",
+    "parted",
+    "nothing_cached",
+    "caching_off",
+    "being_computed",
+    "no_checkpoint",
+    "checkpoint_too_deep",
+    "checkpoint_evicted",
+    "flushed",
+    "quarantined",
+    "pages_evicted",
+    "pinning",
+    "no_memory",
+    "prompt_read_whole",
+    "transfer_failed",
+]
+"""Why a prompt resumed no more tokens, as the engine knows it. The HTTP API describes each of them."""
+
+
+class PrefixExplanation(msgspec.Struct, array_like=True, frozen=True):
+    """Comparison of a prompt with the cached prompt that has the most tokens in common with it."""
+
+    resumed: int
+    """Tokens that the prompt resumed."""
+    depth: int
+    """Tokens in common; whole pages only, where the next cached tokens are another client's."""
+    reason: ExplainedReason
+    cached: tuple[int, ...] = ()
+    """Next tokens of the cached prompt; () = there are none, or they are hidden."""
+    hidden: bool = False
+    """Whether the next cached tokens are another client's."""
+
+
 class SequenceDelta(msgspec.Struct, omit_defaults=True, frozen=True):
     """New tokens of one sequence, its end, or both."""
 
@@ -305,6 +343,8 @@ class SequenceDelta(msgspec.Struct, omit_defaults=True, frozen=True):
     """State that the request was to hand over, with its last delta."""
     embedding: bytes = b""
     """Pooled hidden states as float32 numbers, if requested, with the last delta."""
+    explanation: PrefixExplanation | None = None
+    """Explanation of what the prompt resumed, if requested: with the first delta of the first sequence."""
 
 
 class Taken(msgspec.Struct, tag="taken", frozen=True):

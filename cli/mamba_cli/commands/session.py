@@ -8,24 +8,10 @@ import typer
 from mamba_cli.errors import InvalidInput
 from mamba_cli.output import OutputFormat, print_document
 from mamba_cli.plain_help import CommandWithPanels
+from mamba_cli.sessions.call_options import TokenFile, Url, admin_token, conversation_body
 
 command = typer.Typer(name="session", help="Save and load conversations.", no_args_is_help=True)
 
-Url = Annotated[
-    str,
-    typer.Option(
-        "--url",
-        envvar="MAMBASERVE_URL",
-        help="URL or name of a deployment that `up` serves, or the admin URL of an engine.",
-    ),
-]
-TokenFile = Annotated[
-    Path | None,
-    typer.Option(
-        envvar="MAMBASERVE_ADMIN_TOKEN_FILE",
-        help="File with the admin token, where the engine requires one.",
-    ),
-]
 Timeout = Annotated[
     float,
     typer.Option(
@@ -68,8 +54,8 @@ def save(
     if file is None and str(conversation) == "-":
         raise InvalidInput("standard input has no name: give the FILE to write")
     target = file or conversation.with_suffix(SUFFIX)
-    body = _conversation(conversation)
-    client = AdminClient(admin_urls(url), _token(admin_token_file), timeout)
+    body = conversation_body(conversation)
+    client = AdminClient(admin_urls(url), admin_token(admin_token_file), timeout)
     session = asyncio.run(client.save(body, target))
     typer.echo(
         f"saved {session.header.depth} tokens of {session.notes.model} to {target} "
@@ -105,7 +91,7 @@ def load(
             os.close(descriptor)
     except OSError as error:
         raise InvalidInput(f"{file} cannot be read: {error.strerror}") from error
-    client = AdminClient(admin_urls(url), _token(admin_token_file), timeout)
+    client = AdminClient(admin_urls(url), admin_token(admin_token_file), timeout)
     reply = asyncio.run(client.load(file))
     how = "loaded" if reply["installed"] else "already cached:"
     typer.echo(f"{how} {reply['depth']} tokens of {reply['model']} from {file}", err=True)
@@ -140,31 +126,3 @@ def show(
             session.damage or "whole",
         )  # fmt: skip
     Console().print(table)
-
-
-def _conversation(file: Path) -> bytes:
-    """Return the body of the call that saves a conversation. Raises InvalidInput."""
-    import json
-    import sys
-
-    try:
-        text = sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")
-        document = json.loads(text)
-    except OSError as error:
-        raise InvalidInput(f"{file} cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise InvalidInput(f'{file} is no JSON: {error}; write a prompt as {{"prompt": …}}') from error
-    if isinstance(document, list):
-        document = {"messages": document}
-    if not isinstance(document, dict):
-        raise InvalidInput(f"{file}: write a list of messages, or an object with 'messages' or 'prompt'")
-    return json.dumps(document, ensure_ascii=False).encode("utf-8", "surrogatepass")
-
-
-def _token(file: Path | None) -> str | None:
-    if file is None:
-        return None
-    try:
-        return file.read_text(encoding="utf-8").strip()
-    except (OSError, ValueError) as error:
-        raise InvalidInput(f"--admin-token-file: {file} cannot be read: {error}") from error

@@ -122,7 +122,7 @@ class AdminClient:
                 try:
                     answer = await session.request(method, f"{url}/admin/session", data=data, headers=fields)
                     if answer.status >= 400:
-                        refusals.append(await _refusal(url, answer))
+                        refusals.append(await refusal_of(url, answer))
                         continue
                 except (TimeoutError, aiohttp.ClientError) as error:
                     refusals.append(unreachable(url, error))
@@ -132,17 +132,18 @@ class AdminClient:
                 except (TimeoutError, aiohttp.ClientError) as error:
                     raise unreachable(url, error) from error
                 return
-        raise _clearest(refusals)
+        raise clearest(refusals)
 
 
-def _clearest(refusals: list[CliError]) -> CliError:
+def clearest(refusals: list[CliError]) -> CliError:
     """Return the refusal of an admin server, if one refused, else that of the first address."""
     nothing = RunFailed("the deployment has no engine that writes answers")
     wrong = [refusal for refusal in refusals if not isinstance(refusal, RunFailed)]
     return (wrong or refusals or [nothing])[0]
 
 
-async def _refusal(url: str, answer: aiohttp.ClientResponse) -> CliError:
+async def refusal_of(url: str, answer: aiohttp.ClientResponse) -> CliError:
+    """Return the error for an answer of a server with a status of 400 or more."""
     try:
         message = (await answer.json(content_type=None))["error"]["message"]
     except (ValueError, KeyError, TypeError):

@@ -3,6 +3,7 @@
 from typing import Any, Literal
 
 from mamba_api.openai_fields import Strict
+from mamba_api.openai_responses import Explanations
 
 
 class AnsweredBlock(Strict):
@@ -59,6 +60,8 @@ class MessagesResponse(Strict):
     """The stop sequence that ended the answer."""
     usage: MessagesUsage
     """Tokens of the request."""
+    mambaserve: Explanations | None = None
+    """Explanation of what was resumed, with `X-Mambaserve-Explain: 1`."""
 
 
 class MessagesEvent(Strict):
@@ -80,6 +83,8 @@ class MessagesEvent(Strict):
     `stop_sequence` of the message."""
     usage: MessagesUsage | None = None
     """Tokens of the request, of `message_delta`."""
+    mambaserve: Explanations | None = None
+    """Explanation of what was resumed, of `message_delta`, with `X-Mambaserve-Explain: 1`."""
     error: "MessagesError | None" = None
     """Error that ended the stream, of `error`."""
     request_id: str | None = None

@@ -3,6 +3,7 @@
 from typing import Any, Literal
 
 from mamba_api.openai_fields import Strict
+from mamba_api.openai_responses import Explanations
 
 
 class AnsweredPart(Strict):
@@ -106,6 +107,8 @@ class ResponsesResponse(Strict):
     """Identifier of the response that the input went on from."""
     conversation: dict[str, str] | None = None
     """Conversation that the turn was added to, by its `id`."""
+    mambaserve: Explanations | None = None
+    """Explanation of what was resumed, with `X-Mambaserve-Explain: 1`."""
 
 
 class ResponsesEvent(Strict):

@@ -18,6 +18,7 @@ from mamba_edge.api_keys import KeyFile, credential_of
 from mamba_edge.error_forms import form_of
 from mamba_edge.errors import ApiError, BodyTooLarge, RequestTimeout, as_api_error
 from mamba_edge.exchange.asgi_responses import is_full, is_over_own_limit
+from mamba_edge.exchange.explain_header import ELSEWHERE_HEADER, EXPLAIN_HEADER
 from mamba_edge.exchange.hand_over_headers import HAND_OVER_HEADER, PEER_HEADER
 from mamba_edge.exchange.request_body import BodyBudget, BodyShare, first_values, require_plain
 from mamba_edge.exchange.request_context import CLIENT_HEADER
@@ -38,7 +39,7 @@ from mamba_gateway.prompt_prefix import tokens_of
 from mamba_gateway.prompts.prompt_reader import PromptReader
 from mamba_gateway.relay.proxy_endpoint import LOGGED_MODEL
 from mamba_gateway.relay.relay import RETRIED_STATUSES
-from mamba_gateway.routing.decision import REQUEST_HEADER, RESPONSE_HEADER
+from mamba_gateway.routing.decision import RESPONSE_HEADER
 from mamba_gateway.routing.router import EndpointWait, Router
 from mamba_gateway.upstream.connector import UpstreamRequest
 from mamba_telemetry import conventions as names
@@ -251,7 +252,7 @@ class EndpointPicker:
         credentials = {
             name.decode("latin-1")
             for name, _ in head.headers
-            if is_credential(name) or name in (HAND_OVER_HEADER, PEER_HEADER)
+            if is_credential(name) or name in (HAND_OVER_HEADER, PEER_HEADER, ELSEWHERE_HEADER)
         }
         credentials.add(CLIENT_HEADER.decode())
         put = [
@@ -274,7 +275,7 @@ class EndpointPicker:
             if kind == "response_headers":
                 self._response_started(exchange, message)
                 put = exchange.response_headers()
-                if exchange.head.find(REQUEST_HEADER) == b"1" and exchange.record is not None:
+                if exchange.head.find(EXPLAIN_HEADER) == b"1" and exchange.record is not None:
                     put.append((RESPONSE_HEADER.decode(), exchange.record.header()))
                 await write(messages.answer_headers(put))
             elif kind == "response_body":

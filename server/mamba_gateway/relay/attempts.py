@@ -15,6 +15,7 @@ import msgspec
 from starlette.types import Send
 
 from mamba_edge.errors import ApiError
+from mamba_edge.exchange.explain_header import elsewhere_header
 from mamba_gateway.endpoints.endpoint import Endpoint
 from mamba_gateway.endpoints.pool import Pool
 from mamba_gateway.hand_over import HandOver
@@ -214,6 +215,12 @@ class Attempt(msgspec.Struct, eq=False):
     """Number of prompt tokens that this state covers."""
     failed: bool | None = None
     """Whether the engine failed the request; None = unknown, or a mistake of the client."""
+
+    def added_headers(self, *, explain: bool) -> tuple[Pair, ...]:
+        """Return the headers for this engine only. `explain`: also one that names a better engine, if any."""
+        if explain and (elsewhere := self.record.elsewhere()) is not None:
+            return (*self.source, elsewhere_header(elsewhere))
+        return self.source
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from mamba_edge.api_keys import KeyFile, credential_of
 from mamba_edge.error_forms import form_of
 from mamba_edge.errors import ApiError, as_api_error
 from mamba_edge.exchange.asgi_responses import USAGE_HEADER, DisconnectWatch
+from mamba_edge.exchange.explain_header import EXPLAIN_HEADER, wants_explanation
 from mamba_edge.exchange.request_body import ClientGone, RawHeaders, read_body, require_plain, whole_body
 from mamba_edge.exchange.request_context import CLIENT_HEADER, RequestContext, context_of
 from mamba_edge.exchange.request_middleware import CLIENT_GONE, FAILED_FROM
@@ -35,7 +36,6 @@ from mamba_gateway.prompt_prefix import tokens_of
 from mamba_gateway.prompts.prompt_reader import PromptReader
 from mamba_gateway.relay.answer import ClientResponse, ResponseTruncated
 from mamba_gateway.relay.request_lane import Lanes, RequestLane
-from mamba_gateway.routing.decision import REQUEST_HEADER
 from mamba_gateway.upstream.connector import UpstreamRequest
 from mamba_telemetry import conventions as names
 from mamba_telemetry.request_trace import SpanNote
@@ -265,11 +265,14 @@ class ProxyEndpoint:
         context, fields = client.context, client.fields
         engine_key = lane.backend_keys.first if lane.backend_keys else None
         traced = context.trace.caller.is_valid
+        explain = wants_explanation(context.header_values)
         headers = to_engine(client.headers, context.request_id, traced=traced, key=engine_key)
         if self._keys:
             headers.append((CLIENT_HEADER, client.key.encode()))
         if client.limits.tokens_per_minute is not None:
             headers.append((USAGE_HEADER, b"1"))
+        if explain:
+            headers.append((EXPLAIN_HEADER, b"1"))
         if client.path == RESPONSES:
             kept = client.turn is not None and client.turn.keeps
             headers.append((HISTORY_HEADER, KEPT if kept else NOT_KEPT))
@@ -282,7 +285,7 @@ class ProxyEndpoint:
             body_share=context.body_share,
             request_id=context.request_id,
             meter=UsageMeter(),
-            explain=context.header_values.get(REQUEST_HEADER) == b"1",
+            explain=explain,
             trace=context.trace,
             has_form=fields.has_form,
             log_fields=context.log_fields,

@@ -197,7 +197,8 @@ class Relay:
         try:
             # Each coroutine on this way costs every request, so the steps of an answer are plain calls.
             with attempt.watch:
-                response, first = await ask(self._connector, url, request, attempt.span, attempt.source)
+                added = attempt.added_headers(explain=request.explain)
+                response, first = await ask(self._connector, url, request, attempt.span, added)
                 attempt.response = response
                 failure = self._refusal(progress, attempt, response, first)
                 if failure is None:

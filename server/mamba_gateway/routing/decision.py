@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
+from mamba_edge.exchange.explain_header import EXPLAIN_HEADER, Elsewhere
 from mamba_gateway.endpoints.endpoint import Endpoint
 from mamba_gateway.routing.scoring import (
     EVEN,
@@ -259,8 +260,8 @@ def _reason(chosen: Cost, comparison: CostComparison) -> Reason:
     return "home" if not chosen.apart and comparison.charges else "load"
 
 
-REQUEST_HEADER = b"x-mambaserve-explain"
-RESPONSE_HEADER = b"x-mambaserve-explain"
+RESPONSE_HEADER = EXPLAIN_HEADER
+"""Header of an answer with the explanation of the choice, for the clients that ask for it."""
 MAX_SHOWN = 16
 """Maximum number of engines of each kind in an explanation, the cheapest first."""
 MOST_HEADER_BYTES = 4096
@@ -307,6 +308,14 @@ class RoutingRecord(msgspec.Struct, frozen=True):
             "dropped": dict(list(left_out.items())[:most]),
             **other,
         }
+
+    def elsewhere(self) -> Elsewhere | None:
+        """Return the engine that could resume most of the prompt; None = it is the chosen one, or unknown."""
+        chosen = self.decision.endpoint.name
+        best = max(self.request.resumable.items(), key=lambda item: item[1], default=(chosen, 0))
+        if best[1] <= self.request.resumable.get(chosen, 0):
+            return None
+        return Elsewhere(best[1], best[0])
 
     def header(self) -> bytes:
         """Return the explanation as ASCII text of at most `MOST_HEADER_BYTES`, shortened if necessary."""

@@ -17,6 +17,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from mamba_api.choices import Eviction, Strategy
+from mamba_api.openai_responses import Explanations
 from mamba_edge.api_keys import KeyFile
 from mamba_edge.app.application import (
     JsonResponse,
@@ -28,6 +29,7 @@ from mamba_edge.app.application import (
 )
 from mamba_edge.errors import InvalidRequest
 from mamba_edge.exchange.request_middleware import RequestMiddleware
+from mamba_server.api.explanations import ExplanationEndpoints
 from mamba_server.api.prompt_state import KeptStates
 from mamba_server.api.requests.errors import AdminRefused, Forbidden
 from mamba_server.api.requests.request_body import limited_route
@@ -299,6 +301,30 @@ def _add_sessions(app: FastAPI, sessions: SessionEndpoints, guard: AdminGuard) -
     )
 
 
+def _add_explanations(app: FastAPI, explanations: ExplanationEndpoints, guard: AdminGuard) -> None:
+    app.add_api_route(
+        "/admin/explanations/{name}",
+        explanations.recent,
+        methods=["GET"],
+        operation_id="recentExplanation",
+        summary="Explain what a recent request resumed",
+        response_model=Explanations,
+        dependencies=[Security(guard)],
+        responses=_ERRORS | error_responses(e404="No explanation of that request is kept"),
+    )
+    app.add_api_route(
+        "/admin/explain",
+        explanations.dry_run,
+        methods=["POST"],
+        operation_id="explain",
+        summary="Explain what a prompt would resume",
+        response_model=Explanations,
+        dependencies=[Security(guard)],
+        responses=_ERRORS | _BODY_ERRORS,
+        openapi_extra=_body_of("POST"),
+    )
+
+
 def _body_of(method: str) -> dict[str, Any]:
     """Return the description of the body, which the handlers read themselves."""
     content: dict[str, Any]
@@ -347,6 +373,7 @@ def make_admin(serving: Serving, token: KeyFile | None) -> ASGIApp:
         )
     _add_speculation(app, admin, guard)
     _add_sessions(app, SessionEndpoints(serving), guard)
+    _add_explanations(app, ExplanationEndpoints(serving), guard)
     return RequestMiddleware(
         app, route_of=publish(app, key_needed=token is not None), answered=serving.metrics.answered
     )

@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any, Protocol, TypeVar
 
 import msgspec
+from msgspec import UnsetType
 from pydantic_core import from_json
 from starlette.requests import Request
 from starlette.responses import Response
@@ -26,6 +27,7 @@ from mamba_edge.app.application import JsonResponse
 from mamba_edge.app.validation import translated
 from mamba_edge.errors import ApiError, InvalidRequest, NotReady
 from mamba_edge.exchange.asgi_responses import USAGE_HEADER, send_events, send_json_pieces, while_connected
+from mamba_edge.exchange.explain_header import parse_elsewhere, wants_explanation
 from mamba_edge.exchange.request_body import RawHeaders
 from mamba_edge.exchange.request_context import RequestContext, context_of
 from mamba_edge.history.kept_answer import HISTORY_HEADER, KEPT, KeptAnswer
@@ -37,7 +39,8 @@ from mamba_server.api.answers.chat_response import ChatResponseBuilder
 from mamba_server.api.answers.completion_response import CompletionResponseBuilder
 from mamba_server.api.answers.items_response import ItemsResponseBuilder
 from mamba_server.api.answers.messages_response import MessagesResponseBuilder
-from mamba_server.api.answers.responses import UsageBody
+from mamba_server.api.answers.requested_explanation import RequestedExplanation
+from mamba_server.api.answers.responses import UsageBody, VendorBody
 from mamba_server.api.answers.score_json import let_go
 from mamba_server.api.forms.followed_schema import LEFT_OUT_HEADER
 from mamba_server.api.forms.output_grammar import GrammarCheck, OutputForm, output_grammar
@@ -73,6 +76,7 @@ class ResponseBuilder(Protocol):
 
     quiet: bytes
     done: bytes
+    vendor: VendorBody | UnsetType
 
     def failure(self, error: ApiError) -> bytes: ...
     def chunk(
@@ -160,6 +164,7 @@ class GenerationEndpoints:
         text, limits = self._model(request)
         self._describe("text_completion", request, context, model)
         pin_seconds(context.header_values)
+        wants_explanation(context.header_values)
         with self._serving.admit(len(request.prompts), request.n or 1) as places:
             prompt_builder = PromptBuilder(text, limits, self._serving.encoders, context.trace)
             prompts = await prompt_builder.of_completion(request)
@@ -217,6 +222,7 @@ class GenerationEndpoints:
         self._describe("chat", request, context, chosen)
         check_pins(request)
         pin_seconds(context.header_values)
+        wants_explanation(context.header_values)
         with self._serving.admit(1, request.n or 1) as places:
             prompt_builder = PromptBuilder(text, limits, self._serving.encoders, context.trace)
             prompt = await prompt_builder.of_chat(request, context.body_bytes)
@@ -355,16 +361,20 @@ class GenerationEndpoints:
             visible_special=visible_special,
         )
         trace = context.trace
+        explanation = self._explanation(adds, text, context) if adds[0].explain else None
         active = ActiveRequest(serving.engine, text.tokenizer, adds, visibility, serving.metrics, trace)
         try:
             async with active:
                 if request.stream:
                     comment = context.header_values.get(USAGE_HEADER) == b"1"
-                    events = _events(request, builder, active, trace, serving.encoders, with_comment=comment)
+                    events = _events(
+                        request, builder, active, trace, serving.encoders, explanation, with_comment=comment
+                    )
                     direct = send if isinstance(send, KeptAnswer) else context.direct
                     await send_events(send, events, direct, headers)
                 else:
-                    await send_json_pieces(send, await _whole(builder, active, serving.encoders), headers)
+                    whole = await _whole(builder, active, serving.encoders, explanation)
+                    await send_json_pieces(send, whole, headers)
         finally:
             _free(active.scores, serving.encoders)
             trace.root.set(names.RESPONSE_ID, adds[0].request_id)
@@ -376,6 +386,18 @@ class GenerationEndpoints:
                 generated_tokens=active.counts.completion,
                 cached_tokens=active.counts.cached_total,
             )
+
+    def _explanation(
+        self, adds: list[AddRequest], text: TextProcessor, context: RequestContext
+    ) -> RequestedExplanation:
+        """Return the explanation of what the prompts resume, which is kept for `mambaserve why`."""
+        # Only a gateway knows the caches of other engines; other clients could write anything.
+        trusted = comes_from_gateway(context, self._serving.keys)
+        elsewhere = parse_elsewhere(context.header_values) if trusted else None
+        # The prompts of a completion have the identifier of the answer and their number.
+        answer_id = adds[0].request_id.removesuffix("-0")
+        keep = partial(self._serving.explanations.keep, context.request_id, answer_id)
+        return RequestedExplanation(text.tokenizer, adds, elsewhere, keep)
 
     async def _hand_over(
         self,
@@ -457,6 +479,7 @@ def _add_request(
         turn_boundary=prompt.turn_boundary,
         arrival=context.arrival,
         fetch=fetch,
+        explain=wants_explanation(context.header_values),
     )
 
 
@@ -481,7 +504,12 @@ def _free(scores: list[list[TokenLogprobs | None]], encoders: EncoderPool) -> No
         encoders.hand_over(free)
 
 
-async def _whole(builder: ResponseBuilder, active: ActiveRequest, encoders: EncoderPool) -> list[bytes]:
+async def _whole(
+    builder: ResponseBuilder,
+    active: ActiveRequest,
+    encoders: EncoderPool,
+    explanation: RequestedExplanation | None,
+) -> list[bytes]:
     """Collect the complete answer, in pieces. Long choices are encoded one by one in the encoder pool."""
     weight = 0
     async for update in active.updates():
@@ -489,6 +517,8 @@ async def _whole(builder: ResponseBuilder, active: ActiveRequest, encoders: Enco
         weight = max(weight, builder.weight(update))
         if update.finish_reason is not None:
             await _encode(encoders, builder.weight(update), partial(builder.seal, update.choice))
+    if explanation is not None:
+        builder.vendor = explanation.vendor_body(active.explanations)
     return await _encode(encoders, weight, lambda: builder.full(_usage(active)))
 
 
@@ -503,6 +533,7 @@ async def _events(
     active: ActiveRequest,
     trace: RequestTrace,
     encoders: EncoderPool,
+    explanation: RequestedExplanation | None,
     *,
     with_comment: bool,
 ) -> AsyncGenerator[bytes]:
@@ -520,6 +551,8 @@ async def _events(
     try:
         async for update in active.updates():
             usage = _usage(active) if continuous else None
+            if explanation is not None and explanation.is_due(update) and not include:
+                builder.vendor = explanation.vendor_body(active.explanations)
             encode = partial(builder.chunk, update, usage, with_usage=include or continuous)
             chunk = await _encode(encoders, builder.weight(update), encode) if scored else encode()
             now = time.monotonic()
@@ -532,6 +565,8 @@ async def _events(
             while chunk:
                 yield chunk.pop(0)
         if include:
+            if explanation is not None:
+                builder.vendor = explanation.vendor_body(active.explanations)
             yield builder.usage_chunk(_usage(active))
     except ApiError as error:
         if not begun:

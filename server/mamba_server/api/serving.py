@@ -19,6 +19,7 @@ from mamba_server.api.drain import Drain
 from mamba_server.api.engine_link.engine_client import EngineClient
 from mamba_server.api.forms.grammar_checker import GrammarChecker, GrammarTokens
 from mamba_server.api.metrics.request_metrics import RequestMetrics
+from mamba_server.api.recent_explanations import RecentExplanations
 from mamba_server.api.requests.model_limits import ModelLimits
 from mamba_server.api.requests.model_pooling import model_pooling
 from mamba_settings.engine_settings import EngineSettings
@@ -66,6 +67,8 @@ class Serving:
     """Kept responses, for clients that come without a gateway."""
     adapters: AdapterTable = field(init=False)
     """Adapters of the model that requests may choose."""
+    explanations: RecentExplanations = field(default_factory=RecentExplanations)
+    """Explanations of the last requests that asked for one."""
     keys: KeyFile | None = None
     """Accepted API keys; None = no key is needed."""
     created: int = field(default_factory=lambda: int(time.time()))

@@ -7,30 +7,23 @@ process: so a file of any size passes in small pieces, and nothing is left behin
 import asyncio
 import os
 import tempfile
-import uuid
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from typing import IO, Any
 
-from fastapi.exceptions import RequestValidationError
-from pydantic import ValidationError
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive
 
-from mamba_api.openai import ChatCompletionRequest, CompletionRequest
 from mamba_edge.app.application import JsonResponse
-from mamba_edge.errors import BodyTooLarge, InvalidRequest, NotReady, RequestTimeout, TooManyRequests
-from mamba_edge.exchange.request_body import BODY_SECONDS, ClientGone, find_header, read_body
+from mamba_edge.errors import BodyTooLarge, InvalidRequest, RequestTimeout, TooManyRequests
+from mamba_edge.exchange.request_body import BODY_SECONDS, ClientGone, find_header
 from mamba_edge.exchange.request_context import RequestContext, context_of
-from mamba_server.api.adapter_table import own_salt
+from mamba_server.api.conversation import fields_of, read_conversation_bytes, tokenized
 from mamba_server.api.prompt_state import kept_state
 from mamba_server.api.requests.errors import AdminRefused, NoRoomForSession
-from mamba_server.api.requests.json_fields import JsonFields
-from mamba_server.api.requests.prompts import PromptBuilder
-from mamba_server.api.requests.request_body import require_json
 from mamba_server.api.serving import Serving
-from mamba_server.wire import AddRequest, SamplingParams, TokenIds
+from mamba_server.wire import AddRequest
 
 FORM = "application/vnd.mambaserve.session"
 """Content type of a session file."""
@@ -40,7 +33,6 @@ PIECE = 1 << 20
 """Bytes that are read from or written to the temporary file at once."""
 EXTRA_BYTES = 512 << 20
 """Bytes of a session file beyond the arena at most: its header and its notes."""
-_NAMES = frozenset(ChatCompletionRequest.model_fields) | frozenset(CompletionRequest.model_fields)
 
 
 class SessionEndpoints:
@@ -48,7 +40,6 @@ class SessionEndpoints:
 
     def __init__(self, serving: Serving) -> None:
         self._serving = serving
-        self._reader = JsonFields(_NAMES)
         self._is_busy = False
 
     async def save(self, request: Request) -> Response:
@@ -56,31 +47,23 @@ class SessionEndpoints:
 
         What of it is not cached is computed first.
         """
-        body = await self._conversation(request)
+        body = await read_conversation_bytes(self._serving, request)
         with self._turn():
-            add = await self._prompt(await self._reader.read(body), len(body), context_of(request.scope))
+            add = await self._prompt(await fields_of(body), len(body), context_of(request.scope))
             file = await self._saved(add, body)
         size = os.fstat(file.fileno()).st_size
         return StreamingResponse(_pieces(file), media_type=FORM, headers={"content-length": str(size)})
 
     async def depth(self, request: Request) -> Response:
         """Answer how much of the conversation of the body this engine has cached, in tokens."""
-        body = await self._conversation(request)
-        add = await self._prompt(await self._reader.read(body), len(body), context_of(request.scope))
+        body = await read_conversation_bytes(self._serving, request)
+        add = await self._prompt(await fields_of(body), len(body), context_of(request.scope))
         reply = await self._serving.engine.admin(
             "cached_depth", {"salt": add.salt, "token_ids": add.token_ids.tobytes()}
         )
         if reply.status >= 400:
             raise AdminRefused(reply)
         return JsonResponse({**reply.body, "tokens": len(add.token_ids)})
-
-    async def _conversation(self, request: Request) -> bytes:
-        """Return the body of a call. Raises ApiError, ClientGone."""
-        settings = self._serving.settings
-        require_json(request.headers.get("content-type"), request.headers.get("content-encoding"))
-        return await read_body(
-            request.scope["headers"], request.receive, settings.max_body_bytes, settings.body_timeout
-        )
 
     async def load(self, request: Request) -> Response:
         """Install a session file, so that the next request that begins with its text resumes there."""
@@ -106,48 +89,18 @@ class SessionEndpoints:
 
         Raises InvalidRequest, RequestValidationError, NotReady, TooManyRequests.
         """
-        serving = self._serving
-        limits, text = serving.limits(), serving.text
-        if text is None:
-            raise NotReady("the tokenizer is not loaded yet")
-        builder = PromptBuilder(text, limits, serving.encoders)
-        request: ChatCompletionRequest | CompletionRequest
-        try:
-            if "messages" in fields:
-                request = ChatCompletionRequest.model_validate(fields)
-            elif "prompt" in fields:
-                request = CompletionRequest.model_validate(fields)
-            else:
-                raise InvalidRequest("send the conversation as 'messages', or a text as 'prompt'")
-        except ValidationError as error:
-            errors = [{**each, "loc": ("body", *each["loc"])} for each in error.errors()]
-            raise RequestValidationError(errors) from error
-        model = serving.check_model(request.model)
-        with serving.admit(1, 1):
-            if isinstance(request, ChatCompletionRequest):
-                prompt = await builder.of_chat(request, size)
-            else:
-                prompts = await builder.of_completion(request)
-                if len(prompts) > 1:
-                    raise InvalidRequest("prompt: a session is of one prompt; send one", param="prompt")
-                prompt = prompts[0]
+        conversation = await tokenized(self._serving, fields, size, "a session")
+        prompt = conversation.prompt
         # The generation prompt is not a part of the next turn.
         token_ids = prompt.token_ids[: prompt.turn_boundary or None]
-        page_size = serving.engine.require_ready().page_size
+        page_size = self._serving.engine.require_ready().page_size
         if len(token_ids) <= page_size:
             raise InvalidRequest(
                 f"the conversation has {len(token_ids)} tokens, and a session needs more than a page of "
                 f"{page_size}: there is nothing worth saving yet"
             )
-        return AddRequest(
-            request_id=f"session-{uuid.uuid4().hex}",
-            token_ids=TokenIds(token_ids),
-            params=SamplingParams(max_tokens=0),
-            client=context.client,
-            cache_salt=own_salt(request.cache_salt),
-            adapter=model.adapter,
-            arrival=context.arrival,
-            hand_over=True,
+        return conversation.add_request(
+            "session", token_ids, client=context.client, arrival=context.arrival, hand_over=True
         )
 
     async def _saved(self, add: AddRequest, conversation: bytes) -> IO[bytes]:

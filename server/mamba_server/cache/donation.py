@@ -84,7 +84,7 @@ class Donation:
             else:
                 ghost = self.ghosts.observe_answer(ghost_match, token_ids, allocation.salt)
         node, present, accepted = self._tree.insert(
-            token_ids, pages, slot, step, allocation.salt, ghost=ghost
+            token_ids, pages, slot, step, allocation.salt, ghost=ghost, client=allocation.client
         )
         if accepted:
             node.lineage = allocation.lineage_at(node.depth, step)

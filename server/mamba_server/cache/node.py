@@ -4,7 +4,7 @@ Also the two interfaces through which others see a node: the listener of the tre
 returns.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Literal, NamedTuple, Optional, Protocol
 
 import numpy as np
@@ -13,6 +13,8 @@ import numpy.typing as npt
 Tokens = npt.NDArray[np.int32]
 Pages = npt.NDArray[np.int32]
 NO_TOKENS: Tokens = np.empty(0, np.int32)
+SHOWN_TOKENS = 64
+"""Most tokens of a cached prompt that an explanation shows."""
 UNTRUSTED = -1
 """Epoch of a node whose checkpoint is wrong: it is never resumed, and no insertion makes it valid again."""
 
@@ -111,6 +113,7 @@ class Node:
     __slots__ = (
         "chain",
         "children",
+        "client",
         "depth",
         "epoch",
         "ghost",
@@ -138,6 +141,8 @@ class Node:
         self.pages = pages
         self.depth: int = (parent.depth if parent else 0) + len(token_ids)
         self.children: dict[bytes, Node] = {}
+        self.client: str | None = None
+        """Client whose request brought the tokens of the edge first; None = it came from outside."""
         self.chain: int | None = None
         """Running sum of the page chain up to the end of the node, once computed."""
         self.rungs: bytes | None = None
@@ -178,6 +183,13 @@ class Node:
         out.reverse()
         return out
 
+    def is_shown_to(self, client: str) -> bool:
+        """Return whether `client` may read the tokens of the edge: they are its own, or nobody has a name.
+
+        Where clients have names, text that came from outside is shown to none of them.
+        """
+        return (self.client or "") == client
+
     def above(self) -> Optional["Node"]:
         """Return the node of the nearest shallower checkpoint."""
         node = self.parent
@@ -208,6 +220,37 @@ def common_pages(left: Tokens, right: Tokens, page_size: int) -> int:
     differs = left[:size] != right[:size]
     first = int(differs.argmax())
     return (first if differs[first] else size) // page_size
+
+
+def most_in_common(children: Mapping[bytes, Node], rest: Tokens) -> Node | None:
+    """Return the child whose first page has the most tokens in common with `rest`, the last used of several.
+
+    None if there is no child. The keys are compared as bytes, since a node may have thousands of children.
+    """
+    raw, size = rest.tobytes(), rest.itemsize
+    low, high = 0, len(rest)
+    near = list(children)
+    while low < high and near:
+        middle = (low + high + 1) // 2
+        nearer = [key for key in near if key.startswith(raw[: middle * size])]
+        if nearer:
+            low, near = middle, nearer
+        else:
+            high = middle - 1
+    return max((children[key] for key in near), key=lambda node: node.used_at, default=None)
+
+
+class NearestPrefix(NamedTuple):
+    """Cached prompt that has the most tokens in common with a prompt, as far as a client may know it."""
+
+    depth: int
+    """Tokens in common; whole pages only, where the next tokens are another client's."""
+    continuation: Tokens
+    """Next tokens of the cached prompt, at most `SHOWN_TOKENS`; empty = there are none, or hidden ones."""
+    hidden: bool
+    """Whether the next tokens of the cached prompt are another client's."""
+    loss: str
+    """How a checkpoint on the path was lost: `quarantined`, `flushed`, `evicted`, or "" = none was."""
 
 
 class CachedPrefix(Protocol):

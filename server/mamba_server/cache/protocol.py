@@ -19,7 +19,17 @@ import numpy as np
 
 from mamba_planner.strategy import Reservation
 from mamba_server.cache.eviction import Policy
-from mamba_server.cache.node import RECEIVED, Lineage, Node, Pages, Pin, PrefixListener, Provenance, Tokens
+from mamba_server.cache.node import (
+    RECEIVED,
+    Lineage,
+    NearestPrefix,
+    Node,
+    Pages,
+    Pin,
+    PrefixListener,
+    Provenance,
+    Tokens,
+)
 from mamba_server.cache.persistent_batch import Bools, Ints
 from mamba_server.cache.sequence_allocation import Checkpoint, ReplayRows, SequenceAllocation
 from mamba_server.cache.tree import Match
@@ -266,6 +276,9 @@ class StateCache(Protocol):
 
     def match(self, token_ids: Tokens, salt: str, step: int) -> Match:
         """Read only: return how much of a prompt, launched in `step`, the tree has. Void after `admit`."""
+
+    def nearest(self, token_ids: Tokens, salt: str, client: str) -> NearestPrefix:
+        """Read only: return the cached prompt nearest to a prompt, as far as `client` may know its text."""
 
     def admit(
         self,

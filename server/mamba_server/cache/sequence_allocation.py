@@ -36,6 +36,7 @@ class SequenceAllocation:
         "_batch",
         "awaited_depths",
         "awaits_commit",
+        "client",
         "first_page",
         "forced_depths",
         "ghost_match",
@@ -88,6 +89,8 @@ class SequenceAllocation:
         """Checkpoint that the first forward reads; its state is locked until that forward's fence."""
         self.writer = ""
         """Request of the sequence; "" = nobody named it."""
+        self.client: str | None = None
+        """Client of that request; None = nobody named it."""
         self.lineage: Lineage | None = None
         """Lineage of the checkpoint from which the sequence resumed; None = it resumed from none."""
         self.untrusted_from: int | None = None
@@ -178,9 +181,9 @@ class SequenceAllocation:
 
     # --- lineage ------------------------------------------------------------------------------------
 
-    def begin_lineage(self, request_id: str) -> None:
+    def begin_lineage(self, request_id: str, client: str | None = None) -> None:
         """Record who runs in the row, and count the resumption of the checkpoint that was matched."""
-        self.writer = request_id
+        self.writer, self.client = request_id, client
         if self.match_node is not None and self.match_node.lineage is not None:
             self.lineage = self.match_node.lineage
             self.lineage.resumed += 1

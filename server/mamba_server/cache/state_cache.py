@@ -14,7 +14,7 @@ from mamba_server.cache.arena import NO_PAGES, AllocationSite, Arena, PageOwner
 from mamba_server.cache.checkpoint_choice import CheckpointChoice, CheckpointChooser
 from mamba_server.cache.eviction import Eviction, Policy
 from mamba_server.cache.ghost_tree import GhostMatch, GhostTree
-from mamba_server.cache.node import NO_TOKENS, PrefixListener, Tokens
+from mamba_server.cache.node import NO_TOKENS, NearestPrefix, PrefixListener, Tokens
 from mamba_server.cache.persistent_batch import Ints, PersistentBatch
 from mamba_server.cache.placement import Placement
 from mamba_server.cache.protocol import (
@@ -143,6 +143,10 @@ class RadixStateCache(Quarantine):
         if match.cause == "new" and self._prefilling[salt, token_ids[: self.page_size].tobytes()]:
             return replace(match, cause="in_flight")
         return match
+
+    def nearest(self, token_ids: Tokens, salt: str, client: str) -> NearestPrefix:
+        """Return the cached prompt nearest to `token_ids`, as far as `client` may know it; change nothing."""
+        return self.tree.nearest(token_ids, salt, client)
 
     def admit(
         self,

@@ -14,7 +14,20 @@ import numpy as np
 
 from mamba_server.cache.errors import LedgerViolation
 from mamba_server.cache.eviction import Eviction
-from mamba_server.cache.node import UNTRUSTED, Node, Pages, Pin, PrefixListener, ReturnForecast, Tokens
+from mamba_server.cache.node import (
+    NO_TOKENS,
+    SHOWN_TOKENS,
+    UNTRUSTED,
+    NearestPrefix,
+    Node,
+    Pages,
+    Pin,
+    PrefixListener,
+    ReturnForecast,
+    Tokens,
+    common_pages,
+    most_in_common,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +205,47 @@ class RadixTree:
             return "evicted"
         return "too_deep" if checkpoints.too_deep else "no_state"
 
+    def nearest(self, token_ids: Tokens, salt: str, client: str) -> NearestPrefix:
+        """Return the cached prompt of `salt` that has the most tokens in common with `token_ids`; read only.
+
+        Only the text of `client` is compared token by token: a client that guesses another one's text learns
+        no more of it than whole pages, as by the tokens that it resumes.
+        """
+        path, depth = self._longest_path(token_ids, salt)
+        node, shared = path[-1] if path else (self.roots.get(salt), 0)
+        loss = self._deepest_loss(path)
+        rest = token_ids[depth:]
+        if node is None or (shared == len(node.pages) and not node.children):
+            return NearestPrefix(depth, NO_TOKENS, hidden=False, loss=loss)
+        if shared < len(node.pages):
+            child, begin = (node if node.is_shown_to(client) else None), shared * self.page_size
+        else:
+            own = {key: each for key, each in node.children.items() if each.is_shown_to(client)}
+            child, begin = most_in_common(own, rest), 0
+        if child is None:
+            return NearestPrefix(depth, NO_TOKENS, hidden=True, loss=loss)
+        begin += (common := common_pages(child.token_ids[begin:], rest, 1))
+        pieces, size = [child.token_ids[begin : begin + SHOWN_TOKENS]], len(child.token_ids) - begin
+        while size < SHOWN_TOKENS:
+            own = {key: each for key, each in child.children.items() if each.is_shown_to(client)}
+            if not own:
+                break
+            child = max(own.values(), key=lambda each: each.used_at)
+            pieces.append(child.token_ids)
+            size += len(child.token_ids)
+        return NearestPrefix(depth + common, np.concatenate(pieces)[:SHOWN_TOKENS], hidden=False, loss=loss)
+
+    def _deepest_loss(self, path: _Path) -> str:
+        """Return how the deepest lost checkpoint of `path` was lost; "" = none was."""
+        for node, _ in reversed(path):
+            if node.epoch == UNTRUSTED:
+                return "quarantined"
+            if node.epoch != self.epoch:
+                return "flushed"
+            if id(node) in self._evicted:
+                return "evicted"
+        return ""
+
     def complete_checkpoints(self, token_ids: Tokens, salt: str, step: int) -> list[Node]:
         """Return the checkpoints of prefixes of `token_ids` that `step` could resume from, deepest first."""
         path, _ = self._longest_path(token_ids, salt)
@@ -283,8 +337,9 @@ class RadixTree:
         salt: str,
         *,
         ghost: ReturnForecast | None = None,
+        client: str | None = None,
     ) -> tuple[Node, int, bool]:
-        """Give the pages (and the checkpoint) of `token_ids` to the tree.
+        """Give the pages (and the checkpoint) of `token_ids`, which `client` brought, to the tree.
 
         Returns (node that ends at len(token_ids), tokens whose pages the tree already had, whether it took
         the slot). The caller keeps the pages of those first tokens and a slot that was not taken: each has
@@ -296,17 +351,21 @@ class RadixTree:
             or not len(token_ids)
         ):
             raise LedgerViolation(f"P5: a node of {len(token_ids)} tokens on pages of {self.page_size}")
-        node, present = self._insert_pages(token_ids, pages, salt)
+        node, present = self._insert_pages(token_ids, pages, salt, client)
         return node, present, bool(slot) and self._insert_checkpoint(node, slot, step, ghost)
 
-    def _insert_pages(self, token_ids: Tokens, pages: Pages, salt: str) -> tuple[Node, int]:
+    def _insert_pages(
+        self, token_ids: Tokens, pages: Pages, salt: str, client: str | None
+    ) -> tuple[Node, int]:
         """Return the node that ends with `token_ids`, and the tokens whose pages the tree already had."""
         node = self.roots.setdefault(salt, Node(None, token_ids[:0], pages[:0], salt))
         depth = 0
         while depth < len(token_ids):
             child = node.children.get(self._key(token_ids[depth:]))
             if child is None:
-                return self._add_child(node, token_ids[depth:], pages[depth // self.page_size :]), depth
+                child = self._add_child(node, token_ids[depth:], pages[depth // self.page_size :])
+                child.client = client
+                return child, depth
             shared = child.shared_pages(token_ids[depth:])
             if shared < len(child.pages):
                 child = self._split(child, shared)
@@ -376,6 +435,7 @@ class RadixTree:
         upper.priority = child.priority
         upper.used_at = child.used_at
         upper.epoch = child.epoch
+        upper.client = child.client
         child.token_ids = child.token_ids[cut:].copy()
         child.pages = child.pages[keep:].copy()
         child.parent = upper

@@ -3,11 +3,13 @@
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from mamba_planner.strategy import STRATEGIES
 from mamba_server.cache import POLICIES
 from mamba_server.engine.adapter_calls import AdapterCalls
+from mamba_server.engine.scheduling.prefix_explanation import dry_run
 from mamba_server.engine.stepping.core import EngineCore
 from mamba_server.engine.transfers.departure import Departure
 from mamba_server.engine.transfers.sessions import Sessions
@@ -37,6 +39,7 @@ class AdminCalls:
             "speculation": self._speculation,
             "release": self._release,
             "cached_depth": self._cached_depth,
+            "explain": self._explain,
         }
 
     @property
@@ -92,6 +95,13 @@ class AdminCalls:
         token_ids = np.append(np.frombuffer(body["token_ids"], np.int32), np.int32(0))
         match = self._core.cache.match(token_ids, str(body["salt"]), self._core.step_number + 1)
         return 200, {"depth": match.resumable}
+
+    def _explain(self, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        """Explain what a prompt of a client would resume; nothing is computed or changed."""
+        token_ids, core = np.frombuffer(body["token_ids"], np.int32), self._core
+        salt, client = str(body["salt"]), str(body["client"])
+        explanation = dry_run(core.cache, token_ids, salt, client, core.step_number + 1)
+        return 200, {"explanation": msgspec.to_builtins(explanation)}
 
     def _strategy(self, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         cache, settings = self._core.cache, self._core.cache.settings

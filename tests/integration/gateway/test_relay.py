@@ -102,6 +102,25 @@ async def test_the_request_id_of_the_client_goes_to_the_engine_and_back(engine, 
     assert fake.seen[0].headers["traceparent"] == headers["traceparent"]
 
 
+async def test_a_wish_for_an_explanation_reaches_the_engine_and_claims_of_clients_do_not(
+    engine, gateway, client
+) -> None:
+    fake = await engine()
+    through = await gateway(fake)
+    claimed = {"X-Mambaserve-Explain": "1", "X-Mambaserve-Elsewhere": "4096 nowhere"}
+    async with client.post(f"{through.url}/v1/completions", json=BODY, headers=claimed) as relayed:
+        assert json.loads(relayed.headers["X-Mambaserve-Explain"])["engine"]
+    assert fake.seen[0].headers.getall("X-Mambaserve-Explain") == ["1"]
+    assert "X-Mambaserve-Elsewhere" not in fake.seen[0].headers
+    for value, status in (("0", 200), ("yes", 400)):
+        headers = {"X-Mambaserve-Explain": value}
+        async with client.post(f"{through.url}/v1/completions", json=BODY, headers=headers) as relayed:
+            assert relayed.status == status
+            assert "X-Mambaserve-Explain" not in relayed.headers
+    assert len(fake.seen) == 2
+    assert "X-Mambaserve-Explain" not in fake.seen[1].headers
+
+
 async def test_request_ids_are_made_where_the_client_brings_none_or_nonsense_and_traces_are_not(
     engine, gateway, client
 ) -> None:

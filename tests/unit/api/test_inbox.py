@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from mamba_edge.errors import InternalError
 from mamba_server.api.engine_link.inbox import Inbox, join
 from mamba_server.api.requests.errors import EngineLost
-from mamba_server.wire import SequenceDelta, TokenLogprobs
+from mamba_server.wire import PrefixExplanation, SequenceDelta, TokenLogprobs
 
 
 def delta(*token_ids: int, index: int = 0, **more: object) -> SequenceDelta:
@@ -23,6 +23,13 @@ async def test_deltas_of_one_sequence_that_pile_up_are_one() -> None:
     taken = await inbox.take()
     assert len(taken) == 1
     assert taken[0].token_ids == list(range(1000))
+
+
+async def test_an_explanation_is_not_lost_when_the_answer_piles_up_behind_it() -> None:
+    inbox, explanation = Inbox(), PrefixExplanation(16, 20, "parted", (1, 2))
+    inbox.put(delta(1, explanation=explanation))
+    inbox.put(delta(2, finish_reason="length"))
+    assert (await inbox.take())[0].explanation == explanation
 
 
 async def test_sequences_are_kept_apart_and_in_order_of_arrival() -> None:

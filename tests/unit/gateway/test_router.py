@@ -96,6 +96,17 @@ def test_the_index_is_asked_with_the_salt_and_wins_where_it_knows_more() -> None
     assert index.salts == ["alice"]
 
 
+def test_who_asks_learns_which_other_engine_could_have_resumed_more() -> None:
+    gateway = Gateway(index=Known(e5=1024))
+    prompt = PromptPrefix.of([*STEM, 1, 2], "")
+    assert gateway.router.decide("m", prompt).elsewhere() is None  # it is the chosen one
+    for _ in range(40):
+        gateway.pool.begin("http://e5", 20_000.0)
+    record = gateway.router.decide("m", prompt)
+    assert record.decision.endpoint.name != "e5"
+    assert record.elsewhere() == (1024, "e5")
+
+
 @pytest.mark.parametrize(("state", "trusted"), [("following", False), ("stale", True), ("unavailable", True)])
 def test_beside_an_index_that_follows_own_knowledge_is_trusted_for_a_minute_and_else_for_ten(
     state, trusted

@@ -18,7 +18,14 @@ from mamba_server.api.engine_link.inbox import Inbox
 from mamba_server.api.forms.grammar_words import readable_failure
 from mamba_server.api.metrics.engine_spans import EngineSpans
 from mamba_server.api.metrics.request_metrics import RequestMetrics
-from mamba_server.wire import AddRequest, FinishReason, HandOver, SequenceDelta, TokenLogprobs
+from mamba_server.wire import (
+    AddRequest,
+    FinishReason,
+    HandOver,
+    PrefixExplanation,
+    SequenceDelta,
+    TokenLogprobs,
+)
 from mamba_telemetry.request_trace import UNTRACED, RequestTrace, error_code
 from mamba_text.sequence_text import SequenceText, TextVisibility
 from mamba_text.tokenizer import Tokenizer
@@ -107,6 +114,8 @@ class ActiveRequest:
         """Output tokens of the longest finished sequence, by request id."""
         self.scores: list[Logprobs] = []
         """Log-probabilities of prompts, handed out or still to be; the last user of each list empties it."""
+        self.explanations: dict[str, PrefixExplanation] = {}
+        """Explanations of what the prompts resumed, by request id, as far as they were requested."""
         self._started_at = 0.0
         self._failed = False
 
@@ -134,6 +143,11 @@ class ActiveRequest:
                 self._metrics.finished(reason, time.monotonic() - self._started_at, self._trace.exemplar())
         for request_id in self._unfinished:
             self._engine.close(request_id, abort=True)
+
+    @property
+    def ended(self) -> bool:
+        """Whether every choice has finished."""
+        return not self._unfinished
 
     async def updates(self) -> AsyncIterator[ChoiceUpdate]:
         """Yield new output until every choice has finished. Raises ApiError if the request fails."""
@@ -213,6 +227,8 @@ class ActiveRequest:
             self._metrics.first_token(sequence.first_at - self._started_at, self._trace.exemplar())
             later -= 1
         if delta.started:
+            if delta.explanation is not None:
+                self.explanations[delta.request_id] = delta.explanation
             queued, prefill = delta.started - self._started_at, (delta.first_at or now) - delta.started
             self._metrics.prompt_done(queued, prefill, self._trace.exemplar())
         if later:

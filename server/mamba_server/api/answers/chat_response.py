@@ -136,7 +136,9 @@ class ChatResponseBuilder(StreamFrame):
     def usage_chunk(self, usage: UsageBody) -> bytes:
         """Encode the event after the last choice."""
         usage = self._with_reasoning(usage)
-        return responses.event(ChatChunkBody(self._id, self._created, self._model, [], usage=usage))
+        return responses.event(
+            ChatChunkBody(self._id, self._created, self._model, [], usage=usage, mambaserve=self.vendor)
+        )
 
     def collect(self, update: ChoiceUpdate) -> None:
         """Keep an update for `full`."""
@@ -168,6 +170,7 @@ class ChatResponseBuilder(StreamFrame):
             if self._request.return_token_ids:
                 entry.token_ids = choice.token_ids
             body.choices.append(entry)
+        body.mambaserve = self.vendor
         parts = LongParts()
         body.prompt_logprobs, body.prompt_token_ids = self._about_prompt(parts)
         return parts.insert_parts(responses.encode(body))
@@ -198,6 +201,8 @@ class ChatResponseBuilder(StreamFrame):
 
     def _event(self, choice: ChatChunkChoiceBody, usage: UsageBody | UnsetType | None) -> list[bytes]:
         body = ChatChunkBody(self._id, self._created, self._model, [choice], usage=usage)
+        if choice.finish_reason is not None:
+            body.mambaserve = self.vendor
         if not self._begun:
             self._begun = True
             parts = LongParts()

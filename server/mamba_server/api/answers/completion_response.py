@@ -173,4 +173,5 @@ class CompletionResponseBuilder(StreamFrame):
     def _body(
         self, choices: list[CompletionChoiceBody], usage: UsageBody | UnsetType | None
     ) -> CompletionBody:
-        return CompletionBody(self._id, self._created, self._model, choices, usage=usage)
+        vendor = self.vendor if not choices or choices[0].finish_reason is not None else UNSET
+        return CompletionBody(self._id, self._created, self._model, choices, usage=usage, mambaserve=vendor)

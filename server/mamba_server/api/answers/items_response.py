@@ -15,7 +15,7 @@ from mamba_server.api.answers import responses
 from mamba_server.api.answers.active_request import ChoiceUpdate
 from mamba_server.api.answers.answer_reader import AnswerReader
 from mamba_server.api.answers.responses import UsageBody
-from mamba_server.api.answers.stream_frame import StreamFrame
+from mamba_server.api.answers.stream_frame import StreamFrame, vendor_fields
 from mamba_text.call_parts import CallPart
 
 Body = dict[str, Any]
@@ -207,6 +207,7 @@ class ItemsResponseBuilder(StreamFrame):
             "output": self._items,
             **self._settings,
             "usage": None if usage is None else self._usage(usage),
+            **(vendor_fields(self.vendor) if usage is not None else {}),
         }
 
     def _usage(self, usage: UsageBody) -> Body:

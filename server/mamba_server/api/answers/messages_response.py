@@ -15,7 +15,7 @@ from mamba_server.api.answers import responses
 from mamba_server.api.answers.active_request import ChoiceUpdate
 from mamba_server.api.answers.answer_reader import AnswerReader, ParsedUpdate
 from mamba_server.api.answers.responses import ChatFinish, UsageBody
-from mamba_server.api.answers.stream_frame import StreamFrame
+from mamba_server.api.answers.stream_frame import StreamFrame, vendor_fields
 from mamba_text import strict_json
 from mamba_text.call_parts import CallPart
 
@@ -62,7 +62,9 @@ class MessagesResponseBuilder(StreamFrame):
         reason, stop = self._reason()
         delta = {"stop_reason": reason, "stop_sequence": stop}
         events = self._closing()
-        events.append({"type": "message_delta", "delta": delta, "usage": _usage(usage)})
+        events.append(
+            {"type": "message_delta", "delta": delta, "usage": _usage(usage), **vendor_fields(self.vendor)}
+        )
         return _events([*events, {"type": "message_stop"}]) or b""
 
     def failure(self, error: ApiError) -> bytes:
@@ -92,7 +94,8 @@ class MessagesResponseBuilder(StreamFrame):
     def full(self, usage: UsageBody) -> list[bytes]:
         """Encode the complete answer."""
         reason, stop = self._reason()
-        return [responses.encode(self._message(self._blocks, reason, stop, _usage(usage)))]
+        message = self._message(self._blocks, reason, stop, _usage(usage))
+        return [responses.encode({**message, **vendor_fields(self.vendor)})]
 
     def _message(self, blocks: Sequence[Body], reason: str | None, stop: str | None, usage: Body) -> Body:
         return {

@@ -50,6 +50,10 @@ class CompletionChoiceBody(msgspec.Struct):
     token_ids: OptionalTokenIds = UNSET
 
 
+class VendorBody(msgspec.Struct, frozen=True):
+    explain: list[dict[str, Any]]
+
+
 class CompletionBody(msgspec.Struct):
     id: str
     created: int
@@ -57,6 +61,7 @@ class CompletionBody(msgspec.Struct):
     choices: list[CompletionChoiceBody]
     object: str = "text_completion"
     usage: UsageBody | UnsetType | None = UNSET
+    mambaserve: VendorBody | UnsetType = UNSET
 
 
 class ChatLogprobsBody(msgspec.Struct):
@@ -128,6 +133,7 @@ class ChatBody(msgspec.Struct):
     object: str = "chat.completion"
     prompt_logprobs: PromptLogprobs | msgspec.Raw | UnsetType = UNSET
     prompt_token_ids: OptionalTokenIds = UNSET
+    mambaserve: VendorBody | UnsetType = UNSET
 
 
 class DeltaBody(msgspec.Struct):
@@ -155,6 +161,7 @@ class ChatChunkBody(msgspec.Struct):
     usage: UsageBody | UnsetType | None = UNSET
     prompt_logprobs: PromptLogprobs | msgspec.Raw | UnsetType = UNSET
     prompt_token_ids: OptionalTokenIds = UNSET
+    mambaserve: VendorBody | UnsetType = UNSET
 
 
 _ENCODER = msgspec.json.Encoder()

@@ -1,7 +1,10 @@
 """`StreamFrame`: what a stream carries besides the answer: its end, its errors, and signs of life. Pure."""
 
+from msgspec import UNSET, UnsetType
+
 from mamba_edge.errors import ApiError
 from mamba_server.api.answers import responses
+from mamba_server.api.answers.responses import VendorBody
 
 
 class StreamFrame:
@@ -11,7 +14,14 @@ class StreamFrame:
     """Bytes that keep a stream alive while nothing can be sent."""
     done = responses.DONE
     """Bytes at the end of every stream."""
+    vendor: VendorBody | UnsetType = UNSET
+    """Facts for the end of the answer that no other API has, set when all choices have ended."""
 
     def failure(self, error: ApiError) -> bytes:
         """Encode an error after the first event."""
         return error.event()
+
+
+def vendor_fields(vendor: VendorBody | UnsetType) -> dict[str, VendorBody]:
+    """Return the field of a body that is a dictionary; none if there is nothing to say."""
+    return {} if vendor is UNSET else {"mambaserve": vendor}

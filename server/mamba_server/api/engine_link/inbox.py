@@ -29,6 +29,7 @@ def join(first: SequenceDelta, second: SequenceDelta) -> SequenceDelta:
         started=first.started or second.started,
         first_at=first.first_at or second.first_at,
         timeline=_join_timelines(first.timeline, second.timeline),
+        explanation=first.explanation or second.explanation,
     )
 
 

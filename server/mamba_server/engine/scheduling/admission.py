@@ -7,11 +7,12 @@ expected to fit until they end. Part of the scheduler, and pure like it.
 from collections import Counter, deque
 from dataclasses import dataclass, field
 
-from mamba_server.cache import Match, SequenceAllocation, StateCache, aligned_piece
+from mamba_server.cache import Match, NearestPrefix, SequenceAllocation, StateCache, aligned_piece
 from mamba_server.engine.scheduling.answer_lengths import AnswerLengths
 from mamba_server.engine.scheduling.decode_set import DecodeSet
 from mamba_server.engine.scheduling.limits import SchedulerLimits
 from mamba_server.engine.scheduling.memory_forecast import MemoryForecast, SequenceGrowth
+from mamba_server.engine.scheduling.prefix_explanation import explain
 from mamba_server.engine.scheduling.queue_policy import Turn, WaitingQueue
 from mamba_server.engine.scheduling.shared_prefix import common_depth, deepest
 from mamba_server.engine.scheduling.start_budget import StartBudget
@@ -327,6 +328,7 @@ class Admission:
     def _try_admit(self, sequence: Sequence, match: Match, tokens: int, budget: int) -> int:
         """Take the memory of the first piece, of `tokens` tokens; return its tokens, 0 = not now."""
         branches = self._branches(sequence, match)
+        nearest = self._nearest(sequence) if sequence.explains else None
         allocation = self._allocate(sequence, match, match.resumable + tokens, branches)
         if allocation is None and match.resumable and not self.running and not self.cache.capacity.retiring:
             # The checkpoint itself takes the memory: the only sequence must run without it.
@@ -340,13 +342,15 @@ class Admission:
         self.waiting.remove(sequence)
         sequence.make_room()
         sequence.allocation = allocation
-        allocation.begin_lineage(sequence.request_id)
+        allocation.begin_lineage(sequence.request_id, sequence.client)
         sequence.target = sequence.known_tokens
         sequence.phase = Phase.PREFILL
         self.prefilling.append(sequence)
         if self._prefix_caching:
             self.leading.append(sequence)
         self._count(sequence, match)
+        if nearest is not None:
+            self._explain(sequence, match, nearest)
         self.waiting.started(sequence, tokens)
         return tokens
 
@@ -384,3 +388,24 @@ class Admission:
         allocation = sequence.allocation
         assert allocation is not None
         return max(match.kv_depth, match.resumable, allocation.seen_pages * self._page_size)
+
+    def _nearest(self, sequence: Sequence) -> NearestPrefix | None:
+        """Return the cached prompt nearest to that of `sequence`; None once it is explained.
+
+        Before the sequence gets its memory, for which cached prompts may be evicted.
+        """
+        if sequence.explanation is not None:
+            return None
+        return self.cache.nearest(sequence.known_token_ids(), sequence.salt, sequence.client)
+
+    def _explain(self, sequence: Sequence, match: Match, nearest: NearestPrefix) -> None:
+        sequence.explanation = explain(
+            nearest,
+            match,
+            sequence.miss_cause,
+            sequence.prompt_len,
+            self._page_size,
+            caches=self._prefix_caching,
+            seen=self._seen_before(sequence, match),
+            transfer_failed=sequence.transfer_failed,
+        )

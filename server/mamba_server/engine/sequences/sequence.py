@@ -12,7 +12,7 @@ from mamba_server.engine.sequences.draft_record import DraftRecord
 from mamba_server.engine.sequences.output_grammar import NextTokens
 from mamba_server.engine.sequences.served_scores import ServedScores
 from mamba_server.engine.sequences.timeline import Timeline
-from mamba_server.wire import FinishReason, SamplingParams, TokenLogprobs
+from mamba_server.wire import FinishReason, PrefixExplanation, SamplingParams, TokenLogprobs
 
 
 class Phase(Enum):
@@ -43,6 +43,8 @@ class Sequence:
         "client",
         "deferred",
         "draft_record",
+        "explains",
+        "explanation",
         "finish_reason",
         "grammar",
         "in_flight",
@@ -72,6 +74,7 @@ class Sequence:
         "target",
         "timeline",
         "token_ids",
+        "transfer_failed",
         "turn_boundary",
         "unscored",
         "whole_prompt",
@@ -100,6 +103,7 @@ class Sequence:
         whole_prompt: Tokens | None = None,
         pins: tuple[tuple[int, float], ...] = (),
         unscored: int = 0,
+        explains: bool = False,
     ) -> None:
         self.request_id = request_id
         self.index = index
@@ -156,6 +160,12 @@ class Sequence:
         self.miss_cause = ""
         self.lost_cause = ""
         """Cause of a miss that the cache cannot know: why a state that was to arrive did not."""
+        self.transfer_failed = False
+        """Whether a state that was to arrive from elsewhere did not, whatever the cause."""
+        self.explains = explains
+        """Whether the client asks for an explanation of what its prompt resumes."""
+        self.explanation: PrefixExplanation | None = None
+        """That explanation, once the sequence has started."""
         self.preemptions = 0
         self.prompt_done = False
         self.reported = False

@@ -192,6 +192,7 @@ class EngineCore:
                 # The first sequence scores the prompt, and the others resume from its states.
                 scores_prompt=index == 0,
                 pins=self._pins_of(request) if index == 0 else (),
+                explains=request.explain and index == 0,
             )  # fmt: skip
             self._next_order += 1
             group.append(sequence)
@@ -518,6 +519,7 @@ class EngineCore:
                 timeline=sequence.timeline.take() if sequence.timeline is not None else None,
                 hand_over=hand_over,
                 embedding=embedding,
+                explanation=sequence.explanation if first else None,
             )
         )
 

@@ -283,6 +283,7 @@ class Importer:
             source.direction, outcome, size, now - awaited.began, depth=source.depth, peer=peer
         )
         for sequence in awaited.group:
+            sequence.transfer_failed = outcome != "valid"
             if outcome == "corrupt":
                 sequence.lost_cause = "corrupt"
             if sequence.timeline is not None and sequence.index == 0:

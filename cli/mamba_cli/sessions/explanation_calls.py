@@ -1,0 +1,69 @@
+"""The calls to engines' admin servers that explain what prompts resume. `mambaserve why` makes them."""
+
+import asyncio
+from typing import Any
+from urllib.parse import quote, urlencode
+
+import aiohttp
+
+from mamba_cli.endpoint import headers, unreachable
+from mamba_cli.errors import CliError, InvalidInput
+from mamba_cli.sessions.admin_calls import clearest, refusal_of
+
+Answer = dict[str, Any]
+NOT_KEPT = "no_explanation"
+"""Code of the error of an engine that keeps no explanation of a request."""
+
+
+class ExplanationClient:
+    """Client of the admin servers at `urls`, which belong to the engines of one deployment."""
+
+    def __init__(self, urls: list[str], token: str | None, timeout: float) -> None:
+        self._urls, self._headers = urls, headers(token)
+        self._limits = aiohttp.ClientTimeout(total=timeout, sock_connect=10)
+
+    async def recent(self, name: str) -> Answer:
+        """Return what an engine keeps of the request of that identifier. Raises CliError."""
+        return (await self._answers("GET", f"/admin/explanations/{quote(name, safe='')}"))[0]
+
+    async def dry_run(self, conversation: bytes, key: str) -> list[Answer]:
+        """Return what each engine would resume of a conversation, the one with the most first.
+
+        `key`: name of the API key whose texts may be shown. Raises CliError.
+        """
+        query = f"?{urlencode({'client': key})}" if key else ""
+        answers = await self._answers("POST", f"/admin/explain{query}", conversation)
+        return sorted(answers, key=lambda answer: -int(answer["explain"][0]["resumed_tokens"]))
+
+    async def _answers(self, method: str, path: str, body: bytes | None = None) -> list[Answer]:
+        """Return the good answers of the engines, at least one, each with its address. Raises CliError."""
+        async with aiohttp.ClientSession(timeout=self._limits) as session:
+            calls = (self._answer(session, method, url, path, body) for url in self._urls)
+            results = await asyncio.gather(*calls)
+        answers = [result for result in results if isinstance(result, dict)]
+        if not answers:
+            raise clearest([result for result in results if isinstance(result, CliError)])
+        return answers
+
+    async def _answer(
+        self, session: aiohttp.ClientSession, method: str, url: str, path: str, body: bytes | None
+    ) -> Answer | CliError:
+        fields = {**self._headers, "content-type": "application/json"} if body is not None else self._headers
+        try:
+            async with session.request(method, url + path, data=body, headers=fields) as answer:
+                if answer.status == 200:
+                    return {"engine": url, **await answer.json()}
+                if answer.status == 404 and (message := await _not_kept(answer)):
+                    return InvalidInput(f"{url}: {message}")
+                return await refusal_of(url, answer)
+        except (TimeoutError, aiohttp.ClientError) as error:
+            return unreachable(url, error)
+
+
+async def _not_kept(answer: aiohttp.ClientResponse) -> str:
+    """Return the message of an engine that keeps no explanation; "" = the server is no admin server."""
+    try:
+        error = (await answer.json(content_type=None))["error"]
+        return str(error["message"]) if error["code"] == NOT_KEPT else ""
+    except (ValueError, KeyError, TypeError):
+        return ""
