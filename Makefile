@@ -12,7 +12,7 @@ export PYTHONHASHSEED ?= 0
 # The tests start hundreds of processes; without bytecode on disk each compiles every module again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test test-slow test-all interpreted tools clients lint types props gates compiled mutants kube e2e e2e-all zero-drop images bench docs site dashboards crds manifests lock format
+.PHONY: help setup demo test test-slow test-all interpreted tools clients lint types props gates compiled mutants kube e2e e2e-all zero-drop images bench docs site release version dashboards crds manifests lock format
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -121,6 +121,12 @@ images: setup ## build the two container images from Debian and Python packages;
 	@$(PY) tests/cluster/packages.py
 	@$(PY) -m images.build control
 	@$(PY) -m images.build server
+
+release: setup ## wheel, sdist, chart, manifests, bill of materials and checksums into dist/ (IMAGES=1, CHARTS=oci://HOST/PATH)
+	@$(PY) -m release.build $(if $(IMAGES),--images) $(if $(CHARTS),--charts $(CHARTS))
+
+version: setup ## write VERSION=… into every file that names the version
+	@$(PY) -m release.stamp "$(VERSION)"
 
 lock: ## pin the dependencies anew (needs uv); the images' pins follow those of the tests
 	@$(LOCK) pyproject.toml $(EXTRAS) --group test --group lint --group bench --group images --universal \
