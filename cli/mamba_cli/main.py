@@ -33,9 +33,11 @@ COMMANDS: tuple[str, ...] = (
     "doctor",
     "download",
     "gateway",
+    "list",
     "operate",
     "plan",
     "ps",
+    "pull",
     "run",
     "scaling",
     "serve",
@@ -45,6 +47,8 @@ COMMANDS: tuple[str, ...] = (
     "up",
 )
 
+_MODULE_OF = {"download": "models.download", "list": "models.listing", "pull": "models.pull"}
+"""Command -> module below `mamba_cli.commands`, where it is not called as the command is."""
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 app = typer.Typer(
@@ -84,7 +88,7 @@ def _collect() -> None:
     if app.registered_commands:
         return
     for name in COMMANDS:
-        module = importlib.import_module(f"mamba_cli.commands.{name}")
+        module = importlib.import_module(f"mamba_cli.commands.{_MODULE_OF.get(name, name)}")
         if isinstance(target := module.command, typer.Typer):
             for command in target.registered_commands:
                 command.short_help = _summary(command.callback)
