@@ -112,7 +112,7 @@ def _manifests(release: Release) -> None:
 def _images(release: Release) -> None:
     for target, name in IMAGES.items():
         archive = release.output / f"{name}-{release.tag}.oci.tar"
-        printed = run_program([sys.executable, "-m", "images.build", target], release.sources)
+        printed = run_program([sys.executable, "-m", "images.build", target], release.sources, shown=True)
         built = Path(printed.splitlines()[-1])
         shutil.copyfile(built, archive)
         shutil.copyfile(built.with_suffix(".cdx.json"), archive.with_suffix("").with_suffix(".cdx.json"))

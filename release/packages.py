@@ -33,11 +33,22 @@ def build_packages(sources: Path, output: Path, seconds: int) -> None:
         run_program([*build, "wheel"], folder, environment)
 
 
-def run_program(command: list[str], folder: Path, environment: dict[str, str] | None = None) -> str:
-    """Run a program in `folder` and return its output. Raises CannotRelease with its last lines."""
-    variables = {**os.environ, **(environment or {})}
-    ended = subprocess.run(command, check=False, cwd=folder, env=variables, capture_output=True, text=True)
+def run_program(
+    command: list[str], folder: Path, environment: dict[str, str] | None = None, *, shown: bool = False
+) -> str:
+    """Run a program in `folder` and return its output. Raises CannotRelease with its last lines.
+
+    Args:
+        command: the program and its arguments.
+        folder: the working directory.
+        environment: variables beside those of this process.
+        shown: whether the user sees its standard error at once, as of a program that takes minutes.
+    """
+    ended = subprocess.run(
+        command, check=False, cwd=folder, env={**os.environ, **(environment or {})}, text=True,
+        stdout=subprocess.PIPE, stderr=None if shown else subprocess.PIPE,
+    )  # fmt: skip
     if ended.returncode:
-        last = "\n".join(f"{ended.stdout}\n{ended.stderr}".strip().splitlines()[-_LAST_LINES:])
+        last = "\n".join(f"{ended.stdout}\n{ended.stderr or ''}".strip().splitlines()[-_LAST_LINES:])
         raise CannotRelease(f"`{' '.join(command[:4])} …` ended with {ended.returncode}:\n{last}")
     return ended.stdout

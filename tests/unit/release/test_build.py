@@ -3,10 +3,7 @@
 import hashlib
 import json
 import os
-import shutil
-import subprocess
 import tarfile
-import tomllib
 import zipfile
 from pathlib import Path
 
@@ -16,45 +13,12 @@ from parsed_yaml import load_yaml
 from release import build
 from release.errors import CannotRelease
 from release.notes import release_notes
-from release.stamp import PLACES
-
-ROOT = Path(build.__file__).parents[1]
-SECONDS = "1790000000"
-NOTES = "# Changelog\n\n## 0.2.0 (unreleased)\n\n- new\n\n## 0.1.0 (2026-12-01)\n\n- first\n"
-
-
-def git(folder: Path, *arguments: str) -> None:
-    environment = {
-        **os.environ, "GIT_CONFIG_GLOBAL": "/dev/null", "GIT_AUTHOR_DATE": f"@{SECONDS} +0000",
-        "GIT_COMMITTER_DATE": f"@{SECONDS} +0000",
-    }  # fmt: skip
-    identity = ("-c", "user.name=a", "-c", "user.email=a@b", "-c", "core.hooksPath=/dev/null")
-    subprocess.run(
-        ["git", *identity, *arguments], cwd=folder, env=environment, check=True, capture_output=True
-    )
+from small_checkout import NOTES, git, small_checkout
 
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a checkout with what a build reads and one module of each package, tagged v0.1.0."""
-    folder = tmp_path_factory.mktemp("project")
-    wheel = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
-    modules = [f"{package}/__init__.py" for package in wheel["packages"]]
-    names = [name for name, _ in PLACES] + modules + ["README.md", "LICENSE", "manifests/namespace.yaml"]
-    for name in names:
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(ROOT / name, folder / name)
-    for name in ("charts", "crds", "requirements"):
-        shutil.copytree(ROOT / name, folder / name, dirs_exist_ok=True)
-    (folder / "CHANGELOG.md").write_text(NOTES)
-    pyproject = folder / "pyproject.toml"
-    version = tomllib.loads(pyproject.read_text())["project"]["version"]
-    pyproject.write_text(pyproject.read_text().replace(f'\nversion = "{version}"', '\nversion = "0.1.0"'))
-    git(folder, "init", "-q", "-b", "main")
-    git(folder, "add", "-A")
-    git(folder, "commit", "-q", "-m", "all")
-    git(folder, "tag", "v0.1.0")
-    return folder
+    return small_checkout(tmp_path_factory.mktemp("project"))
 
 
 @pytest.fixture(scope="module")
