@@ -128,6 +128,7 @@ release: setup ## wheel, sdist, chart, manifests, bill of materials and checksum
 
 version: setup ## write VERSION=… into every file that names the version
 	@$(PY) -m release.stamp "$(VERSION)"
+	@MAMBASERVE_GOLDEN=write $(PYTEST) tests/unit/operator/test_render.py
 
 lock: ## pin the dependencies anew (needs uv); the images' pins follow those of the tests
 	@$(LOCK) pyproject.toml $(EXTRAS) --group test --group lint --group bench --group images --universal \

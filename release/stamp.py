@@ -1,6 +1,7 @@
 """Writes a version into every file that names it: `python -m release.stamp VERSION`, for `make version`.
 
-`build` stamps its copy of the checkout with it. A file in which nothing is found is an error, so that no
+`build` stamps its copy of the checkout with it; `make version` also records the operator's objects anew, whose
+names follow from images. A file in which nothing is found is an error, so that no
 place is forgotten when files move.
 """
 
@@ -25,8 +26,6 @@ PLACES: tuple[tuple[str, tuple[re.Pattern[str], ...]], ...] = (
     ("libs/mamba_api/names.py", (_IMAGE,)),
     ("manifests/mambaserve.yaml", (_IMAGE, _LABEL)),
     ("pyproject.toml", (_PROJECT,)),
-    ("tests/golden/operator/hub-with-cache.changes", (_IMAGE,)),
-    ("tests/golden/operator/minimal.out.yaml", (_IMAGE,)),
 )
 """Files with a version, and the patterns of its places; what a group matches stays before it."""
 
