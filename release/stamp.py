@@ -1,8 +1,8 @@
 """Writes a version into every file that names it: `python -m release.stamp VERSION`, for `make version`.
 
-`build` stamps its copy of the checkout with it; `make version` also records the operator's objects anew, whose
-names follow from images. A file in which nothing is found is an error, so that no
-place is forgotten when files move.
+`build` stamps its copy of the checkout with it; `make version` also records the operator's objects anew, as
+their names follow from images. A file in which nothing is found is an error, so that no place is forgotten
+when files move.
 """
 
 import re
