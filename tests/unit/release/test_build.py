@@ -13,6 +13,7 @@ from parsed_yaml import load_yaml
 from release import build
 from release.errors import CannotRelease
 from release.notes import release_notes
+from release.version import Checkout
 from small_checkout import NOTES, git, small_checkout
 
 
@@ -119,3 +120,19 @@ def test_a_failed_build_leaves_the_release_before_it(project: Path, dist: Path, 
     with pytest.raises(CannotRelease, match="README"):
         build.build(tmp_path / "clone", dist)
     assert {path.name: path.read_bytes() for path in dist.iterdir()} == before
+
+
+def test_an_image_lies_beside_its_bill_under_the_tag_that_the_chart_asks_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "built.tar").write_text("an image")
+    (tmp_path / "built.cdx.json").write_text("its bill")
+    (tmp_path / "files").mkdir()
+    monkeypatch.setattr(build, "run_program", lambda *_, **__: f"{tmp_path}/built.tar\n")
+    checkout = Checkout("0" * 40, 0)
+    build._images(build.Release(tmp_path, tmp_path / "files", "0.2.0.dev7+g012345678", checkout))
+    assert {path.name: path.read_text() for path in (tmp_path / "files").iterdir()} == {
+        f"{name}-0.2.0-dev.7.g012345678{ending}": content
+        for name in ("mambaserve", "mambaserve-control-plane")
+        for ending, content in ((".oci.tar", "an image"), (".cdx.json", "its bill"))
+    }
