@@ -115,7 +115,8 @@ def _images(release: Release) -> None:
         printed = run_program([sys.executable, "-m", "images.build", target], release.sources, shown=True)
         built = Path(printed.splitlines()[-1])
         shutil.copyfile(built, archive)
-        shutil.copyfile(built.with_suffix(".cdx.json"), archive.with_suffix("").with_suffix(".cdx.json"))
+        # With `.oci` in its name, which the bill of the packages has not.
+        shutil.copyfile(built.with_suffix(".cdx.json"), archive.with_suffix(".cdx.json"))
 
 
 def _sums(folder: Path) -> None:

@@ -134,5 +134,5 @@ def test_an_image_lies_beside_its_bill_under_the_tag_that_the_chart_asks_for(
     assert {path.name: path.read_text() for path in (tmp_path / "files").iterdir()} == {
         f"{name}-0.2.0-dev.7.g012345678{ending}": content
         for name in ("mambaserve", "mambaserve-control-plane")
-        for ending, content in ((".oci.tar", "an image"), (".cdx.json", "its bill"))
+        for ending, content in ((".oci.tar", "an image"), (".oci.cdx.json", "its bill"))
     }
