@@ -83,7 +83,8 @@ def test_a_pulled_model_is_listed_and_served_from_the_same_cache(hub: Hub, cache
     }  # fmt: skip
     fetched = len(hub.served)
     assert str(resolve("hf://owner/name")) == model["directory"]
-    run("pull", "hf://owner/name")
+    document = json.loads(CliRunner().invoke(application(), ["pull", "hf://owner/name", "-o", "json"]).stdout)
+    assert (document["directory"], document["state"]) == (model["directory"], "complete")
     assert len(hub.served) == fetched
     [line] = [line for line in run("list").splitlines() if "owner/name" in line]
     assert line.split()[:4] == ["owner/name", binary_size(size), "nemotron_h", "float32"]

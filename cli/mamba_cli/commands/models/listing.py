@@ -31,7 +31,7 @@ def command(
     cache, _ = hub_cache()
     models = cached_models(cache)
     if output is not OutputFormat.table:
-        print_document([_document(model) for model in models], output)
+        print_document([copy_document(model) for model in models], output)
         return
     if not models:
         Console(stderr=True).print(f"no model is in {cache}: fetch one with mambaserve pull OWNER/NAME")
@@ -49,7 +49,8 @@ def command(
     Console().print(table)
 
 
-def _document(model: "CachedModel") -> dict[str, Any]:
+def copy_document(model: "CachedModel") -> dict[str, Any]:
+    """Return the document of one copy, which `pull` prints, too."""
     used = None if model.used is None else time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(model.used))
     return {**asdict(model), "used": used}
 

@@ -8,6 +8,7 @@ import typer
 
 from mamba_cli.errors import InvalidInput, RunFailed
 from mamba_cli.model_argument import model_uri
+from mamba_cli.output import OutputFormat, print_document
 
 
 def command(
@@ -19,12 +20,16 @@ def command(
             help="Model on the Hub, OWNER/NAME[@REVISION], or a URI of s3://, gs://, oci:// or https://.",
         ),
     ],
+    output: Annotated[
+        OutputFormat, typer.Option("--output", "-o", envvar="MAMBASERVE_OUTPUT", help="table, json or yaml.")
+    ] = OutputFormat.table,
 ) -> None:
     """Download a model into the cache from which `serve`, `run` and `up` read it.
 
     A second call continues a download that broke off. A model that this version cannot serve is refused
     before its weights are fetched.
     """
+    from mamba_cli.commands.models.listing import copy_document
     from mamba_cli.local.loading.model_download import downloaded
     from mamba_server.model.checkpoint.cached_models import cached_model
     from mamba_settings.byte_size import binary_size
@@ -40,6 +45,9 @@ def command(
         raise InvalidInput(
             f"{model}: has no *.safetensors files: choose a model that is published in that format"
         )
+    if output is not OutputFormat.table:
+        print_document(copy_document(copy), output)
+        return
     kind = f"{copy.family} in {copy.precision}"
     typer.echo(f"{model}: {binary_size(copy.size)}, {kind}, commit {copy.commit}, in {copy.directory}")
     typer.echo(f"talk to it with: mambaserve run {model}")
