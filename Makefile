@@ -12,7 +12,7 @@ export PYTHONHASHSEED ?= 0
 # The tests start hundreds of processes; without bytecode on disk each compiles every module again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test test-slow test-all interpreted tools clients lint types props gates compiled mutants kube e2e e2e-all zero-drop images bench docs site dashboards crds manifests lock format
+.PHONY: help setup demo test test-slow test-all interpreted tools clients lint types props gates compiled mutants kube e2e e2e-all zero-drop images bench docs site release version dashboards crds manifests lock format
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -64,7 +64,8 @@ mutants: setup ## seed known defects one by one and see the tests notice each
 
 gates: setup ## the correctness gates of the state cache and the CPU kernels, the full matrix
 	@MAMBASERVE_GATES=large $(PYTEST) tests/gates tests/unit/kernels/cpu \
-	  tests/integration/test_struck_hand_overs.py
+	  tests/integration/test_struck_hand_overs.py tests/unit/cli/test_wheel.py \
+	  tests/unit/release/test_push.py tests/kube/test_upgrade.py
 
 compiled: setup ## every launch of every served model compiled for five GPUs, with two Tritons
 	@MAMBASERVE_COMPILED=all $(PYTEST) tests/unit/kernels/triton/test_compile_matrix.py
@@ -121,6 +122,13 @@ images: setup ## build the two container images from Debian and Python packages;
 	@$(PY) tests/cluster/packages.py
 	@$(PY) -m images.build control
 	@$(PY) -m images.build server
+
+release: setup ## wheel, sdist, chart, manifests, bill of materials and checksums into dist/ (IMAGES=1, CHARTS=oci://HOST/PATH)
+	@$(PY) -m release.build $(if $(IMAGES),--images) $(if $(CHARTS),--charts $(CHARTS))
+
+version: setup ## write VERSION=… into every file that names the version
+	@$(PY) -m release.stamp "$(VERSION)"
+	@MAMBASERVE_GOLDEN=write $(PYTEST) tests/unit/operator/test_render.py
 
 lock: ## pin the dependencies anew (needs uv); the images' pins follow those of the tests
 	@$(LOCK) pyproject.toml $(EXTRAS) --group test --group lint --group bench --group images --universal \

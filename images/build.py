@@ -19,6 +19,7 @@ from pathlib import Path
 from images import bill, debian
 from images.errors import CannotBuild
 from images.storage import Storage
+from release.version import tag_of
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCKERFILE = ROOT / "images/Dockerfile"
@@ -73,8 +74,8 @@ def _context() -> Iterator[Path]:
 
 
 def version() -> str:
-    """Return the version of the sources, which is the images' tag."""
-    return str(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"])
+    """Return the images' tag, which follows from the version of the sources."""
+    return tag_of(str(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]))
 
 
 def cache_folder() -> Path:

@@ -33,9 +33,11 @@ COMMANDS: tuple[str, ...] = (
     "doctor",
     "download",
     "gateway",
-    "operate",
+    "list",
+    "operator",
     "plan",
     "ps",
+    "pull",
     "run",
     "scaling",
     "serve",
@@ -46,8 +48,13 @@ COMMANDS: tuple[str, ...] = (
     "why",
 )
 
-MODULE_OF = {"operator": "operate"}
-"""Modules of the commands that are called otherwise than their modules."""
+_MODULE_OF = {
+    "download": "models.download",
+    "list": "models.listing",
+    "operator": "operate",
+    "pull": "models.pull",
+}
+"""Command -> module below `mamba_cli.commands`, where it is not called as the command is."""
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 app = typer.Typer(
@@ -89,14 +96,13 @@ def _collect(word: str = "") -> None:
     A command line that begins with a command needs no other one, and to prepare them all takes longer than
     most commands themselves.
     """
-    name = MODULE_OF.get(word, word)
-    needed = (name,) if name in COMMANDS else COMMANDS
+    needed = (word,) if word in COMMANDS else COMMANDS
     if len(app.registered_commands) + len(app.registered_groups) == len(COMMANDS):
         return
     app.registered_commands.clear()
     app.registered_groups.clear()
     for name in needed:
-        module = importlib.import_module(f"mamba_cli.commands.{name}")
+        module = importlib.import_module(f"mamba_cli.commands.{_MODULE_OF.get(name, name)}")
         if isinstance(target := module.command, typer.Typer):
             for command in target.registered_commands:
                 command.short_help = _summary(command.callback)

@@ -13,6 +13,7 @@ import typer.main
 
 from distributions import brought_by
 from mamba_cli.main import application
+from release.packages import build_packages
 
 ROOT = Path(__file__).parents[3]
 NOWHERE = "http://127.0.0.1:9"
@@ -29,10 +30,12 @@ RUNS: tuple[tuple[tuple[str, ...], int, str], ...] = (
     (("doctor", "--timeout", "0.01"), 1, ""),
     (("download", "hf://nobody/nothing"), 2, "server"),
     (("gateway", "--backend", NOWHERE), 2, "gateway"),
+    (("list",), 2, "server"),
     (("operator",), 2, "operator"),
     (("plan", "builtin://tiny-recall"), 0, ""),
     (("plan", QUICK_START), 0, ""),
     (("ps",), 0, ""),
+    (("pull", "nobody/nothing"), 2, "server"),
     (("run", "builtin://tiny-recall", "hello"), 2, "server"),
     (("scaling", "replay", "no-such-object"), 2, "operator"),
     (("serve", "builtin://tiny-recall"), 2, "server"),
@@ -47,22 +50,27 @@ RUNS: tuple[tuple[tuple[str, ...], int, str], ...] = (
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the command `mambaserve` of an environment with the wheel and the base dependencies alone."""
-    directory = tmp_path_factory.mktemp("base")
-    environment = directory / "environment"
-    python = environment / "bin/python"
-    _run(sys.executable, "-m", "venv", "--without-pip", environment)
-    _run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", directory)
-    [wheel] = directory.glob("*.whl")
-    pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", python, "install", "-q")
-    _run(*pip, "--no-deps", "--no-index", "--no-compile", wheel)
-    [packages] = (environment / "lib").glob("python*/site-packages")
+    packages = _environment(tmp_path_factory.mktemp("base"))
     for here in brought_by(()).values():
         for file in here.files or ():
             # By file: several distributions share the folder of a namespace package.
             if file.parts[0] != ".." and not (target := packages / file).exists():
                 target.parent.mkdir(parents=True, exist_ok=True)
                 target.symlink_to(Path(str(here.locate_file(file))))
-    return environment / "bin/mambaserve"
+    return packages.parents[2] / "bin/mambaserve"
+
+
+def _environment(directory: Path) -> Path:
+    """Install the wheel of a release, and nothing else, without a network; return its site-packages."""
+    environment = directory / "environment"
+    python = environment / "bin/python"
+    _run(sys.executable, "-m", "venv", "--without-pip", environment)
+    build_packages(ROOT, directory, seconds=0)
+    [wheel] = directory.glob("*.whl")
+    pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", python, "install", "-q")
+    _run(*pip, "--no-deps", "--no-index", "--no-compile", wheel)
+    [packages] = (environment / "lib").glob("python*/site-packages")
+    return packages
 
 
 def _run(*command: Any) -> None:
@@ -101,3 +109,19 @@ def test_every_command_of_the_bare_wheel_works_or_says_which_extra_to_install(ba
             [line] = found.stderr.splitlines()
             assert line.startswith("error: ")
             assert line.endswith(f"pip install 'mambaserve[{extra}]'"), said
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.environ.get("MAMBASERVE_GATES") != "large", reason="ten CPU seconds: make gates")
+def test_the_wheel_answers_with_the_shipped_model_outside_of_a_checkout(tmp_path: Path) -> None:
+    """Its dependencies are those of this environment, whose own mambaserve comes from the checkout."""
+    packages = _environment(tmp_path)
+    # Last on the path: the wheel's modules come first, and .pth files of the other folder are not read.
+    (packages / "dependencies.pth").write_text(f"{Path(pytest.__file__).parents[1]}\n")
+    mambaserve = packages.parents[2] / "bin/mambaserve"
+    where = [str(mambaserve.with_name("python")), "-c", "import mamba_server; print(mamba_server.__file__)"]
+    printed = subprocess.run(where, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    assert Path(printed.strip()).is_relative_to(packages)
+    answer = _call(mambaserve, ("run", "builtin://tiny-recall", "hello"))
+    assert answer.returncode == 0, answer.stderr
+    assert answer.stdout.strip()

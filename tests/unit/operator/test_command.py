@@ -16,7 +16,7 @@ Run = Callable[..., tuple[int, str]]
 
 
 def test_it_is_registered_under_its_public_name() -> None:
-    assert "operate" in main.COMMANDS
+    assert "operator" in main.COMMANDS
     assert operate.NAME == "operator"
 
 

@@ -35,6 +35,7 @@ from mamba_server.model.remote.model_copy import model_copy
 from mamba_server.model.remote.remote_config import RemoteFacts, remote_facts
 from mamba_server.model.remote.remote_file import MODEL_FILES
 from mamba_server.model.remote.store_of import store_of
+from mamba_server.model.remote.use_record import record_use
 from mamba_settings.byte_size import binary_size
 
 Progress = Callable[[str, int, int], None]
@@ -79,10 +80,10 @@ def resolve(
     Raises InvalidSource, SourceNotFound, InsufficientDiskSpace, DownloadFailed.
     """
     scheme, rest = _split(uri)
-    if scheme in REMOTE:
-        return _require_model(_remote_copy(uri, progress, say), uri)
-    if scheme == "hf":
-        return _require_model(_download(uri, rest, progress), uri)
+    if scheme in REMOTE or scheme == "hf":
+        copy = _remote_copy(uri, progress, say) if scheme in REMOTE else _download(uri, rest, progress)
+        record_use(copy, uri)
+        return _require_model(copy, uri)
     if scheme == "builtin":
         return _require_model(_builtin(uri, rest), uri)
     if scheme == "pvc":
@@ -289,7 +290,8 @@ def _download(uri: str, rest: str, progress: Progress) -> Path:
         if total:
             _require_space(total, uri, commit)
             progress("download", 0, total)
-            options["tqdm_class"] = _reporting_bar(progress, total)
+        # The client's own bars would be drawn beside those of the command.
+        options["tqdm_class"] = _reporting_bar(progress, total)
         path = Path(snapshot_download(repo, **options))
     except InsufficientDiskSpace:
         raise

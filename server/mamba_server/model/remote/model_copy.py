@@ -17,6 +17,7 @@ from mamba_server.model.remote.piece_journal import PieceJournal
 from mamba_server.model.remote.ranged_download import RangedDownload, Report, unwritable
 from mamba_server.model.remote.remote_file import RemoteFile, RemoteStore
 from mamba_server.model.remote.store_of import store_of
+from mamba_server.model.remote.use_record import record_use
 from mamba_settings.byte_size import binary_size
 
 PARTIAL = "partial"
@@ -72,6 +73,7 @@ def model_copy(
     try:
         with folder_lock(folder, lambda: say(f"{text}: waiting for a process that downloads to {folder}")):
             if not copy.is_dir():
+                record_use(copy, text)
                 _download(
                     store, files, copy, folder / PARTIAL / commit, report, lambda line: say(f"{text}: {line}")
                 )

@@ -1,0 +1,1 @@
+"""Commands about the models in the model cache of this machine."""

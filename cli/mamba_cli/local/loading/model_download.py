@@ -1,0 +1,60 @@
+"""`downloaded`: the directory of a model in the model cache, fetched with its progress shown.
+
+`mambaserve download` and `pull` call it.
+"""
+
+import re
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+import typer
+from rich.console import Console
+
+from mamba_api.model_uri import DOWNLOADED_PATTERN
+from mamba_cli.errors import CliError, InvalidInput, RunFailed
+from mamba_cli.local.loading.loading_view import LoadingView
+from mamba_cli.local.loading.readiness import EngineReadiness
+from mamba_server.model.checkpoint.errors import ModelError
+from mamba_server.model.checkpoint.hub_copy import sound_copy
+from mamba_server.model.checkpoint.source import hub_cache
+
+
+def downloaded(
+    uri: str, report_bytes: Callable[[int, int], None], others: Collection[str] | None = None
+) -> Path:
+    """Return the directory of the model, downloading what is missing.
+
+    Args:
+        uri: a full URI.
+        report_bytes: receives the bytes done and in all, beside what is shown.
+        others: commits of other processes, as `sound_copy` takes them; None = no copy is removed.
+
+    Raises InvalidInput, RunFailed.
+    """
+    require_downloaded(uri)
+    view = LoadingView(Console(stderr=True))
+
+    def progress(stage: str, done: int, total: int) -> None:
+        report_bytes(done, total)
+        view.show(uri, EngineReadiness(False, stage, done, total))
+
+    try:
+        return sound_copy(uri, hub_cache()[0], progress, lambda line: typer.echo(line, err=True), others)
+    except ModelError as error:
+        raise command_error(error) from error
+    finally:
+        view.close()
+
+
+def require_downloaded(uri: str) -> None:
+    """Check that models of that kind of URI are downloaded. Raises InvalidInput."""
+    if re.match(DOWNLOADED_PATTERN, uri) is None:
+        raise InvalidInput(
+            f"{uri}: is no model to download: write hf://OWNER/NAME[@REVISION], or a URI of s3://, "
+            "gs://, oci:// or https://"
+        )
+
+
+def command_error(error: ModelError) -> CliError:
+    """Return the error of the command: wrong input, or a failure that a later attempt may mend."""
+    return (InvalidInput if error.exit_code == InvalidInput.exit_code else RunFailed)(str(error))
