@@ -36,6 +36,7 @@ COMMANDS: tuple[str, ...] = (
     "operate",
     "plan",
     "ps",
+    "rollout",
     "run",
     "scaling",
     "serve",

@@ -156,7 +156,7 @@ class Children:
 
     @property
     def candidate_pods(self) -> str:
-        """What the names of the candidate's pods begin with, and no name of another engine's pod does."""
+        """Beginning of the names of the candidate's pods, which no name of another engine's pod has."""
         return f"{self.candidate}-"[:POD_NAME_BASE]
 
     @property

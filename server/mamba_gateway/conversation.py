@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-MAX_BODY_BYTES = 8 * 1024 * 1024
+MAX_CONVERSATION_BYTES = 8 * 1024 * 1024
 """Size in bytes from which a body is not read: its revision is chosen at random."""
 MAX_PROMPT_CHARS = 4096
 """Number of characters or token ids at the beginning of a prompt that identify its conversation."""
@@ -37,7 +37,7 @@ _decode = msgspec.json.Decoder(_Body).decode
 
 def conversation_of(path: str, body: bytes) -> int | None:
     """Return a hash of the conversation, the same for all its turns; None if the body tells of none."""
-    if len(body) > MAX_BODY_BYTES:
+    if len(body) > MAX_CONVERSATION_BYTES:
         return None
     try:
         fields = _decode(body)
