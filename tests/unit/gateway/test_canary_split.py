@@ -1,6 +1,7 @@
 """A canary splits conversations by weight: each keeps its revision unless that fails."""
 
 import json
+from collections.abc import Callable
 from random import Random
 from typing import Any
 
@@ -8,12 +9,15 @@ import pytest
 
 from mamba_api import names
 from mamba_api.dialects.paths import CHAT_COMPLETIONS, COMPLETIONS, MESSAGES, RESPONSES
+from mamba_gateway.body_fields import UsageMeter
 from mamba_gateway.conversation import conversation_of, is_chosen
 from mamba_gateway.endpoints.discovery import targets
-from mamba_gateway.endpoints.pool import Pool, ProbeReport
+from mamba_gateway.endpoints.pool import Pool, ProbeReport, Target
 from mamba_gateway.metrics.gateway_metrics import GatewayMetrics
 from mamba_gateway.routing.decision import RoutingRecord
 from mamba_gateway.routing.router import Router
+from mamba_gateway.upstream.connector import UpstreamRequest
+from raw_engine import SSE, RawEngine, says
 
 RULES = {"role": "system", "content": "You are a careful assistant."}
 PODS = names.Children("nano").candidate_pods
@@ -110,6 +114,30 @@ def test_a_conversation_stays_at_its_revision_and_goes_to_the_other_one_only_whe
 def test_candidates_without_a_weight_get_no_request(weight: str | None) -> None:
     _, router = gateway(weight)
     assert {chosen(router, f"q{number}") for number in range(60)} == {OLD}
+
+
+async def test_a_stream_is_timed_by_its_revision_and_a_candidate_that_breaks_costs_the_client_nothing(
+    harness: Callable[..., Any],
+) -> None:
+    data = b'data: {"n": 1}\n\ndata: {"n": 2}\n\ndata: [DONE]\n\n'
+    whole = says(SSE + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(data) + data)
+
+    def requests(body: bytes) -> UpstreamRequest:
+        return UpstreamRequest(CHAT_COMPLETIONS, "", [], body, "m", meter=UsageMeter())
+
+    async with RawEngine(whole) as old, RawEngine(whole) as new:
+        gateway = harness()
+        gateway.pool.set_targets((Target(old.url, "old"), Target(new.url, "new", candidate_share=0.99)))
+        for url in (old.url, new.url):
+            gateway.pool.report(url, ProbeReport(ready=True))
+        for speech in (whole, says()):
+            new.speech = speech
+            await gateway.run(requests(turn("hello")))
+            assert gateway.status == 200
+        assert (len(new.requests), len(old.requests)) == (2, 1), "the second one was answered by the other"
+        name = "canary_time_to_first_token_seconds_count"
+        assert [gateway.count(name, track=track) for track in ("candidate", "stable")] == [1, 1]
+        assert gateway.count("canary_time_per_output_token_seconds_count", track="candidate") == 1
 
 
 def test_engines_are_chosen_as_ever_without_a_candidate() -> None:
