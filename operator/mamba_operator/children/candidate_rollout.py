@@ -11,7 +11,7 @@ from datetime import datetime
 from mamba_api.v1alpha1 import CanaryComparison, CanaryStatus
 from mamba_operator.canary.analysis import CanaryFigures
 from mamba_operator.canary.decision import CanaryDecision, CandidateFacts, canary_decision
-from mamba_operator.canary.state import CanaryState, request_in, state_in
+from mamba_operator.canary.state import request_in, state_in
 from mamba_operator.objects.manifest import Manifest, label_of
 from mamba_operator.objects.recorded_status import WorkloadState, workload_state
 from mamba_operator.observation.snapshot import Snapshot
@@ -138,8 +138,8 @@ def _promoting(current: CanaryPass, snapshot: Snapshot, engine: Manifest) -> Can
     label = current.revision.label
     if recorded is None or recorded.revision != label or is_ready(engine, label, snapshot.pods):
         return None
-    state = CanaryState(label, current.steps - 1, recorded.since or current.decision.state.since)
-    return replace(current, decision=replace(current.decision, state=state, phase="Promoting"))
+    # The step stays, so that the candidate gets no more than its engines are for.
+    return replace(current, decision=replace(current.decision, phase="Promoting"))
 
 
 def _failure(

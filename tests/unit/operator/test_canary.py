@@ -133,6 +133,9 @@ async def test_pods_of_a_candidate_are_those_that_a_promotion_makes_with_their_o
     assert child(life, "ConfigMap", "nano-candidate")["data"].keys() == {"engine.json"}
     ask(life, f"promote {new}")
     await life.reconcile()
+    life.controllers(engines=1, updated=0)
+    await life.reconcile()
+    assert (status(life)["canary"]["phase"], weight(life)) == ("Promoting", "5"), "one engine is for 5%"
     promoted = engine(life)["spec"]["template"]
     assert promoted["spec"]["containers"] == template["spec"]["containers"]
     assert template["metadata"]["labels"].items() > promoted["metadata"]["labels"].items()
