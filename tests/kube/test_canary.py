@@ -85,6 +85,6 @@ async def test_gateways_see_the_candidate_and_its_weight_until_a_person_ends_it(
 
     await asks("abort")
     await life.becomes("Progressing", "RolledBack")
-    await sees(None)
+    await sees(None, 0.0)  # The candidate drains, and has no weight any more.
     assert await life.child(DEPLOYMENT, "nano-candidate") is None
     assert "CanaryAborted: a person aborted the canary" in await asks("status")
