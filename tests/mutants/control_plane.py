@@ -156,9 +156,9 @@ MUTANTS = (
     Mutant(
         name="an upgrade of the operator replaces the engines of all objects at once",
         keeps="Roll-outs that nobody asked for take turns.",
-        where="mamba_operator.children.engine_rollout:engine_rollout",
-        old="begins and (not snapshot.may_begin)",
-        new="False",
+        where="mamba_operator.children.engine_rollout:_in_turn",
+        old="snapshot.may_begin",
+        new="True",
         tests=("tests/unit/operator/test_rollout_turns.py",),
     ),
     Mutant(

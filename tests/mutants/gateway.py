@@ -15,8 +15,8 @@ MUTANTS = (
         name="a request that a candidate breaks has no other engine",
         keeps="A request goes to the other revision when its own has no engine left.",
         where="mamba_gateway.routing.decision:of_revision",
-        old="[_1 for _1 in endpoints if _1.candidate is request.candidate] or endpoints",
-        new="[_1 for _1 in endpoints if _1.candidate is request.candidate]",
+        old="[endpoint for endpoint in endpoints if endpoint.candidate is request.candidate] or endpoints",
+        new="[endpoint for endpoint in endpoints if endpoint.candidate is request.candidate]",
         tests=("tests/unit/gateway/test_canary_split.py",),
     ),
     Mutant(
