@@ -10,9 +10,7 @@ from mamba_cli.plain_help import CommandWithPanels
 if TYPE_CHECKING:
     from mamba_cli.status.rollout_requests import CanaryView, Verb
 
-command = typer.Typer(
-    name="rollout", help="Show and steer the canary of a MambaDeployment.", no_args_is_help=True
-)
+command = typer.Typer(name="rollout", help="Show and steer a canary.", no_args_is_help=True)
 
 Name = Annotated[
     str,
