@@ -38,6 +38,7 @@ COMMANDS: tuple[str, ...] = (
     "plan",
     "ps",
     "pull",
+    "rollout",
     "run",
     "scaling",
     "serve",

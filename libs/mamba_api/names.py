@@ -62,6 +62,11 @@ ANNOTATION_RESTART = f"{GROUP}/restarted-at"
 """On a MambaDeployment: a new value restarts the pods one by one, as `kubectl rollout restart` does."""
 ANNOTATION_COMMIT = f"{GROUP}/model-commit"
 """On an engine pod that reads its model from a volume created by the operator: commit that it reads."""
+ANNOTATION_CANARY = f"{GROUP}/canary"
+"""On a MambaDeployment: what a person asks of a canary: `pause`, `resume`, `promote` or `abort`, a space and
+the revision of the candidate; for `resume` another space and the number of the step."""
+ANNOTATION_CANARY_STATE = f"{GROUP}/canary-state"
+"""On the Deployment X-candidate: the present step and its beginning."""
 ANNOTATION_DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
 """On an engine pod to be removed when the number of engines falls: Kubernetes removes the lowest cost
 first."""
@@ -69,6 +74,15 @@ LABEL_ROLE = f"{GROUP}/role"
 """On an engine pod: `unified`, or the pool that it belongs to: `prefill` or `decode`."""
 LABEL_REVISION = f"{GROUP}/revision"
 """On an engine pod: short hash of its template."""
+LABEL_TRACK = f"{GROUP}/track"
+"""On an engine pod of a canary's new revision: `candidate`. Other pods have no such label."""
+CANDIDATE, STABLE = "candidate", "stable"
+"""Tracks of a canary: the new revision, and the one beside it."""
+LABEL_CANDIDATE_WEIGHT = f"{GROUP}/candidate-weight"
+"""On the Service X-engine, which Kubernetes copies to its EndpointSlices: share of the conversations that the
+pods of the Deployment X-candidate answer, in per cent."""
+POD_NAME_BASE = 58
+"""Characters of a ReplicaSet's name that the names of its pods begin with."""
 LABEL_GPU_MEMORY = "nvidia.com/gpu.memory"
 """On a node with GPUs, set by NVIDIA's feature discovery: MiB of one GPU."""
 
@@ -134,6 +148,16 @@ class Children:
     def engine(self) -> str:
         """Name of the engine Deployment and its ConfigMap: X-engine, X-prefill or X-decode."""
         return f"{self.owner}-{'engine' if self.role == 'unified' else self.role}"
+
+    @property
+    def candidate(self) -> str:
+        """Name of the Deployment and the ConfigMap of a canary's new revision."""
+        return f"{self.owner}-{CANDIDATE}"
+
+    @property
+    def candidate_pods(self) -> str:
+        """Beginning of the names of the candidate's pods, which no name of another engine's pod has."""
+        return f"{self.candidate}-"[:POD_NAME_BASE]
 
     @property
     def engines(self) -> str:

@@ -22,6 +22,7 @@ from mamba_kube.errors import NoClusterAccess
 from mamba_operator.autoscale.autoscaler import Autoscaler
 from mamba_operator.autoscale.metrics_reader import MetricsReader
 from mamba_operator.autoscale.scaling_metrics import ScalingMetrics
+from mamba_operator.canary.watch import CanaryWatch
 from mamba_operator.children.admin_key import AdminKey, admin_key, has_derived_token
 from mamba_operator.children.engine_admin import EngineAccess, get_plan
 from mamba_operator.memory.poller import ReportedPlanPoller
@@ -166,6 +167,7 @@ class Operator:
             indices, pods.read, self._queue.add, scaling_metrics, period=settings.scale_every
         )
         rollouts = RolloutWatch(indices, pods.read, self._queue.add)
+        canaries = CanaryWatch(indices, pods.read, self._queue.add)
         downloads = DownloadPoller(indices, pods.read, self._queue.add)
         traffic = WorkloadWatch(indices, pods.read, self._queue.add)
         plans = ReportedPlanPoller(indices, key.token, get_plan, self._queue.add) if key is not None else None
@@ -176,6 +178,7 @@ class Operator:
             plans.reported_by_role if plans is not None else lambda _: {},
             traffic.measured,
             self._shipped,
+            canaries.figures,
         )
         reconciler = self._reconciler(indices, sources, EngineAccess(key, read=pods.read))
         registry = make_registry(self._queue.add, self._on_delivered, indices)
@@ -193,6 +196,7 @@ class Operator:
             self._resync(served, indices, reconciler.mark_stale),
             autoscaler.run(),
             rollouts.run(),
+            canaries.run(),
             downloads.run(),
             traffic.run(),
         ]

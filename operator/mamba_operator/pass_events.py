@@ -58,7 +58,12 @@ def pass_events(old: Status, new: Status | None, applied: Sequence[AppliedChange
     """Return the events of one pass: at most one per kind of change, and one per condition that changed."""
     if new is None:
         return _child_events(applied)
-    return [*_child_events(applied), *_scaling_events(old, new), *_condition_events(old, new)]
+    return [
+        *_child_events(applied),
+        *_scaling_events(old, new),
+        *_canary_events(old, new),
+        *_condition_events(old, new),
+    ]
 
 
 def _child_events(applied: Sequence[AppliedChange]) -> list[EventContent]:
@@ -89,6 +94,26 @@ def _scaling_events(old: Status, new: Status) -> list[EventContent]:
         )
         events.append(EventContent("Normal", reason, bounded(message, MAX_PASS_MESSAGE)))
     return events
+
+
+def _canary_events(old: Status, new: Status) -> list[EventContent]:
+    """Return the event of a canary whose weight changed, or whose candidate is promoted."""
+    before, after = old.canary, new.canary
+    if after is None:
+        return []
+    same = before is not None and before.revision == after.revision
+    if after.phase == "Promoting":
+        if before is not None and same and before.phase == "Promoting":
+            return []
+        message = f"All engines get revision {after.revision} after {after.steps} steps: {after.verdict}"
+        return [EventContent("Normal", "CanaryPromoted", bounded(message, MAX_PASS_MESSAGE))]
+    if not after.weight or (before is not None and same and before.weight == after.weight):
+        return []
+    message = (
+        f"Revision {after.revision} gets {after.weight}% of the conversations, in step {after.step} of "
+        f"{after.steps}"
+    )
+    return [EventContent("Normal", "CanaryStep", message)]
 
 
 def _condition_events(old: Status, new: Status) -> list[EventContent]:

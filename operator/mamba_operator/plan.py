@@ -292,6 +292,7 @@ def _part_plan(part: _PoolPass, record: ReadyRecord, loading: ModelLoad | None) 
         settings_updates=engines.settings_updates,
         ready_revision=record.revision,
         failed=engines.choice.failed,
+        canary=engines.canary.status() if engines.canary is not None else None,
         scaling=decisions.scaling,
         in_place=engines.in_place.now,
         in_place_soon=engines.in_place.waits,

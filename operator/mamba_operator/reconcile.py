@@ -264,6 +264,7 @@ class Reconciler:
             latest_decision=(decisions := sources.latest_decisions(key)).get("unified"),
             decisions_by_role=decisions,
             attempts=sources.attempts(key),
+            canary=sources.canary(key),
             engine_times=memory.engine_history.observe(snapshot.pods, self._now()),
             # Without a volume there is nothing to share, and the search reads all objects of the namespace.
             cache_shared=snapshot.child(CLAIM.kind, snapshot.names.model_cache) is not None

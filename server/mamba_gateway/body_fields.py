@@ -213,6 +213,13 @@ class UsageMeter:
         else:
             self._tail = data[mark:] if len(data) - mark <= _LONGEST else data[1 - len(_MARK) :]
 
+    @property
+    def answer_tokens(self) -> int:
+        """Number of tokens of the answer; without a usage object, the number of its events."""
+        if self.usage is not None:
+            return self.usage.completion_tokens or self.usage.output_tokens
+        return self._events
+
     def used(self, prompt_tokens: float) -> float:
         """Return the tokens of prompt and answer; without a usage object, estimate them by the events."""
         if self.usage is not None:

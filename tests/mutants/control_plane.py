@@ -4,6 +4,38 @@ from seeded import Mutant
 
 MUTANTS = (
     Mutant(
+        name="each look at a canary may spend the whole error",
+        keeps="The confidence of a canary holds over all looks together.",
+        where="mamba_operator.canary.analysis:CandidateTrial",
+        old="(1 - self.analysis.confidence / 100) / len(MEASURES) / (look * (look + 1))",
+        new="40 * (1 - self.analysis.confidence / 100) * min(look, 1)",
+        tests=("tests/unit/operator/test_canary_analysis.py",),
+    ),
+    Mutant(
+        name="a canary's weight rises before its engines are ready",
+        keeps="The weight of a step is in force once all of its candidate engines are ready.",
+        where="mamba_operator.canary.decision:_weight",
+        old="state.since is not None",
+        new="True",
+        tests=("tests/unit/operator/test_canary.py",),
+    ),
+    Mutant(
+        name="the alarm of an earlier candidate ends a later one",
+        keeps="Figures end the candidate that they are about alone.",
+        where="mamba_operator.canary.decision:CandidateFacts",
+        old="figures is not None and figures.revision == self.revision",
+        new="figures is not None",
+        tests=("tests/unit/operator/test_canary.py",),
+    ),
+    Mutant(
+        name="candidates count as engines of their deployment",
+        keeps="A candidate that waits or fails does not change what is said of the engines that serve.",
+        where="mamba_operator.observation.snapshot:Snapshot",
+        old="role_of(pod) == role and (not is_candidate(pod))",
+        new="role_of(pod) == role",
+        tests=("tests/unit/operator/test_canary.py",),
+    ),
+    Mutant(
         name="engines may write to the shared copy of a model",
         keeps="Engines mount the model cache read-only.",
         where="render.engine_pod:_mounts",
@@ -124,9 +156,9 @@ MUTANTS = (
     Mutant(
         name="an upgrade of the operator replaces the engines of all objects at once",
         keeps="Roll-outs that nobody asked for take turns.",
-        where="mamba_operator.children.engine_rollout:engine_rollout",
-        old="begins and (not snapshot.may_begin)",
-        new="False",
+        where="mamba_operator.children.engine_rollout:_in_turn",
+        old="snapshot.may_begin",
+        new="True",
         tests=("tests/unit/operator/test_rollout_turns.py",),
     ),
     Mutant(

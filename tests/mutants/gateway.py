@@ -4,6 +4,22 @@ from seeded import Mutant
 
 MUTANTS = (
     Mutant(
+        name="a turn of a conversation goes to another revision than the one before",
+        keeps="During a canary all turns of a conversation go to one revision.",
+        where="mamba_gateway.conversation:is_chosen",
+        old="conversation is None",
+        new="True",
+        tests=("tests/unit/gateway/test_canary_split.py",),
+    ),
+    Mutant(
+        name="a request that a candidate breaks has no other engine",
+        keeps="A request goes to the other revision when its own has no engine left.",
+        where="mamba_gateway.routing.decision:of_revision",
+        old="[endpoint for endpoint in endpoints if endpoint.candidate is request.candidate] or endpoints",
+        new="[endpoint for endpoint in endpoints if endpoint.candidate is request.candidate]",
+        tests=("tests/unit/gateway/test_canary_split.py",),
+    ),
+    Mutant(
         name="a gateway's own requests count twice in the load of an endpoint",
         keeps="Requests that were in flight when an engine reported are part of its report.",
         where="endpoints.endpoint:Endpoint.load",

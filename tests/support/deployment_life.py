@@ -6,6 +6,7 @@ from typing import Any
 from fake_cluster import FakeCluster
 from mamba_api import names
 from mamba_operator.autoscale.scaling_record import LatestDecision
+from mamba_operator.canary.analysis import CanaryFigures
 from mamba_operator.objects.manifest import Key, Manifest
 from mamba_operator.observation.snapshot import Sources
 from mamba_operator.process.metrics import OperatorMetrics
@@ -26,12 +27,14 @@ class Life:
         self.now = NOW
         self.latest_decision: LatestDecision | None = None
         self.attempts: dict[str, Attempts] = {}
+        self.canary: CanaryFigures | None = None
         self._reconciler = Reconciler(
             self.cluster, OperatorMetrics(), PassSettings("test", resync=lambda: 300.0),
             runtime=Runtime(now=lambda: self.now, new_token=lambda: TOKEN),
             sources=Sources(
                 lambda _: {"unified": self.latest_decision} if self.latest_decision else {},
                 lambda _: self.attempts,
+                canary=lambda _: self.canary,
             ),
         )  # fmt: skip
         self._event_counts: dict[str, int] = {}

@@ -167,6 +167,18 @@ WRONG_SPECS: dict[str, list[dict[str, Any]]] = {
     "maxSurge and maxUnavailable are both 0": [
         {"rollout": {"maxSurge": 0, "maxUnavailable": 0, **more}} for more in ({}, {"drainTimeout": "1s"})
     ],
+    "a later step of rollout.canary has a lower weight": [
+        {"rollout": {"canary": {"steps": [{"weight": weight} for weight in weights]}}}
+        for weights in ((2, 1), (1, 5, 4))
+    ],
+    "rollout.canary is for unified engines": [
+        {"rollout": {"canary": {"steps": [{"weight": 1}]}}, "disaggregation": pools}
+        for pools in ({}, {"handOverTokens": 8})
+    ],
+    "rollout.canary needs gateways that see whole requests": [
+        {"rollout": {"canary": {"steps": [{"weight": 99}]}}, "gateway": {"inferencePool": pool}}
+        for pool in ({"proxyNamespace": "envoy"}, {"proxyNamespace": "gateways"})
+    ],
     "progressDeadline is not longer": [
         {"rollout": {"minReadyTime": "2m", "progressDeadline": deadline}} for deadline in ("2m", "119s")
     ],

@@ -36,6 +36,7 @@ OF_PODS = (
     "scheduling.priorityClassName", "scheduling.runtimeClassName", "gateway.image", "gateway.replicas",
     "gateway.podTemplate", "gateway.inferencePool", "rollout.maxSurge", "rollout.maxUnavailable",
     "rollout.inPlaceAfter", "rollout.minReadyTime", "rollout.pause", "rollout.progressDeadline",
+    "rollout.canary",
     "podTemplate", "workloadSource",
 )  # fmt: skip
 PROFILE = "resources.profile"

@@ -6,6 +6,13 @@ Defaults live here and nowhere else.
 
 from mamba_api.choices import Strategy
 from mamba_api.v1alpha1.base import SecretKeyRef, SecretRef
+from mamba_api.v1alpha1.canary import (
+    Canary,
+    CanaryAnalysis,
+    CanaryComparison,
+    CanaryStatus,
+    CanaryStep,
+)
 from mamba_api.v1alpha1.deployment import MambaDeployment, Metadata, Spec
 from mamba_api.v1alpha1.engine import (
     DiskCache,
@@ -48,6 +55,11 @@ from mamba_api.v1alpha1.status import (
 
 __all__ = [
     "Auth",
+    "Canary",
+    "CanaryAnalysis",
+    "CanaryComparison",
+    "CanaryStatus",
+    "CanaryStep",
     "Condition",
     "Disaggregation",
     "DiskCache",

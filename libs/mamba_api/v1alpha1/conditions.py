@@ -54,6 +54,8 @@ class Reason(StrEnum):
     ROLLOUT_PAUSED = "RolloutPaused"
     ROLLOUT_QUEUED = "RolloutQueued"
     ROLLED_BACK = "RolledBack"
+    CANARY_RUNNING = "CanaryRunning"
+    CANARY_WAITS = "CanaryWaits"
     SCALING_UP = "ScalingUp"
     SCALING_DOWN = "ScalingDown"
     DRAINING = "Draining"
@@ -157,6 +159,15 @@ REASONS: dict[Reason, str] = {
         "went back to the previous revision. status.rollout names both revisions, and the message says why "
         "the new one failed. Requests are served as before the change. To try again, correct the spec, or "
         "set a new annotation serving.mambaserve.io/restarted-at."
+    ),
+    Reason.CANARY_RUNNING: (
+        "A changed revision is tried beside the ready one, by the steps of spec.rollout.canary. "
+        "status.canary has the numbers of the step. `mambaserve rollout` pauses, resumes, promotes or aborts "
+        "it."
+    ),
+    Reason.CANARY_WAITS: (
+        "A canary was paused, or its step has neither hold nor requests: both revisions serve until a person "
+        "resumes, promotes or aborts it with `mambaserve rollout`."
     ),
     Reason.ROLLING_OUT: "Pods of an older revision are being replaced; each is drained first.",
     Reason.SCALING_UP: "Engines are being added.",
@@ -310,7 +321,7 @@ STALLS = frozenset(
     }
 )
 """Reasons of UpToDate after which the spec does not run until somebody acts."""
-AS_ASKED = frozenset({Reason.PLAN_MODE, Reason.ROLLOUT_PAUSED})
+AS_ASKED = frozenset({Reason.PLAN_MODE, Reason.ROLLOUT_PAUSED, Reason.CANARY_WAITS})
 """Reasons of UpToDate that the spec itself requests."""
 
 REASONS_OF: dict[ConditionType, frozenset[Reason]] = {
@@ -349,6 +360,8 @@ REASONS_OF: dict[ConditionType, frozenset[Reason]] = {
             Reason.ROLLOUT_PAUSED,
             Reason.ROLLOUT_QUEUED,
             Reason.ROLLED_BACK,
+            Reason.CANARY_RUNNING,
+            Reason.CANARY_WAITS,
             Reason.SCALING_UP,
             Reason.SCALING_DOWN,
             Reason.DRAINING,

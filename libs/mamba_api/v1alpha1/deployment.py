@@ -233,6 +233,22 @@ class Spec(ApiModel):
             ),
             holds=lambda self: self.disaggregation is None or self.gateway.inference_pool is None,
         ),
+        Rule(
+            cel="!has(self.rollout.canary) || !has(self.disaggregation)",
+            message=(
+                "rollout.canary is for unified engines, because a conversation of two pools is served by "
+                "engines of both: remove canary or disaggregation"
+            ),
+            holds=lambda self: self.rollout.canary is None or self.disaggregation is None,
+        ),
+        Rule(
+            cel="!has(self.rollout.canary) || !has(self.gateway.inferencePool)",
+            message=(
+                "rollout.canary needs gateways that see whole requests, and with gateway.inferencePool a "
+                "proxy sends them: remove canary or inferencePool"
+            ),
+            holds=lambda self: self.rollout.canary is None or self.gateway.inference_pool is None,
+        ),
     )
 
 

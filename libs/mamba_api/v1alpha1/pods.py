@@ -12,6 +12,7 @@ from pydantic.config import JsonDict
 
 from mamba_api.quantity import Duration, Quantity
 from mamba_api.v1alpha1.base import ApiModel, FreeForm, ObjectName, Rule
+from mamba_api.v1alpha1.canary import Canary
 
 
 def _no_default(schema: JsonDict) -> None:
@@ -203,6 +204,10 @@ class Rollout(ApiModel):
     progress_deadline: Duration = Duration("30m")
     """Maximum time that the engines may take without progress, including loading of weights, before the
     roll-out counts as stuck. Must be longer than minReadyTime. A change replaces the engine pods."""
+    canary: Canary | None = None
+    """Steps in which a change that replaces engines gets more of the traffic, compared with the revision that
+    is ready. If absent, engines are replaced one after the other at once. While it is under way, a change of
+    this field acts at once. With pause, no candidate starts and no step begins."""
 
     @property
     def unavailable(self) -> int:

@@ -6,6 +6,7 @@ from pydantic import Field
 
 from mamba_api.choices import Strategy
 from mamba_api.v1alpha1.base import LongText, StatusModel, Text
+from mamba_api.v1alpha1.canary import CanaryStatus
 from mamba_api.v1alpha1.engine import StateDtype
 
 Count = Annotated[int, Field(ge=0)]
@@ -187,8 +188,9 @@ class RolloutStatus(StatusModel):
     failed_revision: Annotated[str, Field(max_length=63)] = ""
     """The revision of the current spec, if it failed and engines went back; empty otherwise."""
     reason: Annotated[str, Field(max_length=64)] = ""
-    """Cause of the failure: a reason of the condition Degraded, or ErrorRateRose if the new engines failed
-    more requests than the older ones that served at the same time."""
+    """Cause of the failure: a reason of the condition Degraded; ErrorRateRose if the new engines failed more
+    requests than the older ones that served at the same time; TtftRose or TpotRose if a canary answered more
+    slowly; CanaryAborted if a person aborted it."""
     message: LongText = ""
     """The cause in words, with the message of the pod or the cluster."""
 
@@ -306,6 +308,8 @@ class Status(StatusModel):
     rollout: RolloutStatus | None = None
     """The engine revision to go back to, and the one that failed. Absent until all engines have been ready
     once."""
+    canary: CanaryStatus | None = None
+    """The canary under way. Absent without one."""
     scaling: ScalingStatus | None = None
     """Number of engines that the operator's autoscaler wants. Absent if another component decides."""
     workload: WorkloadStatus | None = None

@@ -11,6 +11,7 @@ from datetime import datetime
 
 from mamba_api import names
 from mamba_api.choices import Role
+from mamba_operator.children.candidate_rollout import CanaryPass, canary_choice, has_candidate
 from mamba_operator.children.child_comparison import Apply, Change, ChildComparison, compare_children
 from mamba_operator.objects.manifest import Ref, annotation, label_of, ref, sealed
 from mamba_operator.objects.pod_trouble import is_engine, role_of
@@ -43,6 +44,8 @@ class EngineRollout:
     """Children of the engines that are created only after the model was downloaded; else empty."""
     begins_unasked: bool = False
     """Whether ready engines begin to be replaced although their object was not edited."""
+    canary: CanaryPass | None = None
+    """The canary under way; None = there is none."""
 
 
 def engine_rollout(context: Context, snapshot: Snapshot, now: datetime, *, loading: bool) -> EngineRollout:
@@ -63,9 +66,8 @@ def engine_rollout(context: Context, snapshot: Snapshot, now: datetime, *, loadi
         revision, recorded, engine, snapshot.pods,
         attempts=snapshot.attempts, times=snapshot.engine_times, paused=rollout.pause, now=now,
     )  # fmt: skip
-    begins = not loading and choice.instead is None and _begins_unasked(context, snapshot, recorded, revision)
-    if begins and not snapshot.may_begin:
-        choice = RevisionChoice(recorded, requeue_after=QUEUE_POLL_SECONDS, queued=True)
+    choice, begins = _in_turn(context, snapshot, choice, recorded, revision, loading=loading)
+    choice, canary = canary_choice(context, snapshot, choice, revision, recorded, now)
     revision = choice.instead or revision
     in_place = in_place_rollout(
         engine, snapshot.pods, revision.label, rollout, context.replicas,
@@ -81,6 +83,7 @@ def engine_rollout(context: Context, snapshot: Snapshot, now: datetime, *, loadi
             missing=in_place.missing,
             retry=in_place.retry,
             tuned=tuned.annotation() if tuned is not None else None,
+            candidate=canary.candidate() if canary is not None else None,
         ),
         revision,
         choice,
@@ -90,8 +93,31 @@ def engine_rollout(context: Context, snapshot: Snapshot, now: datetime, *, loadi
         else (),
         recorded,
         _engine_refs(context) if loading and choice.instead is None else frozenset(),
-        begins and not choice.queued,
+        begins,
+        canary,
     )
+
+
+def _in_turn(
+    context: Context,
+    snapshot: Snapshot,
+    choice: RevisionChoice,
+    ready: EngineRevision | None,
+    desired: EngineRevision,
+    *,
+    loading: bool,
+) -> tuple[RevisionChoice, bool]:
+    """Return the choice, or the ready revision if the roll-out has to wait for others.
+
+    The second value says whether a roll-out begins that no edit of the object has caused.
+    """
+    if loading or choice.instead is not None or has_candidate(context, snapshot, desired):
+        return choice, False
+    if not _begins_unasked(context, snapshot, ready, desired):
+        return choice, False
+    if snapshot.may_begin:
+        return choice, True
+    return RevisionChoice(ready, requeue_after=QUEUE_POLL_SECONDS, queued=True), False
 
 
 def _begins_unasked(

@@ -13,7 +13,7 @@ from mamba_operator.decision.reconcile_plan import ReconcilePlan
 from mamba_operator.memory.verdict import Fits, SpecInvalid, Unknown
 from mamba_operator.model.model_load import downloads_in_words
 from mamba_operator.objects.pod_trouble import advised, is_draining, is_loading, replaced_failure
-from mamba_operator.rollout.rollback import ERROR_RATE_ROSE
+from mamba_operator.rollout.rollback import OF_READY_REVISIONS
 
 
 def nothing_may_be_changed(view: ConditionInputs) -> ConditionResult | None:
@@ -125,6 +125,24 @@ def rollout_is_queued(view: ConditionInputs) -> ConditionResult | None:
     )
 
 
+def canary_is_under_way(view: ConditionInputs) -> ConditionResult | None:
+    canary = view.plan.canary
+    if canary is None or canary.phase == "Promoting":
+        return None
+    text = (
+        f"revision {canary.revision} is tried beside {canary.stable_revision}: step {canary.step} of "
+        f"{canary.steps}, {canary.weight}% of the conversations, {canary.engines} candidate engines ready"
+    )
+    if canary.phase in ("Paused", "Waiting"):
+        asks = (
+            "it is paused, and no further step begins until it is resumed"
+            if canary.phase == "Paused"
+            else "the step lasts until it is resumed"
+        )
+        return ConditionResult("False", Reason.CANARY_WAITS, f"{text}; {asks}, promoted or aborted")
+    return ConditionResult("True", Reason.CANARY_RUNNING, text)
+
+
 def settings_are_being_sent(view: ConditionInputs) -> ConditionResult | None:
     updates = view.plan.settings_updates
     if not updates:
@@ -226,6 +244,7 @@ PROGRESSING: Chain = (
     model_is_downloading,
     revision_was_rolled_back,  # before all progress, because the pods will not reach the spec
     rollout_is_stuck,
+    canary_is_under_way,  # before the next rule, because each step writes the candidate's Deployment
     engines_were_just_written,
     rollout_is_queued,
     settings_are_being_sent,
@@ -250,7 +269,7 @@ def roll_back_text(plan: ReconcilePlan) -> str:
     """Explain why engines were rolled back; `plan.failed` must be set."""
     failed = plan.failed
     assert failed is not None
-    outcome = "was rolled back" if failed.reason == ERROR_RATE_ROSE else "did not become ready"
+    outcome = "was rolled back" if failed.reason in OF_READY_REVISIONS else "did not become ready"
     return (
         f"engines run revision {plan.ready_revision}, the last one that was ready, as before the change: "
         f"correct the spec, or undo the change; revision {failed.revision} {outcome}: {failed.reason}: "

@@ -11,6 +11,7 @@ from datetime import datetime
 from mamba_api import names
 from mamba_api.choices import Role
 from mamba_api.v1alpha1 import (
+    CanaryStatus,
     Condition,
     PlanStatus,
     PoolStatus,
@@ -90,6 +91,7 @@ def summarize(
             else old.hand_over_tokens,
             "scaling": _scaling(plan, old.scaling, engines) if unified is not None else None,
             "rollout": _rollout(plan, old.rollout) if unified is not None else None,
+            "canary": _canary(plan, old.canary),
             "workload": _workload(plan, old.workload) if unified is not None else None,
         }
     )
@@ -193,6 +195,11 @@ def _rollout(plan: ReconcilePlan, old: RolloutStatus | None) -> RolloutStatus | 
         reason=failed.reason,
         message=failed.message,
     )
+
+
+def _canary(plan: ReconcilePlan, old: CanaryStatus | None) -> CanaryStatus | None:
+    """Return the canary under way; the recorded one while nothing may be changed."""
+    return plan.canary if plan.replicas is not None else old
 
 
 def _engines(views: Sequence[ConditionInputs]) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from mamba_api.choices import Role
-from mamba_api.v1alpha1 import MambaDeployment, ScalingStatus, WorkloadStatus
+from mamba_api.v1alpha1 import CanaryStatus, MambaDeployment, ScalingStatus, WorkloadStatus
 from mamba_operator.children.child_comparison import Apply, Delete
 from mamba_operator.memory.verdict import MemoryVerdict
 from mamba_operator.model.model_load import ModelLoad
@@ -55,6 +55,8 @@ class ReconcilePlan:
     """Label of the last revision of which all engine pods were ready."""
     failed: FailedRevision | None = None
     """The revision of the spec, if it did not become ready and engines were rolled back."""
+    canary: CanaryStatus | None = None
+    """The canary under way; None = there is none."""
     scaling: ScalingStatus | None = None
     """Decision about the number of engines; None where spec.replicas is that number."""
     up_to_date: Mapping[str, str] = field(default_factory=dict)

@@ -217,6 +217,11 @@ def is_engine(pod: Manifest) -> bool:
     return _component(pod) == "engine"
 
 
+def is_candidate(pod: Manifest) -> bool:
+    """Return whether the pod is an engine of a canary's new revision."""
+    return (metadata(pod).get("labels") or {}).get(names.LABEL_TRACK) == names.CANDIDATE
+
+
 def role_of(pod: Manifest) -> str:
     """Return the role of an engine pod; pods of earlier versions have no label and are unified."""
     return str((metadata(pod).get("labels") or {}).get(names.LABEL_ROLE) or "unified")

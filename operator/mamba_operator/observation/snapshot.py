@@ -11,8 +11,9 @@ from mamba_api import names
 from mamba_api.choices import ROLES, Role
 from mamba_api.v1alpha1 import PlanStatus
 from mamba_operator.autoscale.scaling_record import LatestDecision
+from mamba_operator.canary.analysis import CanaryFigures
 from mamba_operator.objects.manifest import Key, Manifest, Ref
-from mamba_operator.objects.pod_trouble import is_engine, role_of
+from mamba_operator.objects.pod_trouble import is_candidate, is_engine, role_of
 from mamba_operator.observation.placement import Node
 from mamba_operator.rollout.attempts import Attempts
 from mamba_operator.rollout.rollback import EngineTimes
@@ -76,6 +77,9 @@ class Snapshot:
     attempts: Mapping[str, Attempts] = field(default_factory=dict)
     """Recent attempts of requests at engines, by revision; filled only while engines of two revisions run."""
 
+    canary: CanaryFigures | None = None
+    """Figures of a canary's requests; None without a canary, or before there are any."""
+
     may_begin: bool = True
     """Whether a roll-out that no edit of the object has caused may begin: fewer such roll-outs run than are
     allowed."""
@@ -101,6 +105,9 @@ class Snapshot:
     role: Role = "unified"
     """Role of the engines in `pods`."""
 
+    candidates: tuple[Manifest, ...] = ()
+    """Engine pods of a canary's new revision, where `pods` are those of one role."""
+
     @property
     def names(self) -> names.Children:
         """Names of the children, those of the engines by `role`."""
@@ -121,10 +128,16 @@ class Snapshot:
         )
 
     def of_pool(self, role: Role) -> "Snapshot":
-        """Return the snapshot with the engines of one role, all gateways and all loaders."""
-        pods = tuple(pod for pod in self.pods if not is_engine(pod) or role_of(pod) == role)
+        """Return the snapshot with the engines of one role, all gateways and all loaders.
+
+        The candidates of a canary belong to no role's Deployment, and are left out.
+        """
+        pods = tuple(
+            pod for pod in self.pods if not is_engine(pod) or (role_of(pod) == role and not is_candidate(pod))
+        )
         if role == "unified":
-            return replace(self, pods=pods, role=role)
+            candidates = tuple(pod for pod in self.pods if is_engine(pod) and is_candidate(pod))
+            return replace(self, pods=pods, candidates=candidates, role=role)
         return replace(
             self,
             pods=pods,
@@ -162,3 +175,4 @@ class Sources:
     reported: Callable[[Key], Mapping[Role, ReportedPlan]] = lambda _: {}
     measured: Callable[[Key], Mapping[Role, MeasuredWorkload]] = lambda _: {}
     shipped: ShippedConfig = nothing_shipped
+    canary: Callable[[Key], CanaryFigures | None] = lambda _: None

@@ -16,6 +16,7 @@ from mamba_operator.render.access import (
     service_account,
     wake_request,
 )
+from mamba_operator.render.candidate import candidate_config, candidate_deployment
 from mamba_operator.render.context import Context
 from mamba_operator.render.engine import (
     disruption_budget,
@@ -41,6 +42,7 @@ def render(*contexts: Context) -> list[Manifest]:
     context = _shared(contexts)
     cache, pool = model_cache(context), inference_pool(context)
     picker = picker_policy(context)
+    candidate = context.candidate
     budgets = disruption_budget(context), gateway_disruption_budget(context)
     return [
         sealed(manifest)
@@ -50,6 +52,7 @@ def render(*contexts: Context) -> list[Manifest]:
             gateway_role(context),
             gateway_role_binding(context),
             *map(engine_config, contexts),
+            *([candidate_config(context, candidate)] if candidate else []),
             *([cache] if cache else []),
             engine_service(context),
             gateway_service(context),
@@ -58,6 +61,7 @@ def render(*contexts: Context) -> list[Manifest]:
             *(budget for budget in budgets if budget is not None),
             *([pool] if pool else []),
             *map(engine_deployment, contexts),
+            *([candidate_deployment(context, candidate)] if candidate else []),
             gateway_deployment(context),
         )
     ]

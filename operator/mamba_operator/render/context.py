@@ -100,6 +100,18 @@ class EngineRevision:
 
 
 @dataclass(frozen=True, slots=True)
+class Candidate:
+    """The candidate of a canary, as the children show it."""
+
+    revision: EngineRevision
+    replicas: int
+    weight: int
+    """Share of the conversations that it gets, in per cent."""
+    state: str
+    """Text of the annotation `canary-state`."""
+
+
+@dataclass(frozen=True, slots=True)
 class Context:
     """Everything about one MambaDeployment on which its children depend."""
 
@@ -121,6 +133,8 @@ class Context:
     """Report on the model in the model cache; None where there is no cache, or nothing in it yet."""
     revision: EngineRevision | None = None
     """Revision with which engines start, once it was chosen; None = the revision of the spec."""
+    candidate: Candidate | None = None
+    """Candidate of a canary; None = there is none."""
     failed: str | None = None
     """Annotation that records that the revision of the spec has failed."""
     in_place: bool = False

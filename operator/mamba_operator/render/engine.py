@@ -107,8 +107,12 @@ def engine_service(context: Context) -> Manifest:
     It lists ready pods only; a draining pod fails /readyz and leaves it.
     """
     deployment = context.deployment
+    service = child(context, SERVICE, context.children.engines, "engine")
+    if context.candidate is not None:
+        # Kubernetes copies labels of a Service to its EndpointSlices, where gateways read this one.
+        service["metadata"]["labels"][names.LABEL_CANDIDATE_WEIGHT] = str(context.candidate.weight)
     return {
-        **child(context, SERVICE, context.children.engines, "engine"),
+        **service,
         "spec": {
             "clusterIP": "None",
             "type": "ClusterIP",

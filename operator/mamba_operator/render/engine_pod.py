@@ -29,6 +29,7 @@ from mamba_settings.spec_settings import disk_budget, engine_settings
 
 SETTINGS_FILE = "engine.json"
 SETTINGS_MOUNT = "/etc/mambaserve"
+SETTINGS_VOLUME = "settings"
 ADMIN_TOKEN_MOUNT = "/run/mambaserve/admin"  # noqa: S105 - where the token is mounted, not the token
 
 MODELS_MOUNT = "/models"
@@ -361,7 +362,7 @@ def _volumes(context: Context) -> list[dict[str, Any]]:
     spec, children = context.deployment.spec, context.children
     volumes: list[dict[str, Any]] = [
         {"name": "scratch", "emptyDir": {}},
-        {"name": "settings", "configMap": {"name": children.engine}},
+        {"name": SETTINGS_VOLUME, "configMap": {"name": children.engine}},
         {"name": "admin", "secret": {"secretName": context.admin_secret, "defaultMode": 0o440}},
     ]
     if context.key_required:
@@ -400,7 +401,7 @@ def _mounts(context: Context) -> list[dict[str, Any]]:
     spec = context.deployment.spec
     mounts: list[dict[str, Any]] = [
         {"name": "scratch", "mountPath": SCRATCH_MOUNT},
-        {"name": "settings", "mountPath": SETTINGS_MOUNT, "readOnly": True},
+        {"name": SETTINGS_VOLUME, "mountPath": SETTINGS_MOUNT, "readOnly": True},
         {"name": "admin", "mountPath": ADMIN_TOKEN_MOUNT, "readOnly": True},
     ]
     if context.key_required:

@@ -86,7 +86,7 @@ class AttemptWindow:
                 continue
             for pod, now in counts.items():
                 if (revision := revisions.get(pod)) is not None:
-                    more = _increase(before.get(pod, Attempts()), now)
+                    more = increase(before.get(pod, Attempts()), now)
                     sample[revision, pod] = sample.get((revision, pod), Attempts()) + more
         self._samples.append((timestamp, sample))
         while self._samples and self._samples[0][0] <= timestamp - WINDOW_SECONDS:
@@ -160,7 +160,7 @@ def _log_choose(n: int, k: int) -> float:
     return math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)
 
 
-def _increase(before: Attempts, now: Attempts) -> Attempts:
+def increase(before: Attempts, now: Attempts) -> Attempts:
     """Return the increase of the counters. A counter that fell has restarted from zero."""
     if now.answered < before.answered or now.failed < before.failed:
         before = Attempts()

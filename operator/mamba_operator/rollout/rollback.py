@@ -158,6 +158,12 @@ def _is_the_revision(bad: int, nodes: set[str], started: int) -> bool:
 
 ERROR_RATE_ROSE = "ErrorRateRose"
 """Failure of a revision that was ready and failed requests; not a reason of a condition."""
+TTFT_ROSE, TPOT_ROSE = "TtftRose", "TpotRose"
+"""Failures of a canary that was ready and answered more slowly."""
+CANARY_ABORTED = "CanaryAborted"
+"""Failure of a canary that a person aborted."""
+OF_READY_REVISIONS = frozenset({ERROR_RATE_ROSE, TTFT_ROSE, TPOT_ROSE, CANARY_ABORTED})
+"""Failures of revisions that were ready."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +175,7 @@ class FailedRevision:
     revision: str
     """Value of the label `revision` of its pods."""
     reason: str
-    """Reason of the condition Degraded for its failure, or `ERROR_RATE_ROSE`."""
+    """Reason of the condition Degraded for its failure, or one of `OF_READY_REVISIONS`."""
     message: str
 
     def annotation(self) -> str:
@@ -221,7 +227,7 @@ def choose_revision(
         return RevisionChoice(ready, noted)
     if paused or label_of(engine) != spec_revision.label:
         return RevisionChoice()
-    outcome = rollout_outcome(_facts(spec_revision, ready, engine, pods, attempts, times, now))
+    outcome = rollout_outcome(rollout_facts(spec_revision, ready, engine, pods, attempts, times, now))
     if outcome.taken_back is not None:
         return RevisionChoice(
             ready, FailedRevision(spec_revision.digest, spec_revision.label, *outcome.taken_back)
@@ -229,7 +235,7 @@ def choose_revision(
     return RevisionChoice(requeue_after=outcome.requeue_after)
 
 
-def _facts(
+def rollout_facts(
     spec_revision: EngineRevision,
     ready: EngineRevision,
     engine: Manifest,

@@ -22,14 +22,17 @@ async def watch_engines(server: ApiServer, namespace: str, deployment: str, sink
     """Pass the engines of the deployment to `sink` after every change; runs until it is cancelled."""
 
     def changed(slices: Objects) -> None:
-        sink(targets(slices.values()))
+        sink(targets(slices.values(), names.Children(deployment).candidate_pods))
 
     path = f"/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices"
     await Watch(server, path, f"{SERVICE_LABEL}={deployment}-engine", changed).follow(rng)
 
 
-def targets(slices: Iterable[Mapping[str, Any]]) -> tuple[Target, ...]:
+def targets(slices: Iterable[Mapping[str, Any]], candidate_pods: str = "") -> tuple[Target, ...]:
     """Return one target for each address of all slices, in a stable order.
+
+    Pods whose name begins with `candidate_pods` are candidates of a canary. Their weight is a label of the
+    slices; without it they get no requests, as long as there are others.
 
     While the control plane moves an address, two slices may contain it. The better state then counts: ready
     before not ready, and not draining before draining. As the API defines, a condition that is absent or null
@@ -39,8 +42,9 @@ def targets(slices: Iterable[Mapping[str, Any]]) -> tuple[Target, ...]:
     for item in slices:
         if item.get("addressType") == "FQDN" or (port := _port(item.get("ports") or ())) is None:
             continue
+        weight = _weight(item)
         for endpoint in item.get("endpoints") or ():
-            for target in _targets_of(endpoint, port):
+            for target in _targets_of(endpoint, port, candidate_pods, weight):
                 other = by_url.get(target.url)
                 if other is None or (target.ready, not target.draining) > (other.ready, not other.draining):
                     by_url[target.url] = target
@@ -54,7 +58,15 @@ def _port(ports: Iterable[Mapping[str, Any]]) -> int | None:
     return int(chosen[0]["port"]) if chosen else None
 
 
-def _targets_of(endpoint: Mapping[str, Any], port: int) -> Iterable[Target]:
+def _weight(item: Mapping[str, Any]) -> float:
+    """Return the share of the conversations that candidates get, 0 to 1, by a slice's label."""
+    text = str(((item.get("metadata") or {}).get("labels") or {}).get(names.LABEL_CANDIDATE_WEIGHT, ""))
+    return min(int(text), 100) / 100 if text.isascii() and text.isdigit() and len(text) <= 3 else 0.0
+
+
+def _targets_of(
+    endpoint: Mapping[str, Any], port: int, candidate_pods: str, weight: float
+) -> Iterable[Target]:
     conditions = endpoint.get("conditions") or {}
     name = (endpoint.get("targetRef") or {}).get("name") or ""
     terminating = bool(conditions.get("terminating"))
@@ -66,4 +78,5 @@ def _targets_of(endpoint: Mapping[str, Any], port: int) -> Iterable[Target]:
             # A terminating pod is never `ready`, but it may still finish its requests, so it is `draining`.
             ready=conditions.get("ready") is not False or terminating,
             draining=terminating,
+            candidate_share=weight if candidate_pods and name.startswith(candidate_pods) else None,
         )

@@ -68,6 +68,8 @@ class Endpoint(msgspec.Struct, frozen=True, gc=False):
     """Whether the engine has rejected a request since its last report because it had too many."""
     avoided: bool = False
     """Whether the engine was full recently, so that other engines are preferred."""
+    candidate: bool = False
+    """Whether the engine has the new revision of a canary, which only some conversations get."""
     role: Role = "unified"
     """Work of the engine: whole requests (unified), only prompts (prefill), or only answers to prompts that
     another engine computed (decode)."""

@@ -34,6 +34,9 @@ class Target:
     list."""
     draining: bool = False
     """Whether the source reports that the engine is shutting down."""
+    candidate_share: float | None = None
+    """Share of the conversations that the engines of a canary's new revision get, 0 to 1, if this is one of
+    them; None = it is not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +132,8 @@ class Pool:
         self._tickets = itertools.count(1)
         self._doubts = False
         """Whether an engine was ejected and has not answered successfully since."""
+        self.candidate_share: float | None = None
+        """Share of the conversations that candidates of a canary get, 0 to 1; None = there is none."""
         self._names: frozenset[str] | None = None
         self._last_names: frozenset[str] = frozenset()
         """The value of `names` before the targets last changed."""
@@ -137,6 +142,8 @@ class Pool:
         """Replace the engines; return the URLs that were added and those that were removed."""
         self._last_names = self.names
         current = {target.url: target for target in targets}
+        shares = [one.candidate_share for one in current.values() if one.candidate_share is not None]
+        self.candidate_share = max(shares, default=None)
         added, removed = current.keys() - self._records.keys(), self._records.keys() - current.keys()
         for url in removed:
             del self._records[url]
@@ -474,6 +481,7 @@ def _make_endpoint(record: _EndpointRecord, now: float) -> Endpoint:
         rejected=record.rejected,
         full=record.full,
         avoided=record.avoided,
+        candidate=target.candidate_share is not None,
         role=_role(record),
         transfer=report.transfer,
         credits=max(0, report.transfer.credits - record.states_sent) if report.transfer else 0,

@@ -5,6 +5,7 @@ label is a request id.
 """
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Literal, get_args
 
@@ -12,6 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from mamba_api import names
 from mamba_gateway.endpoints.endpoint import Endpoint
 from mamba_gateway.metrics.model_loads import Loads, ModelLoadCollector
 from mamba_gateway.metrics.prefix_index import PrefixIndexCollector
@@ -30,6 +32,12 @@ UNKNOWN_MODEL = "unknown"
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 
 _DECISION_SECONDS = (0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05)
+
+
+def geometric(first: float, last: float, ratio: float = 1.15) -> tuple[float, ...]:
+    """Return rising bounds from `first` to at least `last`, each `ratio` times the one before."""
+    count = math.ceil(math.log(last / first) / math.log(ratio))
+    return tuple(float(f"{first * ratio**power:.4g}") for power in range(count + 1))
 
 
 class _EndpointCollector(Collector):
@@ -218,6 +226,21 @@ class GatewayMetrics:
             buckets=_SECONDS,
             registry=registry,
         )
+        # A canary is judged by these: the ratio of two bounds is less than what it has to notice.
+        self.canary_first = GatheringHistogram(
+            f"{prefix}_canary_time_to_first_token_seconds",
+            "From sending a request to the first token of its stream, by revision, while there is a canary.",
+            ["track"],
+            buckets=geometric(0.005, 60.0),
+            registry=registry,
+        )
+        self.canary_token = GatheringHistogram(
+            f"{prefix}_canary_time_per_output_token_seconds",
+            "Time of each further token of a stream, by revision, while there is a canary.",
+            ["track"],
+            buckets=geometric(0.0005, 2.0),
+            registry=registry,
+        )
         self._serves = serves or (
             lambda name: any(name in (endpoint.models or ()) for endpoint in snapshot())
         )
@@ -227,6 +250,8 @@ class GatewayMetrics:
         self.prompt = functools.cache(self.prompts.labels)
         self.promise = functools.cache(self.promises.labels)
         self.duration_of = functools.cache(self.duration.labels)
+        self._canary_first = functools.cache(self.canary_first.labels)
+        self._canary_token = functools.cache(self.canary_token.labels)
         self.first_byte_of = functools.cache(self.first_byte.labels)
 
     def model_label(self, model: str | None) -> str:
@@ -237,6 +262,13 @@ class GatewayMetrics:
     def waiting_for_engines(self) -> int:
         """Number of requests that wait for an engine, as in the series `held`."""
         return int(next(iter(self.held.collect())).samples[0].value)
+
+    def time_answer(self, *, candidate: bool, first: float, rest: float, tokens: int) -> None:
+        """Record the times of a streamed answer by revision: seconds to its first token, and for the rest."""
+        track = names.CANDIDATE if candidate else names.STABLE
+        self._canary_first(track).observe(first)
+        if tokens > 1:
+            self._canary_token(track).observe(rest / (tokens - 1))
 
     def decided(self, reason: str, seconds: float) -> None:
         """Count a choice of an engine, which took `seconds`."""

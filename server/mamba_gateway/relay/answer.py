@@ -119,6 +119,11 @@ class EngineAnswer:
         self.failed: bool | None = False
         """Whether the answer itself reports a failure; None = it reports a mistake of the client."""
 
+    @property
+    def streamed(self) -> bool:
+        """Whether the answer is a stream of events."""
+        return self._aligner is not None
+
     def send_whole(self, part: bytes) -> bool:
         """Send a complete answer that is no stream without waiting; return whether that was possible."""
         if self._begin is None or self._aligner is not None or not self._response.complete:

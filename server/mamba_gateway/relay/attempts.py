@@ -208,6 +208,8 @@ class Attempt(msgspec.Struct, eq=False):
     """Answer of the engine; None = it has not begun."""
     begun: bool = False
     """Whether the answer of this engine is being passed on to the client."""
+    answered_at: float | None = None
+    """Time of the event loop, in seconds, at which that began; None = it has not."""
     source: tuple[Pair, ...] = ()
     """Header that names the engine from which the state of the prompt can be fetched; empty = there is
     none."""

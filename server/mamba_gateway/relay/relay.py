@@ -17,6 +17,7 @@ from starlette.types import Send
 from mamba_edge.error_forms import form_of
 from mamba_edge.errors import ApiError, TooManyRequests
 from mamba_edge.exchange.asgi_responses import is_full, is_over_own_limit
+from mamba_gateway.conversation import conversation_of
 from mamba_gateway.endpoints.endpoint import SUSPICIOUS
 from mamba_gateway.endpoints.pool import Pool
 from mamba_gateway.errors import (
@@ -143,9 +144,12 @@ class Relay:
             return self._router.decide_answer(
                 state.first_choice, state.prefill, state.hand_over.depth, request.prompt, tried
             )
+        if request.conversation is None and self._pool.candidate_share is not None:
+            request.conversation = conversation_of(request.path, request.body)
         return self._router.decide(
             request.model, request.prompt,
             body_bytes=len(request.body), tried=tried, request_id=request.request_id,
+            conversation=request.conversation,
         )  # fmt: skip
 
     def _begin(self, progress: RelayProgress, record: RoutingRecord) -> Attempt:
@@ -293,7 +297,7 @@ class Relay:
         unclear = not well and (status >= 500 or is_over_own_limit(status, response.headers))
         progress.comparison.end(took=None if unclear else well)
         request.release_body()
-        attempt.begun = True
+        attempt.begun, attempt.answered_at = True, self.loop.time()
         if well and (state := progress.handed_over) is not None:
             state.named = attempt.source == (state.hand_over.header(),)
         added = ((RESPONSE_HEADER, attempt.record.header()),) if request.explain else ()
@@ -306,9 +310,23 @@ class Relay:
         """Record how the answer ended, and how many prompt tokens the engine took from its cache."""
         if not 400 <= answer.status < 500:
             attempt.failed = True if answer.status >= 500 else answer.failed
+        if self._pool.candidate_share is not None and answer.status == 200 and answer.failed is False:
+            self._time(request, attempt, answer)
         usage = request.meter.usage if request.meter is not None else None
         if usage is not None:
             self._router.answered(attempt.record, request.prompt, usage, fetched=attempt.fetchable)
+
+    def _time(self, request: UpstreamRequest, attempt: Attempt, answer: EngineAnswer) -> None:
+        """Record how long a streamed answer of a revision took, by which a canary is judged."""
+        begun = attempt.answered_at
+        if not answer.streamed or begun is None:
+            return
+        self._metrics.time_answer(
+            candidate=attempt.endpoint.candidate,
+            first=begun - attempt.sent_at,
+            rest=self.loop.time() - begun,
+            tokens=request.meter.answer_tokens if request.meter is not None else 0,
+        )
 
     async def _pass_on(
         self, progress: RelayProgress, attempt: Attempt, response: UpstreamResponse, first: bytes

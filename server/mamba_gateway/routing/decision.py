@@ -150,6 +150,13 @@ def untried(endpoints: Endpoints, request: RoutingRequest) -> Endpoints:
     return [endpoint for endpoint in endpoints if endpoint.url not in tried] if tried else endpoints
 
 
+def of_revision(endpoints: Endpoints, request: RoutingRequest) -> Endpoints:
+    """Return the engines of the revision that a canary chose for the conversation; if none is left, all."""
+    if request.candidate is None:
+        return endpoints
+    return [endpoint for endpoint in endpoints if endpoint.candidate is request.candidate] or endpoints
+
+
 def with_room(endpoints: Endpoints, _: RoutingRequest) -> Endpoints:
     """Return the engines that were not full recently; if all were, all of them."""
     if len(endpoints) == 1:
@@ -173,11 +180,12 @@ FILTERS = (
     Filter(available, NoCandidate.NONE_READY, "not ready"),
     Filter(allowed, NoCandidate.NONE_ASKED_FOR, "the proxy does not ask for it"),
     Filter(untried, NoCandidate.ALL_TRIED, "tried before"),
+    Filter(of_revision, NoCandidate.ALL_TRIED, "the other revision of a canary"),
     Filter(with_room, NoCandidate.ALL_TRIED, "full lately"),
 )
 """Filters of a decision, in order; each one gets the engines that the previous one has not excluded."""
-FIRST_FILTERS = tuple(step for step in FILTERS if step.keep not in (allowed, untried))
-"""Filters that can exclude engines in the first attempt of a request that no proxy restricts."""
+FIRST_FILTERS = tuple(step for step in FILTERS if step.keep not in (allowed, untried, of_revision))
+"""Filters that can exclude engines in the first attempt of a request that nobody restricts."""
 PROMPT_FILTERS = (
     FILTERS[0],
     Filter(computing_prompts, NoCandidate.NONE_READY, "computes no prompts for others"),
@@ -198,7 +206,7 @@ def survivors(snapshot: Endpoints, request: RoutingRequest) -> Endpoints | NoCan
     if request.stage != "request":
         filters = PROMPT_FILTERS if request.stage == "prompt" else ANSWER_FILTERS
     else:
-        restricted = request.tried or request.allowed_addresses is not None
+        restricted = request.tried or request.allowed_addresses is not None or request.candidate is not None
         filters = FILTERS if restricted else FIRST_FILTERS
     for keep, outcome, _ in filters:
         endpoints = keep(endpoints, request)

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from mamba_edge.errors import ModelNotFound
 from mamba_gateway.admission.admission import Permit
+from mamba_gateway.conversation import is_chosen
 from mamba_gateway.endpoints.endpoint import Endpoint
 from mamba_gateway.endpoints.pool import Pool
 from mamba_gateway.errors import NO_ANSWER, NoEndpoint, UpstreamLost
@@ -118,24 +119,29 @@ class Router:
         tried: tuple[str, ...] = (),
         allowed_addresses: frozenset[str] | None = None,
         request_id: str = "",
+        conversation: int | None = None,
     ) -> RoutingRecord | NoCandidate:
         """Return the decision for a request, or the reason why no engine can take it.
 
-        Without `prompt`, its length is estimated from `body_bytes`, and the load decides.
+        Without `prompt`, its length is estimated from `body_bytes`, and the load decides. `conversation` is
+        the hash by which a canary chooses the revision; None = it chooses at random.
         """
         begin = time.perf_counter()
         snapshot = self._pool.snapshot()
         published = NOTHING
+        share = self._pool.candidate_share
+        candidate = None if share is None else is_chosen(conversation, share, self._rng)
         if prompt is None:
             request = RoutingRequest(
-                model, tried, body_bytes // BYTES_PER_TOKEN, allowed_addresses=allowed_addresses
-            )
+                model, tried, body_bytes // BYTES_PER_TOKEN,
+                allowed_addresses=allowed_addresses, candidate=candidate,
+            )  # fmt: skip
         else:
             published = self._published(prompt)
             depths = self._depths(prompt, published)
             request = RoutingRequest(
                 model, tried, prompt.tokens, depths.resumable, depths.pages, prompt.home,
-                self._index.state == "following", allowed_addresses,
+                self._index.state == "following", allowed_addresses, candidate=candidate,
             )  # fmt: skip
         decision = choose(snapshot, request, self._rng, self._weights)
         if isinstance(decision, NoCandidate):

@@ -69,6 +69,8 @@ class RoutingRequest(msgspec.Struct, frozen=True):
     allowed_addresses: frozenset[str] | None = None
     """Addresses (host:port, or a host alone) that may be chosen, as the proxy restricts them; None = all."""
     stage: Stage = "request"
+    candidate: bool | None = None
+    """Whether the candidates of a canary answer this conversation; None = there is no canary."""
     other_weights: frozenset[str] = frozenset()
     """Names of the endpoints whose states the other engine of a hand-over cannot use, as far as is known."""
 

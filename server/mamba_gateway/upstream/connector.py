@@ -277,6 +277,8 @@ class UpstreamRequest(msgspec.Struct, eq=False):
     meter: UsageMeter | None = None
     """Counter of the tokens in the answer."""
     trace: RequestTrace = UNTRACED
+    conversation: int | None = None
+    """Hash of the conversation, computed while there is a canary; None = not known."""
     has_form: bool = False
     """Whether the client prescribes the form of the answer, such as a schema."""
     explain: bool = False

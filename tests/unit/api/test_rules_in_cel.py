@@ -16,6 +16,7 @@ from mamba_api.errors import ContractError
 from mamba_api.model_uri import parse_model_uri
 from mamba_api.quantity import MAX_LENGTH, Duration, Quantity
 from mamba_api.v1alpha1 import (
+    Canary,
     DiskCache,
     Engine,
     EnvVar,
@@ -70,6 +71,15 @@ def _value(node: ast.expr, value: Any) -> Any:
             return re.search(pattern, _value(of, value)) is not None
         case ast.Compare(ast.Call(ast.Name("type"), [of]), [ast.Eq()], [ast.Name("string")]):
             return isinstance(_value(of, value), str)
+        case ast.Call(
+            ast.Attribute(
+                ast.Call(ast.Attribute(of, "map"), [ast.Name(item), ast.Attribute(ast.Name(same), name)]),
+                "isSorted",
+            ),
+            [],
+        ) if item == same:
+            numbers = [one[name] for one in _value(of, value)]
+            return numbers == sorted(numbers)
         case ast.Call(ast.Name("duration"), [of]):
             return Duration(_value(of, value)).seconds
         case ast.Call(ast.Name("size"), [of]):
@@ -119,6 +129,8 @@ def _compare(operator: ast.cmpop, left: Any, right: Any) -> bool:
         ("type(self.a) == string ? self.a.matches('[1-9]') : self.a > 0", {"a": 5}, True),
         ("duration(self.a) <= duration('1h')", {"a": "59m60.1s"}, False),
         ("!has(self.a) || size(self.a) == 0", {"a": ["x"]}, False),
+        ("self.a.map(one, one.b).isSorted()", {"a": [{"b": 1}, {"b": 1}, {"b": 2}]}, True),
+        ("self.a.map(one, one.b).isSorted()", {"a": [{"b": 2}, {"b": 1}]}, False),
         ("self.m != 'External' || (!has(self.x) && !has(self.y))", {"m": "External", "y": 1}, False),
     ],
 )
@@ -190,6 +202,7 @@ OBJECTS: dict[type[ApiModel], st.SearchStrategy[dict[str, Any]]] = {
         {}, maxSurge=COUNT, maxUnavailable=COUNT, progressDeadline=st.one_of(DEADLINES, TIMES),
         minReadyTime=TIMES,
     ),
+    Canary: some({"steps": st.lists(st.builds(lambda n: {"weight": n}, SMALL), min_size=1, max_size=3)}),
     Redis: some({}, url=st.just("redis://r:6379"), secretRef=st.just({"name": "r"})),
     EnvVar: some(
         {"name": st.just("A")}, value=st.sampled_from(["", "x"]), valueFrom=st.just({"fieldRef": {}})
@@ -205,6 +218,7 @@ OBJECTS: dict[type[ApiModel], st.SearchStrategy[dict[str, Any]]] = {
             scaleDownDelay=st.sampled_from(["300s", "5m", "1s"]),
         ),
         gateway=some({}, inferencePool=st.just({"proxyNamespace": "envoy"})),
+        rollout=some({}, canary=st.just({"steps": [{"weight": 5}]})),
         disaggregation=some({}, prefill=POOL, decode=POOL, handOverTokens=SMALL),
     ),
     DiskCache: some({"size": SIZES}, storageClassName=st.just("ssd"), claimName=st.just("c")),

@@ -59,6 +59,7 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     ("rollout.minReadyTime", {"rollout": {"minReadyTime": "1m"}}, "only in a cluster"),
     ("rollout.pause", {"rollout": {"pause": True}}, "only in a cluster"),
     ("rollout.progressDeadline", {"rollout": {"progressDeadline": "1h"}}, "only in a cluster"),
+    ("rollout.canary", {"rollout": {"canary": {"steps": [{"weight": 5}]}}}, "only in a cluster"),
     ("podTemplate", {"podTemplate": {"spec": {}}}, "only in a cluster"),
     ("workloadSource", {"workloadSource": "Declared"}, "only in a cluster"),
     (

@@ -3,12 +3,12 @@
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
 from mamba_api import names
-from mamba_api.v1alpha1 import Status
+from mamba_api.v1alpha1 import CanaryStatus, Status
 from mamba_api.v1alpha1.conditions import HARMLESS, OF_PODS, REASONS_OF, ConditionType, Reason
 from mamba_operator.autoscale.decide import ScalingDecision
 from mamba_operator.autoscale.demand import Demand
@@ -85,6 +85,16 @@ def queued() -> Status:
     """Return the status while a roll-out without a user's change waits for others."""
     children = running(applied(OF))
     plan = replace(planned(OF, children), queued=True)
+    status = summarize(snapshot(OF, children), plan, (), now=NOW)
+    assert status is not None
+    return status
+
+
+def trying(phase: Literal["Running", "Waiting"]) -> Status:
+    """Return the status while a candidate serves beside the engines."""
+    children = running(applied(OF))
+    canary = CanaryStatus(revision="new", stable_revision="old", phase=phase, step=1, steps=2, weight=5)
+    plan = replace(planned(OF, children), canary=canary)
     status = summarize(snapshot(OF, children), plan, (), now=NOW)
     assert status is not None
     return status
@@ -213,6 +223,12 @@ TABLE: list[tuple[str, Status, dict[str, tuple[str, str]]]] = [
         running(applied(HELD)), "nano-engine", replicas=1, updatedReplicas=0)), {
         "Progressing": ("False", "RolloutPaused"), "Degraded": ("False", "AsExpected"),
         "UpToDate": ("False", "RolloutPaused"), "Ready": ("True", "Serving")}),
+    ("a candidate serves beside the engines", trying("Running"), {
+        "Progressing": ("True", "CanaryRunning"), "Degraded": ("False", "AsExpected"),
+        "UpToDate": ("False", "CanaryRunning"), "Ready": ("True", "Serving")}),
+    ("a candidate waits for a person", trying("Waiting"), {
+        "Progressing": ("False", "CanaryWaits"), "Degraded": ("False", "AsExpected"),
+        "UpToDate": ("False", "CanaryWaits"), "Ready": ("True", "Serving")}),
     ("a revision that failed was taken back", status_of(NEXT, rolled_back()), {
         "Progressing": ("False", "RolledBack"), "Degraded": ("True", "RolledBack"),
         "UpToDate": ("False", "RolledBack"), "Ready": ("True", "Serving")}),
@@ -438,6 +454,8 @@ def kstatus(status: Status, generation: int) -> str:
         ("scaled to zero", "Current"),
         ("gateways miss the Redis of the index", "Current"),
         ("a roll-out that waits for a person", "Current"),
+        ("a candidate waits for a person", "Current"),
+        ("a candidate serves beside the engines", "InProgress"),
         ("nothing exists yet", "InProgress"),
         ("an engine loads", "InProgress"),
         # Ready is true meanwhile, and says nothing of the spec.

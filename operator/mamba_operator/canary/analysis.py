@@ -1,0 +1,177 @@
+"""`CandidateTrial`: decides whether the candidate is worse than the revision beside it. Pure.
+
+Requests are chosen for the candidate by a hash of their conversation, so both revisions answer alike ones at
+the same time. They are compared within one step only: in another step the load and the weight differ.
+
+The comparison is repeated while counts grow, and each repetition could be a false alarm. Look number k of a
+measure may therefore spend only 1/(k(k+1)) of the error that the measure is allowed, which for any number of
+looks adds up to no more than the whole. Looks are made when the candidate's count has grown by a third, so
+that there are few of them.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from mamba_api.v1alpha1 import CanaryAnalysis
+from mamba_operator.canary.histogram import Histogram, p_value_of_longer
+from mamba_operator.rollout.attempts import MIN_FAILING_SAMPLES, Attempts, p_value
+from mamba_operator.rollout.rollback import ERROR_RATE_ROSE, TPOT_ROSE, TTFT_ROSE
+
+Measure = Literal["errors", "ttft", "tpot"]
+MEASURES: tuple[Measure, ...] = ("errors", "ttft", "tpot")
+FIRST_LOOK = 20
+"""Number of the candidate's requests, or streamed answers, at the first look of a step."""
+LOOK_GROWTH = 4 / 3
+"""Growth of that number until the next look."""
+SETTLE_SECONDS = 60.0
+"""Seconds at the beginning of a step in which durations do not count: the caches of new engines are empty,
+and conversations that change their engine are computed again."""
+OFF: dict[Measure, float] = {"errors": 100.0, "ttft": 1000.0, "tpot": 1000.0}
+"""Bound that switches the comparison of a measure off."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrackCounts:
+    """Counts of the answers of one revision."""
+
+    attempts: Attempts = field(default_factory=Attempts)
+    ttft: Histogram = field(default_factory=Histogram)
+    tpot: Histogram = field(default_factory=Histogram)
+
+    def __add__(self, other: "TrackCounts") -> "TrackCounts":
+        return TrackCounts(self.attempts + other.attempts, self.ttft + other.ttft, self.tpot + other.tpot)
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The numbers of one measure."""
+
+    measure: Measure
+    candidate: str
+    stable: str
+    looks: int
+
+
+@dataclass(frozen=True, slots=True)
+class CanaryFigures:
+    """Figures of a candidate in its present step."""
+
+    revision: str
+    step: int
+    """Index of the step."""
+    requests: int = 0
+    """Requests that the candidate answered or failed in the step."""
+    comparisons: tuple[Comparison, ...] = ()
+    alarm: tuple[str, str] | None = None
+    """Reason and message if the candidate is worse, with the stated confidence; None = it is not."""
+
+
+class CandidateTrial:
+    """Comparison of one candidate, from its first step to its last.
+
+    Args:
+        revision: revision of the candidate.
+        analysis: `spec.rollout.canary.analysis`.
+    """
+
+    def __init__(self, revision: str, analysis: CanaryAnalysis) -> None:
+        self.revision, self.analysis = revision, analysis
+        self._looks: dict[Measure, int] = dict.fromkeys(MEASURES, 0)
+        self._step, self._begin = -1, 0.0
+        self._candidate, self._stable = TrackCounts(), TrackCounts()
+        self._next_look: dict[Measure, float] = {}
+        self._alarm: tuple[str, str] | None = None
+
+    def observe(self, now: float, step: int, candidate: TrackCounts, stable: TrackCounts) -> CanaryFigures:
+        """Add what both revisions answered since the last call, and compare them if it is time for a look.
+
+        Args:
+            now: seconds of a monotonic clock.
+            step: index of the step whose weight is in force.
+            candidate: what the candidate answered.
+            stable: what the revision beside it answered.
+        """
+        if step != self._step:
+            self._step, self._begin = step, now
+            self._candidate = self._stable = TrackCounts()
+            self._next_look = dict.fromkeys(MEASURES, float(FIRST_LOOK))
+        if now - self._begin < SETTLE_SECONDS:
+            candidate, stable = TrackCounts(candidate.attempts), TrackCounts(stable.attempts)
+        self._candidate += candidate
+        self._stable += stable
+        for measure in MEASURES:
+            if self._alarm is None:
+                self._look(measure)
+        return CanaryFigures(
+            self.revision, step, round(self._candidate.attempts.total), self._comparisons(), self._alarm
+        )
+
+    def _look(self, measure: Measure) -> None:
+        count, bound = self._count(measure), self._bound(measure)
+        if count < self._next_look[measure] or bound >= OFF[measure]:
+            return
+        self._next_look[measure] = count * LOOK_GROWTH
+        self._looks[measure] += 1
+        look = self._looks[measure]
+        allowed = (1 - self.analysis.confidence / 100) / len(MEASURES) / (look * (look + 1))
+        if measure == "errors":
+            self._compare_errors(bound / 100, allowed)
+        else:
+            self._compare_times(measure, bound, allowed)
+
+    def _compare_errors(self, margin: float, allowed: float) -> None:
+        new, old = self._candidate.attempts, self._stable.attempts
+        if new.failing_samples < MIN_FAILING_SAMPLES or not old.total:
+            return
+        # The margin is a share of failures that the other revision gets for nothing.
+        granted = min(margin * old.total, old.answered)
+        if p_value(new, Attempts(old.answered - granted, old.failed + granted)) < allowed:
+            self._alarm = ERROR_RATE_ROSE, f"it failed {new} requests, and the revision beside it {old}"
+
+    def _compare_times(self, measure: Measure, bound: float, allowed: float) -> None:
+        new, old = self._times(measure, self._candidate), self._times(measure, self._stable)
+        if new.bounds != old.bounds:
+            return
+        if p_value_of_longer(new.counts, old.stretched(1 + bound / 100).counts) < allowed:
+            reason, what = (TTFT_ROSE, "the first token") if measure == "ttft" else (TPOT_ROSE, "each token")
+            self._alarm = (
+                reason,
+                (
+                    f"{what} took more than {bound:g}% longer: a {_median_text(new)}, and with the revision "
+                    f"beside it a {_median_text(old)}"
+                ),
+            )
+
+    def _count(self, measure: Measure) -> float:
+        if measure == "errors":
+            return self._candidate.attempts.total
+        return self._times(measure, self._candidate).total
+
+    def _bound(self, measure: Measure) -> float:
+        bounds: Mapping[Measure, float] = {
+            "errors": self.analysis.max_error_increase,
+            "ttft": self.analysis.max_ttft_increase,
+            "tpot": self.analysis.max_tpot_increase,
+        }
+        return bounds[measure]
+
+    def _times(self, measure: Measure, counts: TrackCounts) -> Histogram:
+        return counts.ttft if measure == "ttft" else counts.tpot
+
+    def _comparisons(self) -> tuple[Comparison, ...]:
+        new, old, looks = self._candidate, self._stable, self._looks
+        times = [
+            Comparison(
+                measure,
+                _median_text(self._times(measure, new)),
+                _median_text(self._times(measure, old)),
+                looks[measure],
+            )
+            for measure in MEASURES[1:]
+        ]
+        return (Comparison("errors", str(new.attempts), str(old.attempts), looks["errors"]), *times)
+
+
+def _median_text(times: Histogram) -> str:
+    return f"median of {times.median():.3g} s over {times.total:.0f} answers"

@@ -1,0 +1,164 @@
+"""`canary_decision`: decides in one pass about the step, engines, weight and end of a candidate. Pure.
+
+Called by `engine_rollout` while the engines' last ready revision serves and the spec's is another one. A step
+begins with its engines: the weight of the step before stays in force until all of them are ready, so that no
+candidate is judged by a load that is meant for more engines.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Literal
+
+from mamba_api.v1alpha1 import Canary
+from mamba_api.v1alpha1.canary import CanaryStep
+from mamba_api.v1alpha1.conditions import timestamp
+from mamba_operator.canary.analysis import CanaryFigures
+from mamba_operator.canary.state import CanaryRequest, CanaryState
+from mamba_operator.objects.recorded_status import WorkloadState
+from mamba_operator.rollout.rollback import CANARY_ABORTED
+
+REQUESTS_POLL_SECONDS = 30.0
+"""Longest time, in seconds, until the next pass while a step lasts, so that the status shows its numbers."""
+Phase = Literal["Starting", "Running", "Waiting", "Paused", "Promoting"]
+
+
+@dataclass(frozen=True, slots=True)
+class CandidateFacts:
+    """Facts about a candidate."""
+
+    revision: str
+    """Label of the revision of the spec."""
+    recorded: CanaryState | None
+    """State that the candidate's Deployment records; None = there is no candidate."""
+    engines: WorkloadState
+    """The candidate's Deployment."""
+    runs_revision: bool
+    """Whether the Deployment has the revision of the spec."""
+    figures: CanaryFigures | None
+    """Figures of the requests; None = there are none yet."""
+    request: CanaryRequest | None
+    """Request of a person about this candidate."""
+
+    @property
+    def own_figures(self) -> CanaryFigures | None:
+        """Figures of this candidate; None = there are none, or they are those of an earlier one."""
+        figures = self.figures
+        return figures if figures is not None and figures.revision == self.revision else None
+
+
+@dataclass(frozen=True, slots=True)
+class CanaryDecision:
+    """Decision about a candidate."""
+
+    state: CanaryState
+    engines: int
+    """Number of candidate engines that shall run."""
+    weight: int
+    """Share of the conversations that the candidate gets, in per cent."""
+    phase: Phase
+    promoted: bool = False
+    """Whether all engines get the candidate's revision now."""
+    aborted: tuple[str, str] | None = None
+    """Reason and message if the candidate ends; None = it does not."""
+    requeue_after: float | None = None
+    """Seconds until the decision changes by time alone."""
+
+
+def canary_decision(
+    canary: Canary, facts: CandidateFacts, replicas: int, *, paused: bool, now: datetime
+) -> CanaryDecision:
+    """Decide about the candidate.
+
+    Args:
+        canary: `spec.rollout.canary`.
+        facts: what is observed of the candidate.
+        replicas: number of engines that are to run beside it.
+        paused: whether `spec.rollout.pause` is set.
+        now: the time, with a time zone.
+    """
+    state, figures, steps = _present_state(canary, facts), facts.own_figures, canary.steps
+    verb = facts.request.verb if facts.request is not None else None
+    held = paused or verb == "pause"
+    alarm = figures.alarm if figures is not None else None
+    ended = (CANARY_ABORTED, "a person aborted the canary") if verb == "abort" else alarm
+    promoted = False
+    if ended is None and not held:
+        if verb == "promote":
+            promoted = True
+        elif _is_over(steps[state.step], state, figures, facts.request, now):
+            promoted = state.step + 1 == len(steps)
+            state = state if promoted else CanaryState(state.revision, state.step + 1)
+    size = candidate_engines(replicas, steps[state.step].weight)
+    if state.since is None and _has_engines(facts, size):
+        state = replace(state, since=timestamp(now))
+    step = steps[state.step]
+    return CanaryDecision(
+        state,
+        size,
+        _weight(canary, state),
+        _phase(step, state, held),
+        promoted=promoted,
+        aborted=ended,
+        requeue_after=_seconds_left(step, state, now),
+    )
+
+
+def _present_state(canary: Canary, facts: CandidateFacts) -> CanaryState:
+    """Return the recorded state; the beginning for another candidate than the recorded one."""
+    state = facts.recorded
+    if state is None or state.revision != facts.revision:
+        return CanaryState(facts.revision)
+    # Somebody may have removed steps from the spec meanwhile.
+    return replace(state, step=min(state.step, len(canary.steps) - 1))
+
+
+def candidate_engines(replicas: int, weight: int) -> int:
+    """Return the number of engines for a share of the traffic; at least one, unless no engine runs at all."""
+    return max(1, math.ceil(replicas * weight / 100)) if replicas else 0
+
+
+def _has_engines(facts: CandidateFacts, size: int) -> bool:
+    engines = facts.engines
+    return facts.runs_revision and engines.current and engines.updated >= size and engines.ready >= size > 0
+
+
+def _weight(canary: Canary, state: CanaryState) -> int:
+    if state.since is not None:
+        return canary.steps[state.step].weight
+    return canary.steps[state.step - 1].weight if state.step else 0
+
+
+def _is_over(
+    step: CanaryStep,
+    state: CanaryState,
+    figures: CanaryFigures | None,
+    request: CanaryRequest | None,
+    now: datetime,
+) -> bool:
+    if (began := state.began) is None:
+        return False
+    if step.hold is None and step.requests is None:
+        return request is not None and request.verb == "resume" and request.step == state.step + 1
+    if step.hold is not None and (now - began).total_seconds() < step.hold.seconds:
+        return False
+    if step.requests is None:
+        return True
+    return figures is not None and figures.step == state.step and figures.requests >= step.requests
+
+
+def _phase(step: CanaryStep, state: CanaryState, held: bool) -> Phase:
+    if held:
+        return "Paused"
+    if state.since is None:
+        return "Starting"
+    return "Waiting" if step.hold is None and step.requests is None else "Running"
+
+
+def _seconds_left(step: CanaryStep, state: CanaryState, now: datetime) -> float | None:
+    if (began := state.began) is None:
+        return None
+    if step.hold is None:
+        return REQUESTS_POLL_SECONDS
+    left = step.hold.seconds - (now - began).total_seconds()
+    return min(left, REQUESTS_POLL_SECONDS) if left > 0 else REQUESTS_POLL_SECONDS

@@ -1,0 +1,179 @@
+"""`CanaryWatch`: polls gateways for what candidates and the revisions beside them answer, and compares both.
+
+Wired by `main`; a pass decides by the figures (`decision`). A restarted operator begins its counts anew.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from mamba_api import names
+from mamba_api.v1alpha1 import Canary
+from mamba_operator.autoscale.metrics_reader import ReadMetrics
+from mamba_operator.autoscale.pod_reports import pod_reports
+from mamba_operator.autoscale.reports import ReportInvalid, Sample, series
+from mamba_operator.canary.analysis import CanaryFigures, CandidateTrial, TrackCounts
+from mamba_operator.canary.histogram import Histogram
+from mamba_operator.canary.state import CanaryState, state_in
+from mamba_operator.objects.indices import Indices
+from mamba_operator.objects.kinds import DEPLOYMENT, MAMBA_DEPLOYMENT, POD
+from mamba_operator.objects.manifest import Key, Manifest, name_of, section
+from mamba_operator.objects.pod_poller import PodPoller
+from mamba_operator.objects.pod_trouble import answers, is_candidate, is_engine, is_gateway
+from mamba_operator.rollout.attempts import Attempts, AttemptsByEngine, increase
+from mamba_operator.rollout.watch import read_attempts
+
+POLL_SECONDS = 5.0
+"""Seconds between two polls."""
+_TTFT = "mambaserve_gateway_canary_time_to_first_token_seconds_bucket"
+_TPOT = "mambaserve_gateway_canary_time_per_output_token_seconds_bucket"
+Times = Mapping[str, Histogram]
+"""Histogram by track: `candidate` or `stable`."""
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayCounts:
+    """Counts of one gateway since its start."""
+
+    attempts: AttemptsByEngine
+    ttft: Times
+    tpot: Times
+
+
+def read_counts(text: str) -> GatewayCounts:
+    """Return what a gateway has counted. Raises ReportInvalid."""
+    by_name = series(text, frozenset((_TTFT, _TPOT)))
+    return GatewayCounts(
+        read_attempts(text), _by_track(by_name.get(_TTFT, ())), _by_track(by_name.get(_TPOT, ()))
+    )
+
+
+def _by_track(samples: Iterable[Sample]) -> Times:
+    buckets: dict[str, dict[float, float]] = {}
+    for labels, value in samples:
+        try:
+            bound = float(labels.get("le", ""))
+        except ValueError as error:
+            raise ReportInvalid("a bucket has no bound") from error
+        buckets.setdefault(labels.get("track", ""), {})[bound] = value
+    return {track: Histogram.of_cumulative(counts) for track, counts in buckets.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class _Selection:
+    """A canary whose weight is in force."""
+
+    canary: Canary
+    state: CanaryState
+    tracks: Mapping[str, str]
+    """Track of each engine pod, by its name."""
+    gateways: tuple[Manifest, ...]
+
+
+class _Progress:
+    """Trial of one candidate, and the last counts of each gateway."""
+
+    def __init__(self, trial: CandidateTrial) -> None:
+        self.trial = trial
+        self.figures: CanaryFigures | None = None
+        self.last: dict[str, GatewayCounts] = {}
+
+    def increase(
+        self, tracks: Mapping[str, str], reports: Mapping[str, GatewayCounts | None]
+    ) -> dict[str, TrackCounts]:
+        """Return what each track answered since the last reports of the gateways."""
+        sums = {names.CANDIDATE: TrackCounts(), names.STABLE: TrackCounts()}
+        for gateway, counts in reports.items():
+            before = self.last.get(gateway)
+            if counts is None:
+                continue
+            self.last[gateway] = counts
+            if before is None:
+                # The time over which this gateway counted is unknown.
+                continue
+            for pod, now in counts.attempts.items():
+                if (track := tracks.get(pod)) is not None:
+                    more = increase(before.attempts.get(pod, Attempts()), now)
+                    sums[track] += TrackCounts(more)
+            for track in sums:
+                sums[track] += TrackCounts(
+                    ttft=_more(track, before.ttft, counts.ttft), tpot=_more(track, before.tpot, counts.tpot)
+                )
+        return sums
+
+
+def _more(track: str, before: Times, now: Times) -> Histogram:
+    current = now.get(track, Histogram())
+    return current.since(before[track]) if track in before else current
+
+
+class CanaryWatch(PodPoller[_Selection, _Progress]):
+    """Poller of candidates. One instance per active operator.
+
+    Args:
+        indices: the objects of each deployment, as the operator's watches last saw them.
+        read: reads the `/metrics` of a pod.
+        wake: called with each deployment whose canary may go on, or has to end.
+        now: monotonic clock, in seconds.
+    """
+
+    def __init__(
+        self, indices: Indices, read: ReadMetrics, wake: Callable[[Key], None], *,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
+        super().__init__(indices, wake, period=POLL_SECONDS, failure_event="canary_poll_failed", now=now)
+        self._read = read
+
+    def figures(self, key: Key) -> CanaryFigures | None:
+        """Return the figures of the candidate; None without one, or before the first poll."""
+        progress = self._reports.get(key)
+        return progress.figures if progress is not None else None
+
+    def _select(self, key: Key) -> _Selection | None:
+        candidate = names.Children(key.name).candidate
+        child = next((one for one in self._indices.of(DEPLOYMENT, key) if name_of(one) == candidate), None)
+        state = state_in(child)
+        if state is None or state.since is None:
+            return None
+        canary = next(filter(None, map(_canary_of, self._indices.of(MAMBA_DEPLOYMENT, key))), None)
+        if canary is None:
+            return None
+        pods = self._indices.of(POD, key)
+        tracks = {
+            name_of(pod): names.CANDIDATE if is_candidate(pod) else names.STABLE
+            for pod in pods
+            if is_engine(pod)
+        }
+        gateways = tuple(pod for pod in pods if is_gateway(pod) and answers(pod))
+        return _Selection(canary, state, tracks, gateways)
+
+    async def _update(self, key: Key, selection: _Selection) -> bool:
+        state, analysis = selection.state, selection.canary.analysis
+        progress = self._reports.get(key)
+        if progress is None or (progress.trial.revision, progress.trial.analysis) != (
+            state.revision,
+            analysis,
+        ):
+            progress = self._reports[key] = _Progress(CandidateTrial(state.revision, analysis))
+        reports = await pod_reports(self._read, selection.gateways, read_counts)
+        sums = progress.increase(selection.tracks, reports)
+        before = progress.figures
+        progress.figures = figures = progress.trial.observe(
+            self._now(), state.step, sums[names.CANDIDATE], sums[names.STABLE]
+        )
+        steps = selection.canary.steps
+        target = steps[state.step].requests if state.step < len(steps) else None
+        reached = target is not None and figures.requests >= target
+        return figures.alarm is not None or reached or before is None
+
+
+def _canary_of(owner: Any) -> Canary | None:
+    """Return `spec.rollout.canary` of a stored object; None where there is none, or an invalid one."""
+    raw = section(section(owner, "spec"), "rollout").get("canary")
+    try:
+        return Canary.model_validate(raw, by_alias=True, by_name=False) if raw is not None else None
+    except ValidationError:
+        return None

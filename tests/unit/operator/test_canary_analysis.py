@@ -1,0 +1,232 @@
+"""A worse candidate is noticed from few requests, and one within the bounds is left alone at every look."""
+
+import math
+import os
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mamba_api import names
+from mamba_api.v1alpha1 import CanaryAnalysis
+from mamba_gateway.metrics.gateway_metrics import GatewayMetrics, geometric
+from mamba_operator.canary.analysis import SETTLE_SECONDS, CanaryFigures, CandidateTrial, TrackCounts
+from mamba_operator.canary.histogram import Histogram, p_value_of_longer
+from mamba_operator.canary.state import CanaryState
+from mamba_operator.canary.watch import CanaryWatch, read_counts
+from mamba_operator.objects.indices import Indices, index_id
+from mamba_operator.objects.kinds import DEPLOYMENT, MAMBA_DEPLOYMENT, POD
+from mamba_operator.objects.manifest import Key, Manifest
+from mamba_operator.rollout.attempts import Attempts
+from operator_objects import NOW, owner
+
+BOUNDS = (*geometric(0.005, 60.0), math.inf)
+PER_LOOK = 200
+"""Requests of all clients between two polls."""
+WORSE: dict[str, dict[str, float]] = {"errors": {"errors": 0.1}, "ttft": {"ttft": 1.3}, "tpot": {"tpot": 1.3}}
+REASONS = {"errors": "ErrorRateRose", "ttft": "TtftRose", "tpot": "TpotRose"}
+WEIGHT = 0.05
+WORSE_RUNS, GOOD_RUNS = (20, 50) if os.environ.get("MAMBASERVE_GATES") == "large" else (3, 3)
+
+
+def times(seconds: Any) -> Histogram:
+    counts = np.bincount(np.searchsorted(np.array(BOUNDS), seconds), minlength=len(BOUNDS))
+    return Histogram(BOUNDS, tuple(map(float, counts)))
+
+
+def answers(rng: np.random.Generator, count: int, errors: float = 0.0, ttft: float = 1.0,
+            tpot: float = 1.0) -> TrackCounts:  # fmt: skip
+    failed = int(rng.binomial(count, errors))
+    firsts, tokens = (rng.lognormal(0, sigma, count - failed) for sigma in (0.6, 0.3))
+    return TrackCounts(
+        Attempts(count - failed, failed, 1 if failed else 0),
+        times(0.2 * ttft * firsts),
+        times(0.02 * tpot * tokens),
+    )
+
+
+def played(
+    seed: int,
+    analysis: CanaryAnalysis,
+    *,
+    requests: int = 1000,
+    weight: float = 0.05,
+    steps: int = 1,
+    **worse: float,
+) -> CanaryFigures:
+    """Return the figures at the alarm, or after a step in which the candidate has answered `requests`."""
+    rng, trial, now = np.random.default_rng(seed), CandidateTrial("new", analysis), 0.0
+    figures = CanaryFigures("new", 0)
+    for step in range(steps):
+        figures = CanaryFigures("new", step)
+        while figures.alarm is None and figures.requests < requests:
+            now += SETTLE_SECONDS / 4
+            count = int(rng.binomial(PER_LOOK, WEIGHT))
+            new = answers(rng, count, **{"errors": 0.002, **worse})
+            figures = trial.observe(now, step, new, answers(rng, PER_LOOK - count, errors=0.002))
+        if figures.alarm is not None:
+            break
+    return figures
+
+
+@pytest.mark.parametrize("measure", WORSE)
+def test_a_worse_candidate_is_noticed_before_a_step_of_a_thousand_requests_ends(measure: str) -> None:
+    for seed in range(WORSE_RUNS):
+        figures = played(seed, CanaryAnalysis(), **WORSE[measure])
+        assert figures.alarm is not None, seed
+        assert figures.alarm[0] == REASONS[measure]
+        assert figures.requests < 1000
+
+
+def test_a_candidate_within_the_bounds_is_left_alone() -> None:
+    for seed in range(100, 100 + GOOD_RUNS):
+        assert played(seed, CanaryAnalysis(), steps=2, errors=0.008, ttft=1.08, tpot=1.08).alarm is None
+
+
+@pytest.mark.parametrize("measure", WORSE)
+def test_a_bound_that_is_off_ends_nothing(measure: str) -> None:
+    off = {
+        "errors": {"maxErrorIncrease": 100},
+        "ttft": {"maxTtftIncrease": 1000},
+        "tpot": {"maxTpotIncrease": 1000},
+    }
+    analysis = CanaryAnalysis.model_validate({key: float(value) for key, value in off[measure].items()})
+    assert played(0, analysis, requests=400, **WORSE[measure]).alarm is None
+
+
+def test_more_confidence_takes_more_requests() -> None:
+    least, most = (
+        played(3, CanaryAnalysis(confidence=confidence), errors=0.06).requests for confidence in (90.0, 99.99)
+    )
+    assert least < most
+
+
+def test_the_looks_of_all_steps_share_one_error() -> None:
+    one, three = (played(1, CanaryAnalysis(), requests=100, steps=steps).comparisons for steps in (1, 3))
+    assert all(later.looks > earlier.looks > 1 for earlier, later in zip(one, three, strict=True))
+
+
+def test_one_bad_moment_is_no_fault_of_the_candidate() -> None:
+    trial = CandidateTrial("new", CanaryAnalysis())
+    burst = TrackCounts(Attempts(20, 80, 1))
+    figures = trial.observe(1.0, 0, burst, TrackCounts(Attempts(2000, 0)))
+    assert figures.alarm is None
+    for now in (2.0, 3.0):
+        figures = trial.observe(now, 0, burst, TrackCounts(Attempts(2000, 0)))
+    assert figures.alarm is not None
+
+
+def test_durations_count_once_the_caches_are_warm_and_a_step_is_compared_with_itself_alone() -> None:
+    rng, trial = np.random.default_rng(5), CandidateTrial("new", CanaryAnalysis())
+    slow, fast = answers(rng, 500, ttft=9.0), answers(rng, 500)
+    assert trial.observe(0.0, 0, slow, fast).alarm is None, "conversations that move are computed again"
+    assert trial.observe(SETTLE_SECONDS + 1, 0, fast, fast).alarm is None
+    # The whole cluster is slower in the next step: so are both revisions.
+    trial.observe(SETTLE_SECONDS + 2, 1, TrackCounts(), TrackCounts())
+    assert trial.observe(3 * SETTLE_SECONDS, 1, slow, slow).alarm is None
+    assert trial.observe(4 * SETTLE_SECONDS, 1, slow + slow, fast).alarm is not None
+
+
+def test_stretched_durations_are_those_of_slower_answers() -> None:
+    rng = np.random.default_rng(2)
+    seconds = rng.lognormal(-1, 0.5, 20_000)
+    slower, stretched = times(seconds * 1.2), times(seconds).stretched(1.2)
+    assert stretched.total == pytest.approx(slower.total)
+    assert stretched.median() == pytest.approx(slower.median(), rel=0.01)
+    assert p_value_of_longer(slower.counts, stretched.counts) > 0.01
+    assert p_value_of_longer(times(seconds * 1.3).counts, stretched.counts) < 1e-6
+    assert p_value_of_longer((), ()) == 1.0
+    assert times(np.array([100.0])).stretched(2.0).counts[-1] == 1
+
+
+class Watched:
+    """A canary in its first step, with an engine of each revision and a gateway that counts."""
+
+    def __init__(self) -> None:
+        self.key = Key("models", "nano")
+        self.metrics: GatewayMetrics | None = None
+        self.attempts = {"old": 0, "new": 0}
+        self.failed = {"old": 0, "new": 0}
+        self.woken: list[Key] = []
+        self.seconds = 0.0
+        state = CanaryState("new-revision", 0, (NOW - timedelta(hours=1)).isoformat())
+        candidate: Manifest = {"metadata": {
+            "name": "nano-candidate", "annotations": {names.ANNOTATION_CANARY_STATE: state.annotation()},
+        }}  # fmt: skip
+        canary = {"steps": [{"weight": 5, "requests": 100}]}
+        pods = [
+            pod("old", "engine"),
+            pod("new", "engine", **{names.LABEL_TRACK: names.CANDIDATE}),
+            pod("door", "gateway"),
+        ]
+        self.by_id: dict[str, dict[Any, list[Manifest]]] = {
+            index_id(MAMBA_DEPLOYMENT): {self.key: [owner(rollout={"canary": canary})]},
+            index_id(POD): {self.key: pods},
+            index_id(DEPLOYMENT): {self.key: [candidate]},
+        }  # fmt: skip
+        indices = Indices()
+        indices.take(self.by_id)
+        self.watch = CanaryWatch(indices, self._read, self.woken.append, now=lambda: self.seconds)
+
+    async def _read(self, address: str) -> str | None:
+        assert address == "door"
+        lines = ["mambaserve_gateway_in_flight 0"]
+        for engine, count in self.attempts.items():
+            for outcome, value in (("answered", count), ("failed", self.failed[engine])):
+                labels = f'endpoint="{engine}",outcome="{outcome}"'
+                lines.append(f"mambaserve_gateway_endpoint_attempts_total{{{labels}}} {value}")
+        return "\n".join(lines) + "\n"
+
+    async def poll(self, *, old: int, new: int, failed: int = 0) -> CanaryFigures | None:
+        self.seconds += 5
+        self.attempts["old"] += old
+        self.attempts["new"] += new - failed
+        self.failed["new"] += failed
+        await self.watch.poll()
+        return self.watch.figures(self.key)
+
+
+def pod(name: str, component: Any, **labels: str) -> Manifest:
+    status = {"phase": "Running", "podIP": name, "conditions": [{"type": "Ready", "status": "True"}]}
+    meta = {"name": name, "namespace": "models", "labels": {**names.labels("nano", component), **labels}}
+    return {"metadata": meta, "status": status}
+
+
+async def test_the_operator_counts_each_revision_at_the_gateways_from_its_first_look_on() -> None:
+    run = Watched()
+    first = await run.poll(old=900, new=900)
+    assert first is not None
+    assert first.requests == 0, "what was counted before belongs to no known time"
+    second = await run.poll(old=500, new=99)
+    assert second is not None
+    assert (second.revision, second.step, second.requests, second.alarm) == ("new-revision", 0, 99, None)
+    run.woken.clear()
+    await run.poll(old=50, new=1)
+    assert run.woken == [run.key], "the requests of the step are reached"
+
+
+async def test_a_candidate_that_fails_requests_wakes_the_operator_and_ends_with_its_deployment() -> None:
+    run = Watched()
+    for _ in range(5):
+        figures = await run.poll(old=300, new=30, failed=6)
+    assert figures is not None
+    assert figures.alarm is not None
+    assert figures.alarm[0] == "ErrorRateRose"
+    run.by_id[index_id(DEPLOYMENT)][run.key] = []
+    await run.watch.poll()
+    assert run.watch.figures(run.key) is None
+
+
+def test_the_operator_reads_the_times_that_a_gateway_writes() -> None:
+    metrics = GatewayMetrics(lambda: ())
+    record: Callable[..., None] = metrics.time_answer
+    for _ in range(3):
+        record(candidate=True, first=0.3, rest=1.0, tokens=11)
+    record(candidate=False, first=0.2, rest=1.0, tokens=21)
+    counts = read_counts(metrics.render().decode())
+    assert counts.ttft[names.CANDIDATE].total == 3
+    assert counts.ttft[names.CANDIDATE].median() == pytest.approx(0.3, rel=0.1)
+    assert counts.tpot[names.STABLE].median() == pytest.approx(0.05, rel=0.1)
+    assert counts.ttft[names.STABLE].bounds == BOUNDS
