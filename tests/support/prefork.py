@@ -92,9 +92,15 @@ class ForkedProcess:
 
 
 class ForkServer:
-    """The client's side: one server for each process of pytest, brought up when it is first needed."""
+    """The client's side: one server for each process of pytest, brought up when it is first needed.
 
-    def __init__(self) -> None:
+    Programs whose children are warm come from a second server, because torch would count to the memory of
+    the others.
+    """
+
+    def __init__(self, *, warm: bool = False) -> None:
+        self._is_warm = warm
+        self._warm_server: ForkServer | None = None
         self.server: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
         self._owner = 0
@@ -115,6 +121,11 @@ class ForkServer:
         The rest is as in `subprocess.Popen`, but for `warm`: whether children that
         the program starts are forked from what is imported, too.
         """
+        if warm and not self._is_warm:
+            server = self._server_of_warm_programs()
+            return server.start(
+                *argv, env=env, cwd=cwd, stdout=stdout, stderr=stderr, start_new_session=start_new_session
+            )
         out, out_reader = _sink(stdout)
         err, err_reader = (out, None) if stderr == STDOUT else _sink(stderr)
         ended, end = os.pipe()
@@ -123,7 +134,7 @@ class ForkServer:
             "env": dict(env),
             "cwd": str(cwd or Path.cwd()),
             "session": start_new_session,
-            "warm": warm,
+            "warm": self._is_warm,
         }
         message = json.dumps(request).encode()
         with self._one:
@@ -149,12 +160,18 @@ class ForkServer:
             output = process.stdout.read()
             return subprocess.CompletedProcess(argv, process.wait(timeout), output, errors.result())
 
+    def _server_of_warm_programs(self) -> ForkServer:
+        with self._one:
+            if self._warm_server is None:
+                self._warm_server = ForkServer(warm=True)
+            return self._warm_server
+
     def _launch(self) -> None:
         self._socket, theirs = socket.socketpair()
         self._owner = os.getpid()
         with theirs:
             server = subprocess.Popen(
-                [sys.executable, __file__, str(theirs.fileno())],
+                [sys.executable, __file__, str(theirs.fileno()), *(["warm"] if self._is_warm else [])],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 env={**os.environ, **warm_children.ONE_THREAD},
@@ -182,14 +199,15 @@ FORK_SERVER = ForkServer()
 # --- the server -------------------------------------------------------------------------------------------
 
 
-def _serve(connection: socket.socket) -> None:
+def _serve(connection: socket.socket, *, warm: bool) -> None:
     """Fork on request until the other side is gone. In a child it returns with what to run."""
-    for module in MODULES:
+    gc.disable()  # nothing of what is imported will be garbage
+    for module in MODULES + (warm_children.MODULES if warm else ()):
         importlib.import_module(module)
     gc.collect()
+    gc.enable()
     gc.freeze()  # children share these pages for as long as nobody writes to them
     warm_children.adopt_orphans()
-    has_engine = False
     running: dict[int, int] = {}
     # A byte for each child that ends.
     ended, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -209,12 +227,6 @@ def _serve(connection: socket.socket) -> None:
                 _kill(running)
                 return
             request = json.loads(warm_children.read_exactly(connection, int.from_bytes(length, "big")))
-            if request["warm"] and not has_engine:
-                # Later than the rest: not every run has an engine, and torch takes seconds.
-                warm_children.import_all()
-                gc.collect()
-                gc.freeze()
-                has_engine = True
             pid = os.fork()
             if not pid:
                 signal.set_wakeup_fd(-1)
@@ -309,4 +321,4 @@ def _exit(code: int) -> NoReturn:
 
 
 if __name__ == "__main__":
-    _serve(socket.socket(fileno=int(sys.argv[1])))
+    _serve(socket.socket(fileno=int(sys.argv[1])), warm="warm" in sys.argv)

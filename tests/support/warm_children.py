@@ -13,7 +13,6 @@ from __future__ import annotations
 import array
 import asyncio
 import ctypes
-import importlib
 import json
 import os
 import signal
@@ -28,7 +27,6 @@ from typing import Any, NoReturn
 PR_SET_PDEATHSIG, PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 1, 15, 36
 MODULES = (
     "mamba_kernels.cpu.library",
-    "mamba_server.engine.__main__",
     "mamba_server.engine.admin",
     "mamba_server.engine.boot",
     "mamba_server.engine.engine_loop",
@@ -37,7 +35,7 @@ MODULES = (
     "mamba_server.engine.process_memory.garbage",
     "mamba_server.engine.process_memory.library_pages",
     "mamba_server.engine.transfers.start",
-    "mamba_server.grammar_check",
+    "mamba_server.grammar_matcher",
     "zmq.asyncio",
 )
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive", "OPENBLAS_NUM_THREADS": "1"}
@@ -57,12 +55,6 @@ def _read_by_imports(environment: Mapping[str, str]) -> dict[str, str]:
 
 IMPORTED_WITH = _read_by_imports(os.environ)
 """Those variables when the modules were imported."""
-
-
-def import_all() -> None:
-    """Import what the children need."""
-    for module in MODULES:
-        importlib.import_module(module)
 
 
 def adopt_orphans() -> None:
