@@ -141,9 +141,15 @@ class ForkServer:
             if self._socket is None or self._owner != os.getpid():
                 self._launch()
             assert self._socket is not None
-            socket.send_fds(self._socket, [len(message).to_bytes(4, "big")], [out, err, end])
-            self._socket.sendall(message)
-            pid = int(self._socket.recv(16))
+            try:
+                socket.send_fds(self._socket, [len(message).to_bytes(4, "big")], [out, err, end])
+                self._socket.sendall(message)
+                pid = int(self._socket.recv(16))
+            except BaseException:
+                # A test that takes too long is interrupted, and the next one must not get its answer.
+                self._socket.close()
+                self._socket = None
+                raise
         for each in {out, err, end} - {stdout, stderr}:  # what came from the caller stays the caller's
             os.close(each)
         return ForkedProcess(pid, ended, out_reader, err_reader)

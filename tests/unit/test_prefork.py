@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -98,6 +99,28 @@ def test_no_child_outlives_the_server_however_it_ends() -> None:
     server.server.wait(PATIENCE)
     wait_until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
     assert process.wait(PATIENCE) == -signal.SIGKILL
+    process.close()
+
+
+def test_the_answer_to_an_interrupted_start_is_not_that_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = ForkServer()
+    sleeping(server).close()
+
+    class Interrupted:
+        def __init__(self, connection: socket.socket) -> None:
+            self.fileno, self.sendall, self.close = connection.fileno, connection.sendall, connection.close
+            self.sendmsg = connection.sendmsg
+
+        def recv(self, _: int) -> bytes:
+            raise KeyboardInterrupt
+
+    assert server._socket is not None
+    monkeypatch.setattr(server, "_socket", Interrupted(server._socket))
+    with pytest.raises(KeyboardInterrupt):
+        sleeping(server)
+    process = sleeping(server)
+    process.terminate()
+    assert process.wait(PATIENCE) == -signal.SIGTERM
     process.close()
 
 
