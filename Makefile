@@ -64,8 +64,8 @@ mutants: setup ## seed known defects one by one and see the tests notice each
 
 gates: setup ## the correctness gates of the state cache and the CPU kernels, the full matrix
 	@MAMBASERVE_GATES=large $(PYTEST) tests/gates tests/unit/kernels/cpu \
-	  tests/integration/test_struck_hand_overs.py tests/unit/cli/test_wheel.py \
-	  tests/unit/release/test_push.py tests/kube/test_upgrade.py
+	  tests/integration/test_struck_hand_overs.py tests/integration/test_valid_answers.py \
+	  tests/unit/cli/test_wheel.py tests/unit/release/test_push.py tests/kube/test_upgrade.py
 
 compiled: setup ## every launch of every served model compiled for five GPUs, with two Tritons
 	@MAMBASERVE_COMPILED=all $(PYTEST) tests/unit/kernels/triton/test_compile_matrix.py

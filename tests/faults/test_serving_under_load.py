@@ -31,7 +31,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def server(model: Path) -> Iterator[Server]:
-    with Server(model, "--arena-bytes", "64Mi", "--max-model-len", "1024") as running:
+    with Server(model, "--arena-bytes", "64Mi", "--max-model-len", "1024", fresh=True) as running:
         yield running
 
 

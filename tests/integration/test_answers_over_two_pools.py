@@ -104,14 +104,14 @@ async def stream(client: openai.AsyncOpenAI, number: int) -> Outcome:
     return outcome
 
 
-async def whole(client: openai.AsyncOpenAI, number: int) -> list[str]:
-    """Return the tokens of one greedy answer that is not streamed."""
+async def whole(client: openai.AsyncOpenAI, *numbers: int) -> list[list[str]]:
+    """Return the tokens of greedy answers that are not streamed, asked for in one request."""
     answer = await client.completions.create(
-        model=NAME, prompt=prompt(number), max_tokens=TOKENS, temperature=0, logprobs=0,
-        extra_body=TO_THE_END,
+        model=NAME, prompt=[prompt(number) for number in numbers], max_tokens=TOKENS, temperature=0,
+        logprobs=0, extra_body=TO_THE_END,
     )  # fmt: skip
-    assert answer.choices[0].logprobs is not None
-    return answer.choices[0].logprobs.tokens or []
+    assert [choice.index for choice in answer.choices] == list(range(len(numbers)))
+    return [(choice.logprobs and choice.logprobs.tokens) or [] for choice in answer.choices]
 
 
 def test_a_stream_over_two_engines_is_that_of_one(fleet: Fleet, unified: Server) -> None:
@@ -122,7 +122,7 @@ def test_a_stream_over_two_engines_is_that_of_one(fleet: Fleet, unified: Server)
                 model=NAME, messages=[{"role": "user", "content": prompt(1001)}], max_tokens=8, temperature=0
             )
         async with openai.AsyncOpenAI(base_url=f"{unified.url}/v1", api_key="none") as client:
-            expected = await whole(client, 1000)
+            (expected,) = await whole(client, 1000)
             same = await client.chat.completions.create(
                 model=NAME, messages=[{"role": "user", "content": prompt(1001)}], max_tokens=8, temperature=0
             )
@@ -173,7 +173,7 @@ def test_engines_that_are_killed_cost_no_answer_that_had_not_begun(fleet: Fleet,
         async with fleet.client() as client:
             outcomes = await asyncio.gather(*(one(client, number) for number in range(REQUESTS)))
         async with openai.AsyncOpenAI(base_url=f"{unified.url}/v1", api_key="none") as client:
-            expected = [await whole(client, number) for number in range(REQUESTS)]
+            expected = await whole(client, *range(REQUESTS))
         return outcomes, expected
 
     handed_over = fleet.count('mambaserve_gateway_hand_overs_total{outcome="computed"}')

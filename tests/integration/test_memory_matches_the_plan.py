@@ -29,7 +29,7 @@ def test_resident_memory_of_weights_and_arena_is_the_planned(tmp_path: Path) -> 
     sizes = {}
     planned = {}
     for arena in ("64Mi", "1Gi"):
-        with Server(directory, "--arena-bytes", arena, "--max-model-len", "1024") as server:
+        with Server(directory, "--arena-bytes", arena, "--max-model-len", "1024", fresh=True) as server:
             process = psutil.Process(server.engine_pid())
             sizes[arena] = process.memory_info().rss
             plan = call(f"{server.admin}/admin/plan")[1]
@@ -49,7 +49,7 @@ def test_what_a_server_takes_beside_its_plan_is_bounded(tmp_path: Path) -> None:
             pytest.skip("what importing torch leaves in memory can be put nowhere")
     directory = random_nemotron_h(tmp_path / "model", vocab_size=24_000)
     # Large enough that loading the libraries is not the peak.
-    with Server(directory, "--arena-bytes", "512Mi", "--max-model-len", "4096") as server:
+    with Server(directory, "--arena-bytes", "512Mi", "--max-model-len", "4096", fresh=True) as server:
         plan = call(f"{server.admin}/admin/plan")[1]
         body = {"model": server.model, "prompt": "one two three " * 250, "max_tokens": 8}
         assert call(f"{server.url}/v1/completions", body)[0] == 200
@@ -72,7 +72,7 @@ def test_the_worst_step_of_a_large_vocabulary_stays_inside_its_workspace(tmp_pat
     }  # fmt: skip
     # As large as the two need, so that what is touched of the arena is little beside the steps.
     limits = ("--max-model-len", "2304", "--max-running-requests", "257", "--chunked-prefill-tokens", "2816")
-    with Server(directory, "--arena-bytes", "128Mi", *limits) as server:
+    with Server(directory, "--arena-bytes", "128Mi", *limits, fresh=True) as server:
         ledger = {line["item"]: line["bytes"] for line in call(f"{server.admin}/admin/plan")[1]["ledger"]}
         engine = psutil.Process(server.engine_pid())
         ready = engine.memory_info().rss

@@ -4,6 +4,22 @@ from seeded import Mutant
 
 MUTANTS = (
     Mutant(
+        name="an engine searches for garbage while it imports",
+        keeps="A start visits the objects that it imports once, and not again with each further import.",
+        where="process_memory.garbage:without_searches",
+        old="gc.disable()",
+        new="pass",
+        tests=("tests/unit/engine/test_main.py",),
+    ),
+    Mutant(
+        name="an engine never searches for garbage after its start",
+        keeps="Cycles among new objects are freed while an engine serves.",
+        where="process_memory.garbage:without_searches",
+        old="gc.enable()",
+        new="pass",
+        tests=("tests/unit/engine/test_main.py",),
+    ),
+    Mutant(
         name="a damaged download is taken for a model",
         keeps="Each file of a copied model is compared with its checksum.",
         where="model.hub_copy:_damaged_files",

@@ -141,7 +141,7 @@ def launch(model: Path | str, *, script: dict[str, Any] | None = None, **setting
         "OMP_NUM_THREADS": "1",
     }
     process = FORK_SERVER.start(
-        "-c", _LAUNCH, str(FAKE_ENGINE), json.dumps(settings_given), env=environment, cwd=ROOT
+        "-c", _LAUNCH, str(FAKE_ENGINE), json.dumps(settings_given), env=environment, cwd=ROOT, warm=True
     )
     api = ApiProcess(process, queue.Queue())
 

@@ -7,8 +7,8 @@ is the server's; its exit code comes through a pipe. Imports apart, it is a proc
 
 from __future__ import annotations
 
-import array
 import atexit
+import contextlib
 import ctypes
 import gc
 import importlib
@@ -27,6 +27,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from subprocess import PIPE, STDOUT
 from typing import IO, Any, NoReturn
+
+import warm_children
 
 PR_SET_PDEATHSIG = 1
 MODULES = (
@@ -90,9 +92,15 @@ class ForkedProcess:
 
 
 class ForkServer:
-    """The client's side: one server for each process of pytest, brought up when it is first needed."""
+    """The client's side: one server for each process of pytest, brought up when it is first needed.
 
-    def __init__(self) -> None:
+    Programs whose children are warm come from a second server, because torch would count to the memory of
+    the others.
+    """
+
+    def __init__(self, *, warm: bool = False) -> None:
+        self._is_warm = warm
+        self._warm_server: ForkServer | None = None
         self.server: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
         self._owner = 0
@@ -106,8 +114,18 @@ class ForkServer:
         stdout: int = PIPE,
         stderr: int = PIPE,
         start_new_session: bool = False,
+        warm: bool = False,
     ) -> ForkedProcess:
-        """Start `python *argv` (`-c CODE …` or `-m MODULE …`); the rest is as in `subprocess.Popen`."""
+        """Start `python *argv`: `-c CODE …`, `-m MODULE …` or `FILE …`.
+
+        The rest is as in `subprocess.Popen`, but for `warm`: whether children that
+        the program starts are forked from what is imported, too.
+        """
+        if warm and not self._is_warm:
+            server = self._server_of_warm_programs()
+            return server.start(
+                *argv, env=env, cwd=cwd, stdout=stdout, stderr=stderr, start_new_session=start_new_session
+            )
         out, out_reader = _sink(stdout)
         err, err_reader = (out, None) if stderr == STDOUT else _sink(stderr)
         ended, end = os.pipe()
@@ -116,15 +134,22 @@ class ForkServer:
             "env": dict(env),
             "cwd": str(cwd or Path.cwd()),
             "session": start_new_session,
+            "warm": self._is_warm,
         }
         message = json.dumps(request).encode()
         with self._one:
             if self._socket is None or self._owner != os.getpid():
                 self._launch()
             assert self._socket is not None
-            socket.send_fds(self._socket, [len(message).to_bytes(4, "big")], [out, err, end])
-            self._socket.sendall(message)
-            pid = int(self._socket.recv(16))
+            try:
+                socket.send_fds(self._socket, [len(message).to_bytes(4, "big")], [out, err, end])
+                self._socket.sendall(message)
+                pid = int(self._socket.recv(16))
+            except BaseException:
+                # A test that takes too long is interrupted, and the next one must not get its answer.
+                self._socket.close()
+                self._socket = None
+                raise
         for each in {out, err, end} - {stdout, stderr}:  # what came from the caller stays the caller's
             os.close(each)
         return ForkedProcess(pid, ended, out_reader, err_reader)
@@ -141,15 +166,21 @@ class ForkServer:
             output = process.stdout.read()
             return subprocess.CompletedProcess(argv, process.wait(timeout), output, errors.result())
 
+    def _server_of_warm_programs(self) -> ForkServer:
+        with self._one:
+            if self._warm_server is None:
+                self._warm_server = ForkServer(warm=True)
+            return self._warm_server
+
     def _launch(self) -> None:
         self._socket, theirs = socket.socketpair()
         self._owner = os.getpid()
         with theirs:
             server = subprocess.Popen(
-                [sys.executable, __file__, str(theirs.fileno())],
+                [sys.executable, __file__, str(theirs.fileno()), *(["warm"] if self._is_warm else [])],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                env={**os.environ, **warm_children.ONE_THREAD},
             )
         self.server = server
         atexit.register(self._end, server, self._socket, os.getpid())
@@ -174,12 +205,15 @@ FORK_SERVER = ForkServer()
 # --- the server -------------------------------------------------------------------------------------------
 
 
-def _serve(connection: socket.socket) -> None:
+def _serve(connection: socket.socket, *, warm: bool) -> None:
     """Fork on request until the other side is gone. In a child it returns with what to run."""
-    for module in MODULES:
+    gc.disable()  # nothing of what is imported will be garbage
+    for module in MODULES + (warm_children.MODULES if warm else ()):
         importlib.import_module(module)
     gc.collect()
+    gc.enable()
     gc.freeze()  # children share these pages for as long as nobody writes to them
+    warm_children.adopt_orphans()
     running: dict[int, int] = {}
     # A byte for each child that ends.
     ended, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -198,7 +232,7 @@ def _serve(connection: socket.socket) -> None:
             if not length:
                 _kill(running)
                 return
-            request = _read(connection, int.from_bytes(length, "big"))
+            request = json.loads(warm_children.read_exactly(connection, int.from_bytes(length, "big")))
             pid = os.fork()
             if not pid:
                 signal.set_wakeup_fd(-1)
@@ -207,27 +241,21 @@ def _serve(connection: socket.socket) -> None:
                 for each in (ended, wake, files[2], *running.values()):
                     os.close(each)
                 connection.close()
-                _become(json.loads(request), files[:2])
+                _become(request, files[:2])
             for each in files[:2]:
                 os.close(each)
             running[pid] = files[2]
             connection.sendall(str(pid).encode())
 
 
-def _read(connection: socket.socket, length: int) -> bytes:
-    parts = array.array("B")
-    while len(parts) < length:
-        parts.frombytes(connection.recv(length - len(parts)))
-    return parts.tobytes()
-
-
 def _reap(running: dict[int, int]) -> None:
-    for pid, pipe in list(running.items()):
-        gone, status = os.waitpid(pid, os.WNOHANG)
-        if gone:
-            os.write(pipe, str(os.waitstatus_to_exitcode(status)).encode())
-            os.close(pipe)
-            del running[pid]
+    """Report the end of each child that has ended, and bury orphans."""
+    with contextlib.suppress(ChildProcessError):
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            pid, status = ended
+            if (pipe := running.pop(pid, None)) is not None:
+                os.write(pipe, str(os.waitstatus_to_exitcode(status)).encode())
+                os.close(pipe)
 
 
 def _kill(running: dict[int, int]) -> None:
@@ -254,20 +282,49 @@ def _become(request: dict[str, Any], files: list[int]) -> NoReturn:
     os.environ.clear()
     os.environ.update(request["env"])
     os.chdir(request["cwd"])
-    kind, what, *arguments = request["argv"]
+    kind, *arguments = request["argv"]
+    if request["warm"] and sys.platform == "linux":
+        warm_children.lend_imports(_become)
     unbuffered = "PYTHONUNBUFFERED" in request["env"]
     sys.stdout = sys.__stdout__ = open(1, "w", closefd=False)  # noqa: SIM115
     sys.stdout.reconfigure(write_through=unbuffered)
     sys.stderr = sys.__stderr__ = open(2, "w", 1, errors="backslashreplace", closefd=False)  # noqa: SIM115
     sys.path[0] = request["cwd"]
+    try:
+        _run(kind, arguments)
+    except SystemExit as end:
+        if end.code is not None and not isinstance(end.code, int):
+            print(end.code, file=sys.stderr)
+            end.code = 1
+        _exit(end.code or 0)
+    _exit(0)
+
+
+def _run(kind: str, arguments: list[str]) -> None:
+    """Run the program."""
     if kind == "-m":
-        sys.argv = [what, *arguments]
-        runpy.run_module(what, run_name="__main__", alter_sys=True)
+        sys.argv = arguments
+        runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
+    elif kind == "-c":
+        sys.argv = ["-c", *arguments[1:]]
+        exec(compile(arguments[0], "<string>", "exec"), {"__name__": "__main__"})
     else:
-        sys.argv = ["-c", *arguments]
-        exec(compile(what, "<string>", "exec"), {"__name__": "__main__"})
-    raise SystemExit(0)
+        sys.argv = [kind, *arguments]
+        sys.path[0] = str(Path(kind).parent)
+        runpy.run_path(kind, run_name="__main__")
+
+
+def _exit(code: int) -> NoReturn:
+    """End as Python does, but leave what was imported to the kernel: to free torch takes half a second."""
+    try:
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+    finally:
+        os._exit(code & 0xFF)
 
 
 if __name__ == "__main__":
-    _serve(socket.socket(fileno=int(sys.argv[1])))
+    _serve(socket.socket(fileno=int(sys.argv[1])), warm="warm" in sys.argv)

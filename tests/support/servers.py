@@ -18,14 +18,18 @@ from prefork import FORK_SERVER
 
 
 class Command:
-    """One running `mambaserve …`; its standard error is kept."""
+    """One running `mambaserve …`; its standard error is kept.
 
-    def __init__(self, *arguments: str, env: dict[str, str] | None = None) -> None:
+    `fresh`: whether Python starts its children anew, as it does for a user, instead of `warm_children`.
+    """
+
+    def __init__(self, *arguments: str, env: dict[str, str] | None = None, fresh: bool = False) -> None:
         self.lines: list[str] = []
         self.process = FORK_SERVER.start(
             "-m", "mamba_cli", *arguments,
             env={**os.environ, "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1", **(env or {})},
             stderr=subprocess.STDOUT, start_new_session=True,
+            warm=not fresh and arguments[:1] in (("serve",), ("up",)),
         )  # fmt: skip
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -84,18 +88,18 @@ class Command:
 class Server(Command):
     """`mambaserve serve` on a model directory, ready."""
 
-    def __init__(self, model: Path | str, *arguments: str, ready: float = 120.0) -> None:
-        super().__init__(
-            "serve", "--model", str(model), "--port", "0", "--admin-port", "0", "--device", "cpu", *arguments
-        )
+    def __init__(self, model: Path | str, *arguments: str, ready: float = 120.0, fresh: bool = False) -> None:
+        places = ("--port", "0", "--admin-port", "0", "--device", "cpu")
+        super().__init__("serve", "--model", str(model), *places, *arguments, fresh=fresh)
         match = self.wait_for(r"ready: (\S+) at (http://\S+)/v1 \(admin (http://[^)]+)\)", ready)
         self.model, self.url, self.admin = match[1], match[2], match[3]
 
     def engine_pid(self) -> int:
-        """Return the id of the engine process: the only child of the server."""
+        """Return the id of the engine process, a child of the server."""
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
         for child in children:
-            if b"mamba_server.engine" in Path(f"/proc/{child}/cmdline").read_bytes():
+            command = Path(f"/proc/{child}/cmdline").read_bytes()
+            if b"mamba_server.engine" in command or Path(f"/proc/{child}/comm").read_text() == "engine\n":
                 return int(child)
         raise AssertionError(f"no engine process among {children}")
 

@@ -1,7 +1,9 @@
 """Forked processes are like any others: arguments, environment, folder, exit codes, signals."""
 
+import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -98,3 +100,80 @@ def test_no_child_outlives_the_server_however_it_ends() -> None:
     wait_until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
     assert process.wait(PATIENCE) == -signal.SIGKILL
     process.close()
+
+
+def test_the_answer_to_an_interrupted_start_is_not_that_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = ForkServer()
+    sleeping(server).close()
+
+    class Interrupted:
+        def __init__(self, connection: socket.socket) -> None:
+            self.fileno, self.sendall, self.close = connection.fileno, connection.sendall, connection.close
+            self.sendmsg = connection.sendmsg
+
+        def recv(self, _: int) -> bytes:
+            raise KeyboardInterrupt
+
+    assert server._socket is not None
+    monkeypatch.setattr(server, "_socket", Interrupted(server._socket))
+    with pytest.raises(KeyboardInterrupt):
+        sleeping(server)
+    process = sleeping(server)
+    process.terminate()
+    assert process.wait(PATIENCE) == -signal.SIGTERM
+    process.close()
+
+
+PROGRAM = """
+import asyncio, json, os, sys
+
+async def start(*command, **options):
+    return await asyncio.create_subprocess_exec(sys.executable, *command, **options)
+
+async def main():
+    pipe, seen = asyncio.subprocess.PIPE, {}
+    tool = await start("-m", "json.tool", "--compact", stdin=pipe, stdout=pipe, start_new_session=True)
+    tool.stdin.write(b'{"a":  1}')
+    tool.stdin.close()
+    seen["answer"] = (await tool.stdout.read()).decode().strip(), await tool.wait()
+    for name in ("MINE", "TRITON_INTERPRET"):
+        child = await start(sys.argv[1], "7", env={**os.environ, name: "1"}, stdout=pipe)
+        seen[name] = json.loads(await child.stdout.read()), await child.wait()
+    left = await start(sys.argv[1], "wait", stdout=pipe, start_new_session=True)
+    seen["left"] = json.loads(await left.stdout.readline())
+    seen["is group"] = os.getpgid(left.pid) == left.pid != os.getpgid(0)
+    killed = await start(sys.argv[1], "wait", stdout=pipe)
+    killed.kill()
+    seen["killed"] = await killed.wait()
+    print(json.dumps(seen), flush=True)
+    await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+CHILD = """
+import json, os, sys, time
+print(json.dumps([os.getpid(), os.getppid(), os.environ.get("MINE"), "torch" in sys.modules]), flush=True)
+time.sleep(999) if sys.argv[1] == "wait" else sys.exit(int(sys.argv[1]))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="PR_SET_CHILD_SUBREAPER is Linux")
+def test_children_of_a_warm_program_are_its_own_and_end_with_it(tmp_path: Path) -> None:
+    file = tmp_path / "child.py"
+    file.write_text(CHILD)
+    program = FORK_SERVER.start("-c", PROGRAM, str(file), env=os.environ, warm=True)
+    assert program.stdout is not None
+    seen = json.loads(program.stdout.readline())
+    assert seen["answer"] == ['{"a":1}', 0]
+    ((_, parent, mine, has_torch), code) = seen["MINE"]
+    assert (parent, mine, has_torch, code) == (program.pid, "1", True, 7)
+    # What this variable changes was imported without it.
+    ((_, parent, mine, has_torch), code) = seen["TRITON_INTERPRET"]
+    assert (parent, mine, has_torch, code) == (program.pid, None, False, 7)
+    assert (seen["is group"], seen["killed"]) == (True, -signal.SIGKILL)
+    child = psutil.Process(seen["left"][0])
+    assert child.ppid() == program.pid
+    program.kill()
+    assert program.wait(PATIENCE) == -signal.SIGKILL
+    wait_until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
+    program.close()

@@ -12,6 +12,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from mamba_server.engine.process_memory.cpu_threads import set_up_threads, threads_for
+from mamba_server.engine.process_memory.garbage import without_searches
 from mamba_server.host_cores import usable_cores
 from mamba_settings.engine_settings import EngineSettings
 from mamba_telemetry.logs import set_up_logs
@@ -50,7 +51,8 @@ def main() -> int:
     port: EngineSockets | None = None
     try:
         # Before the sockets exist, because their threads write to memory at any time.
-        _import_torch(settings)
+        with without_searches():
+            _import_torch(settings)
         port = EngineSockets(options.to_engine, options.from_engine)
         return _serve(settings, port, cores if chooses_threads else None)
     except Exception as error:

@@ -95,6 +95,16 @@ def test_it_serves_with_the_settings_it_was_handed(port: Port, monkeypatch: pyte
     assert port.sent == []
 
 
+def test_no_garbage_is_searched_for_while_torch_is_imported(
+    port: Port, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    enabled: list[bool] = []
+    monkeypatch.setattr(command, "_import_torch", lambda _: enabled.append(gc.isenabled()))
+    serving(monkeypatch, lambda *_: enabled.append(gc.isenabled()) or 0)
+    assert command.main() == 0
+    assert enabled == [False, True]
+
+
 @pytest.mark.parametrize(
     ("error", "code"),
     [(UnusableInput("track_interval 5 must be"), 2), (InsufficientMemory("needs 9Gi, has 8Gi", 9, 8), 3)],

@@ -7,9 +7,23 @@ that live long; reference counts free what it drops. Called by the engine proces
 """
 
 import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 NEVER_COLLECT = 1 << 30
 """Collections of the middle generation before a full one: more than a process ever makes."""
+
+
+@contextmanager
+def without_searches() -> Iterator[None]:
+    """Search for no cycles in the block, which imports: each search visits what is there, and that stays."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def never_search_old_objects() -> None:
