@@ -15,6 +15,8 @@ from mamba_prefix.change_log import ChangeLog
 from mamba_server.api.metrics.engine_metrics import EngineMetrics
 from mamba_server.api.metrics.prefix_metrics import PrefixMetrics
 from mamba_server.api.metrics.request_metrics import RequestMetrics
+from mamba_server.api.metrics.usage_metrics import UsageMetrics
+from mamba_server.api.usage.usage_totals import UsageTotals
 from mamba_server.engine.speculation.ngram_drafts import NgramDrafts
 from mamba_server.engine.stats import collect
 from mamba_server.engine.stepping.speculation import DraftSwitch, Speculation
@@ -39,6 +41,7 @@ def engine() -> list[Metric]:
     metrics = EngineMetrics(registry, "m")
     RequestMetrics(registry, "m")
     PrefixMetrics(registry, "m", ChangeLog("m"))
+    UsageMetrics(registry, UsageTotals("m"))
     trial = EngineTrial(TrialSetup(slabs=24, rows=3, policy="RecomputeCost"), random.Random(3))
     stem = list(range(1, 33))
     for number in range(6):
