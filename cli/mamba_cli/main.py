@@ -43,6 +43,7 @@ COMMANDS: tuple[str, ...] = (
     "status",
     "stop",
     "up",
+    "usage",
 )
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)

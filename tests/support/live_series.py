@@ -9,6 +9,9 @@ from prometheus_client.metrics_core import Metric
 from engine_trial import EngineTrial, TrialSetup
 from mamba_cli.local.loading.download_metrics import DownloadMetrics
 from mamba_gateway.metrics.gateway_metrics import GatewayMetrics
+from mamba_gateway.usage.ledger_store import MemoryLedger
+from mamba_gateway.usage.prices import Prices
+from mamba_gateway.usage.usage_ledger import UsageLedger
 from mamba_operator.autoscale.scaling_metrics import ScalingMetrics
 from mamba_operator.process.metrics import OperatorMetrics
 from mamba_prefix.change_log import ChangeLog
@@ -79,6 +82,7 @@ def move_states(trial: EngineTrial) -> None:
 
 def emitted() -> dict[str, str]:
     gateway = GatewayMetrics(lambda: ())
+    gateway.registry.register(UsageLedger(MemoryLedger(1), prices=Prices(), days=1))
     operator = OperatorMetrics()
     ScalingMetrics(operator.registry)
     of_one = (gateway.registry, operator.registry, DownloadMetrics().registry)

@@ -36,16 +36,13 @@ class UsageSum(msgspec.Struct, array_like=True, frozen=True):
 
     def plus(self, other: "UsageSum") -> "UsageSum":
         """Return the sum of both."""
-        return UsageSum(
-            self.requests + other.requests,
-            self.prompt_tokens + other.prompt_tokens,
-            self.resumed_tokens + other.resumed_tokens,
-            self.output_tokens + other.output_tokens,
-            self.device + other.device,
-            self.slots + other.slots,
-            self.pages + other.pages,
-            self.saved + other.saved,
-        )
+        pairs = zip(msgspec.structs.astuple(self), msgspec.structs.astuple(other), strict=True)
+        return UsageSum(*(mine + theirs for mine, theirs in pairs))
+
+    def minus(self, other: "UsageSum") -> "UsageSum":
+        """Return the difference of both."""
+        pairs = zip(msgspec.structs.astuple(self), msgspec.structs.astuple(other), strict=True)
+        return UsageSum(*(mine - theirs for mine, theirs in pairs))
 
     def named(self) -> dict[str, float]:
         """Return the numbers by name, times in seconds."""
