@@ -63,11 +63,14 @@ class CostAccount:
 
     def step_ended(self, schedule: Schedule, seconds: float, now: float) -> None:
         """Charge the members of a step that took `seconds`, and the prompts' memory until now."""
-        shares = step_shares(schedule, _nanoseconds(max(0.0, seconds)), self._speed)
+        time, unreported = _nanoseconds(max(0.0, seconds)), self._unreported
+        self._total[0] += time
+        shares = step_shares(schedule, time, self._speed)
+        # Each row of each step comes here. One that has ended meanwhile was in the step all the same.
         for sequence, share in zip(schedule.members, shares, strict=True):
-            sequence.cost.device += share
-            # A sequence that has ended meanwhile had its row in the step all the same.
-            self._add(sequence.cost.account, (share, 0, 0, 0))
+            cost = sequence.cost
+            cost.device += share
+            unreported[cost.account][0] += share
         for piece in schedule.pieces:
             self.look(piece.sequence, now)
 
@@ -98,10 +101,9 @@ class CostAccount:
 def step_shares(schedule: Schedule, time: int, speed: PrefillSpeed) -> list[int]:
     """Return the part of `time` of each member of a step; the parts add up to it."""
     ratio, drafts = speed.ratio, {draft.index: len(draft.tokens) for draft in schedule.drafts}
-    decodes = [
-        (1 + drafts.get(index, 0)) * (1.0 + ratio * sequence.known_tokens)
-        for index, sequence in enumerate(schedule.decodes)
-    ]
+    decodes = [1.0 + ratio * sequence.known_tokens for sequence in schedule.decodes]
+    for index, tokens in drafts.items():
+        decodes[index] *= 1 + tokens
     pieces = [prefill_work(piece.start, piece.stop, ratio) for piece in schedule.pieces]
     if not (decodes and pieces and speed.decode_seconds):
         return _split(time, decodes + pieces)
@@ -111,11 +113,11 @@ def step_shares(schedule: Schedule, time: int, speed: PrefillSpeed) -> list[int]
 
 def _split(time: int, weights: SequenceOf[float]) -> list[int]:
     """Split an amount in proportion to weights. The parts add up to it exactly."""
-    whole = sum(weights)
-    parts, passed, weight_before = [], 0, 0.0
+    unit = time / sum(weights) if weights else 0.0
+    parts, passed, reached = [], 0, 0.0
     for weight in weights:
-        weight_before += weight
-        until = min(time, round(time * (weight_before / whole)))
+        reached += weight * unit
+        until = int(reached)
         parts.append(until - passed)
         passed = until
     if parts:
