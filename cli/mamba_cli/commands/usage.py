@@ -30,6 +30,8 @@ class UsageFormat(StrEnum):
 
 
 DAY = ("%Y-%m-%d",)
+WIDE = 140
+"""Columns in which the table is complete."""
 _COUNTS = ("requests", "prompt_tokens", "resumed_tokens", "output_tokens")
 _SECONDS = ("device_seconds", "slot_seconds", "page_seconds", "saved_device_seconds")
 _COSTS = ("cost", "saved_cost")
@@ -98,7 +100,9 @@ def command(
     else:
         from rich.console import Console
 
-        Console().print(_table(report))
+        console = Console()
+        # What goes to a file or another program is not cut to the width of a terminal.
+        (console if console.is_terminal else Console(width=max(WIDE, console.width))).print(_table(report))
 
 
 def _url(target: str) -> str:
@@ -172,7 +176,7 @@ def _table(report: dict[str, Any]) -> "Table":
     columns = _columns(report)
     for column in columns:
         money = f" {report['currency']}" if column in _COSTS else ""
-        table.add_column(_TITLES[column] + money, justify="right")
+        table.add_column(_TITLES[column] + money, justify="right", overflow="fold")
     for line in report["data"]:
         name = line["name"] or ("(base model)" if report["by"] == "adapter" else "")
         table.add_row(name, *(_text(column, line[column]) for column in columns))
