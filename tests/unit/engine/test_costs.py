@@ -99,9 +99,10 @@ def test_only_a_request_that_wants_its_cost_is_told_and_the_cost_only_grows() ->
 
 def test_slots_and_pages_are_charged_for_the_time_for_which_they_were_held() -> None:
     engine = trial(overlap=False, strategy="NoBuffer")
-    engine.core.add(request("r", [1, 2, 3], 40, reports_cost=True))
+    engine.core.add(request("r", [1, 2, 3], 40))
     clock, began = engine.core.clock, engine.core.clock.now
-    last = run(engine)[-1].cost
+    run(engine)
+    last = engine.core.costs.total
     elapsed = (clock.now - began) * 1e9
     # One slot all the time; the pages of 4 tokens grow from 1 to 11, so 6 of them in the mean.
     assert last.slots == pytest.approx(elapsed, rel=0.1)
@@ -119,6 +120,16 @@ def test_a_prompt_that_resumes_reports_the_time_that_it_saved_and_a_new_one_repo
     assert first.saved == 0
     assert resumed
     assert again[-1].cost.saved == pytest.approx(resumed / engine.core.speed.tokens_per_second * 1e9, rel=0.5)
+
+
+def test_the_parts_of_a_step_are_the_whole_step_for_any_number_of_rows() -> None:
+    for rows in range(1, 60):
+        decodes = [
+            Sequence("r", 0, list(range(7 + 3 * row)), SamplingParams(max_tokens=9), order=0)
+            for row in range(rows)
+        ]
+        time = 1_000_003 * rows + 7
+        assert sum(step_shares(Schedule(1, None, None, decodes, []), time, PrefillSpeed(1e-3))) == time
 
 
 def test_a_step_of_both_kinds_gives_decodes_their_usual_time_and_prompts_the_rest() -> None:
