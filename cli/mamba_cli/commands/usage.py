@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class By(StrEnum):
-    """What the lines are grouped by."""
+    """Grouping of the lines of a report."""
 
     key = "key"
     model = "model"

@@ -231,10 +231,10 @@ async def _ledger(settings: GatewaySettings) -> AsyncIterator[UsageLedger]:
             stack.push_async_callback(store.close)
             await stack.enter_async_context(running(memory.work(), "ledger"))
         else:
-            from mamba_gateway.usage.redis_ledger import REDIS_SECONDS, RedisLedger
+            from mamba_gateway.usage.redis_ledger import LEDGER_SECONDS, RedisLedger
             from mamba_prefix.redis_client import make_client
 
-            client = make_client(url, answer_seconds=REDIS_SECONDS)
+            client = make_client(url, answer_seconds=LEDGER_SECONDS)
             store = RedisLedger(client, settings.index_scope, days)
             stack.push_async_callback(store.close)
         yield UsageLedger(store, prices=settings.prices, days=days, readers=readers)

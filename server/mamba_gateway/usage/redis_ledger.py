@@ -19,7 +19,7 @@ from mamba_gateway.errors import LedgerAway
 from mamba_gateway.usage.ledger_store import LedgerEntry, field_of
 from mamba_prefix.redis_client import Client
 
-REDIS_SECONDS = 2.0
+LEDGER_SECONDS = 2.0
 """Longest wait for Redis."""
 DAY_SECONDS = 86_400
 _PUT = """
@@ -72,7 +72,7 @@ class RedisLedger:
 
     async def _answer(self, call: Awaitable[Any]) -> Any:
         try:
-            async with asyncio.timeout(REDIS_SECONDS):
+            async with asyncio.timeout(LEDGER_SECONDS):
                 return await call
         except (RedisError, OSError, TimeoutError, ValueError) as error:
             raise LedgerAway(

@@ -24,7 +24,7 @@ TakeUsage = Callable[[UsageFeed], Awaitable[None]]
 WAIT_SECONDS = 20.0
 """Seconds after which an engine answers a poll even if nothing has changed."""
 MARGIN_SECONDS = 10.0
-PAUSE_SECONDS = 1.0
+READ_PAUSE_SECONDS = 1.0
 """Seconds between two polls of an engine, so that one poll returns the changes of many requests."""
 UNSUPPORTED_SECONDS = 60.0
 """Seconds until an engine that lacks the endpoint is polled again."""
@@ -94,7 +94,7 @@ class UsageReader:
             else:
                 incarnation, revision, healthy = feed.incarnation, feed.revision, True
                 backoff.record_success()
-                pause = PAUSE_SECONDS
+                pause = READ_PAUSE_SECONDS
             if not healthy and url in self._left_at:
                 return
             await asyncio.sleep(pause)

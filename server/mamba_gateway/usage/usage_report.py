@@ -7,8 +7,8 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 from mamba_edge.usage.usage_sum import UsageSum
+from mamba_gateway.prices import Prices
 from mamba_gateway.usage.ledger_store import LedgerEntry
-from mamba_gateway.usage.prices import Prices
 
 By = Literal["key", "model", "adapter", "day"]
 
@@ -49,7 +49,7 @@ class UsageReport(BaseModel):
 
     object: Literal["list"] = "list"
     by: By
-    """What the lines are grouped by."""
+    """Grouping of the lines."""
     since: str
     """First day, in UTC."""
     until: str

@@ -12,8 +12,8 @@ from mamba_edge.errors import InvalidRequest
 from mamba_edge.exchange.request_context import CONTEXT
 from mamba_edge.usage.usage_sum import UsageEntry, UsageFeed, UsageSum
 from mamba_gateway.errors import LedgerAway
+from mamba_gateway.prices import Prices
 from mamba_gateway.usage.ledger_store import LedgerStore, MemoryLedger, UsageFileError
-from mamba_gateway.usage.prices import Prices
 from mamba_gateway.usage.redis_ledger import RedisLedger
 from mamba_gateway.usage.usage_ledger import MOST_SERIES, UsageLedger
 from mamba_prefix.redis_client import make_client
