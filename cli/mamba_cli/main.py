@@ -46,6 +46,7 @@ COMMANDS: tuple[str, ...] = (
     "status",
     "stop",
     "up",
+    "usage",
     "why",
 )
 

@@ -6,6 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from mamba_api.openai_fields import FAIL_FAST, MAX_MESSAGES, ChatMessage, Strict, TokenIds, refuse_unsupported
+from mamba_api.openai_responses import EngineCost
 from mamba_api.openai_tools import Tool
 
 MOST_INPUTS = 1024
@@ -88,6 +89,8 @@ class EmbeddingsUsage(Strict):
     """Tokens of all inputs."""
     total_tokens: int
     """The same number."""
+    engine_cost: EngineCost | None = None
+    """Use of the engine; present with the header `X-Mambaserve-Cost: 1`."""
 
 
 class EmbeddingsResponse(Strict):

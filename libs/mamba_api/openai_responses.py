@@ -32,6 +32,19 @@ class CompletionTokensDetails(_Answer):
     """Tokens of the reasoning before the answers, including markers."""
 
 
+class EngineCost(_Answer):
+    """Use of the engine by one request, with the header `X-Mambaserve-Cost: 1`."""
+
+    device_seconds: float
+    """Seconds of the device: the request's share of each step that computed for it."""
+    slot_seconds: float
+    """State slots times the seconds for which the request held them."""
+    page_seconds: float
+    """Attention pages times the seconds for which the request used them, shared ones included."""
+    saved_device_seconds: float
+    """Seconds of the device that the resumed tokens would have taken at the engine's measured speed."""
+
+
 class Usage(_Answer):
     """Tokens of one request, over all its prompts and choices."""
 
@@ -45,6 +58,8 @@ class Usage(_Answer):
     """Origin of the prompt tokens; always present."""
     completion_tokens_details: CompletionTokensDetails | None = None
     """Breakdown of the generated tokens; present in chats with models whose reasoning is separated."""
+    engine_cost: EngineCost | None = None
+    """Use of the engine; present with the header `X-Mambaserve-Cost: 1`."""
 
 
 class OtherEngine(_Answer):

@@ -7,6 +7,7 @@ ApiError (mamba_edge)
 ├── UpstreamLost          502 upstream_died       the engine broke off, and no other engine is tried
 ├── UpstreamIdleTimeout   504 upstream_silent     the engine sent nothing for too long
 ├── RequestTimedOut       504 request_timeout     the request has taken too long
+├── LedgerAway            503 ledger_away         the Redis of the ledger does not answer
 └── NotReady
     ├── NoEndpoint        503 no_ready_endpoint   no engine can take the request now; retry later
     └── GatewayDraining   503 draining            this gateway is shutting down; retry elsewhere
@@ -49,6 +50,13 @@ class RequestTimedOut(ApiError):
     """The request has taken longer than the gateway lets any request take."""
 
     status, code = 504, "request_timeout"
+
+
+class LedgerAway(ApiError):
+    """The Redis of the ledger does not answer."""
+
+    status, code = 503, "ledger_away"
+    retry_after = 5.0
 
 
 class NoEndpoint(NotReady):

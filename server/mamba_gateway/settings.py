@@ -12,12 +12,14 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from mamba_api.v1alpha1 import Limits, Rollout, Routing
 from mamba_gateway.key_limits import MOST, KeyLimits, KeyLimitTable
+from mamba_gateway.prices import Prices
 from mamba_prefix.redis_url import check_url
 from mamba_settings.browser_origins import BrowserOrigins
 from mamba_settings.byte_size import Bytes
 from mamba_settings.history_settings import HistorySettings
 from mamba_settings.http_limits import HttpLimits
 from mamba_settings.trace_settings import TraceSettings
+from mamba_settings.usage_settings import UsageSettings
 
 _LIMITS, _ROLLOUT, _ROUTING = Limits(), Rollout(), Routing()
 """Sections of a MambaDeployment, whose defaults are also those of the corresponding settings."""
@@ -36,7 +38,9 @@ def _is_plain_address(url: str) -> bool:
     return parts.scheme == "http" and parts.port is not None and not parts.path and parts.username is None
 
 
-class GatewaySettings(HttpLimits, HistorySettings, BrowserOrigins, TraceSettings, BaseSettings):
+class GatewaySettings(
+    HttpLimits, HistorySettings, UsageSettings, BrowserOrigins, TraceSettings, BaseSettings
+):
     """One gateway. Times are seconds, sizes are bytes."""
 
     model_config = SettingsConfigDict(
@@ -203,6 +207,25 @@ class GatewaySettings(HttpLimits, HistorySettings, BrowserOrigins, TraceSettings
         except ValueError as error:
             raise ValueError(f"--key-limit {error}") from None
         return self
+
+    @model_validator(mode="after")
+    def _one_ledger(self) -> Self:
+        if self.usage_reader and self.api_key_file is None:
+            raise ValueError("--usage-reader is for keys by name, and there are none without --api-key-file")
+        if self.usage_file and (self.redis_url is not None or self.redis_url_file is not None):
+            raise ValueError("with a Redis the use of engines is kept there: leave out --usage-file")
+        return self
+
+    @property
+    def prices(self) -> Prices:
+        """Prices of the use of engines."""
+        return Prices(
+            self.price_currency,
+            self.price_device_hour,
+            self.price_prompt_tokens,
+            self.price_resumed_tokens,
+            self.price_output_tokens,
+        )
 
     @model_validator(mode="after")
     def _one_index(self) -> Self:

@@ -136,6 +136,10 @@ class AddRequest(msgspec.Struct, tag="add", frozen=True, omit_defaults=True):
     hand_over: bool = False
     """Whether the prompt is computed only up to its last page boundary, to be handed over to another
     engine."""
+    account: int = 0
+    """Number of the account that its cost is added to."""
+    reports_cost: bool = False
+    """Whether its deltas carry the cost so far."""
 
     @property
     def salt(self) -> str:
@@ -311,6 +315,28 @@ class PrefixExplanation(msgspec.Struct, array_like=True, frozen=True):
     """Whether the next cached tokens are another client's."""
 
 
+class Cost(msgspec.Struct, array_like=True, frozen=True):
+    """Use of the engine. Integers, so that sums are the same in any order."""
+
+    device: int = 0
+    """Nanoseconds of the device, out of the time of the steps."""
+    slots: int = 0
+    """Slot-nanoseconds: one state slot held for one nanosecond."""
+    pages: int = 0
+    """Page-nanoseconds: one page of attention keys and values used for one nanosecond."""
+    saved: int = 0
+    """Nanoseconds of the device that the resumed tokens would have taken at the measured speed."""
+
+    def __add__(self, other: "Cost") -> "Cost":
+        """Return the sum of two costs."""
+        return Cost(
+            self.device + other.device,
+            self.slots + other.slots,
+            self.pages + other.pages,
+            self.saved + other.saved,
+        )
+
+
 class SequenceDelta(msgspec.Struct, omit_defaults=True, frozen=True):
     """New tokens of one sequence, its end, or both."""
 
@@ -345,6 +371,8 @@ class SequenceDelta(msgspec.Struct, omit_defaults=True, frozen=True):
     """Pooled hidden states as float32 numbers, if requested, with the last delta."""
     explanation: PrefixExplanation | None = None
     """Explanation of what the prompt resumed, if requested: with the first delta of the first sequence."""
+    cost: Cost | None = None
+    """Cost of the sequence so far, if requested."""
 
 
 class Taken(msgspec.Struct, tag="taken", frozen=True):
@@ -405,6 +433,8 @@ class EngineStats(msgspec.Struct, tag="stats", frozen=True):
     """Kind, `scores` or `states`, and distance of what audits have compared since the last message."""
     audit_spans: list[AuditSpan] = []
     """Audits of traced requests that ended since the last message."""
+    costs: list[tuple[int, Cost]] = []
+    """Accounts, and what was added to each since the last message."""
 
 
 class PrefixChanges(msgspec.Struct, tag="prefix", frozen=True):

@@ -73,7 +73,7 @@ def test_the_document_names_every_route(api: ApiProcess) -> None:
     assert set(paths) == {
         "/v1/completions", "/v1/chat/completions", "/v1/messages",
         "/v1/handover", "/v1/messages/count_tokens", "/v1/models", "/v1/models/{name}",
-        "/v1/prefix_changes", "/v1/responses", "/v1/status", "/v1/tokenizer",
+        "/v1/prefix_changes", "/v1/usage_changes", "/v1/responses", "/v1/status", "/v1/tokenizer",
         "/v1/embeddings", "/tokenize", "/detokenize", "/v1/responses/{id}", "/v1/responses/{id}/input_items",
         "/v1/conversations", "/v1/conversations/{id}", "/v1/conversations/{id}/items",
         "/health", "/livez", "/readyz", "/metrics", "/version", "/openapi.json",

@@ -11,6 +11,7 @@ import os
 import struct
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,8 @@ class FakeEngine:
         self.seen: list[dict[str, Any]] = []
         self.aborted: list[str] = []
         self.verbs: list[str] = []
+        self.costs: Counter[int] = Counter()
+        """Nanoseconds of the device by account, since the last statistics."""
         self.encoder = wire.encoder()
 
     async def run(self, to_engine: str, from_engine: str) -> int:
@@ -86,7 +89,10 @@ class FakeEngine:
                 "pages{owner=free}": 10.0, "pages{owner=sequence}": 30.0,
                 "arena_usage": 0.75, "state_usage": 0.2, "kv_usage": 0.5,
             }  # fmt: skip
-            await self.send(wire.EngineStats(counters, gauges, [(0.001, 0.01, 0.002)], [running]))
+            costs = [(account, wire.Cost(device=amount)) for account, amount in self.costs.items()]
+            self.costs.clear()
+            stats = wire.EngineStats(counters, gauges, [(0.001, 0.01, 0.002)], [running], costs=costs)
+            await self.send(stats)
             await asyncio.sleep(self.script.get("beat", 0.1))
 
     async def handle(self, message: wire.ToEngine) -> None:
@@ -176,6 +182,8 @@ class FakeEngine:
                 prompt_logprobs=scored if place == 0 else None,
             )  # fmt: skip
             await self.send(wire.Outputs([delta]))
+            if "charges" in self.script:
+                self.costs[request.account] += 10_000_019
             if reason is not None:
                 return
             await asyncio.sleep(0)

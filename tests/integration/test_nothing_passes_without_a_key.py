@@ -38,8 +38,8 @@ GUARDED = (
     "/v1/embeddings", "/tokenize", "/detokenize",
     "/v1/conversations/conv_1", "/v1/conversations/conv_1/items",
     "/v1/models", "/v1/models/m", "/v1/status", "/v1/tokenizer",
-    "/v1/handover", "/v1/prefix_changes", "/v1/routing/decisions", "/admin/drain", "/admin/flush_cache",
-    "/admin/ledger",
+    "/v1/handover", "/v1/prefix_changes", "/v1/usage_changes", "/v1/routing/decisions", "/admin/drain",
+    "/admin/flush_cache", "/admin/ledger",
 )  # fmt: skip
 ADMIN = ("/admin/drain", "/admin/flush_cache", "/admin/plan", "/admin/ledger", "/admin/requests")
 AT_ONCE = 60

@@ -212,4 +212,20 @@ MUTANTS = (
         new="ZeroDivisionError",
         tests=("tests/unit/engine/test_decode_steps.py",),
     ),
+    Mutant(
+        name="the parts of a step's time do not add up to it",
+        keeps="What an engine charges to requests is exactly what its steps took.",
+        where="engine.cost_account:_split",
+        old="parts[-1] += time - passed",
+        new="pass",
+        tests=("tests/unit/engine/test_costs.py",),
+    ),
+    Mutant(
+        name="a sequence that gives its memory back is not charged for the time since the last look",
+        keeps="Slots and pages are charged for as long as a sequence holds them.",
+        where="engine.scheduler:Scheduler._release",
+        old="self.on_leave(sequence)",
+        new="pass",
+        tests=("tests/unit/engine/test_costs.py",),
+    ),
 )

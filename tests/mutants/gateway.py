@@ -309,4 +309,20 @@ MUTANTS = (
         new="pass",
         tests=("tests/unit/gateway/test_model_set.py",),
     ),
+    Mutant(
+        name="an old report of an engine replaces a newer one in the ledger",
+        keeps="A repeated or late report changes nothing in the ledger.",
+        where="usage.ledger_store:MemoryLedger._keep",
+        old="before is not None and before.revision >= entry.revision",
+        new="False",
+        tests=("tests/unit/gateway/test_usage_ledger.py",),
+    ),
+    Mutant(
+        name="a key sees what other keys have used",
+        keeps="A key sees its own use; only the keys of --usage-reader see that of all.",
+        where="usage.usage_ledger:UsageLedger.usage",
+        old="key is None or key in self._readers",
+        new="True",
+        tests=("tests/unit/gateway/test_usage_ledger.py",),
+    ),
 )

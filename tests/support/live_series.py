@@ -9,12 +9,17 @@ from prometheus_client.metrics_core import Metric
 from engine_trial import EngineTrial, TrialSetup
 from mamba_cli.local.loading.download_metrics import DownloadMetrics
 from mamba_gateway.metrics.gateway_metrics import GatewayMetrics
+from mamba_gateway.prices import Prices
+from mamba_gateway.usage.ledger_store import MemoryLedger
+from mamba_gateway.usage.usage_ledger import UsageLedger
 from mamba_operator.autoscale.scaling_metrics import ScalingMetrics
 from mamba_operator.process.metrics import OperatorMetrics
 from mamba_prefix.change_log import ChangeLog
 from mamba_server.api.metrics.engine_metrics import EngineMetrics
 from mamba_server.api.metrics.prefix_metrics import PrefixMetrics
 from mamba_server.api.metrics.request_metrics import RequestMetrics
+from mamba_server.api.metrics.usage_metrics import UsageMetrics
+from mamba_server.api.usage.usage_totals import UsageTotals
 from mamba_server.engine.speculation.ngram_drafts import NgramDrafts
 from mamba_server.engine.stats import collect
 from mamba_server.engine.stepping.speculation import DraftSwitch, Speculation
@@ -39,6 +44,7 @@ def engine() -> list[Metric]:
     metrics = EngineMetrics(registry, "m")
     RequestMetrics(registry, "m")
     PrefixMetrics(registry, "m", ChangeLog("m"))
+    UsageMetrics(registry, UsageTotals("m"))
     trial = EngineTrial(TrialSetup(slabs=24, rows=3, policy="RecomputeCost"), random.Random(3))
     stem = list(range(1, 33))
     for number in range(6):
@@ -76,6 +82,7 @@ def move_states(trial: EngineTrial) -> None:
 
 def emitted() -> dict[str, str]:
     gateway = GatewayMetrics(lambda: ())
+    gateway.registry.register(UsageLedger(MemoryLedger(1), prices=Prices(), days=1))
     operator = OperatorMetrics()
     ScalingMetrics(operator.registry)
     of_one = (gateway.registry, operator.registry, DownloadMetrics().registry)

@@ -7,7 +7,7 @@ import socketserver
 import threading
 from collections.abc import Iterator
 
-QUESTIONS = ("/readyz", "/metrics", "/v1/models", "/v1/tokenizer", "/v1/prefix_changes")
+QUESTIONS = ("/readyz", "/metrics", "/v1/models", "/v1/tokenizer", "/v1/prefix_changes", "/v1/usage_changes")
 """Paths that a gateway requests from an engine on its own."""
 _ANSWERS = {"/readyz": b'{"status":"ready"}', "/metrics": b"", "/v1/models": b'{"data":[{"id":"m"}]}'}
 _COMPLETION = b'{"id":"c","object":"text_completion","choices":[{"index":0,"text":"t"}]}'

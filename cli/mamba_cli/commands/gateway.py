@@ -90,6 +90,16 @@ PANELS = {
     ),
     "Admission": ("max_in_flight", "max_queue", "queue_timeout", "hold_timeout"),
     "Limits of keys": ("requests_per_minute", "tokens_per_minute", "concurrent_requests", "key_limit"),
+    "Ledger": (
+        "usage_days",
+        "usage_file",
+        "usage_reader",
+        "price_currency",
+        "price_device_hour",
+        "price_prompt_tokens",
+        "price_resumed_tokens",
+        "price_output_tokens",
+    ),
     "Endpoint picker": (
         "endpoint_picker_port",
         "endpoint_picker_tls",

@@ -102,7 +102,11 @@ class Unit:
                 )
                 for engine in self.engines
             },
-            self.gateway: self.shared_gateway or Command((*self.launcher, *self.gateway_argv), shared),
+            self.gateway: self.shared_gateway
+            or Command(
+                (*self.launcher, *self.gateway_argv),
+                {**shared, **usage_file(self.loaded.deployment)},
+            ),
         }
 
     def with_settings(self, name: str, settings: EngineSettings) -> "Unit":
@@ -167,7 +171,8 @@ def behind_one_address(units: Sequence[Unit], *, host: str, port: int, directory
     ]
     traces = next(filter(None, (trace_variables(unit.loaded.deployment) for unit in units)), {})
     scope = "local/" + "+".join(sorted(unit.name for unit in units))[:400]
-    environment = {f"{ENV_PREFIX}PREFIX_INDEX_SCOPE": scope, **traces}
+    usage = _usage_variable("+".join(sorted(unit.name for unit in units))[:200])
+    environment = {f"{ENV_PREFIX}PREFIX_INDEX_SCOPE": scope, **usage, **traces}
     command = Command((*units[0].launcher, "gateway", *words), environment, file, document.json_text())
     return [
         replace(unit, url=url_at(host, port), shared_gateway=command, model_name=entry.name)
@@ -293,6 +298,20 @@ def states_folder() -> Path:
     """Return the folder of the disk caches of this user's engines."""
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "mambaserve" / "states"
+
+
+def usage_file(deployment: MambaDeployment) -> dict[str, str]:
+    """Return the variable with the file in which a gateway without a Redis keeps the use of its engines."""
+    return {} if deployment.spec.prefix_index.redis is not None else _usage_variable(deployment.name)
+
+
+def _usage_variable(name: str) -> dict[str, str]:
+    base = os.environ.get("XDG_STATE_HOME")
+    folder = Path(base) if base else Path.home() / ".local" / "state"
+    variable = f"{ENV_PREFIX}USAGE_FILE"
+    if os.environ.get(f"{ENV_PREFIX}REDIS_URL") or os.environ.get(f"{ENV_PREFIX}REDIS_URL_FILE"):
+        return {}  # the gateway keeps the use of its engines there
+    return {variable: os.environ.get(variable) or str(folder / "mambaserve" / "usage" / f"{name}.json")}
 
 
 def gateway_argv(deployment: MambaDeployment, *, backends: Sequence[str], host: str, port: int) -> list[str]:

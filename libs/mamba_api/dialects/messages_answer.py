@@ -3,7 +3,7 @@
 from typing import Any, Literal
 
 from mamba_api.openai_fields import Strict
-from mamba_api.openai_responses import Explanations
+from mamba_api.openai_responses import EngineCost, Explanations
 
 
 class AnsweredBlock(Strict):
@@ -36,6 +36,8 @@ class MessagesUsage(Strict):
     """Always 0: the cache keeps prefixes by itself, and no request pays for it."""
     output_tokens: int
     """Tokens of the answer, thoughts included."""
+    engine_cost: EngineCost | None = None
+    """Use of the engine; present with the header `X-Mambaserve-Cost: 1`."""
 
 
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]

@@ -3,7 +3,7 @@
 from typing import Any, Literal
 
 from mamba_api.openai_fields import Strict
-from mamba_api.openai_responses import Explanations
+from mamba_api.openai_responses import EngineCost, Explanations
 
 
 class AnsweredPart(Strict):
@@ -69,6 +69,8 @@ class ResponsesUsage(Strict):
     """Parts of the answer's tokens."""
     total_tokens: int
     """Sum of both."""
+    engine_cost: EngineCost | None = None
+    """Use of the engine; present with the header `X-Mambaserve-Cost: 1`."""
 
 
 class ResponseError(Strict):

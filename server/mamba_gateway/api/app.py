@@ -42,6 +42,8 @@ from mamba_gateway.api.local_routes import (
     LocalRoutes,
 )
 from mamba_gateway.api.serving_status import StatusEndpoint
+from mamba_gateway.usage.usage_ledger import UsageLedger
+from mamba_gateway.usage.usage_report import UsageReport
 from mamba_telemetry.tracing import OFF, Tracing
 
 _NOT_READY: Responses = {503: {"model": GatewayReadiness, "description": "Loading or draining"}}
@@ -74,6 +76,7 @@ def make_app(
     bodies: BodyBudget | None = None,
     tracing: Tracing = OFF,
     history: ResponseHistory | None = None,
+    ledger: UsageLedger | None = None,
 ) -> ASGIApp:
     """Return the application. With `keys`, all paths below /v1/ require one; the proxy checks its own."""
     guard = KeyGuard(keys, "One of the keys in `--api-key-file`; without that option nobody needs one.")
@@ -93,6 +96,16 @@ def make_app(
         response_model=ServingStatus, dependencies=[Security(guard), Depends(routes.check_sees_all)],
         responses=UNAUTHORIZED | FORBIDDEN,
     )  # fmt: skip
+    if ledger is not None:
+        app.add_api_route(
+            "/v1/usage", ledger.usage, operation_id="usage", summary="Use of the engines by key and day",
+            response_model=UsageReport, dependencies=[Security(guard)],
+            responses=UNAUTHORIZED
+            | BAD_QUERY
+            | error_responses(
+                e400="A day that the ledger does not keep", e503="The Redis of the ledger does not answer"
+            ),
+        )  # fmt: skip
     add_status_page(app)
     route_of = publish(
         app,

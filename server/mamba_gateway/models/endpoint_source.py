@@ -17,7 +17,7 @@ async def endpoints_followed(
     settings: GatewaySettings, probed: Sink, prefixes: PrefixSource, rng: Random
 ) -> AsyncIterator[Callable[[], None]]:
     """Keep the list of engines up to date in the block; yield a function that requests an engine."""
-    sink = _fan_out(probed, prefixes.set_targets)
+    sink = fan_out(probed, prefixes.set_targets)
     if settings.deployment is None:
         sink(Target(url, urlsplit(url).netloc.rpartition("@")[2]) for url in settings.backend)
         yield lambda: None
@@ -44,7 +44,9 @@ async def endpoints_followed(
             await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _fan_out(first: Sink, second: Sink) -> Sink:
+def fan_out(first: Sink, second: Sink) -> Sink:
+    """Return a function that hands the engines to both."""
+
     def send(targets: Iterable[Target]) -> None:
         items = tuple(targets)
         first(items)

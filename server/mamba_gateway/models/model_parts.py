@@ -23,8 +23,8 @@ from mamba_gateway.endpoints.pool import Pool
 from mamba_gateway.endpoints.probe import Prober
 from mamba_gateway.key_limits import KeyLimitTable
 from mamba_gateway.metrics.gateway_metrics import GatewayMetrics
-from mamba_gateway.models.endpoint_source import endpoints_followed
-from mamba_gateway.prefix_index.source import prefixes_followed
+from mamba_gateway.models.endpoint_source import endpoints_followed, fan_out
+from mamba_gateway.prefix_index.source import Sink, prefixes_followed
 from mamba_gateway.prompts.prompt_reader import PromptReader
 from mamba_gateway.prompts.text_processors import TextProcessors
 from mamba_gateway.relay.relay import Relay
@@ -34,6 +34,7 @@ from mamba_gateway.routing.scoring import RoutingWeights
 from mamba_gateway.settings import GatewaySettings
 from mamba_gateway.upstream.connector import make_session, upstream_connector
 from mamba_gateway.upstream.silence import LivenessChecks
+from mamba_gateway.usage.usage_reader import TakeUsage, UsageReader
 from mamba_prefix.prefix_index import PrefixIndex
 from mamba_prefix.redis_url import url_from
 
@@ -69,10 +70,12 @@ async def model_running(
     rng: Random,
     metrics_of: MetricsOf,
     on_change: Callable[[], None] | None = None,
+    take_usage: TakeUsage | None = None,
 ) -> AsyncIterator[ModelParts]:
     """Create the parts of a model, whose tasks run for the duration of the block.
 
-    `on_change` is called after each change of the engines or their reports.
+    `on_change` is called after each change of the engines or their reports, `take_usage` with what they
+    report of their use.
 
     Raises NoClusterAccess without a Kubernetes configuration, and BadRedisUrl for an unusable file.
     """
@@ -103,7 +106,12 @@ async def model_running(
         )  # fmt: skip
         stack.push_async_callback(prober.close)
         source = await enter(prefixes_followed(settings, session, index, engine_keys))
-        wake = await enter(endpoints_followed(settings, prober.set_targets, source, rng))
+        targets: Sink = prober.set_targets
+        if take_usage is not None:
+            reader = UsageReader(session, take_usage, engine_key)
+            stack.push_async_callback(reader.close)
+            targets = fan_out(targets, reader.set_targets)
+        wake = await enter(endpoints_followed(settings, targets, source, rng))
         limiter = await enter(_limiter(settings, limits, metrics))
         # With a weight of 0, routing does not use what the engines have cached.
         reads_prompts = settings.prefix_weight or limits.count_tokens

@@ -7,6 +7,7 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Protocol
 
@@ -29,6 +30,8 @@ from mamba_gateway.models.models_file import ModelsFile, model_settings
 from mamba_gateway.relay.proxy_endpoint import ProxyEndpoint
 from mamba_gateway.relay.request_lane import Lanes, RequestLane
 from mamba_gateway.settings import GatewaySettings
+from mamba_gateway.usage.ledger_store import LedgerStore, MemoryLedger
+from mamba_gateway.usage.usage_ledger import UsageLedger
 from mamba_prefix.prefix_index import PrefixIndex
 from mamba_prefix.redis_url import url_from
 from mamba_settings.models_document import ModelEntry
@@ -109,15 +112,17 @@ async def built(
     bodies = BodyBudget.with_room_for_one(settings.max_held_body_bytes, settings.max_body_bytes)
     async with contextlib.AsyncExitStack() as stack:
         enter = stack.enter_async_context
+        ledger = await enter(_ledger(settings))
         kind = _one_model if settings.models_file is None else _several_models
-        front = await enter(kind(settings, keys, tracing, rng, bodies))
+        front = await enter(kind(settings, keys, tracing, rng, bodies, ledger))
+        front.metrics.registry.register(ledger)
         history = await enter(_history(settings))
         proxy = ProxyEndpoint(
             front.lanes, front.admission, front.metrics, keys.clients, history=history,
             max_body_bytes=settings.max_body_bytes,
             body_timeout=settings.body_timeout, comment_interval=settings.comment_interval,
         )  # fmt: skip
-        app = make_app(front.routes, front.status, proxy, keys.clients, bodies, tracing, history)
+        app = make_app(front.routes, front.status, proxy, keys.clients, bodies, tracing, history, ledger)
         picker = await enter(_picker(settings, front.parts, keys, tracing, picker_ready, bodies))
         yield Gateway(
             with_cors(app, settings.cors_origin),
@@ -131,14 +136,19 @@ async def built(
 
 @contextlib.asynccontextmanager
 async def _one_model(
-    settings: GatewaySettings, keys: KeyFiles, tracing: Tracing, rng: Random, bodies: BodyBudget
+    settings: GatewaySettings,
+    keys: KeyFiles,
+    tracing: Tracing,
+    rng: Random,
+    bodies: BodyBudget,
+    ledger: UsageLedger,
 ) -> AsyncIterator[_Front]:
     """Serve the model of the settings for the duration of the block."""
 
     def metrics_of(pool: Pool, index: PrefixIndex) -> GatewayMetrics:
         return GatewayMetrics(pool.snapshot, index, tracing, pool.serves, lambda: bodies.held)
 
-    async with model_running(settings, keys.engines, rng, metrics_of) as parts:
+    async with model_running(settings, keys.engines, rng, metrics_of, take_usage=ledger.take) as parts:
         pool, admission, metrics = parts.pool, parts.lane.admission, parts.metrics
         routes = LocalRoutes(
             pool, admission, metrics, OneModel(pool, parts.router.log), parts.warm_up.missing
@@ -150,7 +160,12 @@ async def _one_model(
 
 @contextlib.asynccontextmanager
 async def _several_models(
-    settings: GatewaySettings, keys: KeyFiles, tracing: Tracing, rng: Random, bodies: BodyBudget
+    settings: GatewaySettings,
+    keys: KeyFiles,
+    tracing: Tracing,
+    rng: Random,
+    bodies: BodyBudget,
+    ledger: UsageLedger,
 ) -> AsyncIterator[_Front]:
     """Serve the models of the settings' file for the duration of the block, and follow the file."""
     assert settings.models_file is not None
@@ -166,7 +181,7 @@ async def _several_models(
         engine_keys = keys.engines
         if own.backend_key_file and own.backend_key_file != settings.backend_key_file:
             engine_keys = KeyFile(own.backend_key_file, "backend_key_file")
-        return model_running(own, engine_keys, rng, lambda *_: metrics, on_change)
+        return model_running(own, engine_keys, rng, lambda *_: metrics, on_change, ledger.take)
 
     models = ModelSet(settings, front, start)
     metrics = GatewayMetrics(models.snapshot, None, tracing, models.serves, lambda: bodies.held, models.loads)
@@ -202,6 +217,27 @@ async def _history(settings: GatewaySettings) -> AsyncIterator[ResponseHistory]:
     finally:
         if store is not None:
             await store.close()
+
+
+@contextlib.asynccontextmanager
+async def _ledger(settings: GatewaySettings) -> AsyncIterator[UsageLedger]:
+    """Keep the use of engines for the length of the block. Raises UsageFileError."""
+    url = url_from(settings.redis_url, settings.redis_url_file)
+    days, readers = settings.usage_days, frozenset(settings.usage_reader)
+    async with contextlib.AsyncExitStack() as stack:
+        store: LedgerStore
+        if url is None:
+            store = memory = MemoryLedger(days, Path(settings.usage_file) if settings.usage_file else None)
+            stack.push_async_callback(store.close)
+            await stack.enter_async_context(running(memory.work(), "ledger"))
+        else:
+            from mamba_gateway.usage.redis_ledger import LEDGER_SECONDS, RedisLedger
+            from mamba_prefix.redis_client import make_client
+
+            client = make_client(url, answer_seconds=LEDGER_SECONDS)
+            store = RedisLedger(client, settings.index_scope, days)
+            stack.push_async_callback(store.close)
+        yield UsageLedger(store, prices=settings.prices, days=days, readers=readers)
 
 
 @contextlib.asynccontextmanager

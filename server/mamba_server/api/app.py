@@ -52,8 +52,10 @@ from mamba_server.api.requests.request_body import limited_route
 from mamba_server.api.serving import Serving
 from mamba_server.api.serving_status import StatusEndpoint
 from mamba_server.api.tokens import TokenEndpoints
+from mamba_server.api.usage.usage_feed import UsageFeedEndpoint
 
 _MSGPACK: Responses = {200: {"content": {CONTENT_TYPE: {"schema": {"type": "string", "format": "binary"}}}}}
+_FEED: Responses = {200: {"content": {"application/json": {"schema": {"type": "object"}}}}}
 _READINESS: Responses = {503: {"model": Readiness, "description": "The engine loads, restarts or drains"}}
 _ARCHIVE: Responses = {
     200: {"content": {"application/zip": {"schema": {"type": "string", "format": "binary"}}}},
@@ -98,6 +100,15 @@ def make_app(serving: Serving, registry: CollectorRegistry, keys: KeyFile | None
         | error_responses(e403="The key is not that of gateways"),
     )
 
+    app.add_api_route(
+        "/v1/usage_changes",
+        UsageFeedEndpoint(serving.usage).usage_changes,
+        operation_id="usageChanges",
+        summary="What requests have used of this engine by key, for gateways",
+        response_class=Response,
+        dependencies=[Security(GatewayGuard(keys, about_keys))],
+        responses=UNAUTHORIZED | _FEED | BAD_QUERY | error_responses(e403="The key is not that of gateways"),
+    )
     app.add_api_route(
         RELEASE,
         KeptStates(serving).release,

@@ -8,6 +8,7 @@ import base64
 import math
 import sys
 import uuid
+from typing import Any
 
 import msgspec
 from starlette.requests import Request
@@ -20,7 +21,9 @@ from mamba_edge.errors import InternalError, InvalidRequest, NotReady
 from mamba_edge.exchange.asgi_responses import send_json_pieces, while_connected
 from mamba_edge.exchange.request_context import RequestContext, context_of
 from mamba_server.api.adapter_table import own_salt
+from mamba_server.api.answers import responses
 from mamba_server.api.answers.active_request import ActiveRequest
+from mamba_server.api.requests.cost_header import wants_cost
 from mamba_server.api.requests.errors import ContextTooLong
 from mamba_server.api.requests.prompts import PromptBuilder
 from mamba_server.api.serving import ChosenModel, Serving
@@ -80,7 +83,7 @@ class EmbeddingsEndpoint:
         adds = self._adds(body, prompts, context, model)
         visibility = TextVisibility()
         active = ActiveRequest(
-            serving.engine, text.tokenizer, adds, visibility, serving.metrics, context.trace
+            serving.engine, text.tokenizer, adds, visibility, serving.metrics, context.trace, serving.usage
         )
         vectors: list[bytes] = [b""] * len(adds)
         async with active:
@@ -88,7 +91,9 @@ class EmbeddingsEndpoint:
                 vectors[update.choice] = _encoded(update.embedding, update.choice, body)
         tokens = active.counts.prompt
         context.log_fields.update(prompt_tokens=tokens, cached_tokens=active.counts.cached_total)
-        usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+        usage: dict[str, Any] = {"prompt_tokens": tokens, "total_tokens": tokens}
+        if (cost := active.counts.cost) is not None:
+            usage["engine_cost"] = responses.cost_body(cost)
         rest = {"model": model.name, "usage": usage}
         pieces = [b'{"object":"list","data":[']
         for number, vector in enumerate(vectors):
@@ -102,6 +107,8 @@ class EmbeddingsEndpoint:
         """Return the prompts as the engine receives them. Raises InvalidRequest."""
         client, name = context.client, f"embd-{uuid.uuid4().hex}"
         counts = bool(client) or self._serving.settings.anonymous_priority
+        account = self._serving.usage.account(client, model.adapter_name)
+        reports_cost = wants_cost(context.header_values)
         params = SamplingParams(max_tokens=0, pooling=body.pooling or self._serving.pooling)
         return [
             AddRequest(
@@ -113,6 +120,8 @@ class EmbeddingsEndpoint:
                 cache_salt=own_salt(body.cache_salt),
                 adapter=model.adapter,
                 arrival=context.arrival,
+                account=account,
+                reports_cost=reports_cost,
             )
             for place, prompt in enumerate(prompts)
         ]

@@ -46,6 +46,7 @@ from mamba_server.api.forms.followed_schema import LEFT_OUT_HEADER
 from mamba_server.api.forms.output_grammar import GrammarCheck, OutputForm, output_grammar
 from mamba_server.api.prompt_state import NO_HAND_OVER, kept_state
 from mamba_server.api.requests.bad_words import bad_word_ids
+from mamba_server.api.requests.cost_header import wants_cost
 from mamba_server.api.requests.hand_over_header import comes_from_gateway, hands_over, source_of
 from mamba_server.api.requests.model_limits import ModelLimits
 from mamba_server.api.requests.pin_header import check_pins, pin_seconds
@@ -170,6 +171,7 @@ class GenerationEndpoints:
             prompts = await prompt_builder.of_completion(request)
             form = await output_grammar(request, text, self._check_grammar(context, places))
         priorities = self._serving.settings.anonymous_priority
+        account = self._serving.usage.account(context.client, model.adapter_name)
         response_id = f"cmpl-{uuid.uuid4().hex}"
         adds = [
             _add_request(
@@ -181,6 +183,7 @@ class GenerationEndpoints:
                 context,
                 form,
                 model=model,
+                account=account,
                 priorities=priorities,
                 fetch=self._source(context) if len(prompts) == 1 else None,
             )
@@ -238,6 +241,7 @@ class GenerationEndpoints:
             context,
             form,
             model=chosen,
+            account=self._serving.usage.account(context.client, chosen.adapter_name),
             priorities=priorities,
             fetch=self._source(context),
         )
@@ -362,7 +366,9 @@ class GenerationEndpoints:
         )
         trace = context.trace
         explanation = self._explanation(adds, text, context) if adds[0].explain else None
-        active = ActiveRequest(serving.engine, text.tokenizer, adds, visibility, serving.metrics, trace)
+        active = ActiveRequest(
+            serving.engine, text.tokenizer, adds, visibility, serving.metrics, trace, serving.usage
+        )
         try:
             async with active:
                 if request.stream:
@@ -446,13 +452,14 @@ def _add_request(
     form: OutputForm,
     *,
     model: ChosenModel,
+    account: int,
     priorities: bool,
     fetch: Fetch | None,
 ) -> AddRequest:
     """Build the message that submits one prompt to the engine. Raises InvalidRequest.
 
-    `model`: the model that the request has chosen; `priorities`: whether the priority of clients without a
-    name has an effect, too; `fetch`: source of the prompt's state.
+    `model`: the model that the request has chosen; `account`: where its cost is added; `priorities`: whether
+    the priority of clients without a name has an effect, too; `fetch`: source of the prompt's state.
     """
     client = context.client
     seconds = pin_seconds(context.header_values)
@@ -480,6 +487,8 @@ def _add_request(
         arrival=context.arrival,
         fetch=fetch,
         explain=wants_explanation(context.header_values),
+        account=account,
+        reports_cost=wants_cost(context.header_values),
     )
 
 
@@ -488,9 +497,10 @@ def _headers(form: OutputForm) -> RawHeaders:
     return [(LEFT_OUT_HEADER.lower().encode(), ", ".join(form.left_out).encode())] if form.left_out else ()
 
 
-def _usage(active: ActiveRequest) -> UsageBody:
+def _usage(active: ActiveRequest, *, ended: bool = False) -> UsageBody:
     counts = active.counts
-    return responses.usage_body(counts.prompt, counts.completion, counts.cached_total)
+    cost = counts.cost if ended else None
+    return responses.usage_body(counts.prompt, counts.completion, counts.cached_total, cost)
 
 
 def _free(scores: list[list[TokenLogprobs | None]], encoders: EncoderPool) -> None:
@@ -519,7 +529,7 @@ async def _whole(
             await _encode(encoders, builder.weight(update), partial(builder.seal, update.choice))
     if explanation is not None:
         builder.vendor = explanation.vendor_body(active.explanations)
-    return await _encode(encoders, weight, lambda: builder.full(_usage(active)))
+    return await _encode(encoders, weight, lambda: builder.full(_usage(active, ended=True)))
 
 
 async def _encode(encoders: EncoderPool, entries: int, work: Callable[[], Encoded]) -> Encoded:
@@ -564,10 +574,10 @@ async def _events(
                 continue
             while chunk:
                 yield chunk.pop(0)
-        if include:
-            if explanation is not None:
-                builder.vendor = explanation.vendor_body(active.explanations)
-            yield builder.usage_chunk(_usage(active))
+        if include and explanation is not None:
+            builder.vendor = explanation.vendor_body(active.explanations)
+        if last := _last_usage(builder, active, include=include):
+            yield last
     except ApiError as error:
         if not begun:
             raise
@@ -576,6 +586,11 @@ async def _events(
         yield builder.failure(error)
     if ending := _ending(builder, active, with_comment=with_comment):
         yield ending
+
+
+def _last_usage(builder: ResponseBuilder, active: ActiveRequest, *, include: bool) -> bytes:
+    """Return the usage chunk; empty if the client asks for none, and not for the cost either."""
+    return builder.usage_chunk(_usage(active, ended=True)) if include or active.counts.costs else b""
 
 
 def _ending(builder: ResponseBuilder, active: ActiveRequest, *, with_comment: bool) -> bytes:

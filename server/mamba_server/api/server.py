@@ -37,6 +37,7 @@ from mamba_server.api.metrics.engine_metrics import EngineMetrics
 from mamba_server.api.metrics.engine_spans import export_audits
 from mamba_server.api.metrics.prefix_metrics import PrefixMetrics
 from mamba_server.api.metrics.request_metrics import RequestMetrics
+from mamba_server.api.metrics.usage_metrics import UsageMetrics
 from mamba_server.api.requests.errors import BadConfiguration, ServeError
 from mamba_server.api.serving import Serving
 from mamba_server.model.checkpoint import source
@@ -146,6 +147,7 @@ class Server:
             )
         self._serving.adapters.on_change = self._on_adapters
         TraceMetrics(self._registry, tracing)
+        UsageMetrics(self._registry, self._serving.usage)
         try:
             self._redis_url = url_from(settings.redis_url, settings.redis_url_file)
         except BadRedisUrl as error:
@@ -208,6 +210,7 @@ class Server:
         finally:
             # Answer gateways that wait for changes, or the servers would wait for them.
             self._serving.engine.changes.close()
+            self._serving.usage.close()
             for server, _ in servers:
                 server.should_exit = True
             stopping.cancel()
@@ -280,6 +283,7 @@ class Server:
 
     def _on_stats(self, stats: EngineStats) -> None:
         self._engine_metrics.on_stats(stats)
+        self._serving.usage.on_costs(stats.costs)
         if stats.audit_spans:
             export_audits(self._serving.tracing, stats.audit_spans)
 

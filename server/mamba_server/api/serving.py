@@ -22,6 +22,7 @@ from mamba_server.api.metrics.request_metrics import RequestMetrics
 from mamba_server.api.recent_explanations import RecentExplanations
 from mamba_server.api.requests.model_limits import ModelLimits
 from mamba_server.api.requests.model_pooling import model_pooling
+from mamba_server.api.usage.usage_totals import UsageTotals
 from mamba_settings.engine_settings import EngineSettings
 from mamba_telemetry.tracing import OFF, Tracing
 from mamba_text.encoder_pool import EncoderPool
@@ -40,6 +41,11 @@ class ChosenModel:
     name: str
     adapter: str = ""
     """Fingerprint of the adapter; "" = none."""
+
+    @property
+    def adapter_name(self) -> str:
+        """Name of the adapter; "" = none."""
+        return self.name if self.adapter else ""
 
 
 @dataclass(slots=True)
@@ -65,6 +71,8 @@ class Serving:
     """Pooling that the model's files state; None = not read yet."""
     history: ResponseHistory = field(init=False)
     """Kept responses, for clients that come without a gateway."""
+    usage: UsageTotals = field(init=False)
+    """Use of the engine, by key and adapter."""
     adapters: AdapterTable = field(init=False)
     """Adapters of the model that requests may choose."""
     explanations: RecentExplanations = field(default_factory=RecentExplanations)
@@ -76,6 +84,7 @@ class Serving:
     def __post_init__(self) -> None:
         settings = self.settings
         self.adapters = AdapterTable(self.engine)
+        self.usage = UsageTotals(self.model_name)
         store = None
         if settings.response_ttl:
             store = MemoryHistory(settings.response_ttl, settings.response_budget, time.monotonic)

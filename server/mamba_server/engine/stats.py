@@ -33,6 +33,7 @@ def collect(
         "checkpoints_quarantined_total": cache_counters.quarantined,
         "steps_total": core.step_number,
         "failed_steps_total": core.failed_steps,
+        **core.costs.counters(),
         **core.pins.counters(),
         **of_device,
     }
@@ -101,7 +102,9 @@ def collect(
     counters.update(core.audits.log.counters())
     distances = core.audits.log.take_distances()
     spans = core.audits.log.take_spans()
-    return EngineStats(counters, gauges, times.seconds, times.batch_sizes, seconds, distances, spans)
+    return EngineStats(
+        counters, gauges, times.seconds, times.batch_sizes, seconds, distances, spans, core.costs.take()
+    )
 
 
 def _prompt_tokens_waiting(core: EngineCore) -> float:

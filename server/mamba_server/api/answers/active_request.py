@@ -18,8 +18,10 @@ from mamba_server.api.engine_link.inbox import Inbox
 from mamba_server.api.forms.grammar_words import readable_failure
 from mamba_server.api.metrics.engine_spans import EngineSpans
 from mamba_server.api.metrics.request_metrics import RequestMetrics
+from mamba_server.api.usage.usage_totals import UsageTotals
 from mamba_server.wire import (
     AddRequest,
+    Cost,
     FinishReason,
     HandOver,
     PrefixExplanation,
@@ -75,10 +77,17 @@ class TokenCounts:
     prompt: int = 0
     completion: int = 0
     cached: dict[str, int] = field(default_factory=dict)
+    costs: dict[tuple[str, int], Cost] = field(default_factory=dict)
+    """Cost so far by sequence, if requested."""
 
     @property
     def cached_total(self) -> int:
         return sum(self.cached.values())
+
+    @property
+    def cost(self) -> Cost | None:
+        """Cost of all sequences; None = it was not requested."""
+        return sum(self.costs.values(), Cost()) if self.costs else None
 
 
 class ActiveRequest:
@@ -92,7 +101,10 @@ class ActiveRequest:
         visibility: TextVisibility,
         metrics: RequestMetrics,
         trace: RequestTrace = UNTRACED,
+        usage: UsageTotals | None = None,
     ) -> None:
+        """Prepare a request. `usage`: totals to which its tokens are added; None = they count elsewhere."""
+        self._usage = usage
         self._engine = engine
         self._trace = trace
         self._spans = EngineSpans(trace, ())
@@ -135,7 +147,12 @@ class ActiveRequest:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Abort the sequences that have not finished."""
+        """Abort the sequences that have not finished, and count what the request has used."""
+        if self._usage is not None:
+            counts = self.counts
+            self._usage.ended(
+                self._requests[0].account, counts.prompt, counts.cached_total, counts.completion
+            )
         reason = "error" if self._failed or isinstance(error, Exception) else "abort"
         for (request_id, index), sequence in self._sequences.items():
             if not sequence.finished:
@@ -179,6 +196,8 @@ class ActiveRequest:
             scores, sequence.scores = sequence.scores, []
         first, sequence.updated = not sequence.updated, True
         finish = delta.finish_reason
+        if delta.cost is not None:
+            self.counts.costs[key] = delta.cost
         step = sequence.text.feed(
             delta.token_ids, stop_token=delta.stop_token_id is not None, last=finish is not None
         )

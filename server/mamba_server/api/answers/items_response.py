@@ -217,6 +217,7 @@ class ItemsResponseBuilder(StreamFrame):
             "output_tokens": usage.completion_tokens,
             "output_tokens_details": {"reasoning_tokens": self._reader.reasoning_tokens or 0},
             "total_tokens": usage.total_tokens,
+            **responses.engine_cost(usage),
         }
 
 

@@ -198,6 +198,7 @@ def _usage(usage: UsageBody, **other: int) -> Body:
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": cached,
         "output_tokens": usage.completion_tokens,
+        **responses.engine_cost(usage),
         **other,
     }
 

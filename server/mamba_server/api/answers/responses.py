@@ -9,7 +9,8 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from mamba_server.wire import FinishReason, TokenLogprobs
+from mamba_edge.usage.usage_sum import NANOSECONDS
+from mamba_server.wire import Cost, FinishReason, TokenLogprobs
 from mamba_text.tokenizer import Tokenizer
 
 ChatFinish = FinishReason | Literal["tool_calls"]
@@ -25,12 +26,20 @@ class CompletionTokensDetailsBody(msgspec.Struct, frozen=True):
     reasoning_tokens: int
 
 
+class EngineCostBody(msgspec.Struct, frozen=True):
+    device_seconds: float
+    slot_seconds: float
+    page_seconds: float
+    saved_device_seconds: float
+
+
 class UsageBody(msgspec.Struct, frozen=True):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetailsBody
     completion_tokens_details: CompletionTokensDetailsBody | UnsetType = UNSET
+    engine_cost: EngineCostBody | UnsetType = UNSET
 
 
 class CompletionLogprobsBody(msgspec.Struct):
@@ -185,9 +194,22 @@ def usage_comment(usage: UsageBody) -> bytes:
     return b": " + _ENCODER.encode({"usage": usage}) + b"\n\n"
 
 
-def usage_body(prompt: int, completion: int, cached: int) -> UsageBody:
-    """Build the token counts of one request."""
-    return UsageBody(prompt, completion, prompt + completion, PromptTokensDetailsBody(cached))
+def usage_body(prompt: int, completion: int, cached: int, cost: Cost | None = None) -> UsageBody:
+    """Build the token counts of one request. `cost`: None = the client does not want to know it."""
+    details = PromptTokensDetailsBody(cached)
+    engine_cost = UNSET if cost is None else cost_body(cost)
+    return UsageBody(prompt, completion, prompt + completion, details, engine_cost=engine_cost)
+
+
+def cost_body(cost: Cost) -> EngineCostBody:
+    """Build the cost of one request, in seconds."""
+    amounts = (cost.device, cost.slots, cost.pages, cost.saved)
+    return EngineCostBody(*(amount / NANOSECONDS for amount in amounts))
+
+
+def engine_cost(usage: UsageBody) -> dict[str, Any]:
+    """Return the field of a usage object with the cost, if the client wants to know it."""
+    return {} if usage.engine_cost is UNSET else {"engine_cost": usage.engine_cost}
 
 
 def chat_logprobs(tokenizer: Tokenizer, entries: list[TokenLogprobs]) -> ChatLogprobsBody:

@@ -10,6 +10,7 @@ import numpy.typing as npt
 from mamba_server.cache import SequenceAllocation, Tokens
 from mamba_server.engine.sequences.draft_record import DraftRecord
 from mamba_server.engine.sequences.output_grammar import NextTokens
+from mamba_server.engine.sequences.sequence_cost import SequenceCost
 from mamba_server.engine.sequences.served_scores import ServedScores
 from mamba_server.engine.sequences.timeline import Timeline
 from mamba_server.wire import FinishReason, PrefixExplanation, SamplingParams, TokenLogprobs
@@ -41,6 +42,7 @@ class Sequence:
         "arrived",
         "cached_tokens",
         "client",
+        "cost",
         "deferred",
         "draft_record",
         "explains",
@@ -65,6 +67,7 @@ class Sequence:
         "prompt_logprobs",
         "recomputed_tokens",
         "reported",
+        "reports_cost",
         "request_id",
         "salt",
         "seed",
@@ -104,6 +107,8 @@ class Sequence:
         pins: tuple[tuple[int, float], ...] = (),
         unscored: int = 0,
         explains: bool = False,
+        account: int = 0,
+        reports_cost: bool = False,
     ) -> None:
         self.request_id = request_id
         self.index = index
@@ -117,6 +122,10 @@ class Sequence:
         """Fingerprint of its adapter; "" = the base model computes it alone."""
         self.turn_boundary = turn_boundary
         self.arrival = arrival
+        self.cost = SequenceCost(account)
+        """Use of the engine so far."""
+        self.reports_cost = reports_cost
+        """Whether its deltas carry that."""
         self.arrived = False
         """Whether it has waited for a state from elsewhere."""
         self.seed = seed
@@ -182,6 +191,20 @@ class Sequence:
             room: Tokens = np.empty(self.longest, np.int32)
             room[: self.known_tokens] = self.token_ids
             self.token_ids = room
+
+    def add_scores(self, start: int, scores: list[TokenLogprobs]) -> None:
+        """Add the log-probabilities of the tokens behind `start` of the prompt.
+
+        After a preemption the prompt is computed again, perhaps in other pieces: each adds what is missing.
+        """
+        complete = self.prompt_logprobs
+        if complete is not None and start < len(complete):
+            complete.extend(scores[len(complete) - start - 1 :])
+
+    def add_pooled(self, start: int, pooled: npt.NDArray[np.float32]) -> None:
+        """Add the pooled hidden states of a piece of the prompt that begins at `start`."""
+        before = self.pooled if start else None
+        self.pooled = pooled.copy() if before is None else before + pooled
 
     @property
     def longest(self) -> int:

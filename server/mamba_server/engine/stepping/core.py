@@ -22,6 +22,7 @@ from mamba_server.engine.sequences.schedule import Schedule
 from mamba_server.engine.sequences.sequence import Phase, Sequence
 from mamba_server.engine.sequences.timeline import Timeline
 from mamba_server.engine.stepping.answer_audits import AnswerAudits, NoAudits
+from mamba_server.engine.stepping.cost_account import CostAccount
 from mamba_server.engine.stepping.forward_stream import ForwardStream, Ticket
 from mamba_server.engine.stepping.held_adapters import NO_ADAPTERS, HeldAdapters, unknown_adapter
 from mamba_server.engine.stepping.pinned_prefixes import PinnedPrefixes
@@ -92,6 +93,7 @@ class EngineCore:
         self.sequences: dict[str, list[Sequence]] = {}
         self.times = StepTimes()
         self.speed = PrefillSpeed(attention_ratio)
+        self.costs = CostAccount(self.speed)
         self.finished: Counter[str] = Counter()
         self.generated_tokens = 0
         self.failed_steps = 0
@@ -112,6 +114,7 @@ class EngineCore:
         self.adapters: HeldAdapters = NO_ADAPTERS
         self.pins = PinnedPrefixes(cache, pin_share)
         self.clock = clock
+        scheduler.on_leave = lambda sequence: self.costs.leave(sequence, self.clock())
         self.speculation = speculation
         if speculation is not None:
             scheduler.absorb = self._absorb
@@ -161,7 +164,7 @@ class EngineCore:
             order=self._next_order, priority=request.priority, salt=request.salt, adapter=request.adapter,
             client=request.client, turn_boundary=request.turn_boundary, arrival=request.arrival,
             timeline=Timeline(request.traceparent) if request.traceparent else None,
-            scores_prompt=False, whole_prompt=prompt, pins=self._pins_of(request),
+            scores_prompt=False, whole_prompt=prompt, pins=self._pins_of(request), account=request.account,
         )  # fmt: skip
         self._next_order += 1
         self.sequences[request.request_id] = [sequence]
@@ -193,6 +196,7 @@ class EngineCore:
                 scores_prompt=index == 0,
                 pins=self._pins_of(request) if index == 0 else (),
                 explains=request.explain and index == 0,
+                account=request.account, reports_cost=request.reports_cost,
             )  # fmt: skip
             self._next_order += 1
             group.append(sequence)
@@ -295,6 +299,7 @@ class EngineCore:
         schedule = self.scheduler.schedule(self.step_number + 1, tokens)
         for piece in schedule.pieces:
             piece.sequence.started = piece.sequence.started or began
+            self.costs.begin(piece.sequence, began)
         if not schedule.empty:
             self.step_number += 1
             self.audits.observe(schedule)
@@ -329,6 +334,7 @@ class EngineCore:
         try:
             result = self._stream.wait(launched.ticket)()
         except Exception as error:
+            self._charge(launched, self.clock())  # the device was busy all the same
             self._fail(schedule, error)
             return
         step_before, step_end = self._last_step_end, self.clock()
@@ -362,13 +368,19 @@ class EngineCore:
     def _observe_duration(self, launched: _LaunchedStep, step_end: float) -> float:
         """Return the seconds of the step that ended at `step_end`, and update speed and pace."""
         schedule = launched.schedule
-        # Under overlap the step was launched while the one before it ran.
-        seconds = step_end - max(launched.started, self._last_step_end)
+        seconds = self._charge(launched, step_end)
         if not schedule.drafts:
             self.speed.observe(schedule, seconds, step_end)
         if self._pace is not None:
             self._pace.observe(len(schedule.decodes), schedule.tokens - schedule.decode_tokens, seconds)
+        return seconds
+
+    def _charge(self, launched: _LaunchedStep, step_end: float) -> float:
+        """Return the seconds that the device was busy with a step, and charge its members for them."""
+        # Under overlap the step was launched while the one before it ran.
+        seconds = step_end - max(launched.started, self._last_step_end)
         self._last_step_end = step_end
+        self.costs.step_ended(launched.schedule, seconds, step_end)
         return seconds
 
     def _commit_pieces(
@@ -382,11 +394,9 @@ class EngineCore:
             if sequence.timeline is not None:
                 sequence.timeline.piece(schedule.timing(number, began, ended))
             if number in result.prompt_logprobs:
-                self._take_prompt_logprobs(sequence, piece.start, result.prompt_logprobs[number])
+                sequence.add_scores(piece.start, result.prompt_logprobs[number])
             if number in result.pooled:
-                before = sequence.pooled if piece.start else None
-                pooled = result.pooled[number]
-                sequence.pooled = pooled.copy() if before is None else before + pooled
+                sequence.add_pooled(piece.start, result.pooled[number])
             if piece.final:
                 sequence.prompt_done = True
                 self._take_token(sequence, tokens[sampled], result.logprobs.get(sampled), schedule.step)
@@ -395,13 +405,6 @@ class EngineCore:
                     self.pins.hold(sequence, self.step_number + 1, ended)
             else:
                 self._commit_cache(sequence, schedule.step)
-
-    @staticmethod
-    def _take_prompt_logprobs(sequence: Sequence, start: int, logprobs: list[TokenLogprobs]) -> None:
-        # After a preemption the prompt is computed again, perhaps in other pieces: each adds what is missing.
-        complete = sequence.prompt_logprobs
-        if complete is not None and start < len(complete):
-            complete.extend(logprobs[len(complete) - start - 1 :])
 
     def _take_token(self, sequence: Sequence, token: int, logprobs: TokenLogprobs | None, step: int) -> None:
         """Append a sampled token to `sequence`, report it, and end the sequence if it is the last."""
@@ -520,6 +523,7 @@ class EngineCore:
                 hand_over=hand_over,
                 embedding=embedding,
                 explanation=sequence.explanation if first else None,
+                cost=self.costs.reported(sequence, self._last_step_end),
             )
         )
 
