@@ -54,7 +54,10 @@ _MODULE_OF = {
     "download": "models.download",
     "list": "models.listing",
     "operator": "operate",
+    "ps": "local.ps",
     "pull": "models.pull",
+    "stop": "local.stop",
+    "up": "local.up",
 }
 """Command -> module below `mamba_cli.commands`, where it is not called as the command is."""
 _FULL = (errno.ENOSPC, errno.EDQUOT)

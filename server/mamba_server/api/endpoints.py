@@ -553,16 +553,14 @@ async def _events(
     those of a long tool call, comments keep the stream alive. `with_comment`: a last comment reports the
     usage to a gateway that counts tokens.
     """
-    options = request.stream_options
-    include = options is not None and bool(options.include_usage)
-    continuous = options is not None and bool(options.continuous_usage_stats)
+    include, continuous = _usage_wanted(request)
     scored = prompt_alternatives(request) is not None
     begun, sent_at = False, time.monotonic()
     try:
         async for update in active.updates():
             usage = _usage(active) if continuous else None
-            if explanation is not None and explanation.is_due(update) and not include:
-                builder.vendor = explanation.vendor_body(active.explanations)
+            if not include:
+                _explain_in_chunk(builder, active, explanation, update)
             encode = partial(builder.chunk, update, usage, with_usage=include or continuous)
             chunk = await _encode(encoders, builder.weight(update), encode) if scored else encode()
             now = time.monotonic()
@@ -574,9 +572,7 @@ async def _events(
                 continue
             while chunk:
                 yield chunk.pop(0)
-        if include and explanation is not None:
-            builder.vendor = explanation.vendor_body(active.explanations)
-        if last := _last_usage(builder, active, include=include):
+        if last := _last_usage(builder, active, explanation, include=include):
             yield last
     except ApiError as error:
         if not begun:
@@ -588,8 +584,35 @@ async def _events(
         yield ending
 
 
-def _last_usage(builder: ResponseBuilder, active: ActiveRequest, *, include: bool) -> bytes:
+def _usage_wanted(request: GenerationRequest) -> tuple[bool, bool]:
+    """Return whether a stream reports its usage at the end, and whether in each chunk."""
+    options = request.stream_options
+    if options is None:
+        return False, False
+    return bool(options.include_usage), bool(options.continuous_usage_stats)
+
+
+def _explain_in_chunk(
+    builder: ResponseBuilder,
+    active: ActiveRequest,
+    explanation: RequestedExplanation | None,
+    update: ChoiceUpdate,
+) -> None:
+    """Let the chunk of the update carry the explanation, if it is the one that has to."""
+    if explanation is not None and explanation.is_due(update):
+        builder.vendor = explanation.vendor_body(active.explanations)
+
+
+def _last_usage(
+    builder: ResponseBuilder,
+    active: ActiveRequest,
+    explanation: RequestedExplanation | None,
+    *,
+    include: bool,
+) -> bytes:
     """Return the usage chunk; empty if the client asks for none, and not for the cost either."""
+    if include and explanation is not None:
+        builder.vendor = explanation.vendor_body(active.explanations)
     return builder.usage_chunk(_usage(active, ended=True)) if include or active.counts.costs else b""
 
 

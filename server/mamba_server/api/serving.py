@@ -15,11 +15,11 @@ from mamba_edge.errors import InvalidRequest, ModelNotFound, NotReady, TooManyRe
 from mamba_edge.history.memory_history import MemoryHistory
 from mamba_edge.history.response_history import ResponseHistory
 from mamba_server.api.adapter_table import AdapterTable
+from mamba_server.api.answers.requested_explanation import RecentExplanations
 from mamba_server.api.drain import Drain
 from mamba_server.api.engine_link.engine_client import EngineClient
 from mamba_server.api.forms.grammar_checker import GrammarChecker, GrammarTokens
 from mamba_server.api.metrics.request_metrics import RequestMetrics
-from mamba_server.api.recent_explanations import RecentExplanations
 from mamba_server.api.requests.model_limits import ModelLimits
 from mamba_server.api.requests.model_pooling import model_pooling
 from mamba_server.api.usage.usage_totals import UsageTotals

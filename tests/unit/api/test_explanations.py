@@ -15,7 +15,7 @@ from mamba_edge.exchange.explain_header import (
     wants_explanation,
 )
 from mamba_server.api.answers.prefix_explanation import SHOWN_CHARS, WORDS, explanation_body
-from mamba_server.api.recent_explanations import RecentExplanations
+from mamba_server.api.answers.requested_explanation import RecentExplanations
 from mamba_server.wire import ExplainedReason, PrefixExplanation
 from mamba_text.tokenizer import Tokenizer
 

@@ -1,4 +1,4 @@
-"""What a prompt resumed and why no more, in words and with the text on both sides. Pure.
+"""Explanation of what a prompt resumed and why no more, in words and with the text on both sides. Pure.
 
 The engine gives numbers, a reason and token ids; the builders of answers and the admin API show the result.
 The fields are those of `mamba_api.openai_responses.PrefixExplanation`.

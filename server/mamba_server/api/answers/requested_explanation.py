@@ -1,8 +1,10 @@
 """`RequestedExplanation`: the explanation that one request asks for, given at the end of its answer.
 
-The endpoints make one for a request with the header, and none for others.
+The endpoints make one for a request with the header, and none for others. `RecentExplanations` keeps those of
+the last such requests for the admin API.
 """
 
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -55,3 +57,32 @@ class RequestedExplanation:
         explained = described(self._tokenizer, self._adds, explanations, self._elsewhere)
         self._keep(explained)
         return VendorBody(explained)
+
+
+class RecentExplanations:
+    """Explanations of the last requests that asked for one, by the identifiers of request and answer."""
+
+    MOST = 256
+    """Most requests whose explanations are kept."""
+
+    def __init__(self) -> None:
+        self._answers: dict[str, str] = {}
+        """Identifier of the answer by that of the request."""
+        self._kept: OrderedDict[str, tuple[str, list[dict[str, Any]]]] = OrderedDict()
+        """Identifier of the request, and explanations, by identifier of the answer."""
+
+    def keep(self, request_id: str, answer_id: str, explanations: list[dict[str, Any]]) -> None:
+        """Keep the explanations of one request, and drop the oldest if there are too many."""
+        self._answers[request_id] = answer_id
+        self._kept[answer_id] = request_id, explanations
+        if len(self._kept) > self.MOST:
+            oldest, (request, _) = self._kept.popitem(last=False)
+            # A client may send one request id twice: the later answer keeps it.
+            if self._answers.get(request) == oldest:
+                del self._answers[request]
+
+    def find(self, name: str) -> list[dict[str, Any]] | None:
+        """Return the explanations of the request or answer of that identifier; None = none are kept."""
+        # The server makes the identifiers of answers, and clients those of requests.
+        entry = self._kept.get(name) or self._kept.get(self._answers.get(name, ""))
+        return entry[1] if entry is not None else None

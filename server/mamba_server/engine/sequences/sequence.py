@@ -174,7 +174,7 @@ class Sequence:
         self.explains = explains
         """Whether the client asks for an explanation of what its prompt resumes."""
         self.explanation: PrefixExplanation | None = None
-        """That explanation, once the sequence has started."""
+        """Explanation for the client, once the sequence has started."""
         self.preemptions = 0
         self.prompt_done = False
         self.reported = False
