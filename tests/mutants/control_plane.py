@@ -65,7 +65,7 @@ MUTANTS = (
     Mutant(
         name="objects of others with our labels count as children",
         keeps="Only objects whose owner is the deployment are its children.",
-        where="mamba_operator.observe:_split_by_owner",
+        where="mamba_operator.observe:split_by_owner",
         old="children if owner_uid(item) == uid else foreign",
         new="children",
         tests=("tests/unit/operator/test_observe.py",),
@@ -303,5 +303,29 @@ MUTANTS = (
         old="max(rank.values())",
         new="min(rank.values())",
         tests=("tests/unit/operator/test_pools.py",),
+    ),
+    Mutant(
+        name="the younger of two MambaDeployments takes a served name over",
+        keeps="Names at one address do not depend on the order of a list, and the older keeps its name.",
+        where="mamba_operator.shared_gateway.candidates:candidates",
+        old="sorted(chosen, key=lambda candidate: candidate.age)",
+        new="list(chosen)",
+        tests=("tests/unit/operator/test_shared_gateway.py",),
+    ),
+    Mutant(
+        name="a gateway without models may write to every ConfigMap",
+        keeps="A rule without resourceNames is never rendered.",
+        where="mamba_operator.shared_gateway.render:_role",
+        old="(wakes := sorted((names.Children(model).wake for model in models)))",
+        new="(wakes := sorted((names.Children(model).wake for model in models))) is not None",
+        tests=("tests/unit/operator/test_shared_gateway.py",),
+    ),
+    Mutant(
+        name="a broken edit of a MambaDeployment takes its model from the address",
+        keeps="The entry of a MambaDeployment that cannot be read stays.",
+        where="mamba_operator.shared_gateway.candidates:_candidates",
+        old="(entry := entries.get(name)) is not None",
+        new="(entry := entries.get(name)) is None",
+        tests=("tests/unit/operator/test_shared_gateway.py",),
     ),
 )
