@@ -91,6 +91,8 @@ class Operator:
         self._metrics.due.set_function(lambda: len(self._queue))
         self._freshness = Freshness(settings.stale_after)
         self._lag = LoopLag()
+        self._owners: tuple[Kind, ...] = (MAMBA_DEPLOYMENT,)
+        """Kinds of the objects that are reconciled, which the cluster serves."""
         self._withheld: str | None = None
         """Why this process holds the lease and changes nothing; None = it reconciles."""
         self._stopping = asyncio.Event()
@@ -200,8 +202,8 @@ class Operator:
         def mark_stale(key: Key) -> None:
             (gateways if key.kind == MAMBA_GATEWAY.kind else reconciler).mark_stale(key)
 
-        owners = await self._owner_kinds()
-        registry = make_registry(self._queue.add, self._on_delivered, indices, owners)
+        self._owners = await self._owner_kinds()
+        registry = make_registry(self._queue.add, self._on_delivered, indices, self._owners)
         watching = asyncio.create_task(run_watches(registry, served, self.take_signals))
         recording = asyncio.create_task(reconciler.events.run())
         self._end_last = [recording, watching]
@@ -213,7 +215,7 @@ class Operator:
         coroutines = [
             self._queue.run(claims, settings.workers),
             claims.run(),
-            self._resync(served, owners, indices, mark_stale),
+            self._resync(served, indices, mark_stale),
             autoscaler.run(),
             rollouts.run(),
             downloads.run(),
@@ -225,7 +227,7 @@ class Operator:
             coroutines.append(self._external_metrics(scaling_metrics))
         changes = {
             asyncio.create_task(self._namespaces.wait_for_change(served)),
-            asyncio.create_task(self._wait_for_kinds(owners)),
+            asyncio.create_task(self._wait_for_kinds()),
         }
         tasks = [*changes, *map(asyncio.create_task, coroutines)]
         try:
@@ -319,12 +321,12 @@ class Operator:
             log.warning("cluster_unreachable", error=str(error))
             return (MAMBA_DEPLOYMENT,)
 
-    async def _wait_for_kinds(self, owners: tuple[Kind, ...]) -> None:
-        """Return when the kinds to reconcile differ from `owners`."""
+    async def _wait_for_kinds(self) -> None:
+        """Return when the cluster serves other kinds than those that are reconciled."""
         while True:
             await asyncio.sleep(KINDS_POLL_SECONDS)
             try:
-                if await self._client.serves(MAMBA_GATEWAY) != (MAMBA_GATEWAY in owners):
+                if await self._client.serves(MAMBA_GATEWAY) != (MAMBA_GATEWAY in self._owners):
                     return
             except ClusterError as error:
                 log.warning("cluster_unreachable", error=str(error))
@@ -369,11 +371,7 @@ class Operator:
         return False
 
     async def _resync(
-        self,
-        served: tuple[str, ...],
-        owners: tuple[Kind, ...],
-        indices: Indices,
-        mark_stale: Callable[[Key], None],
+        self, served: tuple[str, ...], indices: Indices, mark_stale: Callable[[Key], None]
     ) -> None:
         """Queue every object of ours periodically, and compare the watches with the cluster.
 
@@ -390,26 +388,21 @@ class Operator:
             indices.expire_unconfirmed()
             try:
                 for namespace in served or (None,):
-                    await self._resync_in(namespace, owners, requested_at, indices, mark_stale)
+                    await self._resync_in(namespace, requested_at, indices, mark_stale)
             except ClusterError as error:
                 log.warning("resync_failed", error=str(error))
             await asyncio.sleep(self._settings.resync * (1.0 - JITTER * random.random()))
 
     async def _resync_in(
-        self,
-        namespace: str | None,
-        owners: tuple[Kind, ...],
-        requested_at: float,
-        indices: Indices,
-        mark_stale: Callable[[Key], None],
+        self, namespace: str | None, requested_at: float, indices: Indices, mark_stale: Callable[[Key], None]
     ) -> None:
         """Resync the objects of a namespace; those of the whole cluster if it is None."""
-        for kind in (*WATCHED, *owners):
-            selector = "" if kind in owners else f"{names.LABEL_MANAGED_BY}={names.MANAGED_BY}"
+        for kind in (*WATCHED, *self._owners):
+            selector = "" if kind in self._owners else f"{names.LABEL_MANAGED_BY}={names.MANAGED_BY}"
             listed = await self._client.list(kind, namespace, selector=selector, metadata_only=True)
             for item in listed:
                 self._on_listed(kind, item, requested_at)
-                if kind in owners and (key := owner_key(kind, item)) is not None:
+                if kind in self._owners and (key := owner_key(kind, item)) is not None:
                     self._queue.add(key)
             if indices.complete:
                 # An event that is on its way makes an object differ too; an additional read is cheap.

@@ -321,6 +321,14 @@ MUTANTS = (
         tests=("tests/unit/operator/test_shared_gateway.py",),
     ),
     Mutant(
+        name="a gateway without keys opens a MambaDeployment that requires keys",
+        keeps="No address serves a model to clients without a key whose own gateway requires one.",
+        where="mamba_operator.shared_gateway.resolution:resolve",
+        old="one.requires_keys and spec.auth is None",
+        new="False",
+        tests=("tests/unit/operator/test_shared_gateway.py",),
+    ),
+    Mutant(
         name="a broken edit of a MambaDeployment takes its model from the address",
         keeps="The entry of a MambaDeployment that cannot be read stays.",
         where="mamba_operator.shared_gateway.candidates:_candidates",

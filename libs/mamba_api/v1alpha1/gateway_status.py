@@ -66,6 +66,7 @@ class GatewayReason(StrEnum):
 
     ALL_NAMES_RESOLVED = "AllNamesResolved"
     NO_MODELS = "NoModels"
+    KEYS_REQUIRED = "KeysRequired"
     NAMES_CONFLICT = "NamesConflict"
     NAMES_UNKNOWN = "NamesUnknown"
     TOO_MANY_MODELS = "TooManyModels"
@@ -77,6 +78,10 @@ GATEWAY_REASONS: dict[GatewayReason, str] = {
     GatewayReason.NO_MODELS: (
         "The selector matches no MambaDeployment that serves, so the address lists no model. Correct "
         "spec.selector, or the labels of the MambaDeployments."
+    ),
+    GatewayReason.KEYS_REQUIRED: (
+        "MambaDeployments with spec.gateway.auth match the selector of a gateway without spec.auth, which "
+        "would let everybody call them. The message names them; they are left out. Set spec.auth."
     ),
     GatewayReason.NAMES_CONFLICT: (
         "Two models claim one name; the message names both and the one that has it. An alias of the spec "

@@ -176,8 +176,9 @@ class MambaGatewaySpec(ApiModel):
     """Models that take the requests of another one while that has no ready engine. A change reaches running
     gateways."""
     auth: Auth | None = None
-    """Authentication of clients. If absent, everybody who reaches the Service may call it, also for
-    deployments whose own gateway requires a key. Adding or removing it replaces the gateway pods."""
+    """Authentication of clients. If absent, everybody who reaches the Service may call it, and
+    MambaDeployments whose own gateway requires a key are left out. Adding or removing it replaces the
+    gateway pods."""
     keys: Annotated[
         list[KeyModels], Field(max_length=256, json_schema_extra=_map_by("name")), _each_once("name")
     ] = []

@@ -35,6 +35,8 @@ class Candidate:
     """Time of its creation, as the API writes times."""
     served_name: str
     state: ModelState
+    requires_keys: bool = False
+    """Whether its own gateway serves only clients that present a key."""
     settings: Mapping[str, Any] = field(hash=False, default_factory=dict)
     """Settings of the model's entry in the file of models."""
     engine_key: str | None = None
@@ -106,6 +108,7 @@ def _unchanged(manifest: Manifest, name: str, created_at: str, entry: ModelEntry
         created_at,
         entry.engine_name,
         model_state(manifest),
+        has_key,
         {key: value for key, value in entry.settings.items() if key != "redis_url_file"},
         names.Children(name).engine_key(uid) if has_key else None,
     )
@@ -132,7 +135,10 @@ def _candidate(
     if presents_key or spec.gateway.auth is not None:
         engine_key = names.Children(name).engine_key(deployment.metadata.uid or "")
         settings["backend_key_file"] = f"{ENGINE_KEYS_MOUNT}/{name}"
-    return Candidate(name, created_at, deployment.served_name, state, settings, engine_key, secret)
+    requires_keys = spec.gateway.auth is not None
+    return Candidate(
+        name, created_at, deployment.served_name, state, requires_keys, settings, engine_key, secret
+    )
 
 
 def model_state(manifest: Manifest) -> ModelState:

@@ -27,6 +27,8 @@ class Resolution:
     """Sentences about names that two models claim."""
     unknown: tuple[str, ...]
     """Places of the spec with a name that no model has, such as `default: small`."""
+    closed: tuple[str, ...]
+    """MambaDeployments that require keys of clients, which the gateway does not."""
     left_out: tuple[str, ...]
     """MambaDeployments beyond the number that one address serves."""
 
@@ -70,7 +72,8 @@ class _Names:
 
 def resolve(spec: MambaGatewaySpec, candidates: Sequence[Candidate]) -> Resolution:
     """Return the names of the candidates, which are sorted by age."""
-    usable, conflicts = _usable(candidates)
+    closed = [one.deployment for one in candidates if one.requires_keys and spec.auth is None]
+    usable, conflicts = _usable(one for one in candidates if one.deployment not in closed)
     first, left_out = usable[:MAX_MODELS], usable[MAX_MODELS:]
     aliases, repeated = _aliases(spec, conflicts)
     registry = _Names(aliases, conflicts=conflicts)
@@ -95,6 +98,7 @@ def resolve(spec: MambaGatewaySpec, candidates: Sequence[Candidate]) -> Resoluti
         _models(document, {names[one.deployment]: one for one in served}),
         tuple(conflicts),
         tuple(dict.fromkeys(lookup.unknown)),
+        tuple(closed),
         tuple(one.deployment for one in left_out),
     )
 

@@ -108,9 +108,15 @@ def models_resolved(resolution: Resolution) -> Result:
 
 
 def _problems(resolution: Resolution) -> Iterator[tuple[GatewayReason, str]]:
-    if not resolution.models:
+    if not resolution.models and not resolution.closed:
         message = "no MambaDeployment that serves matches spec.selector, so no model is listed"
         yield GatewayReason.NO_MODELS, message
+    if resolution.closed:
+        message = (
+            "these MambaDeployments require keys of clients and are left out until spec.auth requires some, "
+            f"too: {_listed(resolution.closed)}"
+        )
+        yield GatewayReason.KEYS_REQUIRED, message
     if resolution.left_out:
         message = f"one address serves 64 models, and these are left out: {_listed(resolution.left_out)}"
         yield GatewayReason.TOO_MANY_MODELS, message

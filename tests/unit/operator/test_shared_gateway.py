@@ -161,6 +161,15 @@ def test_the_file_has_limits_keys_and_addresses_that_the_gateway_takes(tmp_path:
     assert settings["open"].backend_key_file is None
 
 
+def test_a_deployment_that_requires_keys_is_not_opened_by_a_gateway_without_keys() -> None:
+    closed = served("closed", gateway={"auth": {"secretRef": {"name": "own"}}})
+    plan = planned(gateway(), closed, served("open"))
+    assert names(plan) == {"open": ("open",)}
+    reason, message = problem(plan)
+    assert (reason, message.rpartition(" ")[2]) == ("KeysRequired", "closed")
+    assert names(planned(gateway(auth={"secretRef": {"name": "keys"}}), closed)) == {"closed": ("closed",)}
+
+
 def test_gateways_may_request_engines_of_their_models_alone() -> None:
     rules = children(planned(gateway(), served("chat"), served("other")))["Role"]["rules"]
     [patch] = [rule for rule in rules if "patch" in rule["verbs"]]
