@@ -24,6 +24,7 @@ from mamba_operator.autoscale.metrics_reader import MetricsReader
 from mamba_operator.autoscale.scaling_metrics import ScalingMetrics
 from mamba_operator.children.admin_key import AdminKey, admin_key, has_derived_token
 from mamba_operator.children.engine_admin import EngineAccess, get_plan
+from mamba_operator.gateway_reconcile import GatewayReconciler
 from mamba_operator.memory.poller import ReportedPlanPoller
 from mamba_operator.model.download_poller import DownloadPoller
 from mamba_operator.objects.client import KubeClient
@@ -52,7 +53,6 @@ from mamba_operator.process.workqueue import WorkQueue
 from mamba_operator.reconcile import PassSettings, Reconciler, Runtime
 from mamba_operator.render.context import ChildDefaults, DefaultImages, operator_pods
 from mamba_operator.rollout.watch import RolloutWatch
-from mamba_operator.shared_gateway.reconcile import GatewayReconciler
 from mamba_operator.workload.watch import WorkloadWatch
 from mamba_planner.cards.shipped_profiles import SHIPPED
 

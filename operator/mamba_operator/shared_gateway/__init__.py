@@ -1,1 +1,1 @@
-"""The reconciliation of a MambaGateway: one address for the models of several MambaDeployments."""
+"""Pure decisions about a MambaGateway: one address for the models of several MambaDeployments."""

@@ -10,6 +10,7 @@ from typing import Any
 from fake_cluster import FakeCluster
 from mamba_api import names
 from mamba_operator.children.engine_admin import EngineAccess
+from mamba_operator.gateway_reconcile import GatewayReconciler
 from mamba_operator.objects.errors import OperatorError
 from mamba_operator.objects.indices import Indices
 from mamba_operator.objects.kinds import BY_NAME, LEASE, Kind
@@ -19,7 +20,6 @@ from mamba_operator.process.leadership import Leadership, LeaseName
 from mamba_operator.process.metrics import OperatorMetrics
 from mamba_operator.reconcile import PassSettings, Reconciler, Runtime
 from mamba_operator.render.context import DefaultImages
-from mamba_operator.shared_gateway.reconcile import GatewayReconciler
 from model_loads import cached, loading
 from operator_objects import NOW, TOKEN, applied, creating_pod, fitting_owner, planned
 from parsed_yaml import load_yaml

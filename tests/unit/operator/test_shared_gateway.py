@@ -9,6 +9,7 @@ from fake_cluster import FakeCluster
 from mamba_api.v1alpha1.mamba_gateway import MambaGateway
 from mamba_gateway.models.models_file import ModelsFile, model_settings
 from mamba_gateway.settings import GatewaySettings
+from mamba_operator.gateway_reconcile import GatewayReconciler
 from mamba_operator.objects.errors import NameTaken
 from mamba_operator.objects.indices import Indices
 from mamba_operator.objects.manifest import Key, Manifest, Ref, name_of
@@ -19,7 +20,6 @@ from mamba_operator.reconcile import PassSettings
 from mamba_operator.render.context import DefaultImages
 from mamba_operator.shared_gateway.candidates import model_state
 from mamba_operator.shared_gateway.plan import GatewayPlan, plan_gateway
-from mamba_operator.shared_gateway.reconcile import GatewayReconciler
 from mamba_operator.shared_gateway.status import models_resolved
 from operator_objects import NOW, owner
 

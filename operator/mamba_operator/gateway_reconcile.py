@@ -17,6 +17,7 @@ from mamba_api.v1alpha1.conditions import find_condition
 from mamba_api.v1alpha1.gateway_status import GatewayConditionType, GatewayStatus
 from mamba_operator.apply import AppliedChange, ApplyResult, apply, status_manifest
 from mamba_operator.conditions.chain import Failure
+from mamba_operator.gateway_observe import Observation, observe_gateway, observe_gateway_indices
 from mamba_operator.objects.client import KubeClient
 from mamba_operator.objects.errors import ClusterError, Conflict, NotFound, OperatorError, Terminating
 from mamba_operator.objects.indices import Indices
@@ -28,7 +29,6 @@ from mamba_operator.process.metrics import OperatorMetrics
 from mamba_operator.reconcile import PassSettings, now_utc
 from mamba_operator.render.access import mounts_key
 from mamba_operator.render.context import DefaultImages
-from mamba_operator.shared_gateway.observe import Observation, observe_gateway, observe_gateway_indices
 from mamba_operator.shared_gateway.plan import GatewayPlan, plan_gateway
 from mamba_operator.shared_gateway.status import recorded_gateway_status, summarize
 
