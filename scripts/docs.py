@@ -20,13 +20,15 @@ import yaml
 from mamba_api import names
 from mamba_api.choices import Role
 from mamba_api.v1alpha1.conditions import REASONS, REASONS_OF, ConditionType, Reason
-from mamba_api.v1alpha1.schema import COLUMNS, custom_resource_definition
+from mamba_api.v1alpha1.gateway_status import GATEWAY_REASONS
+from mamba_api.v1alpha1.schema import COLUMNS, GATEWAY_COLUMNS, GATEWAYS, Columns, custom_resource_definition
 from mamba_cli.local.model_tables import model_tables
 from mamba_cli.reference_page import reference_page
 
 ROOT = Path(__file__).resolve().parent.parent
 INDEX = Path("docs/index.md")
 REFERENCE = Path("docs/reference/mambadeployment.md")
+GATEWAY_REFERENCE = Path("docs/reference/mambagateway.md")
 EFFECTS = Path("docs/reference/field-effects.md")
 COMMANDS = Path("docs/reference/command-line.md")
 MODELS = Path("docs/reference/models.md")
@@ -88,15 +90,87 @@ def reference() -> str:
         *_conditions(),
         "## Columns",
         "",
+        *_columns(COLUMNS),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def gateway_reference() -> str:
+    """Return the reference page of the CRD MambaGateway."""
+    version = custom_resource_definition(GATEWAYS)["spec"]["versions"][0]
+    schema = version["schema"]["openAPIV3Schema"]["properties"]
+    children = names.GatewayChildren("X")
+    rows = [
+        ("Deployment, Service", children.gateway, f"the gateways: `{names.url('X', 'NAMESPACE')}`"),
+        ("ServiceAccount, Role, RoleBinding", children.gateway, "what gateways may read and write"),
+        ("ConfigMap", children.models, "the file of models, which running gateways read again"),
+        ("NetworkPolicy", children.engines, "that gateways may reach the engines of the models"),
+        ("PodDisruptionBudget", children.gateway, "of two or more, one goes at a time"),
+        ("HTTPRoute", children.gateway, "with `spec.httpRoute`"),
+    ]
+    return "\n".join(
+        [
+            "# MambaGateway",
+            "",
+            "<!-- Written by `make docs` from the models of mamba_api; edit those. -->",
+            "",
+            f"`apiVersion: {names.API_VERSION}`, `kind: {names.GATEWAY_KIND}`, short name",
+            f"`{names.GATEWAY_SHORT_NAME}`, category `{names.CATEGORY}`. One address for the models of",
+            "several MambaDeployments: [how to use it](../howto/several-models.md#in-a-cluster). It is for",
+            "clusters; on one machine `mambaserve up` serves several objects at one address without it.",
+            "",
+            "```yaml",
+            *(ROOT / "examples/16-one-address/gateway/team.yaml").read_text().splitlines(),
+            "```",
+            "",
+            "## Names",
+            "",
+            "A MambaGateway `X` owns:",
+            "",
+            "| kind | name | what |",
+            "| --- | --- | --- |",
+            *(f"| {kind} | `{name}` | {what} |" for kind, name, what in rows),
+            "",
+            "## spec",
+            "",
+            *_section("spec", schema["spec"]),
+            "## Rules over several fields",
+            "",
+            *(f"- `{path}`: {message}." for path, message in _rules("spec", schema["spec"])),
+            "",
+            "## status",
+            "",
+            *_section("status", schema["status"]),
+            "## Conditions and reasons",
+            "",
+            "ModelsResolved says whether each name belongs to one model. Available: a gateway answers.",
+            "Degraded: something is wrong, with the reasons of a",
+            "[MambaDeployment](mambadeployment.md#conditions-and-reasons). Ready is true while gateways",
+            "answer and every child is as it should be, whatever the state of the models. These reasons are",
+            "those of a MambaGateway alone:",
+            "",
+            "| reason | meaning |",
+            "| --- | --- |",
+            *(f"| {reason.value} | {meaning} |" for reason, meaning in GATEWAY_REASONS.items()),
+            "",
+            "## Columns",
+            "",
+            *_columns(GATEWAY_COLUMNS),
+            "",
+        ]
+    )
+
+
+def _columns(columns: Columns) -> list[str]:
+    return [
         "| column | field | shown |",
         "| --- | --- | --- |",
         *(
             f"| {name} | `{path}` | {'wide' if priority else 'always'} |"
-            for name, _, path, priority in COLUMNS
+            for name, _, path, priority in columns
         ),
-        "",
     ]
-    return "\n".join(lines)
 
 
 POOLS: tuple[Role, ...] = ("prefill", "decode")
@@ -366,6 +440,7 @@ def main() -> int:
     failed = False
     for path, make in (
         (REFERENCE, reference),
+        (GATEWAY_REFERENCE, gateway_reference),
         (EFFECTS, effects),
         (COMMANDS, reference_page),
         (MODELS, lambda: _between(MODELS, model_tables())),

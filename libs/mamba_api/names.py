@@ -14,12 +14,16 @@ GROUP = "serving.mambaserve.io"
 VERSION = "v1alpha1"
 API_VERSION = f"{GROUP}/{VERSION}"
 KIND = "MambaDeployment"
-LIST_KIND = "MambaDeploymentList"
 PLURAL = "mambadeployments"
 SINGULAR = "mambadeployment"
 SHORT_NAME = "mdep"
 CATEGORY = "mambaserve"
 CRD_NAME = f"{PLURAL}.{GROUP}"
+
+GATEWAY_KIND = "MambaGateway"
+GATEWAY_PLURAL = "mambagateways"
+GATEWAY_SINGULAR = "mambagateway"
+GATEWAY_SHORT_NAME = "mgw"
 
 FIELD_MANAGER = "mambaserve-operator"
 FINALIZER = f"{GROUP}/drain"
@@ -132,6 +136,8 @@ GATEWAY_KEY = "gateway"
 """Name of the engine key whose holder may act for clients and query the cached prefixes."""
 REDIS_URL_KEY = "url"
 """Key of the Secret with the address of a Redis."""
+MODELS_KEY = "models.json"
+"""Key in the ConfigMap X-models of a MambaGateway: the file of models."""
 API_KEYS_KEY = "api-keys"
 """Key in the Secret of `spec.gateway.auth.secretRef`: one accepted API key per line."""
 
@@ -224,6 +230,46 @@ class Children:
         Gateways may write nothing else.
         """
         return f"{self.owner}-wake"
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayChildren:
+    """Names of the objects that belong to the MambaGateway `owner`."""
+
+    owner: str
+
+    @property
+    def gateway(self) -> str:
+        """Name of the Deployment, Service, account, its role, disruption budget and HTTPRoute."""
+        return self.owner
+
+    @property
+    def models(self) -> str:
+        """Name of the ConfigMap with the file of models."""
+        return f"{self.owner}-models"
+
+    @property
+    def engines(self) -> str:
+        """Name of the network policy that lets the gateways reach the engines of the models."""
+        return f"{self.owner}-engines"
+
+
+_GATEWAY_SUFFIX = ".gateway"
+
+
+def instance(kind: str, name: str) -> str:
+    """Return the label LABEL_INSTANCE of the children of an object.
+
+    A MambaDeployment and a MambaGateway may have one name, and the selectors of their pods must differ. No
+    MambaDeployment has a dot in its name.
+    """
+    return name + _GATEWAY_SUFFIX if kind == GATEWAY_KIND else name
+
+
+def owner_of_instance(label: str) -> tuple[str, str]:
+    """Return the kind and name of the object whose children have this label LABEL_INSTANCE."""
+    name = label.removesuffix(_GATEWAY_SUFFIX)
+    return (KIND, label) if name == label else (GATEWAY_KIND, name)
 
 
 def labels(owner: str, component: Component) -> dict[str, str]:

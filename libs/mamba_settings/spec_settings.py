@@ -1,4 +1,4 @@
-"""Conversion of a MambaDeployment to the settings of its engine, for operator and local mode. Pure.
+"""Conversion of a MambaDeployment to the settings of its engine, and of its model at a shared gateway. Pure.
 
 Callers add the settings that depend on where the engine runs (addresses, files, the planner's choice).
 """
@@ -8,6 +8,7 @@ from typing import Any
 from mamba_api.choices import Role
 from mamba_api.quantity import Quantity
 from mamba_api.v1alpha1 import DiskCache, MambaDeployment, StateCache
+from mamba_api.v1alpha1.gateway import NamedKeyLimits
 from mamba_settings.engine_settings import EngineSettings
 
 SMALLEST_BODY_LIMIT = 1024
@@ -77,3 +78,38 @@ def _bytes(size: Quantity | None) -> int | None:
 
 def _auto(choice: str) -> str:
     return "auto" if choice == "Auto" else choice
+
+
+def model_entry_settings(deployment: MambaDeployment, hand_over_tokens: int | None) -> dict[str, Any]:
+    """Return the settings of a deployment's model at a gateway of several models, without its engines.
+
+    The limits of single keys and the address of a Redis depend on the gateway, so the caller adds them.
+    """
+    limits, routing = deployment.spec.gateway.limits, deployment.spec.gateway.routing
+    settings: dict[str, Any] = {
+        "prefix_index_scope": f"{deployment.namespace}/{deployment.name}",
+        "max_in_flight": limits.max_in_flight,
+        "max_queue": limits.max_queued,
+        "queue_timeout": limits.queue_timeout.seconds,
+        "hold_timeout": limits.queue_timeout.seconds,
+        "request_timeout": limits.request_timeout.seconds,
+        "prefix_weight": routing.prefix_weight,
+        "load_weight": routing.load_weight,
+        "hand_over_tokens": hand_over_tokens,
+    }
+    if limits.per_key is not None:
+        settings["requests_per_minute"] = limits.per_key.requests_per_minute
+        settings["tokens_per_minute"] = limits.per_key.tokens_per_minute
+        settings["concurrent_requests"] = limits.per_key.concurrent_requests
+    return {name: value for name, value in settings.items() if value is not None}
+
+
+def key_limit(key: NamedKeyLimits) -> str:
+    """Return the limits of one key in the form of the gateway's option `--key-limit`."""
+    values = {
+        "requests": key.requests_per_minute,
+        "tokens": key.tokens_per_minute,
+        "concurrent": key.concurrent_requests,
+        "weight": key.weight,
+    }
+    return f"{key.name}:" + ",".join(f"{name}={value}" for name, value in values.items() if value is not None)

@@ -5,9 +5,11 @@ The failure of one child does not keep the others from being written. Called by 
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from mamba_api import names
 from mamba_api.v1alpha1.conditions import ConditionType
+from mamba_api.v1alpha1.gateway_status import GatewayConditionType
 from mamba_operator.children.child_comparison import Apply, Change, Delete, drift, observed_hash, version_hash
 from mamba_operator.decision.reconcile_plan import ReconcilePlan
 from mamba_operator.objects.client import KubeClient
@@ -25,7 +27,7 @@ from mamba_operator.objects.manifest import (
     Ref,
     is_terminating,
     metadata,
-    owner_name,
+    owner_identity,
     owner_uid,
     ref,
 )
@@ -130,8 +132,10 @@ def _as_spec_error(manifest: Manifest, error: NotInSchema) -> OperatorError:
     inside = error.path.removeprefix(".spec.template")
     if manifest["kind"] != "Deployment" or inside == error.path:
         return error
-    component = manifest["metadata"]["labels"][names.LABEL_COMPONENT]
-    field = "spec.gateway.podTemplate" if component == "gateway" else "spec.podTemplate"
+    labels = manifest["metadata"]["labels"]
+    kind, _ = names.owner_of_instance(labels[names.LABEL_INSTANCE])
+    of_gateway = labels[names.LABEL_COMPONENT] == "gateway" and kind == names.KIND
+    field = "spec.gateway.podTemplate" if of_gateway else "spec.podTemplate"
     message = f"{field}{inside}: {error.complaint}"
     return NotInSchema(message, path=error.path, complaint=error.complaint)
 
@@ -170,26 +174,24 @@ def _check_ownership(holder: Manifest, snapshot: Snapshot, child: Ref) -> None:
     """
     if owner_uid(holder) == snapshot.uid or (_is_orphan(holder, snapshot) and not is_terminating(holder)):
         return
-    other_owner = owner_name(holder)
-    if is_terminating(holder) or other_owner == snapshot.key.name:
-        raise Terminating(f"{child} of an earlier {snapshot.key.name} is being collected")
+    key, other_owner = snapshot.key, owner_identity(holder)
+    if is_terminating(holder) or other_owner == (key.kind, key.name):
+        raise Terminating(f"{child} of an earlier {key.name} is being collected")
     owner_text = (
-        f"belongs to the MambaDeployment {other_owner}"
-        if other_owner
-        else "does not belong to this MambaDeployment"
+        f"belongs to the {' '.join(other_owner)}" if other_owner else f"does not belong to this {key.kind}"
     )
     raise NameTaken(f"{child} exists and {owner_text}: rename one of the two, or delete it")
 
 
 def _is_orphan(holder: Manifest, snapshot: Snapshot) -> bool:
-    """Return whether the object is a child of a deleted MambaDeployment of this name.
+    """Return whether the object is a child of a deleted object of this kind and name.
 
     Such an object has our label and annotation, and no controller.
     """
     meta = metadata(holder)
     labels, annotations = meta.get("labels") or {}, meta.get("annotations") or {}
     controlled = any(owner.get("controller") for owner in meta.get("ownerReferences") or ())
-    same_name = labels.get(names.LABEL_INSTANCE) == snapshot.key.name
+    same_name = labels.get(names.LABEL_INSTANCE) == snapshot.key.instance
     managed = labels.get(names.LABEL_MANAGED_BY) == names.MANAGED_BY
     return same_name and managed and names.ANNOTATION_SPEC_HASH in annotations and not controlled
 
@@ -205,9 +207,8 @@ def status_manifest(owner: Manifest, status: Manifest) -> Manifest:
     write. Conditions of other writers are left out, since an observed value could undo a later write.
     """
     meta = owner["metadata"]
-    ours = [
-        condition for condition in status.get("conditions") or () if condition["type"] in set(ConditionType)
-    ]
+    types: type[StrEnum] = GatewayConditionType if owner["kind"] == names.GATEWAY_KIND else ConditionType
+    ours = [condition for condition in status.get("conditions") or () if condition["type"] in set(types)]
     return {
         "apiVersion": owner["apiVersion"],
         "kind": owner["kind"],

@@ -25,12 +25,21 @@ from mamba_operator.autoscale.scaling_metrics import ScalingMetrics
 from mamba_operator.canary.watch import CanaryWatch
 from mamba_operator.children.admin_key import AdminKey, admin_key, has_derived_token
 from mamba_operator.children.engine_admin import EngineAccess, get_plan
+from mamba_operator.gateway_reconcile import GatewayReconciler
 from mamba_operator.memory.poller import ReportedPlanPoller
 from mamba_operator.model.download_poller import DownloadPoller
 from mamba_operator.objects.client import KubeClient
 from mamba_operator.objects.errors import ClusterError, Forbidden, PassHangs, SettingsInvalid
 from mamba_operator.objects.indices import Indices, owner_key
-from mamba_operator.objects.kinds import DEPLOYMENT, MAMBA_DEPLOYMENT, WATCHED, Kind
+from mamba_operator.objects.kinds import (
+    BY_NAME,
+    DEPLOYMENT,
+    MAMBA_DEPLOYMENT,
+    MAMBA_GATEWAY,
+    OWNERS,
+    WATCHED,
+    Kind,
+)
 from mamba_operator.objects.manifest import Key, Manifest, metadata
 from mamba_operator.observation.snapshot import ShippedConfig, Sources, nothing_shipped
 from mamba_operator.process.freshness import Freshness
@@ -54,6 +63,8 @@ CRD_POLL_SECONDS = 5.0
 NAMESPACES_POLL_SECONDS = 15.0
 """Seconds between two checks which namespaces may be watched: after some minutes of a forbidden watch kopf
 ends all watches."""
+KINDS_POLL_SECONDS = 60.0
+"""Seconds between two checks whether the cluster serves MambaGateways."""
 WATCHES_TIMEOUT_SECONDS = 10.0
 """Longest time for which the first resync waits for the watches to be complete."""
 INDICES_POLL_SECONDS = 0.1
@@ -81,6 +92,8 @@ class Operator:
         self._metrics.due.set_function(lambda: len(self._queue))
         self._freshness = Freshness(settings.stale_after)
         self._lag = LoopLag()
+        self._owners: tuple[Kind, ...] = (MAMBA_DEPLOYMENT,)
+        """Kinds of the objects that are reconciled, which the cluster serves."""
         self._withheld: str | None = None
         """Why this process holds the lease and changes nothing; None = it reconciles."""
         self._stopping = asyncio.Event()
@@ -160,7 +173,8 @@ class Operator:
     ) -> bool:
         """Serve these namespaces, or the whole cluster if there are none, until others have to be served.
 
-        Return True in that case, False when another task ended.
+        They are served anew when the CRD of MambaGateways comes or goes, too. Return True in both cases,
+        False when another task ended.
         """
         settings, indices = self._settings, Indices()
         autoscaler = Autoscaler(
@@ -181,19 +195,30 @@ class Operator:
             canaries.figures,
         )
         reconciler = self._reconciler(indices, sources, EngineAccess(key, read=pods.read))
-        registry = make_registry(self._queue.add, self._on_delivered, indices)
+        gateways = GatewayReconciler(
+            self._client, self._metrics, reconciler.events, indices, self._images, self._pass_settings
+        )
+
+        async def reconcile(key: Key) -> float | None:
+            return await (gateways if key.kind == MAMBA_GATEWAY.kind else reconciler)(key)
+
+        def mark_stale(key: Key) -> None:
+            (gateways if key.kind == MAMBA_GATEWAY.kind else reconciler).mark_stale(key)
+
+        self._owners = await self._owner_kinds()
+        registry = make_registry(self._queue.add, self._on_delivered, indices, self._owners)
         watching = asyncio.create_task(run_watches(registry, served, self.take_signals))
         recording = asyncio.create_task(reconciler.events.run())
         self._end_last = [recording, watching]
         release = f"{own_namespace(settings)}/{settings.lease}"
         claims = NamespaceClaims(
-            self._client, release, reconciler, reconciler.record_skipped,
-            exists=lambda key: bool(indices.of(MAMBA_DEPLOYMENT, key)),
+            self._client, release, reconcile, reconciler.record_skipped,
+            exists=lambda key: bool(indices.of(BY_NAME[key.kind], key)),
         )  # fmt: skip
         coroutines = [
             self._queue.run(claims, settings.workers),
             claims.run(),
-            self._resync(served, indices, reconciler.mark_stale),
+            self._resync(served, indices, mark_stale),
             autoscaler.run(),
             rollouts.run(),
             canaries.run(),
@@ -204,13 +229,16 @@ class Operator:
             coroutines.append(plans.run())
         if settings.external_metrics_port is not None:
             coroutines.append(self._external_metrics(scaling_metrics))
-        namespace_change = asyncio.create_task(self._namespaces.wait_for_change(served))
-        tasks = [namespace_change, *map(asyncio.create_task, coroutines)]
+        changes = {
+            asyncio.create_task(self._namespaces.wait_for_change(served)),
+            asyncio.create_task(self._wait_for_kinds()),
+        }
+        tasks = [*changes, *map(asyncio.create_task, coroutines)]
         try:
             done, _ = await asyncio.wait({recording, watching, *tasks}, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
-            return done == {namespace_change}
+            return done <= changes
         finally:
             await _end(tasks, settings.exit_timeout)
             if self._stopping.is_set():
@@ -223,15 +251,10 @@ class Operator:
         return Reconciler(
             self._client,
             self._metrics,
-            PassSettings(
-                settings.identity,
-                settings.reconcile_timeout,
-                lambda: settings.resync * (1.0 - JITTER * random.random()),
-                settings.max_rollouts,
-            ),
+            self._pass_settings,
             indices=indices,
             defaults=ChildDefaults(
-                DefaultImages(settings.engine_image, settings.gateway_image, settings.image_pull_secret),
+                self._images,
                 settings.scrapers,
                 operator_pods(_pods_namespace()),
                 self._profiles,
@@ -240,6 +263,21 @@ class Operator:
             sources=sources,
             runtime=Runtime(busy=lambda: len(self._queue) > 0, on_listed=self._on_listed),
         )
+
+    @property
+    def _pass_settings(self) -> PassSettings:
+        settings = self._settings
+        return PassSettings(
+            settings.identity,
+            settings.reconcile_timeout,
+            lambda: settings.resync * (1.0 - JITTER * random.random()),
+            settings.max_rollouts,
+        )
+
+    @property
+    def _images(self) -> DefaultImages:
+        settings = self._settings
+        return DefaultImages(settings.engine_image, settings.gateway_image, settings.image_pull_secret)
 
     async def _cancel_end_last(self) -> None:
         """Cancel the event recorder, which writes its pending events, and the watches.
@@ -274,6 +312,28 @@ class Operator:
             except ClusterError as error:
                 log.warning("cluster_unreachable", error=str(error))
             await asyncio.sleep(CRD_POLL_SECONDS)
+
+    async def _owner_kinds(self) -> tuple[Kind, ...]:
+        """Return the kinds to reconcile: MambaDeployments, and MambaGateways where the cluster serves them.
+
+        A watch of a kind that does not exist would fail. While the API server gives no answer, gateways count
+        as not served.
+        """
+        try:
+            return OWNERS if await self._client.serves(MAMBA_GATEWAY) else (MAMBA_DEPLOYMENT,)
+        except ClusterError as error:
+            log.warning("cluster_unreachable", error=str(error))
+            return (MAMBA_DEPLOYMENT,)
+
+    async def _wait_for_kinds(self) -> None:
+        """Return when the cluster serves other kinds than those that are reconciled."""
+        while True:
+            await asyncio.sleep(KINDS_POLL_SECONDS)
+            try:
+                if await self._client.serves(MAMBA_GATEWAY) != (MAMBA_GATEWAY in self._owners):
+                    return
+            except ClusterError as error:
+                log.warning("cluster_unreachable", error=str(error))
 
     async def _admin_key(self) -> AdminKey | None:
         """Wait for the admin key. Return None if it may not be read and no engine was created with it.
@@ -317,7 +377,7 @@ class Operator:
     async def _resync(
         self, served: tuple[str, ...], indices: Indices, mark_stale: Callable[[Key], None]
     ) -> None:
-        """Queue every MambaDeployment periodically, and compare the watches with the cluster.
+        """Queue every object of ours periodically, and compare the watches with the cluster.
 
         It catches what the watches miss, with one list per kind, however many objects there are. The first
         resync waits until the watches have listed everything, because before that each pass would read the
@@ -341,12 +401,12 @@ class Operator:
         self, namespace: str | None, requested_at: float, indices: Indices, mark_stale: Callable[[Key], None]
     ) -> None:
         """Resync the objects of a namespace; those of the whole cluster if it is None."""
-        for kind in (*WATCHED, MAMBA_DEPLOYMENT):
-            selector = "" if kind is MAMBA_DEPLOYMENT else f"{names.LABEL_MANAGED_BY}={names.MANAGED_BY}"
+        for kind in (*WATCHED, *self._owners):
+            selector = "" if kind in self._owners else f"{names.LABEL_MANAGED_BY}={names.MANAGED_BY}"
             listed = await self._client.list(kind, namespace, selector=selector, metadata_only=True)
             for item in listed:
                 self._on_listed(kind, item, requested_at)
-                if kind is MAMBA_DEPLOYMENT and (key := owner_key(kind, item)) is not None:
+                if kind in self._owners and (key := owner_key(kind, item)) is not None:
                     self._queue.add(key)
             if indices.complete:
                 # An event that is on its way makes an object differ too; an additional read is cheap.

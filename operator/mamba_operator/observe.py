@@ -61,7 +61,7 @@ async def observe(
     return Snapshot(
         key,
         owner,
-        *_split_by_owner(owner, [*(item for _, item in lists.watched), *lists.unwatched]),
+        *split_by_owner(owner, [*(item for _, item in lists.watched), *lists.unwatched]),
         pods=tuple(lists.pods),
         not_served=lists.not_served,
         model_config=builtin_config(owner, shipped),
@@ -97,7 +97,7 @@ async def _read_lists(
                 for kind in owned_kinds
             ]
             optional = [
-                (kind, group.create_task(_list_optional(client, kind, key, selector)))
+                (kind, group.create_task(list_optional(client, kind, key, selector)))
                 for kind in optional_kinds
             ]
             nodes = group.create_task(_nodes(reader, owner))
@@ -135,16 +135,14 @@ def observe_indices(
     return Snapshot(
         key,
         owners[0],
-        *_split_by_owner(owners[0], children),
+        *split_by_owner(owners[0], children),
         pods=tuple(indices.of(POD, key)),
         model_config=builtin_config(owners[0], shipped),
         nodes=nodes,
     )
 
 
-def _split_by_owner(
-    owner: Manifest, items: list[Manifest]
-) -> tuple[dict[Ref, Manifest], dict[Ref, Manifest]]:
+def split_by_owner(owner: Manifest, items: list[Manifest]) -> tuple[dict[Ref, Manifest], dict[Ref, Manifest]]:
     """Return the children of the object, and objects with its labels that belong to another owner."""
     uid = metadata(owner).get("uid")
     children: dict[Ref, Manifest] = {}
@@ -154,7 +152,7 @@ def _split_by_owner(
     return children, foreign
 
 
-async def _list_optional(client: KubeClient, kind: Kind, key: Key, selector: str) -> list[Manifest] | str:
+async def list_optional(client: KubeClient, kind: Kind, key: Key, selector: str) -> list[Manifest] | str:
     """Return the children of a kind that a cluster may lack, or the reason why there can be none."""
     try:
         return await client.list(kind, key.namespace, selector=selector)

@@ -57,16 +57,17 @@ class EventContent:
 def pass_events(old: Status, new: Status | None, applied: Sequence[AppliedChange]) -> list[EventContent]:
     """Return the events of one pass: at most one per kind of change, and one per condition that changed."""
     if new is None:
-        return _child_events(applied)
+        return child_events(applied)
     return [
-        *_child_events(applied),
+        *child_events(applied),
         *_scaling_events(old, new),
         *_canary_events(old, new),
         *_condition_events(old, new),
     ]
 
 
-def _child_events(applied: Sequence[AppliedChange]) -> list[EventContent]:
+def child_events(applied: Sequence[AppliedChange]) -> list[EventContent]:
+    """Return one event for each kind of change of children."""
     events: list[EventContent] = []
     for change, (reason, verb) in REASONS_AND_VERBS.items():
         changes = [item for item in applied if item.change is change]
@@ -166,13 +167,16 @@ class PendingEvent:
     version: str
     content: EventContent
     occurred_at: datetime
+    kind: str = names.KIND
 
 
 def pending_event(owner: Mapping[str, Any], content: EventContent, now: datetime) -> PendingEvent:
     """Return an event about `owner`, which keeps the identity of the object and not its manifest."""
     meta = owner["metadata"]
     version = meta.get("resourceVersion", "")
-    return PendingEvent(meta["name"], meta["namespace"], meta["uid"], version, content, now)
+    return PendingEvent(
+        meta["name"], meta["namespace"], meta["uid"], version, content, now, str(owner["kind"])
+    )
 
 
 def event_manifest(event: PendingEvent, *, reporter: str) -> Manifest:
@@ -186,11 +190,14 @@ def event_manifest(event: PendingEvent, *, reporter: str) -> Manifest:
         "metadata": {
             "name": f"{event.name}.{digest(identity)}",
             "namespace": event.namespace,
-            "labels": {names.LABEL_MANAGED_BY: names.MANAGED_BY, names.LABEL_INSTANCE: event.name},
+            "labels": {
+                names.LABEL_MANAGED_BY: names.MANAGED_BY,
+                names.LABEL_INSTANCE: names.instance(event.kind, event.name),
+            },
         },
         "involvedObject": {
             "apiVersion": names.API_VERSION,
-            "kind": names.KIND,
+            "kind": event.kind,
             "name": event.name,
             "namespace": event.namespace,
             "uid": event.uid,

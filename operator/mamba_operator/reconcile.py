@@ -39,7 +39,7 @@ from mamba_operator.objects.errors import (
     Terminating,
 )
 from mamba_operator.objects.indices import Indices
-from mamba_operator.objects.kinds import CLAIM, MAMBA_DEPLOYMENT, Kind
+from mamba_operator.objects.kinds import BY_NAME, CLAIM, MAMBA_DEPLOYMENT, Kind
 from mamba_operator.objects.manifest import Key, Manifest, is_terminating
 from mamba_operator.objects.recorded_status import recorded_status
 from mamba_operator.observation.node_reader import NodeReader
@@ -171,7 +171,7 @@ class Reconciler:
 
     def record_skipped(self, key: Key, reason: str, message: str) -> None:
         """Record an event about an object that another release reconciles; its status is not written here."""
-        for owner in self._indices.of(MAMBA_DEPLOYMENT, key):
+        for owner in self._indices.of(BY_NAME[key.kind], key):
             self._record(owner, EventContent("Warning", reason, message))
 
     async def __call__(self, key: Key) -> float | None:

@@ -4,7 +4,7 @@ from weakref import WeakKeyDictionary
 
 import pytest
 
-from mamba_api.v1alpha1.schema import crd_yaml
+from mamba_api.v1alpha1.schema import CUSTOM_KINDS, all_crds_yaml
 from testcluster.control_plane import ControlPlane
 
 CRD = "mambadeployments.serving.mambaserve.io"
@@ -17,8 +17,9 @@ def plane(control_plane: ControlPlane) -> ControlPlane:
     """Return the control plane with the CRD in force, which is applied anew where a test has changed it."""
     version = _version(control_plane)
     if version is None or version != _applied.get(control_plane):
-        control_plane.kubectl("apply", "--server-side", "--force-conflicts", "-f", "-", stdin=crd_yaml())
-        control_plane.wait_established(CRD)
+        control_plane.kubectl("apply", "--server-side", "--force-conflicts", "-f", "-", stdin=all_crds_yaml())
+        for kind in CUSTOM_KINDS:
+            control_plane.wait_established(kind.name)
         _applied[control_plane] = _version(control_plane)
     return control_plane
 

@@ -34,16 +34,16 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end }}
 {{- end -}}
 
-{{/* Who brought the CRD, where that was not this release; empty where this release may make it or has made it. */}}
+{{/* Who brought the CRD `crd`, where that was not this release; empty where this release may make it or has made it. */}}
 {{- define "mambaserve.crdOfOthers" -}}
-{{- $crd := lookup "apiextensions.k8s.io/v1" "CustomResourceDefinition" "" "mambadeployments.serving.mambaserve.io" -}}
+{{- $crd := lookup "apiextensions.k8s.io/v1" "CustomResourceDefinition" "" .crd -}}
 {{- if $crd -}}
 {{- $marks := default dict $crd.metadata.annotations -}}
 {{- $name := default "" (get $marks "meta.helm.sh/release-name") -}}
 {{- $namespace := default "" (get $marks "meta.helm.sh/release-namespace") -}}
 {{- if not $name -}}
 no release of Helm
-{{- else if not (and (eq $name .Release.Name) (eq $namespace .Release.Namespace)) -}}
+{{- else if not (and (eq $name .root.Release.Name) (eq $namespace .root.Release.Namespace)) -}}
 {{- printf "the release %s in %s" $name $namespace -}}
 {{- end -}}
 {{- end -}}
@@ -97,14 +97,14 @@ app.kubernetes.io/component: redis
 {{- define "mambaserve.rules" -}}
 # The objects it serves: it writes nothing but their status.
 - apiGroups: [serving.mambaserve.io]
-  resources: [mambadeployments]
+  resources: [mambadeployments, mambagateways]
   verbs: [get, list, watch]
 - apiGroups: [serving.mambaserve.io]
-  resources: [mambadeployments/status]
+  resources: [mambadeployments/status, mambagateways/status]
   verbs: [patch]
 # Owner references that block their deletion need it where the API server checks that.
 - apiGroups: [serving.mambaserve.io]
-  resources: [mambadeployments/finalizers]
+  resources: [mambadeployments/finalizers, mambagateways/finalizers]
   verbs: [update]
 # Children. Server-side apply needs create and patch.
 - apiGroups: [apps]
@@ -134,6 +134,10 @@ app.kubernetes.io/component: redis
 # Where the cluster has the kind, and a deployment asks for one.
 - apiGroups: [inference.networking.k8s.io]
   resources: [inferencepools]
+  verbs: [list, create, patch, delete]
+# The same for a gateway of several models.
+- apiGroups: [gateway.networking.k8s.io]
+  resources: [httproutes]
   verbs: [list, create, patch, delete]
 # What each gateway may do; the operator can grant only what it holds itself.
 - apiGroups: [rbac.authorization.k8s.io]

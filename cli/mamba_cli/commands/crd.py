@@ -7,8 +7,8 @@ import typer
 
 from mamba_cli.errors import InvalidInput, RunFailed
 
-CRD_FILE = Path("crds/mambadeployments.serving.mambaserve.io.yaml")
-CHART_FILE = Path("charts/mambaserve/templates/crd-mambadeployments.yaml")
+CRDS = Path("crds")
+CHART = Path("charts/mambaserve/templates")
 
 
 def command(
@@ -29,14 +29,22 @@ def command(
 
     Example: mambaserve crd | kubectl apply --server-side -f -
     """
-    from mamba_api.v1alpha1.schema import chart_template, crd_yaml
+    from mamba_api.v1alpha1.schema import CUSTOM_KINDS, all_crds_yaml, chart_template, crd_yaml
 
     if not write:
-        typer.echo(crd_yaml(), nl=False)
+        typer.echo(all_crds_yaml(), nl=False)
         return
     if not (directory / "pyproject.toml").is_file():
         raise InvalidInput(f"--directory: {directory.resolve()} is not the root of the source tree")
-    for path, text in ((CRD_FILE, crd_yaml()), (CHART_FILE, chart_template())):
+    files = {
+        path: text
+        for kind in CUSTOM_KINDS
+        for path, text in (
+            (CRDS / f"{kind.name}.yaml", crd_yaml(kind)),
+            (CHART / f"crd-{kind.plural}.yaml", chart_template(kind)),
+        )
+    }
+    for path, text in files.items():
         target = directory / path
         try:
             target.parent.mkdir(parents=True, exist_ok=True)

@@ -24,7 +24,7 @@ from mamba_planner import MemoryPlan
 from mamba_planner.hand_over import hand_over_tokens
 from mamba_settings.engine_settings import EngineSettings
 from mamba_settings.models_document import ModelEntry, ModelsDocument, duplicates
-from mamba_settings.spec_settings import disk_budget, engine_settings
+from mamba_settings.spec_settings import disk_budget, engine_settings, model_entry_settings
 from mamba_settings.trace_settings import trace_variables
 
 LAUNCHER = (sys.executable, "-m", "mamba_cli")
@@ -211,27 +211,14 @@ def _models_of(units: Sequence[Unit]) -> ModelsDocument:
 def _model_settings(unit: Unit) -> dict[str, Any]:
     """Return the settings of a unit's model at a shared gateway."""
     deployment = unit.loaded.deployment
-    limits, routing = deployment.spec.gateway.limits, deployment.spec.gateway.routing
-    settings: dict[str, Any] = {
+    settings = {
         "backend": [engine.url for engine in unit.engines],
-        "prefix_index_scope": f"{deployment.namespace}/{deployment.name}",
-        "max_in_flight": limits.max_in_flight,
-        "max_queue": limits.max_queued,
-        "queue_timeout": limits.queue_timeout.seconds,
-        "hold_timeout": limits.queue_timeout.seconds,
-        "request_timeout": limits.request_timeout.seconds,
-        "prefix_weight": routing.prefix_weight,
-        "load_weight": routing.load_weight,
-        "hand_over_tokens": hand_over_tokens(deployment),
+        **model_entry_settings(deployment, hand_over_tokens(deployment)),
     }
     redis = deployment.spec.prefix_index.redis
-    if redis is not None:
+    if redis is not None and redis.url is not None:
         settings["redis_url"] = redis.url
-    if limits.per_key is not None:
-        settings["requests_per_minute"] = limits.per_key.requests_per_minute
-        settings["tokens_per_minute"] = limits.per_key.tokens_per_minute
-        settings["concurrent_requests"] = limits.per_key.concurrent_requests
-    return {name: value for name, value in settings.items() if value is not None}
+    return settings
 
 
 def local_engine(

@@ -421,6 +421,22 @@ def set_condition(
     """
     if reason not in REASONS_OF[type_]:
         raise ValueError(f"{type_} never has the reason {reason}; see REASONS_OF")
+    return place_condition(
+        conditions, type_, status, reason, message, now=now, observed_generation=observed_generation
+    )
+
+
+def place_condition(
+    conditions: Sequence[Condition],
+    type_: StrEnum,
+    status: ConditionStatus,
+    reason: StrEnum,
+    message: str,
+    *,
+    now: datetime,
+    observed_generation: int,
+) -> list[Condition]:
+    """Return a copy of `conditions` with the one of `type_` set, in the order of the type's enumeration."""
     previous = find_condition(conditions, type_)
     changed = previous is None or previous.status != status
     condition = Condition(
@@ -432,11 +448,11 @@ def set_condition(
         observed_generation=observed_generation,
     )
     others = [other for other in conditions if other.type != type_]
-    order = {name.value: index for index, name in enumerate(ConditionType)}
+    order = {name.value: index for index, name in enumerate(type(type_))}
     return sorted([*others, condition], key=lambda item: order.get(item.type, len(order)))
 
 
-def find_condition(conditions: Sequence[Condition], type_: ConditionType) -> Condition | None:
+def find_condition(conditions: Sequence[Condition], type_: StrEnum) -> Condition | None:
     """Return the condition of `type_`, or None if it was never set."""
     return next((condition for condition in conditions if condition.type == type_), None)
 

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from mamba_api.errors import InvalidDocument
-from mamba_api.names import API_VERSION, GROUP, KIND, VERSION
+from mamba_api.names import API_VERSION, GATEWAY_KIND, GROUP, KIND, VERSION
 from mamba_api.v1alpha1 import MambaDeployment
 from mamba_api.v1alpha1.base import RULES_LATER
 from mamba_api.v1alpha1.deployment import NAME_PATTERN
@@ -175,6 +175,11 @@ def _identity_problem(data: dict[str, Any]) -> str | None:
         return f"{missing} is missing: write apiVersion: {API_VERSION} and kind: {KIND}"
     if kind == KIND and version != API_VERSION:
         return f"apiVersion: {version!r} is not served: write {API_VERSION}"
+    if kind == GATEWAY_KIND and version.startswith(f"{GROUP}/"):
+        return (
+            f"a {GATEWAY_KIND} is for clusters: leave it out here, where several objects are served at one "
+            "address without it"
+        )
     if kind != KIND and version.startswith(f"{GROUP}/"):
         return f"kind: {kind!r} is unknown in {GROUP}/{VERSION}: write {KIND}"
     return None

@@ -1,4 +1,4 @@
-"""Writes the CustomResourceDefinition of MambaDeployment from the pydantic models.
+"""Writes the CustomResourceDefinitions of MambaDeployment and MambaGateway from the pydantic models.
 
 It extends pydantic's own hook for JSON Schema: what a structural schema refuses (`$ref`, `anyOf` with null,
 `const`, numeric `exclusiveMinimum`, closed objects, titles) is rewritten here, and each model's rules become
@@ -8,6 +8,7 @@ cluster.
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import yaml
@@ -18,6 +19,7 @@ from pydantic_core import CoreSchema, core_schema
 from mamba_api import names
 from mamba_api.v1alpha1 import MambaDeployment
 from mamba_api.v1alpha1.base import ApiModel, ChangeRule, Rule
+from mamba_api.v1alpha1.mamba_gateway import MambaGateway
 
 PRESERVE = "x-kubernetes-preserve-unknown-fields"
 INT_OR_STRING = "x-kubernetes-int-or-string"
@@ -34,7 +36,8 @@ CHART_METADATA = """\
   {{- end }}
 """
 
-COLUMNS: tuple[tuple[str, str, str, int], ...] = (
+Columns = tuple[tuple[str, str, str, int], ...]
+COLUMNS: Columns = (
     ("Ready", "string", '.status.conditions[?(@.type=="Ready")].status', 0),
     ("Reason", "string", '.status.conditions[?(@.type=="Ready")].reason', 0),
     ("Strategy", "string", ".status.strategy", 0),
@@ -48,6 +51,45 @@ COLUMNS: tuple[tuple[str, str, str, int], ...] = (
     ("Headroom", "string", ".status.plan.headroom", 1),
 )
 """Name, type, JSON path and priority of the columns of `kubectl get`; priority 1 is shown with `-o wide`."""
+GATEWAY_COLUMNS: Columns = (
+    ("Ready", "string", '.status.conditions[?(@.type=="Ready")].status', 0),
+    ("Reason", "string", '.status.conditions[?(@.type=="Ready")].reason', 0),
+    ("Models", "string", ".status.readyModels", 0),
+    ("Resolved", "string", '.status.conditions[?(@.type=="ModelsResolved")].reason', 0),
+    ("URL", "string", ".status.url", 0),
+    ("Age", "date", ".metadata.creationTimestamp", 0),
+    ("Replicas", "integer", ".status.readyReplicas", 1),
+    ("Message", "string", '.status.conditions[?(@.type=="Ready")].message', 1),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class CustomKind:
+    """One kind of this API group."""
+
+    model: type[ApiModel]
+    kind: str
+    plural: str
+    singular: str
+    short_name: str
+    columns: Columns
+
+    @property
+    def name(self) -> str:
+        """Name of the CRD."""
+        return f"{self.plural}.{names.GROUP}"
+
+
+DEPLOYMENTS = CustomKind(MambaDeployment, names.KIND, names.PLURAL, names.SINGULAR, names.SHORT_NAME, COLUMNS)
+GATEWAYS = CustomKind(
+    MambaGateway,
+    names.GATEWAY_KIND,
+    names.GATEWAY_PLURAL,
+    names.GATEWAY_SINGULAR,
+    names.GATEWAY_SHORT_NAME,
+    GATEWAY_COLUMNS,
+)
+CUSTOM_KINDS = (DEPLOYMENTS, GATEWAYS)
 
 
 class StructuralSchema(GenerateJsonSchema):
@@ -86,9 +128,9 @@ def structural_schema(model: type[BaseModel]) -> dict[str, Any]:
     )
 
 
-def custom_resource_definition() -> dict[str, Any]:
-    """Return the CRD as plain data."""
-    root = structural_schema(MambaDeployment)
+def custom_resource_definition(kind: CustomKind = DEPLOYMENTS) -> dict[str, Any]:
+    """Return the CRD of a kind as plain data."""
+    root = structural_schema(kind.model)
     properties = root["properties"]
     for name in ("apiVersion", "kind"):
         properties[name] = {"type": "string", "description": properties[name]["description"]}
@@ -108,15 +150,15 @@ def custom_resource_definition() -> dict[str, Any]:
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
-        "metadata": {"name": names.CRD_NAME},
+        "metadata": {"name": kind.name},
         "spec": {
             "group": names.GROUP,
             "names": {
-                "kind": names.KIND,
-                "listKind": names.LIST_KIND,
-                "plural": names.PLURAL,
-                "singular": names.SINGULAR,
-                "shortNames": [names.SHORT_NAME],
+                "kind": kind.kind,
+                "listKind": f"{kind.kind}List",
+                "plural": kind.plural,
+                "singular": kind.singular,
+                "shortNames": [kind.short_name],
                 "categories": [names.CATEGORY],
             },
             "scope": "Namespaced",
@@ -137,7 +179,7 @@ def custom_resource_definition() -> dict[str, Any]:
                     "additionalPrinterColumns": [
                         {"name": name, "type": type_, "jsonPath": path}
                         | ({"priority": priority} if priority else {})
-                        for name, type_, path, priority in COLUMNS
+                        for name, type_, path, priority in kind.columns
                     ],
                 }
             ],
@@ -145,22 +187,28 @@ def custom_resource_definition() -> dict[str, Any]:
     }
 
 
-def crd_yaml() -> str:
-    """Return the text of `crds/mambadeployments.serving.mambaserve.io.yaml`."""
+def crd_yaml(kind: CustomKind = DEPLOYMENTS) -> str:
+    """Return the text of `crds/NAME.yaml`, where NAME is that of the kind's CRD."""
     # A round trip through JSON: shared sub-trees would become YAML aliases, which people cannot read.
-    plain = json.loads(json.dumps(custom_resource_definition()))
+    plain = json.loads(json.dumps(custom_resource_definition(kind)))
     return HEADER + yaml.safe_dump(plain, sort_keys=False, width=100, allow_unicode=True)
 
 
-def chart_template() -> str:
+def all_crds_yaml() -> str:
+    """Return the CRDs of all kinds as one text."""
+    return "---\n".join(map(crd_yaml, CUSTOM_KINDS))
+
+
+def chart_template(kind: CustomKind = DEPLOYMENTS) -> str:
     """Return the CRD as a template of the Helm chart, enabled by `crds.enabled` and kept by `crds.keep`.
 
     Helm never upgrades a chart's `crds/` folder, but it upgrades templates. The template renders nothing
     where the cluster has the CRD from another owner, because Helm would refuse the whole release.
     """
-    head, tail = crd_yaml().removeprefix(HEADER).split("metadata:\n", 1)
+    head, tail = crd_yaml(kind).removeprefix(HEADER).split("metadata:\n", 1)
     assert "{{" not in head + tail, "a description would be read as a template action"
-    condition = '{{- if and .Values.crds.enabled (not (include "mambaserve.crdOfOthers" .)) }}'
+    owned = f'(include "mambaserve.crdOfOthers" (dict "root" . "crd" "{kind.name}"))'
+    condition = f"{{{{- if and .Values.crds.enabled (not {owned}) }}}}"
     return f"{condition}\n{HEADER}{head}metadata:\n{CHART_METADATA}{tail}{{{{- end }}}}\n"
 
 

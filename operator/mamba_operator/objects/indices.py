@@ -1,4 +1,4 @@
-"""`Indices`: the objects that kopf's watches hold, by their MambaDeployment. Reading them costs no request.
+"""`Indices`: the objects that kopf's watches hold, by their owner. Reading them costs no request.
 
 They may lag behind the cluster. So a pass only concludes from them that it has nothing to do. kopf fills
 them, `observe` reads them, and each resync compares them with lists. Children that the operator has just
@@ -11,7 +11,7 @@ from sys import intern
 from typing import Any
 
 from mamba_api import names
-from mamba_operator.objects.kinds import BY_NAME, MAMBA_DEPLOYMENT, WATCHED, Kind
+from mamba_operator.objects.kinds import BY_NAME, MAMBA_DEPLOYMENT, OWNERS, WATCHED, Kind
 from mamba_operator.objects.manifest import Key, Manifest, metadata
 
 MAX_SHARED_CHARACTERS = 64
@@ -21,12 +21,14 @@ CREATED_LIFETIME = 30.0
 
 
 def owner_key(kind: Kind, body: Mapping[str, Any]) -> Key | None:
-    """Return the MambaDeployment to which an object belongs; None when it belongs to none."""
+    """Return the object of ours to which an object belongs; None when it belongs to none."""
     meta = metadata(body)
     namespace, name = meta.get("namespace"), meta.get("name")
-    if kind is not MAMBA_DEPLOYMENT:
-        name = (meta.get("labels") or {}).get(names.LABEL_INSTANCE)
-    return Key(str(namespace), str(name)) if namespace and name else None
+    owner_kind = kind.kind
+    if kind not in OWNERS:
+        label = (meta.get("labels") or {}).get(names.LABEL_INSTANCE)
+        owner_kind, name = names.owner_of_instance(str(label)) if label else ("", "")
+    return Key(str(namespace), str(name), owner_kind) if namespace and name else None
 
 
 def index_id(kind: Kind) -> str:
@@ -35,7 +37,7 @@ def index_id(kind: Kind) -> str:
 
 
 def indexed(kind: Kind, body: Mapping[str, Any]) -> dict[Key, Manifest]:
-    """Return the index entry of an object; empty when it belongs to no MambaDeployment."""
+    """Return the index entry of an object; empty when it belongs to none of ours."""
     key = owner_key(kind, body)
     return {} if key is None else {key: compact(_without_managed_fields(kind, body))}
 
@@ -59,7 +61,7 @@ def compact(value: Any) -> Any:
 
 
 class Indices:
-    """Objects by MambaDeployment, one instance per active operator. Empty until kopf has listed them."""
+    """Objects by their owner, one instance per active operator. Empty until kopf has listed them."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._by_id: Mapping[str, Any] = {}

@@ -1,4 +1,4 @@
-"""The kinds of a MambaDeployment's objects, and the API paths of all kinds that the operator uses.
+"""The kinds of the operator's objects, and the API paths of all kinds that the operator uses.
 
 `observe` lists them, `main` watches them, `client` builds paths from them; RBAC in the chart mirrors them.
 """
@@ -43,6 +43,9 @@ class Kind:
 
 
 MAMBA_DEPLOYMENT = Kind(names.API_VERSION, names.KIND, names.PLURAL)
+MAMBA_GATEWAY = Kind(names.API_VERSION, names.GATEWAY_KIND, names.GATEWAY_PLURAL)
+OWNERS: tuple[Kind, ...] = (MAMBA_DEPLOYMENT, MAMBA_GATEWAY)
+"""Kinds that the operator reconciles."""
 
 SERVICE_ACCOUNT = Kind("v1", "ServiceAccount", "serviceaccounts")
 SECRET = Kind("v1", "Secret", "secrets")
@@ -56,6 +59,7 @@ ROLE_BINDING = Kind("rbac.authorization.k8s.io/v1", "RoleBinding", "rolebindings
 DISRUPTION_BUDGET = Kind("policy/v1", "PodDisruptionBudget", "poddisruptionbudgets")
 NETWORK_POLICY = Kind("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies")
 
+HTTP_ROUTE = Kind("gateway.networking.k8s.io/v1", "HTTPRoute", "httproutes")
 INFERENCE_POOL = Kind("inference.networking.k8s.io/v1", "InferencePool", "inferencepools")
 
 POD = Kind("v1", "Pod", "pods")
@@ -76,13 +80,13 @@ OWNED: tuple[Kind, ...] = (
 of the admin token is created and never read, because the permission to list Secrets would reveal all Secrets
 of a cluster."""
 OPTIONAL: tuple[Kind, ...] = (INFERENCE_POOL,)
-"""Kinds of children that a cluster may lack. They are not watched, because a watch fails if its kind does not
-exist; each pass over an object that needs one reads it."""
+"""Kinds of children of a MambaDeployment that a cluster may lack. They are not watched, because a watch fails
+if its kind does not exist; each pass over an object that needs one reads it."""
 WATCHED: tuple[Kind, ...] = (*OWNED, POD)
-"""Kinds whose events wake their MambaDeployment."""
+"""Kinds of children and pods whose events wake their owner."""
 BY_NAME: dict[str, Kind] = {
     kind.kind: kind
     for kind in (
-        *OWNED, *OPTIONAL, SECRET, MAMBA_DEPLOYMENT, EVENT, LEASE, ENDPOINT_SLICE, SUBJECT_ACCESS_REVIEW,
+        *OWNED, *OPTIONAL, HTTP_ROUTE, SECRET, *OWNERS, EVENT, LEASE, ENDPOINT_SLICE, SUBJECT_ACCESS_REVIEW,
     )
 }  # fmt: skip

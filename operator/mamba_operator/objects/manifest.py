@@ -14,18 +14,25 @@ Manifest = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, order=True)
 class Key:
-    """Identity of one MambaDeployment, the only argument of a reconcile pass."""
+    """Identity of one MambaDeployment or MambaGateway, the only argument of a reconcile pass."""
 
     namespace: str
     name: str
+    kind: str = names.KIND
+
+    @property
+    def instance(self) -> str:
+        """Return the label LABEL_INSTANCE of the object's children."""
+        return names.instance(self.kind, self.name)
 
     def __str__(self) -> str:
-        return f"{self.namespace}/{self.name}"
+        text = f"{self.namespace}/{self.name}"
+        return text if self.kind == names.KIND else f"{self.kind} {text}"
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Ref:
-    """Identity of one child of a MambaDeployment; its namespace is the owner's."""
+    """Identity of one child of an object; its namespace is the owner's."""
 
     kind: str
     name: str
@@ -81,21 +88,24 @@ def digest(data: Any, length: int = 16) -> str:
 
 
 def owner_uid(manifest: Mapping[str, Any]) -> str | None:
-    """Return the uid of the MambaDeployment that controls the object, if one does."""
+    """Return the uid of the MambaDeployment or MambaGateway that controls the object, if one does."""
     owner = _controller(manifest)
     return str(owner.get("uid")) if owner is not None else None
 
 
-def owner_name(manifest: Mapping[str, Any]) -> str | None:
-    """Return the name of the MambaDeployment that controls the object, if one does."""
+def owner_identity(manifest: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Return the kind and name of the object of ours that controls the object, if one does."""
     owner = _controller(manifest)
-    return str(owner.get("name")) if owner is not None else None
+    return (str(owner["kind"]), str(owner.get("name"))) if owner is not None else None
+
+
+_KINDS = (names.KIND, names.GATEWAY_KIND)
 
 
 def _controller(manifest: Mapping[str, Any]) -> Mapping[str, Any] | None:
     for owner in metadata(manifest).get("ownerReferences") or ():
         group = str(owner.get("apiVersion", "")).partition("/")[0]
-        if owner.get("controller") and owner.get("kind") == names.KIND and group == names.GROUP:
+        if owner.get("controller") and owner.get("kind") in _KINDS and group == names.GROUP:
             controller: Mapping[str, Any] = owner
             return controller
     return None

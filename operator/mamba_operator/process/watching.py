@@ -1,7 +1,7 @@
 """kopf as the source of wake-ups: watches and indexes every owned kind, and turns each event into a key.
 
 kopf watches, reconnects, multiplexes and indexes. It writes nothing: no finalizer, no annotation, no handler
-progress. Called by `main`; an event only wakes a MambaDeployment, and its other content is dropped.
+progress. Called by `main`; an event only wakes an object, and its other content is dropped.
 """
 
 import asyncio
@@ -13,8 +13,8 @@ import structlog
 
 from mamba_api import names
 from mamba_operator.objects.indices import Indices, index_id, indexed, owner_key
-from mamba_operator.objects.kinds import MAMBA_DEPLOYMENT, WATCHED, Kind
-from mamba_operator.objects.manifest import Key, Manifest, owner_name
+from mamba_operator.objects.kinds import MAMBA_DEPLOYMENT, MAMBA_GATEWAY, WATCHED, Kind
+from mamba_operator.objects.manifest import Key, Manifest, owner_identity
 
 Wake = Callable[[Key], None]
 Delivered = Callable[[Kind, Manifest, bool], None]
@@ -58,15 +58,20 @@ async def run_watches(
     await kopf.run_tasks(tasks, ignored=older)
 
 
-def make_registry(wake: Wake, delivered: Delivered, indices: Indices) -> kopf.OperatorRegistry:
-    """Return a registry with one handler and one index per kind, all alike."""
+def make_registry(
+    wake: Wake, delivered: Delivered, indices: Indices, owners: Sequence[Kind] = (MAMBA_DEPLOYMENT,)
+) -> kopf.OperatorRegistry:
+    """Return a registry with one handler and one index per kind, all alike.
+
+    `owners`: kinds that are reconciled, which the cluster serves.
+    """
     registry = kopf.OperatorRegistry()
 
     async def take_indices(**kopf_indices: Any) -> None:
         indices.take(kopf_indices)
 
     kopf.on.startup(registry=registry)(take_indices)
-    for kind in (MAMBA_DEPLOYMENT, *WATCHED):
+    for kind in (*owners, *WATCHED):
         kopf.index(kind.group, kind.version, kind.plural, id=index_id(kind), registry=registry)(
             _indexer(kind)
         )
@@ -116,10 +121,15 @@ def _handler(kind: Kind, wake: Wake, delivered: Delivered, indices: Indices) -> 
         if key is not None:
             indices.confirm(key, plain)
             wake(key)
-        # The label may name another deployment by now; the owner reference names the owner.
-        owner, namespace = owner_name(plain), plain["metadata"].get("namespace")
-        if owner and namespace and (controller := Key(str(namespace), owner)) != key:
+        # The label may name another object by now; the owner reference names the owner.
+        owner, namespace = owner_identity(plain), plain["metadata"].get("namespace")
+        if owner and namespace and (controller := Key(str(namespace), owner[1], owner[0])) != key:
             wake(controller)
+        if kind is MAMBA_DEPLOYMENT and key is not None:
+            # Its model may be one of those that a gateway of the namespace serves, or no longer is.
+            for gateway in indices.keys(MAMBA_GATEWAY):
+                if gateway.namespace == key.namespace:
+                    wake(gateway)
 
     return on_event
 

@@ -15,6 +15,7 @@ from pydantic_core import from_json
 from mamba_api import names
 from mamba_api.choices import Role
 from mamba_api.v1alpha1 import MambaDeployment, PlanStatus
+from mamba_api.v1alpha1.mamba_gateway import MambaGateway
 from mamba_api.v1alpha1.profiles import Profiles
 from mamba_operator.objects.kinds import Kind
 from mamba_operator.objects.manifest import Manifest, digest
@@ -188,17 +189,27 @@ def child(
     annotations: Mapping[str, str] | None = None,
 ) -> Manifest:
     """Return the beginning of a child's manifest: identity, labels, and owner reference for its deletion."""
-    deployment = context.deployment
+    return owned(context.deployment, kind, name, component, annotations)
+
+
+def owned(
+    owner: MambaDeployment | MambaGateway,
+    kind: Kind,
+    name: str,
+    component: names.Component,
+    annotations: Mapping[str, str] | None = None,
+) -> Manifest:
+    """Return the beginning of the manifest of a child of `owner`, as `child` does."""
     metadata: Manifest = {
         "name": name,
-        "namespace": deployment.namespace,
-        "labels": names.labels(deployment.name, component),
+        "namespace": owner.namespace,
+        "labels": names.labels(names.instance(owner.kind, owner.name), component),
         "ownerReferences": [
             {
                 "apiVersion": names.API_VERSION,
-                "kind": names.KIND,
-                "name": deployment.name,
-                "uid": deployment.metadata.uid or "",
+                "kind": owner.kind,
+                "name": owner.name,
+                "uid": owner.metadata.uid or "",
                 "controller": True,
                 "blockOwnerDeletion": True,
             }

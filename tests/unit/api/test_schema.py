@@ -12,6 +12,9 @@ from pydantic import BaseModel, Field
 from mamba_api.v1alpha1 import MambaDeployment
 from mamba_api.v1alpha1.schema import (
     COLUMNS,
+    CUSTOM_KINDS,
+    GATEWAYS,
+    CustomKind,
     chart_template,
     crd_yaml,
     custom_resource_definition,
@@ -56,9 +59,11 @@ def with_defaults(value: Any, schema: dict[str, Any]) -> Any:
     return value
 
 
-@pytest.mark.parametrize(
-    ("path", "part"), list(nodes(SCHEMA)), ids=lambda item: item if isinstance(item, str) else ""
-)
+GATEWAY_SCHEMA = custom_resource_definition(GATEWAYS)["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+NODES = [*nodes(SCHEMA), *nodes(GATEWAY_SCHEMA, "gateway")]
+
+
+@pytest.mark.parametrize(("path", "part"), NODES, ids=lambda item: item if isinstance(item, str) else "")
 def test_each_part_is_structural(path: str, part: dict[str, Any]) -> None:
     assert part.keys() <= ALLOWED
     int_or_string = part.get("x-kubernetes-int-or-string", False)
@@ -77,11 +82,9 @@ def test_each_part_is_structural(path: str, part: dict[str, Any]) -> None:
     assert part.get("default", 0) is not None
 
 
-@pytest.mark.parametrize(
-    ("path", "part"), list(nodes(SCHEMA)), ids=lambda item: item if isinstance(item, str) else ""
-)
+@pytest.mark.parametrize(("path", "part"), NODES, ids=lambda item: item if isinstance(item, str) else "")
 def test_each_field_is_described_on_one_line(path: str, part: dict[str, Any]) -> None:
-    bare = path.endswith("[]") or path.startswith(".metadata")
+    bare = path.endswith("[]") or path.removeprefix("gateway").startswith(".metadata")
     assert bare or part["description"].endswith((".", ")"))
     assert "\n" not in part.get("description", "")
 
@@ -127,9 +130,11 @@ def test_the_scale_subresource_has_all_three_paths() -> None:
         assert node["type"] in {"integer", "string"}
 
 
-def test_every_column_reads_a_field_that_exists() -> None:
-    for _, _, path, _ in COLUMNS:
-        node = SCHEMA
+@pytest.mark.parametrize("kind", CUSTOM_KINDS, ids=lambda kind: kind.plural)
+def test_every_column_reads_a_field_that_exists(kind: CustomKind) -> None:
+    schema = SCHEMA if kind is not GATEWAYS else GATEWAY_SCHEMA
+    for _, _, path, _ in kind.columns:
+        node = schema
         for part in re.sub(r"\[.*?\)\]", "", path).strip(".").split("."):
             if part == "creationTimestamp":
                 break
@@ -149,14 +154,16 @@ def test_kubectl_finds_it_by_short_name_and_category() -> None:
     assert CRD["spec"]["names"]["categories"] == ["mambaserve"]
 
 
-def test_the_crd_in_the_tree_is_the_one_of_the_models() -> None:
-    kept = (ROOT / "crds/mambadeployments.serving.mambaserve.io.yaml").read_text()
-    assert kept == crd_yaml(), "run `make crds`"
+@pytest.mark.parametrize("kind", CUSTOM_KINDS, ids=lambda kind: kind.plural)
+def test_the_crd_in_the_tree_is_the_one_of_the_models(kind: CustomKind) -> None:
+    kept = (ROOT / f"crds/{kind.name}.yaml").read_text()
+    assert kept == crd_yaml(kind), "run `make crds`"
 
 
-def test_the_crd_in_the_chart_is_the_one_of_the_models() -> None:
-    kept = (ROOT / "charts/mambaserve/templates/crd-mambadeployments.yaml").read_text()
-    assert kept == chart_template(), "run `make crds`"
+@pytest.mark.parametrize("kind", CUSTOM_KINDS, ids=lambda kind: kind.plural)
+def test_the_crd_in_the_chart_is_the_one_of_the_models(kind: CustomKind) -> None:
+    kept = (ROOT / f"charts/mambaserve/templates/crd-{kind.plural}.yaml").read_text()
+    assert kept == chart_template(kind), "run `make crds`"
 
 
 def test_the_template_without_its_actions_is_the_crd() -> None:

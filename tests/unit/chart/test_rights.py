@@ -71,7 +71,7 @@ def test_a_child_may_be_made_mended_and_removed(kind: Kind) -> None:
     assert RULES[kind.group, kind.plural] == CHILDREN - never
 
 
-@pytest.mark.parametrize("kind", kinds.OPTIONAL, ids=lambda kind: kind.plural)
+@pytest.mark.parametrize("kind", [*kinds.OPTIONAL, kinds.HTTP_ROUTE], ids=lambda kind: kind.plural)
 def test_a_child_of_a_kind_that_may_be_lacking_is_not_watched(kind: Kind) -> None:
     assert RULES[kind.group, kind.plural] == CHILDREN - {"watch"}
 
@@ -81,16 +81,16 @@ def test_whatever_wakes_may_be_watched(kind: Kind) -> None:
     assert RULES[kind.group, kind.plural] >= {"list", "watch"}
 
 
-def test_of_its_own_objects_nothing_is_written_but_the_status() -> None:
-    kind = kinds.MAMBA_DEPLOYMENT
+@pytest.mark.parametrize("kind", kinds.OWNERS, ids=lambda kind: kind.plural)
+def test_of_its_own_objects_nothing_is_written_but_the_status(kind: Kind) -> None:
     assert RULES[kind.group, kind.plural] == {"get", "list", "watch"}
     assert RULES[kind.group, f"{kind.plural}/status"] == {"patch"}
 
 
 def test_nothing_is_granted_that_the_code_does_not_name() -> None:
     named = {(kind.group, kind.plural) for kind in vars(kinds).values() if isinstance(kind, Kind)}
-    own = kinds.MAMBA_DEPLOYMENT
-    named |= {(own.group, f"{own.plural}/{part}") for part in ("status", "finalizers")}
+    own = kinds.OWNERS
+    named |= {(kind.group, f"{kind.plural}/{part}") for kind in own for part in ("status", "finalizers")}
     # A cluster-wide watch follows resource types as they come and go.
     named |= {("apiextensions.k8s.io", "customresourcedefinitions")}
     granted = RULES.keys() | of_external_metrics().keys()

@@ -10,12 +10,16 @@ from typing import Any
 from fake_cluster import FakeCluster
 from mamba_api import names
 from mamba_operator.children.engine_admin import EngineAccess
+from mamba_operator.gateway_reconcile import GatewayReconciler
 from mamba_operator.objects.errors import OperatorError
+from mamba_operator.objects.indices import Indices
 from mamba_operator.objects.kinds import BY_NAME, LEASE, Kind
 from mamba_operator.objects.manifest import Key, Manifest
+from mamba_operator.pass_events import EventRecorder
 from mamba_operator.process.leadership import Leadership, LeaseName
 from mamba_operator.process.metrics import OperatorMetrics
 from mamba_operator.reconcile import PassSettings, Reconciler, Runtime
+from mamba_operator.render.context import DefaultImages
 from model_loads import cached, loading
 from operator_objects import NOW, TOKEN, applied, creating_pod, fitting_owner, planned
 from parsed_yaml import load_yaml
@@ -151,10 +155,29 @@ async def work(cluster: Watched) -> None:
             cluster.put(theirs)
 
 
+async def work_on_gateway(cluster: Watched) -> None:
+    """Make the children of a MambaGateway, change each, and remove its HTTPRoute."""
+    key = Key("models", "team", "MambaGateway")
+    spec: dict[str, Any] = {"selector": {}, "httpRoute": {"parentRefs": [{"name": "public"}]}}
+    metadata = {"name": "team", "namespace": "models", "uid": "team-uid"}
+    of = {"apiVersion": names.API_VERSION, "kind": key.kind, "metadata": metadata, "spec": spec}
+    for step in range(3):
+        if step == 1:
+            damage(cluster)
+        cluster.put(of if step < 2 else {**of, "spec": {"selector": {}}})
+        events = EventRecorder(cluster, reporter="test")
+        await GatewayReconciler(
+            cluster, OperatorMetrics(), events, Indices(), DefaultImages(), PassSettings("test"),
+            now=lambda: NOW,
+        )(key)  # fmt: skip
+        await events.flush()
+
+
 async def test_a_working_operator_never_asks_for_more_than_the_chart_grants() -> None:
     cluster = Watched(fitting_owner(memory={}))
 
     await work(cluster)
+    await work_on_gateway(cluster)
 
     assert cluster.used - granted() == set()
     assert {verb for verb, _, _ in cluster.used} == {"get", "list", "create", "patch", "delete"}
@@ -165,8 +188,9 @@ async def test_of_the_writing_rights_to_children_none_is_granted_in_vain() -> No
     await work(cluster)
     await work(plain := Watched(fitting_owner(memory={})))
     await work(pooled := Watched(POOLED))
+    await work_on_gateway(plain)
     # The API server alone asks for finalizers.
-    kept = {"mambadeployments/finalizers", "leases"}
+    kept = {"mambadeployments/finalizers", "mambagateways/finalizers", "leases"}
     # A Job is made and never changed, unless one of ours has its name and no watch has shown it yet.
     seldom = {("patch", "batch", "jobs")}
 

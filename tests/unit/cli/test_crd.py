@@ -7,10 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from mamba_api.v1alpha1.schema import crd_yaml
-from mamba_cli.commands.crd import CHART_FILE, CRD_FILE, command
+from mamba_api.v1alpha1.schema import CUSTOM_KINDS, all_crds_yaml, crd_yaml
+from mamba_cli.commands.crd import CHART, CRDS, command
 from mamba_cli.errors import InvalidInput, RunFailed
-from parsed_yaml import load_yaml
+
+FILES = [
+    path for kind in CUSTOM_KINDS for path in (CRDS / f"{kind.name}.yaml", CHART / f"crd-{kind.plural}.yaml")
+]
+CRD_FILE, CHART_FILE = FILES[:2]
 
 
 def mambaserve(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -25,8 +29,8 @@ def mambaserve(*arguments: str, **environment: str) -> subprocess.CompletedProce
 def test_the_crd_goes_to_standard_output_alone() -> None:
     done = mambaserve("crd")
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == crd_yaml()
-    assert load_yaml(done.stdout)["kind"] == "CustomResourceDefinition"
+    assert done.stdout == all_crds_yaml()
+    assert done.stdout.count("\nkind: CustomResourceDefinition\n") == len(CUSTOM_KINDS)
 
 
 def test_writing_elsewhere_than_into_the_source_tree_is_wrong_usage(tmp_path: Path) -> None:
@@ -36,10 +40,10 @@ def test_writing_elsewhere_than_into_the_source_tree_is_wrong_usage(tmp_path: Pa
     assert done.stdout == ""
 
 
-def test_both_copies_are_written_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_copies_are_written_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "pyproject.toml").touch()
     command(write=True, directory=tmp_path)
-    assert capsys.readouterr().err == f"wrote {CRD_FILE}\nwrote {CHART_FILE}\n"
+    assert capsys.readouterr().err == "".join(f"wrote {path}\n" for path in FILES)
     assert (tmp_path / CRD_FILE).read_text() == crd_yaml()
     command(write=True, directory=tmp_path)
     assert capsys.readouterr().err == ""
