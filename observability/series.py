@@ -14,12 +14,17 @@ from prometheus_client.metrics import MetricWrapperBase
 from mamba_cli.local.loading.download_metrics import DownloadMetrics
 from mamba_gateway.endpoints.endpoint import Endpoint
 from mamba_gateway.metrics.gateway_metrics import GatewayMetrics
+from mamba_gateway.prices import Prices
+from mamba_gateway.usage.ledger_store import MemoryLedger
+from mamba_gateway.usage.usage_ledger import UsageLedger
 from mamba_operator.autoscale.scaling_metrics import ScalingMetrics
 from mamba_operator.process.metrics import OperatorMetrics
 from mamba_prefix.change_log import ChangeLog
 from mamba_server.api.metrics.engine_metrics import HELP, EngineMetrics
 from mamba_server.api.metrics.prefix_metrics import PrefixMetrics
 from mamba_server.api.metrics.request_metrics import RequestMetrics
+from mamba_server.api.metrics.usage_metrics import UsageMetrics
+from mamba_server.api.usage.usage_totals import UsageTotals
 from mamba_server.wire import EngineStats, Ready
 
 SCRAPED = frozenset({"namespace", "pod", "instance"})
@@ -167,7 +172,9 @@ def _catalogue() -> Mapping[str, Series]:
     PrefixMetrics(engine, "m", ChangeLog("m"))
     operator = OperatorMetrics().registry
     ScalingMetrics(operator)
+    UsageMetrics(engine, UsageTotals("m"))
     gateway = GatewayMetrics(lambda: (endpoint,)).registry
+    gateway.register(UsageLedger(MemoryLedger(1), prices=Prices(), days=1))
     registries = (engine, gateway, operator, DownloadMetrics().registry)
     return {each.name: each for registry in registries for each in _exposed(registry)}
 
@@ -191,5 +198,5 @@ def _exposed(registry: CollectorRegistry) -> Iterable[Series]:
     }
     for family in registry.collect():
         seen = {label for sample in family.samples for label in sample.labels} - {"le"}
-        labels = named.get(family.name, frozenset(seen))
+        labels = named.get(family.name) or frozenset(seen.union(getattr(family, "_labelnames", ())))
         yield Series(family.name, family.type, labels, family.documentation)

@@ -17,7 +17,7 @@ from asgi import Asked
 from eventually import until
 from mamba_api.dialects.messages_answer import MessagesEvent, MessagesResponse
 from mamba_edge.api_keys import KeyFile
-from mamba_server.api import endpoints
+from mamba_server.api.answers import answer_bytes
 from scripted_engine import READY, TOKENIZER, Api
 
 PATH = "/v1/messages"
@@ -255,7 +255,7 @@ async def test_a_stream_is_exactly_this() -> None:
 
 
 async def test_a_silent_stream_carries_pings(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(endpoints, "QUIET_SECONDS", 0.0)
+    monkeypatch.setattr(answer_bytes, "QUIET_SECONDS", 0.0)
     api = served()
     asked = await raw(api, {"stream": True, "tools": [ADD]})
     await paced(api, asked, "a", CALL[:20], CALL[20:])

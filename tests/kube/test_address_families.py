@@ -13,7 +13,7 @@ import pytest
 
 from ipv6 import has_ipv6
 from kube_life import READY, Life
-from mamba_api.v1alpha1.schema import crd_yaml
+from mamba_api.v1alpha1.schema import CUSTOM_KINDS, all_crds_yaml
 from mamba_edge.listener import bound
 from mamba_gateway.endpoints.discovery import targets
 from mamba_kube.access import connected, load_access
@@ -38,8 +38,9 @@ def plane(request: pytest.FixtureRequest, control_plane: ControlPlane) -> Iterat
     if not has_ipv6():
         pytest.skip("the kernel has no address ::1")
     with running_control_plane(ensure(), request.param) as made:
-        made.kubectl("apply", "--server-side", "-f", "-", stdin=crd_yaml())
-        made.wait_established("mambadeployments.serving.mambaserve.io")
+        made.kubectl("apply", "--server-side", "-f", "-", stdin=all_crds_yaml())
+        for kind in CUSTOM_KINDS:
+            made.wait_established(kind.name)
         yield made
 
 

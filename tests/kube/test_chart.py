@@ -10,6 +10,7 @@ import yaml
 from eventually import wait_until
 from mamba_api import names
 from mamba_api.v1alpha1.profiles import Profiles, read_profiles
+from mamba_api.v1alpha1.schema import CUSTOM_KINDS
 from observability.series import series
 from parsed_yaml import load_all_yaml, load_yaml
 from testcluster.control_plane import ControlPlane
@@ -176,10 +177,14 @@ def test_what_a_cluster_without_images_needs_can_be_mounted(helm: Command) -> No
 
 
 def test_the_crd_comes_with_the_chart_and_stays_when_it_goes(helm: Command) -> None:
-    annotations = one(rendered(helm, "sys"), "CustomResourceDefinition")["metadata"]["annotations"]
-    assert annotations == {"helm.sh/resource-policy": "keep"}
-    gone = one(rendered(helm, "sys", "--set", "crds.keep=false"), "CustomResourceDefinition")
-    assert "annotations" not in gone["metadata"]
+    def definitions(*arguments: str) -> list[dict[str, Any]]:
+        documents = rendered(helm, "sys", *arguments)
+        return [one["metadata"] for one in documents if one["kind"] == "CustomResourceDefinition"]
+
+    kept = definitions()
+    assert len(kept) == len(CUSTOM_KINDS)
+    assert all(metadata["annotations"] == {"helm.sh/resource-policy": "keep"} for metadata in kept)
+    assert not any("annotations" in metadata for metadata in definitions("--set", "crds.keep=false"))
     without = rendered(helm, "sys", "--set", "crds.enabled=false")
     assert "CustomResourceDefinition" not in {document["kind"] for document in without}
 

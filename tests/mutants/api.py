@@ -118,7 +118,7 @@ MUTANTS = (
     Mutant(
         name="an error in a stream gets a second response head",
         keeps="An error after the head is an event of the stream.",
-        where="api.endpoints:_events",
+        where="answers.answer_bytes:answer_events",
         old="if not begun:\n    raise",
         new="raise",
         tests=("tests/unit/api/test_endpoints.py",),

@@ -277,7 +277,7 @@ MUTANTS = (
     Mutant(
         name="the transition time of a condition moves with its message",
         keeps="lastTransitionTime changes with the status alone.",
-        where="v1alpha1.conditions:set_condition",
+        where="v1alpha1.conditions:place_condition",
         old="old.status != status",
         new="True",
         tests=("tests/unit/api/test_conditions.py",),

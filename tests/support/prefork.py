@@ -149,6 +149,11 @@ class ForkServer:
                 # A test that takes too long is interrupted, and the next one must not get its answer.
                 self._socket.close()
                 self._socket = None
+                for file in {out, err, end, ended} - {stdout, stderr}:
+                    os.close(file)
+                for reader in (out_reader, err_reader):
+                    if reader is not None:
+                        reader.close()
                 raise
         for each in {out, err, end} - {stdout, stderr}:  # what came from the caller stays the caller's
             os.close(each)
@@ -245,7 +250,11 @@ def _serve(connection: socket.socket, *, warm: bool) -> None:
             for each in files[:2]:
                 os.close(each)
             running[pid] = files[2]
-            connection.sendall(str(pid).encode())
+            try:
+                connection.sendall(str(pid).encode())
+            except BrokenPipeError:
+                _kill(running)
+                return
 
 
 def _reap(running: dict[int, int]) -> None:

@@ -5,13 +5,12 @@ FastAPI routes call the methods of `GenerationEndpoints`; their ApiErrors become
 
 import time
 import uuid
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import msgspec
-from msgspec import UnsetType
 from pydantic_core import from_json
 from starlette.requests import Request
 from starlette.responses import Response
@@ -25,23 +24,27 @@ from mamba_api.dialects.responses_request import ResponsesRequest
 from mamba_api.openai import ChatCompletionRequest, CompletionRequest, GenerationRequest
 from mamba_edge.app.application import JsonResponse
 from mamba_edge.app.validation import translated
-from mamba_edge.errors import ApiError, InvalidRequest, NotReady
+from mamba_edge.errors import InvalidRequest, NotReady
 from mamba_edge.exchange.asgi_responses import USAGE_HEADER, send_events, send_json_pieces, while_connected
 from mamba_edge.exchange.explain_header import parse_elsewhere, wants_explanation
 from mamba_edge.exchange.request_body import RawHeaders
 from mamba_edge.exchange.request_context import RequestContext, context_of
 from mamba_edge.history.kept_answer import HISTORY_HEADER, KEPT, KeptAnswer
 from mamba_server.api.adapter_table import own_salt
-from mamba_server.api.answers import responses
-from mamba_server.api.answers.active_request import ActiveRequest, ChoiceUpdate
+from mamba_server.api.answers.active_request import ActiveRequest
+from mamba_server.api.answers.answer_bytes import (
+    ENTRY_CHARS,
+    ResponseBuilder,
+    answer_events,
+    free_scores,
+    whole_answer,
+)
 from mamba_server.api.answers.answer_reader import AnswerFormat
 from mamba_server.api.answers.chat_response import ChatResponseBuilder
 from mamba_server.api.answers.completion_response import CompletionResponseBuilder
 from mamba_server.api.answers.items_response import ItemsResponseBuilder
 from mamba_server.api.answers.messages_response import MessagesResponseBuilder
 from mamba_server.api.answers.requested_explanation import RequestedExplanation
-from mamba_server.api.answers.responses import UsageBody, VendorBody
-from mamba_server.api.answers.score_json import let_go
 from mamba_server.api.forms.followed_schema import LEFT_OUT_HEADER
 from mamba_server.api.forms.output_grammar import GrammarCheck, OutputForm, output_grammar
 from mamba_server.api.prompt_state import NO_HAND_OVER, kept_state
@@ -53,41 +56,15 @@ from mamba_server.api.requests.pin_header import check_pins, pin_seconds
 from mamba_server.api.requests.prompts import PromptBuilder
 from mamba_server.api.requests.sampling import output_tokens, prompt_alternatives, sampling_params
 from mamba_server.api.serving import ChosenModel, Places, Serving
-from mamba_server.wire import AddRequest, Fetch, TokenIds, TokenLogprobs
+from mamba_server.wire import AddRequest, Fetch, TokenIds
 from mamba_telemetry import conventions as names
 from mamba_telemetry.logs import get_logger
-from mamba_telemetry.request_trace import RequestTrace, error_code
-from mamba_text.encoder_pool import EncoderPool
 from mamba_text.prompt import Prompt, TextProcessor
 from mamba_text.sequence_text import TextVisibility
 
 log = get_logger(__name__)
-Encoded = TypeVar("Encoded")
-
-ENTRY_CHARS = 32
-"""Approximate size of one log-probability in the JSON of an answer; encoding it takes six times as much."""
 _ID_PREFIXES = {CHAT_COMPLETIONS: "chatcmpl-", MESSAGES: "msg_", RESPONSES: "resp_"}
 """Beginning of the identifiers of answers, by path."""
-QUIET_SECONDS = 15.0
-"""Time without an event after which a running stream sends a comment: load balancers close silent streams."""
-
-
-class ResponseBuilder(Protocol):
-    """Builder of the chunks and the JSON of one answer; completions and chats each have one."""
-
-    quiet: bytes
-    done: bytes
-    vendor: VendorBody | UnsetType
-
-    def failure(self, error: ApiError) -> bytes: ...
-    def chunk(
-        self, update: ChoiceUpdate, usage: UsageBody | None, *, with_usage: bool
-    ) -> bytes | list[bytes] | None: ...
-    def usage_chunk(self, usage: UsageBody) -> bytes: ...
-    def collect(self, update: ChoiceUpdate) -> None: ...
-    def weight(self, update: ChoiceUpdate) -> int: ...
-    def seal(self, index: int) -> None: ...
-    def full(self, usage: UsageBody) -> list[bytes]: ...
 
 
 class GeneratedResponse(Response):
@@ -373,16 +350,16 @@ class GenerationEndpoints:
             async with active:
                 if request.stream:
                     comment = context.header_values.get(USAGE_HEADER) == b"1"
-                    events = _events(
+                    events = answer_events(
                         request, builder, active, trace, serving.encoders, explanation, with_comment=comment
                     )
                     direct = send if isinstance(send, KeptAnswer) else context.direct
                     await send_events(send, events, direct, headers)
                 else:
-                    whole = await _whole(builder, active, serving.encoders, explanation)
+                    whole = await whole_answer(builder, active, serving.encoders, explanation)
                     await send_json_pieces(send, whole, headers)
         finally:
-            _free(active.scores, serving.encoders)
+            free_scores(active.scores, serving.encoders)
             trace.root.set(names.RESPONSE_ID, adds[0].request_id)
             trace.root.set(names.INPUT_TOKENS, active.counts.prompt)
             trace.root.set(names.OUTPUT_TOKENS, active.counts.completion)
@@ -495,128 +472,3 @@ def _add_request(
 def _headers(form: OutputForm) -> RawHeaders:
     """Return the response header that names the keys of the form which the answer does not follow."""
     return [(LEFT_OUT_HEADER.lower().encode(), ", ".join(form.left_out).encode())] if form.left_out else ()
-
-
-def _usage(active: ActiveRequest, *, ended: bool = False) -> UsageBody:
-    counts = active.counts
-    cost = counts.cost if ended else None
-    return responses.usage_body(counts.prompt, counts.completion, counts.cached_total, cost)
-
-
-def _free(scores: list[list[TokenLogprobs | None]], encoders: EncoderPool) -> None:
-    """Free the remaining log-probabilities of prompts of an unfinished answer, in a thread of the pool."""
-    if remaining := [entries for entries in scores if entries]:
-
-        def free() -> None:
-            for entries in remaining:
-                let_go(entries)
-
-        encoders.hand_over(free)
-
-
-async def _whole(
-    builder: ResponseBuilder,
-    active: ActiveRequest,
-    encoders: EncoderPool,
-    explanation: RequestedExplanation | None,
-) -> list[bytes]:
-    """Collect the complete answer, in pieces. Long choices are encoded one by one in the encoder pool."""
-    weight = 0
-    async for update in active.updates():
-        builder.collect(update)
-        weight = max(weight, builder.weight(update))
-        if update.finish_reason is not None:
-            await _encode(encoders, builder.weight(update), partial(builder.seal, update.choice))
-    if explanation is not None:
-        builder.vendor = explanation.vendor_body(active.explanations)
-    return await _encode(encoders, weight, lambda: builder.full(_usage(active, ended=True)))
-
-
-async def _encode(encoders: EncoderPool, entries: int, work: Callable[[], Encoded]) -> Encoded:
-    """Run `work`, which encodes `entries` log-probabilities; in the encoder pool if they are many."""
-    return await encoders.run(entries * ENTRY_CHARS, lambda _: work())
-
-
-async def _events(
-    request: GenerationRequest,
-    builder: ResponseBuilder,
-    active: ActiveRequest,
-    trace: RequestTrace,
-    encoders: EncoderPool,
-    explanation: RequestedExplanation | None,
-    *,
-    with_comment: bool,
-) -> AsyncGenerator[bytes]:
-    """Yield the events of a streamed answer, long ones in pieces.
-
-    An error after the first event becomes an event. While tokens arrive that cannot be sent yet, such as
-    those of a long tool call, comments keep the stream alive. `with_comment`: a last comment reports the
-    usage to a gateway that counts tokens.
-    """
-    include, continuous = _usage_wanted(request)
-    scored = prompt_alternatives(request) is not None
-    begun, sent_at = False, time.monotonic()
-    try:
-        async for update in active.updates():
-            usage = _usage(active) if continuous else None
-            if not include:
-                _explain_in_chunk(builder, active, explanation, update)
-            encode = partial(builder.chunk, update, usage, with_usage=include or continuous)
-            chunk = await _encode(encoders, builder.weight(update), encode) if scored else encode()
-            now = time.monotonic()
-            if chunk is None and now - sent_at < QUIET_SECONDS:
-                continue
-            begun, sent_at = True, now
-            if not isinstance(chunk, list):
-                yield builder.quiet if chunk is None else chunk
-                continue
-            while chunk:
-                yield chunk.pop(0)
-        if last := _last_usage(builder, active, explanation, include=include):
-            yield last
-    except ApiError as error:
-        if not begun:
-            raise
-        trace.root.fail(error_code(error))
-        log.warning("stream_failed", code=error.code, reason=error.message)
-        yield builder.failure(error)
-    if ending := _ending(builder, active, with_comment=with_comment):
-        yield ending
-
-
-def _usage_wanted(request: GenerationRequest) -> tuple[bool, bool]:
-    """Return whether a stream reports its usage at the end, and whether in each chunk."""
-    options = request.stream_options
-    if options is None:
-        return False, False
-    return bool(options.include_usage), bool(options.continuous_usage_stats)
-
-
-def _explain_in_chunk(
-    builder: ResponseBuilder,
-    active: ActiveRequest,
-    explanation: RequestedExplanation | None,
-    update: ChoiceUpdate,
-) -> None:
-    """Let the chunk of the update carry the explanation, if it is the one that has to."""
-    if explanation is not None and explanation.is_due(update):
-        builder.vendor = explanation.vendor_body(active.explanations)
-
-
-def _last_usage(
-    builder: ResponseBuilder,
-    active: ActiveRequest,
-    explanation: RequestedExplanation | None,
-    *,
-    include: bool,
-) -> bytes:
-    """Return the usage chunk; empty if the client asks for none, and not for the cost either."""
-    if include and explanation is not None:
-        builder.vendor = explanation.vendor_body(active.explanations)
-    return builder.usage_chunk(_usage(active, ended=True)) if include or active.counts.costs else b""
-
-
-def _ending(builder: ResponseBuilder, active: ActiveRequest, *, with_comment: bool) -> bytes:
-    """Return the bytes behind the last event; empty if the dialect has none."""
-    comment = responses.usage_comment(_usage(active)) if with_comment else b""
-    return comment + builder.done

@@ -10,11 +10,14 @@ from pydantic import BaseModel, ValidationError
 
 from mamba_api.v1alpha1 import MambaDeployment, Spec, StateCache, Status
 from mamba_api.v1alpha1.base import ApiModel
+from mamba_api.v1alpha1.mamba_gateway import MambaGateway
 from mamba_api.v1alpha1.schema import VALIDATIONS, custom_resource_definition, structural_schema
 from parsed_yaml import load_yaml
 from wrong_specs import WRONG_CHANGES, WRONG_SPECS
 
-BROKEN = load_yaml((Path(__file__).parents[2] / "data/broken_specs.yaml").read_text())
+DATA = Path(__file__).parents[2] / "data"
+BROKEN = load_yaml((DATA / "broken_specs.yaml").read_text())
+BROKEN_GATEWAYS = load_yaml((DATA / "broken_gateway_specs.yaml").read_text())
 
 
 def deployment(**spec: Any) -> dict[str, Any]:
@@ -120,8 +123,17 @@ def test_what_can_never_work_is_refused(case: dict[str, Any]) -> None:
     assert caught.value.error_count() == 1
 
 
+@pytest.mark.parametrize("case", BROKEN_GATEWAYS, ids=lambda case: case["name"])
+def test_a_gateway_that_can_never_work_is_refused(case: dict[str, Any]) -> None:
+    document = {**deployment(), "kind": "MambaGateway", "spec": {"selector": {}, **case["spec"]}}
+    with pytest.raises(ValidationError) as caught:
+        MambaGateway.model_validate(document)
+    assert case["says"] in str(caught.value)
+    assert caught.value.error_count() == 1
+
+
 def test_every_rule_has_a_spec_that_breaks_it() -> None:
-    said = [case["says"] for case in BROKEN if case.get("rule")]
+    said = [case["says"] for case in (*BROKEN, *BROKEN_GATEWAYS) if case.get("rule", case in BROKEN_GATEWAYS)]
     rules = [rule for model in all_models() for rule in model.__dict__.get("rules", ())]
     assert len(rules) >= 9
     assert [rule.message for rule in rules if not any(text in rule.message for text in said)] == []

@@ -33,6 +33,12 @@ from mamba_api.v1alpha1 import (
     TieredStateCache,
 )
 from mamba_api.v1alpha1.base import ApiModel
+from mamba_api.v1alpha1.mamba_gateway import (
+    LabelRequirement,
+    MambaGatewaySpec,
+    ModelAliases,
+    ModelFallbacks,
+)
 from mamba_api.v1alpha1.pools import Disaggregation, PoolScaling, PoolStateCache
 from mamba_api.v1alpha1.schema import custom_resource_definition
 
@@ -60,6 +66,8 @@ def _value(node: ast.expr, value: Any) -> Any:
             return constant
         case ast.Name("self"):
             return value
+        case ast.List(items):
+            return [_value(item, value) for item in items]
         case ast.Attribute(of, name):
             inner = _value(of, value)
             if name not in inner:
@@ -113,6 +121,8 @@ def _compare(operator: ast.cmpop, left: Any, right: Any) -> bool:
             return bool(left < right)
         case ast.Gt():
             return bool(left > right)
+        case ast.In():
+            return left in right
     raise AssertionError(f"no reading of {operator}")
 
 
@@ -131,6 +141,8 @@ def _compare(operator: ast.cmpop, left: Any, right: Any) -> bool:
         ("!has(self.a) || size(self.a) == 0", {"a": ["x"]}, False),
         ("self.a.map(one, one.b).isSorted()", {"a": [{"b": 1}, {"b": 1}, {"b": 2}]}, True),
         ("self.a.map(one, one.b).isSorted()", {"a": [{"b": 2}, {"b": 1}]}, False),
+        ("(self.a in ['x', 'y']) == has(self.b)", {"a": "x", "b": 1}, True),
+        ("!(self.a in self.b)", {"a": 1, "b": [1]}, False),
         ("self.m != 'External' || (!has(self.x) && !has(self.y))", {"m": "External", "y": 1}, False),
     ],
 )
@@ -159,6 +171,7 @@ TIMES = st.sampled_from(["0s", "0h0.0ms", "0.001ms", "1h", "0h1s", "10m"])
 DEADLINES = st.sampled_from(["30m", "596523h", "596523h0.001ms", "999999h", "99999999999s"])
 SIZES = st.sampled_from(["0", "0.0Gi", "1n", "0.1m", "16Mi", 0, 1, 4096])
 DURATIONS = st.sampled_from(["1s", "50ms"])
+NAMES = st.sampled_from(["a", "b"])
 
 
 def some(
@@ -228,6 +241,16 @@ OBJECTS: dict[type[ApiModel], st.SearchStrategy[dict[str, Any]]] = {
         {}, replicas=SMALL, scaling=some({}, minReplicas=st.integers(1, 2), maxReplicas=st.integers(2, 6))
     ),
     PoolScaling: SCALING,
+    LabelRequirement: some(
+        {"key": st.just("team"), "operator": st.sampled_from(["In", "NotIn", "Exists", "DoesNotExist"])},
+        values=st.sampled_from([[], ["a"]]),
+    ),
+    ModelAliases: some({"model": NAMES, "names": st.lists(NAMES, min_size=1, max_size=2)}),
+    ModelFallbacks: some({"model": NAMES, "to": st.lists(NAMES, min_size=1, max_size=2)}),
+    MambaGatewaySpec: some(
+        {"selector": st.just({})}, auth=st.just({"secretRef": {"name": "k"}}), maxBodySize=SIZES,
+        keys=st.sampled_from([[], [{"name": "web", "models": ["*"]}]]),
+    ),
     Disaggregation: some(
         {}, prefill=some({}, scaling=TARGET_SCALING), decode=some({}, scaling=TARGET_SCALING)
     ),

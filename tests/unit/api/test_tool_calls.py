@@ -11,7 +11,7 @@ from asgi import Asked
 from eventually import until
 from mamba_api.openai_responses import ChatCompletionChunk as Chunk
 from mamba_api.openai_responses import ChatCompletionResponse
-from mamba_server.api import endpoints
+from mamba_server.api.answers import answer_bytes
 from mamba_text.tool_calls import ToolCallFormat
 from scripted_engine import READY, TOKENIZER, Api, ids_of
 
@@ -82,7 +82,7 @@ async def test_a_stream_gives_each_call_whole_and_ends_with_its_reason(api: Api)
 async def test_a_stream_that_shows_nothing_of_a_long_call_gets_comments(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(endpoints, "QUIET_SECONDS", 0.0)
+    monkeypatch.setattr(answer_bytes, "QUIET_SECONDS", 0.0)
     body = {"messages": USER, "tools": [ADD], "max_tokens": 20, "stream": True}
     asked = Asked(api.app, "POST", "/v1/chat/completions").whole(body)
     await until(lambda: api.engine.has_requests(1))

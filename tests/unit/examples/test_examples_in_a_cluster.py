@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from fake_cluster import FakeCluster
 from mamba_api.v1alpha1 import MambaDeployment
@@ -27,6 +28,12 @@ EXAMPLES = [
     for one in load_documents(file.read_text(), str(file))
 ]
 NAMES = {file: {one.name for one in load_documents(file.read_text(), str(file))} for file in FILES}
+
+
+def gateways_beside(file: Path) -> set[str]:
+    """Return the names of the MambaGateways of an example."""
+    documents = [yaml.safe_load(each.read_text()) for each in file.parent.glob("gateway/*.yaml")]
+    return {one["metadata"]["name"] for one in documents if one["kind"] == "MambaGateway"}
 
 
 def stored(example: MambaDeployment) -> Manifest:
@@ -76,7 +83,8 @@ async def test_the_commands_of_the_readme_name_what_the_operator_makes(
 
     names = NAMES[file]
     services = re.findall(r"port-forward service/(\S+) \d+:(\d+)", readme)
-    assert {name for name, _ in services} == names
+    # Where a MambaGateway serves the models, its address is the one to ask.
+    assert {name for name, _ in services} == (gateways_beside(file) or names)
     for name, port in services:
         if name == example.name:
             assert int(port) in [one["port"] for one in cluster.find("Service", name)["spec"]["ports"]]

@@ -23,6 +23,11 @@ READ_AS: dict[tuple[type[BaseModel], str], str] = {
     (EngineSettings, "step_time"): "step_time_asked",
     (EngineSettings, "max_loras"): "lora_places",
     **{
+        (GatewaySettings, name): "prices"
+        for name in GatewaySettings.model_fields
+        if name.startswith("price_")
+    },
+    **{
         (EngineSettings, name): "workload"
         for name in EngineSettings.model_fields
         if name.startswith("workload_")

@@ -194,9 +194,8 @@ class EngineCore:
                 grammar=grammar.fork(stops) if grammar is not None else None,
                 # The first sequence scores the prompt, and the others resume from its states.
                 scores_prompt=index == 0,
-                pins=self._pins_of(request) if index == 0 else (),
-                explains=request.explain and index == 0,
-                account=request.account, reports_cost=request.reports_cost,
+                pins=self._pins_of(request) if index == 0 else (), account=request.account,
+                explains=request.explain and index == 0, reports_cost=request.reports_cost,
             )  # fmt: skip
             self._next_order += 1
             group.append(sequence)
