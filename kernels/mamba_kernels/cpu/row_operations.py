@@ -120,7 +120,9 @@ class AdapterRows:
                 f"places has {len(places)} rows up to {places.max()}; there are {len(x)} rows of x and "
                 f"{len(first)} places"
             )
+        # Addresses do not keep objects alive.
+        integers = np.ascontiguousarray(places, np.int32)
         self._run(
-            self._address, np.ascontiguousarray(places, np.int32).ctypes.data, x.data_ptr(), x.stride(0),
-            len(places), out.data_ptr(), ACTIVATIONS[activation],
+            self._address, integers.ctypes.data, x.data_ptr(), x.stride(0), len(integers), out.data_ptr(),
+            ACTIVATIONS[activation],
         )  # fmt: skip

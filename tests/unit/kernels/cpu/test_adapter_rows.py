@@ -8,7 +8,9 @@ import torch
 
 from mamba_kernels.arguments import WrongArgument
 from mamba_kernels.cpu.library import Library
-from mamba_kernels.cpu.packed_linear import PackedLinear, PackedWeight
+from mamba_kernels.cpu.packed_linear import PackedLinear, PackedMatrix, PackedWeight
+from mamba_kernels.cpu.quantized.int4_weight import Int4Weight
+from mamba_kernels.cpu.quantized.int8_weight import QuantizedWeight
 from mamba_kernels.cpu.row_operations import AdapterRows
 
 INPUTS, RANK = 77, 7
@@ -19,17 +21,22 @@ PLACES = np.array([2, -1, 0, 2, 1], np.int32)
 class Product:
     """A product of random weights with three parts and three places, of which place 1 is empty."""
 
-    def __init__(self, library: Library, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        library: Library,
+        dtype: torch.dtype,
+        pack: Callable[[torch.Tensor], PackedMatrix] = PackedWeight,
+    ) -> None:
         generator = torch.Generator().manual_seed(5)
 
         def random(*shape: int) -> torch.Tensor:
             return torch.randn(shape, generator=generator).to(dtype)
 
-        self.weight = random(sum(WIDTHS), INPUTS) / 8
+        packed = pack(random(sum(WIDTHS), INPUTS) / 8)
         self.first = random(3, len(WIDTHS), RANK, INPUTS) / 8
         self.seconds = [random(3, RANK, width) / 4 for width in WIDTHS]
         self.x = random(len(PLACES), INPUTS + 3)[:, 1:-2]
-        self.plain = PackedLinear(library, PackedWeight(self.weight), None)
+        self.plain = PackedLinear(library, packed, None)
         starts = [0, *np.cumsum(WIDTHS)[:-1].tolist()]
         self.rows = AdapterRows(library, self.plain, self.plain, self.first, self.seconds, starts)
         self.rows.ranks[:] = [RANK - 2, 0, RANK]
@@ -40,7 +47,7 @@ class Product:
         return out
 
     def expected(self) -> torch.Tensor:
-        out = self.x.double() @ self.weight.double().t()
+        out = self.plain(self.x).double()
         for row, place in enumerate(PLACES.tolist()):
             rank = int(self.rows.ranks[place]) if place >= 0 else 0
             for part, (second, columns) in enumerate(
@@ -62,6 +69,15 @@ def test_each_row_is_changed_by_its_own_adapter(
     assert torch.equal(out[1:2], product.plain(product.x[1:2])), "a row without an adapter keeps its bits"
     for row in range(len(PLACES)):
         assert torch.equal(out[row : row + 1], product.changed(row, row + 1))
+
+
+@pytest.mark.parametrize("pack", [QuantizedWeight, Int4Weight])
+def test_a_quantised_base_is_changed_like_another(
+    library: Library, pack: Callable[[torch.Tensor], PackedMatrix]
+) -> None:
+    product = Product(library, torch.bfloat16, pack)
+    out = product.changed(0, len(PLACES))
+    torch.testing.assert_close(out.double(), product.expected(), rtol=2**-6, atol=2**-6)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
