@@ -101,12 +101,13 @@ def _alone(dist: Path) -> Iterator[None]:
 
 
 def _manifests(release: Release) -> None:
-    """Write the objects of `kubectl apply -k manifests` into one file, and the CRD into another."""
+    """Write the objects of `kubectl apply -k manifests` into one file, and the CRDs into another."""
     folder = release.sources / "manifests"
     texts = [(folder / name).read_text(encoding="utf-8") for name in ("namespace.yaml", "mambaserve.yaml")]
     (release.output / f"mambaserve-{release.tag}.yaml").write_text("---\n".join(texts), encoding="utf-8")
-    [crd] = (release.sources / "crds").glob("*.yaml")
-    shutil.copyfile(crd, release.output / f"mambaserve-crds-{release.tag}.yaml")
+    kinds = [path.read_text(encoding="utf-8") for path in sorted((release.sources / "crds").glob("*.yaml"))]
+    crds = "".join(text if text.startswith("---") else f"---\n{text}" for text in kinds)
+    (release.output / f"mambaserve-crds-{release.tag}.yaml").write_text(crds, encoding="utf-8")
 
 
 def _images(release: Release) -> None:

@@ -31,6 +31,12 @@ def answers(plane: ControlPlane, namespace: str, pod: str, ip: str, since: str) 
     )  # fmt: skip
 
 
+def rolled_back(plane: ControlPlane, namespace: str) -> dict[str, Any] | None:
+    """Return the status once it has a reason for the roll-back."""
+    status: dict[str, Any] = (plane.get("mdep", "nano", namespace) or {}).get("status") or {}
+    return status if (status.get("rollout") or {}).get("reason") else None
+
+
 def test_a_revision_that_answers_and_fails_requests_is_taken_back(
     plane: ControlPlane, namespace: str, tmp_path: Path
 ) -> None:
@@ -92,7 +98,8 @@ def test_a_revision_that_answers_and_fails_requests_is_taken_back(
         )
 
         assert running() == {"good": engines["good"]}, "what served serves on"
-        status = (plane.get("mdep", "nano", namespace) or {})["status"]
+        # A pass removes the engine first, and writes the status afterwards.
+        status = plane.wait_for(lambda: rolled_back(plane, namespace), "the status of the roll-back")
         assert status["rollout"]["reason"] == "ErrorRateRose"
         assert status["rollout"]["failedRevision"] not in ("", status["rollout"]["readyRevision"])
         said = {one["type"]: one for one in status["conditions"]}

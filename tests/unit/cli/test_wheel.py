@@ -36,6 +36,7 @@ RUNS: tuple[tuple[tuple[str, ...], int, str], ...] = (
     (("plan", QUICK_START), 0, ""),
     (("ps",), 0, ""),
     (("pull", "nobody/nothing"), 2, "server"),
+    (("rollout", "status", "nothing"), 2, "gateway"),
     (("run", "builtin://tiny-recall", "hello"), 2, "server"),
     (("scaling", "replay", "no-such-object"), 2, "operator"),
     (("serve", "builtin://tiny-recall"), 2, "server"),
@@ -43,6 +44,8 @@ RUNS: tuple[tuple[tuple[str, ...], int, str], ...] = (
     (("status", NOWHERE), 1, ""),
     (("status", "-n", "default"), 2, "operator"),
     (("stop", "nothing-of-this-name"), 2, ""),
+    (("usage", NOWHERE), 1, ""),
+    (("why", "nothing", "--url", NOWHERE), 1, ""),
     (("up", QUICK_START, "--port", "0", "--once"), 2, "server"),
 )
 

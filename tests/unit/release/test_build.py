@@ -8,6 +8,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import yaml
 
 from parsed_yaml import load_yaml
 from release import build
@@ -40,6 +41,8 @@ def test_a_release_has_every_file_and_its_checksum(dist: Path) -> None:
     for name, digest in sums.items():
         assert hashlib.sha256((dist / name).read_bytes()).hexdigest() == digest
     assert (dist / "release-notes-0.1.0.md").read_text() == "## 0.1.0 (2026-12-01)\n\n- first\n"
+    kinds = yaml.safe_load_all((dist / "mambaserve-crds-0.1.0.yaml").read_text())
+    assert {one["spec"]["names"]["kind"] for one in kinds} == {"MambaDeployment", "MambaGateway"}
     materials = json.loads((dist / "mambaserve-0.1.0.cdx.json").read_text())
     torch = next(each for each in materials["components"] if each["name"] == "torch")
     assert torch["hashes"]
