@@ -45,7 +45,7 @@ RUNS: tuple[tuple[tuple[str, ...], int, str], ...] = (
     (("status", "-n", "default"), 2, "operator"),
     (("stop", "nothing-of-this-name"), 2, ""),
     (("usage", NOWHERE), 1, ""),
-    (("why", "nothing", "--url", NOWHERE), 1, ""),
+    (("why", "nothing", "--url", NOWHERE), 2, "gateway"),
     (("up", QUICK_START, "--port", "0", "--once"), 2, "server"),
 )
 
