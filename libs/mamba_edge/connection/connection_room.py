@@ -3,9 +3,8 @@
 Most connections wait for a request of their client, and the one that has waited longest is closed first. A
 connection is not closed before its first bytes could be read: many clients may connect at once, and each of
 them would take the place of one whose request has arrived. A request is refused when too many others are
-under way, but probes are still answered: otherwise a monitor would take the process for dead. A connection
-with a probe is closed only when no other waits. Used by the connections of our server; of HTTP it knows only
-the paths of the probes.
+under way, but probes are still answered: otherwise a monitor would take the process for dead. Used by the
+connections of our server; of HTTP it knows only the paths of the probes.
 """
 
 from typing import Protocol
@@ -35,9 +34,8 @@ class ConnectionRoom:
         self._unread: set[Evictable] = set()
         """Connections whose first bytes could not be read yet."""
         self._waiting: dict[Evictable, None] = {}
-        """Connections without a request under way, longest wait first."""
-        self._probed: dict[Evictable, None] = {}
-        """Connections with a probe under way, oldest first: a client that reads no answers has some."""
+        """Connections without a request under way, or with a probe, which a client that reads no answers may
+        have for long; longest wait first."""
         self._sending: dict[Evictable, float] = {}
         """Connections whose request's body has not arrived completely, with the time at which it began;
         oldest first."""
@@ -50,7 +48,7 @@ class ConnectionRoom:
     @property
     def busy(self) -> int:
         """Return the number of connections with a request under way, other than a probe."""
-        return len(self._open) - len(self._unread) - len(self._waiting) - len(self._probed)
+        return len(self._open) - len(self._unread) - len(self._waiting)
 
     @property
     def places(self) -> int:
@@ -75,13 +73,11 @@ class ConnectionRoom:
         self._open.discard(connection)
         self._unread.discard(connection)
         self._waiting.pop(connection, None)
-        self._probed.pop(connection, None)
         self._sending.pop(connection, None)
 
     def wait(self, connection: Evictable) -> None:
         """Record that the connection waits for a request from now on."""
         self._sending.pop(connection, None)
-        self._probed.pop(connection, None)
         if connection in self._open:
             self._waiting[connection] = None
 
@@ -92,7 +88,8 @@ class ConnectionRoom:
             self._waiting.pop(connection, None)
             self._unread.discard(connection)
             if path in PROBES:
-                self._probed[connection] = None
+                # A connection with a probe takes no room, and may be closed like one without a request.
+                self._waiting[connection] = None
                 return True
             if self.busy > self.limit and not self._evict_slow_body(now):
                 self.leave(connection)
@@ -113,7 +110,7 @@ class ConnectionRoom:
 
     def _make_room(self) -> None:
         while len(self._open) > max(self.limit, self.busy + self._spare):
-            longest = next(iter(self._waiting), None) or next(iter(self._probed), None)
+            longest = next(iter(self._waiting), None)
             if longest is None:
                 return
             self._evict(longest)

@@ -10,6 +10,7 @@ import pytest
 import uvloop
 
 from eventually import until
+from mamba_edge.connection.connection_room import ConnectionRoom
 from mamba_edge.connection.http_server import HttpServer
 from mamba_edge.listener import listen
 from mamba_settings.http_limits import HttpLimits
@@ -132,3 +133,25 @@ async def answers_of_probes_before_a_crowd(sent: bytes) -> None:
 @pytest.mark.parametrize("sent", [b"", REQUEST[:20], REQUEST])
 def test_a_probe_is_read_before_later_connections_take_its_place(sent: bytes) -> None:
     uvloop.run(answers_of_probes_before_a_crowd(sent))
+
+
+class Connection:
+    """A connection that tells whether it was closed."""
+
+    closed = False
+
+    def evict(self) -> None:
+        self.closed = True
+
+
+def test_a_client_that_has_not_written_yet_outlasts_older_ones_whose_probes_are_never_read() -> None:
+    room = ConnectionRoom(FEW)
+    unread, late = [Connection() for _ in range(3 * FEW)], [Connection() for _ in range(3)]
+    for connection in unread:
+        room.enter(connection)
+        room.admit(connection, "/livez", 0.0)
+    for connection in late:
+        room.enter(connection)
+        room.end_first_read(connection)
+    assert [connection.closed for connection in late] == [False] * len(late)
+    assert sum(not connection.closed for connection in unread) == FEW - len(late)
