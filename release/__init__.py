@@ -1,1 +1,1 @@
-"""What a release publishes: packages, chart, manifests, bill of materials, notes and checksums."""
+"""Release: packages, chart, manifests, bill of materials, notes and checksums, built from one commit."""

@@ -72,19 +72,12 @@ def reference() -> str:
         "",
         *_children(),
         "",
-        "## spec",
-        "",
-        *_section("spec", schema["spec"]),
-        "## Rules over several fields",
-        "",
-        "The API server refuses an object that breaks one of these, and so does the command line, except",
-        "where something cannot change: it does not know what was before.",
-        "",
-        *(f"- `{path}`: {message}." for path, message in _rules("spec", schema["spec"])),
-        "",
-        "## status",
-        "",
-        *_section("status", schema["status"]),
+        *_fields(
+            schema,
+            "The API server refuses an object that breaks one of these, and so does the command line, except",
+            "where something cannot change: it does not know what was before.",
+            "",
+        ),
         "## Conditions and reasons",
         "",
         *_conditions(),
@@ -94,6 +87,23 @@ def reference() -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+def _fields(schema: Any, *about_rules: str) -> list[str]:
+    """Return the sections on the spec, its rules and the status; `about_rules`: lines before the rules."""
+    return [
+        "## spec",
+        "",
+        *_section("spec", schema["spec"]),
+        "## Rules over several fields",
+        "",
+        *about_rules,
+        *(f"- `{path}`: {message}." for path, message in _rules("spec", schema["spec"])),
+        "",
+        "## status",
+        "",
+        *_section("status", schema["status"]),
+    ]
 
 
 def gateway_reference() -> str:
@@ -132,16 +142,7 @@ def gateway_reference() -> str:
             "| --- | --- | --- |",
             *(f"| {kind} | `{name}` | {what} |" for kind, name, what in rows),
             "",
-            "## spec",
-            "",
-            *_section("spec", schema["spec"]),
-            "## Rules over several fields",
-            "",
-            *(f"- `{path}`: {message}." for path, message in _rules("spec", schema["spec"])),
-            "",
-            "## status",
-            "",
-            *_section("status", schema["status"]),
+            *_fields(schema),
             "## Conditions and reasons",
             "",
             "ModelsResolved says whether each name belongs to one model. Available: a gateway answers.",

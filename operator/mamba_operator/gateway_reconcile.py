@@ -4,8 +4,6 @@ The work queue calls it like the reconciler of MambaDeployments, with which it s
 the comparison of children and the events. A pass in which the watches show nothing to do reads nothing.
 """
 
-import asyncio
-import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,14 +17,14 @@ from mamba_operator.apply import AppliedChange, ApplyResult, apply, status_manif
 from mamba_operator.conditions.chain import Failure
 from mamba_operator.gateway_observe import Observation, observe_gateway, observe_gateway_indices
 from mamba_operator.objects.client import KubeClient
-from mamba_operator.objects.errors import ClusterError, Conflict, NotFound, OperatorError, Terminating
+from mamba_operator.objects.errors import ClusterError, Conflict, NotFound, Terminating
 from mamba_operator.objects.indices import Indices
 from mamba_operator.objects.kinds import DEPLOYMENT
 from mamba_operator.objects.manifest import Key
 from mamba_operator.observation.snapshot import Snapshot
 from mamba_operator.pass_events import EventContent, EventRecorder, child_events, pending_event
 from mamba_operator.process.metrics import OperatorMetrics
-from mamba_operator.reconcile import PassSettings, now_utc
+from mamba_operator.reconcile import PassSettings, now_utc, run_pass
 from mamba_operator.render.access import mounts_key
 from mamba_operator.render.context import DefaultImages
 from mamba_operator.shared_gateway.plan import GatewayPlan, plan_gateway
@@ -85,22 +83,7 @@ class GatewayReconciler:
             OperatorError: a step failed; the other steps were carried out and the status has the failure.
             TimeoutError: the pass took too long.
         """
-        started = time.monotonic()
-        result = "error"
-        try:
-            async with asyncio.timeout(self._settings.timeout):
-                seconds = await self._pass(key)
-            result = "done" if seconds is not None else "gone"
-            return seconds
-        except (OperatorError, TimeoutError) as error:
-            log.warning("reconcile_failed", key=str(key), error=str(error) or "the pass took too long")
-            raise
-        except Exception:
-            log.exception("reconcile_crashed", key=str(key))
-            raise
-        finally:
-            self._metrics.reconciles.labels(result).inc()
-            self._metrics.seconds.observe(time.monotonic() - started)
+        return await run_pass(key, self._pass, self._settings, self._metrics)
 
     async def _pass(self, key: Key) -> float | None:
         memory = self._memories[key]

@@ -9,7 +9,7 @@ import asyncio
 import secrets
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
@@ -124,6 +124,36 @@ class ObjectMemory:
     """Version of the object for which the API server refused the status."""
 
 
+async def run_pass(
+    key: Key,
+    one_pass: Callable[[Key], Awaitable[float | None]],
+    settings: PassSettings,
+    metrics: OperatorMetrics,
+) -> float | None:
+    """Run a pass within its time limit, log its failure, count it, and return what it returns.
+
+    Raises:
+        OperatorError: a step failed; the other steps were carried out and the status has the failure.
+        TimeoutError: the pass took too long.
+    """
+    started = time.monotonic()
+    result = "error"
+    try:
+        async with asyncio.timeout(settings.timeout):
+            requeue_after = await one_pass(key)
+        result = "done" if requeue_after is not None else "gone"
+        return requeue_after
+    except (OperatorError, TimeoutError) as error:
+        log.warning("reconcile_failed", key=str(key), error=str(error) or "the pass took too long")
+        raise
+    except Exception:
+        log.exception("reconcile_crashed", key=str(key))
+        raise
+    finally:
+        metrics.reconciles.labels(result).inc()
+        metrics.seconds.observe(time.monotonic() - started)
+
+
 class Reconciler:
     """Reconciler of all MambaDeployments. It holds what passes share, and the memory of each object.
 
@@ -181,22 +211,7 @@ class Reconciler:
             OperatorError: a step failed; the other steps were carried out and the status has the failure.
             TimeoutError: the pass took too long.
         """
-        started = time.monotonic()
-        result = "error"
-        try:
-            async with asyncio.timeout(self._settings.timeout):
-                requeue_after = await self._pass(key)
-            result = "done" if requeue_after is not None else "gone"
-            return requeue_after
-        except (OperatorError, TimeoutError) as error:
-            log.warning("reconcile_failed", key=str(key), error=str(error) or "the pass took too long")
-            raise
-        except Exception:
-            log.exception("reconcile_crashed", key=str(key))
-            raise
-        finally:
-            self._metrics.reconciles.labels(result).inc()
-            self._metrics.seconds.observe(time.monotonic() - started)
+        return await run_pass(key, self._pass, self._settings, self._metrics)
 
     async def _pass(self, key: Key) -> float | None:
         memory = self._memories[key]

@@ -1,4 +1,4 @@
-"""What clients and gateways are told of the use of an engine."""
+"""The use of an engine as clients and gateways see it."""
 
 import asyncio
 from pathlib import Path

@@ -117,7 +117,7 @@ def test_every_command_of_the_bare_wheel_works_or_says_which_extra_to_install(ba
 @pytest.mark.slow
 @pytest.mark.skipif(os.environ.get("MAMBASERVE_GATES") != "large", reason="ten CPU seconds: make gates")
 def test_the_wheel_answers_with_the_shipped_model_outside_of_a_checkout(tmp_path: Path) -> None:
-    """Its dependencies are those of this environment, whose own mambaserve comes from the checkout."""
+    """The dependencies are those of this environment, whose own mambaserve comes from the checkout."""
     packages = _environment(tmp_path)
     # Last on the path: the wheel's modules come first, and .pth files of the other folder are not read.
     (packages / "dependencies.pth").write_text(f"{Path(pytest.__file__).parents[1]}\n")

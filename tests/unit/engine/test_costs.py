@@ -1,4 +1,4 @@
-"""What the engine charges its requests: every nanosecond once, whatever becomes of them."""
+"""The engine charges its requests for every nanosecond once, whatever becomes of them."""
 
 import itertools
 import random
