@@ -16,7 +16,7 @@ from testcluster.network import NetworkNamespace, Subnet
 from testcluster.oci_archive import Image
 from testcluster.pki import Authority, Certificate, Identity
 
-READY_SECONDS = 60.0
+READY_SECONDS = 300.0
 BRIDGED_RULES = Path("/proc/sys/net/bridge/bridge-nf-call-iptables")
 
 
