@@ -8,6 +8,7 @@ import pytest
 from fake_cluster import FakeCluster
 from mamba_api.v1alpha1.mamba_gateway import MambaGateway
 from mamba_gateway.models.models_file import ModelsFile, model_settings
+from mamba_gateway.prices import Prices
 from mamba_gateway.settings import GatewaySettings
 from mamba_operator.gateway_reconcile import GatewayReconciler
 from mamba_operator.objects.errors import NameTaken
@@ -159,6 +160,20 @@ def test_the_file_has_limits_keys_and_addresses_that_the_gateway_takes(tmp_path:
     assert one.redis_url_file == "/run/mambaserve/redis/closed"
     assert one.key_limit == ("web:requests=5,weight=1",)
     assert settings["open"].backend_key_file is None
+
+
+def test_the_ledger_of_the_address_has_its_own_days_readers_and_prices() -> None:
+    own = {"auth": {"secretRef": {"name": "own"}}, "usage": {"prices": {"deviceHour": 9}}}
+    usage = {"retentionDays": 7, "readers": ["finance"], "prices": {"currency": "EUR", "outputTokens": 0.6}}
+    spec = {"auth": {"secretRef": {"name": "keys"}}, "usage": usage}
+    made = children(planned(gateway(**spec), served("chat", gateway=own)))
+    [container] = made["Deployment"]["spec"]["template"]["spec"]["containers"]
+    variables = {each["name"].removeprefix("MAMBASERVE_").lower(): each["value"] for each in container["env"]}
+    ledger = {name: value for name, value in variables.items() if name.startswith(("usage_", "price_"))}
+    told = GatewaySettings(models_file="m", api_key_file="k", **ledger)
+    assert (told.usage_days, told.usage_reader) == (7, ("finance",))
+    assert told.prices == Prices("EUR", output_tokens=0.6)
+    assert "price_" not in made["ConfigMap"]["data"]["models.json"]
 
 
 def test_a_deployment_that_requires_keys_is_not_opened_by_a_gateway_without_keys() -> None:
