@@ -6,7 +6,7 @@ MUTANTS = (
     Mutant(
         name="canaries are judged by the deployment's own gateways alone",
         keeps="What clients of a MambaGateway get counts for the canaries of the models behind it.",
-        where="mamba_operator.observation.serving_gateways:serving_gateways",
+        where="mamba_operator.objects.serving_gateways:serving_gateways",
         old="[key, *_shared_gateways(indices, key)]",
         new="[key]",
         tests=("tests/unit/operator/test_canary_analysis.py",),

@@ -23,7 +23,7 @@ from mamba_operator.objects.kinds import DEPLOYMENT, MAMBA_DEPLOYMENT, POD
 from mamba_operator.objects.manifest import Key, Manifest, name_of, section
 from mamba_operator.objects.pod_poller import PodPoller
 from mamba_operator.objects.pod_trouble import is_candidate, is_engine
-from mamba_operator.observation.serving_gateways import serving_gateways
+from mamba_operator.objects.serving_gateways import serving_gateways
 from mamba_operator.rollout.attempts import Attempts, AttemptsByEngine, increase
 from mamba_operator.rollout.watch import read_attempts
 

@@ -14,7 +14,7 @@ from mamba_operator.objects.kinds import POD
 from mamba_operator.objects.manifest import Key, name_of, pod_revision
 from mamba_operator.objects.pod_poller import PodPoller
 from mamba_operator.objects.pod_trouble import is_engine, role_of
-from mamba_operator.observation.serving_gateways import serving_gateways
+from mamba_operator.objects.serving_gateways import serving_gateways
 from mamba_operator.rollout.attempts import Attempts, AttemptWindow
 
 ATTEMPTS, ALWAYS_REPORTED = "mambaserve_gateway_endpoint_attempts_total", "mambaserve_gateway_in_flight"
