@@ -4,5 +4,6 @@ from observability.overview import OVERVIEW
 from observability.reconciling import OPERATOR
 from observability.routing import ROUTING
 from observability.state_cache import STATE_CACHE
+from observability.usage import USAGE
 
-DASHBOARDS = (OVERVIEW, STATE_CACHE, ROUTING, OPERATOR)
+DASHBOARDS = (OVERVIEW, STATE_CACHE, ROUTING, USAGE, OPERATOR)

@@ -33,6 +33,7 @@ EFFECTS = Path("docs/reference/field-effects.md")
 COMMANDS = Path("docs/reference/command-line.md")
 MODELS = Path("docs/reference/models.md")
 EFFECTS_DATA = Path("tests/data/field_effects.yaml")
+GATEWAY_EFFECTS_DATA = Path("tests/data/gateway_field_effects.yaml")
 CHART_README = Path("charts/mambaserve/README.md")
 BEGIN, END = "<!-- begin: written by `make docs` -->", "<!-- end -->"
 KINDS = {
@@ -349,7 +350,26 @@ def effects() -> str:
             acts += "; refused: " + ", ".join(entry["refused"])
         tests = ", ".join(f"`{name}`" for name in dict.fromkeys(shown)) or ", ".join(entry["refused"])
         lines.append(f"| `{field}` | {acts} | {local[entry['local']]} | {tests} |")
-    return "\n".join([*lines, ""])
+    return "\n".join([*lines, "", *_gateway_effects(), ""])
+
+
+def _gateway_effects() -> list[str]:
+    """Return the section about the fields of a MambaGateway, all of which act."""
+    table: dict[str, dict[str, Any]] = yaml.safe_load((ROOT / GATEWAY_EFFECTS_DATA).read_text())
+    lines = [
+        "## MambaGateway",
+        "",
+        f"Written from {GATEWAY_EFFECTS_DATA}. Every field of a [MambaGateway](mambagateway.md) acts in a",
+        "cluster; `mambaserve up` reads no MambaGateway.",
+        "",
+        "| field | refused | shown by |",
+        "| --- | --- | --- |",
+    ]
+    for field, entry in table.items():
+        tests = dict.fromkeys(test.partition("::")[2].partition("[")[0] for test in entry["effect"])
+        shown = ", ".join(f"`{name}`" for name in tests)
+        lines.append(f"| `{field}` | {', '.join(entry.get('refused', ()))} | {shown} |")
+    return lines
 
 
 def chart_readme() -> str:

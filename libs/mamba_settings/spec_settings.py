@@ -9,6 +9,7 @@ from mamba_api.choices import Role
 from mamba_api.quantity import Quantity
 from mamba_api.v1alpha1 import DiskCache, MambaDeployment, StateCache
 from mamba_api.v1alpha1.gateway import NamedKeyLimits
+from mamba_api.v1alpha1.gateway_usage import PRICED, Usage
 from mamba_settings.engine_settings import EngineSettings
 
 SMALLEST_BODY_LIMIT = 1024
@@ -113,3 +114,20 @@ def key_limit(key: NamedKeyLimits) -> str:
         "weight": key.weight,
     }
     return f"{key.name}:" + ",".join(f"{name}={value}" for name, value in values.items() if value is not None)
+
+
+def usage_settings(usage: Usage) -> dict[str, str]:
+    """Return the gateway's settings of its ledger by their names, as the environment has them.
+
+    Values that are the gateway's own defaults are left out, so that a spec without them changes no pod.
+    """
+    settings = {}
+    if usage.retention_days != Usage().retention_days:
+        settings["usage_days"] = str(usage.retention_days)
+    if usage.readers:
+        settings["usage_reader"] = " ".join(usage.readers)
+    if (prices := usage.prices) is not None:
+        settings["price_currency"] = prices.currency
+        amounts = {name: getattr(prices, name) for name in PRICED}
+        settings |= {f"price_{name}": repr(price) for name, price in amounts.items() if price is not None}
+    return settings

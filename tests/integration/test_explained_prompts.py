@@ -1,9 +1,12 @@
 """Why a prompt was no hit, over HTTP and by command: in every dialect, and never in another key's words."""
 
+import itertools
 import json
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,8 @@ import anthropic
 import openai
 import pytest
 
+from eventually import wait_until
+from gate_cases import LARGE
 from mamba_api.dialects.messages_answer import MessagesResponse
 from mamba_api.dialects.responses_answer import ResponsesResponse
 from mamba_api.openai_responses import ChatCompletionChunk, ChatCompletionResponse, CompletionResponse
@@ -130,6 +135,55 @@ def test_nobody_reads_or_measures_what_another_key_or_salt_has_cached(server: Se
             assert one["common_tokens"] % 16 == 0
         if (key, salt) == ("bob", "bob's own"):
             assert one["common_tokens"] == 0
+
+
+@pytest.mark.skipif(not LARGE, reason="two engines at work, 17 CPU seconds: MAMBASERVE_GATES=large")
+def test_behind_a_gateway_a_prompt_that_another_engine_has_names_that_engine() -> None:
+    options = ("--arena-bytes", "8Mi", "--max-model-len", "1024")
+    with ExitStack() as stack:
+        having, chosen = (stack.enter_context(Server(f"builtin://{MODEL}", *options)).url for _ in range(2))
+        # What an engine has cached hardly counts, so the one that is at work is avoided nonetheless.
+        gateway = stack.enter_context(
+            Command(
+                "gateway", "--port", "0", "--backend", having, "--backend", chosen,
+                "--prefix-weight", "0.000001", "--load-weight", "100", "--probe-interval", "0.2",
+            )
+        )  # fmt: skip
+        url = gateway.wait_for(r"gateway ready at (http://\S+)")[1]
+        numbers, stop = itertools.count(), threading.Event()
+        explained: list[Explained] = []
+
+        def ask(place: str, prompt: str) -> Any:
+            body = json.dumps({"prompt": prompt, "max_tokens": 1}).encode()
+            fields = {"Content-Type": "application/json", **EXPLAIN}
+            request = urllib.request.Request(f"{place}/v1/completions", body, fields)
+            with urllib.request.urlopen(request, timeout=60) as answer:
+                return json.loads(answer.read())
+
+        def work() -> None:
+            while not stop.is_set():
+                call(f"{having}/v1/completions", {"prompt": "work", "max_tokens": 900, "ignore_eos": True})
+
+        def is_explained_by(reason: str) -> bool:
+            prompt = f"{next(numbers)} " + "words that only one engine has read so far " * 6
+            for place in (having, url):
+                answer = ask(place, prompt)
+            explained[:] = answer["mambaserve"]["explain"]
+            return bool(explained[0]["reason"] == reason)
+
+        wait_until(lambda: is_explained_by("resumed_all"), "a gateway that knows what engines have")
+        working = threading.Thread(target=work)
+        working.start()
+        try:
+            wait_until(
+                lambda: is_explained_by("other_engine"), "a request beside the engine that has its prompt"
+            )
+        finally:
+            stop.set()
+            working.join()
+        [one] = explained
+        assert one["other_engine"]["name"] == having.removeprefix("http://")
+        assert one["resumed_tokens"] < one["other_engine"]["tokens"] <= one["prompt_tokens"]
 
 
 def test_the_header_has_two_values_and_without_it_nothing_is_added(server: Server) -> None:

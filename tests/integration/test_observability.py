@@ -111,7 +111,9 @@ async def live(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Live]:
         second = AsyncExitStack()
         other = await second.enter_async_context(served(api.app))
         stop, url = asyncio.Event(), asyncio.get_running_loop().create_future()
-        settings = GatewaySettings(port=0, backend=(engine.url, other), hold_timeout=3.0, load_weight=0.0)
+        settings = GatewaySettings(
+            port=0, backend=(engine.url, other), hold_timeout=3.0, load_weight=0.0, price_device_hour=2.0
+        )
         gateway = asyncio.create_task(serve(settings, url.set_result, stop=stop))
         client = await stack.enter_async_context(aiohttp.ClientSession())
         operator, operator_url = await an_operator(stack)

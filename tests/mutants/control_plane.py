@@ -4,6 +4,30 @@ from seeded import Mutant
 
 MUTANTS = (
     Mutant(
+        name="canaries are judged by the deployment's own gateways alone",
+        keeps="What clients of a MambaGateway get counts for the canaries of the models behind it.",
+        where="mamba_operator.objects.serving_gateways:serving_gateways",
+        old="[key, *_shared_gateways(indices, key)]",
+        new="[key]",
+        tests=("tests/unit/operator/test_canary_analysis.py",),
+    ),
+    Mutant(
+        name="durations of another model at the same gateway count for a canary",
+        keeps="A canary is judged by the answers of its own deployment.",
+        where="mamba_operator.canary.watch:read_counts",
+        old='sample[0].get("deployment", "") in ("", deployment)',
+        new="True",
+        tests=("tests/unit/operator/test_canary_analysis.py",),
+    ),
+    Mutant(
+        name="the prices of a MambaGateway do not reach its pods",
+        keeps="Days, readers and prices of the ledger in a spec are the gateway's.",
+        where="mamba_settings.spec_settings:usage_settings",
+        old="(prices := usage.prices) is not None",
+        new="False",
+        tests=("tests/unit/operator/test_shared_gateway.py",),
+    ),
+    Mutant(
         name="each look at a canary may spend the whole error",
         keeps="The confidence of a canary holds over all looks together.",
         where="mamba_operator.canary.analysis:CandidateTrial",

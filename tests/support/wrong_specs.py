@@ -164,6 +164,12 @@ WRONG_SPECS: dict[str, list[dict[str, Any]]] = {
         {"prefixIndex": {"redis": redis}}
         for redis in ({}, {"url": "redis://r:6379", "secretRef": {"name": "r"}})
     ],
+    "usage.readers names keys, and without auth there are none": [
+        {"gateway": {"usage": {"readers": readers}}} for readers in (["finance"], ["a", "b"])
+    ],
+    "prices has no price": [
+        {"gateway": {"usage": {"prices": prices}}} for prices in ({}, {"currency": "EUR"})
+    ],
     "maxSurge and maxUnavailable are both 0": [
         {"rollout": {"maxSurge": 0, "maxUnavailable": 0, **more}} for more in ({}, {"drainTimeout": "1s"})
     ],

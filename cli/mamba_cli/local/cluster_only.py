@@ -41,11 +41,12 @@ OF_PODS = (
 )  # fmt: skip
 PROFILE = "resources.profile"
 AUTH, KEY_LIMITS = "gateway.auth", "gateway.limits.keys[]"
+READERS = "gateway.usage.readers"
 REDIS_SECRET = "prefixIndex.redis.secretRef"  # noqa: S105 - a path in the spec
 VALUE_FROM = "engine.env[].valueFrom"
 CLUSTER_ONLY = frozenset(
     (
-        *ONE_ENGINE, *OF_PODS, PROFILE, AUTH, KEY_LIMITS, REDIS_SECRET, VALUE_FROM,
+        *ONE_ENGINE, *OF_PODS, PROFILE, AUTH, KEY_LIMITS, READERS, REDIS_SECRET, VALUE_FROM,
         *(f"disaggregation.{pool}.{path}" for pool in POOLS for path in OF_POOL_PODS),
         *(
             f"disaggregation.{pool}.scaling.{field}"
@@ -68,6 +69,7 @@ def not_in_local_mode(spec: Spec) -> list[str]:
         notes.append(f"spec.{PROFILE}: only its gpus has an effect here; the memory is that of this machine")
     if spec.gateway.auth is not None:
         named = f", spec.{KEY_LIMITS.removesuffix('[]')}" if spec.gateway.limits.keys else ""
+        named += f", spec.{READERS}" if spec.gateway.usage.readers else ""
         notes.append(
             f"spec.{AUTH}{named}: Secrets are not read here, so everyone who reaches the endpoint may use it"
         )

@@ -16,6 +16,7 @@ from typing import Any
 from mamba_api.choices import Role
 from mamba_api.names import ENV_PREFIX
 from mamba_api.v1alpha1 import MambaDeployment
+from mamba_api.v1alpha1.gateway_usage import Usage
 from mamba_cli.errors import InvalidInput
 from mamba_cli.local.documents import LoadedDeployment
 from mamba_cli.local.model_facts import local_uri
@@ -24,7 +25,12 @@ from mamba_planner import MemoryPlan
 from mamba_planner.hand_over import hand_over_tokens
 from mamba_settings.engine_settings import EngineSettings
 from mamba_settings.models_document import ModelEntry, ModelsDocument, duplicates
-from mamba_settings.spec_settings import disk_budget, engine_settings, model_entry_settings
+from mamba_settings.spec_settings import (
+    disk_budget,
+    engine_settings,
+    model_entry_settings,
+    usage_settings,
+)
 from mamba_settings.trace_settings import trace_variables
 
 LAUNCHER = (sys.executable, "-m", "mamba_cli")
@@ -89,7 +95,7 @@ class Unit:
 
     def commands(self) -> dict[str, Command]:
         """Return the commands by child; the deployment's env and extraArgs override the document."""
-        spec = self.loaded.deployment.spec.engine
+        spec, usage = self.loaded.deployment.spec.engine, self.loaded.deployment.spec.gateway.usage
         shared = {**prefix_sharing(self.loaded.deployment), **trace_variables(self.loaded.deployment)}
         own = {variable.name: variable.value for variable in spec.env if variable.value is not None}
         return {
@@ -105,7 +111,7 @@ class Unit:
             self.gateway: self.shared_gateway
             or Command(
                 (*self.launcher, *self.gateway_argv),
-                {**shared, **usage_file(self.loaded.deployment)},
+                {**shared, **usage_file(self.loaded.deployment), **_ledger(usage)},
             ),
         }
 
@@ -172,7 +178,9 @@ def behind_one_address(units: Sequence[Unit], *, host: str, port: int, directory
     traces = next(filter(None, (trace_variables(unit.loaded.deployment) for unit in units)), {})
     scope = "local/" + "+".join(sorted(unit.name for unit in units))[:400]
     usage = _usage_variable("+".join(sorted(unit.name for unit in units))[:200])
-    environment = {f"{ENV_PREFIX}PREFIX_INDEX_SCOPE": scope, **usage, **traces}
+    environment = {
+        f"{ENV_PREFIX}PREFIX_INDEX_SCOPE": scope, **usage, **_ledger(_common_usage(units)), **traces,
+    }  # fmt: skip
     command = Command((*units[0].launcher, "gateway", *words), environment, file, document.json_text())
     return [
         replace(unit, url=url_at(host, port), shared_gateway=command, model_name=entry.name)
@@ -299,6 +307,25 @@ def _usage_variable(name: str) -> dict[str, str]:
     if os.environ.get(f"{ENV_PREFIX}REDIS_URL") or os.environ.get(f"{ENV_PREFIX}REDIS_URL_FILE"):
         return {}  # the gateway keeps the use of its engines there
     return {variable: os.environ.get(variable) or str(folder / "mambaserve" / "usage" / f"{name}.json")}
+
+
+def _ledger(usage: Usage) -> dict[str, str]:
+    """Return the variables of the ledger. Readers are left out: no client shows a key here."""
+    settings = usage_settings(usage.model_copy(update={"readers": []}))
+    return {f"{ENV_PREFIX}{name.upper()}": value for name, value in settings.items()}
+
+
+def _common_usage(units: Sequence[Unit]) -> Usage:
+    """Return the ledger of a gateway for all units. Raises InvalidInput for two sets of prices."""
+    usages = [unit.loaded.deployment.spec.gateway.usage for unit in units]
+    prices = [usage.prices for usage in usages if usage.prices is not None]
+    if any(one != prices[0] for one in prices):
+        raise InvalidInput(
+            "one address has one set of prices: give all objects the same spec.gateway.usage.prices, or only "
+            "one of them"
+        )
+    days = max(usage.retention_days for usage in usages)
+    return Usage(retention_days=days, prices=prices[0] if prices else None)
 
 
 def gateway_argv(deployment: MambaDeployment, *, backends: Sequence[str], host: str, port: int) -> list[str]:

@@ -6,6 +6,7 @@ from pydantic import AfterValidator, Field
 
 from mamba_api.quantity import Duration, Quantity
 from mamba_api.v1alpha1.base import ApiModel, FreeForm, Rule, SecretRef
+from mamba_api.v1alpha1.gateway_usage import Usage
 
 ORIGIN = r"^(\*|[a-z][a-z0-9+.-]*://([a-z0-9_.-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?)$"
 """Pattern of an origin as browsers write it, or * for all."""
@@ -148,6 +149,9 @@ class Gateway(ApiModel):
     all. Defaults to none."""
     limits: Limits = Limits()
     """Admission limits of each gateway pod."""
+    usage: Usage = Usage()
+    """The ledger of the use of engines, and its prices. A MambaGateway in front of several deployments has
+    its own."""
     inference_pool: InferencePool | None = None
     """An InferencePool with the name of the deployment and the gateway pods as its endpoint picker. If
     absent, none is created. The cluster needs the kind inference.networking.k8s.io/v1."""
@@ -160,6 +164,12 @@ class Gateway(ApiModel):
             message="limits.keys applies to named keys, and without auth there are no keys: name a Secret in "
             "auth, or use limits.perKey",
             holds=lambda self: self.auth is not None or not self.limits.keys,
+        ),
+        Rule(
+            cel="has(self.auth) || !has(self.usage.readers) || size(self.usage.readers) == 0",
+            message="usage.readers names keys, and without auth there are none: name a Secret in auth, or "
+            "remove readers",
+            holds=lambda self: self.auth is not None or not self.usage.readers,
         ),
     )
 

@@ -10,6 +10,7 @@ from mamba_api.v1alpha1.base import ApiModel, FreeForm, Rule
 from mamba_api.v1alpha1.deployment import Metadata
 from mamba_api.v1alpha1.gateway import ORIGIN, Auth
 from mamba_api.v1alpha1.gateway_status import GatewayStatus
+from mamba_api.v1alpha1.gateway_usage import Usage
 
 ModelName = Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[^\x00-\x1f\x7f]+$")]
 LabelKey = Annotated[str, Field(min_length=1, max_length=317, pattern=r"^[A-Za-z0-9][-A-Za-z0-9_./]*$")]
@@ -184,6 +185,9 @@ class MambaGatewaySpec(ApiModel):
     ] = []
     """Models that each API key may use. If empty, every key may use every model; otherwise a key that is
     missing here may use none. A change reaches running gateways."""
+    usage: Usage = Usage()
+    """The ledger of the use of all engines, and its prices, which hold for every model. Each gateway pod
+    keeps its ledger in its memory."""
     replicas: Annotated[int, Field(ge=1, le=1000)] = 1
     """Number of gateway pods; `kubectl scale` and autoscalers write it."""
     image: Annotated[str, Field(min_length=1, max_length=512)] | None = None
@@ -213,6 +217,12 @@ class MambaGatewaySpec(ApiModel):
             message="keys says what named keys may use, and without auth there are no keys: name a Secret in "
             "auth, or remove keys",
             holds=lambda self: self.auth is not None or not self.keys,
+        ),
+        Rule(
+            cel="has(self.auth) || !has(self.usage.readers) || size(self.usage.readers) == 0",
+            message="usage.readers names keys, and without auth there are none: name a Secret in auth, or "
+            "remove readers",
+            holds=lambda self: self.auth is not None or not self.usage.readers,
         ),
         Rule(
             cel="type(self.maxBodySize) == string ? self.maxBodySize.matches('[1-9]') : self.maxBodySize > 0",

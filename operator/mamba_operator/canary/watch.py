@@ -22,7 +22,8 @@ from mamba_operator.objects.indices import Indices
 from mamba_operator.objects.kinds import DEPLOYMENT, MAMBA_DEPLOYMENT, POD
 from mamba_operator.objects.manifest import Key, Manifest, name_of, section
 from mamba_operator.objects.pod_poller import PodPoller
-from mamba_operator.objects.pod_trouble import answers, is_candidate, is_engine, is_gateway
+from mamba_operator.objects.pod_trouble import is_candidate, is_engine
+from mamba_operator.objects.serving_gateways import serving_gateways
 from mamba_operator.rollout.attempts import Attempts, AttemptsByEngine, increase
 from mamba_operator.rollout.watch import read_attempts
 
@@ -43,12 +44,15 @@ class GatewayCounts:
     tpot: Times
 
 
-def read_counts(text: str) -> GatewayCounts:
-    """Return what a gateway has counted. Raises ReportInvalid."""
+def read_counts(text: str, deployment: str) -> GatewayCounts:
+    """Return what a gateway has counted of one deployment; it may serve several. Raises ReportInvalid."""
     by_name = series(text, frozenset((_TTFT, _TPOT)))
-    return GatewayCounts(
-        read_attempts(text), _by_track(by_name.get(_TTFT, ())), _by_track(by_name.get(_TPOT, ()))
+    ttft, tpot = (
+        # A gateway of an earlier version has no such label, and serves one deployment.
+        [sample for sample in by_name.get(name, ()) if sample[0].get("deployment", "") in ("", deployment)]
+        for name in (_TTFT, _TPOT)
     )
+    return GatewayCounts(read_attempts(text), _by_track(ttft), _by_track(tpot))
 
 
 def _by_track(samples: Iterable[Sample]) -> Times:
@@ -147,8 +151,7 @@ class CanaryWatch(PodPoller[_Selection, _Progress]):
             for pod in pods
             if is_engine(pod)
         }
-        gateways = tuple(pod for pod in pods if is_gateway(pod) and answers(pod))
-        return _Selection(canary, state, tracks, gateways)
+        return _Selection(canary, state, tracks, tuple(serving_gateways(self._indices, key)))
 
     async def _update(self, key: Key, selection: _Selection) -> bool:
         state, analysis = selection.state, selection.canary.analysis
@@ -158,7 +161,7 @@ class CanaryWatch(PodPoller[_Selection, _Progress]):
             analysis,
         ):
             progress = self._reports[key] = _Progress(CandidateTrial(state.revision, analysis))
-        reports = await pod_reports(self._read, selection.gateways, read_counts)
+        reports = await pod_reports(self._read, selection.gateways, lambda text: read_counts(text, key.name))
         sums = progress.increase(selection.tracks, reports)
         before = progress.figures
         progress.figures = figures = progress.trial.observe(

@@ -21,7 +21,7 @@ from mamba_operator.render.gateway_pod import (
     service_port,
 )
 from mamba_operator.render.pod import DRAIN_QUIET, EVERY_ADDRESS, prefix_sharing, tracing
-from mamba_settings.spec_settings import key_limit
+from mamba_settings.spec_settings import key_limit, usage_settings
 
 MEMORY = "512Mi"
 """Memory request: enough for a tokenizer of 17 MiB, a million checkpoints and as many pages, and 1,024
@@ -100,6 +100,7 @@ def _environment(context: Context) -> list[dict[str, Any]]:
     if spec.gateway.cors_origins:
         settings["CORS_ORIGIN"] = " ".join(spec.gateway.cors_origins)
     settings |= _key_limits(limits)
+    settings |= {name.upper(): value for name, value in usage_settings(spec.gateway.usage).items()}
     variables = [{"name": f"{names.ENV_PREFIX}{key}", "value": value} for key, value in settings.items()]
     return variables + prefix_sharing(context.deployment) + tracing(context.deployment)
 

@@ -13,7 +13,8 @@ from mamba_operator.objects.indices import Indices
 from mamba_operator.objects.kinds import POD
 from mamba_operator.objects.manifest import Key, name_of, pod_revision
 from mamba_operator.objects.pod_poller import PodPoller
-from mamba_operator.objects.pod_trouble import answers, is_engine, is_gateway, role_of
+from mamba_operator.objects.pod_trouble import is_engine, role_of
+from mamba_operator.objects.serving_gateways import serving_gateways
 from mamba_operator.rollout.attempts import Attempts, AttemptWindow
 
 ATTEMPTS, ALWAYS_REPORTED = "mambaserve_gateway_endpoint_attempts_total", "mambaserve_gateway_in_flight"
@@ -70,6 +71,5 @@ class RolloutWatch(PodPoller[Mapping[str, str], AttemptWindow]):
 
     async def _update(self, key: Key, selection: Mapping[str, str]) -> bool:
         window = self._reports.setdefault(key, AttemptWindow())
-        gateways = [pod for pod in self._indices.of(POD, key) if is_gateway(pod) and answers(pod)]
-        reports = await pod_reports(self._read, gateways, read_attempts)
+        reports = await pod_reports(self._read, serving_gateways(self._indices, key), read_attempts)
         return window.observe(self._now(), selection, reports)

@@ -31,6 +31,7 @@ from mamba_operator.render.gateway_pod import (
 from mamba_operator.render.pod import DRAIN_QUIET, EVERY_ADDRESS
 from mamba_operator.shared_gateway.candidates import ENGINE_KEYS_MOUNT, REDIS_MOUNT
 from mamba_operator.shared_gateway.resolution import Resolution
+from mamba_settings.spec_settings import usage_settings
 
 MODELS_MOUNT = "/run/mambaserve/models"
 ROUTED_PATH = "/v1"
@@ -189,6 +190,7 @@ def _pod(gateway: MambaGateway, resolution: Resolution, images: DefaultImages) -
         "DRAIN_TIMEOUT": number(spec.drain_timeout.seconds),
         "DRAIN_QUIET": number(DRAIN_QUIET),
         **({"CORS_ORIGIN": " ".join(spec.cors_origins)} if spec.cors_origins else {}),
+        **{name.upper(): value for name, value in usage_settings(spec.usage).items()},
     }
     return GatewayPod(
         instance=names.instance(gateway.kind, gateway.name),

@@ -230,14 +230,14 @@ class GatewayMetrics:
         self.canary_first = GatheringHistogram(
             f"{prefix}_canary_time_to_first_token_seconds",
             "From sending a request to the first token of its stream, by revision, while there is a canary.",
-            ["track"],
+            ["deployment", "track"],
             buckets=geometric(0.005, 60.0),
             registry=registry,
         )
         self.canary_token = GatheringHistogram(
             f"{prefix}_canary_time_per_output_token_seconds",
             "Time of each further token of a stream, by revision, while there is a canary.",
-            ["track"],
+            ["deployment", "track"],
             buckets=geometric(0.0005, 2.0),
             registry=registry,
         )
@@ -263,12 +263,17 @@ class GatewayMetrics:
         """Number of requests that wait for an engine, as in the series `held`."""
         return int(next(iter(self.held.collect())).samples[0].value)
 
-    def time_answer(self, *, candidate: bool, first: float, rest: float, tokens: int) -> None:
-        """Record the times of a streamed answer by revision: seconds to its first token, and for the rest."""
+    def time_answer(
+        self, deployment: str, *, candidate: bool, first: float, rest: float, tokens: int
+    ) -> None:
+        """Record the times of a streamed answer by revision: seconds to its first token, and for the rest.
+
+        `deployment` is the MambaDeployment of the engines: one gateway may have canaries of several.
+        """
         track = names.CANDIDATE if candidate else names.STABLE
-        self._canary_first(track).observe(first)
+        self._canary_first(deployment, track).observe(first)
         if tokens > 1:
-            self._canary_token(track).observe(rest / (tokens - 1))
+            self._canary_token(deployment, track).observe(rest / (tokens - 1))
 
     def decided(self, reason: str, seconds: float) -> None:
         """Count a choice of an engine, which took `seconds`."""

@@ -123,7 +123,7 @@ async def model_running(
             connector, pool, metrics, router,
             hold_timeout=settings.hold_timeout, max_attempts=settings.max_attempts,
             request_timeout=settings.request_timeout, liveness=liveness, wake=wake,
-            hand_over_tokens=settings.hand_over_tokens,
+            hand_over_tokens=settings.hand_over_tokens, deployment=settings.deployment or "",
         )  # fmt: skip
         if texts is not None:
             await enter(running(texts.work(), "tokenizers"))

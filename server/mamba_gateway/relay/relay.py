@@ -80,6 +80,7 @@ class Relay:
         liveness: LivenessChecks,
         wake: Callable[[], None],
         hand_over_tokens: int,
+        deployment: str = "",
     ) -> None:
         self._connector, self._pool, self._metrics, self._router = connector, pool, metrics, router
         self.loop = connector.loop
@@ -98,7 +99,7 @@ class Relay:
             least_tokens=hand_over_tokens, max_attempts=max_attempts,
             budget=self._budget, comparisons=self._comparisons, pass_on=self._pass_on,
         )  # fmt: skip
-        self._hand_over_tokens = hand_over_tokens
+        self._hand_over_tokens, self._deployment = hand_over_tokens, deployment
         self._exports = UnreadExports(connector)
         self.cancelling = False
         """Whether the drain time is over. Streams that are cancelled then end with an error event."""
@@ -322,6 +323,7 @@ class Relay:
         if not answer.streamed or begun is None:
             return
         self._metrics.time_answer(
+            self._deployment,
             candidate=attempt.endpoint.candidate,
             first=begun - attempt.sent_at,
             rest=self.loop.time() - begun,

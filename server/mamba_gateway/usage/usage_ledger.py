@@ -35,6 +35,8 @@ HELP = {
     "slot_seconds": "State slots times the seconds for which they were held, by key and adapter.",
     "page_seconds": "Attention pages times the seconds for which they were used, by key and adapter.",
     "saved_device_seconds": "Time of the devices that resumed tokens would have taken, by key and adapter.",
+    "cost": "Price of the use, by key and adapter.",
+    "saved_cost": "Price of the device time that resuming saved, by key and adapter.",
 }
 Day = Annotated[str | None, Query(pattern=r"^\d{4}-\d\d-\d\d$", max_length=10)]
 Names = tuple[str, str, str]
@@ -84,7 +86,7 @@ class UsageLedger(Collector):
         self._series[names] = self._series.get(names, UsageSum()).plus(added)
 
     def collect(self) -> Iterator[Metric]:
-        """Yield a counter of each kind of use."""
+        """Yield a counter of each kind of use, and of its cost where there are prices."""
         series = [(names, total.named()) for names, total in self._series.items()]
         for kind in UsageSum().named():
             counter = CounterMetricFamily(
@@ -93,6 +95,14 @@ class UsageLedger(Collector):
             for names, numbers in series:
                 counter.add_metric(names, numbers[kind])
             yield counter
+        prices = self._prices
+        for kind, price in (("cost", prices.cost), ("saved_cost", prices.saved)):
+            costs = CounterMetricFamily(
+                f"mambaserve_gateway_usage_{kind}", HELP[kind], labels=["model", "key", "adapter", "currency"]
+            )
+            for names, total in self._series.items() if prices.known else ():
+                costs.add_metric((*names, prices.currency), price(total))
+            yield costs
 
     async def usage(self, request: Request, by: By = "key", since: Day = None, until: Day = None) -> Response:
         """Return what was used from day `since` to day `until`; default: today, in UTC.

@@ -11,11 +11,16 @@ import pytest
 from pydantic import BaseModel
 
 from mamba_api.v1alpha1 import Spec
+from mamba_api.v1alpha1.mamba_gateway import MambaGatewaySpec
 from mamba_cli.local.cluster_only import CLUSTER_ONLY
 from parsed_yaml import load_yaml
 
 TESTS = Path(__file__).parents[2]
 TABLE: dict[str, dict[str, Any]] = load_yaml((TESTS / "data/field_effects.yaml").read_text())
+GATEWAY_TABLE: dict[str, dict[str, Any]] = load_yaml((TESTS / "data/gateway_field_effects.yaml").read_text())
+BROKEN_GATEWAYS = {
+    one["name"]: one["spec"] for one in load_yaml((TESTS / "data/broken_gateway_specs.yaml").read_text())
+}
 BROKEN = {one["name"]: one["spec"] for one in load_yaml((TESTS / "data/broken_specs.yaml").read_text())}
 NAMED = re.compile(r"(test_\w+\.py)::(test_\w+)(?:\[(.+)\])?")
 
@@ -83,7 +88,11 @@ def test_a_field_acts_or_is_refused(field: str) -> None:
 
 @pytest.mark.parametrize("field", [field for field in TABLE if "effect" in TABLE[field]])
 def test_the_tests_of_an_effect_exist(field: str) -> None:
-    for named in TABLE[field]["effect"]:
+    these_exist(TABLE[field]["effect"])
+
+
+def these_exist(tests: list[str]) -> None:
+    for named in tests:
         match = NAMED.fullmatch(named)
         assert match, named
         file, function, case = match.groups()
@@ -96,6 +105,16 @@ def test_a_refusal_is_one_of_the_field_itself(field: str) -> None:
     top, *_ = field.split(".")
     for name in TABLE[field]["refused"]:
         assert top in BROKEN[name], f"{name!r} does not set {field}"
+
+
+def test_every_field_of_a_gateway_has_an_entry_with_tests_of_its_effect_and_its_refusals() -> None:
+    assert sorted(GATEWAY_TABLE) == sorted(fields(MambaGatewaySpec))
+    for field, entry in GATEWAY_TABLE.items():
+        assert entry.keys() <= {"effect", "refused"}
+        assert entry["effect"]
+        these_exist(entry["effect"])
+        top = field.partition(".")[0].removesuffix("[]")
+        assert all(top in BROKEN_GATEWAYS[name] for name in entry.get("refused", ())), field
 
 
 def test_local_mode_notes_exactly_the_fields_that_the_table_says() -> None:

@@ -33,6 +33,7 @@ from mamba_api.v1alpha1 import (
     TieredStateCache,
 )
 from mamba_api.v1alpha1.base import ApiModel
+from mamba_api.v1alpha1.gateway_usage import Prices
 from mamba_api.v1alpha1.mamba_gateway import (
     LabelRequirement,
     MambaGatewaySpec,
@@ -198,6 +199,7 @@ OBJECTS: dict[type[ApiModel], st.SearchStrategy[dict[str, Any]]] = {
     Gateway: some(
         {}, auth=st.just({"secretRef": {"name": "k"}}),
         limits=some({}, keys=st.sampled_from([[], [{"name": "a"}]])),
+        usage=some({}, readers=st.sampled_from([[], ["finance"]])),
     ),
     Engine: some({}, tensorParallel=SMALL),
     Resources: some({}, gpus=COUNT, profile=st.just("a")),
@@ -234,6 +236,10 @@ OBJECTS: dict[type[ApiModel], st.SearchStrategy[dict[str, Any]]] = {
         rollout=some({}, canary=st.just({"steps": [{"weight": 5}]})),
         disaggregation=some({}, prefill=POOL, decode=POOL, handOverTokens=SMALL),
     ),
+    Prices: some(
+        {}, currency=st.just("EUR"),
+        **dict.fromkeys(("deviceHour", "promptTokens", "resumedTokens", "outputTokens"), st.just(0)),
+    ),
     DiskCache: some({"size": SIZES}, storageClassName=st.just("ssd"), claimName=st.just("c")),
     TieredStateCache: some({}, prefixCaching=st.booleans(), hostMemory=SIZES, disk=st.just({"size": "1Gi"})),
     PoolStateCache: some({}, hostMemory=SIZES, trackInterval=SMALL),
@@ -250,6 +256,7 @@ OBJECTS: dict[type[ApiModel], st.SearchStrategy[dict[str, Any]]] = {
     MambaGatewaySpec: some(
         {"selector": st.just({})}, auth=st.just({"secretRef": {"name": "k"}}), maxBodySize=SIZES,
         keys=st.sampled_from([[], [{"name": "web", "models": ["*"]}]]),
+        usage=some({}, readers=st.sampled_from([[], ["finance"]])),
     ),
     Disaggregation: some(
         {}, prefill=some({}, scaling=TARGET_SCALING), decode=some({}, scaling=TARGET_SCALING)

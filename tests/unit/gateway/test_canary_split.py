@@ -136,8 +136,13 @@ async def test_a_stream_is_timed_by_its_revision_and_a_candidate_that_breaks_cos
             assert gateway.status == 200
         assert (len(new.requests), len(old.requests)) == (2, 1), "the second one was answered by the other"
         name = "canary_time_to_first_token_seconds_count"
-        assert [gateway.count(name, track=track) for track in ("candidate", "stable")] == [1, 1]
-        assert gateway.count("canary_time_per_output_token_seconds_count", track="candidate") == 1
+        assert [gateway.count(name, deployment="", track=track) for track in ("candidate", "stable")] == [
+            1,
+            1,
+        ]
+        assert (
+            gateway.count("canary_time_per_output_token_seconds_count", deployment="", track="candidate") == 1
+        )
 
 
 def test_engines_are_chosen_as_ever_without_a_candidate() -> None:
@@ -158,11 +163,11 @@ def test_a_long_name_tells_candidates_from_other_engines_too() -> None:
 def test_the_times_of_both_revisions_are_counted_apart() -> None:
     metrics = GatewayMetrics(lambda: ())
     assert b"canary_time_to_first_token_seconds_count" not in metrics.render()
-    metrics.time_answer(candidate=True, first=0.2, rest=1.0, tokens=11)
-    metrics.time_answer(candidate=False, first=0.1, rest=0.0, tokens=1)
+    metrics.time_answer("nano", candidate=True, first=0.2, rest=1.0, tokens=11)
+    metrics.time_answer("nano", candidate=False, first=0.1, rest=0.0, tokens=1)
     text = metrics.render().decode()
     name = "mambaserve_gateway_canary_time"
-    assert f'{name}_to_first_token_seconds_count{{track="candidate"}} 1.0' in text
-    assert f'{name}_to_first_token_seconds_count{{track="stable"}} 1.0' in text
-    assert f'{name}_per_output_token_seconds_sum{{track="candidate"}} 0.1' in text
-    assert f'{name}_per_output_token_seconds_count{{track="stable"}}' not in text
+    assert f'{name}_to_first_token_seconds_count{{deployment="nano",track="candidate"}} 1.0' in text
+    assert f'{name}_to_first_token_seconds_count{{deployment="nano",track="stable"}} 1.0' in text
+    assert f'{name}_per_output_token_seconds_sum{{deployment="nano",track="candidate"}} 0.1' in text
+    assert f'{name}_per_output_token_seconds_count{{deployment="nano",track="stable"}}' not in text

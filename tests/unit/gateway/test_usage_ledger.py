@@ -106,7 +106,21 @@ async def test_costs_follow_the_prices_and_the_lines_add_up_to_the_devices_hours
     assert shown["alice"]["saved_cost"] == pytest.approx(1.5)
     assert shown["bob"]["cost"] == pytest.approx(3.0)
     assert shown["total"]["cost"] == pytest.approx(shown["alice"]["cost"] + shown["bob"]["cost"])
-    assert (await lines(ledger(MemoryLedger(30))))["total"]["cost"] is None
+    counters = {
+        (sample.name, sample.labels["key"]): sample.value
+        for family in one.collect()
+        for sample in family.samples
+        if sample.labels.get("currency") == "EUR"
+    }
+    assert counters == {
+        (f"mambaserve_gateway_usage_{kind}_total", key): pytest.approx(shown[key][kind])
+        for kind in ("cost", "saved_cost")
+        for key in ("alice", "bob")
+    }
+    free = ledger(MemoryLedger(30))
+    await free.take(feed(entry("alice", 1, 9, million)))
+    assert (await lines(free))["total"]["cost"] is None
+    assert not [family for family in free.collect() if "cost" in family.name and family.samples]
 
 
 async def test_a_gateway_goes_on_from_its_file_and_two_of_one_file_keep_both(tmp_path: Path) -> None:

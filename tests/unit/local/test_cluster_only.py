@@ -31,6 +31,11 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
         {"gateway": {"auth": {"secretRef": {"name": "s"}}, "limits": {"keys": [{"name": "a"}]}}},
         "everyone who reaches the endpoint",
     ),
+    (
+        "gateway.usage.readers",
+        {"gateway": {"auth": {"secretRef": {"name": "s"}}, "usage": {"readers": ["finance"]}}},
+        "everyone who reaches the endpoint",
+    ),
     ("engine.env[].valueFrom", {"engine": {"env": [{"name": "A", "valueFrom": {}}]}}, "A: valueFrom"),
     ("model.tokenSecretRef", {"model": {"uri": "hf://a/b", "tokenSecretRef": {"name": "s"}}}, "cluster"),
     ("model.secretRef", {"model": {"uri": "s3://bucket/a", "secretRef": {"name": "s"}}}, "cluster"),
@@ -121,7 +126,10 @@ def test_nothing_is_said_about_what_acts_here_too() -> None:
     acting = spec(
         engine={"pageSize": 32, "env": [{"name": "A", "value": "b"}]}, memory={"arena": "1Gi"},
         stateCache={"strategy": "NoBuffer"}, rollout={"drainTimeout": "1s"}, resources={"gpus": 0},
-        gateway={"limits": {"maxQueued": 1, "maxBodySize": "1Mi", "queueTimeout": "1s"}},
+        gateway={
+            "limits": {"maxQueued": 1, "maxBodySize": "1Mi", "queueTimeout": "1s"},
+            "usage": {"retentionDays": 1, "prices": {"deviceHour": 1}},
+        },
         disaggregation={"prefill": {"resources": {"gpus": 0}}, "decode": {"stateCache": {"eviction": "LRU"}}},
     )  # fmt: skip
 

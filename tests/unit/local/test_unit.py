@@ -157,6 +157,35 @@ def test_the_gateway_here_lets_the_pages_of_the_spec_call() -> None:
     assert GatewaySettings(**parsed(tuple(argv))).cors_origin == tuple(origins)
 
 
+def test_the_ledger_here_has_the_days_and_prices_of_the_spec_and_no_readers(
+    planned: MemoryPlan, tmp_path: Path
+) -> None:
+    def unit(name: str, **usage: Any) -> Unit:
+        gateway = {"auth": {"secretRef": {"name": "keys"}}, "usage": usage}
+        spec = deployment(gateway=gateway, model={"uri": "file:///m", "servedName": name})
+        return unit_for(
+            spec.model_copy(update={"metadata": spec.metadata.model_copy(update={"name": name})}),
+            planned,
+            tmp_path,
+        )
+
+    def ledger(of: Unit) -> dict[str, str]:
+        variables = of.commands()[of.gateway].environment
+        start = "MAMBASERVE_"
+        told = {name.removeprefix(start).lower(): value for name, value in variables.items()}
+        return {name: told[name] for name in told if name.startswith(("usage_days", "usage_r", "price_"))}
+
+    prices = {"currency": "EUR", "deviceHour": 2.5}
+    told = {"price_currency": "EUR", "price_device_hour": "2.5"}
+    priced = unit("one", retentionDays=30, readers=["finance"], prices=prices)
+    assert ledger(priced) == {"usage_days": "30", **told}
+    place: dict[str, Any] = {"host": "127.0.0.1", "port": 1, "directory": tmp_path}
+    [shared, _] = behind_one_address([priced, unit("two", retentionDays=400)], **place)
+    assert ledger(shared) == {"usage_days": "400", **told}
+    with pytest.raises(InvalidInput, match="one set of prices"):
+        behind_one_address([priced, unit("two", prices={"deviceHour": 3})], **place)
+
+
 def test_the_redis_of_the_spec_is_told_to_both_children(planned: MemoryPlan, tmp_path: Path) -> None:
     unit = unit_for(deployment(prefixIndex={"redis": {"url": "redis://r:1"}}), planned, tmp_path)
     for command in unit.commands().values():

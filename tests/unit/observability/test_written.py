@@ -85,7 +85,7 @@ def test_a_chosen_namespace_joins_other_choices() -> None:
 
 
 def test_dashboards_are_told_apart() -> None:
-    assert len({each.uid for each in DASHBOARDS}) == len({each.title for each in DASHBOARDS}) == 4
+    assert len({each.uid for each in DASHBOARDS}) == len({each.title for each in DASHBOARDS}) == 5
 
 
 @pytest.mark.parametrize("alert", ALERTS, ids=lambda each: each.name)

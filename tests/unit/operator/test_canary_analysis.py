@@ -17,7 +17,7 @@ from mamba_operator.canary.histogram import Histogram, p_value_of_longer
 from mamba_operator.canary.state import CanaryState
 from mamba_operator.canary.watch import CanaryWatch, read_counts
 from mamba_operator.objects.indices import Indices, index_id
-from mamba_operator.objects.kinds import DEPLOYMENT, MAMBA_DEPLOYMENT, POD
+from mamba_operator.objects.kinds import DEPLOYMENT, MAMBA_DEPLOYMENT, MAMBA_GATEWAY, POD
 from mamba_operator.objects.manifest import Key, Manifest
 from mamba_operator.rollout.attempts import Attempts
 from operator_objects import NOW, owner
@@ -207,6 +207,25 @@ async def test_the_operator_counts_each_revision_at_the_gateways_from_its_first_
     assert run.woken == [run.key], "the requests of the step are reached"
 
 
+async def test_gateways_of_a_shared_address_are_read_where_they_serve_the_deployment() -> None:
+    run = Watched()
+    run.by_id[index_id(POD)][run.key] = [
+        one for one in run.by_id[index_id(POD)][run.key] if one["metadata"]["name"] != "door"
+    ]
+    for name, address in (("team", "door"), ("others", "never asked")):
+        served = [{"name": "chat", "deployment": "nano" if name == "team" else "another"}]
+        team, gateway = Key("models", name, "MambaGateway"), pod(address, "gateway")
+        run.by_id.setdefault(index_id(MAMBA_GATEWAY), {})[team] = [
+            {"metadata": {"name": name}, "status": {"models": served}}
+        ]
+        run.by_id[index_id(POD)][team] = [gateway]
+    for _ in range(5):
+        figures = await run.poll(old=300, new=30, failed=6)
+    assert figures is not None
+    assert figures.alarm is not None
+    assert figures.alarm[0] == "ErrorRateRose"
+
+
 async def test_a_candidate_that_fails_requests_wakes_the_operator_and_ends_with_its_deployment() -> None:
     run = Watched()
     for _ in range(5):
@@ -223,9 +242,10 @@ def test_the_operator_reads_the_times_that_a_gateway_writes() -> None:
     metrics = GatewayMetrics(lambda: ())
     record: Callable[..., None] = metrics.time_answer
     for _ in range(3):
-        record(candidate=True, first=0.3, rest=1.0, tokens=11)
-    record(candidate=False, first=0.2, rest=1.0, tokens=21)
-    counts = read_counts(metrics.render().decode())
+        record("nano", candidate=True, first=0.3, rest=1.0, tokens=11)
+    record("nano", candidate=False, first=0.2, rest=1.0, tokens=21)
+    record("another at this gateway", candidate=True, first=30.0, rest=1.0, tokens=1)
+    counts = read_counts(metrics.render().decode(), "nano")
     assert counts.ttft[names.CANDIDATE].total == 3
     assert counts.ttft[names.CANDIDATE].median() == pytest.approx(0.3, rel=0.1)
     assert counts.tpot[names.STABLE].median() == pytest.approx(0.05, rel=0.1)

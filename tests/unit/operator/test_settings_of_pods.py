@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from mamba_api import names
 from mamba_api.quantity import Duration, Quantity
 from mamba_gateway.key_limits import KeyLimits
+from mamba_gateway.prices import Prices
 from mamba_gateway.settings import GatewaySettings
 from mamba_operator.objects.manifest import Manifest
 from mamba_operator.render.context import number
@@ -102,6 +103,23 @@ def test_the_gateway_is_told_the_limits_of_keys() -> None:
     assert made.key_limits.limits_of("chat.1") == KeyLimits(60, 9000, 4)
     _, made = processes()
     assert not made.key_limits.limited
+
+
+def test_the_gateway_is_told_the_days_the_readers_and_the_prices_of_its_ledger() -> None:
+    auth = {"secretRef": {"name": "keys"}}
+    prices = {
+        "currency": "EUR",
+        "deviceHour": 2.5,
+        "promptTokens": 0.1,
+        "resumedTokens": 1e-7,
+        "outputTokens": 0,
+    }
+    usage = {"retentionDays": 400, "readers": ["finance", "ops.1"], "prices": prices}
+    _, made = processes(gateway={"auth": auth, "usage": usage})
+    assert (made.usage_days, made.usage_reader) == (400, ("finance", "ops.1"))
+    assert made.prices == Prices("EUR", 2.5, 0.1, 1e-7, 0.0)
+    _, made = processes()
+    assert (made.usage_days, made.usage_reader, made.prices) == (90, (), Prices())
 
 
 @pytest.mark.parametrize("origins", [[], ["*"], ["https://a.example.org", "http://localhost:3000"]])

@@ -8,6 +8,7 @@ import pytest
 from fake_cluster import FakeCluster
 from mamba_api.v1alpha1.mamba_gateway import MambaGateway
 from mamba_gateway.models.models_file import ModelsFile, model_settings
+from mamba_gateway.prices import Prices
 from mamba_gateway.settings import GatewaySettings
 from mamba_operator.gateway_reconcile import GatewayReconciler
 from mamba_operator.objects.errors import NameTaken
@@ -159,6 +160,64 @@ def test_the_file_has_limits_keys_and_addresses_that_the_gateway_takes(tmp_path:
     assert one.redis_url_file == "/run/mambaserve/redis/closed"
     assert one.key_limit == ("web:requests=5,weight=1",)
     assert settings["open"].backend_key_file is None
+
+
+ROUTE = {"parentRefs": [{"name": "p", "namespace": "n", "sectionName": "s"}], "hostnames": ["a.example.org"]}
+REACHES: list[tuple[str, Any, Any]] = [
+    ("auth.secretRef.name", "keys", {"secretName": "keys", "defaultMode": 0o440}),
+    ("replicas", 17, 17),
+    ("image", "mine:1", "mine:1"),
+    ("resources.cpu", "3", "3"),
+    ("resources.memory", "3Gi", "3Gi"),
+    ("maxBodySize", "2Mi", str(2 << 20)),
+    ("drainTimeout", "7s", "7"),
+    ("corsOrigins", ["https://a.example.org"], "https://a.example.org"),
+    ("usage.prices.deviceHour", 2.5, "2.5"),
+    ("usage.prices.promptTokens", 0.25, "0.25"),
+    ("usage.prices.resumedTokens", 0, "0.0"),
+    ("podTemplate", {"metadata": {"labels": {"a": "own label"}}}, "own label"),
+    ("httpRoute", ROUTE, ROUTE["hostnames"]),
+]
+
+
+def values(part: Any) -> list[Any]:
+    """Return every value inside a manifest, at all depths."""
+    inner = list(part.values()) if isinstance(part, dict) else part if isinstance(part, list) else []
+    return [*inner, *(value for each in inner for value in values(each))]
+
+
+@pytest.mark.parametrize(("field", "value", "rendered"), REACHES, ids=[field for field, *_ in REACHES])
+def test_a_field_reaches_the_children(field: str, value: Any, rendered: Any) -> None:
+    spec: dict[str, Any] = {}
+    *sections, last = field.split(".")
+    at = spec
+    for name in sections:
+        at = at.setdefault(name, {})
+    at[last] = value
+    kind = "HTTPRoute" if field == "httpRoute" else "Deployment"
+
+    with_field = children(planned(gateway(**spec), served("chat")))[kind]
+
+    assert rendered in values(with_field["spec"])
+    assert kind == "HTTPRoute" or rendered not in values(
+        children(planned(gateway(), served("chat")))[kind]["spec"]
+    )
+    if kind == "HTTPRoute":
+        assert with_field["spec"]["parentRefs"] == ROUTE["parentRefs"]
+
+
+def test_the_ledger_of_the_address_has_its_own_days_readers_and_prices() -> None:
+    own = {"auth": {"secretRef": {"name": "own"}}, "usage": {"prices": {"deviceHour": 9}}}
+    usage = {"retentionDays": 7, "readers": ["finance"], "prices": {"currency": "EUR", "outputTokens": 0.6}}
+    spec = {"auth": {"secretRef": {"name": "keys"}}, "usage": usage}
+    made = children(planned(gateway(**spec), served("chat", gateway=own)))
+    [container] = made["Deployment"]["spec"]["template"]["spec"]["containers"]
+    variables = {each["name"].removeprefix("MAMBASERVE_").lower(): each["value"] for each in container["env"]}
+    ledger = {name: value for name, value in variables.items() if name.startswith(("usage_", "price_"))}
+    told = GatewaySettings(models_file="m", api_key_file="k", **ledger)
+    assert (told.usage_days, told.usage_reader) == (7, ("finance",))
+    assert told.prices == Prices("EUR", output_tokens=0.6)
+    assert "price_" not in made["ConfigMap"]["data"]["models.json"]
 
 
 def test_a_deployment_that_requires_keys_is_not_opened_by_a_gateway_without_keys() -> None:

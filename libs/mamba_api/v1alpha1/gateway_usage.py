@@ -1,0 +1,56 @@
+"""The ledger of a gateway in a spec: `gateway.usage` of a MambaDeployment and `usage` of a MambaGateway."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from mamba_api.v1alpha1.base import ApiModel, Rule
+
+Price = Annotated[float, Field(ge=0, le=1_000_000_000)]
+KeyName = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+PRICED: tuple[Literal["device_hour", "prompt_tokens", "resumed_tokens", "output_tokens"], ...] = (
+    "device_hour",
+    "prompt_tokens",
+    "resumed_tokens",
+    "output_tokens",
+)
+"""Fields of `Prices` that are prices."""
+
+
+class Prices(ApiModel):
+    """Prices of the use of engines, in one currency. The cost of a request is the sum of all prices set."""
+
+    currency: Annotated[str, Field(min_length=3, max_length=3, pattern=r"^[A-Z]{3}$")] = "USD"
+    """Currency of the prices: three letters."""
+    device_hour: Price | None = None
+    """Price of an hour of an engine's device. If absent, it has none."""
+    prompt_tokens: Price | None = None
+    """Price of a million prompt tokens that were computed. If absent, they have none."""
+    resumed_tokens: Price | None = None
+    """Price of a million prompt tokens that were resumed from a checkpoint. If absent, they have none."""
+    output_tokens: Price | None = None
+    """Price of a million tokens of answers. If absent, they have none."""
+
+    rules = (
+        Rule(
+            cel="has(self.deviceHour) || has(self.promptTokens) || has(self.resumedTokens) || "
+            "has(self.outputTokens)",
+            message="prices has no price: set deviceHour, promptTokens, resumedTokens or outputTokens, or "
+            "remove prices",
+            holds=lambda self: any(getattr(self, name) is not None for name in PRICED),
+        ),
+    )
+
+
+class Usage(ApiModel):
+    """The ledger of the use of engines by day, model, API key and adapter, which `/v1/usage` shows."""
+
+    retention_days: Annotated[int, Field(ge=1, le=3660)] = 90
+    """Days (UTC) for which the use is kept: in the Redis of the prefix index, or in the memory of the gateway
+    pod. A change replaces the gateway pods."""
+    readers: Annotated[list[KeyName], Field(max_length=64)] = []
+    """Names of the API keys that see the use of all keys; every other key sees its own. A change replaces the
+    gateway pods."""
+    prices: Prices | None = None
+    """Prices of the use. If absent, the ledger has no costs. A change replaces the gateway pods, and holds
+    for earlier days, too."""
