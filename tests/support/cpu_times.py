@@ -9,39 +9,56 @@ from __future__ import annotations
 import os
 import resource
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import shared_imports
+
 COLLECTION = "(imports and collection)"
+SHARED_IMPORTS = "(imports of the fork servers)"
 END = "(end of the processes)"
 TICKS = os.sysconf("SC_CLK_TCK")
 FILES_SHOWN = 40
-before_fork = 0.0
-"""Seconds of the process that this one was forked from; only in the first of several."""
+before_fork: dict[str, float] = {}
+"""Seconds of the process that this one was forked from, by row; only in the first of several."""
 
 
 def total() -> float:
-    """Return the seconds that this process and all that it has started have used so far."""
+    """Return the seconds that this process and all that it has started have used so far.
+
+    The fork servers that it shares the imports of are no children of it, and count like such.
+    """
     used = 0.0
     for whose in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN):
         usage = resource.getrusage(whose)
         used += usage.ru_utime + usage.ru_stime
-    return used + sum(_running(os.getpid()))
+    return used + sum(_running([os.getpid()], shared_imports.forks))
 
 
-def _running(parent: int) -> Iterator[float]:
-    """Yield the seconds of each descendant that still runs, with those of its own that have ended."""
+def of_process(process: int) -> float:
+    """Return the seconds of a process and its descendants so far."""
+    return sum(_running([], [process]))
+
+
+def _running(parents: Collection[int], others: Collection[int]) -> Iterator[float]:
+    """Yield the seconds of each of the others and of each descendant that still runs.
+
+    Each with the seconds of its own descendants that have ended.
+    """
     started: dict[int, list[tuple[int, float]]] = defaultdict(list)
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             fields = (folder / "stat").read_text().rpartition(") ")[2].split()
         except OSError:
             continue  # it has ended since
-        started[int(fields[1])].append((int(folder.name), sum(map(int, fields[11:15])) / TICKS))
-    waiting = [parent]
+        process, seconds = int(folder.name), sum(map(int, fields[11:15])) / TICKS
+        if process in others:
+            yield seconds
+        started[int(fields[1])].append((process, seconds))
+    waiting = [*parents, *others]
     while waiting:
         for process, seconds in started[waiting.pop()]:
             waiting.append(process)
@@ -51,9 +68,9 @@ def _running(parent: int) -> Iterator[float]:
 class CpuTimes:
     """The seconds of each file in one process of pytest; the controller of several adds theirs up."""
 
-    def __init__(self, before: float = 0.0) -> None:
-        """Start; before: seconds that were used for the collection elsewhere."""
-        self.files: dict[str, float] = defaultdict(float, {COLLECTION: before})
+    def __init__(self, before: Mapping[str, float] | None = None) -> None:
+        """Start; before: seconds by row that were used for all workers elsewhere."""
+        self.files: dict[str, float] = defaultdict(float, before or {})
         self._file = COLLECTION
         self._before = 0.0
 

@@ -43,7 +43,8 @@ def pytest_xdist_setupnodes(config: pytest.Config, specs: list[Any]) -> None:
         )  # fmt: skip
     assert nursery.stdin is not None
     with nursery.stdin as stdin:
-        json.dump({"path": sys.path, "args": [*map(str, config.invocation_params.args)]}, stdin)
+        args = [*map(str, config.invocation_params.args)]
+        json.dump({"path": sys.path, "args": args, "folder": folder}, stdin)
     for spec in specs:
         spec.python = shlex.join([sys.executable, "-I", "-S", str(NURSERY), address])
 

@@ -1,8 +1,11 @@
 """Python processes that start in milliseconds: forked from one that has imported what they need.
 
-The first start in a process of pytest brings up a server that imports `MODULES` and then forks a child for
+The first start in a process of pytest brings up a server that has imported `MODULES` and forks a child for
 each start, with its own arguments, environment, folder and files, as `subprocess.Popen` would. A child
 is the server's; its exit code comes through a pipe. Imports apart, it is a process like any other.
+
+The server of a worker that was forked from a nursery is forked itself, from the processes of
+`shared_imports`, which import the same for all workers.
 """
 
 from __future__ import annotations
@@ -22,12 +25,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from subprocess import PIPE, STDOUT
 from typing import IO, Any, NoReturn
 
+import shared_imports
 import warm_children
 
 PR_SET_PDEATHSIG = 1
@@ -101,7 +106,7 @@ class ForkServer:
     def __init__(self, *, warm: bool = False) -> None:
         self._is_warm = warm
         self._warm_server: ForkServer | None = None
-        self.server: subprocess.Popen[bytes] | None = None
+        self.process_id = 0
         self._socket: socket.socket | None = None
         self._owner = 0
         self._one = threading.Lock()
@@ -178,23 +183,28 @@ class ForkServer:
             return self._warm_server
 
     def _launch(self) -> None:
-        self._socket, theirs = socket.socketpair()
         self._owner = os.getpid()
-        with theirs:
-            server = subprocess.Popen(
-                [sys.executable, __file__, str(theirs.fileno()), *(["warm"] if self._is_warm else [])],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                env={**os.environ, **warm_children.ONE_THREAD},
-            )
-        self.server = server
-        atexit.register(self._end, server, self._socket, os.getpid())
+        if shared_imports.folder:
+            self._socket, self.process_id = shared_imports.connect(warm=self._is_warm)
+            wait: Callable[[], object] = partial(shared_imports.wait_for_end, self.process_id)
+        else:
+            self._socket, theirs = socket.socketpair()
+            with theirs:
+                server = subprocess.Popen(
+                    [sys.executable, __file__, str(theirs.fileno()), *(["warm"] if self._is_warm else [])],
+                    pass_fds=[theirs.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    env={**os.environ, **warm_children.ONE_THREAD},
+                )
+            self.process_id = server.pid
+            wait = partial(server.wait, 10)
+        atexit.register(self._end, self._socket, os.getpid(), wait)
 
     @staticmethod
-    def _end(server: subprocess.Popen[bytes], connection: socket.socket, owner: int) -> None:
+    def _end(connection: socket.socket, owner: int, wait: Callable[[], object]) -> None:
         if os.getpid() == owner:
             connection.close()
-            server.wait(10)
+            wait()
 
 
 def _sink(wanted: int) -> tuple[int, IO[str] | None]:
@@ -210,14 +220,17 @@ FORK_SERVER = ForkServer()
 # --- the server -------------------------------------------------------------------------------------------
 
 
-def _serve(connection: socket.socket, *, warm: bool) -> None:
-    """Fork on request until the other side is gone. In a child it returns with what to run."""
+def _import(modules: Sequence[str]) -> None:
     gc.disable()  # nothing of what is imported will be garbage
-    for module in MODULES + (warm_children.MODULES if warm else ()):
+    for module in modules:
         importlib.import_module(module)
     gc.collect()
     gc.enable()
     gc.freeze()  # children share these pages for as long as nobody writes to them
+
+
+def _serve(connection: socket.socket, *, warm: bool) -> None:
+    """Fork on request until the other side is gone."""
     warm_children.adopt_orphans()
     running: dict[int, int] = {}
     # A byte for each child that ends.
@@ -336,4 +349,11 @@ def _exit(code: int) -> NoReturn:
 
 
 if __name__ == "__main__":
-    _serve(socket.socket(fileno=int(sys.argv[1])), warm="warm" in sys.argv)
+    if sys.argv[1] == "shared":
+        shared_imports.lend(
+            sys.argv[2], lambda: _import(MODULES), lambda: _import(warm_children.MODULES), _serve
+        )
+    else:
+        is_warm = "warm" in sys.argv
+        _import(MODULES + (warm_children.MODULES if is_warm else ()))
+        _serve(socket.socket(fileno=int(sys.argv[1])), warm=is_warm)

@@ -44,7 +44,7 @@ def serve(control: int, listener: int) -> None:
     handle_interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)
     order = json.load(sys.stdin)
     sys.path[:] = order["path"]
-    if not _collect(order["args"]):
+    if not _collect(order["args"], order["folder"]):
         return
     # A forked process has no other threads. Those of numpy's BLAS begin anew in it, those of OpenMP would be
     # waited for without end.
@@ -59,9 +59,18 @@ def serve(control: int, listener: int) -> None:
     _become_worker(files)
 
 
-def _collect(args: list[str]) -> bool:
-    """Import what these arguments of pytest collect and return whether workers can be forked."""
+def _collect(args: list[str], folder: str) -> bool:
+    """Import what these arguments of pytest collect and return whether workers can be forked.
+
+    Beside this, as soon as a test module needs them, the imports begin that fork servers share.
+    `folder`: of the sockets of these.
+    """
     import pytest
+
+    import shared_imports  # by the path that pytest has set
+    import warm_children
+
+    lenders: list[shared_imports.Lender] = []
 
     class Forgetful:
         """A plugin that forgets modules which raised, a skip included: each worker has to report that."""
@@ -74,13 +83,20 @@ def _collect(args: list[str]) -> bool:
                 for name, module in list(sys.modules.items()):
                     if getattr(module, "__file__", "") == path:
                         del sys.modules[name]
+            if not lenders and "prefork" in sys.modules:
+                environment = {**os.environ, **warm_children.ONE_THREAD}
+                lenders.append(shared_imports.Lender(folder, environment))
             return report
 
     alone = ["-n0", "--dist=no", "--collect-only", "-qqq", "-p", "no:cacheprovider"]
     code = pytest.main([*args, *alone], [Forgetful()])
-    import cpu_times  # by the path that pytest has set
+    import cpu_times
 
-    cpu_times.before_fork = cpu_times.total()
+    imports = sum(cpu_times.of_process(lender.wait()) for lender in lenders)
+    cpu_times.before_fork = {
+        cpu_times.COLLECTION: cpu_times.total() - imports,
+        cpu_times.SHARED_IMPORTS: imports,
+    }
     gc.disable()  # as tests/conftest.py does, which a worker does not run again
     gc.collect()
     gc.freeze()
@@ -123,7 +139,7 @@ def _fork_on_request(controller: socket.socket, requests: socket.socket) -> list
                     for each in (connection, *workers.values()):
                         each.close()
                     return files
-                cpu_times.before_fork = 0.0
+                cpu_times.before_fork = {}
                 for file in files:
                     os.close(file)
                 workers[pid] = connection

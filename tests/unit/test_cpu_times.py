@@ -6,7 +6,7 @@ import sys
 import pytest
 
 import cpu_times
-from cpu_times import COLLECTION, CpuTimes, table, total
+from cpu_times import COLLECTION, CpuTimes, of_process, table, total
 
 BUSY = "import time\nwhile time.process_time() < 0.3: pass\nprint(flush=True)\ninput()"
 
@@ -19,8 +19,10 @@ def test_a_process_counts_while_it_runs_and_when_it_has_ended() -> None:
         assert busy.stdout is not None
         busy.stdout.readline()
         running = total() - before
+        alone = of_process(busy.pid)
         busy.communicate(b"\n")
     assert running > 0.25
+    assert alone > 0.25
     assert total() - before > 0.25
 
 

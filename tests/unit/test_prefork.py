@@ -6,12 +6,15 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
 import pytest
 
+import prefork
+import shared_imports
 from eventually import PATIENCE, wait_until
 from prefork import FORK_SERVER, ForkedProcess, ForkServer
 
@@ -94,12 +97,41 @@ def test_no_child_outlives_the_server_however_it_ends() -> None:
     server = ForkServer()
     process = sleeping(server)
     child = psutil.Process(process.pid)
-    assert server.server is not None
-    server.server.kill()
-    server.server.wait(PATIENCE)
+    os.kill(server.process_id, signal.SIGKILL)
     wait_until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
     assert process.wait(PATIENCE) == -signal.SIGKILL
     process.close()
+
+
+LEND = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import prefork, shared_imports
+shared_imports.lend(sys.argv[2], lambda: None, lambda: None, prefork._serve)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="PR_SET_PDEATHSIG is Linux")
+def test_servers_of_several_workers_share_imports_and_end_with_these(monkeypatch: pytest.MonkeyPatch) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        words = [sys.executable, "-c", LEND, str(Path(prefork.__file__).parent), folder]
+        lender = subprocess.Popen(words, stdout=subprocess.PIPE)
+        assert lender.stdout is not None
+        with lender.stdout as ready:
+            assert ready.read() == b"rr"
+        monkeypatch.setattr(shared_imports, "folder", folder)
+        monkeypatch.setattr(shared_imports, "forks", [])
+        servers = [ForkServer(), ForkServer()]
+        processes = [sleeping(server) for server in servers]
+        assert [psutil.Process(server.process_id).ppid() for server in servers] == [lender.pid] * 2
+        assert [psutil.Process(process.pid).ppid() for process in processes] == shared_imports.forks
+        processes[0].terminate()
+        assert processes[0].wait(PATIENCE) == -signal.SIGTERM
+        lender.kill()
+        lender.wait(PATIENCE)
+        assert processes[1].wait(PATIENCE) == -signal.SIGKILL
+        for process in processes:
+            process.close()
 
 
 def test_the_answer_to_an_interrupted_start_is_not_that_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,29 +2,26 @@
 
 import asyncio
 import json
+import os
 import signal
-import sys
 from typing import Any
 
 import pytest
 from aiohttp import web
 
+from eventually import PATIENCE
 from mamba_cli.bench.client import LoadClient
 from mamba_cli.bench.prompts import LoadPrompt
+from prefork import FORK_SERVER
 
 REAL_TIME = True
 PROMPT = LoadPrompt((9, 10, 11), 3)
 
 
 async def bench(*arguments: str, cwd: Any = None) -> tuple[int, str, str]:
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "mamba_cli", "bench", *arguments),
-        cwd=cwd,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    out, err = await process.communicate()
-    return process.returncode or 0, out.decode(), err.decode()
+    words = ("-m", "mamba_cli", "bench", *arguments)
+    done = await asyncio.to_thread(FORK_SERVER.run, *words, env=os.environ, cwd=cwd)
+    return done.returncode, done.stdout, done.stderr
 
 
 async def test_a_closed_loop_reports_what_the_engine_did(engine, tmp_path) -> None:
@@ -105,17 +102,18 @@ async def test_wrong_usage_is_refused_in_words(arguments, code, said, engine, tm
 
 async def test_ctrl_c_reports_what_there_is(engine, tmp_path, eventually) -> None:
     fake = await engine(handler=None)
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "mamba_cli", "bench", "serve", fake.url, "--requests", "5000"),
+    process = FORK_SERVER.start(
+        *("-m", "mamba_cli", "bench", "serve", fake.url, "--requests", "5000"),
         *("--concurrency", "2", "--output", "json", "--output-tokens", "2"),
+        env=os.environ,
         cwd=tmp_path,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
     )
     await eventually(lambda: len(fake.bodies) > 20, 30)
     process.send_signal(signal.SIGINT)
-    out, _ = await process.communicate()
-    assert process.returncode == 1
+    assert process.stdout is not None
+    out = await asyncio.to_thread(process.stdout.read)
+    assert await asyncio.to_thread(process.wait, PATIENCE) == 1
+    process.close()
     found = json.loads(out)
     assert found["interrupted"] is True
     assert 10 < found["requests"]["ok"] < 5000

@@ -2,7 +2,6 @@
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +9,7 @@ import pytest
 from mamba_api.v1alpha1.schema import CUSTOM_KINDS, all_crds_yaml, crd_yaml
 from mamba_cli.commands.crd import CHART, CRDS, command
 from mamba_cli.errors import InvalidInput, RunFailed
+from prefork import FORK_SERVER
 
 FILES = [
     path for kind in CUSTOM_KINDS for path in (CRDS / f"{kind.name}.yaml", CHART / f"crd-{kind.plural}.yaml")
@@ -18,12 +18,7 @@ CRD_FILE, CHART_FILE = FILES[:2]
 
 
 def mambaserve(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "mamba_cli", *arguments],
-        capture_output=True,
-        text=True,
-        env={**os.environ, **environment},
-    )
+    return FORK_SERVER.run("-m", "mamba_cli", *arguments, env={**os.environ, **environment})
 
 
 def test_the_crd_goes_to_standard_output_alone() -> None:
@@ -40,13 +35,18 @@ def test_writing_elsewhere_than_into_the_source_tree_is_wrong_usage(tmp_path: Pa
     assert done.stdout == ""
 
 
-def test_all_copies_are_written_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_copies_are_written_once_and_again_after_an_edit(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "pyproject.toml").touch()
     command(write=True, directory=tmp_path)
     assert capsys.readouterr().err == "".join(f"wrote {path}\n" for path in FILES)
     assert (tmp_path / CRD_FILE).read_text() == crd_yaml()
     command(write=True, directory=tmp_path)
     assert capsys.readouterr().err == ""
+    (tmp_path / CRD_FILE).write_text("edited: true\n")
+    command(write=True, directory=tmp_path)
+    assert (tmp_path / CRD_FILE).read_text() == crd_yaml()
 
 
 def test_the_environment_can_name_the_directory(tmp_path: Path) -> None:
@@ -70,11 +70,3 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path, blocked: Path) 
     with pytest.raises(RunFailed, match=r"\.yaml cannot be written: ") as caught:
         command(write=True, directory=tmp_path)
     assert str(tmp_path / blocked) in str(caught.value)
-
-
-def test_a_copy_that_was_edited_by_hand_is_written_anew(tmp_path: Path) -> None:
-    (tmp_path / "pyproject.toml").touch()
-    command(write=True, directory=tmp_path)
-    (tmp_path / CRD_FILE).write_text("edited: true\n")
-    command(write=True, directory=tmp_path)
-    assert (tmp_path / CRD_FILE).read_text() == crd_yaml()

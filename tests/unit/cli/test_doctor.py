@@ -16,6 +16,7 @@ import pytest
 import yaml
 
 from mamba_api.v1alpha1.schema import crd_yaml
+from prefork import FORK_SERVER
 from testcluster.control_plane import ControlPlane
 
 CLOSED = "http://127.0.0.1:9"
@@ -26,11 +27,15 @@ def doctor(
 ) -> tuple[int, dict[str, dict[str, Any]]]:
     """Run the command; return its exit code and its findings by subject."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("MAMBASERVE_", "HF_"))}
-    done = subprocess.run(
-        [sys.executable, "-m", "mamba_cli", "doctor", "--output", "json", *options],
-        env={**clean, "HF_HUB_OFFLINE": "1", "KUBECONFIG": "", **variables},
-        capture_output=True, text=True, timeout=120, preexec_fn=limit,
-    )  # fmt: skip
+    environment = {**clean, "HF_HUB_OFFLINE": "1", "KUBECONFIG": "", **variables}
+    words = ("-m", "mamba_cli", "doctor", "--output", "json", *options)
+    if limit is None:
+        done = FORK_SERVER.run(*words, env=environment)
+    else:
+        done = subprocess.run(
+            [sys.executable, *words], env=environment, capture_output=True, text=True, timeout=120,
+            preexec_fn=limit,
+        )  # fmt: skip
     assert "Traceback" not in done.stderr, done.stderr
     return done.returncode, {finding["subject"]: finding for finding in json.loads(done.stdout)}
 
@@ -44,6 +49,7 @@ def test_a_sound_machine_has_nothing_broken() -> None:
 
 
 def test_each_wrong_address_file_and_variable_is_named_with_its_cure(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise ImportError('not needed here')")
     file = tmp_path / "file"
     file.touch()
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -52,6 +58,7 @@ def test_each_wrong_address_file_and_variable_is_named_with_its_cure(tmp_path: P
             MAMBASERVE_KERNELS="fastest", MAMBASERVE_PORTT="1", MAMBASERVE_REDIS_URL="redis://127.0.0.1:9/0",
             HF_HUB_CACHE=str(file / "below"), HF_HUB_OFFLINE="0", HF_ENDPOINT=CLOSED,
             KUBECONFIG=str(tmp_path / "no-such-file"), TMPDIR=str(tmp_path / "nowhere"),
+            PYTHONPATH=str(tmp_path),
         )  # fmt: skip
     assert code == 1
     expected = {
