@@ -1,8 +1,9 @@
 """The chart, rendered by helm and judged by a real API server: accepted, confined, least privilege."""
 
 import json
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import yaml
@@ -27,7 +28,9 @@ def helm(control_plane: ControlPlane) -> Command:
     return control_plane.helm
 
 
+@cache
 def rendered(helm: Command, namespace: str, *options: str) -> list[dict[str, Any]]:
+    """Return the objects of the chart with these options, which nobody changes."""
     text = helm("template", "rel", str(CHART), "-n", namespace, *options)
     return [document for document in load_all_yaml(text) if document]
 
@@ -39,8 +42,7 @@ def one(documents: list[dict[str, Any]], kind: str, name: str = "") -> dict[str,
 
 VARIANTS = {
     "as it comes": (),
-    "in namespaces": ("--set", "watchNamespaces={NS}"),
-    "with a mounted Python": (
+    "with a mounted Python and profiles": (
         "--set-json", 'operator.command=["/opt/python","-m","mamba_cli"]',
         "--set-json", 'operator.extraVolumes=[{"name":"python","hostPath":{"path":"/opt"}}]',
         "--set-json", 'operator.extraVolumeMounts=[{"name":"python","mountPath":"/opt","readOnly":true}]',
@@ -49,15 +51,11 @@ VARIANTS = {
         "--set-json", 'operator.env=[{"name":"A","value":"b"}]', "--set", "operator.podLabels.team=x",
         "--set-json", 'imagePullSecrets=[{"name":"pull"}]', "--set", "serviceAccount.annotations.a=b",
         "--set", "image.digest=sha256:" + "0" * 64, "--set", "commonLabels.owner=us",
-    ),
-    "with profiles": (
         "--set-json", 'resourceProfiles={"ours":{"gpus":1,"cpu":6,"nodeSelector":{"a":"b"}}}',
     ),
-    "with external metrics": (
+    "in namespaces, with external metrics and a Redis": (
         "--set", "externalMetrics.enabled=true,externalMetrics.port=7443,watchNamespaces={NS}",
-    ),
-    "with a Redis": (
-        "--set", "redis.enabled=true,watchNamespaces={NS},commonLabels.owner=us,redis.nodeSelector.a=b",
+        "--set", "redis.enabled=true,commonLabels.owner=us,redis.nodeSelector.a=b",
         "--set-json", 'imagePullSecrets=[{"name":"pull"}]',
         "--set-json", 'redis.tolerations=[{"operator":"Exists"}]',
     ),
@@ -164,9 +162,8 @@ def test_two_operators_are_installed_on_two_nodes_where_there_are_as_many(helm: 
 
 
 def test_what_a_cluster_without_images_needs_can_be_mounted(helm: Command) -> None:
-    spec = one(rendered(helm, "sys", *VARIANTS["with a mounted Python"]), "Deployment")["spec"]["template"][
-        "spec"
-    ]
+    documents = rendered(helm, "sys", *VARIANTS["with a mounted Python and profiles"])
+    spec = one(documents, "Deployment")["spec"]["template"]["spec"]
     container = spec["containers"][0]
     assert container["command"] == ["/opt/python", "-m", "mamba_cli"]
     assert container["image"].endswith("@sha256:" + "0" * 64)
@@ -258,19 +255,23 @@ def test_no_rule_has_a_wildcard(helm: Command) -> None:
             assert "*" not in rule["resources"] + rule["verbs"] + rule["apiGroups"]
 
 
-@pytest.fixture
-def installed(control_plane: ControlPlane, helm: Command, namespace: str) -> str:
-    """Install a release that serves its own namespace alone; return the API server's name of its account."""
-    helm(
-        "install",
-        "rel",
-        str(CHART),
-        "-n",
-        namespace,
-        "--set",
-        f"watchNamespaces={{{namespace}}}",
-    )
-    return f"system:serviceaccount:{namespace}:rel-mambaserve"
+class Installed(NamedTuple):
+    """A release that serves its own namespace alone."""
+
+    namespace: str
+    account: str
+    """The API server's name of the operator's account."""
+
+
+def install(helm: Command, namespace: str) -> Installed:
+    helm("install", "rel", str(CHART), "-n", namespace, "--set", f"watchNamespaces={{{namespace}}}")
+    return Installed(namespace, f"system:serviceaccount:{namespace}:rel-mambaserve")
+
+
+@pytest.fixture(scope="module")
+def installed(control_plane: ControlPlane, helm: Command) -> Installed:
+    """Return the release of the tests that change nothing of it."""
+    return install(helm, control_plane.create_namespace())
 
 
 ALLOWED = [
@@ -312,18 +313,23 @@ REFUSED = [
 
 
 def test_the_operator_may_do_its_work_and_nothing_else(
-    control_plane: ControlPlane, installed: str, namespace: str
+    control_plane: ControlPlane, installed: Installed
 ) -> None:
-    lacking = [pair for pair in ALLOWED if not control_plane.may(installed, *pair, namespace)]
+    namespace, account = installed
+    lacking = [pair for pair in ALLOWED if not control_plane.may(account, *pair, namespace)]
     assert lacking == []
-    excess = [pair for pair in REFUSED if control_plane.may(installed, *pair, namespace)]
+    excess = [pair for pair in REFUSED if control_plane.may(account, *pair, namespace)]
     assert excess == []
 
 
-def test_the_operator_has_no_say_in_other_namespaces(control_plane: ControlPlane, installed: str) -> None:
-    assert not control_plane.may(installed, "get", "secrets", "default")
-    assert not control_plane.may(installed, "create", "deployments.apps", "default")
-    assert not control_plane.may(installed, "get", "mambadeployments.serving.mambaserve.io", "default")
+def test_the_operator_has_no_say_in_other_namespaces(
+    control_plane: ControlPlane, installed: Installed
+) -> None:
+    assert not control_plane.may(installed.account, "get", "secrets", "default")
+    assert not control_plane.may(installed.account, "create", "deployments.apps", "default")
+    assert not control_plane.may(
+        installed.account, "get", "mambadeployments.serving.mambaserve.io", "default"
+    )
 
 
 def role(namespace: str, *rules: dict[str, list[str]]) -> str:
@@ -338,8 +344,9 @@ def role(namespace: str, *rules: dict[str, list[str]]) -> str:
 
 
 def test_the_operator_can_give_a_gateway_what_it_reads_and_not_more(
-    control_plane: ControlPlane, installed: str, namespace: str
+    control_plane: ControlPlane, installed: Installed
 ) -> None:
+    namespace, account = installed
     reads = {
         "apiGroups": ["discovery.k8s.io"],
         "resources": ["endpointslices"],
@@ -352,18 +359,19 @@ def test_the_operator_can_give_a_gateway_what_it_reads_and_not_more(
         "verbs": ["patch"],
     }
     control_plane.kubectl(
-        "apply", "--server-side", "-f", "-", f"--as={installed}", stdin=role(namespace, reads, wakes)
+        "apply", "--server-side", "-f", "-", f"--as={account}", stdin=role(namespace, reads, wakes)
     )
     executes = {"apiGroups": [""], "resources": ["pods/exec"], "verbs": ["create"]}
     with pytest.raises(CommandFailed, match="attempting to grant RBAC permissions not currently held"):
         control_plane.kubectl(
-            "apply", "--server-side", "-f", "-", f"--as={installed}", stdin=role(namespace, reads, executes)
+            "apply", "--server-side", "-f", "-", f"--as={account}", stdin=role(namespace, reads, executes)
         )
 
 
 def test_uninstalling_keeps_the_crd_and_the_objects_of_the_users(
-    control_plane: ControlPlane, helm: Command, installed: str, namespace: str
+    control_plane: ControlPlane, helm: Command, namespace: str
 ) -> None:
+    install(helm, namespace)
     quick = (CHART.parents[1] / "examples/01-quick-start/mamba.yaml").read_text()
     control_plane.apply(quick, namespace)
     helm("upgrade", "rel", str(CHART), "-n", namespace, "--reuse-values", "--set", "operator.logLevel=debug")
@@ -417,8 +425,9 @@ def test_the_notes_say_what_to_do_next_and_warn_first(
     ("role", "allowed"), [("view", {"get", "list", "watch"}), ("edit", {"get", "list", "create", "delete"})]
 )
 def test_whoever_may_view_or_edit_a_namespace_may_do_so_with_its_deployments(
-    control_plane: ControlPlane, installed: str, namespace: str, role: str, allowed: set[str]
+    control_plane: ControlPlane, installed: Installed, role: str, allowed: set[str]
 ) -> None:
+    namespace = installed.namespace
     user = f"{role}-{namespace}"
     control_plane.kubectl(
         "create", "rolebinding", user, f"--clusterrole={role}", f"--user={user}", "-n", namespace

@@ -6,7 +6,7 @@ No kubelet runs pods; the test writes their status as one does.
 import asyncio
 import json
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import datetime
 from typing import Any
 
@@ -60,21 +60,20 @@ class OnlyTheOwner(Indices):
 
 
 class Life:
-    """The object, and the operator whose passes `until` runs; a blow may end that, and another goes on."""
+    """The object, and the operator whose passes `until` runs; blows may end that, and another goes on."""
 
     def __init__(
         self,
         server: ApiServer,
         key: Key,
-        at: int = -1,
-        blow: Blow = Blow.ERROR,
+        blows: Mapping[str, Blow] | None = None,
         *,
         removed: bool = False,
         put: Put = put_strategy,
         now: Callable[[], datetime] = now_utc,
         measured: Callable[[Key], MeasuredWorkload | None] = lambda _: None,
     ) -> None:
-        """Start. at: number of the write that fails by `blow`; removed: the object is deleted before it."""
+        """Start. blows: how some writes fail, by their names; removed: the object is deleted before each."""
         self.key, self._put, self._now, self._measured = key, put, now, measured
         self.profiles: Profiles = SHIPPED
         """Profiles of the next operator."""
@@ -83,7 +82,7 @@ class Life:
         self.latest_decision: LatestDecision | None = None
         """Latest decision of the autoscaler."""
         self._server, self.kube = server, KubeClient(server)
-        self.struck = StruckServer(server, at, blow, self.remove if removed else self._nothing)
+        self.struck = StruckServer(server, key, blows or {}, self.remove if removed else self._nothing)
         self.restart()
 
     def restart(self, indices: Indices | None = None) -> None:
@@ -144,8 +143,8 @@ class Life:
             if await self.pass_is_idle() and (result := await done()):
                 return result
             await asyncio.sleep(0.0 if number < 4 else 0.2)
-        status, struck = (await self.owner()).get("status"), self.struck.struck or "nothing"
-        raise AssertionError(f"{self.key} does not come to rest, {struck} was struck: {status}")
+        status, struck = (await self.owner()).get("status"), self.struck.struck
+        raise AssertionError(f"{self.key} does not come to rest; {struck} were struck: {status}")
 
     async def settle(self) -> None:
         async def always() -> bool:

@@ -1,5 +1,6 @@
-"""An API server of which one write fails, and how writes can fail; the rest reaches the real one."""
+"""An API server of which some writes fail, and how writes can fail; the rest reaches the real one."""
 
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from enum import StrEnum
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 from mamba_api import names
 from mamba_kube.api_server import JSON, ApiServer
 from mamba_kube.errors import ApiError
+from mamba_operator.objects.manifest import Key
 
 
 class Blow(StrEnum):
@@ -26,17 +28,31 @@ class Killed(BaseException):
     """The operator's end: nothing of it runs after this."""
 
 
+HASH = re.compile(r"-[0-9a-f]{5,10}\b")
+"""Part of a child's name that depends on the owner and on what is in the child."""
+
+
 class StruckServer(ApiServer):
-    """Strikes the write of number `at`, from 0, once; `meanwhile` happens just before that."""
+    """Strikes each write of `blows` once; `meanwhile` happens just before that."""
 
     def __init__(
-        self, server: ApiServer, at: int, blow: Blow, meanwhile: Callable[[], Awaitable[None]]
+        self,
+        server: ApiServer,
+        owner: Key,
+        blows: Mapping[str, Blow],
+        meanwhile: Callable[[], Awaitable[None]],
     ) -> None:
-        self._server, self._left, self._blow, self._meanwhile = server, at, blow, meanwhile
-        self.struck = ""
-        """The write that was struck; empty as long as none was."""
+        """Start. owner: object whose children are written; blows: how writes fail, by their names."""
+        self._server, self._owner, self._blows, self._meanwhile = server, owner, blows, meanwhile
+        self.struck: list[str] = []
+        """Names of the writes that were struck."""
         self.written: list[str] = []
         """Method and path of each write, this one included."""
+        self.names: list[str] = []
+        """Names of the same writes: what is done to which object of the owner, and for which time.
+
+        Owners with the same specification have the same names, also after some of their writes have failed.
+        """
 
     @property
     def writes(self) -> int:
@@ -66,21 +82,29 @@ class StruckServer(ApiServer):
         if method == "GET":
             return await carried_out()
         self.written.append(f"{method} {path}")
-        self._left -= 1
-        if self._left != -1:
+        name = self._name(method, path, body)
+        self.names.append(name)
+        if name not in self._blows:
             return await carried_out()
-        self.struck = f"{method} {path}"
+        self.struck.append(name)
         await self._meanwhile()
-        match self._blow:
+        match self._blows[name]:
             case Blow.ERROR:
-                raise ApiError(f"{self.struck}: the server is shutting down", status=503)
+                raise ApiError(f"{method} {path}: the server is shutting down", status=503)
             case Blow.CONFLICT:
                 if method == "POST":
                     await carried_out()
-                raise ApiError(f"{self.struck}: the object has been modified", status=409)
+                raise ApiError(f"{method} {path}: the object has been modified", status=409)
             case Blow.NO_ANSWER:
                 await carried_out()
-                raise ApiError(f"{self.struck}: no answer within 30 s")
+                raise ApiError(f"{method} {path}: no answer within 30 s")
             case Blow.KILLED:
                 await carried_out()
                 raise Killed
+
+    def _name(self, method: str, path: str, body: Any) -> str:
+        """Return the name of the write that is about to be recorded."""
+        target = f"{path}/{body['metadata']['name']}" if method == "POST" else path
+        target = target.replace(f"/{self._owner.namespace}/", "/").replace(f"/{self._owner.name}", "/NAME")
+        write = HASH.sub("", f"{method} {target}")
+        return f"{write} {sum(name.rpartition(' ')[0] == write for name in self.names)}"
