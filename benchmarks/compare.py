@@ -82,7 +82,7 @@ def markdown(document: dict[str, Any]) -> str:
         f"- client: {machine['processor']}, {machine['cores']} cores, {machine['system']}",
         f"- load: {document['load']}; {document['rounds']} rounds in turns",
         f"- failed requests: {first['failed']} and {second['failed']}",
-        f"- prompt tokens from a cache: {first['cached']} of {first['prompt']}, {second['cached']} of {second['prompt']}",
+        f"- prompt tokens from a cache: {_cached(first)}, {_cached(second)}",
         "",
         "| measure | first | second | second / first | 95 % interval |",
         "| --- | --- | --- | --- | --- |",
@@ -92,6 +92,10 @@ def markdown(document: dict[str, Any]) -> str:
         numbers = f"{row['first']:,.1f} | {row['second']:,.1f} | {row['ratio']:.3f}"
         lines.append(f"| {row['measure']} | {numbers} | {bounds} |")
     return "\n".join([*lines, ""])
+
+
+def _cached(server: dict[str, Any]) -> str:
+    return f"{server['cached']} of {server['prompt']}"
 
 
 def _total(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:

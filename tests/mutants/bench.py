@@ -8,7 +8,7 @@ MUTANTS = (
         keeps="A later turn of a dataset follows all earlier ones, whose prefix it repeats.",
         where="bench.dataset:requests",
         old="[prompt for turn in rounds for prompt in turn if prompt is not None]",
-        new="[prompt for each in conversations for prompt in _turns(each, length)]",
+        new="[prompt for turns in zip(*rounds) for prompt in turns if prompt is not None]",
         tests=("tests/unit/bench/test_dataset.py",),
     ),
     Mutant(
