@@ -14,6 +14,8 @@ const FEW = 3;
 const chat = new Chat();
 const cards = new Map();
 const traffic = new Map();
+const NOTHING = { requests: 0, failed: 0, refused: 0, first_bytes: 0, first_byte_seconds: 0 };
+let looked = 0;
 let timer = 0;
 let failures = 0;
 let polling = false;
@@ -78,19 +80,24 @@ function showTraffic(models, engines) {
   const at = performance.now() / 1000;
   for (const name of traffic.keys()) if (!models.some(({ model }) => model === name)) traffic.delete(name);
   const rows = models.map((each) => {
-    if (!traffic.has(each.model)) traffic.set(each.model, new Rates());
-    const rates = traffic.get(each.model);
     const own = engines.filter((engine) => engine.model === each.model);
     const tokens = own.reduce((sum, engine) => sum + (engine.generated_tokens ?? 0), 0);
+    if (!traffic.has(each.model)) {
+      traffic.set(each.model, new Rates());
+      // A model appears with its first request, which came after the last look.
+      if (looked) traffic.get(each.model).add(looked, { ...NOTHING, tokens });
+    }
+    const rates = traffic.get(each.model);
     rates.add(at, { ...each, tokens });
     const waiting = own.reduce((sum, engine) => sum + (engine.waiting ?? 0), 0);
     return [each.model, rate(rates.perSecond("requests")), rate(rates.perSecond("failed")),
       rate(rates.perSecond("refused")), duration(rates.mean("first_byte_seconds", "first_bytes")),
       rate(rates.perSecond("tokens")), count(waiting)];
   });
+  looked = at;
   byId("traffic").hidden = !rows.length;
   byId("traffic").replaceChildren(table("Traffic by deployment, last ten seconds",
-    ["model", "requests/s", "errors/s", "refused/s", "first byte", "tokens/s", "queued in engines"], rows));
+    ["model", "requests/s", "errors/s", "refused/s", "first byte", "tokens/s", "queue"], rows));
 }
 
 function fail(error) {
