@@ -94,11 +94,11 @@ class EngineStatus(_Part):
     first_tokens: int | None = None
     """Sequences whose first token was sent since the engine's server started."""
     first_token_seconds: float | None = None
-    """Sum of their times to the first token."""
+    """Sum of the times to these first tokens, in seconds."""
     finished: int | None = None
     """Sequences that ended since the engine's server started."""
     failed: int | None = None
-    """Those of them that ended with an error."""
+    """Sequences that ended with an error."""
     misses: dict[str, int] = Field(default_factory=dict)
     """Number of prompts that resumed less than they could have, by cause."""
     preemptions: int | None = None
@@ -123,13 +123,13 @@ class ModelTraffic(_Part):
     requests: int
     """Requests answered."""
     failed: int
-    """Those with a status of 500 or above."""
+    """Requests answered with a status of 500 or above."""
     refused: int
-    """Those with status 429."""
+    """Requests answered with status 429."""
     first_bytes: int
     """Answers that began."""
     first_byte_seconds: float
-    """Sum of their times from the arrival of the request to the first byte."""
+    """Sum of the seconds from the arrival of the request to the first byte."""
 
 
 class GatewayStatus(_Part):

@@ -19,7 +19,7 @@ ROLES = {"human": "user", "user": "user", "gpt": "assistant", "chatgpt": "assist
 """Roles of the chat API by the names that datasets use."""
 BYTES_PER_TOKEN = 4.0
 """Bytes of English text that one token of a large vocabulary stands for, about."""
-NOTICEABLE = 0.1
+UNEXPLAINED_SHARE = 0.1
 """Share of the prompt tokens above which cached tokens that the dataset does not explain are reported."""
 Message = dict[str, Any]
 
@@ -198,4 +198,4 @@ def cached_before(cached: int, prompt_tokens: int, prompts: Iterable[LoadPrompt]
     The client does not know the tokens of a text, so the number follows from the share of bytes.
     """
     excess = cached - math.ceil(shared_share(prompts) * prompt_tokens)
-    return excess if excess > NOTICEABLE * prompt_tokens else 0
+    return excess if excess > UNEXPLAINED_SHARE * prompt_tokens else 0
