@@ -4,6 +4,7 @@ The extras and their requirements are read from the metadata of the installed di
 for every command.
 """
 
+import os
 import re
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -50,8 +51,25 @@ def missing_extra(error: ModuleNotFoundError, command: str) -> InvalidInput | No
     names = f"{own},{extra}" if own and own != extra else extra
     return InvalidInput(
         f"{command or 'this command'} needs the extra '{extra}', which installs {module.partition('.')[0]}: "
-        f"pip install '{OWN}[{names}]'"
+        f"{install(names)}"
     )
+
+
+def install(extras: str) -> str:
+    """Return the command that installs extras of this distribution from where it was installed.
+
+    pip records a local wheel or checkout, from which the extra can be had although no index has the project.
+    """
+    # This module is slow to import, and only a failing command needs it.
+    import json
+    from importlib.metadata import distribution
+    from urllib.parse import unquote, urlsplit
+
+    record = distribution(OWN).read_text("direct_url.json")
+    address = urlsplit(json.loads(record)["url"]) if record else None
+    if address is None or address.scheme != "file" or not os.path.exists(path := unquote(address.path)):
+        return f"pip install '{OWN}[{extras}]'"
+    return f"pip install '{path}[{extras}]'"
 
 
 def need(*modules: str) -> None:

@@ -91,6 +91,14 @@ class EngineStatus(_Part):
     """Prompt tokens resumed from a checkpoint since the engine process started."""
     generated_tokens: int | None = None
     """Tokens generated since the engine process started."""
+    first_tokens: int | None = None
+    """Sequences whose first token was sent since the engine's server started."""
+    first_token_seconds: float | None = None
+    """Sum of the times to these first tokens, in seconds."""
+    finished: int | None = None
+    """Sequences that ended since the engine's server started."""
+    failed: int | None = None
+    """Sequences that ended with an error."""
     misses: dict[str, int] = Field(default_factory=dict)
     """Number of prompts that resumed less than they could have, by cause."""
     preemptions: int | None = None
@@ -107,6 +115,23 @@ class EngineStatus(_Part):
     """Memory plan in force, in the form of `status.plan`: ledger, rejected choices and more."""
 
 
+class ModelTraffic(_Part):
+    """Requests for one served model at the answering gateway, counted since it started."""
+
+    model: str
+    """The served model."""
+    requests: int
+    """Requests answered."""
+    failed: int
+    """Requests answered with a status of 500 or above."""
+    refused: int
+    """Requests answered with status 429."""
+    first_bytes: int
+    """Answers that began."""
+    first_byte_seconds: float
+    """Sum of the seconds from the arrival of the request to the first byte."""
+
+
 class GatewayStatus(_Part):
     """Requests at the answering gateway."""
 
@@ -116,6 +141,8 @@ class GatewayStatus(_Part):
     """Requests that wait for a place."""
     held: int
     """Requests that wait for an engine to become ready."""
+    traffic: list[ModelTraffic] = Field(default_factory=list)
+    """Requests by served model."""
 
 
 class ServingStatus(_Part):

@@ -37,6 +37,8 @@ RUNNING = {"id": "a", "index": 0, "phase": "prefill", "promptTokens": 512, "outp
 SEND = "document.getElementById('chat-text').focus()"
 SENT = "!document.getElementById('chat-send').disabled"
 PREFIX = "/behind/a/proxy"
+HIGHEST = """Math.min(...[...document.querySelector('.history').querySelectorAll('polygon')].flatMap(
+    (area) => area.getAttribute('points').split(' ').map((point) => Number(point.split(',')[1]))))"""
 
 
 def text_of(name: str) -> str:
@@ -138,8 +140,37 @@ async def test_through_a_gateway_it_shows_engines_and_chats_with_what_was_resume
             first, second = api.engine.requests
             # The second turn brought the first, and the first answer, along.
             assert len(second.token_ids) > len(first.token_ids) + len("green tea")
+            # On the arena's own scale: 5 of its 13 slabs are in use, of a chart that is 40 high.
+            assert await page.run(HIGHEST) == pytest.approx(40 * 8 / 13, abs=0.01)
+            traffic = str(await page.until(f"/\\d m?s/.test({text_of('traffic')}) && {text_of('traffic')}"))
+            for words in ("requests/s", "errors/s", "tokens/s", "first byte"):
+                assert words in traffic
             api.engine.send(numbers(live=0, cached=5))
             await page.until(f"/live 0.*cached 5/s.test({text_of('engines')})")
+        finally:
+            stop.set()
+            await gateway
+
+
+async def test_many_engines_show_their_numbers_and_the_rest_when_opened(page: Page) -> None:
+    api = Api()
+    makes(api)
+    stop, url = asyncio.Event(), asyncio.get_running_loop().create_future()
+    async with served(api.app) as engine:
+        silent = tuple(f"http://127.0.0.1:{port}" for port in (1, 2, 3))
+        settings = GatewaySettings(port=0, backend=(engine, *silent), probe_interval=0.05)
+        gateway = asyncio.create_task(serve(settings, url.set_result, stop=stop))
+        try:
+            await page.open(f"{await url}/ui")
+            shown = str(await page.until(f"/first token/.test({text_of('engines')}) && {text_of('engines')}"))
+            assert shown.count("unreachable") >= 3
+            assert "evicted" not in shown
+            ready = (
+                "[...document.querySelectorAll('#engines .panel')].find((one) => one.querySelector('.good'))"
+            )
+            await page.until(f"{ready} !== undefined")
+            await page.run(f"{ready}.querySelector('button').click()")
+            assert "evicted" in await page.run(f"{ready}.innerText")
         finally:
             stop.set()
             await gateway
@@ -192,9 +223,11 @@ async def test_behind_a_prefix_it_works_and_tells_of_errors_and_of_a_server_that
         assert "not ready" in await chat(page, "Anybody there?")
         assert await page.run("document.getElementById('chat-text').value") == "Anybody there?"
         await page.until("document.getElementById('state').innerText === 'restarting'")
+        assert await page.run("document.getElementById('state').className") == "pill wait"
     await page.until("document.getElementById('state').innerText === 'away'")
     assert "does not answer" in await page.run(text_of("trouble"))
     assert "killed by signal 9" in await page.run(text_of("engines"))
+    assert "last seen restarting" in await page.run(text_of("engines"))
 
 
 async def test_a_page_that_nobody_looks_at_asks_nothing_and_goes_on_when_it_is_seen(page: Page) -> None:

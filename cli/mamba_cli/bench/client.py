@@ -24,8 +24,14 @@ class _Usage(msgspec.Struct):
     prompt_tokens_details: _Details | None = None
 
 
+class _Delta(msgspec.Struct):
+    content: str | None = None
+    reasoning_content: str | None = None
+
+
 class _EventChoice(msgspec.Struct):
     text: str = ""
+    delta: _Delta | None = None
     token_ids: list[int] | None = None
     finish_reason: str | None = None
 
@@ -66,7 +72,7 @@ class _StreamReader:
     def _choices(self, choices: list[_EventChoice], now: float) -> None:
         self.finished = self.finished or any(choice.finish_reason for choice in choices)
         # Text can lag behind tokens, as for half a character, so token ids count where the server sends them.
-        if not any(choice.token_ids or choice.text for choice in choices):
+        if not any(choice.token_ids or choice.text or _delta_text(choice) for choice in choices):
             return
         if self.first is None:
             self.first = now
@@ -77,7 +83,7 @@ class _StreamReader:
 
 
 class LoadClient:
-    """A client of one model at one server."""
+    """A client of one model at one server; messages go to its chat API, token ids to its completions."""
 
     def __init__(
         self,
@@ -98,10 +104,11 @@ class LoadClient:
 
     async def send(self, prompt: LoadPrompt, start: float, late: float = 0.0) -> Sample:
         """Send one request; the times of the sample count from `start`, a monotonic time."""
+        chat = prompt.messages is not None
         body = msgspec.json.encode(
             {
                 "model": self._model,
-                "prompt": prompt.token_ids,
+                **({"messages": prompt.messages} if chat else {"prompt": prompt.token_ids}),
                 "max_tokens": prompt.output_tokens,
                 "temperature": 0,
                 "ignore_eos": True,
@@ -113,7 +120,7 @@ class LoadClient:
         )
         sent, reading = time.monotonic(), _StreamReader()
         try:
-            error = await self._read(body, reading)
+            error = await self._read("chat/completions" if chat else "completions", body, reading)
         except TimeoutError:
             error = "timeout"
         except aiohttp.ClientConnectorError:
@@ -136,8 +143,8 @@ class LoadClient:
             error=error,
         )
 
-    async def _read(self, body: bytes, reading: _StreamReader) -> str | None:
-        url = f"{self._url}/v1/completions"
+    async def _read(self, path: str, body: bytes, reading: _StreamReader) -> str | None:
+        url = f"{self._url}/v1/{path}"
         async with self._session.post(
             url, data=body, headers=self._headers, timeout=self._timeout
         ) as response:
@@ -154,6 +161,10 @@ class LoadClient:
         if not reading.done or not reading.finished:
             return "stream: ended early"
         return None if reading.first is not None else "stream: no token"
+
+
+def _delta_text(choice: _EventChoice) -> str:
+    return (choice.delta.content or choice.delta.reasoning_content or "") if choice.delta else ""
 
 
 def _code(body: bytes) -> str:

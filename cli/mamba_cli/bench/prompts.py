@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from random import Random
+from typing import Any
 
 LOWEST_ID = 8
 """Lowest token id in use: lower ids are often special tokens."""
@@ -26,6 +27,8 @@ class LoadPrompt:
     token_ids: tuple[int, ...]
     output_tokens: int
     at: float = 0.0
+    messages: tuple[dict[str, Any], ...] | None = None
+    """Messages of a chat, which are sent in place of token ids."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ Called by the commands of `bench`; the project's benchmarks use the same functio
 import asyncio
 import json
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from mamba_cli.bench.client import LoadClient
+from mamba_cli.bench.dataset import reversed_messages
 from mamba_cli.bench.load_loops import closed_loop, open_loop
 from mamba_cli.bench.prompts import LoadPrompt, cached_before
 from mamba_cli.bench.samples import LatencyLimits, Sample, report
@@ -49,6 +50,8 @@ class LoadPlan:
     slo: LatencyLimits
     load: dict[str, Any]
     """Options of the run, for the report."""
+    cached_before: Callable[[int, int, Iterable[LoadPrompt]], int] = cached_before
+    """Returns the tokens that were cached before the run, of the cached ones and all, by the prompts sent."""
 
 
 async def execute(plan: LoadPlan, console: Console) -> dict[str, Any]:
@@ -77,7 +80,7 @@ async def execute(plan: LoadPlan, console: Console) -> dict[str, Any]:
     result = report(samples, plan.slo)
     # The comparison of prompts takes time, so it follows the run.
     tokens, sent = result["tokens"], islice(plan.prompts(), len(samples))
-    tokens["cached_before"] = cached_before(tokens["cached"], tokens["prompt"], sent)
+    tokens["cached_before"] = plan.cached_before(tokens["cached"], tokens["prompt"], sent)
     if samples and not result["requests"]["ok"]:
         raise RunFailed(f"no request succeeded: {result['requests']['errors']}")
     about = {
@@ -129,8 +132,13 @@ async def _model(session: aiohttp.ClientSession, plan: LoadPlan) -> str:
 
 async def _warm_up(plan: LoadPlan, client: LoadClient, stop: asyncio.Event) -> None:
     # Reversed prompts have the same lengths, but leave no prefix of the run in the cache.
-    chosen = [LoadPrompt(p.token_ids[::-1], p.output_tokens) for p in islice(plan.prompts(), plan.warmup)]
+    chosen = [_reversed(prompt) for prompt in islice(plan.prompts(), plan.warmup)]
     await closed_loop(chosen, client.send, plan.concurrency or 8, stop, lambda _: None)
+
+
+def _reversed(prompt: LoadPrompt) -> LoadPrompt:
+    messages = None if prompt.messages is None else reversed_messages(prompt.messages)
+    return LoadPrompt(prompt.token_ids[::-1], prompt.output_tokens, messages=messages)
 
 
 class _progress:  # noqa: N801 - used like a function

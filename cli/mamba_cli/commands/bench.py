@@ -1,4 +1,4 @@
-"""`mambaserve bench serve`, `sweep` and `trace`: send load to a URL and report latencies and goodput."""
+"""`mambaserve bench serve`, `sweep`, `trace`, `dataset`: send load to a URL, report latencies and goodput."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -388,6 +388,110 @@ def trace(
     _run(options, prompts, min(limit or len(arrivals), len(arrivals)), concurrency=None)
 
 
+@command.command(cls=CommandWithPanels)
+def dataset(
+    file: Annotated[Path, typer.Argument(help="Dataset: ShareGPT's JSON, or JSON lines of messages.")],
+    url: Annotated[
+        str, typer.Option(envvar="MAMBASERVE_URL", help="Base URL of an OpenAI-compatible server.")
+    ] = "http://127.0.0.1:8000",
+    rate: Annotated[
+        float | None,
+        typer.Option(envvar="MAMBASERVE_BENCH_RATE", help="Open loop: requests per second, at random times."),
+    ] = None,
+    concurrency: Annotated[
+        int | None,
+        typer.Option(
+            envvar="MAMBASERVE_BENCH_CONCURRENCY",
+            min=1,
+            help="Closed loop: requests in flight (default 8; without timestamps in the dataset).",
+        ),
+    ] = None,
+    time_scale: Annotated[
+        float,
+        typer.Option(
+            envvar="MAMBASERVE_BENCH_TIME_SCALE",
+            help="Speed of the replay of recorded timestamps: 2 halves the time between arrivals.",
+        ),
+    ] = 1.0,
+    limit: Annotated[
+        int | None,
+        typer.Option(
+            envvar="MAMBASERVE_BENCH_LIMIT", min=1, help="Number of requests to send, from the first."
+        ),
+    ] = None,
+    bytes_per_token: Annotated[
+        float,
+        typer.Option(
+            envvar="MAMBASERVE_BENCH_BYTES_PER_TOKEN",
+            min=0.1,
+            help="Bytes of a recorded answer that count as one token, where a record has no output_tokens.",
+        ),
+    ] = 4.0,
+    output_tokens: Annotated[
+        int,
+        typer.Option(
+            envvar="MAMBASERVE_BENCH_OUTPUT_TOKENS",
+            min=1,
+            help="Length of an answer that was not recorded, in tokens.",
+        ),
+    ] = 128,
+    max_output_tokens: Annotated[
+        int | None,
+        typer.Option(
+            envvar="MAMBASERVE_BENCH_MAX_OUTPUT_TOKENS",
+            min=1,
+            help="Length to which longer answers are cut, in tokens.",
+        ),
+    ] = None,
+    max_concurrency: Limit = None,
+    warmup: Warmup = 0,
+    model: Model = None,
+    api_key: ApiKey = None,
+    timeout: Timeout = 600.0,
+    slo_ttft_ms: Ttft = None,
+    slo_tpot_ms: Tpot = None,
+    slo_e2e_ms: E2e = None,
+    seed: Annotated[
+        int, typer.Option(envvar="MAMBASERVE_BENCH_SEED", help="Seed of the random arrival times.")
+    ] = 0,
+    output: Output = "table",
+    result: Result = None,
+) -> None:
+    """Send the conversations of a dataset to the chat API, with its lengths and, if recorded, its times."""
+    options = {**locals(), "file": file.name}
+    from random import Random
+
+    from mamba_cli.bench.arrivals import poisson
+    from mamba_cli.bench.dataset import AnswerLength, DatasetError, parse, requests
+    from mamba_cli.bench.prompts import at_times
+
+    if rate is not None and concurrency is not None:
+        raise InvalidInput(
+            "--rate and --concurrency exclude each other: one is for the open loop, the other for the closed"
+        )
+    for name, number in (("--rate", rate), ("--time-scale", time_scale)):
+        if number is not None and not number > 0:
+            raise InvalidInput(f"{name}: must be positive, not {number:g}")
+    try:
+        conversations = parse(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InvalidInput(f"{file}: {error.strerror}") from error
+    except (DatasetError, UnicodeDecodeError) as error:
+        raise InvalidInput(f"{file}: {error}") from error
+    timed = conversations[0].timestamp is not None and rate is None and concurrency is None
+    if time_scale != 1.0 and not timed:
+        raise InvalidInput(
+            "--time-scale acts on recorded timestamps only, which the dataset lacks or an option replaces"
+        )
+    length = AnswerLength(bytes_per_token, output_tokens, max_output_tokens)
+    prompts = requests(conversations, length, speed=time_scale)[:limit]
+    if rate is not None:
+        prompts = list(at_times(prompts, poisson(rate, len(prompts), Random(f"{seed}/arrivals"))))
+    if rate is None and not timed:
+        options["concurrency"] = concurrency or 8
+    _run(options, lambda: iter(prompts), len(prompts), concurrency=options["concurrency"])
+
+
 def _run(
     options: dict[str, Any],
     prompts: "Callable[[], Iterator[LoadPrompt]]",
@@ -416,6 +520,7 @@ def _load_plan(
     total: int,
     concurrency: int | None,
 ) -> "LoadPlan":
+    from mamba_cli.bench.dataset import cached_before
     from mamba_cli.bench.run import LoadPlan
     from mamba_cli.bench.samples import LatencyLimits
 
@@ -423,6 +528,7 @@ def _load_plan(
         return None if options[name] is None else options[name] / 1000
 
     unreported = ("api_key", "output", "result", "url", "model", "plot")
+    messages = {"cached_before": cached_before} if "bytes_per_token" in options else {}
     return LoadPlan(
         url=options["url"],
         prompts=prompts,
@@ -435,6 +541,7 @@ def _load_plan(
         timeout=options["timeout"],
         slo=LatencyLimits(seconds("slo_ttft_ms"), seconds("slo_tpot_ms"), seconds("slo_e2e_ms")),
         load={name: value for name, value in options.items() if name not in unreported and value is not None},
+        **messages,
     )
 
 

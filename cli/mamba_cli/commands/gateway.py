@@ -6,6 +6,7 @@ The options of the command are the fields of `GatewaySettings`.
 from typing import Any
 
 from mamba_cli.errors import InvalidInput, RunFailed
+from mamba_cli.extras import install
 from mamba_cli.settings_options import complaint, settings_command
 
 
@@ -50,7 +51,7 @@ def run(options: dict[str, Any]) -> int:
         if settings.endpoint_picker_port is None:
             raise
         missing = f"--endpoint-picker-port needs the extra 'endpoint-picker' ({error})"
-        raise InvalidInput(f"{missing}: pip install 'mambaserve[gateway,endpoint-picker]'") from error
+        raise InvalidInput(f"{missing}: {install('gateway,endpoint-picker')}") from error
     except ValueError as error:
         raise InvalidInput(str(error)) from error
     except CannotListen as error:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 
 from mamba_cli.doctor.finding import Finding, broken, note, ok, warning
+from mamba_cli.extras import SERVER, install
 
 IMPORT_TIMEOUT = 120.0
 """Seconds for an import of torch; a cold network disk can need one minute."""
@@ -52,14 +53,13 @@ class Torch:
 
 def packages() -> Finding:
     """Check that the packages of an engine and of its API server are installed."""
-    from mamba_cli.extras import SERVER
 
     missing = [name for name in SERVER if find_spec(name) is None]
     if missing:
         return broken(
             "packages",
             f"an engine needs {', '.join(missing)}, which {'are' if missing[1:] else 'is'} not installed",
-            "pip install 'mambaserve[server]'; plan, chat, status and bench work without",
+            f"{install('server')}; plan, chat, status and bench work without",
         )
     return ok("packages", "all that `mambaserve serve` and `up` need")
 
@@ -84,7 +84,7 @@ def torch(facts: Torch | str) -> Finding:
         return broken(
             "torch", facts or "not installed",
             "install it again: pip install --force-reinstall torch, or for a machine without a GPU from "
-            "https://download.pytorch.org/whl/cpu" if facts else "pip install 'mambaserve[server]'",
+            "https://download.pytorch.org/whl/cpu" if facts else install("server"),
         )  # fmt: skip
     built = f"built for CUDA {facts.cuda}" if facts.cuda else "built for CPUs"
     return ok("torch", f"{facts.version}, {built}")

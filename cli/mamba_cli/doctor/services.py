@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from mamba_cli.doctor.finding import Finding, broken, note, ok, warning
+from mamba_cli.extras import install
 
 REDIS_VARIABLE = "MAMBASERVE_REDIS_URL"
 
@@ -17,7 +18,7 @@ def redis(variables: Mapping[str, str], timeout: float) -> Finding:
     if not url:
         return note("Redis", f"not used: {REDIS_VARIABLE} is not set")
     if find_spec("redis") is None:
-        return broken("Redis", "its client is not installed", "pip install 'mambaserve[gateway]'")
+        return broken("Redis", "its client is not installed", install("gateway"))
     from redis import Redis
     from redis.exceptions import AuthenticationError, RedisError
 
@@ -39,9 +40,7 @@ def redis(variables: Mapping[str, str], timeout: float) -> Finding:
 def cluster(kubeconfig: str | None, timeout: float) -> list[Finding]:
     """Ask the API server for its version and for the MambaDeployment CRD."""
     if find_spec("kubernetes") is None:
-        return [
-            note("cluster", "not checked without the extra 'operator'", "pip install 'mambaserve[operator]'")
-        ]
+        return [note("cluster", "not checked without the extra 'operator'", install("operator"))]
     from mamba_kube.errors import ApiError, NoClusterAccess
 
     try:

@@ -15,6 +15,7 @@ from urllib.parse import unquote
 from mamba_api.choices import Quantization
 from mamba_api.model_uri import REMOTE, ModelUri, parse_model_uri
 from mamba_cli.errors import InvalidInput, RunFailed
+from mamba_cli.extras import install
 from mamba_planner.arithmetic import DTYPE_BYTES, WeightsSize
 from mamba_planner.families import ModelConfigError, load_model_config, model_config_from_hf
 from mamba_planner.model_config import ModelConfig
@@ -151,9 +152,7 @@ def _hub_files(uri: ModelUri, text: str) -> tuple[Path, Path | None]:
         )
         from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
     except ImportError as error:
-        raise UnreadableHub(
-            f"{text}: reading the Hub needs huggingface-hub: pip install 'mambaserve[server]'"
-        ) from error
+        raise UnreadableHub(f"{text}: reading the Hub needs huggingface-hub: {install('server')}") from error
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
 
     def cached(name: str) -> Path | None:

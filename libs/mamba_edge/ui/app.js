@@ -1,15 +1,21 @@
 // The page: polls what the server says of itself while it is looked at, and shows it.
 
 import { Chat } from "./chat.js";
-import { byId, count, tiles } from "./dom.js";
+import { byId, count, duration, rate, table, tiles, tone } from "./dom.js";
 import { EngineCard } from "./engine_card.js";
+import { Rates } from "./rates.js";
 import { ask, useKey } from "./server.js";
 
 const EVERY = 1000;
 const SLOWEST = 10000;
+/** With more engines than these, each shows its numbers only, until it is opened. */
+const FEW = 3;
 
 const chat = new Chat();
 const cards = new Map();
+const traffic = new Map();
+const NOTHING = { requests: 0, failed: 0, refused: 0, first_bytes: 0, first_byte_seconds: 0 };
+let looked = 0;
 let timer = 0;
 let failures = 0;
 let polling = false;
@@ -38,15 +44,16 @@ function show(status) {
   byId("component").textContent = status.component;
   byId("version").textContent = status.version;
   byId("reason").textContent = status.reason;
-  state(status.status, status.status === "ready");
+  state(status.status, tone(status.status));
   const gateway = status.gateway;
   byId("gateway").hidden = !gateway;
   if (gateway) {
     const ready = status.engines.filter((engine) => engine.status === "ready").length;
     tiles(byId("gateway"), [
-      ["replicas ready", `${ready} of ${status.engines.length}`], ["in flight", count(gateway.in_flight)],
-      ["queued", count(gateway.queued)], ["held", count(gateway.held), "wait for an engine"],
+      ["engines available", `${ready} of ${status.engines.length}`], ["in flight", count(gateway.in_flight)],
+      ["queued", count(gateway.queued)], ["held", count(gateway.held), "waiting for an engine"],
     ]);
+    showTraffic(gateway.traffic ?? [], status.engines);
   }
   const at = performance.now() / 1000;
   const names = status.engines.map((engine) => engine.name);
@@ -55,13 +62,42 @@ function show(status) {
     card.node.remove();
     cards.delete(name);
   }
+  byId("engines").classList.toggle("many", names.length > FEW);
   for (const engine of status.engines) {
     if (!cards.has(engine.name)) cards.set(engine.name, new EngineCard());
     const card = cards.get(engine.name);
     card.update(engine, at);
     if (!card.node.isConnected) byId("engines").append(card.node);
   }
+  const models = [...new Set(status.engines.map((engine) => engine.model).filter(Boolean))];
+  document.title = ["ready", ...models.slice(0, 1)].join(" · ").replace("ready", status.status);
+  chat.ready(status.status !== "loading");
   chat.models([...new Set(status.engines.map((engine) => engine.model).filter(Boolean))].sort());
+}
+
+/** Requests by served model, which is a deployment of its own behind a gateway of several. */
+function showTraffic(models, engines) {
+  const at = performance.now() / 1000;
+  for (const name of traffic.keys()) if (!models.some(({ model }) => model === name)) traffic.delete(name);
+  const rows = models.map((each) => {
+    const own = engines.filter((engine) => engine.model === each.model);
+    const tokens = own.reduce((sum, engine) => sum + (engine.generated_tokens ?? 0), 0);
+    if (!traffic.has(each.model)) {
+      traffic.set(each.model, new Rates());
+      // A model appears with its first request, which came after the last look.
+      if (looked) traffic.get(each.model).add(looked, { ...NOTHING, tokens });
+    }
+    const rates = traffic.get(each.model);
+    rates.add(at, { ...each, tokens });
+    const waiting = own.reduce((sum, engine) => sum + (engine.waiting ?? 0), 0);
+    return [each.model, rate(rates.perSecond("requests")), rate(rates.perSecond("failed")),
+      rate(rates.perSecond("refused")), duration(rates.mean("first_byte_seconds", "first_bytes")),
+      rate(rates.perSecond("tokens")), count(waiting)];
+  });
+  looked = at;
+  byId("traffic").hidden = !rows.length;
+  byId("traffic").replaceChildren(table("Traffic by deployment, last ten seconds",
+    ["model", "requests/s", "errors/s", "refused/s", "first byte", "tokens/s", "queue"], rows));
 }
 
 function fail(error) {
@@ -69,19 +105,22 @@ function fail(error) {
   if (error.status === 401) {
     const form = byId("key-form");
     trouble(form.hidden ? "" : error.message);
-    state("key needed", false);
+    state("key needed", "wait");
     form.hidden = false;
     byId("key").focus();
     return;
   }
-  state("away", false);
-  trouble(`${error.message}; asking again. What is shown is from before.`);
+  state("away", "bad");
+  document.title = "away";
+  byId("reason").textContent = "";
+  for (const card of cards.values()) card.outdated();
+  trouble(`${error.message}, retrying. These are the last known values.`);
 }
 
-function state(word, good) {
+function state(word, look) {
   const pill = byId("state");
   if (pill.textContent !== word) pill.textContent = word; // said aloud when it changes
-  pill.className = `pill ${good ? "good" : "bad"}`;
+  pill.className = `pill ${look}`;
 }
 
 function trouble(text) {

@@ -61,13 +61,12 @@ export class History {
     this.samples.push(counts);
     if (this.samples.length > SAMPLES) this.samples.shift();
     const all = sum(counts);
-    // Most of an arena is free most of the time: the chart is as high as what was used, and says so.
-    const top = Math.min(all, Math.max(8, ...this.samples.map((each) => 1.25 * (sum(each) - (each.free ?? 0)))));
+    // On a fixed scale, a full arena looks full and an empty one empty.
     const owners = ordered(counts);
-    this.scale.textContent = `up to ${count(Math.round(top))} of ${count(all)}, two minutes`;
+    this.scale.textContent = `of ${count(all)}, last two minutes`;
     this.area.setAttribute("aria-label",
       `${this.title}: ${owners.map((owner) => `${owner} ${counts[owner]}`).join(", ")}`);
-    this.area.replaceChildren(...this.#areas(owners.filter((owner) => owner !== "free"), top));
+    this.area.replaceChildren(...this.#areas(owners.filter((owner) => owner !== "free"), all));
     this.owners.replaceChildren(legend(counts));
   }
 

@@ -7,6 +7,7 @@ export class Chat {
   constructor() {
     this.messages = [];
     this.running = null;
+    this.loading = false;
     this.log = byId("chat-log");
     this.text = byId("chat-text");
     byId("chat-form").addEventListener("submit", (event) => {
@@ -27,6 +28,12 @@ export class Chat {
     });
   }
 
+  /** Say whether a message can be sent: nothing answers while the model is loaded. */
+  ready(ready) {
+    this.loading = !ready;
+    byId("chat-send").disabled = this.loading || this.running !== null;
+  }
+
   /** Offer these models. */
   models(names) {
     const select = byId("model");
@@ -39,7 +46,7 @@ export class Chat {
 
   async #send() {
     const asked = this.text.value.trim();
-    if (!asked || this.running) return;
+    if (!asked || this.running || this.loading) return;
     const messages = this.messages;
     messages.push({ role: "user", content: asked });
     this.text.value = "";
@@ -114,6 +121,6 @@ function costs(usage, first) {
     parts.push(cached ? element("strong", { text: share }) : share,
       ` (${percent(cached, usage.prompt_tokens)}), ${count(usage.completion_tokens)} generated`);
   }
-  if (first !== null) parts.push(`, first after ${Math.round(first)} ms`);
+  if (first !== null) parts.push(`, first token ${Math.round(first)} ms`);
   return parts;
 }

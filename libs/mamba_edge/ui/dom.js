@@ -30,6 +30,30 @@ export const count = (value) => (value === null || value === undefined ? "–" :
 /** A share between 0 and 1 in percent. */
 export const percent = (part, all) => (all ? `${Math.round((100 * part) / all)} %` : "–");
 
+/** A rate: two digits for a small one, and a dash for one that is not known. */
+export function rate(value) {
+  if (value === null) return "–";
+  return value >= 10 || value === 0 ? count(Math.round(value)) : value.toFixed(value < 1 ? 2 : 1);
+}
+
+/** A duration given in seconds. */
+export function duration(seconds) {
+  if (seconds === null) return "–";
+  return seconds < 1 ? `${Math.round(1000 * seconds)} ms` : `${seconds.toFixed(seconds < 10 ? 1 : 0)} s`;
+}
+
+/** How good a phase is: what is on its way is no failure. */
+export const tone = (phase) =>
+  phase === "ready" ? "good" : ["loading", "restarting", "draining", "connecting"].includes(phase) ? "wait" : "bad";
+
+/** A table with a caption; the first column is words, the others are numbers. */
+export function table(caption, names, rows) {
+  const cell = (name, text, at) => element(name, at ? { class: "number", text } : { text });
+  return element("table", {}, element("caption", { text: caption }),
+    element("thead", {}, element("tr", {}, ...names.map((name, at) => cell("th", name, at)))),
+    element("tbody", {}, ...rows.map((row) => element("tr", {}, ...row.map((text, at) => cell("td", text, at))))));
+}
+
 /** Bytes with a binary unit. */
 export function bytes(value) {
   const units = ["B", "KiB", "MiB", "GiB", "TiB"];

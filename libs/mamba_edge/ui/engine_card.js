@@ -1,7 +1,8 @@
 // One engine: its memory by owner as it moves, hits and misses, what runs, and the plan in force.
 
 import { bar, History, legend } from "./charts.js";
-import { bytes, count, element, percent, tiles } from "./dom.js";
+import { bytes, count, duration, element, percent, rate, table, tiles, tone } from "./dom.js";
+import { Rates } from "./rates.js";
 
 /** Whose share of the plan's bar a line of the ledger is, by words of its name. */
 const SHARES = [["weights", "weights"], ["workspace", "workspace"], ["running", "live"], ["checkpoints", "cached"]];
@@ -19,10 +20,15 @@ export class EngineCard {
     this.requests = element("div", { class: "scroll" });
     this.ledger = element("div");
     this.planned = element("details", {}, element("summary", { text: "Memory plan" }), this.ledger);
+    this.progress = element("progress", { "aria-label": "Loading" });
+    this.more = element("button", { type: "button", class: "more", "aria-expanded": "false", text: "Details" });
+    this.more.addEventListener("click", () => this.#open(!this.node.classList.contains("open")));
+    this.rest = element("div", { class: "rest" }, this.arena.node, this.pages.node, this.wrong, this.misses,
+      this.requests, this.planned);
     this.node = element("article", { class: "panel" },
-      element("div", { class: "row" }, this.name, this.state), this.about, this.facts,
-      this.arena.node, this.pages.node, this.wrong, this.misses, this.requests, this.planned);
-    this.before = null;
+      element("div", { class: "row" }, this.name, this.state, this.more), this.about, this.progress, this.facts,
+      this.rest);
+    this.rates = new Rates();
     this.planText = "";
   }
 
@@ -30,10 +36,13 @@ export class EngineCard {
   update(engine, at) {
     this.name.textContent = engine.name || engine.model || "engine";
     this.state.textContent = engine.status;
-    this.state.className = `pill ${engine.status === "ready" ? "good" : "bad"}`;
+    this.state.className = `pill ${tone(engine.status)}`;
+    this.progress.hidden = engine.status !== "loading" || !(engine.total > 1);
+    if (!this.progress.hidden) [this.progress.max, this.progress.value] = [engine.total, engine.done ?? 0];
+    this.facts.hidden = engine.status === "loading";
     const plan = engine.plan;
     this.about.textContent = [engine.model, plan?.strategy, plan?.stateDtype && `${plan.stateDtype} states`,
-      engine.status === "ready" ? "" : engine.reason, loading(engine)].filter(Boolean).join(" · ");
+      engine.status === "ready" ? "" : loading(engine) || engine.reason].filter(Boolean).join(" · ");
     tiles(this.facts, this.#facts(engine, at));
     this.arena.add(engine.slabs);
     this.pages.add(engine.pages);
@@ -46,16 +55,29 @@ export class EngineCard {
     this.planText = text;
   }
 
+  /** Say that what is shown is the last that was known. */
+  outdated() {
+    this.state.className = "pill wait";
+    this.state.textContent = `last seen ${this.state.textContent.replace("last seen ", "")}`;
+  }
+
+  #open(open) {
+    this.node.classList.toggle("open", open);
+    this.more.setAttribute("aria-expanded", String(open));
+  }
+
   #facts(engine, at) {
-    const speed = this.before && engine.generated_tokens !== null && at > this.before.at
-      ? Math.max(0, engine.generated_tokens - this.before.tokens) / (at - this.before.at) : null;
-    this.before = { at, tokens: engine.generated_tokens };
+    this.rates.add(at, { tokens: engine.generated_tokens, finished: engine.finished, failed: engine.failed,
+      first: engine.first_tokens, seconds: engine.first_token_seconds });
+    const failures = this.rates.perSecond("failed");
     return [
-      ["running", count(engine.running), `${count(engine.waiting)} wait`],
+      ["first token", duration(this.rates.mean("seconds", "first")), "mean of 10 s", "Time to first token"],
+      ["answers", rate(this.rates.perSecond("finished")), `a second, ${failures ? rate(failures) : "0"} failed`],
+      ["generated", rate(this.rates.perSecond("tokens")), "tokens/s"],
+      ["running", count(engine.running), `${count(engine.waiting)} waiting`],
       ["resumed", percent(engine.cached_tokens, engine.prompt_tokens),
         `${count(engine.cached_tokens)} of ${count(engine.prompt_tokens)}`, "Prompt tokens resumed from a checkpoint"],
-      ["generated", speed === null ? "–" : count(Math.round(speed)), "tokens/s"],
-      ["in use", engine.cache_usage === null ? "–" : percent(engine.cache_usage, 1), "of the arena", "What not even eviction could free"],
+      ["in use by requests", engine.cache_usage === null ? "–" : percent(engine.cache_usage, 1), "the rest can be freed", "The share of the arena that not even eviction could free"],
       ["checkpoints", count(engine.checkpoints)],
       ["preempted", count(engine.preemptions), engine.restarts ? `${count(engine.restarts)} restarts` : ""],
     ];
@@ -70,7 +92,7 @@ function misses(counts) {
   const causes = Object.entries(counts).sort((one, other) => other[1] - one[1]);
   if (!causes.length) return [];
   const all = causes.reduce((total, [, each]) => total + each, 0);
-  return [table("Prompts that resumed less than they could have, by cause", ["cause", "prompts", "share"],
+  return [table("Prefix cache misses by cause", ["cause", "prompts", "share"],
     causes.map(([cause, each]) => [cause, count(each), percent(each, all)]))];
 }
 
@@ -92,7 +114,7 @@ function wrong(engine) {
 
 function requests(list) {
   if (!list?.length) return [];
-  return [table("What runs and waits", ["phase", "prompt", "resumed", "output", "miss", "preempted"],
+  return [table("Requests", ["phase", "prompt", "resumed", "output", "miss", "preempted"],
     list.map((each) => [each.phase, count(each.prompt_tokens), count(each.cached_tokens),
       count(each.output_tokens), each.miss_cause, count(each.preemptions)]))];
 }
@@ -135,11 +157,4 @@ function onSize(size) {
 function binary(size) {
   const [, number, unit] = /^(\d+)([KMGT]?)i?$/.exec(size) ?? [];
   return number ? bytes(Number(number) * 1024 ** " KMGT".indexOf(unit || " ")) : size;
-}
-
-function table(caption, names, rows) {
-  const cell = (name, text, at) => element(name, at ? { class: "number", text } : { text });
-  return element("table", {}, element("caption", { text: caption }),
-    element("thead", {}, element("tr", {}, ...names.map((name, at) => cell("th", name, at)))),
-    element("tbody", {}, ...rows.map((row) => element("tr", {}, ...row.map((text, at) => cell("td", text, at))))));
 }

@@ -89,7 +89,10 @@ class StatusEndpoint:
             status=state.status,
             reason=state.reason,
             gateway=GatewayStatus(
-                in_flight=queue.in_flight, queued=queue.queued, held=self._metrics.waiting_for_engines
+                in_flight=queue.in_flight,
+                queued=queue.queued,
+                held=self._metrics.waiting_for_engines,
+                traffic=self._metrics.traffic(),
             ),
             engines=sorted(engines, key=lambda engine: engine.name),
         )

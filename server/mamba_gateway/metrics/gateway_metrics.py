@@ -14,8 +14,10 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from mamba_api import names
+from mamba_api.serving_status import ModelTraffic
 from mamba_gateway.endpoints.endpoint import Endpoint
 from mamba_gateway.metrics.model_loads import Loads, ModelLoadCollector
+from mamba_gateway.metrics.model_traffic import model_traffic
 from mamba_gateway.metrics.prefix_index import PrefixIndexCollector
 from mamba_prefix.prefix_index import PrefixIndex
 from mamba_telemetry.gathering_metrics import GatheringCounter, GatheringHistogram
@@ -262,6 +264,11 @@ class GatewayMetrics:
     def waiting_for_engines(self) -> int:
         """Number of requests that wait for an engine, as in the series `held`."""
         return int(next(iter(self.held.collect())).samples[0].value)
+
+    def traffic(self) -> list[ModelTraffic]:
+        """Return the requests of each served model, as in the series `requests` and `first_byte`."""
+        [requests], [first_bytes] = self.requests.collect(), self.first_byte.collect()
+        return model_traffic(requests.samples, first_bytes.samples, unknown=UNKNOWN_MODEL)
 
     def time_answer(
         self, deployment: str, *, candidate: bool, first: float, rest: float, tokens: int

@@ -42,14 +42,17 @@ class Handler(BaseHTTPRequestHandler):
         self.answer(b'{"data": [{"id": "m"}]}')
 
     def do_POST(self) -> None:
-        prompt = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["prompt"]
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        chat = self.path == "/v1/chat/completions"
+        prompt = list(json.dumps(body["messages"]).encode()) if chat else body["prompt"]
         if len(self.seen) >= self.most:
             self.send_error(503)
             return
         cached = max((_alike(prompt, other) for other in self.seen), default=0)
         self.seen.append(prompt)
         usage = {"prompt_tokens": len(prompt), "prompt_tokens_details": {"cached_tokens": cached}}
-        event = json.dumps({"choices": [{"text": "x", "finish_reason": "stop"}], "usage": usage})
+        said = {"delta": {"content": "x"}} if chat else {"text": "x"}
+        event = json.dumps({"choices": [{**said, "finish_reason": "stop"}], "usage": usage})
         self.answer(f"data: {event}\n\ndata: [DONE]\n\n".encode())
 
 
@@ -267,3 +270,40 @@ def test_a_sweep_that_is_none_is_refused_before_anything_is_sent(
     assert code == 2
     assert said in errors
     assert not Handler.seen
+
+
+def test_a_dataset_is_sent_to_the_chat_api_and_a_second_run_is_warned_of(
+    bench: Bench, url: str, tmp_path: Path
+) -> None:
+    lines = [
+        {"messages": [{"role": "user", "content": f"{number} is what I ask of you"}]} for number in range(9)
+    ]
+    (tmp_path / "asked.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    code, _, errors = bench("dataset", str(tmp_path / "asked.jsonl"), "--url", url, "--result", "one.json")
+    report = json.loads((tmp_path / "one.json").read_text())
+    assert (code, report["requests"]["ok"], report["load"]["file"]) == (0, 9, "asked.jsonl")
+    assert report["latency_ms"]["ttft"] is not None
+    assert "cache" not in errors
+    _, output, errors = bench("dataset", str(tmp_path / "asked.jsonl"), "--url", url, "--limit", "4")
+    assert "4 ok" in output
+    assert "of the prompt tokens were in the server's cache before this run" in errors
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("missing.jsonl",), "missing.jsonl: No such file or directory"),
+        (("asked.jsonl", "--rate", "1", "--concurrency", "2"), "--rate and --concurrency exclude each other"),
+        (("asked.jsonl", "--rate", "0"), "--rate: must be positive, not 0"),
+        (("asked.jsonl", "--time-scale", "2"), "--time-scale acts on recorded timestamps only"),
+        (("broken.jsonl",), "broken.jsonl: line 1: not JSON"),
+    ],
+)
+def test_a_dataset_that_cannot_be_sent_is_refused(
+    bench: Bench, tmp_path: Path, arguments: tuple[str, ...], message: str
+) -> None:
+    (tmp_path / "asked.jsonl").write_text('{"messages": [{"role": "user", "content": "Why?"}]}')
+    (tmp_path / "broken.jsonl").write_text("{")
+    code, _, errors = bench("dataset", *arguments)
+    assert code == 2
+    assert message in errors

@@ -55,6 +55,18 @@ async def test_engines_are_listed_by_the_names_that_the_gateway_knows_them_by() 
     assert (found.status, found.component) == ("ready", "gateway")
 
 
+async def test_requests_are_counted_by_served_model_and_what_became_of_them() -> None:
+    metrics = GatewayMetrics(pool_of(a=READY).snapshot)
+    for model, code, times in (("m", "200", 5), ("m", "503", 2), ("m", "429", 1), ("unknown", "404", 9)):
+        metrics.request("/v1/chat/completions", model, code, "").inc(times)
+    for seconds in (0.5, 1.5):
+        metrics.first_byte_of("m").observe(seconds)
+    [traffic] = metrics.traffic()
+    assert traffic.model_dump() == {
+        "model": "m", "requests": 8, "failed": 2, "refused": 1, "first_bytes": 2, "first_byte_seconds": 2.0,
+    }  # fmt: skip
+
+
 async def test_an_engine_that_does_not_say_is_shown_as_the_pool_knows_it() -> None:
     async def ask(url: str) -> EngineStatus:
         raise StatusUnavailable("/v1/status answered 404")

@@ -124,6 +124,9 @@ class RequestMetrics:
         for reason in ("stop", "length", "abort", "error"):
             self._finished.labels(model, reason)
             self._success.labels(model, reason)
+        # The same counts for `/v1/status`, which reads them every second without collecting all series.
+        self.first_tokens = self.sequences_ended = self.sequences_failed = 0
+        self.first_token_seconds = 0.0
 
     def submitted(self, prompt_tokens: int) -> None:
         """Record a request that was submitted to the engine."""
@@ -134,6 +137,8 @@ class RequestMetrics:
 
     def first_token(self, seconds: float, exemplar: Exemplar = None) -> None:
         """Record the time to the first token of a sequence."""
+        self.first_tokens += 1
+        self.first_token_seconds += seconds
         for histogram in self._ttft:
             histogram.observe(seconds, exemplar)
 
@@ -176,6 +181,8 @@ class RequestMetrics:
         decode: float | None = None,
     ) -> None:
         """Record the end of a sequence."""
+        self.sequences_ended += 1
+        self.sequences_failed += reason == "error"
         self._finished.labels(self._model, reason).inc()
         self._success.labels(self._model, reason).inc()
         for histogram in self._e2e:
