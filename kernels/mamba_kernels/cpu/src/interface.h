@@ -333,9 +333,32 @@ struct DecodeBlock {
   const LinearLayer* out_proj;
   const LinearLayer* attention_in_proj;  // in an attention block, and in a parallel block, which adds both results
   const LinearLayer* attention_out_proj;
+  void* ring;  // [any, outputs of in_proj] raw inputs of a recurrent layer, by lanes; null without drafts
   int32_t output_gate;  // whether attention_in_proj also gives, after the values, the gate of attention's result
   int32_t kind;         // one of BlockKind
 };
+
+// Drafts of a step, which are its last rows, and accepted inputs that live slots lack. Both advance in turns, each with
+// one input of some sequences, so that a state takes its inputs one after another.
+struct Replay {
+  void* window;  // [copies + 1, taps - 1, channels]: windows of one layer that drafts move on; the first is nobody's
+  int64_t window_stride;
+  void* state;  // likewise states; its stride is 0 where layers have none
+  int64_t state_stride;
+  const int32_t* absorbed_counts;  // [absorbed_turns] live slots that absorb an input in each turn
+  const int32_t* absorbed_slot;    // turn after turn, like the two fields that follow
+  const int32_t* absorbed_input;   // row of the layer's ring
+  const int32_t* absorbed_noise;   // word by which a float16 state is rounded
+  const int32_t* draft_counts;     // [draft_turns] drafts of each turn, in descending order
+  const int32_t* draft_slot;       // [draft_counts[0]] live slot of which a copy is made
+  const int32_t* draft_input;      // [drafts] row of the layer's ring that keeps the raw input of a draft
+  const int32_t* draft_token;      // [drafts]
+  int32_t absorbed_turns;
+  int32_t draft_turns;
+  int32_t drafts;
+};
+
+struct DraftHead;
 
 // A step in which all sequences decode, from their last tokens to the normed hidden states.
 struct DecodeStep {
@@ -343,8 +366,9 @@ struct DecodeStep {
   const LinearLayer* embedding;  // its rows are those of tokens
   RmsNorm norm;                  // the last norm; all blocks have its kinds and its width
   const int32_t* last_token;     // by row of the table of pages
-  // [7, rows]: slot read from (-1 = the zero state), slot written to, second slot or -1, word by which a float16 state
-  // is rounded, row of the table of pages, positions with keys, page * page_size + offset of the new key
+  // [9, rows]: slot read from (-1 = the zero state), slot written to, second slot or -1, word by which a float16 state
+  // is rounded, row of the table of pages, positions with keys, page * page_size + offset of the new key; and for a
+  // head: row of `kept` of the hidden state before the token, or -1 - row of the step, and row of `kept` written to
   const int32_t* integers;
   int64_t integers_stride;
   const int32_t* page_table;  // [any, pages]
@@ -352,10 +376,33 @@ struct DecodeStep {
   const float* cos;  // [rows, rope_half] angles by which queries and keys are rotated
   const float* sin;
   const int32_t* places;  // [rows] place of the adapter of each row, or -1; null = no row has one
+  const Replay* replay;   // null = there are no drafts, and nothing waits
+  const DraftHead* head;  // head that reads the tokens of the step as well; null = there is none
   float embedding_scale;  // factor of the embedding's rows
   int32_t rope_half;      // pairs that are rotated; 0 = no rotation
   int32_t block_count;
   int32_t rows;
+};
+
+// A head that drafts behind a model. It reads a token together with the model's hidden state of the token before it.
+struct DraftHead {
+  DecodeStep step;          // its blocks, the first of which attends, and its last norm; without embedding_scale
+  RmsNorm embedding_norm;
+  RmsNorm hidden_norm;
+  const LinearLayer* join;    // from both normed rows, the embedding's first
+  const LinearLayer* output;  // gives the logits
+  void* kept;                 // [any, width] hidden states of last tokens
+  void* tails;                // [pages, width] hidden state of the last token of each page
+  int64_t tails_stride;
+};
+
+// Drafts of some sequences, those with the most drafts first. `integers` of the head's step has all rows, turn after turn.
+struct DraftTurns {
+  const int32_t* counts;      // [turns] sequences that go on
+  const int32_t* last_token;  // [counts[0]]
+  const int32_t* place;       // [counts[0]] row of `kept` of the hidden state before the last token
+  int32_t* drafted;           // [sum of counts], written
+  int32_t turns;
 };
 
 // Rows of the gated delta rule and the states that they advance. A row of q, k, v, a, b, out and of a state is dense.

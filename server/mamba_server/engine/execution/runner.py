@@ -9,11 +9,13 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields, replace
 from functools import partial
+from itertools import pairwise
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
-from mamba_kernels.cpu.step_decoder import StepDecoder
+from mamba_kernels.cpu.whole_steps.step_decoder import StepDecoder
 from mamba_kernels.dispatch.backend import TRITON
 from mamba_kernels.dispatch.signatures import Sample
 from mamba_kernels.precision import accumulator
@@ -44,6 +46,7 @@ from mamba_server.engine.stepping.step_result import StepResult
 from mamba_server.model.adapters.step_adapters import BASE, StepAdapters
 from mamba_server.model.cache_views import CacheViews
 from mamba_server.model.forward_batch import ForwardBatch, HostBatch
+from mamba_server.model.hidden_rows import followed_rows
 from mamba_server.model.layers.hybrid import HybridModel
 from mamba_server.model.layers.step_decoder import step_decoder
 from mamba_server.model.page_table import PageTable
@@ -281,23 +284,25 @@ class ModelRunner:
         # Copied, like everything else of the batch that the work needs.
         places = memory.place(rows, batch.lane[rows], batch.waiting[rows])
         pages = batch.unsent_pages(rows)
-        reached = []
-        for turn in range(int(request.counts.max())):
-            more = request.counts > turn
-            position = depth[more] + turn
-            page = batch.pages[rows[more], position // self._page_size]
-            reached.append((rows[more], position, page))
+        turn, sequence = np.nonzero(request.counts > np.arange(request.counts.max())[:, None])
+        reached, positions = rows[sequence], depth[sequence] + turn.astype(np.int32)
+        page = batch.pages[reached, positions // self._page_size]
+        ends = np.searchsorted(turn, np.arange(1, request.counts.max() + 1))
 
         def work() -> Callable[[], list[Tokens]]:
             with torch.inference_mode():
                 self._page_table.write(*pages)
-                plans = [self._head_plan(*each) for each in reached]
+                if self._step_decoder is not None and (head := self._step_decoder.head) is not None:
+                    key_row = page * self._page_size + positions % self._page_size
+                    counts = np.diff(ends, prepend=0)
+                    drafted = head.draft(request.last_tokens, places, counts, reached, positions, key_row)
+                    return lambda: _by_sequence(drafted, sequence, len(rows))
+                parts = [slice(*span) for span in pairwise([0, *ends.tolist()])]
+                plans = [self._head_plan(reached[part], positions[part], page[part]) for part in parts]
                 last = _to(request.last_tokens, self._device)
                 preceding = memory.kept[_to(places.astype(np.int64), self._device)]
-                drafts = self._model.draft(last, preceding, plans, self._cache)
-                landed = to_host(torch.cat(drafts))
-            sizes = [plan.tokens for plan in plans]
-            return lambda: _by_sequence(landed.numpy(), sizes, request.counts)
+                landed = to_host(torch.cat(self._model.draft(last, preceding, plans, self._cache)))
+            return lambda: _by_sequence(landed.numpy(), sequence, len(rows))
 
         return work
 
@@ -350,9 +355,14 @@ class ModelRunner:
                 return self._decode(step, host, masks)
             extra = {"rows": sampling_rows, "positions": arrays.context_len[arrays.sampling]}
             if (decoder := self._whole_decoder(host)) is not None:
-                hidden = decoder(host, None if adapters is None else adapters.decode_places)
+                drafted = arrays.token_ids[decodes - drafts : decodes]
+                hidden = decoder(
+                    host,
+                    None if adapters is None else adapters.decode_places,
+                    drafted,
+                    None if self._cache.hidden is None else followed_rows(host, self._cache.hidden),
+                )
                 rows, positions = (_to(values, self._device) for values in extra.values())
-                self._follow(host, hidden, host.table_row)
             else:
                 batch = self._batch_of(host, arrays.token_ids, extra)
                 rows, positions = batch.extras["rows"], batch.extras["positions"]
@@ -435,9 +445,7 @@ class ModelRunner:
         )  # fmt: skip
 
     def _whole_decoder(self, host: HostBatch) -> StepDecoder | None:
-        """Return the C++ decoder for `host`, if it only decodes, without drafts."""
-        if host.replay is not None:
-            return None
+        """Return the C++ decoder for `host`, if it only decodes."""
         return self._step_decoder if len(host.decode_track) == len(host.context_len) else None
 
     def _adapters_of(self, places: Ints | None, arrays: StepArrays) -> StepAdapters | None:
@@ -533,13 +541,9 @@ def _to(array: np.ndarray, device: torch.device) -> torch.Tensor:
     return to_device(torch.from_numpy(np.ascontiguousarray(array)), device)
 
 
-def _by_sequence(drafts: Ints, sizes: list[int], counts: Ints) -> list[Tokens]:
-    """Return the draft of each sequence, from the tokens of all sequences by their places in the drafts."""
-    starts = np.concatenate([[0], np.cumsum(sizes)])
-    return [
-        np.array([drafts[starts[turn] + index] for turn in range(count)], np.int32)
-        for index, count in enumerate(counts.tolist())
-    ]
+def _by_sequence(drafts: Ints, sequence: npt.NDArray[np.int64], count: int) -> list[Tokens]:
+    """Return the draft of each of `count` sequences; `sequence`: that of each token of `drafts`."""
+    return [drafts[sequence == index] for index in range(count)]
 
 
 def _rules(schedule: Schedule) -> list[NextTokens | Ints | None]:

@@ -1,0 +1,101 @@
+"""Drafts of a decode step, and accepted inputs that live slots lack, for the call of the whole step.
+
+States take their inputs one after another, so both are divided into turns: `Replay` in `src/interface.h`.
+"""
+
+import ctypes
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from mamba_kernels.cpu.structures import Replay
+from mamba_kernels.slot_plan import IntArray
+
+
+class HostDrafts(Protocol):
+    """Drafts of a step on the host: n sequences with drafts, a sequences that absorb; arrays are int32."""
+
+    @property
+    def absorbed_slot(self) -> IntArray:
+        """[a] live slot."""
+        ...
+
+    @property
+    def absorbed_lane(self) -> IntArray:
+        """[a] lane of the inputs."""
+        ...
+
+    @property
+    def absorbed_count(self) -> IntArray:
+        """[a] number of inputs to absorb, the first ones of the lane."""
+        ...
+
+    @property
+    def absorbed_noise(self) -> IntArray:
+        """[a, most] words by which the state after each of them is rounded."""
+        ...
+
+    @property
+    def draft_slot(self) -> IntArray:
+        """[n] live slot."""
+        ...
+
+    @property
+    def draft_lane(self) -> IntArray:
+        """[n] lane that keeps the inputs."""
+        ...
+
+    @property
+    def draft_len(self) -> IntArray:
+        """[n] number of drafts, in descending order."""
+        ...
+
+
+class ReplayedRows:
+    """Memory of drafts for the calls of whole steps."""
+
+    def __init__(self, window: torch.Tensor, state: torch.Tensor, most: int) -> None:
+        """Prepare the structure.
+
+        window, state: [copies + 1, ...], dense, windows and states of one layer that drafts move on; most:
+        inputs of a lane.
+        """
+        self._kept: tuple[object, ...] = (window, state)
+        self._arrays: tuple[IntArray, ...] = ()
+        self._most = most
+        self._call = Replay(
+            window=window.data_ptr(), window_stride=window.stride(0), state=state.data_ptr(),
+            state_stride=state[0].numel(),
+        )  # fmt: skip
+
+    def place(self, drafts: HostDrafts, tokens: IntArray) -> int:
+        """Return the address of the structure for a step, valid until the next one is placed.
+
+        tokens: those of the drafts, turn after turn.
+        """
+        call = self._call
+        counts, turn, sequence = _turns(drafts.absorbed_count)
+        absorbed = (
+            counts,
+            drafts.absorbed_slot[sequence],
+            drafts.absorbed_lane[sequence] * self._most + turn,
+            drafts.absorbed_noise[sequence, turn],
+        )
+        call.absorbed_turns = len(counts)
+        counts, turn, sequence = _turns(drafts.draft_len)
+        drafted = (counts, drafts.draft_slot, drafts.draft_lane[sequence] * self._most + turn, tokens)
+        call.draft_turns, call.drafts = len(counts), len(sequence)
+        self._arrays = tuple(np.ascontiguousarray(array, np.int32) for array in (*absorbed, *drafted))
+        (
+            call.absorbed_counts, call.absorbed_slot, call.absorbed_input, call.absorbed_noise,
+            call.draft_counts, call.draft_slot, call.draft_input, call.draft_token,
+        ) = (array.ctypes.data for array in self._arrays)  # fmt: skip
+        return ctypes.addressof(call)
+
+
+def _turns(lengths: IntArray) -> tuple[IntArray, IntArray, IntArray]:
+    """Return the number of inputs of each turn, and the turn and the sequence of each input."""
+    takes_part = lengths > np.arange(lengths.max(initial=0))[:, None]
+    turn, sequence = np.nonzero(takes_part)
+    return takes_part.sum(1, dtype=np.int32), turn, sequence
