@@ -436,16 +436,18 @@ class Replay(Structure):
         ("window_stride", c_int64),
         ("state", c_void_p),
         ("state_stride", c_int64),
-        ("absorbed_counts", c_void_p),
         ("absorbed_slot", c_void_p),
-        ("absorbed_input", c_void_p),
+        ("absorbed_lane", c_void_p),
+        ("absorbed_count", c_void_p),
         ("absorbed_noise", c_void_p),
-        ("draft_counts", c_void_p),
+        ("noise_stride", c_int64),
         ("draft_slot", c_void_p),
-        ("draft_input", c_void_p),
+        ("draft_lane", c_void_p),
+        ("draft_len", c_void_p),
         ("draft_token", c_void_p),
-        ("absorbed_turns", c_int32),
-        ("draft_turns", c_int32),
+        ("lane_inputs", c_int32),
+        ("absorbing", c_int32),
+        ("drafting", c_int32),
         ("drafts", c_int32),
     )
 
@@ -486,6 +488,7 @@ class DraftHead(Structure):
         ("kept", c_void_p),
         ("tails", c_void_p),
         ("tails_stride", c_int64),
+        ("lane_rows", c_int32),
     )
 
 
@@ -493,9 +496,12 @@ class DraftTurns(Structure):
     """Drafts of some sequences by a head."""
 
     _fields_ = (
-        ("counts", c_void_p),
+        ("table_row", c_void_p),
+        ("depth", c_void_p),
+        ("count", c_void_p),
         ("last_token", c_void_p),
         ("place", c_void_p),
         ("drafted", c_void_p),
-        ("turns", c_int32),
+        ("sequences", c_int32),
+        ("most", c_int32),
     )

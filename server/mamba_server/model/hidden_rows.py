@@ -115,21 +115,6 @@ class HiddenPlan:
         tails[self.page[self.ending]] = hidden[self.ending]
 
 
-def followed_rows(host: "HostBatch", memory: HiddenMemory) -> tuple[IntArray, IntArray]:
-    """Return where rows without prompts find the hidden state of the token before, and leave theirs.
-
-    The first are places in the memory, or -1 - the row of a draft's preceding token; the second are places.
-    """
-    decodes = len(host.decode_track)
-    own = decodes - (0 if host.replay is None else host.replay.rows)
-    preceding, left_at = np.full(decodes, -1, np.int32), host.table_row.copy()
-    if own < decodes:
-        _link_drafts(host, own, memory, preceding, left_at)
-    preceding = -1 - preceding
-    preceding[:own] = _places(host, own, memory)[:own]
-    return preceding, left_at
-
-
 def _places(host: "HostBatch", own: int, memory: HiddenMemory) -> IntArray:
     """Return the place in memory of each sequence's last token: that of its row, or of an accepted draft."""
     places = host.table_row.copy()

@@ -63,6 +63,51 @@ class HeadRows {
   Step rows_;
 };
 
+// Where the rows of a step find the hidden state of the token before theirs, and leave their own.
+class Followed {
+ public:
+  explicit Followed(const DecodeStep& step) : replay_(step.replay), lane_rows_(step.head->lane_rows), rows_(step.rows) {
+    static thread_local Scratch places;
+    before_ = places.get<int64_t>(2 * rows_);
+    left_ = before_ + rows_;
+    const int32_t* table_row = step.integers + kTableRow * step.integers_stride;
+    const int32_t own = step.rows - (replay_ == nullptr ? 0 : replay_->drafts);
+    for (int32_t row = 0; row < own; ++row) before_[row] = left_[row] = table_row[row];
+    if (replay_ == nullptr) return;
+    // A live slot belongs to one sequence.
+    const int32_t* slot = step.integers + kTarget * step.integers_stride;
+    for (int32_t i = 0; i < replay_->absorbing; ++i) {
+      const int64_t row = std::find(slot, slot + own, replay_->absorbed_slot[i]) - slot;
+      before_[row] = of_lane(replay_->absorbed_lane[i], replay_->absorbed_count[i] - 1);
+    }
+    int32_t first = own, count_before = 0;
+    for (int32_t turn = 0; first < rows_; ++turn) {
+      int32_t count = 0;
+      for (; count < replay_->drafting && replay_->draft_len[count] > turn; ++count) {
+        const int64_t last = turn > 0 ? first - count_before + count
+                                      : std::find(slot, slot + own, replay_->draft_slot[count]) - slot;
+        before_[first + count] = -1 - last;
+        left_[first + count] = of_lane(replay_->draft_lane[count], turn);
+      }
+      first += count;
+      count_before = count;
+    }
+  }
+
+  // A row of `kept`, or -1 - row of the step.
+  int64_t before(int64_t row) const { return before_[row]; }
+  // A row of `kept`.
+  int64_t left(int64_t row) const { return left_[row]; }
+
+ private:
+  int64_t of_lane(int64_t lane, int64_t input) const { return lane_rows_ + lane * replay_->lane_inputs + input; }
+
+  const Replay* replay_;
+  int64_t lane_rows_;
+  int32_t rows_;
+  int64_t *before_, *left_;
+};
+
 // Lets the head read the tokens of a step, whose normed hidden states are `hidden`: their keys and values, and the
 // hidden states that later steps go on from.
 void follow(const KernelTable& kernels, const DecodeStep& step, const int32_t* tokens, const char* hidden) {
@@ -72,19 +117,19 @@ void follow(const KernelTable& kernels, const DecodeStep& step, const int32_t* t
   own.integers_stride = step.integers_stride;
   own.cos = step.cos;
   own.sin = step.sin;
-  own.rope_half = step.rope_half;
   own.rows = step.rows;
   HeadRows rows(kernels, head, own);
+  const Followed places(step);
   char* kept = static_cast<char*>(head.kept);
   const int64_t bytes = bytes_of_norm(step.norm), page_size = own.blocks[0].attention.page_size;
-  const int32_t* preceding = rows.rows().field(kPreceding);
   rows.begin(tokens, [&](int64_t row) {
-    return preceding[row] < 0 ? hidden + (-1 - preceding[row]) * bytes : kept + preceding[row] * bytes;
+    const int64_t before = places.before(row);
+    return before < 0 ? hidden + (-1 - before) * bytes : kept + before * bytes;
   });
   rows.rows().write_first_keys();
   for (int64_t row = 0; row < step.rows; ++row) {
     const char* state = hidden + row * bytes;
-    std::memcpy(kept + rows.rows().field(kLeftAt)[row] * bytes, state, static_cast<size_t>(bytes));
+    std::memcpy(kept + places.left(row) * bytes, state, static_cast<size_t>(bytes));
     const int64_t key_row = rows.rows().field(kKeyRow)[row];
     if (key_row % page_size < page_size - 1) continue;
     char* tail = static_cast<char*>(head.tails) + key_row / page_size * head.tails_stride * (bytes / step.norm.width);
@@ -102,27 +147,39 @@ void decode_step(const KernelTable& kernels, const DecodeStep& step, void* out) 
 }
 
 void draft(const KernelTable& kernels, const DraftHead& head, const DraftTurns& turns) {
-  static thread_local Scratch of_states, of_logits, of_places, of_finite;
-  const int64_t most = turns.counts[0], bytes = bytes_of_norm(head.step.norm);
-  const int64_t vocabulary = head.output->outputs;
-  char* states = of_states.get<char>(most * bytes);
-  char* logits = of_logits.get<char>(most * vocabulary * 4);
-  int64_t* best = of_places.get<int64_t>(most);
-  uint8_t* finite = of_finite.get<uint8_t>(most);
+  static thread_local Scratch of_states, of_logits, of_places, of_finite, of_integers, of_tokens;
+  const int64_t sequences = turns.sequences, bytes = bytes_of_norm(head.step.norm), page_size =
+      head.step.blocks[0].attention.page_size, vocabulary = head.output->outputs;
+  char* states = of_states.get<char>(sequences * bytes);
+  char* logits = of_logits.get<char>(sequences * vocabulary * 4);
+  int64_t* best = of_places.get<int64_t>(sequences);
+  uint8_t* finite = of_finite.get<uint8_t>(sequences);
+  int32_t* integers = of_integers.get<int32_t>(sequences * (kKeyRow + 1));
+  int32_t* tokens = of_tokens.get<int32_t>(sequences);
+  std::copy(turns.last_token, turns.last_token + sequences, tokens);
   const char* kept = static_cast<const char*>(head.kept);
-  const int32_t* tokens = turns.last_token;
   DecodeStep step = head.step;
-  for (int32_t turn = 0; turn < turns.turns; ++turn) {
-    const int32_t count = step.rows = turns.counts[turn];
+  step.integers = integers;
+  step.integers_stride = sequences;
+  for (int32_t turn = 0; turn < turns.most; ++turn) {
+    int32_t count = 0;
+    for (; count < sequences && turns.count[count] > turn; ++count) {
+      const int64_t position = turns.depth[count] + turn, row = turns.table_row[count];
+      const int32_t page = step.page_table[row * step.page_table_stride + position / page_size];
+      integers[kTableRow * sequences + count] = static_cast<int32_t>(row);
+      integers[kContextLen * sequences + count] = static_cast<int32_t>(position + 1);
+      integers[kKeyRow * sequences + count] = static_cast<int32_t>(page * page_size + position % page_size);
+    }
+    step.rows = count;
     HeadRows rows(kernels, head, step);
     rows.begin(tokens, [&](int64_t row) { return turn == 0 ? kept + turns.place[row] * bytes : states + row * bytes; });
     rows.rows().run_blocks(states);
     kernels.linear(head.output, states, head.output->inputs, count, logits);
     kernels.largest(logits, count, vocabulary, head.output->kind, best, finite);
-    int32_t* drafted = turns.drafted + (step.integers - head.step.integers);
-    for (int32_t row = 0; row < count; ++row) drafted[row] = static_cast<int32_t>(best[row]);
-    tokens = drafted;
-    step.integers += count;
+    for (int32_t row = 0; row < count; ++row) {
+      tokens[row] = turns.drafted[row * turns.most + turn] = static_cast<int32_t>(best[row]);
+    }
+    if (step.rope_half == 0) continue;
     step.cos += count * step.rope_half;
     step.sin += count * step.rope_half;
   }

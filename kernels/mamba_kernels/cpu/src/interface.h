@@ -339,22 +339,25 @@ struct DecodeBlock {
 };
 
 // Drafts of a step, which are its last rows, and accepted inputs that live slots lack. Both advance in turns, each with
-// one input of some sequences, so that a state takes its inputs one after another.
+// one input of some sequences, so that a state takes its inputs one after another. Lanes keep raw inputs: row
+// lane * lane_inputs + i of a layer's ring is input i of the lane.
 struct Replay {
   void* window;  // [copies + 1, taps - 1, channels]: windows of one layer that drafts move on; the first is nobody's
   int64_t window_stride;
   void* state;  // likewise states; its stride is 0 where layers have none
   int64_t state_stride;
-  const int32_t* absorbed_counts;  // [absorbed_turns] live slots that absorb an input in each turn
-  const int32_t* absorbed_slot;    // turn after turn, like the two fields that follow
-  const int32_t* absorbed_input;   // row of the layer's ring
-  const int32_t* absorbed_noise;   // word by which a float16 state is rounded
-  const int32_t* draft_counts;     // [draft_turns] drafts of each turn, in descending order
-  const int32_t* draft_slot;       // [draft_counts[0]] live slot of which a copy is made
-  const int32_t* draft_input;      // [drafts] row of the layer's ring that keeps the raw input of a draft
-  const int32_t* draft_token;      // [drafts]
-  int32_t absorbed_turns;
-  int32_t draft_turns;
+  const int32_t* absorbed_slot;   // [absorbing] live slot
+  const int32_t* absorbed_lane;   // [absorbing]
+  const int32_t* absorbed_count;  // [absorbing] inputs, the first ones of the lane
+  const int32_t* absorbed_noise;  // [absorbing, noise_stride] word by which a float16 state is rounded
+  int64_t noise_stride;
+  const int32_t* draft_slot;   // [drafting] live slot, of which a copy is made
+  const int32_t* draft_lane;   // [drafting]
+  const int32_t* draft_len;    // [drafting] number of drafts, in descending order
+  const int32_t* draft_token;  // [drafts] first all first drafts, then all second ones, and so on, like the step's rows
+  int32_t lane_inputs;
+  int32_t absorbing;
+  int32_t drafting;
   int32_t drafts;
 };
 
@@ -366,9 +369,8 @@ struct DecodeStep {
   const LinearLayer* embedding;  // its rows are those of tokens
   RmsNorm norm;                  // the last norm; all blocks have its kinds and its width
   const int32_t* last_token;     // by row of the table of pages
-  // [9, rows]: slot read from (-1 = the zero state), slot written to, second slot or -1, word by which a float16 state
-  // is rounded, row of the table of pages, positions with keys, page * page_size + offset of the new key; and for a
-  // head: row of `kept` of the hidden state before the token, or -1 - row of the step, and row of `kept` written to
+  // [7, rows]: slot read from (-1 = the zero state), slot written to, second slot or -1, word by which a float16 state
+  // is rounded, row of the table of pages, positions with keys, page * page_size + offset of the new key
   const int32_t* integers;
   int64_t integers_stride;
   const int32_t* page_table;  // [any, pages]
@@ -391,18 +393,23 @@ struct DraftHead {
   RmsNorm hidden_norm;
   const LinearLayer* join;    // from both normed rows, the embedding's first
   const LinearLayer* output;  // gives the logits
-  void* kept;                 // [any, width] hidden states of last tokens
-  void* tails;                // [pages, width] hidden state of the last token of each page
+  // [lane_rows + lanes * lane_inputs, width] hidden states of last tokens, by row of the table of pages, then of drafts
+  void* kept;
+  void* tails;  // [pages, width] hidden state of the last token of each page
   int64_t tails_stride;
+  int32_t lane_rows;
 };
 
-// Drafts of some sequences, those with the most drafts first. `integers` of the head's step has all rows, turn after turn.
+// Drafts of some sequences, those with the most drafts first.
 struct DraftTurns {
-  const int32_t* counts;      // [turns] sequences that go on
-  const int32_t* last_token;  // [counts[0]]
-  const int32_t* place;       // [counts[0]] row of `kept` of the hidden state before the last token
-  int32_t* drafted;           // [sum of counts], written
-  int32_t turns;
+  const int32_t* table_row;   // [sequences]
+  const int32_t* depth;       // [sequences] position of the last token
+  const int32_t* count;       // [sequences] tokens to draft
+  const int32_t* last_token;  // [sequences]
+  const int32_t* place;       // [sequences] row of `kept` of the hidden state before the last token
+  int32_t* drafted;           // [sequences, most], written
+  int32_t sequences;
+  int32_t most;
 };
 
 // Rows of the gated delta rule and the states that they advance. A row of q, k, v, a, b, out and of a state is dense.

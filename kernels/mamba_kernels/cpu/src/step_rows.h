@@ -11,24 +11,13 @@
 namespace {
 
 // Numbers of the rows of `integers`.
-enum Field {
-  kSource,
-  kTarget,
-  kTrack,
-  kNoise,
-  kTableRow,
-  kContextLen,
-  kKeyRow,
-  kPreceding,
-  kLeftAt,
-  kSlots = kTrack + 1
-};
+enum Field { kSource, kTarget, kTrack, kNoise, kTableRow, kContextLen, kKeyRow, kSlots = kTrack + 1 };
 
 int64_t larger(int64_t a, int64_t b) { return a < b ? b : a; }
 
 // The values of a step, in memory of the calling thread that the next step uses again.
 struct Values {
-  Scratch hidden, normed, inner, gated, added, beside, slots, tokens, wide, scores, chosen, weights, raw, turns;
+  Scratch hidden, normed, inner, gated, added, beside, slots, tokens, wide, scores, chosen, weights, raw, turns, noise;
 };
 
 class Step {
@@ -206,19 +195,29 @@ class Step {
   template <typename Call>
   void absorb(const DecodeBlock& block, Call call, void (*kernel)(const Call*)) {
     const Replay& replay = *step_.replay;
+    if (replay.absorbing == 0) return;
     const int64_t bytes = block.in_proj->outputs * bytes_of(step_.norm.kind);
     int64_t* slots = values_.turns.get<int64_t>(step_.rows * kSlots);
-    for (int64_t turn = 0, first = 0; turn < replay.absorbed_turns; first += replay.absorbed_counts[turn++]) {
-      const int32_t count = replay.absorbed_counts[turn];
-      char* raw = values_.raw.get<char>(count * bytes);
-      for (int32_t i = 0; i < count; ++i) {
-        set_slots(slots, i, replay.absorbed_slot[first + i]);
-        const char* input = static_cast<const char*>(block.ring) + replay.absorbed_input[first + i] * bytes;
-        std::memcpy(raw + i * bytes, input, static_cast<size_t>(bytes));
+    int32_t* noise = values_.noise.get<int32_t>(step_.rows);
+    char* raw = values_.raw.get<char>(replay.absorbing * bytes);
+    for (int32_t turn = 0;; ++turn) {
+      int32_t count = 0;
+      for (int32_t i = 0; i < replay.absorbing; ++i) {
+        if (replay.absorbed_count[i] <= turn) continue;
+        set_slots(slots, count, replay.absorbed_slot[i]);
+        noise[count] = replay.absorbed_noise[i * replay.noise_stride + turn];
+        std::memcpy(raw + count++ * bytes, input_of(block, replay.absorbed_lane[i], turn), static_cast<size_t>(bytes));
       }
-      name_rows(block, call, raw, slots, count, replay.absorbed_noise + first, 0);
+      if (count == 0) return;
+      name_rows(block, call, raw, slots, count, noise, 0);
       kernel(&call);
     }
+  }
+
+  // Returns the place of a raw input in the layer's ring.
+  char* input_of(const DecodeBlock& block, int64_t lane, int64_t turn) const {
+    const int64_t bytes = block.in_proj->outputs * bytes_of(step_.norm.kind);
+    return static_cast<char*>(block.ring) + (lane * step_.replay->lane_inputs + turn) * bytes;
   }
 
   // Computes the drafts behind the step's `own` rows on copies of live slots, and keeps their raw inputs.
@@ -226,18 +225,23 @@ class Step {
   void try_drafts(const DecodeBlock& block, Call call, void (*kernel)(const Call*), int64_t own) {
     const Replay& replay = *step_.replay;
     if (replay.drafts == 0) return;
-    const int64_t element = bytes_of(step_.norm.kind), bytes = block.in_proj->outputs * element;
-    for (int32_t i = 0; i < replay.draft_counts[0]; ++i) copy_state(call, replay.draft_slot[i], i + 1);
-    move_to_copies(call);
+    const int64_t bytes = block.in_proj->outputs * bytes_of(step_.norm.kind);
     int64_t* slots = values_.turns.get<int64_t>(step_.rows * kSlots);
-    for (int32_t i = 0; i < replay.draft_counts[0]; ++i) set_slots(slots, i, i + 1);
-    for (int64_t turn = 0, first = own; turn < replay.draft_turns; first += replay.draft_counts[turn++]) {
-      name_rows(block, call, inner_ + first * bytes, slots, replay.draft_counts[turn], field(kNoise) + first, first);
-      kernel(&call);
+    for (int32_t i = 0; i < replay.drafting; ++i) {
+      copy_state(call, replay.draft_slot[i], i + 1);
+      set_slots(slots, i, i + 1);
     }
-    for (int32_t i = 0; i < replay.drafts; ++i) {
-      char* input = static_cast<char*>(block.ring) + replay.draft_input[i] * bytes;
-      std::memcpy(input, inner_ + (own + i) * bytes, static_cast<size_t>(bytes));
+    move_to_copies(call);
+    int64_t first = own;
+    for (int32_t turn = 0; first < step_.rows; ++turn) {
+      int32_t count = 0;
+      for (; count < replay.drafting && replay.draft_len[count] > turn; ++count) {
+        std::memcpy(input_of(block, replay.draft_lane[count], turn), inner_ + (first + count) * bytes,
+                    static_cast<size_t>(bytes));
+      }
+      name_rows(block, call, inner_ + first * bytes, slots, count, field(kNoise) + first, first);
+      kernel(&call);
+      first += count;
     }
   }
 

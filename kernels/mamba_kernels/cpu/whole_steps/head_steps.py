@@ -19,9 +19,6 @@ from mamba_kernels.cpu.whole_steps.blocks import AttentionBlock, BlockCalls, Mlp
 from mamba_kernels.rope import turns
 from mamba_kernels.slot_plan import IntArray
 
-_TABLE_ROW, _CONTEXT_LEN, _KEY_ROW, _FIELDS = 4, 5, 6, 9
-"""Places among the integers of a row, and their number."""
-
 
 @dataclass(frozen=True, slots=True)
 class HeadCalls:
@@ -51,9 +48,9 @@ class HeadSteps:
         page_table: torch.Tensor,
         kept: torch.Tensor,
         tails: torch.Tensor,
-        most_rows: int,
+        lane_rows: int,
     ) -> None:
-        """Prepare the calls.
+        """Prepare the calls. Raises WrongArgument.
 
         Args:
             library: the kernels.
@@ -64,7 +61,7 @@ class HeadSteps:
             page_table: [R, W] int32, read in each step.
             kept: [any, d] hidden states of last tokens, written.
             tails: [pages, d] hidden states of the last tokens of pages, written; rows may be strided.
-            most_rows: largest number of drafts of a call. Raises WrongArgument.
+            lane_rows: row of `kept` at which those of lanes begin.
         """
         dtype, width = calls.norm.dtype, embedding.inputs
         check("kept", kept, (None, width), dtypes=(dtype,), device=CPU, dense_from=0)
@@ -74,14 +71,11 @@ class HeadSteps:
         self._run: Callable[..., None] = library.draft
         self._embedding = PackedLinear(library, embedding, None)
         self._blocks = BlockCalls([calls.attention, calls.feed_forward])
-        self._integers = np.zeros((_FIELDS, most_rows), np.int32)
         self._frequencies, self._turn_factor = frequencies, turn_factor
         step = DecodeStep(
             blocks=self._blocks.address,
             embedding=self._embedding.address,
             norm=calls.norm.call,
-            integers=self._integers.ctypes.data,
-            integers_stride=most_rows,
             page_table=page_table.data_ptr(),
             page_table_stride=page_table.stride(0),
             embedding_scale=1.0,
@@ -98,37 +92,32 @@ class HeadSteps:
             kept=kept.data_ptr(),
             tails=tails.data_ptr(),
             tails_stride=tails.stride(0),
+            lane_rows=lane_rows,
         )
         self.address = ctypes.addressof(self._head)
         """Address of the structure, valid as long as this object lives."""
 
     def draft(
-        self,
-        last_tokens: IntArray,
-        places: IntArray,
-        counts: IntArray,
-        table_row: IntArray,
-        positions: IntArray,
-        key_row: IntArray,
+        self, last_tokens: IntArray, places: IntArray, counts: IntArray, rows: IntArray, depths: IntArray
     ) -> IntArray:
-        """Return the drafted tokens of n sequences, turn after turn; keys and values are written.
+        """Return the drafted tokens, [n, most], of n sequences; their keys and values are written.
 
         Args:
             last_tokens: [n] last token of each sequence.
             places: [n] row of `kept` with the hidden state of the token before.
-            counts: sequences that go on, by turns.
-            table_row: row in the table of pages, turn after turn, like the arguments that follow.
-            positions: position of each token that the head reads.
-            key_row: page * page_size + offset of its key.
+            counts: [n] number of tokens to draft, in descending order.
+            rows: [n] row in the table of pages.
+            depths: [n] position of the last token.
         """
-        rows = len(positions)
-        integers = self._integers[:, :rows]
-        integers[_TABLE_ROW], integers[_CONTEXT_LEN], integers[_KEY_ROW] = table_row, positions + 1, key_row
-        drafted = np.empty(rows, np.int32)
-        arrays = [np.ascontiguousarray(array, np.int32) for array in (counts, last_tokens, places)]
+        most = int(counts[0])
+        drafted = np.zeros((len(rows), most), np.int32)
+        arrays = [
+            np.ascontiguousarray(each, np.int32) for each in (rows, depths, counts, last_tokens, places)
+        ]
         if self._frequencies is not None:
-            cos, sin = turns(torch.from_numpy(positions), self._frequencies, self._turn_factor)
+            reached = np.concatenate([depths[counts > turn] + turn for turn in range(most)])
+            cos, sin = turns(torch.from_numpy(reached), self._frequencies, self._turn_factor)
             self._head.step.cos, self._head.step.sin = cos.data_ptr(), sin.data_ptr()
-        call = DraftTurns(*(array.ctypes.data for array in arrays), drafted.ctypes.data, len(counts))
+        call = DraftTurns(*(each.ctypes.data for each in arrays), drafted.ctypes.data, len(rows), most)
         self._run(self.address, ctypes.addressof(call))
         return drafted

@@ -63,39 +63,26 @@ class ReplayedRows:
         """
         self._kept: tuple[object, ...] = (window, state)
         self._arrays: tuple[IntArray, ...] = ()
-        self._most = most
         self._call = Replay(
             window=window.data_ptr(), window_stride=window.stride(0), state=state.data_ptr(),
-            state_stride=state[0].numel(),
+            state_stride=state[0].numel(), lane_inputs=most,
         )  # fmt: skip
 
     def place(self, drafts: HostDrafts, tokens: IntArray) -> int:
         """Return the address of the structure for a step, valid until the next one is placed.
 
-        tokens: those of the drafts, turn after turn.
+        tokens: those of the drafts, first all first ones, then all second ones, and so on.
         """
         call = self._call
-        counts, turn, sequence = _turns(drafts.absorbed_count)
-        absorbed = (
-            counts,
-            drafts.absorbed_slot[sequence],
-            drafts.absorbed_lane[sequence] * self._most + turn,
-            drafts.absorbed_noise[sequence, turn],
-        )
-        call.absorbed_turns = len(counts)
-        counts, turn, sequence = _turns(drafts.draft_len)
-        drafted = (counts, drafts.draft_slot, drafts.draft_lane[sequence] * self._most + turn, tokens)
-        call.draft_turns, call.drafts = len(counts), len(sequence)
-        self._arrays = tuple(np.ascontiguousarray(array, np.int32) for array in (*absorbed, *drafted))
+        arrays = (
+            drafts.absorbed_slot, drafts.absorbed_lane, drafts.absorbed_count, drafts.absorbed_noise,
+            drafts.draft_slot, drafts.draft_lane, drafts.draft_len, tokens,
+        )  # fmt: skip
+        self._arrays = arrays = tuple(np.ascontiguousarray(array, np.int32) for array in arrays)
         (
-            call.absorbed_counts, call.absorbed_slot, call.absorbed_input, call.absorbed_noise,
-            call.draft_counts, call.draft_slot, call.draft_input, call.draft_token,
-        ) = (array.ctypes.data for array in self._arrays)  # fmt: skip
+            call.absorbed_slot, call.absorbed_lane, call.absorbed_count, call.absorbed_noise,
+            call.draft_slot, call.draft_lane, call.draft_len, call.draft_token,
+        ) = (array.ctypes.data for array in arrays)  # fmt: skip
+        call.noise_stride = drafts.absorbed_noise.shape[1]
+        call.absorbing, call.drafting, call.drafts = len(arrays[0]), len(arrays[4]), len(tokens)
         return ctypes.addressof(call)
-
-
-def _turns(lengths: IntArray) -> tuple[IntArray, IntArray, IntArray]:
-    """Return the number of inputs of each turn, and the turn and the sequence of each input."""
-    takes_part = lengths > np.arange(lengths.max(initial=0))[:, None]
-    turn, sequence = np.nonzero(takes_part)
-    return takes_part.sum(1, dtype=np.int32), turn, sequence

@@ -21,9 +21,6 @@ from mamba_kernels.cpu.whole_steps.replayed_rows import HostDrafts, ReplayedRows
 from mamba_kernels.rope import turns
 from mamba_kernels.slot_plan import IntArray
 
-FIELDS = 9
-"""Integers of a row."""
-
 
 class DecodeRows(Protocol):
     """The sequences of a step with one new token each, then drafts; all arrays are int32 [n]."""
@@ -112,7 +109,7 @@ class StepDecoder:
         self._blocks = BlockCalls(blocks)
         # The structure of a product describes how the matrix is stored.
         self._embedding = PackedLinear(library, embedding, None)
-        self._integers = np.zeros((FIELDS, most_rows), np.int32)
+        self._integers = np.zeros((7, most_rows), np.int32)
         self._places = np.zeros(most_rows, np.int32)
         self._width, self._dtype = embedding.inputs, embedding.dtype
         self._replay, self.head = replay, head
@@ -139,23 +136,18 @@ class StepDecoder:
         decodes: DecodeRows,
         places: IntArray | None = None,
         drafted: IntArray | None = None,
-        followed: tuple[IntArray, IntArray] | None = None,
     ) -> torch.Tensor:
         """Decode the last tokens of one or more sequences and return their normed hidden states [n, d].
 
         places: [n] place of the adapter of each sequence, or -1; None = no sequence has one; drafted: the
-        tokens of drafts, for a step with `replay`; followed: for a head, the row of its memory with the
-        hidden state before each token, or -1 - row of the step, and the row of its memory that is written.
-        States, windows, keys and values are written with the same bits as by the calls of the layers.
+        tokens of drafts, for a step with `replay`, in the order of their rows. States, windows, keys and
+        values are written with the same bits as by the calls of the layers.
         """
         rows = len(decodes.context_len)
         integers = self._integers[:, :rows]
         integers[0], integers[1], integers[2] = decodes.slot_in, decodes.slot_out, decodes.decode_track
         integers[3] = decodes.state_noise if len(decodes.state_noise) else 0
         integers[4], integers[5], integers[6] = decodes.table_row, decodes.context_len, decodes.kv_row
-        if self.head is not None:
-            assert followed is not None
-            integers[7], integers[8] = followed
         out = torch.empty(rows, self._width, dtype=self._dtype)
         step = self._step
         step.rows, step.places, step.replay = rows, None, None

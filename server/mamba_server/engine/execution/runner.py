@@ -9,12 +9,11 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from itertools import pairwise
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
+from mamba_kernels.cpu.whole_steps.head_steps import HeadSteps
 from mamba_kernels.cpu.whole_steps.step_decoder import StepDecoder
 from mamba_kernels.dispatch.backend import TRITON
 from mamba_kernels.dispatch.signatures import Sample
@@ -26,6 +25,7 @@ from mamba_planner.workspace import LOGIT_ROWS
 from mamba_server.cache import NO_TOKENS, Ints, PersistentBatch, Tokens
 from mamba_server.engine.execution.decode_step import DecodeStep
 from mamba_server.engine.execution.decode_steps import DecodeSteps, Progress
+from mamba_server.engine.execution.drafted_rows import by_sequence, rules_of_rows, with_drafts
 from mamba_server.engine.execution.host_results import (
     PromptSpan,
     host_result,
@@ -36,17 +36,16 @@ from mamba_server.engine.execution.host_results import (
 from mamba_server.engine.execution.prepared_steps import PreparedSteps
 from mamba_server.engine.execution.sampler import DraftedRow, SampledTokens, Sampler, joined
 from mamba_server.engine.execution.sampling_batch import SamplingBatch, SamplingRow, penalized
-from mamba_server.engine.execution.step_arrays import StepArrays, build, verified_drafts
+from mamba_server.engine.execution.step_arrays import StepArrays, build
 from mamba_server.engine.execution.step_graphs import StepGraphs
 from mamba_server.engine.execution.token_scores import TokenScores, score_blocks
-from mamba_server.engine.sequences.output_grammar import NextTokens, TokenMasks, token_masks
+from mamba_server.engine.sequences.output_grammar import TokenMasks, token_masks
 from mamba_server.engine.sequences.schedule import Schedule
 from mamba_server.engine.speculation.head_drafts import HeadRequest
 from mamba_server.engine.stepping.step_result import StepResult
 from mamba_server.model.adapters.step_adapters import BASE, StepAdapters
 from mamba_server.model.cache_views import CacheViews
 from mamba_server.model.forward_batch import ForwardBatch, HostBatch
-from mamba_server.model.hidden_rows import followed_rows
 from mamba_server.model.layers.hybrid import HybridModel
 from mamba_server.model.layers.step_decoder import step_decoder
 from mamba_server.model.page_table import PageTable
@@ -238,11 +237,11 @@ class ModelRunner:
             for each in schedule.absorbed
         }
         noise = self._state_noise(arrays)
-        masks = token_masks(_rules(schedule), self._sampler.vocab_size)
+        masks = token_masks(rules_of_rows(schedule), self._sampler.vocab_size)
         work = partial(self._run, arrays, noise, pages, newcomers, spans, masks, accepted, adapters)
         if not schedule.drafts:
             return work
-        return lambda: partial(_with_drafts, schedule, work())
+        return lambda: partial(with_drafts, schedule, work())
 
     def _places_of(self, schedule: Schedule, arrays: StepArrays) -> Ints | None:
         """Return the place of the adapter of each sequence of a step; None = the model has no adapters.
@@ -284,27 +283,35 @@ class ModelRunner:
         # Copied, like everything else of the batch that the work needs.
         places = memory.place(rows, batch.lane[rows], batch.waiting[rows])
         pages = batch.unsent_pages(rows)
-        turn, sequence = np.nonzero(request.counts > np.arange(request.counts.max())[:, None])
-        reached, positions = rows[sequence], depth[sequence] + turn.astype(np.int32)
-        page = batch.pages[reached, positions // self._page_size]
-        ends = np.searchsorted(turn, np.arange(1, request.counts.max() + 1))
+        if self._step_decoder is not None and (head := self._step_decoder.head) is not None:
+            return partial(self._draft_in_one_call, head, request, places, depth, pages)
+        reached = []
+        for turn in range(int(request.counts.max())):
+            more = request.counts > turn
+            position = depth[more] + turn
+            page = batch.pages[rows[more], position // self._page_size]
+            reached.append((rows[more], position, page))
 
         def work() -> Callable[[], list[Tokens]]:
             with torch.inference_mode():
                 self._page_table.write(*pages)
-                if self._step_decoder is not None and (head := self._step_decoder.head) is not None:
-                    key_row = page * self._page_size + positions % self._page_size
-                    counts = np.diff(ends, prepend=0)
-                    drafted = head.draft(request.last_tokens, places, counts, reached, positions, key_row)
-                    return lambda: _by_sequence(drafted, sequence, len(rows))
-                parts = [slice(*span) for span in pairwise([0, *ends.tolist()])]
-                plans = [self._head_plan(reached[part], positions[part], page[part]) for part in parts]
+                plans = [self._head_plan(*each) for each in reached]
                 last = _to(request.last_tokens, self._device)
                 preceding = memory.kept[_to(places.astype(np.int64), self._device)]
-                landed = to_host(torch.cat(self._model.draft(last, preceding, plans, self._cache)))
-            return lambda: _by_sequence(landed.numpy(), sequence, len(rows))
+                drafts = self._model.draft(last, preceding, plans, self._cache)
+                landed = to_host(torch.cat(drafts))
+            sizes = [plan.tokens for plan in plans]
+            return lambda: by_sequence(landed.numpy(), sizes, request.counts)
 
         return work
+
+    def _draft_in_one_call(
+        self, head: HeadSteps, request: HeadRequest, places: Ints, depth: Ints, pages: tuple[Ints, Ints]
+    ) -> Callable[[], list[Tokens]]:
+        """Do the work of `prepare_drafts` by the C++ kernels."""
+        self._page_table.write(*pages)
+        drafted = head.draft(request.last_tokens, places, request.counts, request.rows, depth)
+        return lambda: [row[:count] for row, count in zip(drafted, request.counts.tolist(), strict=True)]
 
     def _head_plan(self, rows: Ints, positions: Ints, pages: Ints) -> StepPlans:
         return StepPlans.of_head(
@@ -356,12 +363,7 @@ class ModelRunner:
             extra = {"rows": sampling_rows, "positions": arrays.context_len[arrays.sampling]}
             if (decoder := self._whole_decoder(host)) is not None:
                 drafted = arrays.token_ids[decodes - drafts : decodes]
-                hidden = decoder(
-                    host,
-                    None if adapters is None else adapters.decode_places,
-                    drafted,
-                    None if self._cache.hidden is None else followed_rows(host, self._cache.hidden),
-                )
+                hidden = decoder(host, None if adapters is None else adapters.decode_places, drafted)
                 rows, positions = (_to(values, self._device) for values in extra.values())
             else:
                 batch = self._batch_of(host, arrays.token_ids, extra)
@@ -389,8 +391,12 @@ class ModelRunner:
             ids = sampled.ids
             if drafts:
                 # The tokens behind drafts count once they are accepted, and the next step corrects them.
-                kept = [*range(decodes - drafts), *range(decodes, samples)]
-                rows, ids = rows[kept], ids[kept]
+                own = decodes - drafts
+                if samples == decodes:
+                    rows, ids = rows[:own], ids[:own]
+                else:
+                    kept = [*range(own), *range(decodes, samples)]
+                    rows, ids = rows[kept], ids[kept]
             self._last_token.index_copy_(0, rows.long(), ids)
             tops = [self._sampling[row].params.logprobs for row in sampling_rows.tolist()]
             landed = on_host(sampled)
@@ -539,40 +545,6 @@ class ModelRunner:
 
 def _to(array: np.ndarray, device: torch.device) -> torch.Tensor:
     return to_device(torch.from_numpy(np.ascontiguousarray(array)), device)
-
-
-def _by_sequence(drafts: Ints, sequence: npt.NDArray[np.int64], count: int) -> list[Tokens]:
-    """Return the draft of each of `count` sequences; `sequence`: that of each token of `drafts`."""
-    return [drafts[sequence == index] for index in range(count)]
-
-
-def _rules(schedule: Schedule) -> list[NextTokens | Ints | None]:
-    """Return what restricts each row that samples: a mask where drafts were planned by it, or the rules."""
-    rules: list[NextTokens | Ints | None] = [sequence.grammar for sequence in schedule.sampling]
-    decodes = len(schedule.decodes)
-    for draft in schedule.drafts:
-        if draft.masks is not None:
-            rules[draft.index] = draft.masks[0]
-    behind = (None if each.masks is None else each.masks[turn + 1] for turn, each in schedule.draft_rows)
-    return [*rules[:decodes], *behind, *rules[decodes:]]
-
-
-def _with_drafts(schedule: Schedule, read: Callable[[], StepResult]) -> StepResult:
-    """Read the result of a step, and divide it into that of its sequences and that of its drafts."""
-    result, decodes = read(), len(schedule.decodes)
-    end = schedule.decode_tokens
-    finite = result.finite if result.finite is not None else np.ones(end, np.bool_)
-    return replace(
-        result,
-        tokens=np.concatenate([result.tokens[:decodes], result.tokens[end:]]),
-        logprobs={
-            row if row < decodes else row - end + decodes: scores
-            for row, scores in result.logprobs.items()
-            if row < decodes or row >= end
-        },
-        drafts=verified_drafts(schedule, result.tokens, finite, result.logprobs),
-        finite=np.concatenate([finite[:decodes], finite[end:]]),
-    )
 
 
 def state_distances(views: CacheViews, slot: int, truth: int) -> torch.Tensor:

@@ -63,7 +63,7 @@ def step_decoder(
     try:
         blocks = [_call(block, cache, model.residual_dtype) for block in model.blocks]
         norm = _kernel(model.norm)
-        head = None if cache.hidden is None else _head(model, cache, page_table, most_rows)
+        head = None if cache.hidden is None else _head(model, cache, page_table)
     except _NotFusable:
         return None
     return StepDecoder(
@@ -83,7 +83,7 @@ def step_decoder(
     )
 
 
-def _head(model: HybridModel, cache: CacheViews, page_table: torch.Tensor, most_rows: int) -> HeadSteps:
+def _head(model: HybridModel, cache: CacheViews, page_table: torch.Tensor) -> HeadSteps:
     """Build the calls of the model's head for drafts."""
     head, library, weight = model.draft_head, model.backend.library, model.embedding.weight
     assert head is not None
@@ -110,7 +110,7 @@ def _head(model: HybridModel, cache: CacheViews, page_table: torch.Tensor, most_
         page_table=page_table,
         kept=cache.hidden.kept,
         tails=cache.tails,
-        most_rows=most_rows,
+        lane_rows=cache.hidden.rows + 1,
     )
 
 
