@@ -65,7 +65,7 @@ def answer(engine: Engine, prompt: list[int], name: str, count: int) -> tuple[li
 
 
 def measured(engines: dict[int, Engine], texts: list[list[int]], rounds: int, count: int) -> dict[str, Any]:
-    """Return the rates and the tokens of a step, by the number of drafts. Raises SystemExit if texts differ."""
+    """Return the rates and the tokens of a step, by the number of drafts. Raises SystemExit."""
     rates: dict[int, list[float]] = {drafts: [] for drafts in engines}
     lengths: dict[int, list[float]] = {drafts: [] for drafts in engines}
     for number in range(rounds + 1):

@@ -111,13 +111,13 @@ class HeadSteps:
         """
         most = int(counts[0])
         drafted = np.zeros((len(rows), most), np.int32)
-        arrays = [
-            np.ascontiguousarray(each, np.int32) for each in (rows, depths, counts, last_tokens, places)
-        ]
+        integers = np.array([rows, depths, counts, last_tokens, places], np.int32)
         if self._frequencies is not None:
             reached = np.concatenate([depths[counts > turn] + turn for turn in range(most)])
             cos, sin = turns(torch.from_numpy(reached), self._frequencies, self._turn_factor)
             self._head.step.cos, self._head.step.sin = cos.data_ptr(), sin.data_ptr()
-        call = DraftTurns(*(each.ctypes.data for each in arrays), drafted.ctypes.data, len(rows), most)
+        first, stride = integers.ctypes.data, integers.strides[0]
+        addresses = (first + field * stride for field in range(len(integers)))
+        call = DraftTurns(*addresses, drafted.ctypes.data, len(rows), most)
         self._run(self.address, ctypes.addressof(call))
         return drafted

@@ -61,28 +61,36 @@ class ReplayedRows:
         window, state: [copies + 1, ...], dense, windows and states of one layer that drafts move on; most:
         inputs of a lane.
         """
-        self._kept: tuple[object, ...] = (window, state)
-        self._arrays: tuple[IntArray, ...] = ()
+        # Addresses do not keep objects alive.
+        self._kept = (window, state)
+        lanes = len(window) - 1
+        self._integers = np.zeros((6, lanes), np.int32)
+        self._noise, self._tokens = np.zeros((lanes, most), np.int32), np.zeros(lanes * most, np.int32)
+        slot, lane, count, draft_slot, draft_lane, draft_len = (row.ctypes.data for row in self._integers)
         self._call = Replay(
             window=window.data_ptr(), window_stride=window.stride(0), state=state.data_ptr(),
-            state_stride=state[0].numel(), lane_inputs=most,
+            state_stride=state[0].numel(), absorbed_slot=slot, absorbed_lane=lane, absorbed_count=count,
+            absorbed_noise=self._noise.ctypes.data, noise_stride=most, draft_slot=draft_slot,
+            draft_lane=draft_lane, draft_len=draft_len, draft_token=self._tokens.ctypes.data,
+            lane_inputs=most,
         )  # fmt: skip
+        self._address = ctypes.addressof(self._call)
 
     def place(self, drafts: HostDrafts, tokens: IntArray) -> int:
         """Return the address of the structure for a step, valid until the next one is placed.
 
         tokens: those of the drafts, first all first ones, then all second ones, and so on.
         """
-        call = self._call
-        arrays = (
-            drafts.absorbed_slot, drafts.absorbed_lane, drafts.absorbed_count, drafts.absorbed_noise,
-            drafts.draft_slot, drafts.draft_lane, drafts.draft_len, tokens,
-        )  # fmt: skip
-        self._arrays = arrays = tuple(np.ascontiguousarray(array, np.int32) for array in arrays)
-        (
-            call.absorbed_slot, call.absorbed_lane, call.absorbed_count, call.absorbed_noise,
-            call.draft_slot, call.draft_lane, call.draft_len, call.draft_token,
-        ) = (array.ctypes.data for array in arrays)  # fmt: skip
-        call.noise_stride = drafts.absorbed_noise.shape[1]
-        call.absorbing, call.drafting, call.drafts = len(arrays[0]), len(arrays[4]), len(tokens)
-        return ctypes.addressof(call)
+        call, integers = self._call, self._integers
+        call.absorbing = absorbing = len(drafts.absorbed_slot)
+        call.drafting = drafting = len(drafts.draft_slot)
+        call.drafts = len(tokens)
+        if absorbing:
+            integers[0, :absorbing], integers[1, :absorbing] = drafts.absorbed_slot, drafts.absorbed_lane
+            integers[2, :absorbing] = drafts.absorbed_count
+            self._noise[:absorbing, : drafts.absorbed_noise.shape[1]] = drafts.absorbed_noise
+        if drafting:
+            integers[3, :drafting], integers[4, :drafting] = drafts.draft_slot, drafts.draft_lane
+            integers[5, :drafting] = drafts.draft_len
+            self._tokens[: len(tokens)] = tokens
+        return self._address

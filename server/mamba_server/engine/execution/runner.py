@@ -113,6 +113,8 @@ class ModelRunner:
         """Place in the bank of the adapter of each row's sequence."""
         # One row more than there are sequences, for padding.
         self._last_token = torch.zeros(persistent.rows + 1, dtype=torch.int32, device=device)
+        self._last_on_host = self._last_token.numpy() if device.type == "cpu" else None
+        """The same memory on a CPU, where an array's items are set sooner than a tensor's."""
         self._page_table = PageTable(persistent.rows, persistent.pages.shape[1], device)
         library = model.backend.library
         self._sampler = Sampler(vocab_size, device, eos_token_ids, sample, library)
@@ -412,8 +414,11 @@ class ModelRunner:
     def _go_on_behind(self, accepted: dict[int, Tokens]) -> None:
         """Let rows go on with the last of the tokens that were sampled behind accepted drafts; count all."""
         last = {row: int(tokens[-1]) for row, tokens in accepted.items()}
-        rows, tokens = _to(np.array([*last.items()], np.int64).T, self._device)
-        self._last_token.index_copy_(0, rows, tokens.to(torch.int32))
+        if self._last_on_host is not None:
+            self._last_on_host[[*last]] = [*last.values()]
+        else:
+            rows, tokens = _to(np.array([*last.items()], np.int64).T, self._device)
+            self._last_token.index_copy_(0, rows, tokens.to(torch.int32))
         self._sampler.count([(self._sampling[row].counts_row, tokens) for row, tokens in accepted.items()])
 
     def _hidden(self, batch: ForwardBatch) -> torch.Tensor:
