@@ -86,7 +86,8 @@ class ReplayedRows:
         call.drafting = drafting = len(drafts.draft_slot)
         call.drafts = len(tokens)
         if absorbing:
-            integers[0, :absorbing], integers[1, :absorbing] = drafts.absorbed_slot, drafts.absorbed_lane
+            integers[0, :absorbing] = drafts.absorbed_slot
+            integers[1, :absorbing] = drafts.absorbed_lane
             integers[2, :absorbing] = drafts.absorbed_count
             self._noise[:absorbing, : drafts.absorbed_noise.shape[1]] = drafts.absorbed_noise
         if drafting:
