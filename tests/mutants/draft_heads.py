@@ -79,12 +79,4 @@ MUTANTS = (
         new="np.array([rows, depths * 0 + depths.max(), counts, last_tokens, places], np.int32)",
         tests=(CALLS,),
     ),
-    Mutant(
-        name="a row goes on with the token before its accepted drafts",
-        keeps="The last accepted token is the next one to be computed.",
-        where="execution.runner:ModelRunner._go_on_behind",
-        old="int(tokens[-1])",
-        new="int(tokens[0])",
-        tests=(GATE,),
-    ),
 )

@@ -64,7 +64,7 @@ class DeltaBlock:
     """`window` and `state` of `GatedDeltaCalls`."""
     state: torch.Tensor
     ring: torch.Tensor | None = None
-    """As in `MambaBlock`."""
+    """Raw inputs of drafts, as `MambaBlock.ring`."""
 
     def fill(self, call: DecodeBlock) -> None:
         """Write the fields of `call` that do not change from step to step."""
@@ -84,7 +84,7 @@ class ShortConvBlock:
     window: torch.Tensor
     """`window` of `ShortConvCalls`."""
     ring: torch.Tensor | None = None
-    """As in `MambaBlock`."""
+    """Raw inputs of drafts, as `MambaBlock.ring`."""
 
     def fill(self, call: DecodeBlock) -> None:
         """Write the fields of `call` that do not change from step to step."""
