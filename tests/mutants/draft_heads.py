@@ -4,6 +4,7 @@ from seeded import Mutant
 
 HEAD = "tests/unit/model/test_draft_head.py"
 GATE = "tests/gates/test_head_drafts.py"
+CALLS = "tests/unit/model/test_head_calls.py"
 
 MUTANTS = (
     Mutant(
@@ -53,5 +54,29 @@ MUTANTS = (
         old="model.hidden_size * DTYPE_BYTES[dtype] if model.draft_head else 0",
         new="0",
         tests=("tests/unit/engine/test_draft_memory.py",),
+    ),
+    Mutant(
+        name="the call of a step keeps the noise of the first absorbed input",
+        keeps="Each absorbed input is rounded by the word of its own depth.",
+        where="whole_steps.replayed_rows:ReplayedRows.place",
+        old="self._noise[:absorbing, :drafts.absorbed_noise.shape[1]] = drafts.absorbed_noise",
+        new="self._noise[:absorbing] = drafts.absorbed_noise[:, :1]",
+        tests=(GATE,),
+    ),
+    Mutant(
+        name="the call of a step absorbs inputs of another lane",
+        keeps="Inputs wait in the lane of their row.",
+        where="whole_steps.replayed_rows:ReplayedRows.place",
+        old="integers[1, :absorbing] = drafts.absorbed_lane",
+        new="integers[1, :absorbing] = 0",
+        tests=(GATE,),
+    ),
+    Mutant(
+        name="a head reads every token at the depth of the last one",
+        keeps="A head drafts behind the last token of each sequence.",
+        where="whole_steps.head_steps:HeadSteps.draft",
+        old="np.array([rows, depths, counts, last_tokens, places], np.int32)",
+        new="np.array([rows, depths * 0 + depths.max(), counts, last_tokens, places], np.int32)",
+        tests=(CALLS,),
     ),
 )

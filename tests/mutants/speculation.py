@@ -139,7 +139,7 @@ MUTANTS = (
     Mutant(
         name="a draft is masked as the token before it",
         keeps="A mask belongs to the place behind its own draft.",
-        where="execution.runner:_rules",
+        where="execution.drafted_rows:rules_of_rows",
         old="each.masks[turn + 1]",
         new="each.masks[turn]",
         tests=(RULES,),

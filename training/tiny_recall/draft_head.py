@@ -28,8 +28,6 @@ STAGES = (
 )
 """Rows of a step; the steps take turns."""
 RATE = 3e-3
-AHEAD = 2
-"""Number of times that the head goes on from its own hidden state, its first foresight included."""
 
 
 class First(nn.Module):
@@ -95,17 +93,20 @@ class DraftHead(nn.Module):
         return result
 
 
-def loss_of(model: TinyHybrid, head: DraftHead, ids: Tensor, weights: Tensor) -> tuple[Tensor, list[float]]:
+def loss_of(
+    model: TinyHybrid, head: DraftHead, ids: Tensor, weights: Tensor, ahead: int
+) -> tuple[Tensor, list[float]]:
     """Return the loss of a batch, and the share of right tokens among answers for each token ahead.
 
-    ids: (b, l + 1); weights: (b, l) of the tokens from the second on, as `batch` returns both.
+    ids: (b, l + 1); weights: (b, l) of the tokens from the second on, as `batch` returns both; ahead: number
+    of tokens that the head foresees, all but the first from its own hidden state.
     """
     with torch.no_grad():
         hidden = model.backbone(ids[:, :-1])
         truth = model.lm_head(hidden).log_softmax(-1)
         embedded = model.backbone.embeddings(ids[:, :-1])
     before, losses, right = hidden, [], []
-    for _ in range(AHEAD):
+    for _ in range(ahead):
         # Pair p is token p with the hidden state of token p - 1; each pass loses the first pair.
         embedded, truth, weights = embedded[:, 1:], truth[:, 1:], weights[:, 1:]
         before = head(embedded, before[:, :-1])
@@ -117,19 +118,31 @@ def loss_of(model: TinyHybrid, head: DraftHead, ids: Tensor, weights: Tensor) ->
     return torch.stack(losses).mean(), right
 
 
-def train(folder: Path, steps: int, every: int) -> DraftHead:
-    """Return a head for the model in `folder`, trained for `steps` steps."""
+def train(folder: Path, steps: int, every: int, ahead: int = 2, *, goes_on: bool = False) -> DraftHead:
+    """Return a head for the model in `folder`, trained for `steps` steps to foresee `ahead` tokens.
+
+    goes_on: whether the training goes on from the folder's head, at a third of the rate.
+    """
     torch.set_num_threads(1)
     torch.manual_seed(SEED)
     random, words, shape = Random(SEED), tokenizer.build(), Shape()
     model = checkpoint.read(folder, shape).requires_grad_(requires_grad=False)
     head = DraftHead(shape)
-    optimizer = torch.optim.AdamW(head.parameters(), lr=RATE, betas=(0.9, 0.98), weight_decay=0.01)
+    if goes_on:
+        tensors = load_file(folder / "model.safetensors").items()
+        head.load_state_dict(
+            {name.removeprefix(HEAD): tensor for name, tensor in tensors if name.startswith(HEAD)}
+        )
+        # Rows that the first training has not seen.
+        random = Random(SEED + 1)
+    optimizer = torch.optim.AdamW(
+        head.parameters(), lr=RATE / 3 if goes_on else RATE, betas=(0.9, 0.98), weight_decay=0.01
+    )
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: rate(min(step, steps - 1), steps))
     start = time.monotonic()
     for step in range(1, steps + 1):
         ids, weights = batch(random, words, STAGES[step % len(STAGES)])
-        loss, right = loss_of(model, head, ids, weights)
+        loss, right = loss_of(model, head, ids, weights, ahead)
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(head.parameters(), 1.0)
@@ -155,9 +168,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Train a head for drafts and add it to a checkpoint.")
     parser.add_argument("folder", type=Path, help="folder of the checkpoint")
     parser.add_argument("--steps", type=int, default=6000, help="steps of the training")
+    parser.add_argument("--ahead", type=int, default=2, help="tokens that the head learns to foresee")
+    parser.add_argument("--go-on", action="store_true", help="go on from the head in the folder")
     parser.add_argument("--every", type=int, default=100, help="steps between two reports")
     arguments = parser.parse_args()
-    write(train(arguments.folder, arguments.steps, arguments.every), arguments.folder)
+    head = train(arguments.folder, arguments.steps, arguments.every, arguments.ahead, goes_on=arguments.go_on)
+    write(head, arguments.folder)
 
 
 if __name__ == "__main__":

@@ -53,6 +53,7 @@ class Library:
         self.paged_decode: Callable[..., None] = self._function("mamba_paged_decode", pointer)
         self.paged_extend: Callable[..., None] = self._function("mamba_paged_extend", pointer)
         self.decode_step: Callable[..., None] = self._function("mamba_decode_step", pointer, pointer)
+        self.draft: Callable[..., None] = self._function("mamba_draft", pointer, pointer)
         self.largest: Callable[..., None] = self._function(
             "mamba_largest", pointer, wide, wide, ctypes.c_int32, pointer, pointer
         )

@@ -422,8 +422,33 @@ class DecodeBlock(Structure):
         ("out_proj", c_void_p),
         ("attention_in_proj", c_void_p),
         ("attention_out_proj", c_void_p),
+        ("ring", c_void_p),
         ("output_gate", c_int32),
         ("kind", c_int32),
+    )
+
+
+class Replay(Structure):
+    """Drafts of a decode step, and accepted inputs that live slots lack."""
+
+    _fields_ = (
+        ("window", c_void_p),
+        ("window_stride", c_int64),
+        ("state", c_void_p),
+        ("state_stride", c_int64),
+        ("absorbed_slot", c_void_p),
+        ("absorbed_lane", c_void_p),
+        ("absorbed_count", c_void_p),
+        ("absorbed_noise", c_void_p),
+        ("noise_stride", c_int64),
+        ("draft_slot", c_void_p),
+        ("draft_lane", c_void_p),
+        ("draft_len", c_void_p),
+        ("draft_token", c_void_p),
+        ("lane_inputs", c_int32),
+        ("absorbing", c_int32),
+        ("drafting", c_int32),
+        ("drafts", c_int32),
     )
 
 
@@ -442,8 +467,41 @@ class DecodeStep(Structure):
         ("cos", c_void_p),
         ("sin", c_void_p),
         ("places", c_void_p),
+        ("replay", c_void_p),
+        ("head", c_void_p),
         ("embedding_scale", c_float),
         ("rope_half", c_int32),
         ("block_count", c_int32),
         ("rows", c_int32),
+    )
+
+
+class DraftHead(Structure):
+    """A head that drafts behind a model."""
+
+    _fields_ = (
+        ("step", DecodeStep),
+        ("embedding_norm", RmsNorm),
+        ("hidden_norm", RmsNorm),
+        ("join", c_void_p),
+        ("output", c_void_p),
+        ("kept", c_void_p),
+        ("tails", c_void_p),
+        ("tails_stride", c_int64),
+        ("lane_rows", c_int32),
+    )
+
+
+class DraftTurns(Structure):
+    """Drafts of some sequences by a head."""
+
+    _fields_ = (
+        ("table_row", c_void_p),
+        ("depth", c_void_p),
+        ("count", c_void_p),
+        ("last_token", c_void_p),
+        ("place", c_void_p),
+        ("drafted", c_void_p),
+        ("sequences", c_int32),
+        ("most", c_int32),
     )

@@ -30,6 +30,8 @@ class PageTable:
         places: [k] in the flattened table; pages: [k]. Only starts the copies, which the device runs before
         the next step reads the table.
         """
+        if not len(places):
+            return 0
         sent_bytes, short = 0, np.ones(len(places), np.bool_)
         for first, end in _long_runs(places):
             run = to_device(torch.from_numpy(np.ascontiguousarray(pages[first:end])), self.entries.device)

@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 
 from mamba_cli.local import demo
 from training.tiny_recall import checkpoint, evaluate, samples, scoring, tokenizer
+from training.tiny_recall.draft_head import DraftHead
 from training.tiny_recall.model import Shape, TinyHybrid
 from training.tiny_recall.probe import Probe
 
@@ -41,7 +42,9 @@ def test_the_configuration_is_that_of_the_recipe() -> None:
 
 
 def test_the_weights_have_the_names_and_shapes_of_the_recipe() -> None:
-    expected = {name: list(weight.shape) for name, weight in TinyHybrid(Shape()).state_dict().items()}
+    head = {checkpoint.HEAD + name: weight for name, weight in DraftHead(Shape()).state_dict().items()}
+    weights = TinyHybrid(Shape()).state_dict() | head
+    expected = {name: list(weight.shape) for name, weight in weights.items()}
     with safe_open(FOLDER / "model.safetensors", framework="pt") as file:
         assert {name: file.get_slice(name).get_shape() for name in file.keys()} == expected  # noqa: SIM118
 

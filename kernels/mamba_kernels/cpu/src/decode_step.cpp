@@ -1,278 +1,186 @@
 #include "decode_step.h"
 
+#include <algorithm>
 #include <cstring>
 
-#include "bfloat16.h"
-#include "route.h"
-#include "scratch.h"
+#include "step_rows.h"
 
 namespace {
 
-// Numbers of the rows of `integers`.
-enum Field { kSource, kTarget, kTrack, kNoise, kTableRow, kContextLen, kKeyRow, kSlots = kTrack + 1 };
+int64_t bytes_of_norm(const RmsNorm& norm) { return norm.width * (norm.kind == kFloat32 ? 4 : 2); }
 
-int64_t larger(int64_t a, int64_t b) { return a < b ? b : a; }
-
-// The values of a step, in memory of the calling thread that the next step uses again.
-struct Values {
-  Scratch hidden, normed, inner, gated, added, beside, slots, tokens, wide, scores, chosen, weights;
-};
-
-class Step {
+// The rows of a head, whose stream begins with pairs of a token and a hidden state.
+class HeadRows {
  public:
-  Step(const KernelTable& kernels, const DecodeStep& step, Values& values)
-      : kernels_(kernels), step_(step), values_(values) {
-    const int64_t rows = step.rows, width = step.norm.width, bytes = bytes_of(step.norm.kind);
-    int64_t inner = 0, gated = 0;
-    for (int32_t i = 0; i < step.block_count; ++i) {
-      const DecodeBlock& block = step.blocks[i];
-      if (block.in_proj != nullptr) {
-        inner = larger(inner, block.in_proj->outputs);
-        gated = larger(gated, block.out_proj->inputs);
-      }
-      if (block.attention_in_proj != nullptr) {
-        inner = larger(inner, block.attention_in_proj->outputs);
-        gated = larger(gated, block.attention_out_proj->inputs);
-      }
-    }
-    hidden_ = values.hidden.get<char>(rows * width * bytes_of(step.norm.x_kind));
-    normed_ = values.normed.get<char>(rows * width * bytes);
-    inner_ = values.inner.get<char>(rows * inner * bytes);
-    gated_ = values.gated.get<char>(rows * gated * bytes);
-    added_ = values.added.get<char>(rows * width * bytes);
-    beside_ = values.beside.get<char>(rows * width * bytes);
-    slots_ = values.slots.get<int64_t>(rows * kSlots);
-    tokens_ = values.tokens.get<int32_t>(rows);
-  }
+  HeadRows(const KernelTable& kernels, const DraftHead& head, const DecodeStep& step)
+      : kernels_(kernels), head_(head), step_(step), rows_(kernels, step, values()) {}
 
-  void run(void* out) {
-    read_integers();
-    kernels_.packed_rows(step_.embedding, tokens_, step_.rows, hidden_, step_.norm.x_kind);
-    if (step_.embedding_scale != 1.0f) {
-      kernels_.scale(hidden_, step_.embedding_scale, step_.rows * step_.norm.width, step_.norm.x_kind);
+  Step& rows() { return rows_; }
+
+  // Sets the stream. `hidden_of(row)`: the hidden state of the token before a row's token.
+  template <typename HiddenOf>
+  void begin(const int32_t* tokens, HiddenOf hidden_of) {
+    static thread_local Scratch embedded, hidden, normed, joined;
+    const int64_t count = step_.rows, bytes = bytes_of_norm(head_.hidden_norm);
+    const int64_t embedding_bytes = bytes_of_norm(head_.embedding_norm);
+    char* of_tokens = embedded.get<char>(count * embedding_bytes);
+    char* before = hidden.get<char>(count * bytes);
+    char* part = normed.get<char>(count * std::max(bytes, embedding_bytes));
+    char* both = joined.get<char>(count * (embedding_bytes + bytes));
+    kernels_.packed_rows(step_.embedding, tokens, count, of_tokens, head_.embedding_norm.kind);
+    for (int64_t row = 0; row < count; ++row) {
+      std::memcpy(before + row * bytes, hidden_of(row), static_cast<size_t>(bytes));
     }
-    for (int32_t i = 0; i < step_.block_count; ++i) {
-      const DecodeBlock& block = step_.blocks[i];
-      take_rows(block, i > 0);
-      switch (block.kind) {
-        case kMambaBlock: recurrent(block, block.mamba, kernels_.mamba_decode); break;
-        case kDeltaBlock: recurrent(block, block.delta, kernels_.delta_decode); break;
-        case kShortConvBlock: short_conv(block); break;
-        case kAttentionBlock: attention(block, added_); break;
-        case kParallelBlock:
-          recurrent(block, block.mamba, kernels_.mamba_decode);
-          attention(block, beside_);
-          kernels_.add(added_, beside_, step_.rows * step_.norm.width, step_.norm.kind);
-          break;
-        case kMoeBlock: moe(block); break;
-        default: mlp(block);
-      }
-      if (block.result_norm.weight != nullptr) norm_in_place(block.result_norm, added_, step_.rows);
-    }
-    norm(step_.norm, step_.block_count > 0, out);
+    norm_into(head_.embedding_norm, of_tokens, part, both, 0, embedding_bytes);
+    norm_into(head_.hidden_norm, before, part, both, embedding_bytes, bytes);
+    kernels_.linear(head_.join, both, head_.join->inputs, count, rows_.stream());
   }
 
  private:
-  static int64_t bytes_of(int32_t kind) { return kind == kFloat32 ? 4 : 2; }
-  const int32_t* field(Field which) const { return step_.integers + which * step_.integers_stride; }
-
-  void read_integers() {
-    for (int32_t row = 0; row < step_.rows; ++row) {
-      for (int which = kSource; which < kSlots; ++which) {
-        slots_[which * step_.rows + row] = field(static_cast<Field>(which))[row];
-      }
-      tokens_[row] = step_.last_token[field(kTableRow)[row]];
-    }
+  static Values& values() {
+    static thread_local Values values;
+    return values;
   }
 
-  void norm(RmsNorm call, bool added, void* out) {
-    call.x = hidden_;
-    call.x_stride = step_.norm.width;
-    call.added = added ? added_ : nullptr;
-    call.out = out;
-    call.rows = step_.rows;
-    call.x_kind = step_.norm.x_kind;
-    kernels_.rms_norm(&call);
-  }
-
-  // Adds the last result to the residual stream, and sets the rows that the block's mixer takes.
-  void take_rows(const DecodeBlock& block, bool added) {
-    if (block.norm.weight != nullptr) {
-      norm(block.norm, added, normed_);
-      mixed_ = normed_;
-      return;
-    }
-    if (added) kernels_.add(hidden_, added_, step_.rows * step_.norm.width, step_.norm.kind);
-    mixed_ = hidden_;
-  }
-
-  void norm_in_place(RmsNorm call, char* x, int64_t rows) {
-    call.x = call.out = x;
+  // Norms rows and writes them to their part of the joined rows.
+  void norm_into(RmsNorm call, char* x, char* part, char* both, int64_t offset, int64_t bytes) const {
+    call.x = x;
     call.x_stride = call.width;
     call.added = nullptr;
-    call.rows = rows;
+    call.out = part;
+    call.rows = step_.rows;
     call.x_kind = call.kind;
     kernels_.rms_norm(&call);
-  }
-
-  void product(const LinearLayer* layer, const void* x, void* out) {
-    if (!is_changed(layer->changes)) return kernels_.linear(layer, x, layer->inputs, step_.rows, out);
-    // The activation follows the changes.
-    kernels_.linear(layer->changes->plain, x, layer->inputs, step_.rows, out);
-    kernels_.change_rows(layer->changes, step_.places, x, layer->inputs, step_.rows, out, layer->activation);
-  }
-
-  // Returns whether the adapter of any row changes the product.
-  bool is_changed(const AdapterChanges* changes) const {
-    if (changes == nullptr || step_.places == nullptr) return false;
-    for (int32_t row = 0; row < step_.rows; ++row) {
-      if (step_.places[row] >= 0 && changes->ranks[step_.places[row]] > 0) return true;
+    const int64_t stride = bytes_of_norm(head_.embedding_norm) + bytes_of_norm(head_.hidden_norm);
+    for (int64_t row = 0; row < step_.rows; ++row) {
+      std::memcpy(both + row * stride + offset, part + row * bytes, static_cast<size_t>(bytes));
     }
-    return false;
-  }
-
-  // `call`: the fields that do not change from step to step.
-  template <typename Call>
-  void recurrent(const DecodeBlock& block, Call call, void (*kernel)(const Call*)) {
-    product(block.in_proj, mixed_, inner_);
-    name_rows(block, call);
-    call.noise = reinterpret_cast<const uint32_t*>(field(kNoise));
-    kernel(&call);
-    product(block.out_proj, gated_, added_);
-  }
-
-  void short_conv(const DecodeBlock& block) {
-    product(block.in_proj, mixed_, inner_);
-    ShortConvDecode call = block.short_conv;
-    name_rows(block, call);
-    kernels_.short_conv_decode(&call);
-    product(block.out_proj, gated_, added_);
-  }
-
-  // Sets the rows of a mixer's call, and the slots of their states.
-  template <typename Call>
-  void name_rows(const DecodeBlock& block, Call& call) {
-    call.projected = inner_;
-    call.projected_stride = block.in_proj->outputs;
-    call.source = slots_ + kSource * step_.rows;
-    call.target = slots_ + kTarget * step_.rows;
-    call.track = slots_ + kTrack * step_.rows;
-    call.out = gated_;
-    call.rows = step_.rows;
-  }
-
-  void attention(const DecodeBlock& block, void* out) {
-    product(block.attention_in_proj, mixed_, inner_);
-    if (block.query_norm.weight != nullptr) norm_heads(block);
-    if (step_.rope_half > 0) turn(block);
-    write_keys(block);
-    PagedDecode call = block.attention;
-    call.query = inner_;
-    call.query_stride = block.attention_in_proj->outputs;
-    call.page_table = step_.page_table;
-    call.page_table_stride = step_.page_table_stride;
-    call.table_row = field(kTableRow);
-    call.context_len = field(kContextLen);
-    call.out = gated_;
-    call.rows = step_.rows;
-    kernels_.paged_decode(&call);
-    if (block.output_gate != 0) gate(block);
-    product(block.attention_out_proj, gated_, out);
-  }
-
-  // Norms queries and keys in place; keys follow queries.
-  void norm_heads(const DecodeBlock& block) {
-    const PagedDecode& at = block.attention;
-    const int64_t queries = int64_t{at.heads} * at.head_dim, keys = int64_t{at.kv_heads} * at.head_dim;
-    const int64_t bytes = bytes_of(at.kind);
-    for (int32_t row = 0; row < step_.rows; ++row) {
-      char* x = inner_ + row * block.attention_in_proj->outputs * bytes;
-      norm_in_place(block.query_norm, x, queries / block.query_norm.width);
-      norm_in_place(block.key_norm, x + queries * bytes, keys / block.key_norm.width);
-    }
-  }
-
-  // Gates the result of attention; the gate is the end of each row.
-  void gate(const DecodeBlock& block) {
-    const PagedDecode& at = block.attention;
-    const int64_t width = int64_t{at.heads} * at.head_dim, stride = block.attention_in_proj->outputs;
-    const SigmoidGate call{gated_, inner_ + (stride - width) * bytes_of(at.kind), stride, step_.rows, width, at.kind};
-    kernels_.gate(&call);
-  }
-
-  // Keys follow queries.
-  void turn(const DecodeBlock& block) {
-    const PagedDecode& at = block.attention;
-    const Rope call{inner_, block.attention_in_proj->outputs, step_.cos, step_.sin, step_.rows, at.heads + at.kv_heads,
-                    at.head_dim, step_.rope_half, at.kind};
-    kernels_.rope(&call);
-  }
-
-  // Keys and values follow the queries of each row.
-  void write_keys(const DecodeBlock& block) {
-    const PagedDecode& call = block.attention;
-    const int64_t bytes = bytes_of(call.kind);
-    const int64_t queries = int64_t{call.heads} * call.head_dim, keys = int64_t{call.kv_heads} * call.head_dim;
-    // Pages are written before they are read: the caller owns them, as it owns the states.
-    char* pages = static_cast<char*>(const_cast<void*>(call.kv));
-    for (int32_t row = 0; row < step_.rows; ++row) {
-      const int32_t key_row = field(kKeyRow)[row];
-      char* key = pages + (key_row / call.page_size * call.page_stride + key_row % call.page_size * keys) * bytes;
-      const char* from = inner_ + (row * block.attention_in_proj->outputs + queries) * bytes;
-      std::memcpy(key, from, static_cast<size_t>(keys * bytes));
-      std::memcpy(key + call.value_offset * bytes, from + keys * bytes, static_cast<size_t>(keys * bytes));
-    }
-  }
-
-  void mlp(const DecodeBlock& block) {
-    product(block.in_proj, mixed_, inner_);
-    if (block.gate_proj == nullptr) return product(block.out_proj, inner_, added_);
-    product(block.gate_proj, mixed_, gated_);
-    kernels_.multiply(gated_, inner_, step_.rows * block.gate_proj->outputs, step_.norm.kind);
-    product(block.out_proj, gated_, added_);
-  }
-
-  void moe(const DecodeBlock& block) {
-    const Router& router = block.router;
-    const int64_t pairs = int64_t{step_.rows} * router.top_k;
-    float* scores = values_.scores.get<float>(int64_t{step_.rows} * router.experts);
-    int32_t* chosen = values_.chosen.get<int32_t>(pairs);
-    float* weights = values_.weights.get<float>(pairs);
-    kernels_.linear(router.linear, widened_rows(), step_.norm.width, step_.rows, scores);
-    route(router, scores, step_.rows, chosen, weights);
-    Experts call = block.experts;
-    call.hidden = mixed_;
-    call.hidden_stride = step_.norm.width;
-    call.chosen = chosen;
-    call.weights = weights;
-    call.out = added_;
-    call.rows = step_.rows;
-    call.top_k = router.top_k;
-    kernels_.moe(&call);
-  }
-
-  // Rows of the block's mixer in float32.
-  const void* widened_rows() {
-    if (step_.norm.kind == kFloat32) return mixed_;
-    const int64_t count = step_.rows * step_.norm.width;
-    const auto* narrow = reinterpret_cast<const uint16_t*>(mixed_);
-    float* wide = values_.wide.get<float>(count);
-    for (int64_t i = 0; i < count; ++i) wide[i] = widened(narrow[i]);
-    return wide;
   }
 
   const KernelTable& kernels_;
+  const DraftHead& head_;
   const DecodeStep& step_;
-  Values& values_;
-  char *hidden_, *normed_, *inner_, *gated_, *added_, *beside_;
-  const char* mixed_ = nullptr;  // rows that the block's mixer takes
-  int64_t* slots_;
-  int32_t* tokens_;
+  Step rows_;
 };
+
+// Where the rows of a step find the hidden state of the token before theirs, and leave their own.
+class Followed {
+ public:
+  explicit Followed(const DecodeStep& step) : replay_(step.replay), lane_rows_(step.head->lane_rows), rows_(step.rows) {
+    static thread_local Scratch places;
+    before_ = places.get<int64_t>(2 * rows_);
+    left_ = before_ + rows_;
+    const int32_t* table_row = step.integers + kTableRow * step.integers_stride;
+    const int32_t own = step.rows - (replay_ == nullptr ? 0 : replay_->drafts);
+    for (int32_t row = 0; row < own; ++row) before_[row] = left_[row] = table_row[row];
+    if (replay_ == nullptr) return;
+    // A live slot belongs to one sequence.
+    const int32_t* slot = step.integers + kTarget * step.integers_stride;
+    for (int32_t i = 0; i < replay_->absorbing; ++i) {
+      const int64_t row = std::find(slot, slot + own, replay_->absorbed_slot[i]) - slot;
+      before_[row] = of_lane(replay_->absorbed_lane[i], replay_->absorbed_count[i] - 1);
+    }
+    int32_t first = own, count_before = 0;
+    for (int32_t turn = 0; first < rows_; ++turn) {
+      int32_t count = 0;
+      for (; count < replay_->drafting && replay_->draft_len[count] > turn; ++count) {
+        const int64_t last = turn > 0 ? first - count_before + count
+                                      : std::find(slot, slot + own, replay_->draft_slot[count]) - slot;
+        before_[first + count] = -1 - last;
+        left_[first + count] = of_lane(replay_->draft_lane[count], turn);
+      }
+      first += count;
+      count_before = count;
+    }
+  }
+
+  // A row of `kept`, or -1 - row of the step.
+  int64_t before(int64_t row) const { return before_[row]; }
+  // A row of `kept`.
+  int64_t left(int64_t row) const { return left_[row]; }
+
+ private:
+  int64_t of_lane(int64_t lane, int64_t input) const { return lane_rows_ + lane * replay_->lane_inputs + input; }
+
+  const Replay* replay_;
+  int64_t lane_rows_;
+  int32_t rows_;
+  int64_t *before_, *left_;
+};
+
+// Lets the head read the tokens of a step, whose normed hidden states are `hidden`: their keys and values, and the
+// hidden states that later steps go on from.
+void follow(const KernelTable& kernels, const DecodeStep& step, const int32_t* tokens, const char* hidden) {
+  const DraftHead& head = *step.head;
+  DecodeStep own = head.step;
+  own.integers = step.integers;
+  own.integers_stride = step.integers_stride;
+  own.cos = step.cos;
+  own.sin = step.sin;
+  own.rows = step.rows;
+  HeadRows rows(kernels, head, own);
+  const Followed places(step);
+  char* kept = static_cast<char*>(head.kept);
+  const int64_t bytes = bytes_of_norm(step.norm), page_size = own.blocks[0].attention.page_size;
+  rows.begin(tokens, [&](int64_t row) {
+    const int64_t before = places.before(row);
+    return before < 0 ? hidden + (-1 - before) * bytes : kept + before * bytes;
+  });
+  rows.rows().write_first_keys();
+  for (int64_t row = 0; row < step.rows; ++row) {
+    const char* state = hidden + row * bytes;
+    std::memcpy(kept + places.left(row) * bytes, state, static_cast<size_t>(bytes));
+    const int64_t key_row = rows.rows().field(kKeyRow)[row];
+    if (key_row % page_size < page_size - 1) continue;
+    char* tail = static_cast<char*>(head.tails) + key_row / page_size * head.tails_stride * (bytes / step.norm.width);
+    std::memcpy(tail, state, static_cast<size_t>(bytes));
+  }
+}
 
 }  // namespace
 
 void decode_step(const KernelTable& kernels, const DecodeStep& step, void* out) {
   thread_local Values values;
-  Step(kernels, step, values).run(out);
+  Step rows(kernels, step, values);
+  rows.run(out);
+  if (step.head != nullptr) follow(kernels, step, rows.tokens(), static_cast<const char*>(out));
+}
+
+void draft(const KernelTable& kernels, const DraftHead& head, const DraftTurns& turns) {
+  static thread_local Scratch of_states, of_logits, of_places, of_finite, of_integers, of_tokens;
+  const int64_t sequences = turns.sequences, bytes = bytes_of_norm(head.step.norm), page_size =
+      head.step.blocks[0].attention.page_size, vocabulary = head.output->outputs;
+  char* states = of_states.get<char>(sequences * bytes);
+  char* logits = of_logits.get<char>(sequences * vocabulary * 4);
+  int64_t* best = of_places.get<int64_t>(sequences);
+  uint8_t* finite = of_finite.get<uint8_t>(sequences);
+  int32_t* integers = of_integers.get<int32_t>(sequences * (kKeyRow + 1));
+  int32_t* tokens = of_tokens.get<int32_t>(sequences);
+  std::copy(turns.last_token, turns.last_token + sequences, tokens);
+  const char* kept = static_cast<const char*>(head.kept);
+  DecodeStep step = head.step;
+  step.integers = integers;
+  step.integers_stride = sequences;
+  for (int32_t turn = 0; turn < turns.most; ++turn) {
+    int32_t count = 0;
+    for (; count < sequences && turns.count[count] > turn; ++count) {
+      const int64_t position = turns.depth[count] + turn, row = turns.table_row[count];
+      const int32_t page = step.page_table[row * step.page_table_stride + position / page_size];
+      integers[kTableRow * sequences + count] = static_cast<int32_t>(row);
+      integers[kContextLen * sequences + count] = static_cast<int32_t>(position + 1);
+      integers[kKeyRow * sequences + count] = static_cast<int32_t>(page * page_size + position % page_size);
+    }
+    step.rows = count;
+    HeadRows rows(kernels, head, step);
+    rows.begin(tokens, [&](int64_t row) { return turn == 0 ? kept + turns.place[row] * bytes : states + row * bytes; });
+    rows.rows().run_blocks(states);
+    kernels.linear(head.output, states, head.output->inputs, count, logits);
+    kernels.largest(logits, count, vocabulary, head.output->kind, best, finite);
+    for (int32_t row = 0; row < count; ++row) {
+      tokens[row] = turns.drafted[row * turns.most + turn] = static_cast<int32_t>(best[row]);
+    }
+    if (step.rope_half == 0) continue;
+    step.cos += count * step.rope_half;
+    step.sin += count * step.rope_half;
+  }
 }

@@ -5,3 +5,6 @@
 
 // Computes the step; `out`: [rows, width], the normed hidden states.
 void decode_step(const KernelTable& kernels, const DecodeStep& step, void* out);
+
+// Lets a head draft tokens.
+void draft(const KernelTable& kernels, const DraftHead& head, const DraftTurns& turns);

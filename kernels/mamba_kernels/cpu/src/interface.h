@@ -333,9 +333,35 @@ struct DecodeBlock {
   const LinearLayer* out_proj;
   const LinearLayer* attention_in_proj;  // in an attention block, and in a parallel block, which adds both results
   const LinearLayer* attention_out_proj;
+  void* ring;  // [any, outputs of in_proj] raw inputs of a recurrent layer, by lanes; null without drafts
   int32_t output_gate;  // whether attention_in_proj also gives, after the values, the gate of attention's result
   int32_t kind;         // one of BlockKind
 };
+
+// Drafts of a step, which are its last rows, and accepted inputs that live slots lack. Both advance in turns, each with
+// one input of some sequences, so that a state takes its inputs one after another. Lanes keep raw inputs: row
+// lane * lane_inputs + i of a layer's ring is input i of the lane.
+struct Replay {
+  void* window;  // [copies + 1, taps - 1, channels]: windows of one layer that drafts move on; the first is nobody's
+  int64_t window_stride;
+  void* state;  // likewise states; its stride is 0 where layers have none
+  int64_t state_stride;
+  const int32_t* absorbed_slot;   // [absorbing] live slot
+  const int32_t* absorbed_lane;   // [absorbing]
+  const int32_t* absorbed_count;  // [absorbing] inputs, the first ones of the lane
+  const int32_t* absorbed_noise;  // [absorbing, noise_stride] word by which a float16 state is rounded
+  int64_t noise_stride;
+  const int32_t* draft_slot;   // [drafting] live slot, of which a copy is made
+  const int32_t* draft_lane;   // [drafting]
+  const int32_t* draft_len;    // [drafting] number of drafts, in descending order
+  const int32_t* draft_token;  // [drafts] first all first drafts, then all second ones, and so on, like the step's rows
+  int32_t lane_inputs;
+  int32_t absorbing;
+  int32_t drafting;
+  int32_t drafts;
+};
+
+struct DraftHead;
 
 // A step in which all sequences decode, from their last tokens to the normed hidden states.
 struct DecodeStep {
@@ -352,10 +378,38 @@ struct DecodeStep {
   const float* cos;  // [rows, rope_half] angles by which queries and keys are rotated
   const float* sin;
   const int32_t* places;  // [rows] place of the adapter of each row, or -1; null = no row has one
+  const Replay* replay;   // null = there are no drafts, and nothing waits
+  const DraftHead* head;  // head that reads the tokens of the step as well; null = there is none
   float embedding_scale;  // factor of the embedding's rows
   int32_t rope_half;      // pairs that are rotated; 0 = no rotation
   int32_t block_count;
   int32_t rows;
+};
+
+// A head that drafts behind a model. It reads a token together with the model's hidden state of the token before it.
+struct DraftHead {
+  DecodeStep step;          // its blocks, the first of which attends, and its last norm; without embedding_scale
+  RmsNorm embedding_norm;
+  RmsNorm hidden_norm;
+  const LinearLayer* join;    // from both normed rows, the embedding's first
+  const LinearLayer* output;  // gives the logits
+  // [lane_rows + lanes * lane_inputs, width] hidden states of last tokens, by row of the table of pages, then of drafts
+  void* kept;
+  void* tails;  // [pages, width] hidden state of the last token of each page
+  int64_t tails_stride;
+  int32_t lane_rows;
+};
+
+// Drafts of some sequences, those with the most drafts first.
+struct DraftTurns {
+  const int32_t* table_row;   // [sequences]
+  const int32_t* depth;       // [sequences] position of the last token
+  const int32_t* count;       // [sequences] tokens to draft
+  const int32_t* last_token;  // [sequences]
+  const int32_t* place;       // [sequences] row of `kept` of the hidden state before the last token
+  int32_t* drafted;           // [sequences, most], written
+  int32_t sequences;
+  int32_t most;
 };
 
 // Rows of the gated delta rule and the states that they advance. A row of q, k, v, a, b, out and of a state is dense.

@@ -105,6 +105,7 @@ void mamba_largest(const void* x, int64_t rows, int64_t columns, int32_t kind, i
   table->largest(x, rows, columns, kind, where, finite);
 }
 void mamba_decode_step(const DecodeStep* step, void* out) { decode_step(*table, *step, out); }
+void mamba_draft(const DraftHead* head, const DraftTurns* turns) { draft(*table, *head, *turns); }
 void mamba_gated_delta_update(const GatedDeltaUpdate* call) { table->gated_delta_update(call); }
 void mamba_gated_delta_prefill(const GatedDeltaPrefill* call) { table->gated_delta_prefill(call); }
 void mamba_delta_decode(const DeltaDecode* call) { table->delta_decode(call); }

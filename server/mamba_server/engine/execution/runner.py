@@ -13,7 +13,8 @@ from functools import partial
 import numpy as np
 import torch
 
-from mamba_kernels.cpu.step_decoder import StepDecoder
+from mamba_kernels.cpu.whole_steps.head_steps import HeadSteps
+from mamba_kernels.cpu.whole_steps.step_decoder import StepDecoder
 from mamba_kernels.dispatch.backend import TRITON
 from mamba_kernels.dispatch.signatures import Sample
 from mamba_kernels.precision import accumulator
@@ -24,6 +25,7 @@ from mamba_planner.workspace import LOGIT_ROWS
 from mamba_server.cache import NO_TOKENS, Ints, PersistentBatch, Tokens
 from mamba_server.engine.execution.decode_step import DecodeStep
 from mamba_server.engine.execution.decode_steps import DecodeSteps, Progress
+from mamba_server.engine.execution.drafted_rows import by_sequence, rules_of_rows, with_drafts
 from mamba_server.engine.execution.host_results import (
     PromptSpan,
     host_result,
@@ -34,10 +36,10 @@ from mamba_server.engine.execution.host_results import (
 from mamba_server.engine.execution.prepared_steps import PreparedSteps
 from mamba_server.engine.execution.sampler import DraftedRow, SampledTokens, Sampler, joined
 from mamba_server.engine.execution.sampling_batch import SamplingBatch, SamplingRow, penalized
-from mamba_server.engine.execution.step_arrays import StepArrays, build, verified_drafts
+from mamba_server.engine.execution.step_arrays import StepArrays, build
 from mamba_server.engine.execution.step_graphs import StepGraphs
 from mamba_server.engine.execution.token_scores import TokenScores, score_blocks
-from mamba_server.engine.sequences.output_grammar import NextTokens, TokenMasks, token_masks
+from mamba_server.engine.sequences.output_grammar import TokenMasks, token_masks
 from mamba_server.engine.sequences.schedule import Schedule
 from mamba_server.engine.speculation.head_drafts import HeadRequest
 from mamba_server.engine.stepping.step_result import StepResult
@@ -111,6 +113,8 @@ class ModelRunner:
         """Place in the bank of the adapter of each row's sequence."""
         # One row more than there are sequences, for padding.
         self._last_token = torch.zeros(persistent.rows + 1, dtype=torch.int32, device=device)
+        self._last_on_host = self._last_token.numpy() if device.type == "cpu" else None
+        """The same memory on a CPU, where an array's items are set sooner than a tensor's."""
         self._page_table = PageTable(persistent.rows, persistent.pages.shape[1], device)
         library = model.backend.library
         self._sampler = Sampler(vocab_size, device, eos_token_ids, sample, library)
@@ -235,11 +239,11 @@ class ModelRunner:
             for each in schedule.absorbed
         }
         noise = self._state_noise(arrays)
-        masks = token_masks(_rules(schedule), self._sampler.vocab_size)
+        masks = token_masks(rules_of_rows(schedule), self._sampler.vocab_size)
         work = partial(self._run, arrays, noise, pages, newcomers, spans, masks, accepted, adapters)
         if not schedule.drafts:
             return work
-        return lambda: partial(_with_drafts, schedule, work())
+        return lambda: partial(with_drafts, schedule, work())
 
     def _places_of(self, schedule: Schedule, arrays: StepArrays) -> Ints | None:
         """Return the place of the adapter of each sequence of a step; None = the model has no adapters.
@@ -281,6 +285,8 @@ class ModelRunner:
         # Copied, like everything else of the batch that the work needs.
         places = memory.place(rows, batch.lane[rows], batch.waiting[rows])
         pages = batch.unsent_pages(rows)
+        if self._step_decoder is not None and (head := self._step_decoder.head) is not None:
+            return partial(self._draft_in_one_call, head, request, places, depth, pages)
         reached = []
         for turn in range(int(request.counts.max())):
             more = request.counts > turn
@@ -297,9 +303,17 @@ class ModelRunner:
                 drafts = self._model.draft(last, preceding, plans, self._cache)
                 landed = to_host(torch.cat(drafts))
             sizes = [plan.tokens for plan in plans]
-            return lambda: _by_sequence(landed.numpy(), sizes, request.counts)
+            return lambda: by_sequence(landed.numpy(), sizes, request.counts)
 
         return work
+
+    def _draft_in_one_call(
+        self, head: HeadSteps, request: HeadRequest, places: Ints, depth: Ints, pages: tuple[Ints, Ints]
+    ) -> Callable[[], list[Tokens]]:
+        """Do the work of `prepare_drafts` by the C++ kernels."""
+        self._page_table.write(*pages)
+        drafted = head.draft(request.last_tokens, places, request.counts, request.rows, depth)
+        return lambda: [row[:count] for row, count in zip(drafted, request.counts.tolist(), strict=True)]
 
     def _head_plan(self, rows: Ints, positions: Ints, pages: Ints) -> StepPlans:
         return StepPlans.of_head(
@@ -350,9 +364,9 @@ class ModelRunner:
                 return self._decode(step, host, masks)
             extra = {"rows": sampling_rows, "positions": arrays.context_len[arrays.sampling]}
             if (decoder := self._whole_decoder(host)) is not None:
-                hidden = decoder(host, None if adapters is None else adapters.decode_places)
+                drafted = arrays.token_ids[decodes - drafts : decodes]
+                hidden = decoder(host, None if adapters is None else adapters.decode_places, drafted)
                 rows, positions = (_to(values, self._device) for values in extra.values())
-                self._follow(host, hidden, host.table_row)
             else:
                 batch = self._batch_of(host, arrays.token_ids, extra)
                 rows, positions = batch.extras["rows"], batch.extras["positions"]
@@ -379,8 +393,12 @@ class ModelRunner:
             ids = sampled.ids
             if drafts:
                 # The tokens behind drafts count once they are accepted, and the next step corrects them.
-                kept = [*range(decodes - drafts), *range(decodes, samples)]
-                rows, ids = rows[kept], ids[kept]
+                own = decodes - drafts
+                if samples == decodes:
+                    rows, ids = rows[:own], ids[:own]
+                else:
+                    kept = [*range(own), *range(decodes, samples)]
+                    rows, ids = rows[kept], ids[kept]
             self._last_token.index_copy_(0, rows.long(), ids)
             tops = [self._sampling[row].params.logprobs for row in sampling_rows.tolist()]
             landed = on_host(sampled)
@@ -396,8 +414,11 @@ class ModelRunner:
     def _go_on_behind(self, accepted: dict[int, Tokens]) -> None:
         """Let rows go on with the last of the tokens that were sampled behind accepted drafts; count all."""
         last = {row: int(tokens[-1]) for row, tokens in accepted.items()}
-        rows, tokens = _to(np.array([*last.items()], np.int64).T, self._device)
-        self._last_token.index_copy_(0, rows, tokens.to(torch.int32))
+        if self._last_on_host is not None:
+            self._last_on_host[[*last]] = [*last.values()]
+        else:
+            rows, tokens = _to(np.array([*last.items()], np.int64).T, self._device)
+            self._last_token.index_copy_(0, rows, tokens.to(torch.int32))
         self._sampler.count([(self._sampling[row].counts_row, tokens) for row, tokens in accepted.items()])
 
     def _hidden(self, batch: ForwardBatch) -> torch.Tensor:
@@ -435,9 +456,7 @@ class ModelRunner:
         )  # fmt: skip
 
     def _whole_decoder(self, host: HostBatch) -> StepDecoder | None:
-        """Return the C++ decoder for `host`, if it only decodes, without drafts."""
-        if host.replay is not None:
-            return None
+        """Return the C++ decoder for `host`, if it only decodes."""
         return self._step_decoder if len(host.decode_track) == len(host.context_len) else None
 
     def _adapters_of(self, places: Ints | None, arrays: StepArrays) -> StepAdapters | None:
@@ -531,44 +550,6 @@ class ModelRunner:
 
 def _to(array: np.ndarray, device: torch.device) -> torch.Tensor:
     return to_device(torch.from_numpy(np.ascontiguousarray(array)), device)
-
-
-def _by_sequence(drafts: Ints, sizes: list[int], counts: Ints) -> list[Tokens]:
-    """Return the draft of each sequence, from the tokens of all sequences by their places in the drafts."""
-    starts = np.concatenate([[0], np.cumsum(sizes)])
-    return [
-        np.array([drafts[starts[turn] + index] for turn in range(count)], np.int32)
-        for index, count in enumerate(counts.tolist())
-    ]
-
-
-def _rules(schedule: Schedule) -> list[NextTokens | Ints | None]:
-    """Return what restricts each row that samples: a mask where drafts were planned by it, or the rules."""
-    rules: list[NextTokens | Ints | None] = [sequence.grammar for sequence in schedule.sampling]
-    decodes = len(schedule.decodes)
-    for draft in schedule.drafts:
-        if draft.masks is not None:
-            rules[draft.index] = draft.masks[0]
-    behind = (None if each.masks is None else each.masks[turn + 1] for turn, each in schedule.draft_rows)
-    return [*rules[:decodes], *behind, *rules[decodes:]]
-
-
-def _with_drafts(schedule: Schedule, read: Callable[[], StepResult]) -> StepResult:
-    """Read the result of a step, and divide it into that of its sequences and that of its drafts."""
-    result, decodes = read(), len(schedule.decodes)
-    end = schedule.decode_tokens
-    finite = result.finite if result.finite is not None else np.ones(end, np.bool_)
-    return replace(
-        result,
-        tokens=np.concatenate([result.tokens[:decodes], result.tokens[end:]]),
-        logprobs={
-            row if row < decodes else row - end + decodes: scores
-            for row, scores in result.logprobs.items()
-            if row < decodes or row >= end
-        },
-        drafts=verified_drafts(schedule, result.tokens, finite, result.logprobs),
-        finite=np.concatenate([finite[:decodes], finite[end:]]),
-    )
 
 
 def state_distances(views: CacheViews, slot: int, truth: int) -> torch.Tensor:

@@ -89,6 +89,8 @@ class Schedule:
         First the first token of each draft, then the second, and so on, those with the most tokens first: so
         those with a further token are always the first.
         """
+        if len(self.drafts) == 1:
+            return [(turn, self.drafts[0]) for turn in range(len(self.drafts[0].tokens))]
         drafts = sorted(self.drafts, key=lambda draft: -len(draft.tokens))
         most = len(drafts[0].tokens) if drafts else 0
         return [(turn, each) for turn in range(most) for each in drafts if turn < len(each.tokens)]

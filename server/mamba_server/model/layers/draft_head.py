@@ -38,18 +38,18 @@ class DraftHead:
         assert config.attention is not None
         assert own is not None
         self._embed, self.dtype = embed, loader.dtype
-        self._norm_embedding = here.norm(own.embedding_norm, d, norm_eps)
-        self._norm_hidden = here.norm(own.hidden_norm, d, norm_eps)
-        self._join = here.linear(own.join, 2 * d, d, bias=False)
+        self.norm_embedding = here.norm(own.embedding_norm, d, norm_eps)
+        self.norm_hidden = here.norm(own.hidden_norm, d, norm_eps)
+        self.join = here.linear(own.join, 2 * d, d, bias=False)
         layer = here.at("layers", 0)
-        self._norm_before = layer.norm(attention.norm, d, norm_eps)
+        self.norm_before = layer.norm(attention.norm, d, norm_eps)
         self.attention = Attention(
             config.attention, d, layer.at(attention.mixer), config.norm_eps, names.attention
         )
         layer = here.at("layers", own.feed_forward)
-        self._norm_between = layer.norm(feed_forward.norm, d, norm_eps)
-        self._feed_forward = _feed_forward(config, names, layer, layer.at(feed_forward.mixer))
-        self._norm = here.norm(own.norm, d, norm_eps)
+        self.norm_between = layer.norm(feed_forward.norm, d, norm_eps)
+        self.feed_forward = _feed_forward(config, names, layer, layer.at(feed_forward.mixer))
+        self.norm = here.norm(own.norm, d, norm_eps)
 
     def follow(
         self,
@@ -67,7 +67,7 @@ class DraftHead:
         assert cache.hidden is not None
         assert cache.tails is not None
         preceding = plan.before(hidden, cache.hidden, cache.tails, page_table)
-        x = self._norm_before(self._pairs(token_ids, preceding), None)
+        x = self.norm_before(self._pairs(token_ids, preceding), None)
         self.attention.remember(x, cache.kv[-1], plan.page, plan.offset, turns, empty=plan.beginning)
         plan.keep(hidden, cache.hidden, cache.tails)
 
@@ -84,13 +84,13 @@ class DraftHead:
         token_ids: [n]; preceding: [n, d] hidden states of the tokens before.
         """
         x = self._pairs(token_ids, preceding)
-        added = self.attention(self._norm_before(x, None), cache.kv[-1], plans, turns)
-        added = self._feed_forward(self._norm_between(x, added))
-        return self._norm(x, added)
+        added = self.attention(self.norm_before(x, None), cache.kv[-1], plans, turns)
+        added = self.feed_forward(self.norm_between(x, added))
+        return self.norm(x, added)
 
     def _pairs(self, token_ids: torch.Tensor, preceding: torch.Tensor) -> torch.Tensor:
-        embedded = self._norm_embedding(self._embed(token_ids).to(self.dtype), None)
-        return self._join(torch.cat([embedded, self._norm_hidden(preceding, None)], 1))
+        embedded = self.norm_embedding(self._embed(token_ids).to(self.dtype), None)
+        return self.join(torch.cat([embedded, self.norm_hidden(preceding, None)], 1))
 
 
 def _feed_forward(config: ModelConfig, names: TensorNames, layer: Loader, inside: Loader) -> Mlp | Moe:

@@ -10,7 +10,7 @@ from mamba_kernels.cpu.experts import PackedExperts
 from mamba_kernels.cpu.packed_linear import PackedLinear
 from mamba_kernels.cpu.rms_norm import RowNorm
 from mamba_kernels.cpu.short_conv import ShortConvCalls
-from mamba_kernels.cpu.step_decoder import (
+from mamba_kernels.cpu.whole_steps.blocks import (
     AttentionBlock,
     DeltaBlock,
     MambaBlock,
@@ -19,14 +19,16 @@ from mamba_kernels.cpu.step_decoder import (
     NormedAfter,
     ParallelBlock,
     ShortConvBlock,
-    StepDecoder,
 )
-from mamba_kernels.cpu.step_decoder import Block as BlockCall
+from mamba_kernels.cpu.whole_steps.blocks import Block as BlockCall
+from mamba_kernels.cpu.whole_steps.head_steps import HeadCalls, HeadSteps
+from mamba_kernels.cpu.whole_steps.replayed_rows import ReplayedRows
+from mamba_kernels.cpu.whole_steps.step_decoder import StepDecoder
 from mamba_server.model.adapters.adapted_product import AdaptedProduct
 from mamba_server.model.cache_views import CacheViews
 from mamba_server.model.layers.attention import Attention
 from mamba_server.model.layers.gated_delta import GatedDeltaMixer
-from mamba_server.model.layers.hybrid import Block, HybridModel
+from mamba_server.model.layers.hybrid import Block, HybridModel, Mixer
 from mamba_server.model.layers.loader import Norm, Rows
 from mamba_server.model.layers.mamba2 import Mamba2Mixer
 from mamba_server.model.layers.mlp import Mlp
@@ -55,9 +57,13 @@ def step_decoder(
     library = model.backend.library
     if library is None or isinstance(weight := model.embedding.weight, torch.Tensor):
         return None
+    replay = cache.replay
+    if replay is not None:
+        most_rows += (len(replay.conv) - 1) * replay.most
     try:
         blocks = [_call(block, cache, model.residual_dtype) for block in model.blocks]
         norm = _kernel(model.norm)
+        head = None if cache.hidden is None else _head(model, cache, page_table)
     except _NotFusable:
         return None
     return StepDecoder(
@@ -72,7 +78,50 @@ def step_decoder(
         page_table=page_table,
         last_token=last_token,
         most_rows=most_rows,
+        replay=None if replay is None else ReplayedRows(replay.conv, replay.ssm, replay.most),
+        head=head,
     )
+
+
+def _head(model: HybridModel, cache: CacheViews, page_table: torch.Tensor) -> HeadSteps:
+    """Build the calls of the model's head for drafts."""
+    head, library, weight = model.draft_head, model.backend.library, model.embedding.weight
+    assert head is not None
+    assert library is not None
+    assert cache.hidden is not None
+    assert cache.tails is not None
+    feed_forward = _feed_forward(_kernel(head.norm_between), head.feed_forward)
+    if isinstance(weight, torch.Tensor):
+        raise _NotFusable
+    return HeadSteps(
+        library,
+        embedding=weight,
+        calls=HeadCalls(
+            _kernel(head.norm_embedding),
+            _kernel(head.norm_hidden),
+            _packed_linear(head.join),
+            _attention(_kernel(head.norm_before), head.attention, cache, -1),
+            feed_forward,
+            _kernel(head.norm),
+            _packed_linear(model.head),
+        ),
+        frequencies=None if model.rotation is None else model.rotation.frequencies,
+        turn_factor=1.0 if model.rotation is None else model.rotation.factor,
+        page_table=page_table,
+        kept=cache.hidden.kept,
+        tails=cache.tails,
+        lane_rows=cache.hidden.rows + 1,
+    )
+
+
+def _feed_forward(norm: RowNorm, mixer: Mixer) -> MlpBlock | MoeBlock:
+    match mixer:
+        case Moe(router=ExpertRouter() as router, packed=PackedExperts() as experts):
+            return MoeBlock(norm, router, experts)
+        case Mlp(activation=None) as mlp:
+            gate = None if mlp.gate_proj is None else _packed_linear(mlp.gate_proj)
+            return MlpBlock(norm, _packed_linear(mlp.up_proj), gate, _packed_linear(mlp.down_proj))
+    raise _NotFusable
 
 
 def _call(block: Block, cache: CacheViews, residual_dtype: torch.dtype) -> BlockCall | NormedAfter:
@@ -93,17 +142,16 @@ def _block(block: Block, cache: CacheViews) -> BlockCall:
             return _delta(norm, delta, cache, index)
         case ShortConvMixer(kernels=ShortConvCalls() as kernels) as short:
             in_proj, out_proj = _packed_linear(short.in_proj), _packed_linear(short.out_proj)
-            return ShortConvBlock(norm, in_proj, kernels, out_proj, cache.conv[index])
+            return ShortConvBlock(norm, in_proj, kernels, out_proj, cache.conv[index], _ring(cache, index))
         case Attention() as attention:
             return _attention(norm, attention, cache, index)
         case ParallelMixers(mamba=mamba, attention=attention):
             return ParallelBlock(_mamba(norm, mamba, cache, index), _attention(norm, attention, cache, index))
-        case Moe(router=ExpertRouter() as router, packed=PackedExperts() as experts):
-            return MoeBlock(norm, router, experts)
-        case Mlp(activation=None) as mlp:
-            gate = None if mlp.gate_proj is None else _packed_linear(mlp.gate_proj)
-            return MlpBlock(norm, _packed_linear(mlp.up_proj), gate, _packed_linear(mlp.down_proj))
-    raise _NotFusable
+    return _feed_forward(norm, block.mixer)
+
+
+def _ring(cache: CacheViews, index: int) -> torch.Tensor | None:
+    return None if cache.replay is None else cache.replay.ring[index]
 
 
 def _mamba(norm: RowNorm, mamba: Mamba2Mixer, cache: CacheViews, index: int) -> MambaBlock:
@@ -111,14 +159,18 @@ def _mamba(norm: RowNorm, mamba: Mamba2Mixer, cache: CacheViews, index: int) -> 
         raise _NotFusable
     decoder, _ = mamba.kernels
     in_proj, out_proj = _packed_linear(mamba.in_proj), _packed_linear(mamba.out_proj)
-    return MambaBlock(norm, in_proj, decoder, out_proj, cache.conv[index], cache.ssm[index])
+    return MambaBlock(
+        norm, in_proj, decoder, out_proj, cache.conv[index], cache.ssm[index], _ring(cache, index)
+    )
 
 
 def _delta(norm: RowNorm, delta: GatedDeltaMixer, cache: CacheViews, index: int) -> DeltaBlock:
     if delta.kernels is None:
         raise _NotFusable
     in_proj, out_proj = _packed_linear(delta.in_proj), _packed_linear(delta.out_proj)
-    return DeltaBlock(norm, in_proj, delta.kernels, out_proj, cache.conv[index], cache.ssm[index])
+    return DeltaBlock(
+        norm, in_proj, delta.kernels, out_proj, cache.conv[index], cache.ssm[index], _ring(cache, index)
+    )
 
 
 def _attention(norm: RowNorm, attention: Attention, cache: CacheViews, index: int) -> AttentionBlock:

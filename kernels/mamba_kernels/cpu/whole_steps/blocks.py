@@ -1,23 +1,20 @@
-"""A step in which all sequences decode, in one call: see "decode_step" in README.md.
+"""Blocks of a model for the calls of whole steps, each with the weights and the cache of its layer.
 
-The model builds the call once for a cache, from the calls that its layers make one by one in other steps, and
-runs it on the forward stream.
+The server names the blocks of a model; `StepDecoder` and `HeadSteps` write them into the structures of C++.
 """
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
-import numpy as np
 import torch
 
+from mamba_kernels.arguments import check
 from mamba_kernels.cpu.delta_mixer import GatedDeltaCalls
 from mamba_kernels.cpu.expert_router import ExpertRouter
 from mamba_kernels.cpu.experts import PackedExperts
-from mamba_kernels.cpu.library import Library
 from mamba_kernels.cpu.mamba_decode import MambaDecoder
-from mamba_kernels.cpu.packed_linear import KINDS, PackedLinear, PackedMatrix
+from mamba_kernels.cpu.packed_linear import CPU, PackedLinear
 from mamba_kernels.cpu.paged_decode import PagedDecoder
 from mamba_kernels.cpu.rms_norm import RowNorm
 from mamba_kernels.cpu.short_conv import ShortConvCalls
@@ -30,11 +27,8 @@ from mamba_kernels.cpu.structures import (
     PARALLEL_BLOCK,
     SHORT_CONV_BLOCK,
     DecodeBlock,
-    DecodeStep,
     RmsNorm,
 )
-from mamba_kernels.rope import turns
-from mamba_kernels.slot_plan import IntArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +42,14 @@ class MambaBlock:
     window: torch.Tensor
     """`window` and `state` of `MambaDecoder.__call__`."""
     state: torch.Tensor
+    ring: torch.Tensor | None = None
+    """[any, outputs of in_proj] raw inputs of drafts; None = there are no drafts."""
 
     def fill(self, call: DecodeBlock) -> None:
         """Write the fields of `call` that do not change from step to step."""
         call.kind, call.in_proj, call.out_proj = MAMBA_BLOCK, self.in_proj.address, self.out_proj.address
         self.mixer.place(call.mamba, self.window, self.state)
+        call.ring = _ring(self.in_proj, self.ring)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +63,14 @@ class DeltaBlock:
     window: torch.Tensor
     """`window` and `state` of `GatedDeltaCalls`."""
     state: torch.Tensor
+    ring: torch.Tensor | None = None
+    """Raw inputs of drafts, as `MambaBlock.ring`."""
 
     def fill(self, call: DecodeBlock) -> None:
         """Write the fields of `call` that do not change from step to step."""
         call.kind, call.in_proj, call.out_proj = DELTA_BLOCK, self.in_proj.address, self.out_proj.address
         self.mixer.place(call.delta, self.window, self.state)
+        call.ring = _ring(self.in_proj, self.ring)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +83,14 @@ class ShortConvBlock:
     out_proj: PackedLinear
     window: torch.Tensor
     """`window` of `ShortConvCalls`."""
+    ring: torch.Tensor | None = None
+    """Raw inputs of drafts, as `MambaBlock.ring`."""
 
     def fill(self, call: DecodeBlock) -> None:
         """Write the fields of `call` that do not change from step to step."""
         call.kind, call.in_proj, call.out_proj = SHORT_CONV_BLOCK, self.in_proj.address, self.out_proj.address
         self.mixer.place(call.short_conv, self.window)
+        call.ring = _ring(self.in_proj, self.ring)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,126 +190,23 @@ class NormedAfter:
         call.norm = RmsNorm()
 
 
-class DecodeRows(Protocol):
-    """The sequences of a step with one new token each; all arrays are int32 [n]."""
+class BlockCalls:
+    """The structures of some blocks in order; `address` is valid as long as this object lives."""
 
-    @property
-    def slot_in(self) -> IntArray:
-        """Slot from which the state of each sequence is read; -1 = the zero state."""
-        ...
-
-    @property
-    def slot_out(self) -> IntArray:
-        """Slot to which the state of each sequence is written."""
-        ...
-
-    @property
-    def decode_track(self) -> IntArray:
-        """Second slot to which the state is written, that of a checkpoint; -1 = none."""
-        ...
-
-    @property
-    def state_noise(self) -> IntArray:
-        """Word by which a float16 state is rounded; empty if the states are not float16."""
-        ...
-
-    @property
-    def table_row(self) -> IntArray:
-        """Row of the sequence in the table of pages and in `last_token`."""
-        ...
-
-    @property
-    def context_len(self) -> IntArray:
-        """Number of positions with keys, the new token's included."""
-        ...
-
-    @property
-    def kv_row(self) -> IntArray:
-        """page * page_size + offset of the new key and value."""
-        ...
-
-
-class StepDecoder:
-    """The call for one model and one cache. Two threads must not use it at once."""
-
-    def __init__(
-        self,
-        library: Library,
-        *,
-        embedding: PackedMatrix,
-        blocks: Sequence[Block | NormedAfter],
-        norm: RowNorm,
-        embedding_scale: float = 1.0,
-        frequencies: torch.Tensor | None = None,
-        turn_factor: float = 1.0,
-        residual_dtype: torch.dtype,
-        page_table: torch.Tensor,
-        last_token: torch.Tensor,
-        most_rows: int,
-    ) -> None:
-        """Prepare the call of a model's decode steps.
-
-        Args:
-            library: the kernels.
-            embedding: matrix of the tokens' rows.
-            blocks: residual blocks in order.
-            norm: norm after the last block.
-            embedding_scale: factor of the embedding's rows before the first block.
-            frequencies: argument of `rope.turns`; None = queries and keys are not rotated.
-            turn_factor: argument `factor` of `rope.turns`.
-            residual_dtype: type of the residual stream.
-            page_table: [R, W] int32, read in each step.
-            last_token: [at least R] int32, read in each step.
-            most_rows: largest number of rows of a step.
-        """
+    def __init__(self, blocks: Sequence[Block | NormedAfter]) -> None:
         # Addresses do not keep objects alive.
-        self._kept = (embedding, blocks, norm, page_table, last_token)
-        self._run: Callable[..., None] = library.decode_step
-        self._blocks = (DecodeBlock * len(blocks))()
-        for call, block in zip(self._blocks, blocks, strict=True):
+        self._kept = blocks
+        self._calls = (DecodeBlock * len(blocks))()
+        for call, block in zip(self._calls, blocks, strict=True):
             call.norm = block.norm.call
             block.fill(call)
-        # The structure of a product describes how the matrix is stored.
-        self._embedding = PackedLinear(library, embedding, None)
-        self._integers = np.zeros((7, most_rows), np.int32)
-        self._places = np.zeros(most_rows, np.int32)
-        self._width, self._dtype = embedding.inputs, embedding.dtype
-        self._step = DecodeStep(
-            blocks=ctypes.addressof(self._blocks),
-            embedding=self._embedding.address,
-            norm=norm.call,
-            last_token=last_token.data_ptr(),
-            integers=self._integers.ctypes.data,
-            integers_stride=most_rows,
-            page_table=page_table.data_ptr(),
-            page_table_stride=page_table.stride(0),
-            embedding_scale=embedding_scale,
-            block_count=len(blocks),
-        )
-        self._step.norm.x_kind = KINDS[residual_dtype]
-        self._frequencies, self._turn_factor = frequencies, turn_factor
-        self._step.rope_half = 0 if frequencies is None else len(frequencies)
-        self._address = ctypes.addressof(self._step)
+        self.address, self.count = ctypes.addressof(self._calls), len(blocks)
 
-    def __call__(self, decodes: DecodeRows, places: IntArray | None = None) -> torch.Tensor:
-        """Decode the last tokens of one or more sequences and return their normed hidden states [n, d].
 
-        places: [n] place of the adapter of each sequence, or -1; None = no sequence has one.
-        States, windows, keys and values are written with the same bits as by the calls of the layers.
-        """
-        rows = len(decodes.context_len)
-        integers = self._integers[:, :rows]
-        integers[0], integers[1], integers[2] = decodes.slot_in, decodes.slot_out, decodes.decode_track
-        integers[3] = decodes.state_noise if len(decodes.state_noise) else 0
-        integers[4], integers[5], integers[6] = decodes.table_row, decodes.context_len, decodes.kv_row
-        out = torch.empty(rows, self._width, dtype=self._dtype)
-        self._step.rows = rows
-        self._step.places = None
-        if places is not None:
-            self._places[:rows] = places
-            self._step.places = self._places.ctypes.data
-        if self._frequencies is not None:
-            cos, sin = turns(torch.from_numpy(decodes.context_len - 1), self._frequencies, self._turn_factor)
-            self._step.cos, self._step.sin = cos.data_ptr(), sin.data_ptr()
-        self._run(self._address, out.data_ptr())
-        return out
+def _ring(in_proj: PackedLinear, ring: torch.Tensor | None) -> int | None:
+    """Return the address of a ring of the product's rows. Raises WrongArgument."""
+    if ring is None:
+        return None
+    weight = in_proj.weight
+    check("ring", ring, (None, weight.outputs), dtypes=(weight.dtype,), device=CPU, dense_from=0)
+    return ring.data_ptr()
