@@ -130,6 +130,16 @@ SMALL_QWEN3_5_MOE: dict[str, Any] = {
     "moe_intermediate_size": 24,
     "shared_expert_intermediate_size": 40,
 }
+LATENT_EXPERTS: dict[str, Any] = {
+    "hybrid_override_pattern": "ME*EM",
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 24,
+    "moe_shared_expert_intermediate_size": 104,
+    "moe_latent_size": 20,
+    "routed_scaling_factor": 5.0,
+}
+"""Fields with which a Nemotron-H has experts of a latent width, as Nemotron 3 Super has."""
 SMALL_OLMO_HYBRID: dict[str, Any] = {
     "model_type": "olmo_hybrid",
     "vocab_size": VOCAB,

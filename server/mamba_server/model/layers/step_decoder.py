@@ -13,6 +13,7 @@ from mamba_kernels.cpu.short_conv import ShortConvCalls
 from mamba_kernels.cpu.step_decoder import (
     AttentionBlock,
     DeltaBlock,
+    LatentCalls,
     MambaBlock,
     MlpBlock,
     MoeBlock,
@@ -27,6 +28,7 @@ from mamba_server.model.cache_views import CacheViews
 from mamba_server.model.layers.attention import Attention
 from mamba_server.model.layers.gated_delta import GatedDeltaMixer
 from mamba_server.model.layers.hybrid import Block, HybridModel
+from mamba_server.model.layers.latent_projections import LatentProjections
 from mamba_server.model.layers.loader import Norm, Rows
 from mamba_server.model.layers.mamba2 import Mamba2Mixer
 from mamba_server.model.layers.mlp import Mlp
@@ -98,8 +100,8 @@ def _block(block: Block, cache: CacheViews) -> BlockCall:
             return _attention(norm, attention, cache, index)
         case ParallelMixers(mamba=mamba, attention=attention):
             return ParallelBlock(_mamba(norm, mamba, cache, index), _attention(norm, attention, cache, index))
-        case Moe(router=ExpertRouter() as router, packed=PackedExperts() as experts):
-            return MoeBlock(norm, router, experts)
+        case Moe(router=ExpertRouter() as router, packed=PackedExperts() as experts) as moe:
+            return MoeBlock(norm, router, experts, None if moe.latent is None else _latent(moe.latent))
         case Mlp(activation=None) as mlp:
             gate = None if mlp.gate_proj is None else _packed_linear(mlp.gate_proj)
             return MlpBlock(norm, _packed_linear(mlp.up_proj), gate, _packed_linear(mlp.down_proj))
@@ -131,6 +133,15 @@ def _attention(norm: RowNorm, attention: Attention, cache: CacheViews, index: in
         head_norms=(head_norms[0], head_norms[1]) if head_norms else None,
         output_gate=attention.config.output_gate,
     )  # fmt: skip
+
+
+def _latent(latent: LatentProjections) -> LatentCalls:
+    shared = None
+    if (own := latent.shared) is not None:
+        if own.activation is not None or own.gate_proj is not None:
+            raise _NotFusable
+        shared = _packed_linear(own.up_proj), _packed_linear(own.down_proj)
+    return LatentCalls(_packed_linear(latent.enter), _packed_linear(latent.back), shared)
 
 
 def _kernel(norm: Norm) -> RowNorm:
