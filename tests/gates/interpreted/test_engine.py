@@ -130,7 +130,12 @@ def latent_experts(path: Path) -> Path:
     return random_nemotron_h(path, **{**LATENT_EXPERTS, "hybrid_override_pattern": "EM"})
 
 
-@pytest.mark.parametrize("write", [granite, lfm2, qwen3_next, olmo_hybrid, nemotron_h, latent_experts])
+LATENT = pytest.param(
+    latent_experts, marks=pytest.mark.skipif(not LARGE, reason="eight CPU seconds: MAMBASERVE_GATES=large")
+)
+
+
+@pytest.mark.parametrize("write", [granite, lfm2, qwen3_next, olmo_hybrid, nemotron_h, LATENT])
 def test_other_families_say_what_they_say_on_torch(
     write: Callable[[Path], Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
