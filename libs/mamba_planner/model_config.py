@@ -176,7 +176,8 @@ class MoeConfig:
     groups: int = 1
     groups_per_token: int = 1
     latent: int | None = None
-    """Width that the experts work in; None = `hidden_size`."""
+    """Width that the routed experts work in, between two projections (Nemotron 3 Super); None =
+    `hidden_size`."""
     correction: bool = True
     """Whether sigmoid scores have a correction bias, if the family has one (not in every LFM2)."""
     shared_gate: bool = False

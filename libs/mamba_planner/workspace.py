@@ -219,8 +219,14 @@ def _feed_forward(model: ModelConfig) -> int:
     if (mlp := model.mlp) is not None:
         widths.append(mlp.intermediate * (3 if mlp.gated else 2))
     if (moe := model.moe) is not None:
-        per_token = moe.experts_per_token * (moe.intermediate * (3 if moe.gated else 2) + model.hidden_size)
-        widths.append(per_token + moe.shared_intermediate * (3 if moe.gated else 2))
+        inner, width = 3 if moe.gated else 2, moe.latent or model.hidden_size
+        per_token = moe.experts_per_token * (moe.intermediate * inner + width)
+        if moe.latent is None:
+            widths.append(per_token + moe.shared_intermediate * inner)
+        else:
+            # The shared expert is a product of its own, beside the result of the others.
+            widths.append(per_token + 2 * moe.latent)
+            widths.append(moe.shared_intermediate * inner + model.hidden_size)
     return max(widths)
 
 

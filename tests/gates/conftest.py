@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import mamba_server
-from testmodels.checkpoints import random_lfm2, random_nemotron_h, random_olmo_hybrid
+from testmodels.checkpoints import LATENT_EXPERTS, random_lfm2, random_nemotron_h, random_olmo_hybrid
 
 # Small tensors gain nothing from threads, and spinning threads on a busy machine cost minutes.
 torch.set_num_threads(1)
@@ -35,3 +35,9 @@ def lfm2_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def olmo_hybrid_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a model of the gated delta rule with negative eigenvalues."""
     return random_olmo_hybrid(tmp_path_factory.mktemp("gates") / "olmo-hybrid")
+
+
+@pytest.fixture(scope="session")
+def latent_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a model whose experts work in a width of their own."""
+    return random_nemotron_h(tmp_path_factory.mktemp("gates") / "latent", **LATENT_EXPERTS)

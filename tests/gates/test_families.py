@@ -12,9 +12,16 @@ import pytest
 import torch
 
 from engines import Answer, greedy, run
-from gate_cases import CASES, Case
+from gate_cases import CASES, LARGE, Case
 from mamba_server.wire import AddRequest
-from testmodels.checkpoints import random_lfm2, random_olmo_hybrid, random_qwen3_5
+from testmodels.checkpoints import (
+    LATENT_EXPERTS,
+    random_lfm2,
+    random_nemotron_h,
+    random_olmo_hybrid,
+    random_qwen3_5,
+)
+from testmodels.published_limits import follow_published_limits
 
 pytestmark = pytest.mark.slow
 
@@ -31,7 +38,16 @@ FAMILIES: dict[str, tuple[Callable[..., Path], dict[str, Any]]] = {
     ),
     "lfm2": (random_lfm2, {"conv_bias": True}),
     "lfm2-experts": (random_lfm2, {"num_experts": 8, "routed_scaling_factor": 1.7}),
+    "latent-experts": (random_nemotron_h, LATENT_EXPERTS),
 }
+COSTLY = ("latent-experts",)
+"""Families whose blocks other families have, too; their other tests suffice for a run on two cores."""
+RUN = [
+    pytest.param(
+        name, marks=pytest.mark.skipif(not LARGE and name in COSTLY, reason="MAMBASERVE_GATES=large")
+    )
+    for name in FAMILIES
+]
 
 
 def requests(prefix: str) -> list[AddRequest]:
@@ -57,13 +73,15 @@ def check(model: torch.nn.Module, request: AddRequest, answer: Answer) -> None:
         torch.testing.assert_close(got, best[position], rtol=0, atol=TOLERANCE)
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=RUN)
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     from transformers import AutoModelForCausalLM
 
     write, fields = FAMILIES[request.param]
     path = write(tmp_path_factory.mktemp("family"), **fields)
-    return path, AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+    follow_published_limits(model)
+    return path, model
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

@@ -24,6 +24,7 @@ from mamba_server.wire import AddRequest, SamplingParams
 from prefix_of import prefix_of
 from scripted_drafts import ScriptedDrafts
 from testmodels.checkpoints import (
+    LATENT_EXPERTS,
     add_draft_head,
     random_falcon_h1,
     random_multimodal_qwen3_5,
@@ -35,6 +36,7 @@ from testmodels.checkpoints import (
 Write = Callable[..., Path]
 MODELS: dict[str, tuple[Write, dict[str, Any]]] = {
     "nemotron_h": (random_nemotron_h, {}),
+    "nemotron_h-latent": (random_nemotron_h, LATENT_EXPERTS),
     "qwen3_next": (random_qwen3_next, {}),
     "qwen3_5": (random_qwen3_5, {}),
     "qwen3_5-experts": (random_qwen3_5, {"num_experts": 8}),

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from engines import Answer, make_engine, run
-from gate_cases import CASES, Case
+from gate_cases import CASES, LARGE, Case
 from mamba_server.cache.arena import AllocationSite
 from mamba_server.engine.boot import Engine
 from mamba_server.wire import AddRequest, SamplingParams, TokenLogprobs
@@ -89,9 +89,10 @@ def divergence(full: FullPrefills, said: Said) -> float:
 
 OTHER_FAMILIES = ["lfm2_model", "olmo_hybrid_model"]
 SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in OTHER_FAMILIES]
+LATENT = pytest.param("latent_model", marks=pytest.mark.skipif(not LARGE, reason="MAMBASERVE_GATES=large"))
 
 
-@pytest.fixture(scope="module", params=["tiny_recall", "random_model", *SLOW])
+@pytest.fixture(scope="module", params=["tiny_recall", "random_model", *SLOW, LATENT])
 def measured(request: pytest.FixtureRequest) -> tuple[Path, int, float, FullPrefills]:
     """Return the model, its vocabulary, its noise floor, and an engine that caches nothing."""
     path = request.getfixturevalue(request.param)

@@ -51,4 +51,20 @@ MUTANTS = (
         new="re.compile('CUDA (?:driver )?error: |cuDNN error: ')",
         tests=("tests/unit/engine/test_core.py",),
     ),
+    Mutant(
+        name="experts of a latent width have no shared expert",
+        keeps="A shared expert reads the rows of the block, and its result joins that of the experts.",
+        where="mamba_server.model.layers.latent_projections:LatentProjections.leave",
+        old="result.add_(self.shared(x))",
+        new="result",
+        tests=("tests/unit/model/test_step_decoder.py", "tests/unit/model/test_parity.py"),
+    ),
+    Mutant(
+        name="decode steps leave the shared expert beside latent ones out",
+        keeps="A decode step computes what the layers compute.",
+        where="mamba_server.model.layers.step_decoder:_latent",
+        old="(_packed_linear(own.up_proj), _packed_linear(own.down_proj))",
+        new="None",
+        tests=("tests/unit/model/test_step_decoder.py",),
+    ),
 )

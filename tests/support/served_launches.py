@@ -257,14 +257,16 @@ def _moe(config: MoeConfig, d: int, dtype: torch.dtype) -> Iterator[KernelCall]:
         correction = _meta(E, dtype=WIDE) if config.scoring == "sigmoid" else None
         chosen, weights = _integers(rows, k), _meta(rows, k, dtype=WIDE)
         yield route_call(scores[:, :E], routing, correction, chosen, weights)
-        shared_f = config.shared_intermediate
+        shared_f, width = config.shared_intermediate, config.latent or d
         shared = None
-        if shared_f:
+        if shared_f and config.latent is None:
             matrices = _meta(up * shared_f, d, dtype=dtype), _meta(d, shared_f, dtype=dtype)
             shared = SharedExpert(*matrices, logit)
-        x = _meta(rows, d, dtype=dtype)
-        gate_up, down = _meta(E, up * f, d, dtype=dtype), _meta(E, d, f, dtype=dtype)
+        x = _meta(rows, width, dtype=dtype)
+        gate_up, down = _meta(E, up * f, width, dtype=dtype), _meta(E, width, f, dtype=dtype)
         yield from moe(x, chosen, weights, gate_up, down, activation, torch.empty_like(x), shared)
+    if config.latent is not None and (shared_f := config.shared_intermediate):
+        yield _feed_forward(MlpConfig(shared_f, config.activation, config.gated, config.bias), dtype)
 
 
 def _feed_forward(config: MlpConfig, dtype: torch.dtype) -> KernelCall:

@@ -191,4 +191,6 @@ def _experts(moe: MoeConfig) -> str:
     words = ["sigmoid" if moe.scoring == "sigmoid" else "softmax"]
     if moe.shared_intermediate:
         words.append("a shared expert with a gate" if moe.shared_gate else "a shared expert")
+    if moe.latent is not None:
+        words.append("a latent width")
     return f"experts ({', '.join(words)})"

@@ -422,6 +422,8 @@ class DecodeBlock(Structure):
         ("out_proj", c_void_p),
         ("attention_in_proj", c_void_p),
         ("attention_out_proj", c_void_p),
+        ("shared_in_proj", c_void_p),
+        ("shared_out_proj", c_void_p),
         ("ring", c_void_p),
         ("output_gate", c_int32),
         ("kind", c_int32),

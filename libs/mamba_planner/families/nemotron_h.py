@@ -1,4 +1,4 @@
-"""Nemotron-H, Nemotron Nano v2 (dense) and Nemotron 3 Nano (mixture of experts).
+"""Nemotron-H, Nemotron Nano v2 (dense), Nemotron 3 Nano (experts) and Super (experts of a latent width).
 
 Every layer is one block: mixer or feed-forward. The published pattern spells them M, *, -, E.
 """

@@ -43,7 +43,9 @@ class Adapter:
 
 ADAPTERS: dict[str, Adapter] = {
     "nemotron_h": Adapter(
-        "Nemotron-H, Nemotron Nano v2, Nemotron 3 Nano", "NemotronHForCausalLM", nemotron_h.model_config
+        "Nemotron-H, Nemotron Nano v2, Nemotron 3 Nano and Super",
+        "NemotronHForCausalLM",
+        nemotron_h.model_config,
     ),
     "bamba": Adapter("Bamba", "BambaForCausalLM", bamba.model_config),
     "granitemoehybrid": Adapter(
@@ -214,9 +216,11 @@ def _feed_forward_problem(model: ModelConfig) -> str | None:
     if moe.activation not in (activations := EXPERT_ACTIVATIONS_SERVED[moe.gated]):
         what = f"experts {'with' if moe.gated else 'without'} a gate and the activation {moe.activation}"
         return _refusal(what, ", ".join(activations))
-    if moe.latent is not None or moe.bias:
-        what = "a latent width" if moe.latent is not None else "a bias"
-        return _refusal(f"{model.family} models whose experts have {what}", "experts without one")
+    if moe.bias:
+        return _refusal(f"{model.family} models whose experts have a bias", "experts without one")
+    if moe.latent is not None and moe.shared_gate:
+        what = "experts of a latent width beside a shared expert with a gate"
+        return _refusal(what, "shared experts without one")
     return None
 
 

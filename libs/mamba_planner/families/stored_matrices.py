@@ -94,6 +94,9 @@ def _of_feed_forward(model: ModelConfig, kind: LayerKind) -> Iterator[Matrix]:
         if experts:
             size = (moe.latent or hidden) * moe.intermediate * moe.experts
             yield from _feed_forward(family, experts, size, moe.gated)
+        if moe.latent:
+            yield "mixer.fc1_latent_proj", hidden * moe.latent
+            yield "mixer.fc2_latent_proj", hidden * moe.latent
         if moe.shared_intermediate:
             yield from _feed_forward(family, shared, hidden * moe.shared_intermediate, moe.gated)
 

@@ -13,6 +13,7 @@ from mamba_kernels.paged_attention import triton as paged_attention
 from mamba_server.model.layers import hybrid
 from mamba_server.wire import AddRequest, SamplingParams
 from testmodels.checkpoints import (
+    LATENT_EXPERTS,
     random_granite,
     random_lfm2,
     random_nemotron_h,
@@ -124,7 +125,17 @@ def nemotron_h(path: Path) -> Path:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("write", [granite, lfm2, qwen3_next, olmo_hybrid, nemotron_h])
+def latent_experts(path: Path) -> Path:
+    """Return one whose experts work in a width of their own, beside a shared expert."""
+    return random_nemotron_h(path, **{**LATENT_EXPERTS, "hybrid_override_pattern": "EM"})
+
+
+LATENT = pytest.param(
+    latent_experts, marks=pytest.mark.skipif(not LARGE, reason="eight CPU seconds: MAMBASERVE_GATES=large")
+)
+
+
+@pytest.mark.parametrize("write", [granite, lfm2, qwen3_next, olmo_hybrid, nemotron_h, LATENT])
 def test_other_families_say_what_they_say_on_torch(
     write: Callable[[Path], Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -130,6 +130,16 @@ SMALL_QWEN3_5_MOE: dict[str, Any] = {
     "moe_intermediate_size": 24,
     "shared_expert_intermediate_size": 40,
 }
+LATENT_EXPERTS: dict[str, Any] = {
+    "hybrid_override_pattern": "ME*EM",
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 24,
+    "moe_shared_expert_intermediate_size": 104,
+    "moe_latent_size": 20,
+    "routed_scaling_factor": 5.0,
+}
+"""Fields with which a Nemotron-H has experts of a latent width, as Nemotron 3 Super has."""
 SMALL_OLMO_HYBRID: dict[str, Any] = {
     "model_type": "olmo_hybrid",
     "vocab_size": VOCAB,
@@ -411,19 +421,30 @@ def _qwen_head(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
 
 
 def _nemotron_head(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the tensors of a head of Nemotron 3, with a dense feed-forward."""
-    d, inner = config["hidden_size"], config["intermediate_size"]
-    return {
+    """Return the shapes of the tensors of a head of Nemotron 3, with a dense feed-forward or with experts."""
+    d = config["hidden_size"]
+    head: dict[str, tuple[int, ...]] = {
         "layers.0.enorm.weight": (d,),
         "layers.0.hnorm.weight": (d,),
         "layers.0.eh_proj.weight": (d, 2 * d),
         "layers.0.norm.weight": (d,),
         **_attention_shapes(config, "layers.0.mixer", gated=False),
         "layers.1.norm.weight": (d,),
-        "layers.1.mixer.up_proj.weight": (inner, d),
-        "layers.1.mixer.down_proj.weight": (d, inner),
         "layers.1.final_layernorm.weight": (d,),
     }
+    parts, mixer = {"": (d, config["intermediate_size"])}, "layers.1.mixer."
+    if latent := config.get("moe_latent_size"):
+        experts = config["n_routed_experts"]
+        parts = {f"experts.{number}.": (latent, config["moe_intermediate_size"]) for number in range(experts)}
+        parts["shared_experts."] = d, config["moe_shared_expert_intermediate_size"]
+        head[mixer + "gate.weight"] = (experts, d)
+        head[mixer + "gate.e_score_correction_bias"] = (experts,)
+        head[mixer + "fc1_latent_proj.weight"] = (latent, d)
+        head[mixer + "fc2_latent_proj.weight"] = (d, latent)
+    for part, (width, inner) in parts.items():
+        head[f"{mixer}{part}up_proj.weight"] = (inner, width)
+        head[f"{mixer}{part}down_proj.weight"] = (width, inner)
+    return head
 
 
 def _agree(model: dict[str, torch.Tensor], head: dict[str, torch.Tensor]) -> None:
@@ -438,7 +459,7 @@ def _agree(model: dict[str, torch.Tensor], head: dict[str, torch.Tensor]) -> Non
             tensor.copy_(0.1 * (tensor - tensor.mean().round()) + tensor.mean().round())
         elif name in ("norm.weight", "layers.1.final_layernorm.weight"):
             tensor.copy_(model[last_norm])
-        elif name.endswith(("o_proj.weight", "down_proj.weight")):
+        elif name.endswith(("o_proj.weight", "down_proj.weight", "fc2_latent_proj.weight")):
             tensor *= 0.1
 
 

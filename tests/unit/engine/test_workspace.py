@@ -194,6 +194,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "Nemotron 3 Nano": CONFIG | OF_EXPERTS | {
         "hybrid_override_pattern": "ME*", "n_routed_experts": 16, "moe_shared_expert_intermediate_size": 384,
     },
+    "experts of a latent width": CONFIG | OF_EXPERTS | {
+        "hybrid_override_pattern": "E", "n_routed_experts": 16, "moe_shared_expert_intermediate_size": 384,
+        "moe_latent_size": 64,
+    },
     "Falcon-H1": COMMON | MIXER | {
         "model_type": "falcon_h1", "num_hidden_layers": 2, "head_dim": 32, "mamba_d_ssm": 256,
         "mamba_rms_norm": True, "mamba_norm_before_gate": False,

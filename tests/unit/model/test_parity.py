@@ -16,6 +16,7 @@ from mamba_planner.families.registry import load_model_config
 from mamba_server.model.layers.hybrid import HybridModel
 from testmodels.batches import Driver, Run, Sequence, poisoned_views
 from testmodels.checkpoints import (
+    LATENT_EXPERTS,
     random_bamba,
     random_falcon_h1,
     random_granite,
@@ -96,6 +97,7 @@ CHECKPOINTS: dict[str, dict[str, Any]] = {
         "norm_topk_prob": False,
         "seed": 11,
     },
+    "experts of a latent width": {**LATENT_EXPERTS, "n_group": 2, "topk_group": 1, "seed": 30},
 }
 GRANITE: dict[str, dict[str, Any]] = {
     "Granite, every factor": {},

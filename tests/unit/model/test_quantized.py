@@ -29,6 +29,7 @@ from mamba_server.model.layers.hybrid import HybridModel
 from mamba_server.model.layers.linear import Linear
 from testmodels.batches import Driver, Run, Sequence, poisoned_views
 from testmodels.checkpoints import (
+    LATENT_EXPERTS,
     VOCAB,
     random_bamba,
     random_falcon_h1,
@@ -221,6 +222,7 @@ def test_experts_in_one_tensor_of_mxfp4_are_the_numbers_of_all(tmp_path: Path) -
 FAMILIES: dict[str, tuple[Callable[..., Path], dict[str, Any]]] = {
     "nemotron_h": (random_nemotron_h, {"hybrid_override_pattern": "ME*-", "n_routed_experts": 4,
         "num_experts_per_tok": 2, "moe_intermediate_size": 24, "moe_shared_expert_intermediate_size": 40}),
+    "latent_experts": (random_nemotron_h, LATENT_EXPERTS),
     "granite": (random_granite, {}),
     "bamba": (random_bamba, {}),
     "falcon_h1": (random_falcon_h1, {}),

@@ -12,6 +12,7 @@ from mamba_server.model.layers.hybrid import HybridModel
 from mamba_server.model.layers.step_decoder import step_decoder
 from testmodels.batches import CPU, Driver, Run, Sequence, poisoned_views
 from testmodels.checkpoints import (
+    LATENT_EXPERTS,
     random_bamba,
     random_falcon_h1,
     random_granite,
@@ -71,6 +72,10 @@ def nemotron_experts(directory: Path) -> Path:
     )  # fmt: skip
 
 
+def latent_experts(directory: Path) -> Path:
+    return random_nemotron_h(directory, **LATENT_EXPERTS)
+
+
 @pytest.mark.parametrize(
     ("dtype", "quantization"),
     [
@@ -93,6 +98,7 @@ def nemotron_experts(directory: Path) -> Path:
         lfm2_experts,
         granite_experts,
         nemotron_experts,
+        latent_experts,
     ],
 )
 def test_logits_and_caches_have_the_bits_of_the_layers(

@@ -20,6 +20,8 @@ CARDS = [
     ("nemotron-h-8b", 24, 4, 8.1),
     ("nemotron-nano-9b-v2", 27, 4, 8.89),
     ("nemotron-3-nano-30b-a3b", 23, 6, 31.6),
+    # Without the head for drafts that the card counts, too.
+    ("nemotron-3-super-120b-a12b", 40, 8, 120.7),
     ("granite-4.0-h-small", 36, 4, 32.2),
     ("granite-4.0-h-tiny", 36, 4, 6.94),
     ("granite-4.0-h-micro", 36, 4, 3.19),

@@ -125,7 +125,11 @@ def test_a_configuration_that_says_nothing_of_quantization_is_not_quantized(noth
 
 @pytest.mark.parametrize(
     ("changes", "word"),
-    [({"activation": "gelu"}, "gelu"), ({"latent": 64}, "latent"), ({"bias": True}, "bias")],
+    [
+        ({"activation": "gelu"}, "gelu"),
+        ({"latent": 64, "shared_gate": True}, "latent"),
+        ({"bias": True}, "bias"),
+    ],
 )
 def test_experts_that_no_kernel_computes_are_refused(changes: dict[str, Any], word: str) -> None:
     nano = model("nemotron-3-nano-30b-a3b")

@@ -328,11 +328,15 @@ struct DecodeBlock {
   PagedDecode attention;  // in an attention block; queries, keys and values have the rows' kind
   RmsNorm query_norm;     // norm of queries before their rotation, by parts as wide as it; without a weight there is none
   RmsNorm key_norm;
+  // In a moe block whose experts have a width of their own, in_proj leads to it, out_proj back, and the shared expert
+  // of the rows themselves has the last two layers. Elsewhere they are null.
   const LinearLayer* in_proj;    // gives gate, x, B, C and dt, or an MLP's inner values
   const LinearLayer* gate_proj;  // gives the factor of an MLP's inner values; null = no gate
   const LinearLayer* out_proj;
   const LinearLayer* attention_in_proj;  // in an attention block, and in a parallel block, which adds both results
   const LinearLayer* attention_out_proj;
+  const LinearLayer* shared_in_proj;
+  const LinearLayer* shared_out_proj;
   void* ring;  // [any, outputs of in_proj] raw inputs of a recurrent layer, by lanes; null without drafts
   int32_t output_gate;  // whether attention_in_proj also gives, after the values, the gate of attention's result
   int32_t kind;         // one of BlockKind

@@ -36,6 +36,7 @@ class Step {
         inner = larger(inner, block.attention_in_proj->outputs);
         gated = larger(gated, block.attention_out_proj->inputs);
       }
+      if (block.shared_in_proj != nullptr) inner = larger(inner, block.shared_in_proj->outputs);
     }
     hidden_ = values.hidden.get<char>(rows * width * bytes_of(step.norm.x_kind));
     normed_ = values.normed.get<char>(rows * width * bytes);
@@ -367,7 +368,17 @@ class Step {
     call.out = added_;
     call.rows = step_.rows;
     call.top_k = router.top_k;
+    if (block.in_proj == nullptr) return kernels_.moe(&call);
+    product(block.in_proj, mixed_, inner_);
+    call.hidden = inner_;
+    call.hidden_stride = block.in_proj->outputs;
+    call.out = gated_;
     kernels_.moe(&call);
+    product(block.out_proj, gated_, added_);
+    if (block.shared_in_proj == nullptr) return;
+    product(block.shared_in_proj, mixed_, inner_);
+    product(block.shared_out_proj, inner_, beside_);
+    kernels_.add(added_, beside_, step_.rows * step_.norm.width, step_.norm.kind);
   }
 
   // Rows of the block's mixer in float32.

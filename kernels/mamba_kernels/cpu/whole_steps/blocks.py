@@ -158,16 +158,33 @@ class ParallelBlock:
 
 
 @dataclass(frozen=True, slots=True)
+class LatentCalls:
+    """The products around experts that work in a width of their own."""
+
+    enter: PackedLinear
+    back: PackedLinear
+    shared: tuple[PackedLinear, PackedLinear] | None
+    """Both products of the shared expert, the first with its activation; None = there is none."""
+
+
+@dataclass(frozen=True, slots=True)
 class MoeBlock:
     """A block x + experts(norm(x)), with the experts that the router chooses for each row."""
 
     norm: RowNorm
     router: ExpertRouter
     experts: PackedExperts
+    latent: LatentCalls | None = None
+    """Products around the experts, with their shared expert; None = there are none."""
 
     def fill(self, call: DecodeBlock) -> None:
         """Write the fields of `call` that do not change from step to step."""
         call.kind, call.router, call.experts = MOE_BLOCK, self.router.call, self.experts.call
+        if (latent := self.latent) is None:
+            return
+        call.in_proj, call.out_proj = latent.enter.address, latent.back.address
+        if latent.shared is not None:
+            call.shared_in_proj, call.shared_out_proj = (each.address for each in latent.shared)
 
 
 Block = MambaBlock | DeltaBlock | ShortConvBlock | AttentionBlock | MlpBlock | ParallelBlock | MoeBlock

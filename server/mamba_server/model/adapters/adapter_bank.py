@@ -18,7 +18,7 @@ from mamba_server.model.adapters.adapter_files import AdapterWeights
 from mamba_server.model.adapters.step_adapters import BASE, StepAdapters
 from mamba_server.model.checkpoint.errors import AdapterError
 
-_EXPERTS = re.compile(r"\.(experts|shared_experts?|block_sparse_moe|router|gate)(\.|$)")
+_EXPERTS = re.compile(r"\.(experts|shared_experts?|block_sparse_moe|router|gate|fc[12]_latent_proj)(\.|$)")
 """Part of the names of modules of sparse feed-forwards."""
 
 

@@ -67,6 +67,9 @@ class MoeNames:
     shared_down: str
     shared_gate: str = ""
     """Name of the weight of the shared expert's gate; "" = the shared expert has the weight 1."""
+    latent: tuple[str, str] = ("", "")
+    """Names of the projections to the width of the experts and back; "" = the family's experts have that of
+    the model."""
     stacked: tuple[str, str] | None = None
     """Names of the first and the last projection in checkpoints with one tensor for all experts; None = the
     family has no such checkpoints besides those that `gate_up` and `down` name."""
@@ -180,6 +183,7 @@ NAMES: dict[str, TensorNames] = {
             down="mixer.experts.{expert}.down_proj.weight",
             shared_gate_up=("mixer.shared_experts.up_proj.weight",),
             shared_down="mixer.shared_experts.down_proj.weight",
+            latent=("mixer.fc1_latent_proj", "mixer.fc2_latent_proj"),
         ),
     ),
     "falcon_h1": TensorNames(

@@ -95,6 +95,6 @@ class DraftHead:
 
 def _feed_forward(config: ModelConfig, names: TensorNames, layer: Loader, inside: Loader) -> Mlp | Moe:
     if config.moe is not None and names.moe is not None:
-        return Moe(config.moe, config.hidden_size, names.moe, layer)
+        return Moe(config.moe, config.hidden_size, names, layer)
     assert config.mlp is not None
     return Mlp(config.mlp, config.hidden_size, names, inside)

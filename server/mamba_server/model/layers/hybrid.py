@@ -288,7 +288,8 @@ class HybridModel:
             return []
         from mamba_kernels.moe.expert_blocks import row_counts_of_forms
 
-        shared = moe.shared_intermediate > 0
+        # Beside experts of a latent width, a shared expert has products of its own.
+        shared = moe.shared_intermediate > 0 and moe.latent is None
         return row_counts_of_forms(most, moe.experts_per_token, moe.experts, shared=shared)
 
     @property
@@ -401,7 +402,7 @@ class HybridModel:
         if kind == "mlp" and config.mlp is not None:
             return Mlp(config.mlp, d, self._names, inside)
         if kind == "moe" and config.moe is not None and self._names.moe is not None:
-            return Moe(config.moe, d, self._names.moe, layer)
+            return Moe(config.moe, d, self._names, layer)
         return None
 
     def _parallel(self, layer: Loader) -> ParallelMixers | None:

@@ -15,8 +15,10 @@ from mamba_kernels.cpu.packed_linear import PackedWeight
 from mamba_kernels.dispatch.operators import REFERENCE
 from mamba_kernels.moe import Activation, Routing, SharedExpert
 from mamba_planner.model_config import MoeConfig
+from mamba_server.model.checkpoint.errors import UnsupportedModel
 from mamba_server.model.checkpoint.mapped_pages import give_back
-from mamba_server.model.checkpoint.tensor_names import MoeNames
+from mamba_server.model.checkpoint.tensor_names import TensorNames
+from mamba_server.model.layers.latent_projections import LatentProjections
 from mamba_server.model.layers.linear import Linear
 from mamba_server.model.layers.loader import Loader, Matrix, one_matrix
 
@@ -34,8 +36,11 @@ SharedMatrices = tuple[list[Matrix], list[Matrix]]
 class Moe:
     """Weights and forward of one block. The router computes in float32, since its scores are compared."""
 
-    def __init__(self, config: MoeConfig, hidden_size: int, names: MoeNames, loader: Loader) -> None:
-        """Take the weights of one block. `loader` is that of the block's layer. Raises WeightsError."""
+    def __init__(self, config: MoeConfig, hidden_size: int, names: TensorNames, loader: Loader) -> None:
+        """Take the weights. `loader` is that of the block's layer. Raises UnsupportedModel, WeightsError."""
+        own = names.moe
+        if own is None:
+            raise UnsupportedModel("this version knows no names of experts of the model's family")
         self.activation = ACTIVATIONS[config.gated, config.activation]
         self.routing = Routing(
             top_k=config.experts_per_token,
@@ -45,21 +50,26 @@ class Moe:
             groups=config.groups,
             kept_groups=config.groups_per_token,
         )
-        corrected = names.correction and config.correction
-        self.correction = loader.wide(names.correction, config.experts) if corrected else None
-        router = loader.wide(names.router, config.experts, hidden_size)
-        gate = loader.wide(names.shared_gate, 1, hidden_size) if names.shared_gate else None
+        corrected = own.correction and config.correction
+        self.correction = loader.wide(own.correction, config.experts) if corrected else None
+        router = loader.wide(own.router, config.experts, hidden_size)
+        gate = loader.wide(own.shared_gate, 1, hidden_size) if own.shared_gate else None
         inner, per_inner = config.intermediate, self.activation.projections
-        first, last = names.gate_up, names.down
-        if names.stacked is not None and loader.has(names.stacked[0]):
-            first, last = (names.stacked[0],), names.stacked[1]
-        gate_up = _of_experts(first, (config.experts, per_inner * inner, hidden_size), loader)
-        down = _of_experts([last], (config.experts, hidden_size, inner), loader)
+        width = config.latent or hidden_size
+        self.latent: LatentProjections | None = None
+        """Projections around the routed experts; None = they read the rows that the block is given."""
+        if config.latent is not None:
+            self.latent = LatentProjections(config, hidden_size, names, loader)
+        first, last = own.gate_up, own.down
+        if own.stacked is not None and loader.has(own.stacked[0]):
+            first, last = (own.stacked[0],), own.stacked[1]
+        gate_up = _of_experts(first, (config.experts, per_inner * inner, width), loader)
+        down = _of_experts([last], (config.experts, width, inner), loader)
         shared: SharedMatrices | None = None
-        if width := config.shared_intermediate:
+        if (shared_inner := config.shared_intermediate) and config.latent is None:
             shared = (
-                _in_parts(names.shared_gate_up, (per_inner * width, hidden_size), loader),
-                _in_parts([names.shared_down], (hidden_size, width), loader),
+                _in_parts(own.shared_gate_up, (per_inner * shared_inner, hidden_size), loader),
+                _in_parts([own.shared_down], (hidden_size, shared_inner), loader),
             )
         # In batch-invariant mode a row's bits must not depend on the number of rows.
         self.compute = (REFERENCE if loader.batch_invariant else loader.operators).moe
@@ -96,15 +106,21 @@ class Moe:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Return the block's result [T, d] for x: [T, d]."""
+        if self.latent is None:
+            return self._routed(x, x)
+        return self.latent.leave(x, self._routed(x, self.latent.enter(x)))
+
+    def _routed(self, x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        """Return the result of the experts for `rows`, which are chosen by x, and of a shared one of them."""
         if self.packed is not None and self.router is not None:
-            return self.packed(x, *self.router(x))
+            return self.packed(rows, *self.router(x))
         logits, shared = self.scores(x.to(self.scores.weight.dtype)), self.shared
         if self.gated:
             shared = None if shared is None else replace(shared, logit=logits[:, -1])
             logits = logits[:, :-1]
         experts, weights = self.route(logits, self.routing, self.correction)
-        out = torch.empty_like(x)
-        self.compute(x, experts, weights, self.gate_up, self.down, self.activation, out, shared)
+        out = torch.empty_like(rows)
+        self.compute(rows, experts, weights, self.gate_up, self.down, self.activation, out, shared)
         return out
 
 

@@ -13,6 +13,7 @@ from mamba_kernels.cpu.short_conv import ShortConvCalls
 from mamba_kernels.cpu.whole_steps.blocks import (
     AttentionBlock,
     DeltaBlock,
+    LatentCalls,
     MambaBlock,
     MlpBlock,
     MoeBlock,
@@ -29,6 +30,7 @@ from mamba_server.model.cache_views import CacheViews
 from mamba_server.model.layers.attention import Attention
 from mamba_server.model.layers.gated_delta import GatedDeltaMixer
 from mamba_server.model.layers.hybrid import Block, HybridModel, Mixer
+from mamba_server.model.layers.latent_projections import LatentProjections
 from mamba_server.model.layers.loader import Norm, Rows
 from mamba_server.model.layers.mamba2 import Mamba2Mixer
 from mamba_server.model.layers.mlp import Mlp
@@ -116,8 +118,8 @@ def _head(model: HybridModel, cache: CacheViews, page_table: torch.Tensor) -> He
 
 def _feed_forward(norm: RowNorm, mixer: Mixer) -> MlpBlock | MoeBlock:
     match mixer:
-        case Moe(router=ExpertRouter() as router, packed=PackedExperts() as experts):
-            return MoeBlock(norm, router, experts)
+        case Moe(router=ExpertRouter() as router, packed=PackedExperts() as experts) as moe:
+            return MoeBlock(norm, router, experts, None if moe.latent is None else _latent(moe.latent))
         case Mlp(activation=None) as mlp:
             gate = None if mlp.gate_proj is None else _packed_linear(mlp.gate_proj)
             return MlpBlock(norm, _packed_linear(mlp.up_proj), gate, _packed_linear(mlp.down_proj))
@@ -183,6 +185,15 @@ def _attention(norm: RowNorm, attention: Attention, cache: CacheViews, index: in
         head_norms=(head_norms[0], head_norms[1]) if head_norms else None,
         output_gate=attention.config.output_gate,
     )  # fmt: skip
+
+
+def _latent(latent: LatentProjections) -> LatentCalls:
+    shared = None
+    if (own := latent.shared) is not None:
+        if own.activation is not None or own.gate_proj is not None:
+            raise _NotFusable
+        shared = _packed_linear(own.up_proj), _packed_linear(own.down_proj)
+    return LatentCalls(_packed_linear(latent.enter), _packed_linear(latent.back), shared)
 
 
 def _kernel(norm: Norm) -> RowNorm:
