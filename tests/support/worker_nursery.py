@@ -168,6 +168,9 @@ def _become_worker(files: list[int]) -> NoReturn:
     for target, each in enumerate(files):
         os.dup2(each, target)
         os.close(each)
+    if "torch" in sys.modules:
+        # There are more workers than cores, and threads of OpenMP wait for each other by computing.
+        sys.modules["torch"].set_num_threads(1)
     sys.argv = ["-c"]
     sys.stdin = open(0, closefd=False)  # noqa: SIM115
     sys.stdout = sys.__stdout__ = open(1, "w", closefd=False)  # noqa: SIM115
