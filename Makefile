@@ -64,6 +64,7 @@ mutants: setup ## seed known defects one by one and see the tests notice each
 
 gates: setup ## the correctness gates of the state cache and the CPU kernels, the full matrix
 	@MAMBASERVE_GATES=large $(PYTEST) tests/gates tests/unit/kernels/cpu \
+	  tests/unit/model/test_parity.py tests/unit/engine/test_memory_foreseen.py \
 	  tests/integration/test_struck_hand_overs.py tests/integration/test_valid_answers.py \
 	  tests/integration/test_explained_prompts.py tests/integration/gateway/test_usage_ledger.py \
 	  tests/unit/cli/test_wheel.py tests/unit/release/test_push.py tests/kube/test_upgrade.py

@@ -87,7 +87,10 @@ def test_clients_whose_answers_end_as_they_like_fill_the_memory(before: Lengths,
     assert clients.recomputed <= 0.05
 
 
-@pytest.mark.parametrize(("before", "after", "steps"), [(SHORT, USUAL, 900), (USUAL, LONG, 4000)])
+@pytest.mark.parametrize(
+    ("before", "after", "steps"),
+    [(SHORT, USUAL, 900), *([(USUAL, USUAL, 900), (USUAL, LONG, 6000)] if LARGE else [(USUAL, LONG, 4000)])],
+)
 def test_clients_that_get_as_much_as_they_asked_for_are_hardly_ever_preempted(
     before: Lengths, after: Lengths, steps: int
 ) -> None:
