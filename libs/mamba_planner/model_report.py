@@ -26,6 +26,14 @@ class ModelReport:
     weights: WeightsSize | None = None
     """Size of the weights; None if there are none, or if it is unknown."""
 
+    adapters: tuple[str, ...] = ()
+    """Commits of the adapters that were downloaded beside the model, in the order of the request."""
+
+    @property
+    def commits(self) -> frozenset[str]:
+        """Commits of the model and of its adapters."""
+        return frozenset((self.commit, *self.adapters))
+
     def text(self) -> str:
         """Return JSON of at most `MAX_BYTES`; a configuration that does not fit is left out."""
         text = self._text(self.config)
@@ -33,7 +41,9 @@ class ModelReport:
 
     def _text(self, config: Mapping[str, Any] | None) -> str:
         weights = asdict(self.weights) if self.weights is not None else None
-        fields = {"commit": self.commit, "weights": weights, "config": config}
+        fields: dict[str, Any] = {"commit": self.commit, "weights": weights, "config": config}
+        if self.adapters:
+            fields["adapters"] = list(self.adapters)
         return json.dumps(fields, separators=(",", ":"), ensure_ascii=False)
 
     @classmethod
@@ -43,9 +53,10 @@ class ModelReport:
             fields = json.loads(text)
             commit, config, sizes = fields["commit"], fields["config"], fields["weights"]
             weights = None if sizes is None else WeightsSize(**sizes)
+            adapters = tuple(map(str, fields.get("adapters", ())))
         except (KeyError, TypeError, ValueError, RecursionError):
             return cls()
         valid = weights is None or all(type(size) is int and size >= 0 for size in asdict(weights).values())
         if isinstance(commit, str) and isinstance(config, dict | None) and valid:
-            return cls(commit, config, weights)
+            return cls(commit, config, weights, adapters)
         return cls()

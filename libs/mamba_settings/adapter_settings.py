@@ -32,7 +32,10 @@ def _adapters(values: tuple[str, ...]) -> tuple[str, ...]:
     for value in values:
         name, separator, path = value.partition("=")
         if not separator or not path:
-            raise ValueError(f"{value!r} is no adapter: write NAME=PATH, such as sql=/adapters/sql")
+            raise ValueError(
+                f"{value!r} is no adapter: write NAME=PATH or NAME=URI, such as sql=/adapters/sql or "
+                "sql=hf://OWNER/NAME"
+            )
         if check_name(name) in names:
             raise ValueError(f"the adapter {name} is named twice: give each adapter a name of its own")
         names.add(name)
@@ -48,8 +51,9 @@ class AdapterSettings(BaseModel):
     model_config = ConfigDict(use_attribute_docstrings=True)
 
     lora: Adapters = ()
-    """Adapters beside the model, as NAME=PATH of the directory that PEFT wrote; requests choose one by
-    `model`. In the environment, separate them with spaces. Others are loaded through the admin port."""
+    """Adapters beside the model, as NAME=PATH of the directory that PEFT wrote, or NAME=URI of one that is
+    downloaded as a model is; requests choose one by `model`. In the environment, separate them with spaces.
+    Others are loaded through the admin port."""
     max_loras: int | None = Field(None, ge=0, le=256)
     """Number of adapters that can be loaded at once, for which memory is reserved; default: one more than
     `lora` names, so that each can be replaced while it serves; 0 without `lora`."""
@@ -65,10 +69,15 @@ class AdapterSettings(BaseModel):
 
     @property
     def lora_paths(self) -> dict[str, str]:
-        """Paths of the adapters of the start, by name."""
+        """Paths or URIs of the adapters of the start, by name."""
         return paths_of(self.lora)
 
 
+def adapter_text(name: str, source: str) -> str:
+    """Return the text of an adapter, as `lora` has it."""
+    return f"{name}={source}"
+
+
 def paths_of(values: Sequence[str]) -> dict[str, str]:
-    """Return the paths in texts NAME=PATH, by name."""
+    """Return the paths or URIs in texts NAME=PATH, by name."""
     return {name: path for name, _, path in (value.partition("=") for value in values)}

@@ -5,7 +5,7 @@ The operator and `mambaserve up` write the document as JSON, and so do users of 
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -16,6 +16,8 @@ EVERY_MODEL = "*"
 """Entry of a key's list that stands for all models, those that are added later included."""
 MAX_MODELS = 64
 """Maximum number of models at one address, which also bounds the label values of the gateway's metrics."""
+MAX_ADAPTERS = 512
+"""Maximum number of adapters of these models."""
 Name = Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[^\x00-\x1f\x7f]+$")]
 
 
@@ -32,6 +34,9 @@ class ModelEntry(_Part):
     """Name under which the engines serve the model; default: `name`."""
     aliases: tuple[Name, ...] = Field((), max_length=32)
     """Other names of the model."""
+    parent: Name | None = None
+    """Name of the model whose engines serve this one, which is then a LoRA adapter of it; default: the model
+    has engines of its own."""
     fallbacks: tuple[Name, ...] = Field((), max_length=8)
     """Names of the models that take requests while no engine of this one is ready, in this order."""
     settings: dict[str, Any] = {}
@@ -55,14 +60,14 @@ class KeyAccess(_Part):
     key: Annotated[str, Field(pattern=f"^{API_KEY_NAME.pattern}$")]
     """Name of the key: the second word of its line in the file of keys."""
     models: tuple[Name, ...] = Field((), max_length=MAX_MODELS)
-    """Names of the models; `*` stands for all."""
+    """Names of the models; `*` stands for all. A model includes its adapters, and an adapter nothing else."""
 
 
 class ModelsDocument(_Part):
     """All models of one address."""
 
-    models: tuple[ModelEntry, ...] = Field((), max_length=MAX_MODELS)
-    """The models. With none, the gateway answers and lists no model."""
+    models: tuple[ModelEntry, ...] = Field((), max_length=MAX_MODELS + MAX_ADAPTERS)
+    """The models and their adapters. With none, the gateway answers and lists no model."""
     default: Name | None = None
     """Name of the model that serves requests which name no model, or one that is none of the models; without
     it such requests are refused where there are several models."""
@@ -75,6 +80,7 @@ class ModelsDocument(_Part):
         if clash := duplicates(name for entry in self.models for name in entry.names):
             raise ValueError(f"{clash[0]!r} names two models: each name and alias belongs to one model")
         names = {entry.name for entry in self.models}
+        _check_adapters(self.models)
         for entry in self.models:
             for fallback in entry.fallbacks:
                 if fallback not in names:
@@ -90,6 +96,23 @@ class ModelsDocument(_Part):
     def json_text(self) -> str:
         """Return the document as the text of a file."""
         return self.model_dump_json(indent=2, exclude_defaults=True) + "\n"
+
+
+def _check_adapters(models: Sequence[ModelEntry]) -> None:
+    """Raise ValueError for an adapter of no model, one with settings, and too many models beside adapters."""
+    parents = {entry.name for entry in models if entry.parent is None}
+    if len(parents) > MAX_MODELS:
+        raise ValueError(f"{len(parents)} models have engines of their own: at most {MAX_MODELS} may")
+    for entry in models:
+        if entry.parent is not None and entry.parent not in parents:
+            raise ValueError(
+                f"{entry.name}: the parent {entry.parent!r} is no name of a model with engines of its own"
+            )
+        if entry.parent is not None and entry.settings:
+            raise ValueError(
+                f"{entry.name}: an adapter has no settings of its own: remove them, or give them to "
+                f"{entry.parent!r}"
+            )
 
 
 def duplicates(names: Iterable[str]) -> list[str]:

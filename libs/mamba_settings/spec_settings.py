@@ -10,6 +10,7 @@ from mamba_api.quantity import Quantity
 from mamba_api.v1alpha1 import DiskCache, MambaDeployment, StateCache
 from mamba_api.v1alpha1.gateway import NamedKeyLimits
 from mamba_api.v1alpha1.gateway_usage import PRICED, Usage
+from mamba_settings.adapter_settings import adapter_text
 from mamba_settings.engine_settings import EngineSettings
 
 SMALLEST_BODY_LIMIT = 1024
@@ -48,6 +49,9 @@ def engine_settings(
         "model": spec.model.uri,
         "served_model_name": deployment.served_name,
         "max_model_len": spec.model.max_model_len,
+        "lora": tuple(adapter_text(adapter.name, adapter.uri) for adapter in spec.model.adapters) or None,
+        "max_loras": spec.model.max_adapters,
+        "max_lora_rank": spec.model.max_adapter_rank,
         "device": "cuda" if spec.resources.gpus else "cpu",
         "dtype": _auto(engine.dtype),
         "quantization": engine.quantization,

@@ -61,6 +61,9 @@ class GatewaySettings(
     served_model_name: str | None = Field(None, min_length=1, max_length=253)
     """Name of the model that the engines serve. While there is no engine it is listed in `/v1/models` and
     waited for, and other names get 404; default: the engines report it."""
+    adapter_name: tuple[str, ...] = Field((), max_length=256)
+    """Names of LoRA adapters that the engines serve beside that model, likewise listed and waited for while
+    there is no engine; in the environment separated by spaces."""
     namespace: str | None = None
     """Namespace of the deployment; default: the one this process runs in."""
     kubeconfig: str | None = None
@@ -277,6 +280,8 @@ class GatewaySettings(
     def _one_source(self) -> Self:
         if self.models_file is not None:
             self._check_several_models()
+        elif self.adapter_name and self.served_model_name is None:
+            raise ValueError("--adapter-name is for adapters of --served-model-name: give both")
         elif bool(self.backend) == bool(self.deployment):
             raise ValueError(
                 "give either --backend URL (repeatable) or --deployment NAME, and not both; or --models-file "
@@ -290,6 +295,7 @@ class GatewaySettings(
             "--backend": bool(self.backend),
             "--deployment": self.deployment is not None,
             "--served-model-name": self.served_model_name is not None,
+            "--adapter-name": bool(self.adapter_name),
             "--endpoint-picker-port": self.endpoint_picker_port is not None,
         }
         if wrong := [name for name, is_set in options.items() if is_set]:

@@ -6,6 +6,7 @@ No kubelet runs its pods; the test writes their status as one does.
 import json
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +32,10 @@ class Cache:
     def __init__(self, plane: ControlPlane, namespace: str) -> None:
         self.plane, self.namespace = plane, namespace
 
-    def apply(self, name: str, uri: str, **engine: Any) -> None:
+    def apply(self, name: str, uri: str, adapters: dict[str, str] | None = None, **engine: Any) -> None:
+        beside = [{"name": adapter, "uri": source} for adapter, source in (adapters or {}).items()]
         spec = {
-            "model": {"uri": uri, "cache": {"size": "40Gi"}},
+            "model": {"uri": uri, "cache": {"size": "40Gi"}, **({"adapters": beside} if beside else {})},
             "memory": {"deviceMemory": "80Gi"},
             "engine": engine,
         }
@@ -149,6 +151,40 @@ def test_the_plan_is_known_and_engines_are_made_when_the_model_is_downloaded(cac
     cache.plane.wait_for(
         lambda: cache.get("pod", second["metadata"]["name"]) is None, "its pod to be collected"
     )
+
+
+def test_adapters_are_downloaded_beside_the_model_and_before_engines_change(
+    cache: Cache,
+) -> None:
+    def lora() -> list[str]:
+        config = cache.get("configmap", "tuned-engine")
+        return list(json.loads(config["data"]["engine.json"]).get("lora", ())) if config is not None else []
+
+    def adapters(pod: dict[str, Any]) -> str:
+        env = {one["name"]: one.get("value") for one in pod["spec"]["containers"][0]["env"]}
+        return str(env["MAMBASERVE_DOWNLOAD_ADAPTER"])
+
+    cache.apply("tuned", "hf://org/model", {"sql": "hf://org/sql"})
+    pod = cache.pod("tuned")
+    assert adapters(pod) == "hf://org/sql"
+    first = "a" * 40
+    cache.ends(pod, 0, replace(REPORT, adapters=(first,)).text())
+    cache.becomes("tuned", "Planned", "PlanComputed")
+    cache.plane.wait_for(lambda: lora() == [f"sql=hf://org/sql@{first}"], "the adapter in the settings")
+    ledger = (cache.get("mdep", "tuned") or {})["status"]["plan"]["ledger"]
+    assert [one["bytes"] > 0 for one in ledger if one["item"] == "places for adapters"] == [True]
+
+    # The engines that run keep their adapters until the other one is there.
+    cache.apply("tuned", "hf://org/model", {"sql": "hf://org/sql", "french": "hf://org/french"})
+    second = cache.pod("tuned", but=pod["metadata"]["name"])
+    assert adapters(second) == "hf://org/sql hf://org/french"
+    assert lora() == [f"sql=hf://org/sql@{first}"]
+    cache.ends(second, 0, replace(REPORT, adapters=(first, "b" * 40)).text())
+    cache.plane.wait_for(lambda: len(lora()) == 2, "both adapters in the settings")
+    gateway = cache.get("deployment", "tuned")
+    assert gateway is not None
+    [container] = gateway["spec"]["template"]["spec"]["containers"]
+    assert {"name": "MAMBASERVE_ADAPTER_NAME", "value": "sql french"} in container["env"]
 
 
 def test_bytes_that_a_loader_tells_are_in_the_status_and_cost_a_write_in_ten_seconds(cache: Cache) -> None:

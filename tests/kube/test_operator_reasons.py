@@ -110,6 +110,8 @@ SEEN_BY_THE_KUBELET: list[tuple[str, str, dict[str, Any], str, list[str]]] = [
      ["raise spec.resources.memory"]),
     ("missing weights", "engine", crash("engine", 2, "no such folder: /models/models/nano"), "ModelNotLoaded",
      ["no such folder", "check that spec.model.uri"]),
+    ("adapter of another model", "engine", crash("engine", 2, "adapter sql: hf://a/sql: the rank is 64"),
+     "AdapterNotLoaded", ["adapter sql: hf://a/sql", "spec.model.adapters"]),
     ("crash loop", "engine", crash("engine", 1, "CUDA error"), "EngineCrashing",
      ["CUDA error", "kubectl logs --previous"]),
     ("crash loop of a gateway", "gateway", crash("gateway", 1, "no route"), "GatewayCrashing",

@@ -3,6 +3,8 @@
 from seeded import Mutant
 
 ENGINE = "tests/unit/engine/test_adapters.py::"
+SHARED = "tests/unit/operator/test_shared_gateway.py::"
+PODS = "tests/unit/operator/test_adapters_of_pods.py::"
 FILES = "tests/unit/model/test_adapter_files.py::"
 ROWS = f"{ENGINE}test_each_row_of_a_batch_is_computed_with_its_own_adapter_or_none"
 
@@ -65,5 +67,39 @@ MUTANTS = (
         old="math.sqrt(rank) if self.rslora else rank",
         new="rank",
         tests=(f"{FILES}test_the_scale_is_that_of_ranks_and_alphas_of_the_module",),
+    ),
+    Mutant(
+        name="engines load the newest files of an adapter instead of those that were downloaded",
+        keeps="All engines of a revision serve the same adapters.",
+        where="mamba_operator.render.engine_pod:_pinned_adapters",
+        old="pins.get(one.name, one.uri)",
+        new="one.uri",
+        tests=(f"{PODS}test_engines_load_the_adapters_that_the_job_downloaded_and_gateways_wait_for_them",),
+    ),
+    Mutant(
+        name="a download is identified without its adapters",
+        keeps="An adapter that is added is downloaded before engines load it.",
+        where="mamba_operator.model.model_load:load_id",
+        old="[deployment.spec.model.uri, metadata(claim).get('uid'), restart, *adapters]",
+        new="[deployment.spec.model.uri, metadata(claim).get('uid'), restart]",
+        tests=(
+            f"{PODS}test_a_rename_downloads_nothing_again_and_a_model_without_adapters_is_loaded_as_before",
+        ),
+    ),
+    Mutant(
+        name="copies of adapters are removed under the engines that read them",
+        keeps="A copy that a pod reads stays on the volume.",
+        where="mamba_operator.render.engine_pod:_commit",
+        old="' '.join((context.loaded.commit, *context.loaded.adapters))",
+        new="context.loaded.commit",
+        tests=(f"{PODS}test_no_copy_of_an_adapter_that_engines_read_makes_room_for_another",),
+    ),
+    Mutant(
+        name="the right to an adapter opens its model",
+        keeps="A right to an adapter is one to that adapter alone.",
+        where="mamba_gateway.models.model_table:ModelTable.may_use",
+        old="entry.name in rights",
+        new="any(name in rights for name in (entry.name, *self.adapters_of(entry)))",
+        tests=(f"{SHARED}test_adapters_have_names_aliases_and_rights_at_one_address",),
     ),
 )

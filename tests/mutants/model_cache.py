@@ -24,7 +24,7 @@ MUTANTS = (
     Mutant(
         name="only downloads count as uses",
         keeps="Each process that opens a copy records its use.",
-        where="checkpoint.source:resolve",
+        where="checkpoint.source:_resolved",
         old="record_use(copy, uri)",
         new="pass",
         tests=(f"{MODELS}test_each_use_is_noted_and_the_last_one_comes_first",),

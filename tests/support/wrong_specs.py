@@ -8,6 +8,16 @@ from typing import Any
 COMMIT = "0123456789" * 4
 ZEROS = ("0s", "0h0m", "0.00ms")
 
+OBJECT = "nano"
+"""Name of the object that the tests make of a spec."""
+
+
+def _adapters(*names: str, **model: Any) -> dict[str, Any]:
+    """Return a spec with adapters of these names."""
+    adapters = [{"name": name, "uri": f"hf://a/{name}"} for name in names]
+    return {"model": {"uri": "hf://a/b", **({"adapters": adapters} if adapters else {}), **model}}
+
+
 WRONG_SPECS: dict[str, list[dict[str, Any]]] = {
     "trackInterval must be a multiple of engine.pageSize": [
         {"stateCache": {"trackInterval": interval}, "engine": {"pageSize": 16}} for interval in (15, 17)
@@ -98,6 +108,23 @@ WRONG_SPECS: dict[str, list[dict[str, Any]]] = {
     ],
     "model.secretRef holds credentials": [
         {"model": {"uri": uri, "secretRef": {"name": "bucket"}}} for uri in ("hf://a/b", "pvc://claim/s3://a")
+    ],
+    "names more adapters than model.maxAdapters": [_adapters("x", "y", maxAdapters=1)],
+    "model.maxAdapterRank is the rank": [_adapters(maxAdapterRank=16)],
+    "an adapter of model.adapters has the name of the model": [_adapters("x", "y", servedName="y")],
+    "an adapter of model.adapters has the name of the object": [_adapters("x", OBJECT)],
+    "each node downloads adapters": [
+        {"model": {**model, "uri": f"hf://a/b@{COMMIT}", "cache": {"claimName": "c"}}}
+        for model in (_adapters("x")["model"],)
+    ],
+    "no adapter is built in": [
+        {"model": {"uri": "hf://a/b", "adapters": [{"name": "x", "uri": "builtin://tiny-recall"}]}}
+    ],
+    "engine.batchInvariant and model.adapters exclude": [
+        {**model, "engine": {"batchInvariant": True}} for model in (_adapters("x"), _adapters(maxAdapters=1))
+    ],
+    "engine.speculation Mtp and model.adapters exclude": [
+        {**model, "engine": {"speculation": "Mtp"}} for model in (_adapters("x"), _adapters(maxAdapters=1))
     ],
     "use hf://owner/name": [
         {"model": {"uri": uri}}

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from mamba_api.model_uri import DOWNLOADED
 from mamba_api.v1alpha1 import MambaDeployment, pool_deployments
 from mamba_api.v1alpha1.profiles import Profiles, profiled_pools
 from mamba_cli.errors import InvalidInput, NoFittingPlan, RunFailed
@@ -185,18 +186,24 @@ def _main_memory(outcome: PlanOutcome) -> int:
 
 
 def _check_download(loaded: LoadedDeployment) -> None:
-    """Check that the model can be downloaded, because engines would retry a hopeless download forever.
+    """Check that model and adapters can be had, because engines would retry a hopeless download forever.
 
     Raises `InvalidInput`, `RunFailed`.
     """
     from mamba_server.model.checkpoint.errors import SourceError
-    from mamba_server.model.checkpoint.source import check_download
+    from mamba_server.model.checkpoint.source import ADAPTER, check_download, resolve_adapter
 
     spec = loaded.deployment.spec
     if any(variable.name.startswith(SOURCE_VARIABLES) for variable in spec.engine.env):
         return  # the engine uses another source or another account
     try:
         check_download(local_uri(spec.model.uri, loaded.path))
+        for adapter in spec.model.adapters:
+            uri = local_uri(adapter.uri, loaded.path)
+            if adapter.location.scheme in DOWNLOADED:
+                check_download(uri, ADAPTER)
+            else:
+                resolve_adapter(uri)
     except SourceError as error:
         wrong = error.exit_code == InvalidInput.exit_code
         raise (InvalidInput if wrong else RunFailed)(f"{loaded.path}: {error}") from error

@@ -23,6 +23,7 @@ from mamba_cli.local.model_facts import local_uri
 from mamba_edge.listener import url_at
 from mamba_planner import MemoryPlan
 from mamba_planner.hand_over import hand_over_tokens
+from mamba_settings.adapter_settings import adapter_text
 from mamba_settings.engine_settings import EngineSettings
 from mamba_settings.models_document import ModelEntry, ModelsDocument, duplicates
 from mamba_settings.spec_settings import (
@@ -184,12 +185,12 @@ def behind_one_address(units: Sequence[Unit], *, host: str, port: int, directory
     command = Command((*units[0].launcher, "gateway", *words), environment, file, document.json_text())
     return [
         replace(unit, url=url_at(host, port), shared_gateway=command, model_name=entry.name)
-        for unit, entry in zip(units, document.models, strict=True)
+        for unit, entry in zip(units, document.models[: len(units)], strict=True)
     ]
 
 
 def _models_of(units: Sequence[Unit]) -> ModelsDocument:
-    """Return the models of a shared gateway, in the order of the units.
+    """Return the models of a shared gateway, in the order of the units, and then their adapters.
 
     The name of a deployment is a second name of its model, and the only one where several deployments serve
     the same name. Raises InvalidInput for two models of one name.
@@ -213,6 +214,18 @@ def _models_of(units: Sequence[Unit]) -> ModelsDocument:
             f"two models would be named {clash[0]!r} at one address: give each object its own "
             "spec.model.servedName"
         )
+    adapters = [
+        ModelEntry(name=adapter.name, parent=entry.name)
+        for unit, entry in zip(units, entries, strict=True)
+        for adapter in unit.loaded.deployment.spec.model.adapters
+    ]
+    names_of_models = [name for entry in entries for name in entry.names]
+    if clash := duplicates([*names_of_models, *(adapter.name for adapter in adapters)]):
+        raise InvalidInput(
+            f"an adapter and another model or adapter would be named {clash[0]!r} at one address: give each "
+            "of spec.model.adapters a name of its own"
+        )
+    entries += adapters
     return ModelsDocument(models=tuple(entries))
 
 
@@ -282,11 +295,19 @@ def local_settings(
         "state_dtype": plan.state_dtype,
         "max_model_len": plan.max_model_len,
     }
+    if deployment.spec.model.adapters:
+        update["lora"] = local_adapters(deployment, loaded.path)
     if device == "cpu":
         update["arena_bytes"] = plan.arena_bytes
     if (disk := deployment.spec.state_cache.disk) is not None:
         update |= {"disk_cache": str(states_folder() / name), "disk_cache_bytes": disk_budget(disk)}
     return engine_settings(deployment, role, transfer_port=transfer_port).model_copy(update=update)
+
+
+def local_adapters(deployment: MambaDeployment, where: Path) -> tuple[str, ...]:
+    """Return the adapters of a deployment in the file `where`, as the engine's settings have them."""
+    adapters = deployment.spec.model.adapters
+    return tuple(adapter_text(adapter.name, local_uri(adapter.uri, where)) for adapter in adapters)
 
 
 def states_folder() -> Path:

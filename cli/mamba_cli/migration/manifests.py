@@ -52,7 +52,7 @@ def _kubeai(document: Mapping[str, Any]) -> Migrated:
             f"spec.resourceProfile {profile[0]}", "name a profile of this operator in spec.resources.profile"
         )
     if spec.get("adapters"):
-        migrated.leave_out("spec.adapters", "adapters are not served: merge them into the model")
+        migrated.leave_out("spec.adapters", "list them in spec.model.adapters, each with name and uri")
     return migrated
 
 

@@ -40,7 +40,7 @@ VLLM: Mapping[str, Take] = {
     "--enable-chunked-prefill": ALWAYS,
     "--enable-expert-parallel": without("all experts are on one GPU"),
     "--enable-log-requests": LOGS,
-    "--enable-lora": without("a MambaDeployment has no adapters: merge them, or use mambaserve serve --lora"),
+    "--enable-lora": without("list the adapters in spec.model.adapters, each with name and uri"),
     "--enable-prefix-caching": field_of("stateCache.prefixCaching", lambda _: True),
     "--enforce-eager": field_of("engine.decodeGraphs", lambda _: "Off"),
     "--generation-config": without("the model's own generation_config.json gives the defaults"),
@@ -50,9 +50,7 @@ VLLM: Mapping[str, Take] = {
     "--kv-cache-dtype": without("keys and values are stored in the type of spec.engine.dtype"),
     "--limit-mm-per-prompt": without("the text model of a multimodal checkpoint is served alone"),
     "--load-format": without("weights are read from safetensors"),
-    "--lora-modules": without(
-        "a MambaDeployment has no adapters: merge them, or use mambaserve serve --lora"
-    ),
+    "--lora-modules": without("list the adapters in spec.model.adapters, each with name and uri"),
     "--mamba-block-size": CHECKPOINTS,
     "--mamba-cache-dtype": without("the windows of convolutions have the type of spec.engine.dtype"),
     "--mamba-cache-mode": CHECKPOINTS,

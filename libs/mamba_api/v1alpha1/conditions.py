@@ -72,6 +72,7 @@ class Reason(StrEnum):
     PODS_REFUSED = "PodsRefused"
     DOWNLOAD_FAILED = "DownloadFailed"
     MODEL_NOT_LOADED = "ModelNotLoaded"
+    ADAPTER_NOT_LOADED = "AdapterNotLoaded"
     ENGINE_CRASHING = "EngineCrashing"
     GATEWAY_CRASHING = "GatewayCrashing"
     PODS_FAILED = "PodsFailed"
@@ -222,6 +223,11 @@ REASONS: dict[Reason, str] = {
         "An engine cannot start with its model or arguments; the message has its last output. Check that the"
         " files of spec.model.uri exist and are complete, and check spec.engine.extraArgs."
     ),
+    Reason.ADAPTER_NOT_LOADED: (
+        "An engine cannot start because of an adapter of spec.model.adapters, which the message names with "
+        "the cause. Correct the adapter's URI, its files, or its Secret, or raise spec.model.maxAdapterRank; "
+        "or remove the adapter. Engines that serve already go on."
+    ),
     Reason.ENGINE_CRASHING: "An engine crashes repeatedly; the message has its last output.",
     Reason.GATEWAY_CRASHING: "A gateway crashes repeatedly; the message has its last output.",
     Reason.PODS_FAILED: (
@@ -296,6 +302,7 @@ OF_PODS = frozenset(
         Reason.CONTAINER_NOT_CREATED,
         Reason.DOWNLOAD_FAILED,
         Reason.MODEL_NOT_LOADED,
+        Reason.ADAPTER_NOT_LOADED,
         Reason.ENGINE_CRASHING,
         Reason.GATEWAY_CRASHING,
         Reason.PODS_FAILED,

@@ -159,6 +159,24 @@ class Spec(ApiModel):
             ),
         ),
         Rule(
+            cel="!self.engine.batchInvariant || !(has(self.model.maxAdapters) || "
+            "(has(self.model.adapters) && size(self.model.adapters) > 0))",
+            message=(
+                "engine.batchInvariant and model.adapters exclude each other in this version: set "
+                "batchInvariant to false, or remove model.adapters and maxAdapters"
+            ),
+            holds=lambda self: not (self.engine.batch_invariant and self.model.has_adapters),
+        ),
+        Rule(
+            cel="self.engine.speculation != 'Mtp' || !(has(self.model.maxAdapters) || "
+            "(has(self.model.adapters) && size(self.model.adapters) > 0))",
+            message=(
+                "engine.speculation Mtp and model.adapters exclude each other in this version, as the head "
+                "has no adapters: choose another speculation, or remove model.adapters and maxAdapters"
+            ),
+            holds=lambda self: not (self.engine.speculation == "Mtp" and self.model.has_adapters),
+        ),
+        Rule(
             cel="!has(self.scaling.minReplicas) || self.replicas >= self.scaling.minReplicas || "
             "(self.scaling.mode == 'Internal' && has(self.scaling.maxReplicas) && "
             "self.scaling.minReplicas < self.scaling.maxReplicas)",
@@ -265,6 +283,21 @@ class MambaDeployment(ApiModel):
     """The desired state of the deployment."""
     status: Status | None = None
     """The observed state of the deployment and the decisions of the operator."""
+
+    rules = (
+        Rule(
+            cel="has(self.spec.model.servedName) || !has(self.spec.model.adapters) || "
+            "!self.spec.model.adapters.exists(a, a.name == self.metadata.name)",
+            message=(
+                "an adapter of model.adapters has the name of the object, which is that of the model: give "
+                "the adapter another one, or set model.servedName"
+            ),
+            holds=lambda self: (
+                self.spec.model.served_name is not None
+                or all(adapter.name != self.metadata.name for adapter in self.spec.model.adapters)
+            ),
+        ),
+    )
 
     @property
     def name(self) -> str:

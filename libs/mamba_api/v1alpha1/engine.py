@@ -9,36 +9,20 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 from pydantic.alias_generators import to_snake
-from pydantic.config import JsonDict
 
 from mamba_api.choices import Eviction, Quantization, StrategyChoice
 from mamba_api.model_uri import (
     DOWNLOADED,
     DOWNLOADED_PATTERN,
-    FORMS,
     PINNED_PATTERN,
     REMOTE,
     REMOTE_PATTERN,
-    URI_PATTERN,
     ModelUri,
     parse_model_uri,
 )
 from mamba_api.quantity import Duration, Quantity
 from mamba_api.v1alpha1.base import ApiModel, ChangeRule, FreeForm, ObjectName, Rule, SecretKeyRef, SecretRef
-
-URI_RULE: JsonDict = {"rule": f"self.matches(r'{URI_PATTERN}')", "message": f"use {FORMS}"}
-
-
-def _check_uri(text: str) -> str:
-    parse_model_uri(text)
-    return text
-
-
-Uri = Annotated[
-    str,
-    Field(min_length=1, max_length=1024, json_schema_extra={"x-kubernetes-validations": [URI_RULE]}),
-    AfterValidator(_check_uri),
-]
+from mamba_api.v1alpha1.model_source import Adapter, Adapters, Uri
 
 
 class ModelCache(ApiModel):
@@ -128,7 +112,7 @@ class Model(ApiModel):
     """The model's Hugging Face config.json, inline, so that the plan is known before any pod starts. A change
     replaces no pod unless the plan then takes another stateDtype."""
     token_secret_ref: SecretKeyRef | None = None
-    """Secret with the access token for gated models; for hf:// only."""
+    """Secret with the access token for gated models and adapters; for hf:// only."""
     secret_ref: SecretRef | None = None
     """Secret with the credentials for other sources. For s3:// its keys are AWS_ACCESS_KEY_ID,
     AWS_SECRET_ACCESS_KEY and, where needed, AWS_SESSION_TOKEN, AWS_REGION and AWS_ENDPOINT_URL; for gs://
@@ -137,8 +121,55 @@ class Model(ApiModel):
     cache: ModelCache | None = None
     """Volume that keeps downloaded weights. With size, the plan also knows their configuration
     before any engine starts. If absent, each pod downloads into its own scratch space."""
+    adapters: Adapters = []
+    """LoRA adapters that each engine serves beside the model; a request names one as its `model`. A change
+    replaces engine and gateway pods."""
+    max_adapters: Annotated[int, Field(ge=1, le=256)] | None = None
+    """Number of adapters that an engine can hold at once, for which memory is reserved. Defaults to one more
+    than adapters names, or to none without adapters."""
+    max_adapter_rank: Annotated[int, Field(ge=1, le=512)] | None = None
+    """Largest rank of an adapter, for which memory is reserved. Defaults to 16."""
 
     rules = (
+        Rule(
+            cel="!has(self.maxAdapters) || !has(self.adapters) || size(self.adapters) <= self.maxAdapters",
+            message=(
+                "model.adapters names more adapters than model.maxAdapters: raise maxAdapters, or remove it"
+            ),
+            holds=lambda self: self.max_adapters is None or len(self.adapters) <= self.max_adapters,
+        ),
+        Rule(
+            cel="!has(self.maxAdapterRank) || has(self.maxAdapters) || "
+            "(has(self.adapters) && size(self.adapters) > 0)",
+            message=(
+                "model.maxAdapterRank is the rank of adapters, and there are none: remove it, or set "
+                "model.adapters or model.maxAdapters"
+            ),
+            holds=lambda self: self.max_adapter_rank is None or self.has_adapters,
+        ),
+        Rule(
+            cel="!has(self.servedName) || !has(self.adapters) || "
+            "!self.adapters.exists(a, a.name == self.servedName)",
+            message=(
+                "an adapter of model.adapters has the name of the model: give it another one, or change "
+                "model.servedName"
+            ),
+            holds=lambda self: all(adapter.name != self.served_name for adapter in self.adapters),
+        ),
+        Rule(
+            cel="!has(self.cache) || !has(self.cache.claimName) || !has(self.adapters) || "
+            f"self.adapters.all(a, !a.uri.matches('{DOWNLOADED_PATTERN}') || "
+            f"a.uri.matches('{PINNED_PATTERN}'))",
+            message=(
+                "with model.cache.claimName each node downloads adapters for itself: name the commit of each "
+                "in model.adapters[].uri, as for model.uri"
+            ),
+            holds=lambda self: (
+                self.cache is None
+                or self.cache.claim_name is None
+                or all(adapter.is_pinned for adapter in self.downloaded_adapters)
+            ),
+        ),
         Rule(
             cel=f"!has(self.cache) || self.uri.matches('{DOWNLOADED_PATTERN}')",
             message=(
@@ -161,20 +192,22 @@ class Model(ApiModel):
             ),
         ),
         Rule(
-            cel="!has(self.tokenSecretRef) || self.uri.matches('^hf://')",
+            cel="!has(self.tokenSecretRef) || self.uri.matches('^hf://') || "
+            "(has(self.adapters) && self.adapters.exists(a, a.uri.matches('^hf://')))",
             message=(
                 "model.tokenSecretRef opens gated models of a hub, and only hf:// is one: remove it or use "
                 "hf://"
             ),
-            holds=lambda self: self.token_secret_ref is None or self.location.scheme == "hf",
+            holds=lambda self: self.token_secret_ref is None or "hf" in self.schemes,
         ),
         Rule(
-            cel=f"!has(self.secretRef) || self.uri.matches('{REMOTE_PATTERN}')",
+            cel=f"!has(self.secretRef) || self.uri.matches('{REMOTE_PATTERN}') || "
+            f"(has(self.adapters) && self.adapters.exists(a, a.uri.matches('{REMOTE_PATTERN}')))",
             message=(
                 "model.secretRef holds credentials for s3://, gs://, oci:// and https://: remove it, or use "
                 "tokenSecretRef for hf://"
             ),
-            holds=lambda self: self.secret_ref is None or self.location.scheme in REMOTE,
+            holds=lambda self: self.secret_ref is None or bool(self.schemes & REMOTE),
         ),
     )
 
@@ -182,6 +215,21 @@ class Model(ApiModel):
     def location(self) -> ModelUri:
         """The parsed URI."""
         return parse_model_uri(self.uri)
+
+    @property
+    def schemes(self) -> frozenset[str]:
+        """Schemes of the model and of its adapters."""
+        return frozenset((self.location.scheme, *(adapter.location.scheme for adapter in self.adapters)))
+
+    @property
+    def has_adapters(self) -> bool:
+        """Whether engines reserve memory for adapters."""
+        return bool(self.adapters) or self.max_adapters is not None
+
+    @property
+    def downloaded_adapters(self) -> list[Adapter]:
+        """Adapters that are downloaded into the model cache, in the order of the spec."""
+        return [adapter for adapter in self.adapters if adapter.location.scheme in DOWNLOADED]
 
     @property
     def has_download_job(self) -> bool:

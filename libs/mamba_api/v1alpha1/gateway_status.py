@@ -23,6 +23,8 @@ class ServedModel(StatusModel):
     Unavailable: no engine answers; the conditions of the MambaDeployment show why."""
     aliases: Annotated[list[Text], Field(max_length=32)] = []
     """Further names of the model."""
+    adapters: Annotated[list[Text], Field(max_length=32)] = []
+    """Names of the model's LoRA adapters that are reached here."""
 
 
 class GatewayStatus(StatusModel):

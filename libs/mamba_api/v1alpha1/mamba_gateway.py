@@ -84,7 +84,7 @@ class ModelAliases(ApiModel):
     """Further names of one model."""
 
     model: ModelName
-    """Name of the model."""
+    """Name of the model, or of an adapter of one."""
     names: Annotated[list[ModelName], Field(min_length=1, max_length=31)]
     """Names under which requests reach the model, too. A name given here is never the served name of another
     model at this address."""
@@ -121,7 +121,8 @@ class KeyModels(ApiModel):
     name: Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
     """Name of the key: the second word of its line in the Secret of auth."""
     models: Annotated[list[ModelName], Field(min_length=1, max_length=64)]
-    """Names of the models that the key may use; * stands for all."""
+    """Names of the models that the key may use; * stands for all. A model includes its adapters, and the name
+    of an adapter opens that adapter alone."""
 
 
 class GatewayResources(ApiModel):

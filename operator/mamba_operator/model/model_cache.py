@@ -2,8 +2,8 @@
 
 Called by `child_comparison`, by `model_load` when a loader is created, and by `reconcile`. The volume holds a
 copy of the model for each commit. A loader that lacks room removes the copies that are not needed. An
-annotation of each engine pod names the commit that the pod reads; while a pod that mounts the volume has
-none, no copy may be removed.
+annotation of each engine pod names the commits of model and adapters that the pod reads; while a pod that
+mounts the volume has none, no copy may be removed.
 """
 
 from collections.abc import Iterable, Mapping
@@ -76,8 +76,8 @@ def commits_in_use(context: Context, snapshot: Snapshot) -> frozenset[str] | Non
         last_ready = revision_in(snapshot.child("ConfigMap", of_role.last_ready))
         users += [engine["spec"]["template"]] if engine is not None else []
         users += [last_ready.template] if last_ready is not None else []
-    commits = {annotation(user, names.ANNOTATION_COMMIT) for user in users if _mounts(user, claim)}
-    return frozenset(commit for commit in commits if commit) if all(commits) else None
+    texts = {annotation(user, names.ANNOTATION_COMMIT) for user in users if _mounts(user, claim)}
+    return frozenset(commit for text in texts if text for commit in text.split()) if all(texts) else None
 
 
 def is_cache_shared(indices: Indices, key: Key) -> bool:

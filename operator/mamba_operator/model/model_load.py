@@ -1,8 +1,8 @@
 """`model_load`: the state of a model's download to its volume, from the Job, its pods and its record. Pure.
 
 Called by `plan`. Engines of a new revision are created once its model is downloaded; until then the running
-engines stay. A download is identified by a hash of the URI, of the claim and of the annotation
-`restarted-at`: if one of them changes, the model is downloaded again.
+engines stay. A download is identified by a hash of the URI, of those of the adapters, of the claim and of the
+annotation `restarted-at`: if one of them changes, the model is downloaded again.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -198,7 +198,9 @@ class _Download:
 
     @property
     def text(self) -> str:
-        return f"a Job downloads {self.uri} to {CLAIM.kind} {self.context.children.model_cache}"
+        adapters = len(self.context.deployment.spec.model.downloaded_adapters)
+        beside = f" and its {'adapter' if adapters == 1 else f'{adapters} adapters'}" if adapters else ""
+        return f"a Job downloads {self.uri}{beside} to {CLAIM.kind} {self.context.children.model_cache}"
 
 
 def model_load(context: Context, snapshot: Snapshot, now: datetime) -> ModelLoad:
@@ -215,9 +217,10 @@ def model_load(context: Context, snapshot: Snapshot, now: datetime) -> ModelLoad
 
 
 def load_id(deployment: MambaDeployment, claim: Manifest) -> str:
-    """Return the hash that identifies a download: the model, the volume and the last requested restart."""
+    """Return the hash that identifies a download: model, adapters, volume and the last requested restart."""
     restart = deployment.metadata.annotations.get(names.ANNOTATION_RESTART, "")
-    return digest([deployment.spec.model.uri, metadata(claim).get("uid"), restart])
+    adapters = [adapter.uri for adapter in deployment.spec.model.downloaded_adapters]
+    return digest([deployment.spec.model.uri, metadata(claim).get("uid"), restart, *adapters])
 
 
 def _phase(download: _Download) -> LoadPhase:
@@ -361,7 +364,7 @@ def _may_be_removed(record: Manifest | None, in_use: Collection[str]) -> bool:
     data: Any = (record or {}).get("data")
     if not isinstance(data, dict):
         return False
-    return ModelReport.read(str(data.get(REPORT_KEY))).commit not in in_use
+    return not ModelReport.read(str(data.get(REPORT_KEY))).commits <= frozenset(in_use)
 
 
 def downloads_in_words(pods: Iterable[Manifest], fetched: Mapping[str, DownloadProgress]) -> str:

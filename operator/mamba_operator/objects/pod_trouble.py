@@ -43,7 +43,7 @@ MAX_MESSAGE_CHARACTERS = 500
 condition."""
 SEVERITY = (
     Reason.OUT_OF_MEMORY, Reason.IMAGE_PULL_FAILED, Reason.CONTAINER_NOT_CREATED, Reason.DOWNLOAD_FAILED,
-    Reason.MODEL_NOT_LOADED,
+    Reason.MODEL_NOT_LOADED, Reason.ADAPTER_NOT_LOADED,
     Reason.ENGINE_CRASHING, Reason.GATEWAY_CRASHING, Reason.PODS_FAILED, Reason.NODE_LOST,
     Reason.VOLUMES_NOT_MOUNTED, Reason.CLAIM_NOT_BOUND, Reason.UNSCHEDULABLE,
 )  # fmt: skip
@@ -53,11 +53,16 @@ _WAITS_FOR_VOLUME = re.compile(
     r"persistentvolumeclaim|persistent volumes to bind|volume node affinity", re.IGNORECASE
 )
 """Pattern of the scheduler's message about a pod that waits for a volume and not for a node."""
+_ADAPTER = re.compile(r"\badapter [A-Za-z0-9][A-Za-z0-9._/:@-]*: ")
+"""Pattern of the last words of an engine that could not load an adapter, which name it."""
 ADVICE: dict[Reason, str] = {
     Reason.IMAGE_PULL_FAILED: "correct the image, or give the pods a Secret with which to pull it",
     Reason.CONTAINER_NOT_CREATED: "create the Secret, ConfigMap or key that is named, or correct its name",
     Reason.DOWNLOAD_FAILED: "check spec.model.uri, its Secret, the network and the space of the volume",
     Reason.MODEL_NOT_LOADED: "check that spec.model.uri has all files, and spec.engine.extraArgs",
+    Reason.ADAPTER_NOT_LOADED: (
+        "correct the adapter in spec.model.adapters or remove it; engines that serve already go on"
+    ),
     Reason.ENGINE_CRASHING: "look for the cause in `kubectl logs --previous` of the pod",
     Reason.GATEWAY_CRASHING: "look for the cause in `kubectl logs --previous` of the pod",
     Reason.PODS_FAILED: "give its node the resource that the message names, or add it to the pods' requests",
@@ -364,6 +369,8 @@ def _crash(pod: Manifest, container: dict[str, Any], ended: dict[str, Any]) -> R
     if container.get("name") == names.LOADER_CONTAINER:
         return Reason.DOWNLOAD_FAILED
     ours = container.get("name") == names.ENGINE_CONTAINER
+    if ours and _ADAPTER.search(str(ended.get("message") or "")):
+        return Reason.ADAPTER_NOT_LOADED
     return (
         Reason.MODEL_NOT_LOADED if ours and ended.get("exitCode") == WRONG_INPUT else Reason.ENGINE_CRASHING
     )

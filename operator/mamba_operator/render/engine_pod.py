@@ -6,7 +6,7 @@ from typing import Any
 
 from mamba_api import names
 from mamba_api.model_uri import DOWNLOADED
-from mamba_api.v1alpha1 import DiskCache
+from mamba_api.v1alpha1 import DiskCache, Model
 from mamba_operator.objects.manifest import Manifest, digest
 from mamba_operator.render.access import KEY_FILE, key_mount, key_volume
 from mamba_operator.render.context import Context
@@ -24,6 +24,7 @@ from mamba_operator.render.pod import (
 )
 from mamba_operator.render.strategic_merge import merge
 from mamba_planner.memory import tier_memory
+from mamba_settings.adapter_settings import adapter_text
 from mamba_settings.byte_size import exact_size
 from mamba_settings.spec_settings import disk_budget, engine_settings
 
@@ -75,6 +76,8 @@ def engine_document(context: Context) -> dict[str, Any]:
     if context.loaded is not None and context.loaded.commit:
         # All engines of a revision serve the same weights, even if the branch moves.
         choice["model"] = spec.model.location.pinned(context.loaded.commit)
+        if spec.model.adapters:
+            choice["lora"] = _pinned_adapters(context, context.loaded.adapters)
     if context.plan is not None:
         choice |= {"strategy": context.plan.strategy, "state_dtype": context.plan.state_dtype}
     elif context.role != "unified" and spec.state_cache.state_dtype == "Auto":
@@ -104,6 +107,19 @@ def engine_document(context: Context) -> dict[str, Any]:
         }
     )
     return settings.document()
+
+
+def _pinned_adapters(context: Context, commits: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the adapters, those that were downloaded by the commits of the copies."""
+    model = context.deployment.spec.model
+    # An image of an older version downloads no adapters: its engines then say what is missing.
+    pins = {
+        adapter.name: adapter.location.pinned(commit)
+        for adapter, commit in zip(model.downloaded_adapters, commits, strict=False)
+    }
+    return tuple(
+        adapter_text(adapter.name, pins.get(adapter.name, adapter.uri)) for adapter in model.adapters
+    )
 
 
 def engine_pod_template(context: Context) -> Manifest:
@@ -160,11 +176,11 @@ def _restart(context: Context) -> dict[str, str]:
 
 
 def _commit(context: Context) -> dict[str, str]:
-    """Return the annotation that keeps the copy that a pod reads on the volume."""
+    """Return the annotation that keeps the copies of model and adapters that a pod reads on the volume."""
     has_copies = context.deployment.spec.model.has_download_job
     if not has_copies or context.loaded is None or not context.loaded.commit:
         return {}
-    return {names.ANNOTATION_COMMIT: context.loaded.commit}
+    return {names.ANNOTATION_COMMIT: " ".join((context.loaded.commit, *context.loaded.adapters))}
 
 
 def _pod_spec(context: Context) -> dict[str, Any]:
@@ -194,7 +210,9 @@ def loader_container(context: Context, *more: str) -> dict[str, Any]:
     spec = context.deployment.spec
     # A variable: older images, which `spec.engine.image` may name, would refuse an argument.
     port = {"name": "MAMBASERVE_DOWNLOAD_METRICS_PORT", "value": str(names.HTTP_PORT)}
-    ours = {"env": [*download_environment(context), port]}
+    adapters = " ".join(adapter.uri for adapter in spec.model.downloaded_adapters)
+    more_files = [{"name": "MAMBASERVE_DOWNLOAD_ADAPTER", "value": adapters}] if adapters else []
+    ours = {"env": [*download_environment(context), port, *more_files]}
     # Users set proxies and another Hub for engines in the same way.
     theirs = {"env": [variable.manifest() for variable in spec.engine.env]}
     return {
@@ -303,24 +321,32 @@ def download_environment(context: Context) -> list[dict[str, Any]]:
             }
         )
     if spec.model.secret_ref is not None:
-        variables += _credentials(spec.model.location.scheme, spec.model.secret_ref.name)
+        variables += _credentials(spec.model, spec.model.secret_ref.name)
     return variables
 
 
-def _credentials(scheme: str, secret: str) -> list[dict[str, Any]]:
-    """Return the variables of the Secret for a source other than the Hub.
+def _credentials(model: Model, secret: str) -> list[dict[str, Any]]:
+    """Return the variables of the Secret for the sources of model and adapters other than the Hub.
 
-    The keys are listed, so that a Secret sets nothing else in the pod.
+    The keys are listed, so that a Secret sets nothing else in the pod. Those of adapters alone are optional,
+    because an adapter may be public.
     """
-    kind = "http" if scheme == "https" else scheme
+    kinds = {"http" if scheme == "https" else scheme for scheme in model.schemes}
+    own = "http" if model.location.scheme == "https" else model.location.scheme
     return [
         {
             "name": name,
             "valueFrom": {
-                "secretKeyRef": {"name": secret, "key": key, **({} if is_needed else {"optional": True})}
+                "secretKeyRef": {
+                    "name": secret,
+                    "key": key,
+                    **({} if is_needed and kind == own else {"optional": True}),
+                }
             },
         }
-        for name, key, is_needed in CREDENTIALS[kind]
+        for kind, keys in CREDENTIALS.items()
+        if kind in kinds
+        for name, key, is_needed in keys
     ]
 
 
@@ -369,18 +395,24 @@ def _volumes(context: Context) -> list[dict[str, Any]]:
         volumes.append(key_volume(context))
     if (disk := spec.state_cache.disk) is not None:
         volumes.append(_disk_volume(disk))
-    location = spec.model.location
-    if location.scheme == "pvc":
-        volumes.append(
-            {"name": "model", "persistentVolumeClaim": {"claimName": location.name, "readOnly": True}}
-        )
-    if location.scheme in DOWNLOADED:
+    for name, claim in _claims(spec.model).items():
+        volumes.append({"name": name, "persistentVolumeClaim": {"claimName": claim, "readOnly": True}})
+    if spec.model.schemes & DOWNLOADED:
         if spec.model.cache is not None:
             claim = context.own_claim or children.model_cache
             volumes.append({"name": "cache", "persistentVolumeClaim": {"claimName": claim}})
         else:
             volumes.append({"name": "cache", "emptyDir": {}})
     return volumes
+
+
+def _claims(model: Model) -> dict[str, str]:
+    """Return the claims from which model and adapters are read, by name of the volume."""
+    claims = {"model": model.location.name} if model.location.scheme == "pvc" else {}
+    of_adapters = (adapter.location for adapter in model.adapters)
+    others = dict.fromkeys(location.name for location in of_adapters if location.scheme == "pvc")
+    others = {claim: None for claim in others if claim not in claims.values()}
+    return claims | {f"adapters-{number}": claim for number, claim in enumerate(others)}
 
 
 def _disk_volume(disk: DiskCache) -> dict[str, Any]:
@@ -408,10 +440,9 @@ def _mounts(context: Context) -> list[dict[str, Any]]:
         mounts.append(key_mount())
     if spec.state_cache.disk is not None:
         mounts.append({"name": DISK_VOLUME, "mountPath": DISK_MOUNT})
-    location = spec.model.location
-    if location.scheme == "pvc":
-        mounts.append({"name": "model", "mountPath": f"{MODELS_MOUNT}/{location.name}", "readOnly": True})
-    if location.scheme in DOWNLOADED:
+    for name, claim in _claims(spec.model).items():
+        mounts.append({"name": name, "mountPath": f"{MODELS_MOUNT}/{claim}", "readOnly": True})
+    if spec.model.schemes & DOWNLOADED:
         # The loader has checked the files: no engine may change them for other engines of its node.
         read_only = {"readOnly": True} if context.own_claim else {}
         mounts.append({"name": "cache", "mountPath": CACHE_MOUNT, **read_only})

@@ -95,6 +95,8 @@ def _environment(context: Context) -> list[dict[str, Any]]:
         "PREFIX_WEIGHT": number(routing.prefix_weight),
         "LOAD_WEIGHT": number(routing.load_weight),
     }
+    if spec.model.adapters:
+        settings["ADAPTER_NAME"] = " ".join(adapter.name for adapter in spec.model.adapters)
     if context.hand_over_tokens is not None:
         settings["HAND_OVER_TOKENS"] = str(context.hand_over_tokens)
     if spec.gateway.cors_origins:

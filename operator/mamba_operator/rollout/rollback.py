@@ -51,6 +51,7 @@ FATAL = frozenset(
         Reason.IMAGE_PULL_FAILED,
         Reason.CONTAINER_NOT_CREATED,
         Reason.MODEL_NOT_LOADED,
+        Reason.ADAPTER_NOT_LOADED,
         Reason.ENGINE_CRASHING,
         Reason.OUT_OF_MEMORY,
     }

@@ -43,6 +43,8 @@ class Candidate:
     """Secret with the key that the engines require; None = they require none."""
     redis: str | None = None
     """Secret with the address of the Redis of its prefix index; None = there is none, or it is no secret."""
+    adapters: tuple[str, ...] = ()
+    """Names of the adapters that its engines serve beside the model."""
 
     @property
     def age(self) -> tuple[str, str]:
@@ -67,13 +69,18 @@ def candidates(
         previous: the file of models as it is now; None = there is none.
         presents_key: tells whether engines may require a key.
     """
-    entries = {entry.settings.get("deployment"): entry for entry in (previous.models if previous else ())}
+    models = previous.models if previous else ()
+    entries = {entry.settings.get("deployment"): entry for entry in models if entry.parent is None}
+    adapters = {
+        entry.name: tuple(one.engine_name for one in models if one.parent == entry.name)
+        for entry in entries.values()
+    }
     matching = (
         one
         for one in deployments
         if not is_terminating(one) and gateway.spec.selector.matches(dict(metadata(one).get("labels") or {}))
     )
-    chosen = _candidates(gateway, matching, entries, presents_key)
+    chosen = _candidates(gateway, matching, entries, adapters, presents_key)
     return sorted(chosen, key=lambda candidate: candidate.age)
 
 
@@ -81,6 +88,7 @@ def _candidates(
     gateway: MambaGateway,
     deployments: Iterable[Manifest],
     entries: Mapping[Any, ModelEntry],
+    adapters: Mapping[str, tuple[str, ...]],
     presents_key: PresentsKey,
 ) -> Iterator[Candidate]:
     for manifest in deployments:
@@ -93,13 +101,15 @@ def _candidates(
             )
         except ValidationError:
             if (entry := entries.get(name)) is not None:
-                yield _unchanged(manifest, name, created_at, entry)
+                yield _unchanged(manifest, name, created_at, entry, adapters[entry.name])
             continue
         if deployment.spec.mode != "Plan":
             yield _candidate(gateway, deployment, created_at, model_state(manifest), presents_key(name))
 
 
-def _unchanged(manifest: Manifest, name: str, created_at: str, entry: ModelEntry) -> Candidate:
+def _unchanged(
+    manifest: Manifest, name: str, created_at: str, entry: ModelEntry, adapters: tuple[str, ...]
+) -> Candidate:
     """Return the candidate of a MambaDeployment that cannot be read, from its entry."""
     uid = str(metadata(manifest).get("uid") or "")
     has_key = "backend_key_file" in entry.settings
@@ -111,6 +121,7 @@ def _unchanged(manifest: Manifest, name: str, created_at: str, entry: ModelEntry
         has_key,
         {key: value for key, value in entry.settings.items() if key != "redis_url_file"},
         names.Children(name).engine_key(uid) if has_key else None,
+        adapters=adapters,
     )
 
 
@@ -136,8 +147,9 @@ def _candidate(
         engine_key = names.Children(name).engine_key(deployment.metadata.uid or "")
         settings["backend_key_file"] = f"{ENGINE_KEYS_MOUNT}/{name}"
     requires_keys = spec.gateway.auth is not None
+    adapters = tuple(adapter.name for adapter in spec.model.adapters)
     return Candidate(
-        name, created_at, deployment.served_name, state, requires_keys, settings, engine_key, secret
+        name, created_at, deployment.served_name, state, requires_keys, settings, engine_key, secret, adapters
     )
 
 

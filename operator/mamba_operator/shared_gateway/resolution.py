@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from mamba_api.v1alpha1.gateway_status import ServedModel
 from mamba_api.v1alpha1.mamba_gateway import EVERY_MODEL, MambaGatewaySpec
 from mamba_operator.shared_gateway.candidates import Candidate
-from mamba_settings.models_document import MAX_MODELS, KeyAccess, ModelEntry, ModelsDocument
+from mamba_settings.models_document import MAX_ADAPTERS, MAX_MODELS, KeyAccess, ModelEntry, ModelsDocument
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +69,19 @@ class _Names:
         self.holders[name] = name
         return True
 
+    def give_adapters(self, candidate: Candidate) -> Iterator[str]:
+        """Give a candidate the names of its adapters as far as they are free, and yield those."""
+        for name in candidate.adapters:
+            if name in self.aliases or name in self.holders:
+                holder = "an alias in the spec" if name in self.aliases else f"a name of {self.holders[name]}"
+                self.conflicts.append(
+                    f"{name!r} is an adapter of {candidate.deployment}, and {holder}, which has it: give the "
+                    "adapter another name"
+                )
+            else:
+                self.holders[name] = candidate.deployment
+                yield name
+
 
 def resolve(spec: MambaGatewaySpec, candidates: Sequence[Candidate]) -> Resolution:
     """Return the names of the candidates, which are sorted by age."""
@@ -80,15 +93,16 @@ def resolve(spec: MambaGatewaySpec, candidates: Sequence[Candidate]) -> Resoluti
     names = _model_names(first, registry)
     served = tuple(one for one in first if one.deployment in names)
     # The name of an object is a second name of its model, which the spec may use, too.
-    further = {one.deployment: [one.deployment] for one in served if registry.give_object_name(one)}
-    lookup = _Lookup({name: names[holder] for name, holder in registry.holders.items()})
-    by_name = {name: deployment for deployment, name in names.items()}
+    further = {names[one.deployment]: [one.deployment] for one in served if registry.give_object_name(one)}
+    models = {name: names[holder] for name, holder in registry.holders.items()}
+    adapters = _adapters(served, names, registry)
+    lookup = _Lookup({**models, **{name: name for name in adapters}})
     for group in spec.aliases:
         if (model := lookup.model("aliases", group.model)) is not None:
-            own = further.setdefault(by_name[model], [])
+            own = further.setdefault(model, [])
             own += [name for name in group.names if name not in repeated.get(group.model, ())]
     document = ModelsDocument(
-        models=_entries(served, names, further, _fallbacks_of_all(spec, lookup)),
+        models=_entries(served, names, adapters, further, _fallbacks_of_all(spec, lookup)),
         default=lookup.model("default", spec.default) if spec.default is not None else None,
         access=_access(spec, lookup),
     )
@@ -120,6 +134,7 @@ def _model_names(candidates: Sequence[Candidate], registry: _Names) -> dict[str,
 def _entries(
     served: Iterable[Candidate],
     names: Mapping[str, str],
+    adapters: Mapping[str, str],
     further: Mapping[str, Sequence[str]],
     fallbacks: Mapping[str, Sequence[str]],
 ) -> tuple[ModelEntry, ...]:
@@ -128,20 +143,42 @@ def _entries(
     Args:
         served: the candidates.
         names: name of the model by MambaDeployment.
-        further: further names of the model by MambaDeployment.
+        adapters: name of the model by adapter.
+        further: further names by name of the model or adapter.
         fallbacks: names of the fallbacks by name of the model.
     """
     entries = (
         ModelEntry(
             name=(name := names[one.deployment]),
             served_name=one.served_name if one.served_name != name else None,
-            aliases=tuple(further.get(one.deployment, ())),
+            aliases=tuple(further.get(name, ())),
             fallbacks=tuple(fallbacks.get(name, ())),
             settings=dict(one.settings),
         )
         for one in served
     )
-    return tuple(sorted(entries, key=lambda entry: entry.name))
+    of_adapters = (
+        ModelEntry(
+            name=name,
+            parent=parent,
+            aliases=tuple(further.get(name, ())),
+            fallbacks=tuple(fallbacks.get(name, ())),
+        )
+        for name, parent in adapters.items()
+    )
+    return tuple(sorted((*entries, *of_adapters), key=lambda entry: entry.name))
+
+
+def _adapters(served: Iterable[Candidate], names: Mapping[str, str], registry: _Names) -> dict[str, str]:
+    """Return the model of each adapter, and note conflicts in the registry."""
+    adapters = {name: names[one.deployment] for one in served for name in registry.give_adapters(one)}
+    beyond = [*adapters][MAX_ADAPTERS:]
+    if beyond:
+        registry.conflicts.append(
+            f"there are {len(adapters)} adapters, and one address serves {MAX_ADAPTERS}: not reached are "
+            f"{', '.join(beyond[:8])}{', …' if len(beyond) > 8 else ''}"
+        )
+    return {name: model for name, model in adapters.items() if name not in beyond}
 
 
 def _models(document: ModelsDocument, by_name: Mapping[str, Candidate]) -> tuple[ServedModel, ...]:
@@ -152,8 +189,10 @@ def _models(document: ModelsDocument, by_name: Mapping[str, Candidate]) -> tuple
             deployment=by_name[entry.name].deployment,
             state=by_name[entry.name].state,
             aliases=list(entry.aliases),
+            adapters=[one.name for one in document.models if one.parent == entry.name],
         )
         for entry in document.models
+        if entry.parent is None
     )
 
 

@@ -113,13 +113,18 @@ class Pool:
         clock: Callable[[], float] = time.monotonic,
         expected_model: str | None = None,
         on_change: Callable[[], None] = lambda: None,
+        expected_adapters: Iterable[str] = (),
     ) -> None:
         """Create an empty pool.
 
-        `expected_model` is the name of the engines' model, if it is known before any engine exists.
+        `expected_model` is the name of the engines' model, if it is known before any engine exists, and
+        `expected_adapters` are those of its adapters.
         `on_change` is called after each change of the engines or their reports.
         """
-        self._expected = frozenset() if expected_model is None else frozenset((expected_model,))
+        self._expected_model = expected_model
+        self._names: frozenset[str] | None = None
+        """Cached `names`; None = they may have changed."""
+        self.expect_adapters(expected_adapters)
         self.synced = False
         """Whether a source has set the engines, and each of them was probed at least once."""
         self._targets_known = False
@@ -134,7 +139,6 @@ class Pool:
         """Whether an engine was ejected and has not answered successfully since."""
         self.candidate_share: float | None = None
         """Share of the conversations that candidates of a canary get, 0 to 1; None = there is none."""
-        self._names: frozenset[str] | None = None
         self._last_names: frozenset[str] = frozenset()
         """The value of `names` before the targets last changed."""
 
@@ -331,6 +335,13 @@ class Pool:
             self._names = current or self._last_names or self._expected
         return self._names
 
+    def expect_adapters(self, names: Iterable[str]) -> None:
+        """Wait for engines that serve these adapters beside the expected model."""
+        self._expected_adapters = tuple(names) if self._expected_model is not None else ()
+        own = () if self._expected_model is None else (self._expected_model,)
+        self._expected = frozenset((*own, *self._expected_adapters))
+        self._names = None
+
     def serves(self, name: str) -> bool:
         """Return whether `names` contains this model."""
         return name in self.names
@@ -353,14 +364,17 @@ class Pool:
     def model_entries(self) -> tuple[dict[str, Any], ...]:
         """Return the `/v1/models` entries of all engines, ready or not, one for each id.
 
-        If there are none, the list contains the expected model, for clients that list the models before they
-        send a request.
+        If there are none, the list contains the expected model and its adapters, for clients that list the
+        models before they send a request.
         """
         entries = (e for r in self._records.values() for e in r.report.models or () if "id" in e)
         listed = tuple({str(entry["id"]): entry for entry in entries}.values())
-        return listed or tuple(
-            {"id": name, "object": "model", "created": 0, "owned_by": "mambaserve"} for name in self._expected
-        )
+        if listed or self._expected_model is None:
+            return listed
+        plain = {"object": "model", "created": 0, "owned_by": "mambaserve"}
+        parent = self._expected_model
+        adapters = ({**plain, "id": name, "parent": parent} for name in self._expected_adapters)
+        return ({**plain, "id": parent}, *adapters)
 
     def adapter_of(self, model: str | None) -> str:
         """Return the fingerprint of the adapter that most engines serve under a name; "" = it is none."""

@@ -86,7 +86,11 @@ async def model_running(
         if on_change is not None:
             on_change()
 
-    pool = Pool(expected_model=settings.served_model_name, on_change=dispatch)
+    pool = Pool(
+        expected_model=settings.served_model_name,
+        on_change=dispatch,
+        expected_adapters=settings.adapter_name,
+    )
     metrics = metrics_of(pool, index)
     admission = Admission(
         settings.max_in_flight, settings.max_queue, settings.queue_timeout, time.monotonic,

@@ -91,7 +91,8 @@ class ModelSet:
     async def apply(self, document: ModelsDocument, *, strict: bool = False) -> None:
         """Serve the models of `document` from now on. With `strict`, a model that cannot start raises."""
         table = ModelTable(document)
-        for entry in table.entries:
+        entries = [entry for entry in table.entries if entry.parent is None]
+        for entry in entries:
             present = self._models.get(entry.name)
             if present is not None and _same_parts(present.entry, entry):
                 present.entry = entry
@@ -108,10 +109,13 @@ class ModelSet:
             self._models[entry.name] = model
             if present is not None:
                 self._retire(present)
-        names = {entry.name for entry in table.entries}
+        names = {entry.name for entry in entries}
         for name in self._models.keys() - names:
             self._retire(self._models.pop(name))
         self._failures = {name: why for name, why in self._failures.items() if name in names}
+        for entry in entries:
+            if (running := self._models.get(entry.name)) is not None:
+                running.parts.pool.expect_adapters(table.adapters_of(entry))
         self._table = table
         self._bound_front()
         self._notify()
@@ -134,19 +138,19 @@ class ModelSet:
     def choose(self, model: str | None, key: str) -> LaneChoice:
         """Return the lane for a request of `key` that names `model`. Raises an ApiError for the client."""
         entry = self._table.requested(model, key)
-        chosen = self._models.get(entry.name)
+        chosen = self._serving(entry)
         if chosen is None:
             raise NoEndpoint(
                 f"the gateway could not begin to serve '{entry.name}'; its log says why", retry_after=2
             )
-        headers: list[tuple[bytes, bytes]] = []
+        serving, headers = entry, list[tuple[bytes, bytes]]()
         if entry.fallbacks and not chosen.ready and (other := self._stand_in(entry, key)) is not None:
             chosen.parts.wake()
+            serving, stand_in = other
             headers.append((FALLBACK_HEADER, _header_value(entry.name)))
             if self.metrics is not None:
-                self.metrics.fallbacks.labels(entry.name, other.entry.name).inc()
-            chosen = other
-        serving = chosen.entry
+                self.metrics.fallbacks.labels(entry.name, serving.name).inc()
+            chosen = stand_in
         if serving.name != model:
             headers.append((MODEL_HEADER, _header_value(serving.name)))
         return LaneChoice(chosen.parts.lane, serving.name, serving.engine_name, headers)
@@ -175,8 +179,8 @@ class ModelSet:
         return self._table.public
 
     def serves(self, name: str) -> bool:
-        """Return whether a model has this name, which bounds the labels of metrics."""
-        return name in self._models
+        """Return whether a model or adapter has this name, which bounds the labels of metrics."""
+        return self._table.has(name)
 
     def decisions(self, limit: int) -> list[RoutingRecord]:
         """Return the last `limit` choices of engines of all models, the newest first."""
@@ -257,15 +261,22 @@ class ModelSet:
             admission = model.admission
             yield ModelLoad(name, ready, admission.in_flight, admission.queued, model.parts.index)
 
-    def _stand_in(self, entry: ModelEntry, key: str) -> _RunningModel | None:
-        candidates = (self._models.get(fallback.name) for fallback in self._table.fallbacks(entry, key))
-        return next((model for model in candidates if model is not None and model.ready), None)
+    def _serving(self, entry: ModelEntry) -> _RunningModel | None:
+        """Return the model whose engines serve an entry: for an adapter, that of its parent."""
+        return self._models.get(entry.parent or entry.name)
+
+    def _stand_in(self, entry: ModelEntry, key: str) -> tuple[ModelEntry, _RunningModel] | None:
+        """Return the first fallback whose engines are ready, with the model that has them."""
+        candidates = ((fallback, self._serving(fallback)) for fallback in self._table.fallbacks(entry, key))
+        return next(((one, model) for one, model in candidates if model is not None and model.ready), None)
 
     def _cards(self, entry: ModelEntry) -> Iterable[dict[str, Any]]:
-        model = self._models.get(entry.name)
+        model = self._serving(entry)
         listed = () if model is None else model.parts.pool.model_entries()
         plain = {"object": "model", "created": 0, "owned_by": "mambaserve"}
         card = next((card for card in listed if card["id"] == entry.engine_name), plain)
+        if entry.parent is not None:
+            card = {**card, "parent": entry.parent}
         card = {**card, "id": entry.name, "state": "stopped" if model is None else model.state}
         yield card
         for alias in entry.aliases:

@@ -33,6 +33,14 @@ class ModelTable:
         """Return all models."""
         return tuple(self._entries.values())
 
+    def has(self, name: str) -> bool:
+        """Return whether a model has this name, which is no alias."""
+        return name in self._entries
+
+    def adapters_of(self, entry: ModelEntry) -> tuple[str, ...]:
+        """Return the names of a model's adapters at its engines."""
+        return tuple(one.engine_name for one in self._entries.values() if one.parent == entry.name)
+
     @property
     def public(self) -> bool:
         """Return whether every key may use every model."""
@@ -44,7 +52,9 @@ class ModelTable:
 
     def may_use(self, key: str, entry: ModelEntry) -> bool:
         """Return whether the key may use the model."""
-        return self.sees_all(key) or (self._access is not None and entry.name in self._access.get(key, ()))
+        # Whoever may use a model may use its adapters; a right to an adapter is one to that alone.
+        rights = self._access.get(key, frozenset()) if self._access is not None else frozenset()
+        return self.sees_all(key) or entry.name in rights or entry.parent in rights
 
     def visible(self, key: str) -> tuple[ModelEntry, ...]:
         """Return the models that the key may use."""
@@ -81,10 +91,12 @@ class ModelTable:
         default = next((entry for entry in visible if entry.name == self._default), None)
         if default is not None:
             return default
-        if len(visible) == 1:
-            return visible[0]
-        if visible:
-            listed = ", ".join(f"'{entry.name}'" for entry in visible[:8])
+        names = {entry.name for entry in visible}
+        own = [entry for entry in visible if entry.parent not in names]
+        if len(own) == 1:
+            return own[0]
+        if own:
+            listed = ", ".join(f"'{entry.name}'" for entry in own[:8])
             raise InvalidRequest(
                 f"model: is required, because several models are served here: {listed}",
                 param="model",

@@ -73,7 +73,7 @@ def model_settings(base: GatewaySettings, entry: ModelEntry) -> GatewaySettings:
             + ", ".join(sorted(OF_ONE_MODEL))
         )
     values: dict[str, Any] = base.model_dump(
-        exclude={"models_file", "prefix_index_scope", "served_model_name"}
+        exclude={"models_file", "prefix_index_scope", "served_model_name", "adapter_name"}
     )
     for alternatives in _ONE_OF_EACH:
         if any(name in entry.settings for name in alternatives):

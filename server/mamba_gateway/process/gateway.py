@@ -171,7 +171,7 @@ async def _several_models(
     assert settings.models_file is not None
     file = ModelsFile(settings.models_file)
     document = file.read()
-    own_settings = [model_settings(settings, entry) for entry in document.models]
+    own_settings = [model_settings(settings, entry) for entry in document.models if entry.parent is None]
     front = Admission(settings.max_in_flight, settings.max_queue, settings.queue_timeout, time.monotonic)
 
     def start(

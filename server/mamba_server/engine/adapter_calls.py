@@ -7,7 +7,6 @@ sends the reply; the API process lets no request use the adapter before that.
 import threading
 from collections import deque
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,8 +15,8 @@ from mamba_server.engine.stepping.core import EngineCore
 from mamba_server.engine.stepping.held_adapters import NO_ADAPTERS, HeldAdapters
 from mamba_server.model.adapters.adapter_bank import AdapterBank
 from mamba_server.model.adapters.adapter_files import AdapterWeights
-from mamba_server.model.checkpoint.errors import AdapterError
-from mamba_server.model.checkpoint.source import Progress
+from mamba_server.model.checkpoint.errors import AdapterError, DownloadFailed, SourceError
+from mamba_server.model.checkpoint.source import Progress, resolve_adapter
 from mamba_server.wire import AdminCall, AdminReply, LoadedAdapter
 
 LOAD, UNLOAD = "adapter_load", "adapter_unload"
@@ -37,15 +36,20 @@ def held_adapters(bank: AdapterBank | None) -> HeldAdapters:
 def load_at_start(
     bank: AdapterBank | None, paths: dict[str, str], report: Progress
 ) -> tuple[LoadedAdapter, ...]:
-    """Load the adapters of the settings before there is a forward stream. Raises AdapterError."""
+    """Load the adapters of the settings before there is a forward stream, downloading what is missing.
+
+    Raises AdapterError, and DownloadFailed for what a later start may mend.
+    """
     loaded = []
     for number, (name, path) in enumerate(paths.items()):
         assert bank is not None, "the settings have places for all adapters that they name"
         report("adapters", number, len(paths))
         try:
-            adapter = AdapterWeights.read(Path(path).expanduser())
+            adapter = AdapterWeights.read(resolve_adapter(path, report))
             bank.check(adapter)
-        except AdapterError as error:
+        except DownloadFailed as error:
+            raise DownloadFailed(f"adapter {name}: {error}") from error
+        except (AdapterError, SourceError) as error:
             raise AdapterError(f"adapter {name}: {error}") from error
         place = bank.reserve(adapter.fingerprint)
         assert place is not None
@@ -83,9 +87,9 @@ class AdapterCalls:
         return replies
 
     def _read_files(self, call: AdminCall) -> None:
-        """Read the files of an adapter. Runs in a thread."""
+        """Read the files of an adapter, downloading what is missing. Runs in a thread."""
         try:
-            adapter: AdapterWeights | Exception = AdapterWeights.read(Path(call.body["path"]).expanduser())
+            adapter: AdapterWeights | Exception = AdapterWeights.read(resolve_adapter(call.body["path"]))
         except Exception as error:
             adapter = error
         self._read.append((call, adapter))
@@ -98,7 +102,9 @@ class AdapterCalls:
             if isinstance(adapter, Exception):
                 raise adapter
             bank.check(adapter)
-        except AdapterError as error:
+        except DownloadFailed as error:
+            return self._reply(call, 502, str(error))
+        except (AdapterError, SourceError) as error:
             return self._reply(call, 400, str(error))
         except Exception as error:
             return self._reply(call, 500, f"the adapter cannot be read: {type(error).__name__}: {error}")

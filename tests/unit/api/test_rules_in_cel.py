@@ -4,6 +4,7 @@ CEL is evaluated by a reading of the few constructs that the rules use; what it 
 """
 
 import ast
+import copy
 import re
 from typing import Any
 
@@ -22,6 +23,7 @@ from mamba_api.v1alpha1 import (
     EnvVar,
     Gateway,
     Limits,
+    MambaDeployment,
     Model,
     ModelCache,
     Pool,
@@ -40,6 +42,7 @@ from mamba_api.v1alpha1.mamba_gateway import (
     ModelAliases,
     ModelFallbacks,
 )
+from mamba_api.v1alpha1.model_source import Adapter
 from mamba_api.v1alpha1.pools import Disaggregation, PoolScaling, PoolStateCache
 from mamba_api.v1alpha1.schema import custom_resource_definition
 
@@ -59,6 +62,16 @@ def cel(expression: str, value: Any) -> Any:
     text = text.replace("&&", " and ").replace("||", " or ")
     text = re.sub(r"!(?!=)", " not ", text)
     return _value(ast.parse(text.strip(), mode="eval").body, value)
+
+
+class _Bound(ast.NodeTransformer):
+    """Puts an item in the place of the variable of a macro."""
+
+    def __init__(self, variable: str, item: Any) -> None:
+        self._variable, self._item = variable, item
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return ast.Constant(self._item) if node.id == self._variable else node
 
 
 def _value(node: ast.expr, value: Any) -> Any:
@@ -89,6 +102,9 @@ def _value(node: ast.expr, value: Any) -> Any:
         ) if item == same:
             numbers = [one[name] for one in _value(of, value)]
             return numbers == sorted(numbers)
+        case ast.Call(ast.Attribute(of, ("exists" | "all") as macro), [ast.Name(item), body]):
+            holds = (_value(_Bound(item, one).visit(copy.deepcopy(body)), value) for one in _value(of, value))
+            return any(holds) if macro == "exists" else all(holds)
         case ast.Call(ast.Name("duration"), [of]):
             return Duration(_value(of, value)).seconds
         case ast.Call(ast.Name("size"), [of]):
@@ -144,6 +160,8 @@ def _compare(operator: ast.cmpop, left: Any, right: Any) -> bool:
         ("self.a.map(one, one.b).isSorted()", {"a": [{"b": 2}, {"b": 1}]}, False),
         ("(self.a in ['x', 'y']) == has(self.b)", {"a": "x", "b": 1}, True),
         ("!(self.a in self.b)", {"a": 1, "b": [1]}, False),
+        ("self.a.exists(one, one.b == self.b)", {"a": [{"b": 1}, {"b": 2}], "b": 2}, True),
+        ("self.a.all(one, one.b == self.b)", {"a": [{"b": 1}, {"b": 2}], "b": 2}, False),
         ("self.m != 'External' || (!has(self.x) && !has(self.y))", {"m": "External", "y": 1}, False),
     ],
 )
@@ -193,6 +211,16 @@ SCALING = some(
 TARGET_SCALING = some(
     {"minReplicas": st.just(1), "maxReplicas": st.just(3)}, ttftTarget=DURATIONS, tpotTarget=DURATIONS
 )
+ADAPTERS = st.lists(
+    some(
+        {
+            "name": NAMES,
+            "uri": st.sampled_from(["hf://a/c", f"hf://a/c@{COMMIT}", "s3://bucket/c", "pvc://claim/c"]),
+        }
+    ),
+    max_size=2,
+    unique_by=lambda adapter: adapter["name"],
+)
 OBJECTS: dict[type[ApiModel], st.SearchStrategy[dict[str, Any]]] = {
     Scaling: SCALING,
     Limits: some({}, queueTimeout=TIMES, requestTimeout=TIMES, maxBodySize=SIZES),
@@ -207,7 +235,17 @@ OBJECTS: dict[type[ApiModel], st.SearchStrategy[dict[str, Any]]] = {
         {"uri": st.sampled_from(["hf://a/b", f"hf://a/b@{COMMIT}", "pvc://claim/hf://a/b", "builtin://x", "file:///hf://a/b",
             "s3://bucket/a", f"s3://bucket/a?revision={COMMIT}", "oci://registry/a:v1"])},
         cache=st.sampled_from([{"size": "1Gi"}, {"claimName": "c"}]), tokenSecretRef=st.just({"name": "hub"}),
-        secretRef=st.just({"name": "bucket"}),
+        secretRef=st.just({"name": "bucket"}), servedName=NAMES, adapters=ADAPTERS, maxAdapters=SMALL,
+        maxAdapterRank=SMALL,
+    ),
+    Adapter: some({"name": NAMES, "uri": st.sampled_from(["hf://a/b", "builtin://a", "file:///builtin://a"])}),
+    MambaDeployment: some(
+        {
+            "metadata": some({"name": NAMES}),
+            "spec": some(
+                {"model": some({"uri": st.just("hf://a/b")}, servedName=st.just("c"), adapters=ADAPTERS)}
+            ),
+        }
     ),
     ModelCache: some(
         {}, size=st.just("1Gi"), claimName=st.just("c"), storageClassName=st.just("s"),
@@ -223,9 +261,17 @@ OBJECTS: dict[type[ApiModel], st.SearchStrategy[dict[str, Any]]] = {
         {"name": st.just("A")}, value=st.sampled_from(["", "x"]), valueFrom=st.just({"fieldRef": {}})
     ),
     Spec: some(
-        {"model": some({"uri": st.just("builtin://tiny-recall")}, maxModelLen=SMALL)},
+        {
+            "model": some(
+                {"uri": st.just("builtin://tiny-recall")}, maxModelLen=SMALL, adapters=ADAPTERS,
+                maxAdapters=st.just(2),
+            )
+        },
         replicas=COUNT,
-        engine=some({}, pageSize=SMALL, quantization=st.sampled_from(["none", "int8", "int4"])),
+        engine=st.one_of(
+            some({}, pageSize=SMALL, quantization=st.sampled_from(["none", "int8", "int4"])),
+            st.sampled_from([{"batchInvariant": True}, {"speculation": "Mtp"}]),
+        ),
         resources=some({}, gpus=st.integers(0, 1), profile=st.just("a")),
         stateCache=some({}, trackInterval=st.integers(1, 64), prefixCaching=st.booleans()),
         scaling=some(

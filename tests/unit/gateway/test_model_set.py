@@ -84,3 +84,33 @@ async def test_a_model_that_cannot_start_is_tried_again_and_leaves_the_others_al
     assert (bench.models.incomplete, bench.models.choose("b", "k").model) == (False, "b")
     with pytest.raises(ModelNotFound):
         bench.models.choose("a", "k")
+
+
+async def test_an_adapter_is_served_by_the_engines_of_its_model_and_waited_for(bench: Bench) -> None:
+    sql = {"name": "sql", "parent": "base", "aliases": ["analyst"], "settings": {}}
+    await bench.serve({"name": "base"})
+    lane = bench.parts["base"].lane
+    await bench.serve({"name": "base"}, sql)
+    choice = bench.models.choose("analyst", "k")
+    assert (choice.lane, choice.model, choice.engine_name) == (lane, "sql", "sql")
+    assert bench.parts["base"].pool.may_serve("sql")
+    assert {card["id"]: card.get("parent") for card in bench.models.cards("k")} == {
+        "base": None, "sql": "base", "analyst": "base",
+    }  # fmt: skip
+    assert bench.models.choose(None, "k").model == "base"
+    await bench.serve({"name": "base"})
+    assert not bench.parts["base"].pool.may_serve("sql")
+    with pytest.raises(ModelNotFound):
+        bench.models.choose("sql", "k")
+
+
+@pytest.mark.parametrize(
+    ("adapter", "says"),
+    [
+        ({"name": "sql", "parent": "nobody"}, "is no name of a model with engines of its own"),
+        ({"name": "sql", "parent": "base", "settings": {"max_queue": 1}}, "has no settings of its own"),
+    ],
+)
+def test_an_adapter_of_no_model_is_refused(adapter: dict[str, object], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        ModelsDocument.model_validate({"models": [{"name": "base"}, adapter]})

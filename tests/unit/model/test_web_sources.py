@@ -12,7 +12,7 @@ import pytest
 from file_server import FileServer, file_server
 from mamba_cli.local.model_facts import facts_of_model
 from mamba_server.model.checkpoint.errors import DownloadFailed, SourceError, SourceNotFound
-from mamba_server.model.checkpoint.source import resolve
+from mamba_server.model.checkpoint.source import resolve, resolve_adapter
 from mamba_server.model.remote import http_client, ranged_download
 
 WEIGHTS = bytes(range(256)) * 1200
@@ -221,3 +221,17 @@ def test_a_token_is_sent_where_one_is_set(server: FileServer, monkeypatch: pytes
 def test_a_server_that_is_away_is_a_download_to_try_again(cache: Path) -> None:
     with pytest.raises(DownloadFailed, match=r"cannot be reached .* check the network"):
         resolve("http://127.0.0.1:9/nano")
+
+
+ADAPTER = {"adapter_config.json": b"{}", "adapter_model.safetensors": WEIGHTS}
+
+
+def test_an_adapter_is_fetched_from_a_directory_or_an_archive(server: FileServer, cache: Path) -> None:
+    server.files |= {f"sql/{name}": data for name, data in ADAPTER.items()}
+    server.files["packed.tar"] = packed({f"out/{name}": data for name, data in ADAPTER.items()})
+    for path in ("sql/", "packed.tar"):
+        assert content(resolve_adapter(f"{server.url}/{path}")) == ADAPTER
+    with pytest.raises(SourceNotFound, match=r"there is no config\.json"):
+        resolve(f"{server.url}/sql/")
+    with pytest.raises(SourceNotFound, match=r"there is no adapter_config\.json"):
+        resolve_adapter(f"{server.url}/nano/")

@@ -7,6 +7,8 @@ import pytest
 
 from fake_cluster import FakeCluster
 from mamba_api.v1alpha1.mamba_gateway import MambaGateway
+from mamba_gateway.errors import ModelForbidden
+from mamba_gateway.models.model_table import ModelTable
 from mamba_gateway.models.models_file import ModelsFile, model_settings
 from mamba_gateway.prices import Prices
 from mamba_gateway.settings import GatewaySettings
@@ -310,3 +312,34 @@ def test_an_object_that_is_going_or_cannot_be_read_changes_nothing() -> None:
     assert plan.changes.applies == ()
     [failure] = plan.failures
     assert failure.message.startswith("spec.replicas: 'two' should be an integer")
+
+
+def test_adapters_have_names_aliases_and_rights_at_one_address() -> None:
+    adapters = [{"name": name, "uri": f"hf://a/{name}"} for name in ("sql", "old")]
+    base = owner("base", metadata={"uid": "u", "labels": {}}, model={"uri": "hf://a/b", "adapters": adapters})
+    spec = {
+        "auth": {"secretRef": {"name": "keys"}},
+        "aliases": [{"model": "sql", "names": ["analyst"]}],
+        "keys": [{"name": "web", "models": ["sql"]}, {"name": "app", "models": ["base"]}],
+    }
+
+    plan = planned(gateway(**spec), base, served("old", 5))
+
+    assert plan.resolution is not None
+    table = ModelTable(plan.resolution.document)
+    assert (table.named("analyst", "web").name, table.named("sql", "app").parent) == ("sql", "base")
+    assert [entry.name for entry in table.visible("web")] == ["sql"]
+    with pytest.raises(ModelForbidden):
+        table.named("base", "web")
+    assert table.requested(None, "web").name == "sql"
+    assert table.requested(None, "app").name == "base"
+    [model] = [model for model in plan.resolution.models if model.name == "base"]
+    assert (model.adapters, plan.resolution.unknown) == (["sql"], ())
+    assert problem(plan) == ("NamesConflict", plan.resolution.conflicts[0])
+    assert "'old' is an adapter of base, and a name of old" in plan.resolution.conflicts[0]
+    # An edit that cannot be read changes nothing of what is served.
+    broken = {**base, "spec": {"model": {"uri": "nowhere"}}}
+    models = children(plan)["ConfigMap"]
+    again = planned(gateway(**spec), broken, served("old", 5), children=(models,))
+    assert again.resolution is not None
+    assert again.resolution.document == plan.resolution.document

@@ -9,7 +9,7 @@ from mamba_cli.errors import InvalidInput, RunFailed
 from mamba_cli.model_argument import model_uri
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Sequence
 
     from mamba_planner.model_report import ModelReport
 
@@ -57,6 +57,14 @@ def command(
             help="Commit that --make-room must not remove; may be repeated.",
         ),
     ] = None,
+    adapter: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="URI",
+            envvar="MAMBASERVE_DOWNLOAD_ADAPTER",
+            help="LoRA adapter to download beside the model; may be repeated. The report has their commits.",
+        ),
+    ] = None,
 ) -> None:
     """Download a model into the cache (HF_HOME), resuming a partial copy, and describe it.
 
@@ -67,7 +75,7 @@ def command(
     if keep and not make_room:
         raise InvalidInput("--keep has no effect without --make-room: give both")
     with served_progress(metrics_port) as report_bytes:
-        model = _download(uri, report_bytes, keep or () if make_room else None)
+        model = _download(uri, report_bytes, keep or () if make_room else None, adapter or ())
     if report is None:
         typer.echo(model.text())
         return
@@ -78,9 +86,12 @@ def command(
 
 
 def _download(
-    uri: str, report_bytes: "Callable[[int, int], None]", others: "Collection[str] | None"
+    uri: str,
+    report_bytes: "Callable[[int, int], None]",
+    others: "Collection[str] | None",
+    adapters: "Sequence[str]",
 ) -> "ModelReport":
-    """Download the model. Raises `InvalidInput`, `RunFailed`."""
+    """Download the model and its adapters. Raises `InvalidInput`, `RunFailed`."""
     from mamba_cli.local.loading.model_download import downloaded
     from mamba_planner.errors import UnreadableConfig
     from mamba_planner.families.registry import read_config
@@ -98,4 +109,9 @@ def _download(
         raise InvalidInput(
             f"{uri}: has no *.safetensors files: choose a model that is published in that format"
         )
-    return ModelReport(directory.name, config, size)
+    commits: list[str] = []
+    for adapter in adapters:
+        # The model and the adapters before this one are needed, too.
+        kept = None if others is None else {*others, directory.name, *commits}
+        commits.append(downloaded(adapter, report_bytes, kept, adapter=True).name)
+    return ModelReport(directory.name, config, size, tuple(commits))

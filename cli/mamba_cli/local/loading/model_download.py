@@ -20,14 +20,19 @@ from mamba_server.model.checkpoint.source import hub_cache
 
 
 def downloaded(
-    uri: str, report_bytes: Callable[[int, int], None], others: Collection[str] | None = None
+    uri: str,
+    report_bytes: Callable[[int, int], None],
+    others: Collection[str] | None = None,
+    *,
+    adapter: bool = False,
 ) -> Path:
-    """Return the directory of the model, downloading what is missing.
+    """Return the directory of the model or adapter, downloading what is missing.
 
     Args:
         uri: a full URI.
         report_bytes: receives the bytes done and in all, beside what is shown.
         others: commits of other processes, as `sound_copy` takes them; None = no copy is removed.
+        adapter: whether it is an adapter.
 
     Raises InvalidInput, RunFailed.
     """
@@ -39,7 +44,8 @@ def downloaded(
         view.show(uri, EngineReadiness(False, stage, done, total))
 
     try:
-        return sound_copy(uri, hub_cache()[0], progress, lambda line: typer.echo(line, err=True), others)
+        cache, say = hub_cache()[0], lambda line: typer.echo(line, err=True)
+        return sound_copy(uri, cache, progress, say, others, adapter=adapter)
     except ModelError as error:
         raise command_error(error) from error
     finally:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from mamba_server.model.checkpoint.errors import DownloadFailed, InsufficientDiskSpace
 from mamba_server.model.checkpoint.hub_room import remove_copies, remove_cut_off
-from mamba_server.model.checkpoint.source import Progress, resolve
+from mamba_server.model.checkpoint.source import Progress, resolve, resolve_adapter
 from mamba_server.model.remote.folder_lock import folder_lock
 from mamba_settings.byte_size import binary_size
 
@@ -30,8 +30,10 @@ def sound_copy(
     progress: Progress,
     say: Callable[[str], None],
     others: Collection[str] | None = None,
+    *,
+    adapter: bool = False,
 ) -> Path:
-    """Return the directory of the model, whose large files have the Hub's checksums.
+    """Return the directory of the model or adapter, whose large files have the Hub's checksums.
 
     Args:
         uri: a model that is downloaded, such as hf://OWNER/NAME[@REVISION].
@@ -40,18 +42,20 @@ def sound_copy(
         say: receives messages about other steps that take time.
         others: commits in the cache that other processes need. Other copies may be removed if space is short.
             None: no copy is removed.
+        adapter: whether it is an adapter.
 
     Raises SourceError: as `resolve`, and DownloadFailed if a downloaded file is damaged again.
     """
     with _exclusive(cache, lambda: say(f"{uri}: waiting for a process that downloads to {cache}")):
-        directory = _resolve(uri, cache, progress, say, others)
+        find = resolve_adapter if adapter else resolve
+        directory = _resolve(find, uri, cache, progress, say, others)
         damaged = _damaged_files(directory, lambda: say(f"{uri}: comparing the checksums of its files"))
         for link in damaged:
             say(f"{uri}: {link.name} is damaged; downloading it again")
             link.resolve().unlink()
             link.unlink()
         if damaged:
-            directory = resolve(uri, progress)
+            directory = find(uri, progress)
             if still_damaged := _damaged_files(directory, lambda: None):
                 raise DownloadFailed(
                     f"{uri}: {still_damaged[0].name} was downloaded twice, and its checksum is not the "
@@ -61,21 +65,26 @@ def sound_copy(
 
 
 def _resolve(
-    uri: str, cache: Path, progress: Progress, say: Callable[[str], None], others: Collection[str] | None
+    find: Callable[..., Path],
+    uri: str,
+    cache: Path,
+    progress: Progress,
+    say: Callable[[str], None],
+    others: Collection[str] | None,
 ) -> Path:
-    """Download the model; if space is short, remove copies that no process needs and try again."""
+    """Download with `find`; if space is short, remove copies that no process needs and try again."""
     if others is None:
-        return resolve(uri, progress, say=say)
+        return find(uri, progress, say=say)
     if freed := remove_cut_off(cache):
         say(f"{uri}: removed {binary_size(freed)} of interrupted downloads")
     try:
-        return resolve(uri, progress, say=say)
+        return find(uri, progress, say=say)
     except InsufficientDiskSpace as error:
         removed = remove_copies(cache, {*others, error.commit})
         if not removed:
             raise
         say(f"{uri}: removed unused models to free disk space: {', '.join(removed)}")
-        return resolve(uri, progress, say=say)
+        return find(uri, progress, say=say)
 
 
 @contextlib.contextmanager

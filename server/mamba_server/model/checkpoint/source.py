@@ -33,13 +33,16 @@ from mamba_server.model.remote.errors import (
 )
 from mamba_server.model.remote.model_copy import model_copy
 from mamba_server.model.remote.remote_config import RemoteFacts, remote_facts
-from mamba_server.model.remote.remote_file import MODEL_FILES
+from mamba_server.model.remote.remote_file import CONFIG_FILES, MODEL_FILES
 from mamba_server.model.remote.store_of import store_of
 from mamba_server.model.remote.use_record import record_use
 from mamba_settings.byte_size import binary_size
 
 Progress = Callable[[str, int, int], None]
 """Callback `progress(stage, done, total)`: bytes done and bytes in total of one stage."""
+
+MODEL, ADAPTER = CONFIG_FILES
+"""Files that the directory of a model, and that of an adapter, hold."""
 
 PVC_ROOT = Path("/models")
 """Directory in which claims are mounted in a pod: pvc://claim/path is PVC_ROOT/claim/path."""
@@ -79,17 +82,35 @@ def resolve(
 
     Raises InvalidSource, SourceNotFound, InsufficientDiskSpace, DownloadFailed.
     """
+    return _resolved(uri, MODEL, progress, pvc_root, say)
+
+
+def resolve_adapter(
+    uri: str,
+    progress: Progress = silent,
+    *,
+    pvc_root: Path = PVC_ROOT,
+    say: Callable[[str], None] = _log.info,
+) -> Path:
+    """Return the local directory of the adapter at `uri`; the rest is as with `resolve`."""
+    return _resolved(uri, ADAPTER, progress, pvc_root, say)
+
+
+def _resolved(
+    uri: str, config_file: str, progress: Progress, pvc_root: Path, say: Callable[[str], None]
+) -> Path:
+    """Return the local directory at `uri`, which has to hold `config_file`."""
     scheme, rest = _split(uri)
     if scheme in REMOTE or scheme == "hf":
         copy = _remote_copy(uri, progress, say) if scheme in REMOTE else _download(uri, rest, progress)
         record_use(copy, uri)
-        return _require_model(copy, uri)
+        return _require_file(copy, uri, config_file)
     if scheme == "builtin":
-        return _require_model(_builtin(uri, rest), uri)
+        return _require_file(_builtin(uri, rest), uri, config_file)
     if scheme == "pvc":
-        return _require_model(_below(pvc_root, rest, uri), uri)
+        return _require_file(_below(pvc_root, rest, uri), uri, config_file)
     try:
-        return _require_model(Path(rest).expanduser(), uri)
+        return _require_file(Path(rest).expanduser(), uri, config_file)
     except RuntimeError as error:
         raise SourceNotFound(f"{uri}: the home directory does not exist") from error
 
@@ -106,8 +127,8 @@ def check(uri: str) -> None:
         resolve(uri)
 
 
-def check_download(uri: str) -> None:
-    """Check that a model is in the cache or at its source; a local one is not checked.
+def check_download(uri: str, config_file: str = MODEL) -> None:
+    """Check that a model or adapter is in the cache or at its source; a local one is not checked.
 
     Asks the source once, while a download would retry for half a minute. Raises InvalidSource,
     SourceNotFound, DownloadFailed.
@@ -122,11 +143,11 @@ def check_download(uri: str) -> None:
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
 
     try:
-        cached = try_to_load_from_cache(repo, "config.json", revision=revision)
+        cached = try_to_load_from_cache(repo, config_file, revision=revision)
         # The planner downloads nothing but the configuration, so weights must be there, too.
         if isinstance(cached, str) and any(Path(cached).parent.glob("*.safetensors")):
             return
-        get_hf_file_metadata(hf_hub_url(repo, "config.json", revision=revision))
+        get_hf_file_metadata(hf_hub_url(repo, config_file, revision=revision))
     except Exception as error:  # the Hub's client raises errors of several HTTP libraries
         offline = isinstance(error, OfflineModeIsEnabled)
         if offline or not isinstance(error, HfHubHTTPError | ValueError):
@@ -167,25 +188,26 @@ def _split(uri: str) -> tuple[str, str]:
     return scheme, uri[match.end() :]
 
 
-def _require_model(path: Path, uri: str) -> Path:
+def _require_file(path: Path, uri: str, config_file: str) -> Path:
     try:
-        return _with_config(path, uri)
+        return _with_config(path, uri, config_file)
     except OSError as error:
         raise SourceNotFound(f"{uri}: cannot be read: {error.strerror}: {path}") from error
 
 
-def _with_config(path: Path, uri: str) -> Path:
+def _with_config(path: Path, uri: str, config_file: str) -> Path:
     if path.is_file():
-        raise SourceNotFound(f"{uri}: {path} is a file; write the directory that holds config.json")
+        raise SourceNotFound(f"{uri}: {path} is a file; write the directory that holds {config_file}")
     if not path.is_dir():
         hint = ""
         if not _SCHEME.match(uri):
-            hint = "; a model is a directory, hf://OWNER/NAME or builtin://NAME"
+            noun, other = ("a model", " or builtin://NAME") if config_file == MODEL else ("an adapter", "")
+            hint = f"; {noun} is a directory, hf://OWNER/NAME{other}"
             if _HUB.match(uri) and not uri.startswith("."):
-                hint = f"; for the model of that name on the Hub, write hf://{uri}"
+                hint = f"; for the {noun.split()[1]} of that name on the Hub, write hf://{uri}"
         raise SourceNotFound(f"{uri}: the directory {path} does not exist{hint}")
-    if not (path / "config.json").is_file():
-        raise SourceNotFound(f"{uri}: there is no config.json in {path}")
+    if not (path / config_file).is_file():
+        raise SourceNotFound(f"{uri}: there is no {config_file} in {path}")
     return path
 
 

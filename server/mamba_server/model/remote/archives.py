@@ -1,7 +1,8 @@
 """Archives that hold a model: their files are unpacked after the download, and one is read before it.
 
 `model_copy` unpacks, `remote_config` reads config.json alone. Only files of a model are taken, from the
-folder that holds config.json; links, devices and paths that lead out are left.
+folder that holds config.json, or the adapter_config.json of an adapter; links, devices and paths that lead
+out are left.
 """
 
 import io
@@ -12,7 +13,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mamba_server.model.remote.errors import DamagedFile, MissingFiles
-from mamba_server.model.remote.remote_file import Packing, RemoteFile, RemoteStore, is_model_file
+from mamba_server.model.remote.remote_file import (
+    CONFIG_FILES,
+    Packing,
+    RemoteFile,
+    RemoteStore,
+    is_model_file,
+)
 
 MOST_SEARCHED = 64 << 20
 """Bytes of a compressed archive that are read to find config.json in it."""
@@ -33,11 +40,15 @@ def unpack(files: Sequence[RemoteFile], directory: Path, target: Path) -> None:
             destination = target / file.path
             destination.parent.mkdir(parents=True, exist_ok=True)
             _link(source, destination)
-    if (target / "config.json").is_file():
+    if any((target / name).is_file() for name in CONFIG_FILES):
         return
-    configs = sorted(
-        target.rglob("config.json"), key=lambda path: (not _has_weights(path.parent), len(path.parts))
-    )
+    configs = [
+        path
+        for name in CONFIG_FILES
+        for path in sorted(
+            target.rglob(name), key=lambda path: (not _has_weights(path.parent), len(path.parts))
+        )
+    ]
     if not configs:
         raise MissingFiles("there is no config.json in the archive: pack the directory of a model")
     inner = configs[0].parent

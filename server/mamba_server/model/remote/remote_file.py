@@ -14,6 +14,8 @@ from mamba_server.model.remote.errors import MissingFiles
 
 MODEL_FILES = ("*.json", "*.jinja", "*.txt", "*.model", "*.safetensors")
 """Patterns of the files that a model needs; pickled weights are never downloaded."""
+CONFIG_FILES = ("config.json", "adapter_config.json")
+"""Files of which each directory has one: that of a model, and that of an adapter of a model."""
 ARCHIVES = (".tar", ".tar.gz", ".tgz")
 """Endings of archives whose files are a model."""
 Packing = Literal["", "tar", "gzip"]
@@ -95,8 +97,8 @@ def _digest(checksum: Checksum | None) -> str:
 
 
 def require_model(files: Sequence[RemoteFile], uri: str, advice: str) -> Sequence[RemoteFile]:
-    """Return `files` if they can be a model. Raises MissingFiles."""
-    if any(file.packing or file.path == "config.json" for file in files):
+    """Return `files` if they can be a model or an adapter. Raises MissingFiles."""
+    if any(file.packing or file.path in CONFIG_FILES for file in files):
         return files
     listed = f"{len(files)} other files of a model are there" if files else "nothing of a model is there"
     raise MissingFiles(f"{uri}: there is no config.json ({listed}): {advice}")

@@ -1,8 +1,8 @@
 """Models on web servers: http:// and https://, as a directory or as one archive.
 
 `store_of` makes it. A directory is read by its SHA256SUMS, which `sha256sum * > SHA256SUMS` writes; without
-one, the files are those of a published checkpoint: config.json, the tokenizer's, and the weights that the
-index names.
+one, the files are those of a published checkpoint (config.json, the tokenizer's, and the weights that the
+index names) or of an adapter.
 """
 
 import json
@@ -35,6 +35,8 @@ KNOWN_FILES = (
     "chat_template.json", INDEX,
 )  # fmt: skip
 WEIGHTS = "model.safetensors"
+ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
+"""Files of an adapter, in a directory that has no config.json."""
 _SUM_LINE = re.compile(r"^\\?([0-9a-fA-F]{64}) [ *](.+)$")
 _THREADS = 8
 _ADVICE = f"check the URI, or set {TOKEN}"
@@ -107,6 +109,8 @@ class WebStore:
 
     def _known_names(self) -> tuple[Sequence[str], Sequence[str]]:
         """Return the names that a checkpoint may have, and those that it must have."""
+        if self._is_adapter():
+            return ADAPTER_FILES, ADAPTER_FILES
         answer = self._client.answer("GET", f"{self._base}{INDEX}", self._headers)
         shards: list[str] = [WEIGHTS]
         if answer.status == 200:
@@ -119,6 +123,10 @@ class WebStore:
                 ) from error
             shards = [shard for shard in shards if is_model_file(shard)]
         return [*KNOWN_FILES, *shards], ["config.json", *shards]
+
+    def _is_adapter(self) -> bool:
+        """Return whether the directory holds an adapter and no model."""
+        return self._head(KNOWN_FILES[0], False) is None and self._head(ADAPTER_FILES[0], False) is not None
 
     def _head(self, name: str, required: bool) -> tuple[str, Answer] | None:
         answer = self._client.answer("HEAD", f"{self._base}{quote(name)}", self._headers)

@@ -1,0 +1,76 @@
+"""Sources of a model's files: the URI of a model, and the adapters that are served beside it.
+
+`Model` has both. The operator and local mode hand them to the engine, which loads them.
+"""
+
+import re
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, Field
+from pydantic.config import JsonDict
+
+from mamba_api.model_uri import FORMS, PINNED_PATTERN, URI_PATTERN, ModelUri, parse_model_uri
+from mamba_api.v1alpha1.base import ApiModel, Rule
+
+URI_RULE: JsonDict = {"rule": f"self.matches(r'{URI_PATTERN}')", "message": f"use {FORMS}"}
+MAX_ADAPTERS = 32
+"""Maximum number of adapters of a deployment, whose names gateways know before any engine runs."""
+
+
+def _check_uri(text: str) -> str:
+    parse_model_uri(text)
+    return text
+
+
+Uri = Annotated[
+    str,
+    Field(min_length=1, max_length=1024, json_schema_extra={"x-kubernetes-validations": [URI_RULE]}),
+    AfterValidator(_check_uri),
+]
+
+
+class Adapter(ApiModel):
+    """A LoRA adapter that engines serve beside the model."""
+
+    name: Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[A-Za-z0-9][A-Za-z0-9._/:@-]*$")]
+    """Name by which requests choose the adapter, as their `model`."""
+    uri: Uri
+    """Where the directory that PEFT wrote is: any form of model.uri but builtin://. Adapters are downloaded
+    beside the model, into the same cache and with the same Secrets; with model.cache.size, engines serve the
+    commit that the Job downloaded."""
+
+    rules = (
+        Rule(
+            cel="!self.uri.matches('^builtin://')",
+            message=(
+                "no adapter is built in: use hf://, s3://, gs://, oci://, https://, pvc:// or file:// for "
+                "model.adapters[].uri"
+            ),
+            holds=lambda self: self.location.scheme != "builtin",
+        ),
+    )
+
+    @property
+    def location(self) -> ModelUri:
+        """The parsed URI."""
+        return parse_model_uri(self.uri)
+
+    @property
+    def is_pinned(self) -> bool:
+        """Whether the URI always leads to the same files."""
+        return re.search(PINNED_PATTERN, self.uri) is not None
+
+
+def _each_once(adapters: list[Adapter]) -> list[Adapter]:
+    """Enforce in Python what `x-kubernetes-list-type: map` enforces in the API server: unique names."""
+    names = [adapter.name for adapter in adapters]
+    duplicate = next((name for name in names if names.count(name) > 1), None)
+    if duplicate is not None:
+        raise ValueError(f"{duplicate} is set twice: remove one")
+    return adapters
+
+
+_AS_MAP: dict[str, Any] = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}
+Adapters = Annotated[
+    list[Adapter], Field(max_length=MAX_ADAPTERS, json_schema_extra=_AS_MAP), AfterValidator(_each_once)
+]
