@@ -12,7 +12,7 @@ import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -99,23 +99,38 @@ def prometheus(
     (folder / "rules.yaml").write_text(yaml.safe_dump(rules))
     config = {"global": every, "rule_files": ["rules.yaml"], "scrape_configs": scrapes}
     (folder / "prometheus.yaml").write_text(yaml.safe_dump(config))
-    url = f"http://127.0.0.1:{free_port()}"
-    with (folder / "prometheus.log").open("wb") as log:
-        process = subprocess.Popen(
-            [programs()["prometheus"], f"--config.file={folder / 'prometheus.yaml'}",
-             f"--storage.tsdb.path={folder / 'data'}", f"--web.listen-address={url.removeprefix('http://')}"],
-            stdout=log, stderr=log, env={**os.environ, "GOMAXPROCS": "1"},
-        )  # fmt: skip
+    process, url = _started(folder)
+    try:
+        yield Prometheus(url)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _started(folder: Path) -> "tuple[subprocess.Popen[bytes], str]":
+    """Start one that is ready, and another where somebody else took its port meanwhile."""
+    for port in (free_port() for _ in range(3)):
+        url = f"http://127.0.0.1:{port}"
+        with (folder / "prometheus.log").open("wb") as log:
+            process = subprocess.Popen(
+                [programs()["prometheus"], f"--config.file={folder / 'prometheus.yaml'}",
+                 f"--storage.tsdb.path={folder / 'data'}", f"--web.listen-address=127.0.0.1:{port}"],
+                stdout=log, stderr=log, env={**os.environ, "GOMAXPROCS": "1"},
+            )  # fmt: skip
         try:
-            wait_until(lambda: _ready(process, url, folder), "prometheus")
-            yield Prometheus(url)
-        finally:
+            wait_until(partial(_is_ready_or_gone, process, url), "prometheus")
+        except BaseException:
             process.kill()
             process.wait()
+            raise
+        if process.poll() is None:
+            return process, url
+    raise AssertionError((folder / "prometheus.log").read_text()[-2000:])
 
 
-def _ready(process: "subprocess.Popen[bytes]", url: str, folder: Path) -> bool:
-    assert process.poll() is None, (folder / "prometheus.log").read_text()[-2000:]
+def _is_ready_or_gone(process: "subprocess.Popen[bytes]", url: str) -> bool:
+    if process.poll() is not None:
+        return True  # it has ended, which its caller sees
     try:
         with urllib.request.urlopen(f"{url}/-/ready", timeout=5) as answer:
             return bool(answer.status == 200)

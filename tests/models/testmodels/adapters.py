@@ -98,12 +98,12 @@ def merged(model: torch.nn.Module, directory: Path | None) -> Iterator[torch.nn.
 
 
 def shapes_in(checkpoint: Path, *endings: str) -> dict[str, tuple[int, int]]:
-    """Return outputs and inputs of the modules of a checkpoint's files whose names end so."""
+    """Return outputs and inputs of the modules of a checkpoint, but not of its head, whose names end so."""
     tensors = load_file(next(checkpoint.glob("*.safetensors")))
     return {
         name.removesuffix(".weight"): (tensor.shape[0], tensor.shape[1])
         for name, tensor in tensors.items()
-        if name.endswith(tuple(f"{ending}.weight" for ending in endings))
+        if name.endswith(tuple(f"{ending}.weight" for ending in endings)) and not name.startswith("mtp.")
     }
 
 

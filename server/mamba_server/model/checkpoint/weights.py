@@ -30,6 +30,7 @@ from mamba_server.model.checkpoint.quantized.stored_names import (
 )
 from mamba_server.model.checkpoint.source import Progress, silent
 from mamba_server.model.checkpoint.weight_files import (
+    DRAFT_HEADS,
     FP8,
     INDEX,
     SCALES,
@@ -68,13 +69,15 @@ class Weights:
     def __init__(self, directory: Path, progress: Progress = silent, *, heads: bool = False) -> None:
         """Read and check all headers. Raises WeightsError for missing, damaged or truncated files.
 
-        `heads`: whether heads for drafts are loaded, too, from a multimodal checkpoint.
+        `heads`: whether heads for drafts are loaded, too; from a multimodal checkpoint, only then.
         """
         self._entries = _entries(directory, heads=heads)
         self._files: dict[Path, Any] = {}
         self._names_read: set[str] = set()
         self._progress = progress
-        self.nbytes = sum(entry.nbytes for entry in self._entries.values())
+        self.nbytes = sum(
+            entry.nbytes for name, entry in self._entries.items() if heads or not name.startswith(DRAFT_HEADS)
+        )
         self._bytes_read = 0
         self._matrices = find({name: (each.dtype, each.shape) for name, each in self._entries.items()})
         quantization = quantization_in(directory) if self._matrices else None
