@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from eventually import wait_until
 from kube_life import READY, Life
 from mamba_api import names
 from mamba_kube.access import connected, load_access
@@ -18,6 +19,8 @@ from mamba_operator.objects.manifest import Key, metadata
 from model_configs import unserved_config
 from testcluster.control_plane import ControlPlane
 from testcluster.pki import Identity
+
+ACCESS_REVIEWS = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
 
 pytestmark = pytest.mark.kube
 CONFIGS = Path(__file__).parents[1] / "golden" / "configs"
@@ -207,6 +210,16 @@ async def test_a_rule_that_the_role_lacks_is_named(plane: ControlPlane, namespac
         "subjects": [{"kind": "User", "name": f"few-{namespace}", "apiGroup": group}],
     }  # fmt: skip
     plane.apply([role, binding], namespace)
+    review = {
+        "apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview",
+        "spec": {"user": f"few-{namespace}", "resourceAttributes": {
+            "namespace": namespace, "group": names.GROUP, "resource": "mambadeployments", "verb": "create",
+        }},
+    }  # fmt: skip
+    wait_until(
+        lambda: plane.api.request("POST", ACCESS_REVIEWS, review)[1]["status"]["allowed"],
+        "the role, which the API server learns of by a watch,",
+    )
     kubeconfig = plane.write_kubeconfig(f"few-{namespace}", certificate)
     async with connected(await load_access(str(kubeconfig))) as server:
         life = Life(server, Key(namespace, "nano"))
