@@ -219,6 +219,13 @@ def test_an_environment_variable_that_is_given_twice_is_named() -> None:
     assert "spec.engine.env: A " in line
 
 
+def test_two_adapters_of_one_name_are_named() -> None:
+    twice = "[{name: x, uri: 'hf://a/x'}, {name: x, uri: 'hf://a/y'}]"
+    text = document("").replace("model: {", f"model: {{adapters: {twice}, ", 1)
+    (line,) = problems(text)
+    assert "spec.model.adapters: x is set twice" in line
+
+
 def test_one_name_in_two_namespaces_is_two_deployments() -> None:
     first = document("").replace("{name: nano}", "{name: nano, namespace: a}")
     second = document("").replace("{name: nano}", "{name: nano, namespace: b}")
