@@ -36,9 +36,12 @@ def multimodal(folder: Path, body: str, head: str) -> Path:
     }
     for name, tensor in load_file(BUILTIN / "model.safetensors").items():
         inner = name.removeprefix("model.").removeprefix("backbone.")
-        tensors[head + inner.removeprefix("lm_head.") if inner.startswith("lm_head.") else body + inner] = (
-            tensor
-        )
+        if inner.startswith("mtp."):
+            tensors[inner] = tensor  # a published head has its name beside the text model's
+        elif inner.startswith("lm_head."):
+            tensors[head + inner.removeprefix("lm_head.")] = tensor
+        else:
+            tensors[body + inner] = tensor
     save_file(tensors, model / "model.safetensors", metadata={"format": "pt"})
     return model
 

@@ -15,6 +15,7 @@ CALLS = Path(__file__).with_name("sanitized_calls.py")
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)  # the first builds the library with sanitizers, minutes on a busy machine
 @pytest.mark.parametrize("name", INSTRUCTION_SETS)
 def test_no_kernel_reads_or_writes_beside_its_arrays(name: str) -> None:
     try:
