@@ -289,7 +289,8 @@ class MambaDeployment(ApiModel):
             # A rule of the whole object is looked at again at each write of the status, also of an object
             # that was stored before its spec needed a model.
             cel="!has(self.spec.model) || has(self.spec.model.servedName) || "
-            "!has(self.spec.model.adapters) || !self.spec.model.adapters.exists(a, a.name == self.metadata.name)",
+            "!has(self.spec.model.adapters) || "
+            "!self.spec.model.adapters.exists(a, a.name == self.metadata.name)",
             message=(
                 "an adapter of model.adapters has the name of the object, which is that of the model: give "
                 "the adapter another one, or set model.servedName"
