@@ -330,6 +330,11 @@ TABLE: list[tuple[str, Status, dict[str, tuple[str, str]]]] = [
         state(state={"waiting": {"reason": "CrashLoopBackOff"}},
               lastState={"terminated": {"exitCode": 2, "message": "no such folder"}}, restartCount=4),)), {
         "Degraded": ("True", "ModelNotLoaded"), "Ready": ("False", "ModelNotLoaded")}),
+    ("an adapter cannot be read", status_of(OF, running(applied(OF), engines=0), pods=(
+        state(state={"waiting": {"reason": "CrashLoopBackOff"}},
+              lastState={"terminated": {"exitCode": 2, "message": "adapter sql: no such folder"}},
+              restartCount=4),)), {
+        "Degraded": ("True", "AdapterNotLoaded"), "Ready": ("False", "AdapterNotLoaded")}),
     ("a gateway crashes", status_of(OF, running(applied(OF), gateways=0), pods=(
         {**state(state={"waiting": {"reason": "CrashLoopBackOff"}}), "metadata": {"name": "nano-1"}},)), {
         "Degraded": ("True", "GatewayCrashing"), "Ready": ("False", "GatewayCrashing")}),
