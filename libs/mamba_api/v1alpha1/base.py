@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, model_validator
 from pydantic.alias_generators import to_camel, to_snake
 from pydantic_core import PydanticCustomError
 
@@ -19,6 +19,24 @@ ObjectName = Annotated[
 ]  # fmt: skip
 Text = Annotated[str, Field(min_length=1, max_length=1024)]
 LongText = Annotated[str, Field(max_length=4096)]
+
+
+def map_by(key: str) -> dict[str, Any]:
+    """Return the part of a list's schema by which the API server merges its items by a unique field."""
+    return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [key]}
+
+
+def each_once(attribute: str) -> AfterValidator:
+    """Return the check in Python of what `map_by` makes the API server enforce: unique values."""
+
+    def check(items: list[Any]) -> list[Any]:
+        values = [getattr(item, attribute) for item in items]
+        duplicate = next((value for value in values if values.count(value) > 1), None)
+        if duplicate is not None:
+            raise ValueError(f"{duplicate} is set twice: remove one")
+        return items
+
+    return AfterValidator(check)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ how many engines run is decided in `pods`.
 import re
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import Field
 from pydantic.alias_generators import to_snake
 
 from mamba_api.choices import Eviction, Quantization, StrategyChoice
@@ -21,7 +21,17 @@ from mamba_api.model_uri import (
     parse_model_uri,
 )
 from mamba_api.quantity import Duration, Quantity
-from mamba_api.v1alpha1.base import ApiModel, ChangeRule, FreeForm, ObjectName, Rule, SecretKeyRef, SecretRef
+from mamba_api.v1alpha1.base import (
+    ApiModel,
+    ChangeRule,
+    FreeForm,
+    ObjectName,
+    Rule,
+    SecretKeyRef,
+    SecretRef,
+    each_once,
+    map_by,
+)
 from mamba_api.v1alpha1.model_source import Adapter, Adapters, Uri
 
 
@@ -256,15 +266,6 @@ class EnvVar(ApiModel):
     )
 
 
-def _each_once(env: list[EnvVar]) -> list[EnvVar]:
-    """Enforce in Python what `x-kubernetes-list-type: map` enforces in the API server: unique names."""
-    names = [variable.name for variable in env]
-    duplicate = next((name for name in names if names.count(name) > 1), None)
-    if duplicate is not None:
-        raise ValueError(f"{duplicate} is set twice: remove one")
-    return env
-
-
 class Engine(ApiModel):
     """Settings of every engine of the deployment."""
 
@@ -315,9 +316,9 @@ class Engine(ApiModel):
         list[EnvVar],
         Field(
             max_length=128,
-            json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+            json_schema_extra=map_by("name"),
         ),
-        AfterValidator(_each_once),
+        each_once("name"),
     ] = []
     """Further environment variables of the engine container."""
 

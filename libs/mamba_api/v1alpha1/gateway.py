@@ -2,11 +2,11 @@
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
 from mamba_api.quantity import Duration, Quantity
-from mamba_api.v1alpha1.base import ApiModel, FreeForm, Rule, SecretRef
-from mamba_api.v1alpha1.gateway_usage import Usage
+from mamba_api.v1alpha1.base import ApiModel, FreeForm, Rule, SecretRef, each_once, map_by
+from mamba_api.v1alpha1.gateway_usage import READERS_NEED_AUTH, KeyName, Usage
 
 ORIGIN = r"^(\*|[a-z][a-z0-9+.-]*://([a-z0-9_.-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?)$"
 """Pattern of an origin as browsers write it, or * for all."""
@@ -52,20 +52,11 @@ class KeyLimits(ApiModel):
 class NamedKeyLimits(KeyLimits):
     """Limits of the key with one name. Absent fields are taken from the limits of every key."""
 
-    name: Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+    name: KeyName
     """Name of the key: the second word of its line in the Secret."""
     weight: Annotated[int, Field(ge=1, le=1000)] = 1
     """Weight of the key: while requests of several keys wait, each key gets a share of the engines in
     proportion to its weight."""
-
-
-def _each_once(keys: list[NamedKeyLimits]) -> list[NamedKeyLimits]:
-    """Enforce in Python what `x-kubernetes-list-type: map` enforces in the API server: unique names."""
-    names = [key.name for key in keys]
-    duplicate = next((name for name in names if names.count(name) > 1), None)
-    if duplicate is not None:
-        raise ValueError(f"{duplicate} is set twice: remove one")
-    return keys
 
 
 class Limits(ApiModel):
@@ -92,9 +83,9 @@ class Limits(ApiModel):
         list[NamedKeyLimits],
         Field(
             max_length=256,
-            json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+            json_schema_extra=map_by("name"),
         ),
-        AfterValidator(_each_once),
+        each_once("name"),
     ] = []
     """Limits of single keys; a field set here overrides that of perKey."""
 
@@ -165,12 +156,7 @@ class Gateway(ApiModel):
             "auth, or use limits.perKey",
             holds=lambda self: self.auth is not None or not self.limits.keys,
         ),
-        Rule(
-            cel="has(self.auth) || !has(self.usage.readers) || size(self.usage.readers) == 0",
-            message="usage.readers names keys, and without auth there are none: name a Secret in auth, or "
-            "remove readers",
-            holds=lambda self: self.auth is not None or not self.usage.readers,
-        ),
+        READERS_NEED_AUTH,
     )
 
 

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from mamba_api.v1alpha1.base import LongText, StatusModel, Text
+from mamba_api.v1alpha1.base import LongText, StatusModel, Text, map_by
 from mamba_api.v1alpha1.status import Condition, Count
 
 ModelState = Literal["Ready", "Starting", "Zero", "Unavailable"]
@@ -48,7 +48,7 @@ class GatewayStatus(StatusModel):
         list[Condition],
         Field(
             max_length=32,
-            json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
+            json_schema_extra=map_by("type"),
         ),
     ] = []
     """ModelsResolved, Available, Degraded and Ready."""

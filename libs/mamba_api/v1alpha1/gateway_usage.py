@@ -54,3 +54,12 @@ class Usage(ApiModel):
     prices: Prices | None = None
     """Prices of the use. If absent, the ledger has no costs. A change replaces the gateway pods, and holds
     for earlier days, too."""
+
+
+READERS_NEED_AUTH = Rule(
+    cel="has(self.auth) || !has(self.usage.readers) || size(self.usage.readers) == 0",
+    message="usage.readers names keys, and without auth there are none: name a Secret in auth, or "
+    "remove readers",
+    holds=lambda self: self.auth is not None or not self.usage.readers,
+)
+"""Rule of a gateway's spec, which has `auth` beside `usage`."""

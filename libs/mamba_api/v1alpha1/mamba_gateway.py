@@ -1,16 +1,16 @@
 """`MambaGateway`: one address for the models of several MambaDeployments, and its rules."""
 
 from collections.abc import Callable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
 from mamba_api.quantity import Duration, Quantity
-from mamba_api.v1alpha1.base import ApiModel, FreeForm, Rule
+from mamba_api.v1alpha1.base import ApiModel, FreeForm, Rule, each_once, map_by
 from mamba_api.v1alpha1.deployment import Metadata
 from mamba_api.v1alpha1.gateway import ORIGIN, Auth
 from mamba_api.v1alpha1.gateway_status import GatewayStatus
-from mamba_api.v1alpha1.gateway_usage import Usage
+from mamba_api.v1alpha1.gateway_usage import READERS_NEED_AUTH, KeyName, Usage
 
 ModelName = Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[^\x00-\x1f\x7f]+$")]
 LabelKey = Annotated[str, Field(min_length=1, max_length=317, pattern=r"^[A-Za-z0-9][-A-Za-z0-9_./]*$")]
@@ -19,23 +19,6 @@ _LABEL = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 Host = Annotated[str, Field(min_length=1, max_length=253, pattern=rf"^(\*\.)?{_LABEL}(\.{_LABEL})*$")]
 EVERY_MODEL = "*"
 """Entry of a key's list that stands for all models."""
-
-
-def _map_by(key: str) -> dict[str, Any]:
-    return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [key]}
-
-
-def _each_once(attribute: str) -> AfterValidator:
-    """Enforce in Python what `x-kubernetes-list-type: map` enforces in the API server: unique names."""
-
-    def check(items: list[Any]) -> list[Any]:
-        values = [getattr(item, attribute) for item in items]
-        duplicate = next((value for value in values if values.count(value) > 1), None)
-        if duplicate is not None:
-            raise ValueError(f"{duplicate} is set twice: remove one")
-        return items
-
-    return AfterValidator(check)
 
 
 class LabelRequirement(ApiModel):
@@ -118,7 +101,7 @@ class ModelFallbacks(ApiModel):
 class KeyModels(ApiModel):
     """The models that one API key may use."""
 
-    name: Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+    name: KeyName
     """Name of the key: the second word of its line in the Secret of auth."""
     models: Annotated[list[ModelName], Field(min_length=1, max_length=64)]
     """Names of the models that the key may use; * stands for all. A model includes its adapters, and the name
@@ -169,11 +152,11 @@ class MambaGatewaySpec(ApiModel):
     """Name of the model that serves requests which name no model, or one that is none of the models. Without
     it, the first get 400 and the second get 404. A change reaches running gateways."""
     aliases: Annotated[
-        list[ModelAliases], Field(max_length=64, json_schema_extra=_map_by("model")), _each_once("model")
+        list[ModelAliases], Field(max_length=64, json_schema_extra=map_by("model")), each_once("model")
     ] = []
     """Further names of models. A change reaches running gateways."""
     fallbacks: Annotated[
-        list[ModelFallbacks], Field(max_length=64, json_schema_extra=_map_by("model")), _each_once("model")
+        list[ModelFallbacks], Field(max_length=64, json_schema_extra=map_by("model")), each_once("model")
     ] = []
     """Models that take the requests of another one while that has no ready engine. A change reaches running
     gateways."""
@@ -182,7 +165,7 @@ class MambaGatewaySpec(ApiModel):
     MambaDeployments whose own gateway requires a key are left out. Adding or removing it replaces the
     gateway pods."""
     keys: Annotated[
-        list[KeyModels], Field(max_length=256, json_schema_extra=_map_by("name")), _each_once("name")
+        list[KeyModels], Field(max_length=256, json_schema_extra=map_by("name")), each_once("name")
     ] = []
     """Models that each API key may use. If empty, every key may use every model; otherwise a key that is
     missing here may use none. A change reaches running gateways."""
@@ -219,12 +202,7 @@ class MambaGatewaySpec(ApiModel):
             "auth, or remove keys",
             holds=lambda self: self.auth is not None or not self.keys,
         ),
-        Rule(
-            cel="has(self.auth) || !has(self.usage.readers) || size(self.usage.readers) == 0",
-            message="usage.readers names keys, and without auth there are none: name a Secret in auth, or "
-            "remove readers",
-            holds=lambda self: self.auth is not None or not self.usage.readers,
-        ),
+        READERS_NEED_AUTH,
         Rule(
             cel="type(self.maxBodySize) == string ? self.maxBodySize.matches('[1-9]') : self.maxBodySize > 0",
             message="maxBodySize is 0, so every request would get 413: set it above 0",

@@ -4,13 +4,13 @@
 """
 
 import re
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import AfterValidator, Field
 from pydantic.config import JsonDict
 
 from mamba_api.model_uri import FORMS, PINNED_PATTERN, URI_PATTERN, ModelUri, parse_model_uri
-from mamba_api.v1alpha1.base import ApiModel, Rule
+from mamba_api.v1alpha1.base import ApiModel, Rule, each_once, map_by
 
 URI_RULE: JsonDict = {"rule": f"self.matches(r'{URI_PATTERN}')", "message": f"use {FORMS}"}
 MAX_ADAPTERS = 32
@@ -61,16 +61,6 @@ class Adapter(ApiModel):
         return re.search(PINNED_PATTERN, self.uri) is not None
 
 
-def _each_once(adapters: list[Adapter]) -> list[Adapter]:
-    """Enforce in Python what `x-kubernetes-list-type: map` enforces in the API server: unique names."""
-    names = [adapter.name for adapter in adapters]
-    duplicate = next((name for name in names if names.count(name) > 1), None)
-    if duplicate is not None:
-        raise ValueError(f"{duplicate} is set twice: remove one")
-    return adapters
-
-
-_AS_MAP: dict[str, Any] = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}
 Adapters = Annotated[
-    list[Adapter], Field(max_length=MAX_ADAPTERS, json_schema_extra=_AS_MAP), AfterValidator(_each_once)
+    list[Adapter], Field(max_length=MAX_ADAPTERS, json_schema_extra=map_by("name")), each_once("name")
 ]

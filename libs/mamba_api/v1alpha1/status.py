@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from mamba_api.choices import Strategy
-from mamba_api.v1alpha1.base import LongText, StatusModel, Text
+from mamba_api.v1alpha1.base import LongText, StatusModel, Text, map_by
 from mamba_api.v1alpha1.canary import CanaryStatus
 from mamba_api.v1alpha1.engine import StateDtype
 
@@ -283,7 +283,7 @@ class Status(StatusModel):
         list[Condition],
         Field(
             max_length=16,
-            json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
+            json_schema_extra=map_by("type"),
         ),
     ] = []
     """Planned, Available, Progressing, Degraded, UpToDate, Reconciling, Stalled and Ready. Ready sums up the
@@ -296,7 +296,7 @@ class Status(StatusModel):
         list[PoolStatus],
         Field(
             max_length=2,
-            json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+            json_schema_extra=map_by("name"),
         ),
     ] = []
     """The pools of a deployment with disaggregation; plan, rollout, scaling and workload are then those of
