@@ -19,6 +19,17 @@ if TYPE_CHECKING:
 command = typer.Typer(name="bench", help="Measure an endpoint under load.", no_args_is_help=True)
 
 Url = Annotated[str, typer.Argument(envvar="MAMBASERVE_URL", help="Base URL of an OpenAI-compatible server.")]
+UrlOption = Annotated[
+    str, typer.Option(envvar="MAMBASERVE_URL", help="Base URL of an OpenAI-compatible server.")
+]
+LongestAnswer = Annotated[
+    int | None,
+    typer.Option(
+        envvar="MAMBASERVE_BENCH_MAX_OUTPUT_TOKENS",
+        min=1,
+        help="Length to which longer answers are cut, in tokens.",
+    ),
+]
 Model = Annotated[
     str | None,
     typer.Option(
@@ -186,7 +197,7 @@ def serve(
 
     if rate is None:
         options["concurrency"] = concurrency or 8
-    _run(options, prompts, requests, concurrency=options["concurrency"])
+    _run(options, _load_plan(options, prompts, requests, concurrency=options["concurrency"]))
 
 
 @command.command(cls=CommandWithPanels)
@@ -295,9 +306,7 @@ def sweep(
 @command.command(cls=CommandWithPanels)
 def trace(
     file: Annotated[Path, typer.Argument(help="Trace: Azure CSV or Mooncake JSON lines.")],
-    url: Annotated[
-        str, typer.Option(envvar="MAMBASERVE_URL", help="Base URL of an OpenAI-compatible server.")
-    ] = "http://127.0.0.1:8000",
+    url: UrlOption = "http://127.0.0.1:8000",
     time_scale: Annotated[
         float,
         typer.Option(
@@ -319,14 +328,7 @@ def trace(
             help="Length to which longer prompts are cut, in tokens.",
         ),
     ] = None,
-    max_output_tokens: Annotated[
-        int | None,
-        typer.Option(
-            envvar="MAMBASERVE_BENCH_MAX_OUTPUT_TOKENS",
-            min=1,
-            help="Length to which longer answers are cut, in tokens.",
-        ),
-    ] = None,
+    max_output_tokens: LongestAnswer = None,
     block_tokens: Annotated[
         int | None,
         typer.Option(
@@ -385,15 +387,14 @@ def trace(
             seed=seed,
         )
 
-    _run(options, prompts, min(limit or len(arrivals), len(arrivals)), concurrency=None)
+    total = min(limit or len(arrivals), len(arrivals))
+    _run(options, _load_plan(options, prompts, total, concurrency=None))
 
 
 @command.command(cls=CommandWithPanels)
 def dataset(
     file: Annotated[Path, typer.Argument(help="Dataset: ShareGPT's JSON, or JSON lines of messages.")],
-    url: Annotated[
-        str, typer.Option(envvar="MAMBASERVE_URL", help="Base URL of an OpenAI-compatible server.")
-    ] = "http://127.0.0.1:8000",
+    url: UrlOption = "http://127.0.0.1:8000",
     rate: Annotated[
         float | None,
         typer.Option(envvar="MAMBASERVE_BENCH_RATE", help="Open loop: requests per second, at random times."),
@@ -435,14 +436,7 @@ def dataset(
             help="Length of an answer that was not recorded, in tokens.",
         ),
     ] = 128,
-    max_output_tokens: Annotated[
-        int | None,
-        typer.Option(
-            envvar="MAMBASERVE_BENCH_MAX_OUTPUT_TOKENS",
-            min=1,
-            help="Length to which longer answers are cut, in tokens.",
-        ),
-    ] = None,
+    max_output_tokens: LongestAnswer = None,
     max_concurrency: Limit = None,
     warmup: Warmup = 0,
     model: Model = None,
@@ -459,10 +453,11 @@ def dataset(
 ) -> None:
     """Send the conversations of a dataset to the chat API, with its lengths and, if recorded, its times."""
     options = {**locals(), "file": file.name}
+    from dataclasses import replace
     from random import Random
 
     from mamba_cli.bench.arrivals import poisson
-    from mamba_cli.bench.dataset import AnswerLength, DatasetError, parse, requests
+    from mamba_cli.bench.dataset import AnswerLength, DatasetError, cached_before, parse, requests
     from mamba_cli.bench.prompts import at_times
 
     if rate is not None and concurrency is not None:
@@ -489,15 +484,11 @@ def dataset(
         prompts = list(at_times(prompts, poisson(rate, len(prompts), Random(f"{seed}/arrivals"))))
     if rate is None and not timed:
         options["concurrency"] = concurrency or 8
-    _run(options, lambda: iter(prompts), len(prompts), concurrency=options["concurrency"])
+    plan = _load_plan(options, lambda: iter(prompts), len(prompts), concurrency=options["concurrency"])
+    _run(options, replace(plan, cached_before=cached_before))
 
 
-def _run(
-    options: dict[str, Any],
-    prompts: "Callable[[], Iterator[LoadPrompt]]",
-    total: int,
-    concurrency: int | None,
-) -> None:
+def _run(options: dict[str, Any], plan: "LoadPlan") -> None:
     import asyncio
 
     from rich.console import Console
@@ -506,7 +497,7 @@ def _run(
     from mamba_cli.bench.table import render
 
     errors = Console(stderr=True)
-    report = asyncio.run(execute(_load_plan(options, prompts, total, concurrency), errors))
+    report = asyncio.run(execute(plan, errors))
     _print(report, render, options)
     _warn_of_cached_prompts(report, errors)
     _write(report, options, "mambaserve-bench", errors)
@@ -520,7 +511,6 @@ def _load_plan(
     total: int,
     concurrency: int | None,
 ) -> "LoadPlan":
-    from mamba_cli.bench.dataset import cached_before
     from mamba_cli.bench.run import LoadPlan
     from mamba_cli.bench.samples import LatencyLimits
 
@@ -528,7 +518,6 @@ def _load_plan(
         return None if options[name] is None else options[name] / 1000
 
     unreported = ("api_key", "output", "result", "url", "model", "plot")
-    messages = {"cached_before": cached_before} if "bytes_per_token" in options else {}
     return LoadPlan(
         url=options["url"],
         prompts=prompts,
@@ -541,7 +530,6 @@ def _load_plan(
         timeout=options["timeout"],
         slo=LatencyLimits(seconds("slo_ttft_ms"), seconds("slo_tpot_ms"), seconds("slo_e2e_ms")),
         load={name: value for name, value in options.items() if name not in unreported and value is not None},
-        **messages,
     )
 
 
