@@ -331,8 +331,11 @@ def _credentials(model: Model, secret: str) -> list[dict[str, Any]]:
     The keys are listed, so that a Secret sets nothing else in the pod. Those of adapters alone are optional,
     because an adapter may be public.
     """
-    kinds = {"http" if scheme == "https" else scheme for scheme in model.schemes}
-    own = "http" if model.location.scheme == "https" else model.location.scheme
+
+    def kind_of(scheme: str) -> str:
+        return "http" if scheme == "https" else scheme
+
+    kinds, own = {*map(kind_of, model.schemes)}, kind_of(model.location.scheme)
     return [
         {
             "name": name,
