@@ -10,13 +10,13 @@ the interval is that of their geometric mean.
 
 import argparse
 import asyncio
-import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+from benchmarks.cache.record import print_and_keep
 from benchmarks.machine import facts
 from rich.console import Console
 
@@ -195,11 +195,7 @@ def main() -> None:
         document = asyncio.run(compare(arguments, Console(stderr=True)))
     except (CliError, DatasetError, OSError) as error:
         parser.exit(1, f"error: {error}\n")
-    text = markdown(document)
-    print(text)
-    if arguments.out:
-        arguments.out.write_text(json.dumps(document, indent=1) + "\n")
-        arguments.out.with_suffix(".md").write_text(text)
+    print_and_keep(document, markdown(document), arguments.out)
 
 
 if __name__ == "__main__":

@@ -7,13 +7,13 @@ same on a busy machine, within some percent.
 """
 
 import argparse
-import json
 import time
 from pathlib import Path
 from random import Random
 from statistics import median
 from typing import Any
 
+from benchmarks.cache.record import print_and_keep
 from benchmarks.machine import facts
 from benchmarks.serve import TINY
 
@@ -114,10 +114,7 @@ def main() -> None:
     ways = measured(engines, prompts(options.prompts), options.rounds, options.tokens)
     answers = options.rounds * options.prompts
     record = {"tokens": options.tokens, "answers": answers, "machine": facts(), "ways": ways}
-    if options.out is not None:
-        options.out.write_text(json.dumps(record, indent=2) + "\n")
-        options.out.with_suffix(".md").write_text(markdown(record) + "\n")
-    print(markdown(record))
+    print_and_keep(record, markdown(record), options.out)
 
 
 if __name__ == "__main__":

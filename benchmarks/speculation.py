@@ -7,7 +7,6 @@ machine.
 """
 
 import argparse
-import json
 import random
 import re
 import time
@@ -16,6 +15,7 @@ from statistics import median
 from typing import Any
 
 import torch
+from benchmarks.cache.record import print_and_keep
 from benchmarks.checkpoint import existing_checkpoint
 from benchmarks.machine import facts
 from benchmarks.serve import TINY
@@ -175,10 +175,7 @@ def main() -> None:
         "machine": facts(),
         "workloads": measured(engines, workloads(options.tokens), options.rounds),
     }
-    if options.out is not None:
-        options.out.write_text(json.dumps(record, indent=2) + "\n")
-        options.out.with_suffix(".md").write_text(markdown(record) + "\n")
-    print(markdown(record))
+    print_and_keep(record, markdown(record), options.out)
 
 
 if __name__ == "__main__":

@@ -37,3 +37,11 @@ def write(name: str, found: dict[str, Any], lines: Sequence[str], folder: Path =
     stem.with_suffix(".md").write_text(text, encoding="utf-8")
     print(text)
     return path
+
+
+def print_and_keep(record: dict[str, Any], text: str, out: Path | None) -> None:
+    """Print the Markdown; with `out`, the path of a JSON file, also write both there, side by side."""
+    if out is not None:
+        out.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+        out.with_suffix(".md").write_text(text.rstrip() + "\n", encoding="utf-8")
+    print(text)
