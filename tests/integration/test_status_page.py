@@ -212,6 +212,88 @@ async def test_what_the_model_thinks_is_shown_apart_and_goes_along_with_the_next
         assert "green tea(Which?)" in TOKENIZER.decode(list(api.engine.requests[1].token_ids))
 
 
+ANSWER = """# Two ways
+
+1. **Boil** it, or
+2. *wait*:
+   - with `tea & <b>`
+   - [a page](https://example.com/x), [a trap](javascript:alert(1))
+
+```python
+print("<i>**kept**</i>")
+```
+
+| cup | tea |
+| --- | --- |
+| 1 | green |
+
+> <img src=x onerror=alert(1)>
+
+a * b * c, snake_case_name"""
+SHOWN = """[...document.querySelectorAll('.said')].map((said) => [...said.querySelectorAll('*')].map(
+    (each) => each.tagName.toLowerCase()).join(' '))"""
+
+
+async def test_an_answer_in_markdown_is_shown_as_such_and_its_markup_as_text(page: Page) -> None:
+    api = Api()
+    pieces = [ANSWER[at : at + 7] for at in range(0, len(ANSWER), 7)]
+
+    def react(message: wire.ToEngine) -> None:
+        if isinstance(message, wire.AddRequest):
+            of = len(api.engine.requests) - 1
+            for at, piece in enumerate(pieces, 1):
+                api.engine.delta(piece, of=of, finish_reason="stop" if at == len(pieces) else None)
+
+    api.engine.process.react = react
+    async with served(api.app) as url:
+        await page.open(f"{url}/ui")
+        await page.until(SENT)
+        text = await chat(page, "How?")
+        for words in ("tea & <b>", "<i>**kept**</i>", "<img src=x onerror=alert(1)>",
+                      "[a trap](javascript:alert(1))", "a * b * c, snake_case_name"):  # fmt: skip
+            assert words in text
+        [elements] = await page.run(SHOWN)
+        assert elements.split() == [
+            "h3", "ol", "li", "b", "li", "em", "ul", "li", "code", "li", "a",
+            "figure", "figcaption", "span", "button", "pre", "code",
+            "div", "table", "thead", "tr", "th", "th", "tbody", "tr", "td", "td", "blockquote", "p", "p",
+        ]  # fmt: skip
+        link = await page.run("(({href, rel}) => [href, rel])(document.querySelector('.said a'))")
+        assert link == ["https://example.com/x", "noopener noreferrer"]
+
+        await page.run("['chat-new', 'plain'].forEach((id) => document.getElementById(id).click())")
+        assert "1. **Boil** it" in await chat(page, "How?")
+
+
+async def test_a_system_prompt_and_parameters_go_along_once_they_are_valid(page: Page) -> None:
+    api = Api()
+    makes(api)
+    fill = "document.getElementById('{}').value = '{}'"
+    async with served(api.app) as url:
+        await page.open(f"{url}/ui")
+        await page.until(SENT)
+        await chat(page, "Hello")
+        for name, value in (
+            ("system", "Be brief."),
+            ("temperature", "3"),
+            ("max_tokens", "5"),
+            ("seed", "7"),
+        ):
+            await page.run(fill.format(name, value))
+        await chat(page, "Too hot?")
+        assert len(api.engine.requests) == 1
+        assert await page.run("document.querySelector('#chat details').open")
+        await page.run(fill.format("temperature", "0.5"))
+        await page.run(SEND)
+        await page.type("", "Enter")
+        await page.until("document.querySelectorAll('.turn.assistant small').length === 2")
+        default, chosen = api.engine.requests
+        assert "Be brief." in TOKENIZER.decode(list(chosen.token_ids))
+        assert "Be brief." not in TOKENIZER.decode(list(default.token_ids))
+        assert (chosen.params.temperature, chosen.params.max_tokens, chosen.params.seed) == (0.5, 5, 7)
+        assert (default.params.temperature, default.params.seed) != (0.5, 7)
+
+
 async def test_behind_a_prefix_it_works_and_tells_of_errors_and_of_a_server_that_went(page: Page) -> None:
     api = Api()
     makes(api)

@@ -1,7 +1,4 @@
-"""The tutorial: each command of its screens runs as it stands, in order, and prints what the page shows.
-
-What differs from machine to machine is compared by form only: ids, times and ports. Dots stand for any lines.
-"""
+"""The tutorial: each command of its screens runs as it stands, in order, and prints what the page shows."""
 
 import re
 import shlex
@@ -12,32 +9,15 @@ from typing import Any
 import pytest
 
 from eventually import wait_until
+from screens import form, screens
 from servers import Command, call
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/tutorial/first-deployment.md").read_text()
-SCREENS = re.findall(r"^```console\n\$ (.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+SCREENS = screens(PAGE)
 URL = "http://127.0.0.1:8000"
 MISTAKE = re.search(r"^```text\n(.*?)\n```", PAGE, re.MULTILINE | re.DOTALL)
-DIFFERENT = (
-    (r'"chatcmpl-\w+"', '"ID"'),
-    (r'"created":\d+', '"created":TIME'),
-    (r"127\.0\.0\.1:\d+", "ADDRESS"),
-)
-
-
-def form(text: str) -> list[str]:
-    for pattern, word in DIFFERENT:
-        text = re.sub(pattern, word, text)
-    return [line.rstrip() for line in text.strip().splitlines()]
-
-
-def screen(number: int) -> tuple[str, str]:
-    """Return the command of a screen, whose quotes may span lines, and the output below it."""
-    lines = SCREENS[number].splitlines()
-    end = next(at for at in range(1, len(lines) + 1) if "\n".join(lines[:at]).count("'") % 2 == 0)
-    return "\n".join(lines[:end]), "\n".join(lines[end:])
 
 
 def run(command: str, url: str) -> str:
@@ -62,23 +42,23 @@ def amounts(text: str) -> list[str]:
 
 
 def test_each_screen_of_the_tutorial_is_what_its_command_prints(tmp_path: Path) -> None:
-    up, plan, request, status = (screen(number) for number in range(len(SCREENS)))
-    file = up[0].removeprefix("mambaserve up ")
+    up, plan, request, status = SCREENS
+    file = up.command.removeprefix("mambaserve up ")
     edited = tmp_path / "mamba.yaml"
     edited.write_text((ROOT / file).read_text())
     assert f"```yaml\n{edited.read_text()}```" in PAGE
-    assert amounts(run(plan[0], URL)) == amounts(plan[1])
+    assert amounts(run(plan.command, URL)) == amounts(plan.output)
     with Command("up", str(edited), "--port", "0") as running:
         url = running.wait_for(r"is ready: (http://\S+)/v1")[1]
         running.wait_for(r"status page: ")
-        for line in form(up[1])[1:]:
+        for line in form(up.output)[1:]:
             assert line in form(running.output)
-        assert form(run(request[0], url)) == form(request[1])
-        assert '"cached_tokens":32' in run(request[0], url)
+        assert form(run(request.command, url)) == form(request.output)
+        assert '"cached_tokens":32' in run(request.command, url)
         wait_until(lambda: engine_of(url)["cached_tokens"] == 32 and engine_of(url)["running"] == 0)
-        assert form(run(status[0], url)) == form(status[1])
+        assert form(run(status.command, url)) == form(status.output)
 
         edited.write_text(edited.read_text() + "  stateCache:\n    trackIntervall: 512\n")
         assert MISTAKE is not None
         running.wait_for(re.escape(MISTAKE[1]))
-        assert '"content":"red"' in run(request[0], url)
+        assert '"content":"red"' in run(request.command, url)

@@ -1,7 +1,11 @@
 // A conversation that streams, and says of each answer how much of its prompt was resumed.
 
 import { byId, count, element, percent } from "./dom.js";
+import { markdown } from "./markdown.js";
 import { ask, events } from "./server.js";
+
+/** Numbers of the form that a request carries where they are filled in. */
+const PARAMETERS = ["temperature", "top_p", "max_tokens", "seed"];
 
 export class Chat {
   constructor() {
@@ -19,6 +23,8 @@ export class Chat {
       event.preventDefault();
       this.#send();
     });
+    // Enter in one of its fields would open the page anew.
+    byId("chat-options").addEventListener("submit", (event) => event.preventDefault());
     byId("chat-stop").addEventListener("click", () => this.running?.abort());
     byId("chat-new").addEventListener("click", () => {
       this.running?.abort();
@@ -47,11 +53,17 @@ export class Chat {
   async #send() {
     const asked = this.text.value.trim();
     if (!asked || this.running || this.loading) return;
+    const options = byId("chat-options");
+    if (!options.checkValidity()) {
+      options.closest("details").open = true;
+      options.reportValidity();
+      return;
+    }
     const messages = this.messages;
     messages.push({ role: "user", content: asked });
     this.text.value = "";
     this.log.append(turn("user", asked));
-    const shown = turn("assistant", "");
+    const shown = element("div", { class: "turn assistant" }, element("div", { class: "said" }));
     this.log.append(shown);
     this.running = new AbortController();
     this.#busy(true);
@@ -71,32 +83,44 @@ export class Chat {
 
   async #answer(messages, shown, signal) {
     const begin = performance.now();
-    const words = shown.querySelector("p");
+    const said = shown.querySelector(".said");
+    const answer = { role: "assistant", content: "" };
     let thoughts = null;
+    let frame = 0;
     let first = null;
     let usage = null;
-    const body = {
-      model: byId("model").value, messages, stream: true,
-      stream_options: { include_usage: true },
+    const draw = () => {
+      cancelAnimationFrame(frame);
+      frame = 0;
+      said.replaceChildren(...(byId("plain").checked ? [element("p", { text: answer.content })] : markdown(answer.content)));
+      this.#follow();
     };
-    for await (const chunk of events(await ask("v1/chat/completions", { body, signal }))) {
-      const { content, reasoning_content: thought } = chunk.choices[0]?.delta ?? {};
-      if (content || thought) first ??= performance.now() - begin;
-      if (thought) {
-        thoughts ??= shown.insertBefore(element("p", { class: "thoughts" }), words);
-        thoughts.textContent += thought;
-        this.#follow();
+    const system = byId("system").value.trim();
+    const body = {
+      model: byId("model").value, stream: true, stream_options: { include_usage: true }, ...parameters(),
+      messages: system ? [{ role: "system", content: system }, ...messages] : messages,
+    };
+    try {
+      for await (const chunk of events(await ask("v1/chat/completions", { body, signal }))) {
+        const { content, reasoning_content: thought } = chunk.choices[0]?.delta ?? {};
+        if (content || thought) first ??= performance.now() - begin;
+        if (thought) {
+          thoughts ??= shown.insertBefore(element("p", { class: "thoughts" }), said);
+          thoughts.textContent += thought;
+          this.#follow();
+        }
+        if (content) {
+          answer.content += content;
+          frame ||= requestAnimationFrame(draw); // many words may come within one picture
+        }
+        usage = chunk.usage ?? usage;
       }
-      if (content) {
-        words.textContent += content;
-        this.#follow();
-      }
-      usage = chunk.usage ?? usage;
+    } finally {
+      draw();
     }
     shown.append(element("small", {}, ...costs(usage, first)));
-    const said = { role: "assistant", content: words.textContent };
-    if (thoughts) said.reasoning_content = thoughts.textContent;
-    return said;
+    if (thoughts) answer.reasoning_content = thoughts.textContent;
+    return answer;
   }
 
   #busy(busy) {
@@ -111,6 +135,12 @@ export class Chat {
 
 function turn(role, text) {
   return element("div", { class: `turn ${role}` }, element("p", { text }));
+}
+
+/** What the form says of the next request; an empty field leaves the choice to the server. */
+function parameters() {
+  const given = PARAMETERS.map((name) => [name, byId(name).value]).filter(([, value]) => value !== "");
+  return Object.fromEntries(given.map(([name, value]) => [name, Number(value)]));
 }
 
 function costs(usage, first) {

@@ -77,7 +77,8 @@ class ControlPlane(Cluster):
         self.folder = folder
         self.place = place or Place()
         self.ports = ports or free_ports()
-        self._binaries = binaries
+        self.binaries = binaries
+        """Folder of kubectl, helm and the programs of Kubernetes."""
         (folder / "log").mkdir(parents=True, exist_ok=True)
         (folder / "audit-policy.json").write_text(json.dumps(POLICY))
         self.authority = Authority(folder / "pki")
@@ -121,7 +122,7 @@ class ControlPlane(Cluster):
 
     def component(self, name: str, arguments: Sequence[str], program: str | Path | None = None) -> Component:
         """Return another component in this place, not started; `program` defaults to the binary `name`."""
-        argv = [*self.place.prefix, str(program or self._binaries / name), *arguments]
+        argv = [*self.place.prefix, str(program or self.binaries / name), *arguments]
         return Component(name, argv, self.folder / "log" / f"{name}.log")
 
     def write_kubeconfig(self, name: str, client: Certificate | str) -> Path:

@@ -101,7 +101,7 @@ class Node(ControlPlane):
         number = len(self.workers)
         folder = Path(tempfile.mkdtemp(prefix=leftovers.PREFIX))
         leftovers.claim(folder)
-        worker = Worker(f"node-{number + 1}", folder, self._binaries, Subnet(number), self.host)
+        worker = Worker(f"node-{number + 1}", folder, self.binaries, Subnet(number), self.host)
         try:
             worker.create()
             self.network.connect(worker.network)

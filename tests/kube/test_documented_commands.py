@@ -1,0 +1,81 @@
+"""Commands of kubectl on the pages, in their order: a real API server takes each, with its objects and paths.
+
+Commands that need a kubelet (`exec`, `logs`, `port-forward`), a card's node or another project's API are left
+out. Nobody reconciles here, so of `wait` the object and the condition are what is compared.
+"""
+
+from collections.abc import Sequence
+
+import pytest
+
+from documented_commands import DocumentedCommand, documented_commands
+from mamba_api.v1alpha1.conditions import ConditionType
+from mamba_api.v1alpha1.gateway_status import GatewayConditionType
+from testcluster.control_plane import ControlPlane
+
+pytestmark = [pytest.mark.kube, pytest.mark.slow]
+NEEDS_MORE = {"exec", "logs", "port-forward", "label"}
+"""Verbs that need a node with a kubelet."""
+ABSENT = {
+    "POD",
+    "NODE",
+    "v1beta1.external.metrics.k8s.io",
+    "horizontalpodautoscaler",
+    "persistentvolumeclaim",
+}
+"""Words of commands about objects that somebody else makes."""
+PLACES = {"NAME": "nano", "X": "nano", "mdep/NAME": "mdep/nano"}
+"""What stands for a placeholder."""
+
+
+def commands() -> list[DocumentedCommand]:
+    """Return the commands that an API server alone can answer, each once, examples first."""
+    every = {
+        command.words: command
+        for command in documented_commands()
+        if command.program == "kubectl"
+        and command.words[1] not in NEEDS_MORE
+        and not ABSENT & set(command.words)
+        and "--raw" not in command.words
+        and "nano.yaml" not in command.words
+    }
+    return sorted(every.values(), key=lambda command: command.words[1] != "apply")
+
+
+def filled(words: Sequence[str], namespace: str) -> list[str]:
+    """Return the arguments of a command with names for its placeholders, without its namespace."""
+    arguments = [PLACES.get(word, word).replace("instance=NAME", "instance=nano") for word in words[1:]]
+    for option in ("-n", "--namespace"):
+        if option in arguments:
+            at = arguments.index(option)
+            del arguments[at : at + 2]
+    return [*arguments, "-n", namespace] if "-A" not in arguments else arguments
+
+
+def waited_for(arguments: Sequence[str]) -> tuple[str, str]:
+    """Return the object and the condition of a `kubectl wait`."""
+    (thing,) = (word for word in arguments if "/" in word)
+    (condition,) = (word.partition("=condition=")[2] for word in arguments if word.startswith("--for="))
+    return thing, condition
+
+
+def test_an_api_server_takes_every_documented_command(plane: ControlPlane, namespace: str) -> None:
+    for name in ("mambaserve-redis", "nano"):
+        plane.kubectl(
+            "create", "secret", "generic", name, "--from-literal=url=redis://there", "-n", namespace
+        )
+    conditions = {"mdep": set(ConditionType), "mgw": set(GatewayConditionType)}
+    waits: set[tuple[str, str]] = set()
+    for command in commands():
+        arguments = filled(command.words, namespace)
+        if arguments[0] == "wait":
+            waits.add(waited_for(arguments))
+            continue
+        if arguments[:2] == ["create", "secret"] and arguments[3] == "mambaserve-redis":
+            continue
+        plane.kubectl(*arguments, stdin="web: secret-of-somebody\n")
+    assert len(waits) > 15
+    for thing, condition in sorted(waits):
+        kind, _, _ = thing.partition("/")
+        assert condition in conditions[kind], thing
+    plane.kubectl("get", *sorted({thing for thing, _ in waits}), "-n", namespace)
