@@ -62,8 +62,10 @@ props: setup ## every property with many random examples; keeps what it finds in
 mutants: setup ## seed known defects one by one and see the tests notice each
 	@$(PY) tests/mutants/run.py
 
-gates: setup ## the correctness gates of the state cache and the CPU kernels, the full matrix
-	@MAMBASERVE_GATES=large $(PYTEST) tests/gates tests/unit/kernels/cpu \
+# The files of tests that try all cases of their matrices only here.
+WHOLE_MATRICES = $(shell grep -rl "^from matrix_size import LARGE" tests/integration tests/unit)
+gates: setup ## the correctness gates of the state cache and the CPU kernels, and all other matrices, whole
+	@MAMBASERVE_GATES=large $(PYTEST) $(WHOLE_MATRICES) tests/gates tests/unit/kernels/cpu \
 	  tests/unit/model/test_parity.py tests/unit/engine/test_memory_foreseen.py \
 	  tests/integration/test_struck_hand_overs.py tests/integration/test_valid_answers.py \
 	  tests/integration/test_explained_prompts.py tests/integration/gateway/test_usage_ledger.py \

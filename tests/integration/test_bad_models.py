@@ -14,7 +14,7 @@ from testmodels.checkpoints import random_nemotron_h
 
 def serve(directory: Path | str, *arguments: str) -> subprocess.CompletedProcess[str]:
     given = ["serve", "--model", str(directory), "--port", "0", *arguments]
-    return FORK_SERVER.run("-m", "mamba_cli", *given, env=os.environ)
+    return FORK_SERVER.run("-m", "mamba_cli", *given, env=os.environ, warm=True)
 
 
 def change_config(**fields: object) -> Callable[[Path], None]:

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from eventually import wait_until
+from matrix_size import LARGE
 from servers import Server
 from testmodels.checkpoints import (
     random_granite,
@@ -42,6 +43,8 @@ MODELS = {
     "qwen3-next": (random_qwen3_next, {}, "ExtraBuffer"),
     "qwen3.5": (random_multimodal_qwen3_5, {"num_experts": 8, "stacked_experts": True}, "ExtraBuffer"),
 }
+SERVED = MODELS if LARGE else ("nemotron-3", "qwen3.5")
+"""One model of each kind of recurrent layer; test_parity_with_transformers has all without HTTP."""
 
 
 class Asked(NamedTuple):
@@ -80,7 +83,7 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.fixture(scope="module", params=MODELS)
+@pytest.fixture(scope="module", params=SERVED)
 def asked(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Asked]:
     from transformers import AutoModelForCausalLM
 

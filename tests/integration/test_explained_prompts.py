@@ -15,10 +15,10 @@ import openai
 import pytest
 
 from eventually import wait_until
-from gate_cases import LARGE
 from mamba_api.dialects.messages_answer import MessagesResponse
 from mamba_api.dialects.responses_answer import ResponsesResponse
 from mamba_api.openai_responses import ChatCompletionChunk, ChatCompletionResponse, CompletionResponse
+from matrix_size import LARGE
 from servers import Command, Server, call
 
 pytestmark = pytest.mark.slow

@@ -196,12 +196,13 @@ def test_a_state_that_the_gateway_releases_is_free_before_its_lease_ends(prefill
     assert held(prefill) == 0
 
 
-def test_a_state_that_the_decode_engine_has_already_is_free_at_once(decode: Server) -> None:
+def test_an_engine_frees_what_nobody_reads_and_waits_at_its_end_for_those_who_read(decode: Server) -> None:
     body = {"prompt": prompt(32), "max_tokens": 4, "logprobs": 1}
     with engine("prefill", "--transfer-lease", "3600") as prefill:
         _, whole = post(decode.url + TEXT, body)
         handover = export(prefill, TEXT, body)
         answer = finish(decode, TEXT, body, handover)
+        # The decode engine has the state already.
         assert answer["choices"] == whole["choices"]
         wait_until_empty(prefill, decode)
         assert transfers(prefill)["out", "released"] == 1
@@ -212,6 +213,14 @@ def test_a_state_that_the_decode_engine_has_already_is_free_at_once(decode: Serv
         )
         assert (status, released) == (200, {"released": True})
         wait_until_empty(prefill)
+        body = {"prompt": prompt(45), "max_tokens": 4}
+        handover = export(prefill, TEXT, body)
+        wait_until(lambda: EXPORTED.search(exposed(prefill)), "the count of the export")
+        prefill.terminate()
+        prefill.wait_for("draining")
+        answer = finish(decode, TEXT, body, handover)
+        assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == handover["depth"]
+        assert prefill.wait() == 0
 
 
 def test_a_peer_with_more_of_the_prompt_gives_it(prefill: Server, decode: Server) -> None:
@@ -227,41 +236,6 @@ def test_a_peer_with_more_of_the_prompt_gives_it(prefill: Server, decode: Server
     wait_until_empty(prefill, decode)
 
 
-@pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_prefill_engine_that_dies_or_stops_costs_a_recomputation(decode: Server, blow: int) -> None:
-    body = {"prompt": prompt(40 + blow), "max_tokens": 4, "logprobs": 1}
-    with engine("prefill") as victim:
-        handover = export(victim, TEXT, body)
-        pid = victim.engine_pid()
-        os.kill(pid, blow)
-        try:
-            before = transfers(decode)
-            answer = finish(decode, TEXT, body, handover)
-            assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
-            wait_until_empty(decode)
-        finally:
-            os.kill(pid, signal.SIGCONT) if blow == signal.SIGSTOP else None
-        failures = {
-            key: count - before.get(key, 0) for key, count in transfers(decode).items() if key[0] == "in"
-        }
-        assert sum(failures.values()) == 1
-        assert failures.get(("in", "valid"), 0) == 0
-    _, whole = post(decode.url + TEXT, body)
-    assert answer["choices"][0]["text"] == whole["choices"][0]["text"]
-
-
-def test_an_engine_that_ends_waits_for_those_who_fetch_its_states(decode: Server) -> None:
-    body = {"prompt": prompt(45), "max_tokens": 4}
-    with engine("prefill", "--transfer-lease", "60") as leaving:
-        handover = export(leaving, TEXT, body)
-        wait_until(lambda: EXPORTED.search(exposed(leaving)), "the count of the export")
-        leaving.terminate()
-        leaving.wait_for("draining")
-        answer = finish(decode, TEXT, body, handover)
-        assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == handover["depth"]
-        assert leaving.wait() == 0
-
-
 def test_an_export_that_nobody_fetches_ends_with_its_lease(prefill: Server, decode: Server) -> None:
     body = {"prompt": prompt(50), "max_tokens": 4}
     handover = export(prefill, TEXT, body)
@@ -269,3 +243,18 @@ def test_an_export_that_nobody_fetches_ends_with_its_lease(prefill: Server, deco
     answer = finish(decode, TEXT, body, handover)
     assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
     wait_until(lambda: transfers(decode).get(("in", "expired")), "the count of the expired export")
+
+
+def test_a_prefill_engine_that_dies_costs_a_recomputation(prefill: Server, decode: Server) -> None:
+    body = {"prompt": prompt(49), "max_tokens": 4, "logprobs": 1}
+    handover = export(prefill, TEXT, body)
+    before = transfers(decode)
+    os.kill(prefill.engine_pid(), signal.SIGKILL)
+    answer = finish(decode, TEXT, body, handover)
+    assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+    wait_until_empty(decode)
+    failures = {key: count - before.get(key, 0) for key, count in transfers(decode).items() if key[0] == "in"}
+    assert sum(failures.values()) == 1
+    assert failures.get(("in", "valid"), 0) == 0
+    _, whole = post(decode.url + TEXT, body)
+    assert answer["choices"][0]["text"] == whole["choices"][0]["text"]

@@ -12,10 +12,10 @@ from threading import Event
 import pytest
 
 from file_server import file_server
-from gate_cases import LARGE
 from mamba_planner.model_report import ModelReport
 from mamba_server.model.checkpoint.errors import DownloadFailed, SourceNotFound
 from mamba_server.model.checkpoint.source import facts_of_remote, resolve
+from matrix_size import LARGE
 from model_stores import Registry, registry, s3_server
 from servers import Command, Server, call
 

@@ -11,6 +11,7 @@ import torch
 from engines import Answer, greedy, make_engine, run
 from mamba_server.engine.scheduling.admission import Admission
 from mamba_server.wire import AddRequest
+from matrix_size import LARGE
 from testmodels.checkpoints import (
     random_bamba,
     random_falcon_h1,
@@ -69,6 +70,9 @@ OTHERS: dict[str, tuple[Callable[..., Path], dict[str, Any]]] = {
     "lfm2-experts": (random_lfm2, {"num_experts": 8, "conv_bias": True}),
     "qwen3.5-experts": (random_multimodal_qwen3_5, {"num_experts": 8, "stacked_experts": True}),
 }
+ALL = (*SHAPES, *OTHERS)
+SERVED = ALL if LARGE else ("biases", "experts", "mamba2", "falcon-h1", "qwen3-next", "lfm2-experts")
+"""Each kind of layer once: tests/unit/model/test_parity.py compares every family without an engine."""
 
 
 def requests(vocabulary: int, seed: int) -> list[AddRequest]:
@@ -123,7 +127,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shape", [*SHAPES, *OTHERS])
+@pytest.mark.parametrize("shape", SERVED)
 def test_sixteen_ragged_requests_at_once_say_what_transformers_says(checkpoint, shape: str) -> None:
     path, model = checkpoint(shape)
     engine = make_engine(path, dtype="float32", max_running_requests=16)

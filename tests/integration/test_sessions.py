@@ -15,6 +15,7 @@ import pytest
 import mamba_server
 from eventually import wait_until
 from mamba_cli.local import running
+from mamba_cli.sessions import session_list
 from servers import Command, Server, call
 
 pytestmark = pytest.mark.slow
@@ -150,24 +151,31 @@ def test_a_prompt_is_saved_like_a_conversation(first: Server, second: Server, tm
     assert answered["usage"]["prompt_tokens_details"]["cached_tokens"] == reply["depth"] > 0
 
 
-@pytest.mark.parametrize("place", ["header", "state", "notes", "end", "nothing"])
-def test_a_damaged_file_is_refused_and_listed_as_damaged(
-    first: Server, second: Server, tmp_path: Path, place: str
-) -> None:
-    file = saved(first, tmp_path, f"damaged {place}".replace(" ", "-"))
-    raw = bytearray(file.read_bytes())
-    at = {"header": 40, "state": 4096 + 1000, "notes": len(raw) - 200, "end": 0, "nothing": 0}[place]
-    raw = raw[:-1] if place == "end" else raw[:0] if place == "nothing" else raw
-    if at:
+def damages(whole: bytes) -> Iterator[bytes]:
+    """Yield the file with a flipped bit in its header, its state and its notes, cut, and empty."""
+    for at in (40, 4096 + 1000, len(whole) - 200):
+        raw = bytearray(whole)
         raw[at] ^= 1
-    file.write_bytes(raw)
+        yield bytes(raw)
+    yield whole[:-1]
+    yield b""
+
+
+def test_a_damaged_file_is_refused_and_listed_as_damaged(
+    first: Server, second: Server, tmp_path: Path
+) -> None:
+    file = saved(first, tmp_path, "damaged")
+    for raw in damages(file.read_bytes()):
+        status, answer = put(second, raw)
+        assert status == 422, answer
+        account = second.ledger()
+        assert account["slots_receiving"] == account["slots_quarantined"] == 0
+        file.write_bytes(raw)
+        [session] = session_list.listed(tmp_path)
+        assert session.damage
     code, output = command("load", file, "--url", second.admin)
     assert (code, file.name in output) == (2, True), output
-    status, answer = put(second, bytes(raw))
-    assert status == 422, answer
     assert listed(tmp_path)["damage"]
-    account = second.ledger()
-    assert account["slots_receiving"] == account["slots_quarantined"] == 0
 
 
 def test_a_session_of_another_model_is_refused_by_name(first: Server, tmp_path: Path) -> None:

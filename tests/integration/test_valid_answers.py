@@ -11,11 +11,11 @@ import jsonschema_rs
 import openai
 import pytest
 
-from gate_cases import LARGE
+from matrix_size import LARGE
 from servers import Server
 
 pytestmark = pytest.mark.slow
-MODEL, PROMPTS, AT_ONCE = "tiny-recall", 100, 8
+MODEL, PROMPTS, AT_ONCE = "tiny-recall", 100 if LARGE else 25, 8
 WORDS = ["red", "blue", "green", "lamp", "door", "anna", "fox", "owl", "river", "stone"]
 
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any
 
+import matrix_size
 from engines import make_engine
 from mamba_server.engine.boot import BootOverrides, Engine
 
-LARGE = os.environ.get("MAMBASERVE_GATES") == "large"
+LARGE = matrix_size.LARGE
 STRATEGIES = ("NoBuffer", "ExtraBuffer", "ExtraBufferLazy")
 
 

@@ -165,10 +165,15 @@ class ForkServer:
         return ForkedProcess(pid, ended, out_reader, err_reader)
 
     def run(
-        self, *argv: str, env: Mapping[str, str], cwd: Path | None = None, timeout: float = 180
+        self,
+        *argv: str,
+        env: Mapping[str, str],
+        cwd: Path | None = None,
+        timeout: float = 180,
+        warm: bool = False,
     ) -> subprocess.CompletedProcess[str]:
         """Start it and wait for its end."""
-        process = self.start(*argv, env=env, cwd=cwd)
+        process = self.start(*argv, env=env, cwd=cwd, warm=warm)
         assert process.stdout is not None
         assert process.stderr is not None
         with process.stdout, process.stderr, ThreadPoolExecutor(1) as reader:

@@ -237,7 +237,7 @@ async def gateway(client: aiohttp.ClientSession) -> AsyncIterator[GatewayFactory
         defaults: dict[str, Any] = {
             "port": 0,
             "hold_timeout": 0.3,
-            "probe_interval": 0.05,
+            "probe_interval": 0.2,
             "drain_timeout": 5.0,
         }
         defaults["backend"] = tuple(one.url for one in engines)

@@ -20,7 +20,9 @@ PROMPT = LoadPrompt((9, 10, 11), 3)
 
 async def bench(*arguments: str, cwd: Any = None) -> tuple[int, str, str]:
     words = ("-m", "mamba_cli", "bench", *arguments)
-    done = await asyncio.to_thread(FORK_SERVER.run, *words, env=os.environ, cwd=cwd)
+    # Where numbers are long, a narrow table breaks its words.
+    wide = {**os.environ, "COLUMNS": "200"}
+    done = await asyncio.to_thread(FORK_SERVER.run, *words, env=wide, cwd=cwd)
     return done.returncode, done.stdout, done.stderr
 
 
@@ -84,12 +86,10 @@ async def test_a_trace_is_replayed_with_its_shared_blocks(engine, tmp_path) -> N
     ("arguments", "code", "said"),
     [
         (("serve", "URL", "--rate", "1", "--concurrency", "2"), 2, "exclude each other"),
-        (("serve", "URL", "--rate", "-1"), 2, "--rate"),
         (("serve", "URL", "--model", "other"), 2, "--model"),
         (("serve", "http://127.0.0.1:1"), 1, "nothing answers at http://127.0.0.1:1: start a server"),
         (("trace", "/nonexistent.csv", "--url", "URL"), 2, "No such file"),
         (("trace", __file__, "--url", "URL"), 2, "line 1"),
-        (("trace", __file__, "--url", "URL", "--time-scale", "0"), 2, "--time-scale"),
     ],
 )
 async def test_wrong_usage_is_refused_in_words(arguments, code, said, engine, tmp_path) -> None:
@@ -103,7 +103,7 @@ async def test_wrong_usage_is_refused_in_words(arguments, code, said, engine, tm
 async def test_ctrl_c_reports_what_there_is(engine, tmp_path, eventually) -> None:
     fake = await engine(handler=None)
     process = FORK_SERVER.start(
-        *("-m", "mamba_cli", "bench", "serve", fake.url, "--requests", "5000"),
+        *("-m", "mamba_cli", "bench", "serve", fake.url, "--requests", "2000"),
         *("--concurrency", "2", "--output", "json", "--output-tokens", "2"),
         env=os.environ,
         cwd=tmp_path,
@@ -116,7 +116,7 @@ async def test_ctrl_c_reports_what_there_is(engine, tmp_path, eventually) -> Non
     process.close()
     found = json.loads(out)
     assert found["interrupted"] is True
-    assert 10 < found["requests"]["ok"] < 5000
+    assert 10 < found["requests"]["ok"] < 2000
 
 
 async def send(client, url: str, timeout: float = 10.0):

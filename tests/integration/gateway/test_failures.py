@@ -10,6 +10,8 @@ import psutil
 import pytest
 from aiohttp import web
 
+from matrix_size import LARGE
+
 BODY = {"model": "m", "prompt": "x"}
 STREAM = {**BODY, "stream": True}
 
@@ -94,7 +96,7 @@ async def test_an_unreachable_engine_is_passed_over(engine, gateway, client) -> 
     assert seen['mambaserve_gateway_retries_total{reason="unreachable"}'] <= 1
 
 
-@pytest.mark.parametrize("status", [502, 503])
+@pytest.mark.parametrize("status", [502, 503] if LARGE else [503])
 async def test_an_engine_that_refuses_is_passed_over(status, engine, gateway, client) -> None:
     async def refuse(_request: web.Request, _body: dict[str, Any]) -> web.StreamResponse:
         return web.Response(status=status)
@@ -106,7 +108,7 @@ async def test_an_engine_that_refuses_is_passed_over(status, engine, gateway, cl
     assert (len(one.seen), len(two.seen)) == (1, 1)
 
 
-@pytest.mark.parametrize("status", [400, 422, 500])
+@pytest.mark.parametrize("status", [400, 422, 500] if LARGE else [422, 500])
 async def test_other_statuses_are_the_answer_and_not_retried(status, engine, gateway, client) -> None:
     async def refuse(_request: web.Request, _body: dict[str, Any]) -> web.StreamResponse:
         return web.Response(status=status, text="said")
@@ -119,7 +121,7 @@ async def test_other_statuses_are_the_answer_and_not_retried(status, engine, gat
     assert (len(one.seen), len(two.seen)) == (1, 0)
 
 
-@pytest.mark.parametrize("status", [401, 403, 404, 429])
+@pytest.mark.parametrize("status", [401, 403, 404, 429] if LARGE else [404, 429])
 async def test_what_one_engine_alone_refuses_another_one_answers(status, engine, gateway, client) -> None:
     one, two = await engine("a", handler=refusing(status)), await engine("b", running=5)
     through = await gateway(one, two)
@@ -128,7 +130,7 @@ async def test_what_one_engine_alone_refuses_another_one_answers(status, engine,
     assert (len(one.seen), len(two.seen)) == (1, 1)
 
 
-@pytest.mark.parametrize("status", [401, 404, 429])
+@pytest.mark.parametrize("status", [401, 404, 429] if LARGE else [401])
 async def test_what_all_engines_refuse_goes_to_the_client(status, engine, gateway, client) -> None:
     engines = [await engine(str(n), handler=refusing(status)) for n in range(2)]
     through = await gateway(*engines)
@@ -145,7 +147,9 @@ def refusing(status: int) -> Any:
     return refuse
 
 
-@pytest.mark.parametrize(("status", "most_refused"), [(429, 0), (404, 0), (400, 10)])
+@pytest.mark.parametrize(
+    ("status", "most_refused"), [(429, 0), (404, 0), (400, 10)] if LARGE else [(429, 0), (400, 10)]
+)
 async def test_an_engine_that_rejects_everything_at_once_does_not_draw_the_traffic(
     status, most_refused, engine, gateway, client
 ) -> None:
@@ -506,11 +510,12 @@ async def test_a_client_that_reads_nothing_is_cut_and_its_request_ends_in_the_en
     engine, gateway, client, eventually
 ) -> None:
     fake = await engine(handler=flood_for_ever)
-    through = await gateway(fake, read_nothing_timeout=3.0)
+    through = await gateway(fake, read_nothing_timeout=1.0)
     response = await client.post(f"{through.url}/v1/completions", json=STREAM)
     begin = asyncio.get_running_loop().time()
     await eventually(lambda: bool(fake.cancelled), 60)
-    assert 3 <= fake.cancelled[0] - begin < 8
+    # The clock of these tests begins at zero and adds fractions.
+    assert 0.99 < fake.cancelled[0] - begin < 6
     assert (await through.metrics(client))["mambaserve_gateway_in_flight"] == 0
     response.close()
 

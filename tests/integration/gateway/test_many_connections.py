@@ -11,14 +11,14 @@ from engine_api import serving
 from tiny_model import write_model
 
 REAL_TIME = True
-MOST = 40
+MOST = 20
 
 
 async def nothing_is_lost_beside_a_crowd(url: str) -> None:
     async with Crowd(url) as crowd:
         for kind, count in ((idle, 2 * MOST), (slow_heads, MOST), (slow_bodies, MOST // 4)):
             await crowd.come(kind, count)
-        for _ in range(3):
+        for _ in range(2):
             await asyncio.gather(crowd.come(senseless, MOST), crowd.come(unread_offers, MOST))
             assert [await ask(url, path) for path in PROBES] == [200] * len(PROBES)
             statuses = await asyncio.gather(*(ask(url, TEXT) for _ in range(8)))

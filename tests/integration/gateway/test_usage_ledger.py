@@ -19,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from engine_api import ApiProcess, serving
 from eventually import PATIENCE, wait_until
-from gate_cases import LARGE
+from matrix_size import LARGE
 from servers import Command
 from tiny_model import write_model
 

@@ -61,7 +61,7 @@ def test_a_prompt_is_resumed_through_either_gateway_also_after_gateway_and_redis
     engines: list[Server], redis_server: RedisServer
 ) -> None:
     rng = Random(0)
-    prompts = [[rng.randrange(5, 250) for _ in range(rng.randrange(40, 120))] for _ in range(50)]
+    prompts = [[rng.randrange(5, 250) for _ in range(rng.randrange(40, 120))] for _ in range(12)]
     with ExitStack() as stack:
         first, second = (stack.enter_context(Gateway(engines, redis_server)) for _ in range(2))
 
