@@ -1,9 +1,9 @@
 """Tokens per processor second of the shipped model with its own head for drafts, and without.
 
-Run as `python -m benchmarks.own_head`. The prompts are the beginnings of conversations as the model was
-trained with; answers go on behind the end of a turn, so that each has enough tokens. Ways take turns, answer
-by answer, and every answer is compared with the one without drafts. Processor time of one thread says the
-same on a busy machine, within some percent.
+Run as `python -m benchmarks.own_head`; with `--draft URI` the model there drafts in place of the head. The
+prompts are the beginnings of conversations as the model was trained with; answers go on behind the end of a
+turn, so that each has enough tokens. Ways take turns, answer by answer, and every answer is compared with the
+one without drafts. Processor time of one thread says the same on a busy machine, within some percent.
 """
 
 import argparse
@@ -36,11 +36,12 @@ def prompts(count: int) -> list[list[int]]:
     return [[int(token) for token in row[:PROMPT]] for row in rows]
 
 
-def booted(model: Path, drafts: int) -> Engine:
-    """Return an engine with the head, or without drafts for 0."""
+def booted(model: Path, drafts: int, draft: str | None) -> Engine:
+    """Return an engine with the head or a draft model, or without drafts for 0."""
+    source = "mtp" if draft is None else f"draft={draft}"
     settings = EngineSettings(
         model=str(model), device="cpu", seed=0, arena_bytes=100 << 20, prefix_caching=False,
-        speculation="mtp" if drafts else "off", speculative_tokens=max(1, drafts),
+        speculation=source if drafts else "off", speculative_tokens=max(1, drafts),
     )  # fmt: skip
     engine = boot(settings, lambda *_: None)
     use_threads(engine, 1)
@@ -84,8 +85,11 @@ def measured(engines: dict[int, Engine], texts: list[list[int]], rounds: int, co
 
 def markdown(record: dict[str, Any]) -> str:
     """Return medians of the ratios within a turn. Pure."""
+    source = (
+        "the shipped model's own head" if record["draft"] is None else f"a draft model, {record['draft']}"
+    )
     lines = [
-        "# Drafts of the shipped model's own head, one sequence, one thread",
+        f"# Drafts of {source}, one sequence, one thread",
         "",
         f"- machine: {record['machine']['processor']}, load {record['machine']['load_average']}",
         f"- {record['answers']} answers of {record['tokens']} tokens; tokens per processor second",
@@ -104,16 +108,23 @@ def markdown(record: dict[str, Any]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.own_head", description=__doc__)
     parser.add_argument("--model", type=Path, default=TINY)
+    parser.add_argument("--draft", metavar="URI", help="model that drafts in place of the head")
     parser.add_argument("--drafts", type=int, nargs="+", default=[1, 2, 3, 4, 5])
     parser.add_argument("--prompts", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", type=Path, help="a file for all numbers as JSON")
     options = parser.parse_args()
-    engines = {drafts: booted(options.model, drafts) for drafts in (0, *options.drafts)}
+    engines = {drafts: booted(options.model, drafts, options.draft) for drafts in (0, *options.drafts)}
     ways = measured(engines, prompts(options.prompts), options.rounds, options.tokens)
     answers = options.rounds * options.prompts
-    record = {"tokens": options.tokens, "answers": answers, "machine": facts(), "ways": ways}
+    record = {
+        "draft": options.draft,
+        "tokens": options.tokens,
+        "answers": answers,
+        "machine": facts(),
+        "ways": ways,
+    }
     print_and_keep(record, markdown(record), options.out)
 
 

@@ -23,7 +23,9 @@ activations."""
 Speculation = Literal["off", "auto", "ngram", "mtp"]
 """Drafts of tokens that a step checks together: off = none; ngram = by looking up what followed the last
 tokens earlier in the text; auto = the same, left out where it is measured to save no time; mtp = by the
-checkpoint's own head."""
+checkpoint's own head. Engines also take `draft=` and the URI of a second model, which drafts then."""
+DRAFT_MODEL = "draft="
+"""Beginning of the choice of a second model's drafts; its URI follows."""
 
 StateReplay = Literal["auto", "off", "2", "4", "8", "16"]
 """Tokens after which a decoded state is written, while the inputs since are replayed in each step: off = each

@@ -5,8 +5,8 @@
 
 from dataclasses import replace
 
-from mamba_api.choices import Speculation
 from mamba_planner.arithmetic import WeightsSize, head_parameters
+from mamba_planner.draft_models import draft_model_of
 from mamba_planner.errors import UnusableInput
 from mamba_planner.model_config import ModelConfig
 from mamba_settings.engine_settings import EngineSettings
@@ -15,7 +15,7 @@ FAMILIES = ("nemotron_h", "qwen3_next", "qwen3_5")
 """Families whose published heads engines can use."""
 
 
-def with_heads(model: ModelConfig, speculation: Speculation) -> ModelConfig:
+def with_heads(model: ModelConfig, speculation: str) -> ModelConfig:
     """Return the model as an engine with these drafts runs it: with its head if that drafts.
 
     Raises `UnusableInput` if the family has no head that engines can use.
@@ -50,9 +50,12 @@ def planned_model(
 ) -> tuple[ModelConfig, int | None]:
     """Return the model as an engine with these settings runs it, and the bytes of its weights if known.
 
-    Raises `UnusableInput` as `with_heads`.
+    Raises `UnusableInput` as `with_heads` and `draft_model_of`.
     """
     planned = with_heads(model, settings.speculation)
-    if planned is not model and weights_bytes is not None:
+    draft = draft_model_of(planned, settings.draft_model)
+    if draft is not planned.draft_model:
+        planned = replace(planned, draft_model=draft)
+    if planned.draft_head and not model.draft_head and weights_bytes is not None:
         weights_bytes += head_bytes(model, settings)
     return planned, weights_bytes

@@ -12,6 +12,7 @@ from mamba_api.v1alpha1 import TieredStateCache
 from mamba_planner.adapter_bank import bank_bytes, step_bytes
 from mamba_planner.arithmetic import weights_bytes
 from mamba_planner.constraints import Constraints
+from mamba_planner.draft_models import draft_model_memory, draft_workspace
 from mamba_planner.errors import InsufficientMemory
 from mamba_planner.model_config import ModelConfig
 from mamba_planner.workspace import CHUNK, captured_bytes, draft_bytes, ring_bytes, workspace_bytes
@@ -47,7 +48,7 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class MemoryBudget:
-    """Division of the memory: `total` = weights + adapters + workspace + what the arena may take."""
+    """Division of the memory: `total` = weights + adapters + draft model + workspace + the arena's part."""
 
     device: Device
     total: int
@@ -59,16 +60,22 @@ class MemoryBudget:
     """Whether the arena may be smaller than what is left, to spare a machine without a GPU."""
     adapters: int = 0
     """Bytes of the places for adapters."""
+    draft_model: int = 0
+    """Bytes of a second model that drafts, with its states and pages."""
 
     @property
     def fixed(self) -> int:
-        """Bytes that are taken whatever the arena's size: weights, adapters and workspace."""
-        return self.weights + self.adapters + self.workspace
+        """Bytes that are taken whatever the arena's size: weights, adapters, draft model and workspace."""
+        return self.weights + self.adapters + self.draft_model + self.workspace
 
     def fixed_in_words(self, joint: str = ", ") -> str:
         """Return the parts of `fixed` for people; `joint` stands before the last one."""
         adapters = f", places for adapters {binary_size(self.adapters)}" if self.adapters else ""
-        return f"weights {binary_size(self.weights)}{adapters}{joint}workspace {binary_size(self.workspace)}"
+        draft = f", draft model {binary_size(self.draft_model)}" if self.draft_model else ""
+        return (
+            f"weights {binary_size(self.weights)}{adapters}{draft}{joint}workspace "
+            f"{binary_size(self.workspace)}"
+        )
 
     @classmethod
     def of(
@@ -102,8 +109,15 @@ class MemoryBudget:
             weights = weights_bytes(model, dtype, ways, constraints.quantization, on_cpu=on_cpu)
         places, rank = constraints.adapters, constraints.adapter_rank
         adapters = bank_bytes(model, dtype, places=places, rank=rank)
+        draft_model = 0
         workspace = _workspace(model, dtype, constraints, device, workspace)
-        fixed = cls(device, 0, weights, workspace, 0, arena_limited=False, adapters=adapters)
+        if (draft := model.draft_model) is not None:
+            running = constraints.max_running_requests or MOST_RUNNING[device.kind]
+            memory_of_draft = draft_model_memory(model, draft, constraints, device.kind, running)
+            draft_model = memory_of_draft.bytes
+            of_step = draft_workspace(draft, memory_of_draft, device.kind) + RUNTIME_BYTES[device.kind]
+            workspace = max(workspace, of_step)
+        fixed = cls(device, 0, weights, workspace, 0, False, adapters, draft_model)
         memory, of_memory = _memory_above_tiers(device, constraints)
         if (arena := constraints.arena_bytes) is not None:
             total = fixed.fixed + arena

@@ -157,6 +157,8 @@ class MemoryPlan:
     """Values that the planner assumed, lowered or raised."""
     adapters_bytes: int = 0
     """Bytes of the places for adapters."""
+    draft_model_bytes: int = 0
+    """Bytes of a second model that drafts, with its states and pages."""
     role: Role = "unified"
     receptions: int = 0
     """States that a decode engine receives at once with `planned_running` sequences."""
@@ -170,6 +172,11 @@ class MemoryPlan:
     """Choice on a GPU of the next smaller size; None = there is none, or memory decides nothing."""
     one_size_up: OtherSize | None = None
     """Choice on a GPU of the next larger size; None = there is none, or memory decides nothing."""
+
+    @property
+    def bytes_beside_models(self) -> int:
+        """Part of the budget that weights, adapters and a draft model leave to workspace and arena."""
+        return self.budget_bytes - self.weights_bytes - self.adapters_bytes - self.draft_model_bytes
 
     @property
     def unused_bytes(self) -> int:

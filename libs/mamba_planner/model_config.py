@@ -270,6 +270,8 @@ class ModelConfig:
     """Quantized matrices of the checkpoint by its configuration; None = plain numbers, or FP8 with scales."""
     draft_head: bool = False
     """Whether the engine drafts with the checkpoint's own head, which has a layer of its own in pages."""
+    draft_model: "DraftModel | None" = None
+    """Second model that drafts for this one; None = none does."""
 
     @property
     def position_limit(self) -> int | None:
@@ -289,3 +291,13 @@ class ModelConfig:
     def kv_layers(self) -> int:
         """Number of layers whose keys and values are in pages: those of the model, and that of a head."""
         return self.attention_layers + self.draft_head
+
+
+@dataclass(frozen=True, slots=True)
+class DraftModel:
+    """A second model that drafts for an engine, as the planner counts it."""
+
+    uri: str
+    config: ModelConfig
+    weights_bytes: int | None
+    """True bytes of its weights in memory; None = by the number of parameters."""

@@ -203,6 +203,7 @@ def _plan(
         workload=candidate.workload,
         weights_bytes=budget.weights,
         adapters_bytes=budget.adapters,
+        draft_model_bytes=budget.draft_model,
         budget_bytes=budget.total,
         ledger=ledger,
         rejected=rejected,
@@ -216,9 +217,12 @@ def _plan(
 
 ADAPTERS = "places for adapters"
 """Line of the ledger for the memory of adapters, with engines that have any."""
+DRAFT_MODEL = "draft model with its states and pages"
+"""Line of the ledger for the memory of a second model that drafts, with engines that have one."""
 _RUNNING_ITEMS = (
     "weights",
     ADAPTERS,
+    DRAFT_MODEL,
     "workspace",
     "padding slab",
     "slots of running sequences",
@@ -240,6 +244,7 @@ def _ledger(candidate: Candidate, budget: MemoryBudget) -> tuple[LedgerLine, ...
     lines = [
         LedgerLine("weights", budget.weights),
         *([LedgerLine(ADAPTERS, budget.adapters)] if budget.adapters else []),
+        *([LedgerLine(DRAFT_MODEL, budget.draft_model)] if budget.draft_model else []),
         LedgerLine("workspace", budget.workspace),
         LedgerLine("padding slab", slab),
         LedgerLine("slots of running sequences", live * slab),

@@ -5,11 +5,11 @@ are generated from it, one group per class. Settings that a MambaDeployment also
 there.
 """
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import BaseModel, BeforeValidator, ByteSize, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ByteSize, ConfigDict, Field, model_validator
 
-from mamba_api.choices import Quantization, Speculation, StateReplay
+from mamba_api.choices import DRAFT_MODEL, Quantization, Speculation, StateReplay
 from mamba_api.v1alpha1 import Engine, Limits, Memory, Rollout, StateCache, Workload
 from mamba_settings.adapter_settings import AdapterSettings
 from mamba_settings.browser_origins import BrowserOrigins
@@ -24,12 +24,13 @@ def _default(model: type[BaseModel], name: str) -> Any:
     return model.model_fields[name].default
 
 
-def _served_drafts(choice: Any) -> Any:
-    """Refuse kinds of drafts that this version does not have, by name."""
-    if isinstance(choice, str) and choice.startswith("draft="):
+def _known_drafts(choice: str) -> str:
+    """Return the choice of drafts. Raises ValueError for one that does not exist."""
+    uri = choice.removeprefix(DRAFT_MODEL)
+    if choice not in get_args(Speculation) and (uri == choice or not uri.strip()):
         raise ValueError(
-            f"speculation {choice} is refused: this version drafts without a second model; use mtp, ngram or "
-            "auto"
+            f"speculation {choice!r} is not one of {', '.join(get_args(Speculation))} or draft=URI, with the "
+            "directory or URI of a second model, in the forms that --model takes"
         )
     return choice
 
@@ -111,10 +112,11 @@ class SchedulerSettings(SettingsGroup):
     """Whether decode steps are captured as CUDA graphs: auto = every step that can be captured where Triton's
     kernels compute; off = each step is issued separately (slower at small batches)."""
 
-    speculation: Annotated[Speculation, BeforeValidator(_served_drafts)] = "off"
+    speculation: Annotated[str, AfterValidator(_known_drafts)] = "off"
     """Drafts of tokens that a step checks together: off = none; ngram = what followed the last tokens earlier
     in the text; auto = the same, left out where it is measured to save no time; mtp = what the checkpoint's
-    own head foresees (Nemotron 3, Qwen3-Next, Qwen3.5)."""
+    own head foresees (Nemotron 3, Qwen3-Next, Qwen3.5); draft=URI = what a second, smaller model with the
+    same tokenizer writes, whose directory or URI has the forms of model."""
     speculative_tokens: int = Field(_default(Engine, "speculative_tokens"), ge=1, le=32)
     """Maximum number of drafted tokens of an answer in one step."""
 
@@ -127,6 +129,12 @@ class SchedulerSettings(SettingsGroup):
     def ring_tokens(self) -> int:
         """Tokens after which a state is written; 0 = each step writes it, or the engine decides."""
         return int(self.state_replay) if self.state_replay.isdigit() else 0
+
+    @property
+    def draft_model(self) -> str | None:
+        """Directory or URI of the second model that drafts; None = none does."""
+        is_model = self.speculation.startswith(DRAFT_MODEL)
+        return self.speculation.removeprefix(DRAFT_MODEL) if is_model else None
 
     @property
     def draft_tokens(self) -> int:

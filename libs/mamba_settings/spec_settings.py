@@ -62,7 +62,7 @@ def engine_settings(
         "overlap": engine.overlap_schedule,
         "batch_invariant": engine.batch_invariant,
         "decode_graphs": engine.decode_graphs.lower(),
-        "speculation": engine.speculation.lower(),
+        "speculation": engine.speculation.lower() if engine.draft_uri is None else engine.speculation,
         "speculative_tokens": engine.speculative_tokens,
         "utilization": memory.utilization,
         "device_memory": _bytes(memory.device_memory),

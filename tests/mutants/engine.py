@@ -224,7 +224,7 @@ MUTANTS = (
         name="a sequence that gives its memory back is not charged for the time since the last look",
         keeps="Slots and pages are charged for as long as a sequence holds them.",
         where="engine.scheduler:Scheduler._release",
-        old="self.on_leave(sequence)",
+        old="leave(sequence)",
         new="pass",
         tests=("tests/unit/engine/test_costs.py",),
     ),

@@ -157,6 +157,17 @@ WRONG_SPECS: dict[str, list[dict[str, Any]]] = {
     "engine.speculation and batchInvariant exclude each other": [
         {"engine": {"speculation": kind, "batchInvariant": True}} for kind in ("Auto", "Ngram")
     ],
+    "use Off, Auto, Ngram, Mtp, or draft=": [
+        {"engine": {"speculation": kind}} for kind in ("off", "draft", "draft=", "draft=a/b", "draft=hf://a")
+    ],
+    "in this version no draft model": [
+        {
+            "model": {"uri": f"hf://a/b@{COMMIT}", "cache": cache},
+            "engine": {"speculation": f"draft={uri}"},
+        }
+        for cache in ({"size": "1Gi"}, {"claimName": "c"})
+        for uri in (f"hf://a/c@{COMMIT}", "s3://bucket/c", "https://host/c/")
+    ],
     "engine.tensorParallel above 1 is refused": [{"engine": {"tensorParallel": n}} for n in (2, 8)],
     "model.cache needs either size": [
         {"model": {"uri": f"hf://a/b@{COMMIT}", "cache": cache}}

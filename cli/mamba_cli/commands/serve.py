@@ -65,6 +65,8 @@ def _check(settings: "EngineSettings") -> None:
     try:
         Constraints.of(settings)
         check(settings.model)
+        if settings.draft_model is not None:
+            check(settings.draft_model)
     except (UnusableInput, ModelError) as error:
         raise InvalidInput(str(error)) from error
 

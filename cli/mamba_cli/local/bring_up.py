@@ -186,7 +186,7 @@ def _main_memory(outcome: PlanOutcome) -> int:
 
 
 def _check_download(loaded: LoadedDeployment) -> None:
-    """Check that model and adapters can be had, because engines would retry a hopeless download forever.
+    """Check that all models can be had, because engines would retry a hopeless download forever.
 
     Raises `InvalidInput`, `RunFailed`.
     """
@@ -198,6 +198,8 @@ def _check_download(loaded: LoadedDeployment) -> None:
         return  # the engine uses another source or another account
     try:
         check_download(local_uri(spec.model.uri, loaded.path))
+        if (draft := spec.engine.draft_uri) is not None:
+            check_download(local_uri(draft, loaded.path))
         for adapter in spec.model.adapters:
             uri = local_uri(adapter.uri, loaded.path)
             if adapter.location.scheme in DOWNLOADED:

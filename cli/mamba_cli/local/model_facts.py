@@ -7,7 +7,7 @@ index, never the weights.
 import contextlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -18,10 +18,11 @@ from mamba_cli.errors import InvalidInput, RunFailed
 from mamba_cli.extras import install
 from mamba_planner.arithmetic import DTYPE_BYTES, WeightsSize
 from mamba_planner.families import ModelConfigError, load_model_config, model_config_from_hf
-from mamba_planner.model_config import ModelConfig
+from mamba_planner.model_config import DraftModel, ModelConfig
 from mamba_server.model.checkpoint.errors import DownloadFailed, ModelError
 from mamba_server.model.checkpoint.source import facts_of_remote, resolve
 from mamba_server.model.checkpoint.weight_files import weights_size
+from mamba_settings.engine_settings import EngineSettings
 
 HUB_INDEX = "model.safetensors.index.json"
 
@@ -44,6 +45,14 @@ class ModelFacts:
         if self.size is None:
             return None
         return self.size.loaded(self.config, dtype or self.config.dtype, quantization, on_cpu=on_cpu)
+
+    def with_draft_model(
+        self, uri: str, draft: "ModelFacts", settings: EngineSettings, *, on_cpu: bool
+    ) -> "ModelFacts":
+        """Return the same model beside a second one that drafts, as an engine with the settings loads it."""
+        dtype = None if settings.dtype == "auto" else settings.dtype
+        size = draft.weights_bytes(dtype, settings.quantization, on_cpu=on_cpu)
+        return replace(self, config=replace(self.config, draft_model=DraftModel(uri, draft.config, size)))
 
 
 def facts_of_directory(directory: Path) -> ModelFacts:
@@ -73,6 +82,16 @@ def facts_of_model(uri: str, inline: Mapping[str, Any] | None, where: Path) -> M
     except ModelError as error:
         hint = "; give spec.model.config to plan without the files" if uri.startswith("pvc:") else ""
         raise InvalidInput(f"{where}: spec.model.uri: {error}{hint}") from error
+
+
+def facts_of_draft_model(uri: str, where: Path) -> ModelFacts:
+    """Return the facts of the draft model that the file `where` names. Raises `InvalidInput`, `RunFailed`."""
+    try:
+        return facts_of_uri(uri, where)
+    except UnreadableHub as error:
+        raise RunFailed(str(error)) from error
+    except ModelError as error:
+        raise InvalidInput(f"{where}: spec.engine.speculation: {error}") from error
 
 
 def facts_of_uri(uri: str, where: Path) -> ModelFacts:

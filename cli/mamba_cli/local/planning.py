@@ -21,6 +21,7 @@ from mamba_cli.local.model_facts import (
     UnreadableHub,
     facts_of_config,
     facts_of_directory,
+    facts_of_draft_model,
     facts_of_model,
     facts_of_uri,
 )
@@ -195,6 +196,8 @@ def plan_deployment(
     """
     spec = loaded.deployment.spec
     facts = facts_of_model(spec.model.uri, spec.model.config, loaded.path)
+    draft = spec.engine.draft_uri
+    beside = None if draft is None else facts_of_draft_model(draft, loaded.path)
     notes: tuple[str, ...] = ()
     if device is None:
         memory = flags.device_memory
@@ -210,6 +213,8 @@ def plan_deployment(
     settings = engine_settings(loaded.deployment, role)
     if (disk := spec.state_cache.disk) is not None:
         settings = settings.model_copy(update={"disk_cache_bytes": disk_budget(disk)})
+    if draft is not None and beside is not None:
+        facts = facts.with_draft_model(draft, beside, settings, on_cpu=device.kind == "cpu")
     return _outcome(loaded.deployment.name, str(loaded.path), facts, settings, flags, device, notes)
 
 

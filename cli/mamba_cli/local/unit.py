@@ -13,7 +13,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from mamba_api.choices import Role
+from mamba_api.choices import DRAFT_MODEL, Role
 from mamba_api.names import ENV_PREFIX
 from mamba_api.v1alpha1 import MambaDeployment
 from mamba_api.v1alpha1.gateway_usage import Usage
@@ -297,6 +297,8 @@ def local_settings(
     }
     if deployment.spec.model.adapters:
         update["lora"] = local_adapters(deployment, loaded.path)
+    if (draft := deployment.spec.engine.draft_uri) is not None:
+        update["speculation"] = f"{DRAFT_MODEL}{local_uri(draft, loaded.path)}"
     if device == "cpu":
         update["arena_bytes"] = plan.arena_bytes
     if (disk := deployment.spec.state_cache.disk) is not None:

@@ -4,6 +4,8 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
+from mamba_api.choices import DRAFT_MODEL
+from mamba_api.model_uri import DOWNLOADED, DOWNLOADED_PATTERN
 from mamba_api.names import MAX_NAME_LENGTH
 from mamba_api.v1alpha1.base import ApiModel, FreeForm, Rule
 from mamba_api.v1alpha1.engine import Engine, Memory, Model, StateCache, TieredStateCache, Workload
@@ -168,6 +170,15 @@ class Spec(ApiModel):
             holds=lambda self: not (self.engine.batch_invariant and self.model.has_adapters),
         ),
         Rule(
+            cel="!has(self.model.cache) || "
+            f"!self.engine.speculation.matches('^{DRAFT_MODEL}{DOWNLOADED_PATTERN.removeprefix('^')}')",
+            message=(
+                "model.cache holds the model and its adapters, and in this version no draft model: use "
+                "pvc://, file:// or builtin:// in engine.speculation, or remove model.cache"
+            ),
+            holds=lambda self: self.model.cache is None or self.draft_scheme not in DOWNLOADED,
+        ),
+        Rule(
             cel="self.engine.speculation != 'Mtp' || !(has(self.model.maxAdapters) || "
             "(has(self.model.adapters) && size(self.model.adapters) > 0))",
             message=(
@@ -268,6 +279,18 @@ class Spec(ApiModel):
             holds=lambda self: self.rollout.canary is None or self.gateway.inference_pool is None,
         ),
     )
+
+    @property
+    def draft_scheme(self) -> str | None:
+        """Scheme of the second model that drafts; None = none does."""
+        draft = self.engine.draft_location
+        return None if draft is None else draft.scheme
+
+    @property
+    def source_schemes(self) -> frozenset[str]:
+        """Schemes of all that engines read: the model, its adapters, and a draft model."""
+        draft = self.draft_scheme
+        return self.model.schemes if draft is None else self.model.schemes | {draft}
 
 
 class MambaDeployment(ApiModel):

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 from pydantic.alias_generators import to_snake
 
-from mamba_api.choices import Eviction, Quantization, StrategyChoice
+from mamba_api.choices import DRAFT_MODEL, Eviction, Quantization, StrategyChoice
 from mamba_api.model_uri import (
     DOWNLOADED,
     DOWNLOADED_PATTERN,
@@ -32,7 +32,7 @@ from mamba_api.v1alpha1.base import (
     each_once,
     map_by,
 )
-from mamba_api.v1alpha1.model_source import Adapter, Adapters, Uri
+from mamba_api.v1alpha1.model_source import Adapter, Adapters, Drafts, Uri
 
 
 class ModelCache(ApiModel):
@@ -303,11 +303,13 @@ class Engine(ApiModel):
     """Whether steps that only decode are captured as CUDA graphs. Auto captures every step that can be
     captured where Triton's kernels compute. Off issues each step separately, which is slower at small
     batches. Without GPUs there are no graphs."""
-    speculation: Literal["Off", "Auto", "Ngram", "Mtp"] = "Off"
+    speculation: Drafts = "Off"
     """Whether a step checks several tokens of an answer that were drafted before. Ngram drafts what followed
     the last tokens earlier in prompt and answer. Auto does so where it is measured to save time. Mtp
     drafts with the checkpoint's own head (Nemotron 3, Qwen3-Next, Qwen3.5), whose keys and values are one
-    more layer of pages. Answers are the same with and without. Drafts take memory, which the plan counts."""
+    more layer of pages. draft=URI drafts with a second, smaller model of the same tokenizer, whose URI has
+    the forms of model.uri; it is downloaded as the model is, with the same Secrets. Answers are the same with
+    and without. Drafts take memory, which the plan counts."""
     speculative_tokens: Annotated[int, Field(ge=1, le=32)] = 7
     """Maximum number of drafted tokens of an answer in one step."""
     extra_args: Annotated[list[Annotated[str, Field(max_length=1024)]], Field(max_length=64)] = []
@@ -340,6 +342,17 @@ class Engine(ApiModel):
             holds=lambda self: self.speculation == "Off" or not self.batch_invariant,
         ),
     )
+
+    @property
+    def draft_uri(self) -> str | None:
+        """URI of the second model that drafts; None = none does."""
+        is_model = self.speculation.startswith(DRAFT_MODEL)
+        return self.speculation.removeprefix(DRAFT_MODEL) if is_model else None
+
+    @property
+    def draft_location(self) -> ModelUri | None:
+        """That URI, parsed."""
+        return None if self.draft_uri is None else parse_model_uri(self.draft_uri)
 
 
 StateDtype = Literal["float32", "float16"]

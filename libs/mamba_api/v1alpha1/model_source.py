@@ -1,6 +1,7 @@
-"""Sources of a model's files: the URI of a model, and the adapters that are served beside it.
+"""Sources of files: the URI of a model, the adapters that are served beside it, and a model that drafts.
 
-`Model` has both. The operator and local mode hand them to the engine, which loads them.
+`Model` has the first two, and `Engine` the last. The operator and local mode hand them to the
+engine, which loads them.
 """
 
 import re
@@ -9,6 +10,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field
 from pydantic.config import JsonDict
 
+from mamba_api.choices import DRAFT_MODEL
 from mamba_api.model_uri import FORMS, PINNED_PATTERN, URI_PATTERN, ModelUri, parse_model_uri
 from mamba_api.v1alpha1.base import ApiModel, Rule, each_once, map_by
 
@@ -27,6 +29,26 @@ Uri = Annotated[
     Field(min_length=1, max_length=1024, json_schema_extra={"x-kubernetes-validations": [URI_RULE]}),
     AfterValidator(_check_uri),
 ]
+
+
+_DRAFTS = r"Off|Auto|Ngram|Mtp"
+_DRAFTS_PATTERN = rf"^({_DRAFTS}|{DRAFT_MODEL}({URI_PATTERN.removeprefix('^').removesuffix('$')}))$"
+_DRAFTS_FORMS = f"use Off, Auto, Ngram, Mtp, or {DRAFT_MODEL} and the URI of a second model: {FORMS}"
+DRAFTS_RULE: JsonDict = {"rule": f"self.matches(r'{_DRAFTS_PATTERN}')", "message": _DRAFTS_FORMS}
+
+
+def _check_drafts(text: str) -> str:
+    if re.fullmatch(_DRAFTS_PATTERN, text) is None:
+        raise ValueError(_DRAFTS_FORMS)
+    return text
+
+
+Drafts = Annotated[
+    str,
+    Field(min_length=1, max_length=1030, json_schema_extra={"x-kubernetes-validations": [DRAFTS_RULE]}),
+    AfterValidator(_check_drafts),
+]
+"""Kind of drafts of `engine.speculation`."""
 
 
 class Adapter(ApiModel):

@@ -128,6 +128,12 @@ def planner_input(
     not_served = why_not_served(model)
     if not_served is not None and spec.mode == "Active":
         return ModelNotServed(not_served)
+    if (draft := spec.engine.draft_uri) is not None:
+        return Unknown(
+            Reason.MODEL_UNKNOWN,
+            f"the size of the draft model {draft} is not known before an engine has started, whose own plan "
+            "is shown then",
+        )
     device = _device(deployment, gpu_memory)
     if device is None:
         return Unknown(

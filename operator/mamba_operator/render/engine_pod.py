@@ -6,7 +6,7 @@ from typing import Any
 
 from mamba_api import names
 from mamba_api.model_uri import DOWNLOADED
-from mamba_api.v1alpha1 import DiskCache, Model
+from mamba_api.v1alpha1 import DiskCache, Spec
 from mamba_operator.objects.manifest import Manifest, digest
 from mamba_operator.render.access import KEY_FILE, key_mount, key_volume
 from mamba_operator.render.context import Context
@@ -321,21 +321,21 @@ def download_environment(context: Context) -> list[dict[str, Any]]:
             }
         )
     if spec.model.secret_ref is not None:
-        variables += _credentials(spec.model, spec.model.secret_ref.name)
+        variables += _credentials(spec, spec.model.secret_ref.name)
     return variables
 
 
-def _credentials(model: Model, secret: str) -> list[dict[str, Any]]:
-    """Return the variables of the Secret for the sources of model and adapters other than the Hub.
+def _credentials(spec: Spec, secret: str) -> list[dict[str, Any]]:
+    """Return the variables of the Secret for the sources other than the Hub.
 
-    The keys are listed, so that a Secret sets nothing else in the pod. Those of adapters alone are optional,
-    because an adapter may be public.
+    The keys are listed, so that a Secret sets nothing else in the pod. Those of adapters and a draft model
+    alone are optional, because these may be public.
     """
 
     def kind_of(scheme: str) -> str:
         return "http" if scheme == "https" else scheme
 
-    kinds, own = {*map(kind_of, model.schemes)}, kind_of(model.location.scheme)
+    kinds, own = {*map(kind_of, spec.source_schemes)}, kind_of(spec.model.location.scheme)
     return [
         {
             "name": name,
@@ -398,9 +398,9 @@ def _volumes(context: Context) -> list[dict[str, Any]]:
         volumes.append(key_volume(context))
     if (disk := spec.state_cache.disk) is not None:
         volumes.append(_disk_volume(disk))
-    for name, claim in _claims(spec.model).items():
+    for name, claim in _claims(spec).items():
         volumes.append({"name": name, "persistentVolumeClaim": {"claimName": claim, "readOnly": True}})
-    if spec.model.schemes & DOWNLOADED:
+    if spec.source_schemes & DOWNLOADED:
         if spec.model.cache is not None:
             claim = context.own_claim or children.model_cache
             volumes.append({"name": "cache", "persistentVolumeClaim": {"claimName": claim}})
@@ -409,13 +409,17 @@ def _volumes(context: Context) -> list[dict[str, Any]]:
     return volumes
 
 
-def _claims(model: Model) -> dict[str, str]:
-    """Return the claims from which model and adapters are read, by name of the volume."""
+def _claims(spec: Spec) -> dict[str, str]:
+    """Return the claims from which model, adapters and draft model are read, by name of the volume."""
+    model, draft = spec.model, spec.engine.draft_location
     claims = {"model": model.location.name} if model.location.scheme == "pvc" else {}
     of_adapters = (adapter.location for adapter in model.adapters)
     others = dict.fromkeys(location.name for location in of_adapters if location.scheme == "pvc")
     others = {claim: None for claim in others if claim not in claims.values()}
-    return claims | {f"adapters-{number}": claim for number, claim in enumerate(others)}
+    claims |= {f"adapters-{number}": claim for number, claim in enumerate(others)}
+    if draft is not None and draft.scheme == "pvc" and draft.name not in claims.values():
+        claims["draft-model"] = draft.name
+    return claims
 
 
 def _disk_volume(disk: DiskCache) -> dict[str, Any]:
@@ -443,9 +447,9 @@ def _mounts(context: Context) -> list[dict[str, Any]]:
         mounts.append(key_mount())
     if spec.state_cache.disk is not None:
         mounts.append({"name": DISK_VOLUME, "mountPath": DISK_MOUNT})
-    for name, claim in _claims(spec.model).items():
+    for name, claim in _claims(spec).items():
         mounts.append({"name": name, "mountPath": f"{MODELS_MOUNT}/{claim}", "readOnly": True})
-    if spec.model.schemes & DOWNLOADED:
+    if spec.source_schemes & DOWNLOADED:
         # The loader has checked the files: no engine may change them for other engines of its node.
         read_only = {"readOnly": True} if context.own_claim else {}
         mounts.append({"name": "cache", "mountPath": CACHE_MOUNT, **read_only})

@@ -10,6 +10,7 @@ from mamba_planner.strategy import STRATEGIES
 from mamba_server.cache import POLICIES
 from mamba_server.engine.adapter_calls import AdapterCalls
 from mamba_server.engine.scheduling.prefix_explanation import dry_run
+from mamba_server.engine.speculation.model_drafts import ModelDrafts
 from mamba_server.engine.stepping.core import EngineCore
 from mamba_server.engine.transfers.departure import Departure
 from mamba_server.engine.transfers.sessions import Sessions
@@ -80,9 +81,18 @@ class AdminCalls:
             "waiting": self._core.scheduler.waiting_count,
             "checkpoints": self._core.cache.capacity.checkpoints,
             "pinned": self._core.cache.capacity.pinned,
+            **self._draft_lanes(),
             "step": self._core.step_number,
             "recounted": recounted,
         }
+
+    def _draft_lanes(self) -> dict[str, int]:
+        """Return how many sequences a draft model follows, if there is one; an idle engine has none."""
+        speculation = self._core.speculation
+        if speculation is None or not isinstance(source := speculation.drafts.source, ModelDrafts):
+            return {}
+        source.lanes.check()
+        return {"draftLanes": source.lanes.held}
 
     def _release(self, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         """End an export that nobody has opened: the engine that was to fetch it does not."""
@@ -159,7 +169,8 @@ class AdminCalls:
         speculation = self._core.speculation
         if speculation is None:
             return 409, {
-                "message": "this engine has no speculation: start it with --speculation auto or ngram"
+                "message": "this engine has no speculation: start it with --speculation auto, ngram, mtp "
+                "or draft=URI"
             }
         drafts, on = speculation.drafts, body.get("on")
         if on is True:

@@ -39,6 +39,7 @@ from mamba_server.engine.adapter_calls import held_adapters, load_at_start, make
 from mamba_server.engine.audits.distance import Precision
 from mamba_server.engine.audits.resumed_answers import ResumedAnswers
 from mamba_server.engine.device_metrics import Counters, Gauges, device_counters, device_gauges
+from mamba_server.engine.draft_model import LoadedDraftModel, draft_model_source
 from mamba_server.engine.errors import DeviceLost, NoDevice
 from mamba_server.engine.execution.runner import ModelRunner
 from mamba_server.engine.execution.step_graphs import StepGraphs
@@ -149,6 +150,9 @@ def boot(settings: EngineSettings, report: Report, overrides: BootOverrides = NO
         raise UnsupportedModel(why)
     config = _with_heads(config, settings, directory, overrides)
     device = pick_device(settings.device)
+    draft_model = draft_model_source(settings, directory, device, report)
+    if draft_model is not None:
+        config = replace(config, draft_model=draft_model.facts)
     dtype = _dtype(config, settings)
     rule = replay_rule(settings, config, device)
     settings = with_rule(settings, rule)
@@ -166,6 +170,7 @@ def boot(settings: EngineSettings, report: Report, overrides: BootOverrides = NO
         quantization=settings.quantization,
         adapters=make_bank(settings.lora_places, settings.max_lora_rank, device, DTYPES[dtype]),
     )
+    second = None if draft_model is None else draft_model.load(config, settings, device, report)
     adapters = load_at_start(model.adapters, settings.lora_paths, report)
     # A kernel that fails before the engine is ready is left out.
     try_out = model.backend.operators.try_out
@@ -182,7 +187,7 @@ def boot(settings: EngineSettings, report: Report, overrides: BootOverrides = NO
     report("allocating the arena", plan.arena_bytes, plan.arena_bytes)
     limits = _limits(settings, plan, device, overrides)
     fingerprint = fingerprint_of(directory, dtype, plan.state_dtype, settings.quantization)
-    drafts = _drafts(settings, limits, overrides)
+    drafts = _drafts(settings, limits, overrides, second)
     lanes = _lanes(limits, drafts, rule)
     batch = PersistentBatch(limits.max_running, -(-plan.max_model_len // plan.page_size), lanes)
     cache = _cache(settings, plan, layout, batch, fingerprint, overrides.fail)
@@ -207,6 +212,7 @@ def boot(settings: EngineSettings, report: Report, overrides: BootOverrides = NO
         step_tokens=limits.step_tokens,
     )
     _connect(drafts, cache, runner, stream)
+    follower = None if second is None else second.follow(drafts, cache, runner, stream, config.vocab_size)
     core = EngineCore(
         Scheduler(
             cache,
@@ -227,10 +233,14 @@ def boot(settings: EngineSettings, report: Report, overrides: BootOverrides = NO
         pin_share=settings.pin_share if settings.prefix_caching else 0.0,
         speculation=None if drafts is None else Speculation(drafts, runner.prepare_absorption),
     )
+    if follower is not None:
+        core.scheduler.on_leave.append(follower.lanes.release)
     core.adapters = held_adapters(model.adapters)
     core.audits = _audits(settings, config, plan, dtype, limits, device, core, stream, runner)
     if device.type == "cuda" or overrides.warm_up:
         _prepare(stream, lambda: try_out(lambda: runner.warm_up(report)))
+        if follower is not None:
+            _prepare(stream, lambda: try_out(follower.warm_up))
     counters = device_counters(device, model.backend)
     gauges, steps = device_gauges(runner, model.backend), runner.decode_step_counts
     state_layout = StateLayout.of(
@@ -299,13 +309,18 @@ def _with_draft_memory(
 
 
 def _drafts(
-    settings: EngineSettings, limits: SchedulerLimits, overrides: BootOverrides
+    settings: EngineSettings,
+    limits: SchedulerLimits,
+    overrides: BootOverrides,
+    second: LoadedDraftModel | None,
 ) -> DraftSwitch | None:
     """Return the source of drafts behind its switch; None = speculation is off."""
     if settings.speculation == "off":
         return None
     if overrides.drafts is not None:
         return DraftSwitch(overrides.drafts)
+    if second is not None:
+        return DraftSwitch(second.drafts(settings.speculative_tokens))
     rows = min(limits.max_running, DRAFT_ROWS)
     if settings.speculation == "mtp":
         return DraftSwitch(HeadDrafts(settings.speculative_tokens, rows))
@@ -383,7 +398,7 @@ def _graphs(
     from mamba_server.engine.execution.cuda_stream import CudaStream
 
     # The part of the budget that is left to steps without a graph.
-    keep_free = plan.budget_bytes - plan.weights_bytes - plan.adapters_bytes - plan.arena_bytes
+    keep_free = plan.bytes_beside_models - plan.arena_bytes
     return CudaGraphs(stream, keep_free) if isinstance(stream, CudaStream) else None
 
 
@@ -526,6 +541,8 @@ def ready_plan(engine: Engine) -> dict[str, Any]:
         plan["decodeSteps"] = engine.decode_steps
     if (speculation := engine.core.speculation) is not None:
         plan["speculativeTokens"] = speculation.drafts.most
+    if (draft := engine.model.draft_model) is not None:
+        plan["draftModel"] = draft.uri
     if (rings := engine.core.scheduler.rings) is not None:
         plan["stateReplay"] = rings.tokens
     if left_out := engine.kernels.operators.left_out:

@@ -95,6 +95,32 @@ def replay_memory(
     )
 
 
+def draft_model_views(
+    model: ModelConfig,
+    *,
+    states: int,
+    pages: int,
+    page_size: int,
+    state_dtype: str,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> CacheViews:
+    """Allocate the states and pages of a draft model, in tensors of their own."""
+    recurrent = range(model.recurrent_layers)
+    conv = [torch.zeros(states, *_conv_shape(model), dtype=dtype, device=device) for _ in recurrent]
+    ssm = [
+        torch.zeros(states, *_ssm_shape(model), dtype=DTYPES[state_dtype], device=device) for _ in recurrent
+    ]
+    kv = []
+    if (attention := model.attention) is not None:
+        shape = pages, 2, page_size, attention.kv_heads, attention.head_dim
+        kv = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(model.attention_layers)]
+    for view in (*conv, *ssm, *kv):
+        # A CPU's kernel only promises zeroed pages; writing them allocates the memory of the plan now.
+        view.fill_(0)
+    return CacheViews(conv=conv, ssm=ssm, kv=kv)
+
+
 def ring_memory(
     model: ModelConfig, *, lanes: int, tokens: int, dtype: torch.dtype, device: torch.device
 ) -> list[torch.Tensor]:

@@ -1,6 +1,7 @@
 """Memory for drafts: the plan counts what the engine takes, and it is small beside the states."""
 
 import json
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -11,9 +12,13 @@ from engines import make_engine
 from mamba_planner.arithmetic import DTYPE_BYTES, mixer_inputs, state_bytes
 from mamba_planner.draft_heads import head_bytes, with_heads
 from mamba_planner.engine_plan import plan_engine
+from mamba_planner.errors import UnusableInput
 from mamba_planner.families.registry import load_model_config, model_config_from_hf
 from mamba_planner.memory import Device
+from mamba_planner.memory_plan import LedgerLine
+from mamba_planner.planner import DRAFT_MODEL
 from mamba_planner.workspace import draft_bytes
+from mamba_server.engine import draft_model
 from mamba_server.model.checkpoint.weight_files import weights_size
 from mamba_settings.engine_settings import EngineSettings
 from testmodels.checkpoints import add_draft_head, random_nemotron_h, random_qwen3_next
@@ -85,6 +90,45 @@ def test_the_plan_counts_the_head_its_layer_of_pages_and_its_memory_to_the_byte(
         norms = sum(each.nbytes for each in head.values() if each.dim() == 1)
         assert quantized == -(-matrices * bytes_of_64 // 64) + norms
     assert with_head.parameters - config.parameters == sum(each.numel() for each in head.values())
+
+
+@pytest.mark.parametrize("pattern", ["M-M*-M", "*-*-"])
+def test_the_plan_counts_a_draft_model_with_its_states_and_pages_to_the_byte(
+    pattern: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = random_nemotron_h(tmp_path / "model")
+    draft = random_nemotron_h(tmp_path / "draft", hybrid_override_pattern=pattern, seed=3)
+    views = []
+    allocate = draft_model.draft_model_views
+    monkeypatch.setattr(
+        draft_model, "draft_model_views", lambda *a, **k: views.append(allocate(*a, **k)) or views[0]
+    )
+    sizes = {"dtype": "float32", "max_running_requests": 3, "page_size": 8, "max_model_len": 256}
+    engine = make_engine(model, speculation=f"draft={draft}", speculative_tokens=3, **sizes)
+
+    tensors = [*views[0].conv, *views[0].ssm, *views[0].kv]
+    weights = sum(tensor.nbytes for tensor in load_file(draft / "model.safetensors").values())
+    tables = (3 + 1) * (256 // 8 + 1) * 4
+    counted = sum(tensor.nbytes for tensor in tensors) + weights + tables
+    assert engine.plan.draft_model_bytes == counted
+    assert LedgerLine(DRAFT_MODEL, counted) in engine.plan.ledger
+    # The device keeps its room free: the arena of the same memory is smaller by as much.
+    config, settings = engine.model, EngineSettings(model="m", **sizes)
+    plans = [
+        plan_engine(replace(config, draft_model=each), more, Device("cpu", 8 << 30))
+        for each, more in (
+            (config.draft_model, settings.model_copy(update={"speculation": f"draft={draft}"})),
+            (None, settings.model_copy(update={"speculation": "ngram"})),
+        )
+    ]
+    assert plans[1].arena_bytes - plans[0].arena_bytes == pytest.approx(counted, abs=plans[0].slab_bytes)
+
+
+def test_a_plan_does_not_leave_out_a_draft_model_that_it_does_not_know() -> None:
+    config = model_config_from_hf(json.loads((PUBLISHED / "nemotron-h-8b.json").read_text()))
+    settings = EngineSettings(model="m", speculation="draft=hf://a/b")
+    with pytest.raises(UnusableInput, match="draft=hf://a/b: the memory cannot be planned"):
+        plan_engine(config, settings, Device("cuda", 80 << 30))
 
 
 # The windows of LFM2 are smaller than the inputs of a token, and both are small beside everything else.

@@ -125,9 +125,16 @@ def test_settings_do_not_change_once_they_are_made() -> None:
         settings.port = 9
 
 
-def test_drafts_of_a_second_model_are_refused_by_name() -> None:
-    with pytest.raises(ValueError, match=r"speculation draft=hf://a/b is refused: .* use mtp, ngram or auto"):
-        EngineSettings(model="m", speculation="draft=hf://a/b")
+def test_a_second_model_that_drafts_is_named_by_its_uri() -> None:
+    settings = EngineSettings(model="m", speculation="draft=hf://a/B", speculative_tokens=3)
+    assert (settings.draft_model, settings.draft_tokens) == ("hf://a/B", 3)
+    assert EngineSettings(model="m", speculation="ngram").draft_model is None
+
+
+@pytest.mark.parametrize("choice", ["draft=", "draft= ", "eagle", "Ngram"])
+def test_unknown_drafts_are_refused_with_those_that_there_are(choice: str) -> None:
+    with pytest.raises(ValueError, match="is not one of off, auto, ngram, mtp or draft=URI"):
+        EngineSettings(model="m", speculation=choice)
 
 
 def test_speculation_and_batch_invariance_are_refused_together() -> None:

@@ -25,6 +25,7 @@ from mamba_planner.workspace import LOGIT_ROWS
 from mamba_server.cache import NO_TOKENS, Ints, PersistentBatch, Tokens
 from mamba_server.engine.execution.decode_step import DecodeStep
 from mamba_server.engine.execution.decode_steps import DecodeSteps, Progress
+from mamba_server.engine.execution.draft_runner import Sampling
 from mamba_server.engine.execution.drafted_rows import by_sequence, rules_of_rows, with_drafts
 from mamba_server.engine.execution.host_results import (
     PromptSpan,
@@ -320,6 +321,11 @@ class ModelRunner:
             rows, positions, pages, page_table=self._page_table.entries, page_size=self._page_size,
             gathered=self._model.head_gathers,
         )  # fmt: skip
+
+    @property
+    def sampling(self) -> Sampling:
+        """How the runner samples, for a draft model. On the forward stream alone."""
+        return Sampling(self._sampler, self._sampling.__getitem__)
 
     def compare_states(self, slot: int, truth: int) -> Callable[[], Callable[[], list[float]]]:
         """Return the work that computes the `state_distances` of two slots."""

@@ -64,7 +64,7 @@ def measured_workspace(
     try:
         return measure(work)
     except torch.OutOfMemoryError as error:
-        remaining = plan.budget_bytes - plan.weights_bytes
+        remaining = plan.bytes_beside_models
         raise InsufficientMemory(
             f"a step of {limits.step_tokens} tokens needs more than the {binary_size(remaining)} that the "
             "weights leave: fewer chunked prefill tokens, a shorter model length, or a larger device",

@@ -56,8 +56,8 @@ class Scheduler:
         self.rings = rings
         self.absorb: Callable[[Sequence], None] | None = None
         """Completes the live slot of a sequence with waiting inputs, outside a step; the core sets it."""
-        self.on_leave: Callable[[Sequence], None] | None = None
-        """Called with each sequence that is about to give its memory back; the core sets it."""
+        self.on_leave: list[Callable[[Sequence], None]] = []
+        """Called with each sequence that is about to give its memory back, for the core and a draft model."""
         self._short: Sequence | None = None
         """First prefill that could not get the memory of a piece: no sequence that ranks after it starts."""
 
@@ -312,8 +312,8 @@ class Scheduler:
         self.admission.departed(sequence)
         if allocation.waiting and self.absorb is not None and self._ends_at_page(allocation, keep):
             self.absorb(sequence)
-        if self.on_leave is not None:
-            self.on_leave(sequence)
+        for leave in self.on_leave:
+            leave(sequence)
         sequence.allocation = None
 
         def usable(sequence: Sequence = sequence, keep: int | None = keep) -> Ints:

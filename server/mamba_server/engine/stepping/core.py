@@ -114,7 +114,7 @@ class EngineCore:
         self.adapters: HeldAdapters = NO_ADAPTERS
         self.pins = PinnedPrefixes(cache, pin_share)
         self.clock = clock
-        scheduler.on_leave = lambda sequence: self.costs.leave(sequence, self.clock())
+        scheduler.on_leave.append(lambda sequence: self.costs.leave(sequence, self.clock()))
         self.speculation = speculation
         if speculation is not None:
             scheduler.absorb = self._absorb
