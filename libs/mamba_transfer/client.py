@@ -92,7 +92,7 @@ class TransferClient:
         self.layout = layout
         self._transport: Transport = transport or SocketTransport()
         self._patience = patience
-        self._clock = clock
+        self.clock = clock
 
     def fetch(
         self,
@@ -114,7 +114,7 @@ class TransferClient:
 
         Raises ValueError if `landing` does not have the size of the bundle.
         """
-        limit = Limit(self._clock, deadline, cancelled, self._patience)
+        limit = Limit(self.clock, deadline, cancelled, self._patience)
         _check_landing(self.layout, request, landing)
         connection = None
         try:
@@ -143,7 +143,7 @@ class TransferClient:
 
         An engine gives no answer if it serves another model, is of an older version, or cannot be reached.
         """
-        limit = Limit(self._clock, deadline, None, self._patience)
+        limit = Limit(self.clock, deadline, None, self._patience)
         connection = None
         try:
             connection = _connect(address, limit.step())
@@ -159,7 +159,7 @@ class TransferClient:
     def places(self, address: Address, role: str, *, deadline: float) -> int:
         """Return how many states the engine at `address` takes of an ending one; 0 = none, or no answer."""
         answer = self._asked(
-            address, Leaving(role), Places, Limit(self._clock, deadline, None, self._patience)
+            address, Leaving(role), Places, Limit(self.clock, deadline, None, self._patience)
         )
         return answer.states if answer is not None else 0
 
@@ -168,7 +168,7 @@ class TransferClient:
 
         The answer comes when the engine fetches no more.
         """
-        answer = self._asked(address, bequest, Inherited, Limit(self._clock, deadline))
+        answer = self._asked(address, bequest, Inherited, Limit(self.clock, deadline))
         return answer.states if answer is not None else 0
 
     def _asked(
@@ -199,7 +199,7 @@ class TransferClient:
 
         The lease of an export that is missing in the result has ended, or its engine did not answer.
         """
-        limit = Limit(self._clock, deadline, cancelled, self._patience)
+        limit = Limit(self.clock, deadline, cancelled, self._patience)
         connection = None
         try:
             connection = _connect(peer.address, limit.step())
@@ -214,7 +214,7 @@ class TransferClient:
 
     def release(self, peer: Peer, export: str, *, deadline: float) -> None:
         """Give up an export that will not be fetched. Without an answer it ends with its lease."""
-        limit = Limit(self._clock, deadline, None, self._patience)
+        limit = Limit(self.clock, deadline, None, self._patience)
         connection = None
         try:
             connection = _connect(peer.address, limit.step())

@@ -9,7 +9,6 @@ import os
 import secrets
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -119,15 +118,16 @@ def start_transfers(
             step=lambda: core.step_number + 1, wake=wake, clock=core.clock,
         )  # fmt: skip
         server = TransferServer(
-            layout, incarnation, exporter, heir=heir, transports=(transport,) if transport is not None else ()
-        )
+            layout, incarnation, exporter, heir=heir, clock=core.clock,
+            transports=(transport,) if transport is not None else (),
+        )  # fmt: skip
         address = _listen(server, settings)
         endpoint = TransferEndpoint(str(address), incarnation, sessions)
         log.info(
             "transfer_server", address=str(address), incarnation=incarnation, role=settings.role,
             transport=settings.transfer_transport,
         )  # fmt: skip
-    client = TransferClient(layout, transport=transport)
+    client = TransferClient(layout, transport=transport, clock=core.clock)
     transfers = core.transfers = EngineTransfers(
         cache,
         importer,
@@ -178,7 +178,7 @@ class PeerReader:
             peer = Peer(Address.parse(fetch.address), fetch.incarnation)
         except UnusableAddress:
             return
-        self._threads.submit(call, peer, time.monotonic() + TELL_SECONDS)
+        self._threads.submit(call, peer, self._client.clock() + TELL_SECONDS)
 
     def close(self) -> None:
         """Drop what no thread has begun to tell: an export ends with its lease."""
