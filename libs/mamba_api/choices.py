@@ -31,6 +31,9 @@ StateReplay = Literal["auto", "off", "2", "4", "8", "16"]
 """Tokens after which a decoded state is written, while the inputs since are replayed in each step: off = each
 step writes all states; auto = where that is measured to save time."""
 
+Transport = Literal["Sockets", "Nixl"]
+"""How the bytes of states travel between engines: Sockets = over TCP; Nixl = read by an RDMA network card."""
+
 Role = Literal["unified", "prefill", "decode"]
 """Work of an engine: unified = whole requests; prefill = prompts whose states it hands over; decode = answers
 to prompts that other engines computed."""

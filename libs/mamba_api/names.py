@@ -109,6 +109,8 @@ ADMIN_PORT_NAME = "admin"
 TRANSFER_PORT = 8002
 """Port from which other engines of the same deployment fetch states of an engine."""
 TRANSFER_PORT_NAME = "transfer"
+NIXL_PORTS = (20000, 20999)
+"""First and last port of engines at which NIXL reads states where it has no RDMA network."""
 SERVICE_PORT = 80
 """Port of the gateway Service: `http://X.NAMESPACE.svc/v1`."""
 OPERATOR_LIVENESS_PORT = 8081

@@ -209,6 +209,10 @@ class TransferSettings(SettingsGroup):
     transfer_lease: float = Field(30.0, gt=0, le=3600)
     """Seconds for which a state is kept for the engine that is to fetch it, and for which a request waits for
     a state that it fetches."""
+    transfer_transport: Literal["sockets", "nixl"] = "sockets"
+    """What carries the bytes of states that this engine fetches: sockets = the connection; nixl = an RDMA
+    network card, with the package `nixl`, from engines that have nixl, too; on a CPU only. Needs
+    transfer_port."""
 
 
 class WarmSettings(SettingsGroup):
@@ -313,6 +317,8 @@ class EngineSettings(
             raise ValueError(
                 "warm_peers fetches states from other engines: set transfer_port (0 = a free port)"
             )
+        if self.transfer_transport != "sockets" and (why := self._why_not_nixl()):
+            raise ValueError(f"transfer_transport {self.transfer_transport} {why}")
         if (self.disk_cache is None) != (self.disk_cache_bytes is None):
             raise ValueError("disk_cache and disk_cache_bytes belong together: set both or neither")
         if self.disk_cache_shared and self.disk_cache is None:
@@ -322,6 +328,17 @@ class EngineSettings(
         if not self.prefix_caching and (names := [name for name in moving if moving[name] is not None]):
             raise ValueError(f"{names[0]} moves cached states, and prefix_caching is off: switch it on")
         return self
+
+    def _why_not_nixl(self) -> str:
+        """Return what keeps states from travelling by NIXL; empty if nothing."""
+        if self.transfer_port is None:
+            return "moves states between engines: set transfer_port (0 = a free port)"
+        if self.device == "cuda":
+            return (
+                "is refused on a GPU by this version, whose states pass through host memory that NIXL does "
+                "not know: use sockets, or device cpu"
+            )
+        return ""
 
     def _why_not_replay(self) -> str:
         """Return what a number of tokens between writes of a state contradicts; empty if nothing."""

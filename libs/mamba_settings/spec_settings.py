@@ -5,7 +5,7 @@ Callers add the settings that depend on where the engine runs (addresses, files,
 
 from typing import Any
 
-from mamba_api.choices import Role
+from mamba_api.choices import Role, Transport
 from mamba_api.quantity import Quantity
 from mamba_api.v1alpha1 import DiskCache, MambaDeployment, StateCache
 from mamba_api.v1alpha1.gateway import NamedKeyLimits
@@ -26,7 +26,11 @@ def disk_budget(disk: DiskCache) -> int:
 
 
 def engine_settings(
-    deployment: MambaDeployment, role: Role = "unified", *, transfer_port: int | None = None
+    deployment: MambaDeployment,
+    role: Role = "unified",
+    *,
+    transfer_port: int | None = None,
+    transport: Transport = "Sockets",
 ) -> EngineSettings:
     """Return the settings in the spec, including its defaults. Absent fields stay unset.
 
@@ -38,6 +42,7 @@ def engine_settings(
         role: work of the engine.
         transfer_port: port of the transfer server; None = any free port for an engine of a pool, and no
             server for a unified one.
+        transport: how states travel between the engines of two pools.
     """
     spec = deployment.spec
     engine, memory = spec.engine, spec.memory
@@ -72,6 +77,8 @@ def engine_settings(
     }
     if role != "unified":
         values |= {"role": role, "transfer_port": transfer_port or 0}
+        if transport != "Sockets":
+            values["transfer_transport"] = transport.lower()
     if spec.workload is not None:
         values |= {f"workload_{name}": value for name, value in spec.workload}
     return EngineSettings(**{name: value for name, value in values.items() if value is not None})

@@ -77,7 +77,7 @@ class TransferClient:
         self,
         layout: StateLayout,
         *,
-        transports: Sequence[Transport] = (),
+        transport: Transport | None = None,
         patience: float = PATIENCE_SECONDS,
         clock: Clock = time.monotonic,
     ) -> None:
@@ -85,16 +85,14 @@ class TransferClient:
 
         Args:
             layout: layout of this engine's tensor-parallel rank.
-            transports: transports that may be used besides sockets, which always may.
+            transport: transport that carries the bytes of all fetches; None = sockets.
             patience: seconds that a peer may take for a single answer.
             clock: clock of all deadlines, in seconds.
         """
         self.layout = layout
-        self._transports: dict[str, Transport] = {
-            each.name: each for each in (SocketTransport(), *transports)
-        }
+        self._transport: Transport = transport or SocketTransport()
         self._patience = patience
-        self._clock = clock
+        self.clock = clock
 
     def fetch(
         self,
@@ -104,7 +102,6 @@ class TransferClient:
         *,
         deadline: float,
         cancelled: Callable[[], bool] | None = None,
-        transport: str = "sockets",
     ) -> Outcome:
         """Fetch one bundle into `landing`, and return the outcome.
 
@@ -114,19 +111,16 @@ class TransferClient:
             landing: buffers to write to: those of the state, then whole pages for the tokens [base, depth).
             deadline: time by the client's clock at which the fetch gives up.
             cancelled: called every 50 ms; the fetch ends once it returns True.
-            transport: name of the transport that carries the bytes.
 
-        Raises ValueError if `landing` does not have the size of the bundle, KeyError for an unknown
-        transport.
+        Raises ValueError if `landing` does not have the size of the bundle.
         """
-        limit = Limit(self._clock, deadline, cancelled, self._patience)
-        carrier = self._transports[transport]
+        limit = Limit(self.clock, deadline, cancelled, self._patience)
         _check_landing(self.layout, request, landing)
         connection = None
         try:
             connection = _connect(peer.address, limit.step())
-            layout = _greet(connection, Hello(peer.incarnation, self.layout, transport), limit)
-            return self._receive(connection, layout, request, landing, carrier, limit)
+            layout = _greet(connection, Hello(peer.incarnation, self.layout, self._transport.name), limit)
+            return self._receive(connection, layout, request, landing, limit)
         except _Ended as end:
             return end.outcome
         except WriterPending as pending:
@@ -149,7 +143,7 @@ class TransferClient:
 
         An engine gives no answer if it serves another model, is of an older version, or cannot be reached.
         """
-        limit = Limit(self._clock, deadline, None, self._patience)
+        limit = Limit(self.clock, deadline, None, self._patience)
         connection = None
         try:
             connection = _connect(address, limit.step())
@@ -165,7 +159,7 @@ class TransferClient:
     def places(self, address: Address, role: str, *, deadline: float) -> int:
         """Return how many states the engine at `address` takes of an ending one; 0 = none, or no answer."""
         answer = self._asked(
-            address, Leaving(role), Places, Limit(self._clock, deadline, None, self._patience)
+            address, Leaving(role), Places, Limit(self.clock, deadline, None, self._patience)
         )
         return answer.states if answer is not None else 0
 
@@ -174,7 +168,7 @@ class TransferClient:
 
         The answer comes when the engine fetches no more.
         """
-        answer = self._asked(address, bequest, Inherited, Limit(self._clock, deadline))
+        answer = self._asked(address, bequest, Inherited, Limit(self.clock, deadline))
         return answer.states if answer is not None else 0
 
     def _asked(
@@ -205,7 +199,7 @@ class TransferClient:
 
         The lease of an export that is missing in the result has ended, or its engine did not answer.
         """
-        limit = Limit(self._clock, deadline, cancelled, self._patience)
+        limit = Limit(self.clock, deadline, cancelled, self._patience)
         connection = None
         try:
             connection = _connect(peer.address, limit.step())
@@ -220,7 +214,7 @@ class TransferClient:
 
     def release(self, peer: Peer, export: str, *, deadline: float) -> None:
         """Give up an export that will not be fetched. Without an answer it ends with its lease."""
-        limit = Limit(self._clock, deadline, None, self._patience)
+        limit = Limit(self.clock, deadline, None, self._patience)
         connection = None
         try:
             connection = _connect(peer.address, limit.step())
@@ -238,7 +232,6 @@ class TransferClient:
         source: StateLayout,
         request: Wanted,
         landing: Buffers,
-        transport: Transport,
         limit: Limit,
     ) -> Outcome:
         portion = plan_of_pair(source, self.layout).portions.get(source.rank)
@@ -250,7 +243,7 @@ class TransferClient:
         if (offer.depth, offer.base, offer.length) != (request.depth, request.base, sum(sizes)):
             raise ForeignFrame(f"an offer of {offer.length} bytes for {sum(sizes)} that were asked for")
         parts = pieces(portion, "destination", self.layout, landing)
-        arrival: Arrival = transport.receive(connection, offer.description, parts, sizes, limit)
+        arrival: Arrival = self._transport.receive(connection, offer.description, parts, sizes, limit)
         digests = b"".join(digest.to_bytes(8, "little") for digest in arrival.digests)
         if _hear(connection, Checksums, limit, len(digests)).digests != digests:
             return Outcome(Verdict.CORRUPT, "a checksum differs", arrival.received)

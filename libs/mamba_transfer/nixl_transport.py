@@ -31,8 +31,19 @@ MOST_RUNS = 1 << 15
 _Integer = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 
 
-class NixlMissing(TransferError):
-    """The settings ask for NIXL, and the package `nixl` is not installed."""
+class NixlUnusable(TransferError):
+    """The settings ask for NIXL, and its package is not installed, or it refuses the memory of the states."""
+
+
+def nixl_api() -> Any:
+    """Return NIXL's module. Raises NixlUnusable."""
+    try:
+        return importlib.import_module("nixl._api")
+    except ImportError as error:
+        raise NixlUnusable(
+            f"the transport nixl needs the package `nixl` ({error}): pip install 'mambaserve[nixl]', or use "
+            "the transport sockets"
+        ) from error
 
 
 class _Memory(msgspec.Struct, array_like=True, frozen=True):
@@ -50,26 +61,27 @@ class NixlTransport:
     name = "nixl"
 
     def __init__(self, agent: str, memory: memoryview) -> None:
-        """Create the agent, and register `memory`, in which all bundles must lie. Raises NixlMissing.
+        """Create the agent, and register `memory`, in which all bundles must lie. Raises NixlUnusable.
 
         Args:
             agent: name of the agent, which no other agent and no earlier run of this engine has used.
             memory: writable host memory as plain bytes, which stays at its address.
         """
-        try:
-            api: Any = importlib.import_module("nixl._api")
-        except ImportError as error:
-            raise NixlMissing(
-                f"the transport nixl needs the package `nixl` ({error}): pip install 'mambaserve[nixl]', "
-                "or use the transport sockets"
-            ) from error
-        self._agent: Any = api.nixl_agent(agent, api.nixl_agent_config(backends=["UCX"]))
+        api = nixl_api()
         self._memory = memory
         self._first = _address(memory)
         # NIXL's agents are not safe to use from several threads.
         self._one = threading.Lock()
-        self._registered = self._agent.register_memory([(self._first, memory.nbytes, 0, "")], "DRAM")
-        self._metadata: bytes = self._agent.get_agent_metadata()
+        try:
+            self._agent: Any = api.nixl_agent(agent, api.nixl_agent_config(backends=["UCX"]))
+            self._registered = self._agent.register_memory([(self._first, memory.nbytes, 0, "")], "DRAM")
+            self._metadata: bytes = self._agent.get_agent_metadata()
+        except Exception as error:  # NIXL's errors have no class in common
+            raise NixlUnusable(
+                f"NIXL refuses {memory.nbytes} bytes of memory ({error}): see what UCX reports with "
+                "UCX_LOG_LEVEL=info, raise the limit of locked memory (ulimit -l) for RDMA, or use the "
+                "transport sockets"
+            ) from error
         self._peers: dict[bytes, str] = {}
 
     def describe(self, pieces: Sequence[memoryview]) -> bytes:

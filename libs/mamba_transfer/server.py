@@ -177,7 +177,13 @@ class TransferServer:
             return self._answer(connection, Expired())
         if (transport := self._transports.get(hello.transport)) is None:
             offered = ", ".join(self._transports)
-            return self._answer(connection, Refuse(f"transport ({offered} here, {hello.transport} there)"))
+            return self._answer(
+                connection,
+                Refuse(
+                    f"transport ({offered} here, {hello.transport} there): give both engines one "
+                    "--transfer-transport"
+                ),
+            )
         try:
             portion = plan_of_pair(self.layout, hello.layout).portions.get(self.layout.rank)
         except IncompatibleLayouts as error:

@@ -116,7 +116,7 @@ def make_plan(
                 Context(
                     pool, 0, None, key_id,
                     images=images, scrapers=scrapers, operator=operator, loaded=loaded, role=role,
-                    hand_over_tokens=hand_over_tokens(deployment),
+                    hand_over_tokens=hand_over_tokens(deployment), transport=deployment.transport,
                 ),
                 snapshots[role], pinned[role], load, now,
             )

@@ -114,7 +114,7 @@ def test_a_saved_conversation_goes_on_in_another_engine(
     wait_until(lambda: second.ledger()["slots_receiving"] == 0, "the memory of the load")
 
 
-def test_of_several_replicas_the_one_that_has_the_conversation_saves_it(
+def test_of_several_replicas_the_one_that_has_the_conversation_saves_and_loads_it(
     first: Server, second: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
@@ -134,7 +134,9 @@ def test_of_several_replicas_the_one_that_has_the_conversation_saves_it(
     assert depth > 100
     status, answer = call(f"{first.admin}/admin/session/depth", {"messages": messages("held")})
     assert (status, answer["depth"]) == (200, 0)
-    # The first engine has not computed anything.
+    # The first engine has not computed anything, and a load goes where the conversation is, too.
+    code, output = command("load", tmp_path / "held.session", "--url", "two")
+    assert (code, "already cached" in output) == (0, True), output
     assert first.ledger()["checkpoints"] == before
 
 

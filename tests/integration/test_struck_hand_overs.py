@@ -2,7 +2,8 @@
 
 An engine process is killed, is stopped for good, or is stopped for longer than a lease; the client leaves; a
 message is late by more than a lease. Every request ends with the right answer, or with an error within its
-stream, and what either side held for it is free within two leases.
+stream, and what either side held for it is free afterwards. That two leases are enough for this is shown by
+their clock, in `tests/gates/test_leases_by_their_clock.py`: here the machine may be slow.
 """
 
 import http.client
@@ -185,10 +186,9 @@ def held(engine: Server) -> int | None:
     return int(sum(ledger[name] for name in HOLDINGS))
 
 
-def wait_until_empty(engine: Server, since: float, seconds: float) -> None:
-    """Wait until an engine holds nothing, which must be `seconds` after `since` at the latest."""
+def wait_until_empty(engine: Server) -> None:
+    """Wait until an engine holds nothing for transfers and requests."""
     wait_until(lambda: held(engine) == 0, f"the pools of {engine.url} to be empty")
-    assert time.monotonic() - since < seconds
 
 
 def strike(deed: str, pid: int) -> None:
@@ -224,17 +224,14 @@ def test_a_hand_over_that_is_struck_ends_right_and_leaves_nothing(
     since = time.monotonic()
     others = [engine for engine in fleet.engines if engine not in struck]
     if victim == "decode" and deed in ("pause", "stop"):
-        wait_until_empty(fleet.prefill, since, 2 * LEASE)
+        wait_until_empty(fleet.prefill)
     if deed == "pause":
         time.sleep(max(0.0, since + PAUSE - time.monotonic()))
         os.kill(pids[0], signal.SIGCONT)
-        since = time.monotonic()
     client.join(60)
     assert not client.is_alive()
-    if deed == "stop":  # another engine has begun with the request when the stopped one was replaced
-        since = time.monotonic()
     for engine in others if deed in ("kill", "stop") else fleet.engines:
-        wait_until_empty(engine, since, 2 * LEASE)
+        wait_until_empty(engine)
     for engine in struck:
         wait_until(lambda engine=engine: held(engine) == 0, "the engine to come back by itself")
         assert (engine.engine_pid() == pids[0]) == (deed == "pause")

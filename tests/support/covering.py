@@ -1,7 +1,8 @@
-"""Covering arrays: few rows of a large matrix in which every pair of values occurs."""
+"""Covering arrays: few rows of a large matrix in which every pair, or every few values, occur together."""
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Sequence
 from itertools import combinations, product
 from typing import Any
@@ -14,21 +15,29 @@ def every(*factors: Sequence[Any]) -> list[Row]:
     return list(product(*factors))
 
 
-def covering(*factors: Sequence[Any]) -> list[Row]:
-    """Return combinations in which each value of a factor meets each value of every other one.
+def covering(*factors: Sequence[Any], strength: int = 2) -> list[Row]:
+    """Return combinations in which each `strength` values of different factors meet.
 
-    Takes the row with the most new pairs again and again, so that the result is the same each time.
+    Takes the row with the most new meetings again and again, so that the result is the same each time.
     """
-    pairs: dict[tuple[int, Any, int, Any], int] = {}
-    rows = []
-    for row in every(*factors):
+    meetings: dict[tuple[tuple[int, Any], ...], int] = {}
+    rows, masks = every(*factors), []
+    for row in rows:
         mask = 0
-        for (left, a), (right, b) in combinations(enumerate(row), 2):
-            mask |= 1 << pairs.setdefault((left, a, right, b), len(pairs))
-        rows.append((row, mask))
-    open_pairs, chosen = (1 << len(pairs)) - 1, []
-    while open_pairs:
-        row, mask = max(rows, key=lambda each: (each[1] & open_pairs).bit_count())
-        chosen.append(row)
-        open_pairs &= ~mask
+        for values in combinations(enumerate(row), strength):
+            mask |= 1 << meetings.setdefault(values, len(meetings))
+        masks.append(mask)
+    missing, chosen = (1 << len(meetings)) - 1, []
+    # A row never has more new meetings than when it was last looked at, so few of them are looked at again.
+    heap = [(-mask.bit_count(), number) for number, mask in enumerate(masks)]
+    heapq.heapify(heap)
+    while missing:
+        number = heap[0][1]
+        new = (-(masks[number] & missing).bit_count(), number)
+        if new > heap[0]:
+            heapq.heapreplace(heap, new)
+            continue
+        heapq.heappop(heap)
+        chosen.append(rows[number])
+        missing &= ~masks[number]
     return chosen

@@ -87,6 +87,17 @@ WRONG_SPECS: dict[str, list[dict[str, Any]]] = {
         ]
         for pool in ("prefill", "decode")
     },
+    **{
+        f"or set disaggregation.{pool}.resources.gpus to 0": [
+            {"disaggregation": {"transport": "Nixl", other: {"resources": {"gpus": 0}}, **own}, **spec}
+            for own, spec in (
+                ({}, {}),
+                ({pool: {"resources": {"gpus": 1}}}, {"resources": {"gpus": 0}}),
+                ({pool: {"resources": {"profile": "small"}}}, {"resources": {"gpus": 1}}),
+            )
+        ]
+        for pool, other in (("prefill", "decode"), ("decode", "prefill"))
+    },
     "stateCache.hostMemory and disk keep states": [
         {"stateCache": {"prefixCaching": False, **tier}}
         for tier in ({"hostMemory": "1Gi"}, {"disk": {"size": "1Gi"}})

@@ -86,13 +86,13 @@ def load(
     try:
         descriptor = os.open(file, os.O_RDONLY)
         try:
-            checked(descriptor, file)
+            session = checked(descriptor, file)
         finally:
             os.close(descriptor)
     except OSError as error:
         raise InvalidInput(f"{file} cannot be read: {error.strerror}") from error
     client = AdminClient(admin_urls(url), admin_token(admin_token_file), timeout)
-    reply = asyncio.run(client.load(file))
+    reply = asyncio.run(client.load(file, session.notes.conversation))
     how = "loaded" if reply["installed"] else "already cached:"
     typer.echo(f"{how} {reply['depth']} tokens of {reply['model']} from {file}", err=True)
 

@@ -16,7 +16,7 @@ from mamba_gateway.endpoints.engine_speed import EngineSpeed
 from mamba_gateway.endpoints.pool import ProbeReport
 from mamba_gateway.hand_over import TransferReport
 from mamba_planner.arithmetic import prefill_work
-from mamba_planner.strategy import reservation
+from mamba_planner.strategy import receptions_within, reservation
 from mamba_server.cache import Reception
 from mamba_server.cache.eviction import Eviction
 from mamba_server.cache.persistent_batch import PersistentBatch
@@ -164,7 +164,8 @@ class SimulatedEngine:
     def credits(self) -> int:
         """States that the engine can take from other engines now."""
         capacity = self.cache.capacity
-        room = (capacity.free_slots + capacity.evictable_slots) // (1 + capacity.slots_per_sequence)
+        unused = capacity.free_slots + capacity.evictable_slots
+        room = receptions_within(unused, capacity.receiving, capacity.slots_per_sequence)
         return max(0, min(MOST_RECEPTIONS - capacity.receiving, room))
 
     @property

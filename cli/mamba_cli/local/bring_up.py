@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from mamba_api.choices import Transport
 from mamba_api.model_uri import DOWNLOADED
 from mamba_api.v1alpha1 import MambaDeployment, pool_deployments
 from mamba_api.v1alpha1.profiles import Profiles, profiled_pools
@@ -220,16 +221,23 @@ def _units(
 ) -> list[Unit]:
     inner = iter(free_ports(PORTS_PER_ENGINE * sum(len(pools) for _, pools in active)))
 
-    def engine(pool: PlannedPool) -> LocalEngine:
+    def engine(pool: PlannedPool, transport: Transport) -> LocalEngine:
         assert pool.outcome.plan is not None  # deployments that do not fit were refused
         ports = [next(inner) for _ in range(PORTS_PER_ENGINE)]
         return local_engine(
             pool.loaded, pool.outcome.plan, device=pool.outcome.device.kind, port=ports[0],
             admin_port=ports[1], directory=directory, role=pool.role, transfer_port=ports[2],
+            transport=transport,
         )  # fmt: skip
 
     units = [
-        unit_of(loaded, [engine(pool) for pool in pools], host=host, port=front, launcher=launcher)
+        unit_of(
+            loaded,
+            [engine(pool, loaded.deployment.transport) for pool in pools],
+            host=host,
+            port=front,
+            launcher=launcher,
+        )
         for loaded, pools in active
     ]
     return units if len(units) == 1 else behind_one_address(units, host=host, port=front, directory=directory)

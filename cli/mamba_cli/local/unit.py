@@ -13,7 +13,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from mamba_api.choices import DRAFT_MODEL, Role
+from mamba_api.choices import DRAFT_MODEL, Role, Transport
 from mamba_api.names import ENV_PREFIX
 from mamba_api.v1alpha1 import MambaDeployment
 from mamba_api.v1alpha1.gateway_usage import Usage
@@ -252,6 +252,7 @@ def local_engine(
     directory: Path,
     role: Role = "unified",
     transfer_port: int | None = None,
+    transport: Transport = "Sockets",
 ) -> LocalEngine:
     """Return the planned engine of a deployment or pool, with its settings file in `directory`."""
     name = f"{loaded.deployment.name}-{'engine' if role == 'unified' else role}"
@@ -260,7 +261,7 @@ def local_engine(
         role=role,
         settings=local_settings(
             loaded, plan, name=name, device=device, port=port, admin_port=admin_port, role=role,
-            transfer_port=transfer_port,
+            transfer_port=transfer_port, transport=transport,
         ),
         settings_file=directory.absolute() / f"{name}.json",
         url=f"http://127.0.0.1:{port}",
@@ -278,6 +279,7 @@ def local_settings(
     admin_port: int,
     role: Role = "unified",
     transfer_port: int | None = None,
+    transport: Transport = "Sockets",
 ) -> EngineSettings:
     """Return the settings of the spec, completed by the plan.
 
@@ -303,7 +305,8 @@ def local_settings(
         update["arena_bytes"] = plan.arena_bytes
     if (disk := deployment.spec.state_cache.disk) is not None:
         update |= {"disk_cache": str(states_folder() / name), "disk_cache_bytes": disk_budget(disk)}
-    return engine_settings(deployment, role, transfer_port=transfer_port).model_copy(update=update)
+    settings = engine_settings(deployment, role, transfer_port=transfer_port, transport=transport)
+    return settings.model_copy(update=update)
 
 
 def local_adapters(deployment: MambaDeployment, where: Path) -> tuple[str, ...]:

@@ -58,7 +58,9 @@ SGLANG: Mapping[str, Take] = {
     "--disable-overlap-schedule": field_of("engine.overlapSchedule", lambda _: False),
     "--disable-radix-cache": field_of("stateCache.prefixCaching", lambda _: False),
     "--disaggregation-mode": two_pools,
-    "--disaggregation-transfer-backend": without("states travel over sockets, or over NIXL with its extra"),
+    "--disaggregation-transfer-backend": without(
+        "states travel over sockets, or as disaggregation.transport says"
+    ),
     "--dp-size": replicas,
     "--dp": replicas,
     "--dtype": field_of("engine.dtype", dtype),

@@ -84,8 +84,14 @@ class AdminClient:
                     os.unlink(name)
         return session
 
-    async def load(self, file: Path) -> dict[str, Any]:
-        """Send a session file to the first replica; return its reply. Raises CliError."""
+    async def load(self, file: Path, conversation: bytes = b"") -> dict[str, Any]:
+        """Send a session file to a replica; return its reply. Raises CliError.
+
+        The replica that has most of `conversation` cached gets it, so that no second one holds that state,
+        or else the first one that has room.
+        """
+        if len(self._urls) > 1 and conversation:
+            await self._prefer_holder(conversation)
         async with self._answer("PUT", file, FORM) as answer:
             reply: dict[str, Any] = await answer.json()
         return reply

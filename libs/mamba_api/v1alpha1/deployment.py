@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
-from mamba_api.choices import DRAFT_MODEL
+from mamba_api.choices import DRAFT_MODEL, Transport
 from mamba_api.model_uri import DOWNLOADED, DOWNLOADED_PATTERN
 from mamba_api.names import MAX_NAME_LENGTH
 from mamba_api.v1alpha1.base import ApiModel, FreeForm, Rule
@@ -79,6 +79,36 @@ def _quantization_of_pool(pool: str) -> Rule:
             or own.gpus == 0
         ),
     )
+
+
+def _transport_of_pool(pool: str) -> Rule:
+    """Return the rule that engines of a pool with GPUs hand states over by sockets."""
+    own = f"self.disaggregation.{pool}.resources"
+    return Rule(
+        cel="!has(self.disaggregation) || self.disaggregation.transport == 'Sockets' || "
+        f"(has({own}) && has({own}.gpus) && {own}.gpus == 0) || "
+        f"((!has({own}) || !has({own}.gpus)) && ((has(self.resources.gpus) && self.resources.gpus == 0) || "
+        "(!has(self.resources.gpus) && (has(self.resources.profile) || "
+        f"(has({own}) && has({own}.profile))))))",
+        message=(
+            "disaggregation.transport Nixl is for engines without GPUs in this version, whose states are in "
+            f"host memory: use Sockets, or set disaggregation.{pool}.resources.gpus to 0"
+        ),
+        holds=lambda self: (
+            self.disaggregation is None
+            or self.disaggregation.transport == "Sockets"
+            or _may_have_no_gpus(self.resources, getattr(self.disaggregation, pool).resources)
+        ),
+    )
+
+
+def _may_have_no_gpus(resources: Resources, of_pool: Resources | None) -> bool:
+    """Return whether a pool's engines have no GPUs, or their profile decides it."""
+    parts = [part for part in (of_pool, resources) if part is not None]
+    for part in parts:
+        if "gpus" in part.model_fields_set:
+            return part.gpus == 0
+    return any(part.profile is not None for part in parts)
 
 
 class Spec(ApiModel):
@@ -211,6 +241,7 @@ class Spec(ApiModel):
         ),
         *(_interval_of_pool(pool) for pool in ("prefill", "decode")),
         *(_quantization_of_pool(pool) for pool in ("prefill", "decode")),
+        *(_transport_of_pool(pool) for pool in ("prefill", "decode")),
         Rule(
             cel="!has(self.disaggregation) || (self.replicas == 1 && self.scaling.mode == 'Internal' && "
             "!has(self.scaling.minReplicas) && !has(self.scaling.maxReplicas) && "
@@ -339,6 +370,12 @@ class MambaDeployment(ApiModel):
     def served_name(self) -> str:
         """Name of the model in the OpenAI API."""
         return self.spec.model.served_name or self.metadata.name
+
+    @property
+    def transport(self) -> Transport:
+        """How states travel between the engines."""
+        pools = self.spec.disaggregation
+        return pools.transport if pools is not None else "Sockets"
 
     def with_status(self, status: Status) -> "MambaDeployment":
         """Return a copy with another status."""

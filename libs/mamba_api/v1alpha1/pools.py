@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from mamba_api.choices import Eviction, Role, StrategyChoice
+from mamba_api.choices import Eviction, Role, StrategyChoice, Transport
 from mamba_api.quantity import Duration, Quantity
 from mamba_api.v1alpha1.base import ApiModel, Rule
 from mamba_api.v1alpha1.engine import (
@@ -181,6 +181,10 @@ class Disaggregation(ApiModel):
     """Fewest tokens that a decode engine would have to compute of a prompt from which a prefill engine
     computes them. Shorter remainders are computed by the decode engine itself. Defaults to the planner's
     choice, which status.handOverTokens shows. A change replaces the gateway pods."""
+    transport: Transport = "Sockets"
+    """How states travel between engines of both pools. Sockets: over TCP. Nixl: the network card of the
+    reader reads the memory of the source (RDMA), or UCX does so over TCP; for engines without GPUs, whose
+    engine.image has the package nixl, which the default image lacks. A change replaces the engine pods."""
 
     rules = (
         _target_of_the_other_pool(

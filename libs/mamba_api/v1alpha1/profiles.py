@@ -64,7 +64,16 @@ def profiled_pools(deployment: MambaDeployment, profiles: Profiles) -> dict[Role
         UnknownProfile: no profile has that name; the message lists the existing ones.
         InvalidProfile: a pool breaks a rule with its profile.
     """
-    return {role: with_profile(pool, profiles) for role, pool in pool_deployments(deployment).items()}
+    pools = {role: with_profile(pool, profiles) for role, pool in pool_deployments(deployment).items()}
+    declared = deployment.spec.disaggregation
+    for role, pool in pools.items():
+        if declared is not None and declared.transport == "Nixl" and pool.spec.resources.gpus:
+            raise InvalidProfile(
+                f"with the resources.profile {pool.spec.resources.profile}: disaggregation.transport Nixl is "
+                f"for engines without GPUs in this version: use Sockets, or set disaggregation.{role}."
+                "resources.gpus to 0"
+            )
+    return pools
 
 
 def with_profile(deployment: MambaDeployment, profiles: Profiles) -> MambaDeployment:

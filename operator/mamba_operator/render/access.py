@@ -9,6 +9,7 @@ import hashlib
 from typing import Any
 
 from mamba_api import names
+from mamba_api.choices import Transport
 from mamba_operator.objects.kinds import (
     CONFIG_MAP,
     ENDPOINT_SLICE,
@@ -107,16 +108,18 @@ def network_policy(context: Context) -> Manifest:
             "ingress": [
                 {"from": [gateway, *proxies, operator, *scrapers], "ports": [_port(names.HTTP_PORT_NAME)]},
                 {"from": [operator], "ports": [_port(names.ADMIN_PORT_NAME)]},
-                *([_transfers(owner)] if context.moves_states else []),
+                *([_transfers(owner, context.transport)] if context.moves_states else []),
             ],
         },
     }
 
 
-def _transfers(owner: str) -> dict[str, Any]:
+def _transfers(owner: str, transport: Transport) -> dict[str, Any]:
     """Return the rule that lets the engines of this deployment, and nobody else, read states."""
     engines = {"podSelector": {"matchLabels": names.selector(owner, "engine")}}
-    return {"from": [engines], "ports": [_port(names.TRANSFER_PORT_NAME)]}
+    first, last = names.NIXL_PORTS
+    more = [{"protocol": "TCP", "port": first, "endPort": last}] if transport == "Nixl" else []
+    return {"from": [engines], "ports": [_port(names.TRANSFER_PORT_NAME), *more]}
 
 
 def picker_policy(context: Context) -> Manifest | None:

@@ -13,7 +13,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstr
 from pydantic_core import from_json
 
 from mamba_api import names
-from mamba_api.choices import Role
+from mamba_api.choices import Role, Transport
 from mamba_api.v1alpha1 import MambaDeployment, PlanStatus
 from mamba_api.v1alpha1.mamba_gateway import MambaGateway
 from mamba_api.v1alpha1.profiles import Profiles
@@ -158,6 +158,8 @@ class Context:
     """Role of the engines; `deployment` is then that of their pool alone."""
     hand_over_tokens: int | None = None
     """Fewest tokens of a prompt that prefill engines compute; None without pools."""
+    transport: Transport = "Sockets"
+    """How states travel between the engines."""
 
     @property
     def children(self) -> names.Children:

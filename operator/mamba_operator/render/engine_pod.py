@@ -95,7 +95,7 @@ def engine_document(context: Context) -> dict[str, Any]:
             "transfer_port": names.TRANSFER_PORT,
             "warm_peers": f"{peers}:{names.TRANSFER_PORT}",
         }
-    settings = engine_settings(context.deployment, context.role).model_copy(
+    settings = engine_settings(context.deployment, context.role, transport=context.transport).model_copy(
         update={
             **choice,
             "host": EVERY_ADDRESS,  # the pod's own network; the NetworkPolicy restricts access
@@ -293,6 +293,10 @@ def _environment(context: Context) -> list[dict[str, Any]]:
     if context.moves_states:
         # The transfer server listens on every address and names this one to other engines.
         variables.append(from_pod("POD_IP", "status.podIP"))
+    if context.transport == "Nixl":
+        # Without RDMA, UCX listens on ports of this range, which the NetworkPolicy admits.
+        first, last = names.NIXL_PORTS
+        variables.append({"name": "UCX_TCP_PORT_RANGE", "value": f"{first}-{last}"})
     if context.deployment.spec.model.cache is None:
         variables += download_environment(context)
     else:

@@ -97,8 +97,10 @@ def _serve(settings: EngineSettings, port: "EngineSockets", cores: int | None) -
     from mamba_server.engine.grammar_compiler import GrammarCompiler
     from mamba_server.engine.process_memory.garbage import never_search_old_objects
     from mamba_server.engine.transfers.start import start_transfers
+    from mamba_server.engine.transfers.transports import check_transport
     from mamba_server.wire import Ready
 
+    check_transport(settings)
     engine = boot(settings, report_progress(port))
     endpoint = start_transfers(
         engine.core, settings, engine.stream, engine.memory, engine.state_layout, port.wake

@@ -70,7 +70,7 @@ def nixl_reader() -> Reader:
     os.environ["UCX_TLS"] = "tcp"
     arena, landing = bundle()
     transport = NixlTransport(f"reader-{os.getpid()}", memoryview(arena))
-    return arena, landing, TransferClient(LAYOUT, transports=[transport])
+    return arena, landing, TransferClient(LAYOUT, transport=transport)
 
 
 def test_a_bundle_arrives_whole_over_nixl(nixl_reader: Reader) -> None:
@@ -79,7 +79,7 @@ def test_a_bundle_arrives_whole_over_nixl(nixl_reader: Reader) -> None:
     _, expected = bundle(seed=1)
     with nixl_source() as (peer, process):
         for _ in range(3):
-            outcome = client.fetch(peer, WANTED, landing, deadline=time.monotonic() + 60, transport="nixl")
+            outcome = client.fetch(peer, WANTED, landing, deadline=time.monotonic() + 60)
             assert (outcome.verdict, outcome.detail) == (Verdict.VALID, "")
         assert landing == expected
         answer, _ = process.communicate("")
@@ -96,7 +96,7 @@ def test_a_reader_without_nixl_and_a_source_with_it_use_sockets() -> None:
 def test_a_read_from_a_killed_source_is_lost_and_its_writer_has_ended(nixl_reader: Reader) -> None:
     _, landing, client = nixl_reader
     with nixl_source("before checksums", signal.SIGKILL) as (peer, _):
-        outcome = client.fetch(peer, WANTED, landing, deadline=time.monotonic() + 60, transport="nixl")
+        outcome = client.fetch(peer, WANTED, landing, deadline=time.monotonic() + 60)
         assert outcome.verdict is Verdict.LOST
         if (writer := outcome.writer) is not None:
             wait_until(writer.ended)
@@ -105,7 +105,7 @@ def test_a_read_from_a_killed_source_is_lost_and_its_writer_has_ended(nixl_reade
 def test_a_stopped_source_that_has_offered_nothing_leaves_no_writer(nixl_reader: Reader) -> None:
     _, landing, client = nixl_reader
     with nixl_source("before offer", signal.SIGSTOP) as (peer, _):
-        outcome = client.fetch(peer, WANTED, landing, deadline=time.monotonic() + SOON, transport="nixl")
+        outcome = client.fetch(peer, WANTED, landing, deadline=time.monotonic() + SOON)
         assert (outcome.verdict, outcome.writer) == (Verdict.LOST, None)
 
 
@@ -123,7 +123,7 @@ def test_a_read_from_a_stopped_source_has_a_writer_until_its_end_is_seen(
             return begin(self, agent, pairs)
 
         monkeypatch.setattr(NixlTransport, "_begin", begin_at_a_stopped_source)
-        outcome = client.fetch(peer, WANTED, landing, deadline=time.monotonic() + SOON, transport="nixl")
+        outcome = client.fetch(peer, WANTED, landing, deadline=time.monotonic() + SOON)
         assert outcome.verdict is Verdict.LOST
         assert outcome.writer is not None
         assert not outcome.writer.ended()

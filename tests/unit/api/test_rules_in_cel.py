@@ -280,7 +280,10 @@ OBJECTS: dict[type[ApiModel], st.SearchStrategy[dict[str, Any]]] = {
         ),
         gateway=some({}, inferencePool=st.just({"proxyNamespace": "envoy"})),
         rollout=some({}, canary=st.just({"steps": [{"weight": 5}]})),
-        disaggregation=some({}, prefill=POOL, decode=POOL, handOverTokens=SMALL),
+        disaggregation=some(
+            {}, prefill=POOL, decode=POOL, handOverTokens=SMALL,
+            transport=st.sampled_from(["Sockets", "Nixl"]),
+        ),
     ),
     Prices: some(
         {}, currency=st.just("EUR"),

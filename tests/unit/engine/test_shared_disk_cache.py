@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from mamba_server.engine.transfers import start
-from mamba_server.engine.transfers.start import TransfersUnusable
+from mamba_server.engine.transfers.transports import TransfersUnusable
 from mamba_settings.engine_settings import EngineSettings
 from mamba_tier.bundle_store import BundleStore
 from transfer_models import layout_of, mamba_model

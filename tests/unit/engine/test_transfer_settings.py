@@ -11,7 +11,8 @@ from pydantic import ValidationError
 import mamba_server
 from engines import make_engine
 from mamba_server.engine.boot import Engine
-from mamba_server.engine.transfers.start import TransfersUnusable, start_transfers
+from mamba_server.engine.transfers.start import start_transfers
+from mamba_server.engine.transfers.transports import TransfersUnusable
 from mamba_settings.engine_settings import EngineSettings
 
 
@@ -25,6 +26,9 @@ from mamba_settings.engine_settings import EngineSettings
         ({"transfer_port": 0, "prefix_caching": False}, "prefix_caching is off"),
         ({"host_memory": "1Gi", "prefix_caching": False}, "prefix_caching is off"),
         ({"transfer_lease": 0}, "greater than 0"),
+        ({"transfer_transport": "nixl"}, "set transfer_port"),
+        ({"transfer_transport": "nixl", "transfer_port": 0, "device": "cuda"}, "refused on a GPU"),
+        ({"transfer_transport": "rdma", "transfer_port": 0}, "'sockets' or 'nixl'"),
     ],
 )
 def test_a_combination_that_cannot_work_is_refused(values: dict[str, Any], words: str) -> None:

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from mamba_api.choices import Role
 from mamba_cli.bench.traces import Arrival
+from mamba_cli.fleet.engine import SimulatedEngine, cache_of
 from mamba_cli.fleet.engine_group import FixedSize, Scaler
 from mamba_cli.fleet.engine_profile import EngineProfile
 from mamba_cli.fleet.environment import FleetEnvironment
@@ -148,3 +149,10 @@ def test_prompts_of_which_nothing_is_known_share_no_token() -> None:
     tokens = np.concatenate([request.prompt() for request in run.requests])
 
     assert len(np.unique(tokens)) == len(tokens)
+
+
+def test_a_simulated_engine_offers_the_places_that_the_planner_counts() -> None:
+    small = replace(PROFILE, slabs=8)
+    engine = SimulatedEngine("one", small, cache_of(small, 64, 1000, prefix_caching=True))
+    slots, each = engine.cache.capacity.free_slots, engine.cache.capacity.slots_per_sequence
+    assert engine.credits == slots // each > slots // (each + 1)

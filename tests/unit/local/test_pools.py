@@ -60,6 +60,13 @@ def test_each_pool_is_a_process_of_its_role_with_a_port_for_states(tmp_path: Pat
     assert backends == [prefill.url, decode.url]
 
 
+def test_engines_here_hand_states_over_by_the_transport_of_the_spec(tmp_path: Path) -> None:
+    by_nixl = unit(loaded(disaggregation={"transport": "Nixl"}), tmp_path)
+    assert [engine.settings.transfer_transport for engine in by_nixl.engines] == ["nixl", "nixl"]
+    by_sockets = unit(loaded(), tmp_path)
+    assert [engine.settings.transfer_transport for engine in by_sockets.engines] == ["sockets", "sockets"]
+
+
 @pytest.mark.parametrize(("pools", "least"), [({}, "512"), ({"handOverTokens": 700}, "700")])
 def test_the_gateway_here_hands_over_prompts_as_the_spec_says(
     pools: dict[str, Any], least: str, tmp_path: Path

@@ -130,6 +130,29 @@ def test_one_service_has_the_engines_of_both_pools_and_only_they_read_states() -
     assert child(children, "PodDisruptionBudget", "nano-engine")["spec"]["maxUnavailable"] == 1
 
 
+def test_engines_of_both_pools_hand_states_over_by_the_transport_of_the_spec() -> None:
+    by_nixl = applied(fitting_owner(resources={"gpus": 0}, disaggregation={"transport": "Nixl"}))
+    by_sockets = applied(fitting_owner(resources={"gpus": 0}, disaggregation={}))
+    ports = {"name": "UCX_TCP_PORT_RANGE", "value": "20000-20999"}
+    for pool in ("prefill", "decode"):
+        assert settings(by_nixl, pool)["transfer_transport"] == "nixl"
+        assert ports in container(child(by_nixl, "Deployment", f"nano-{pool}"))["env"]
+        assert "transfer_transport" not in settings(by_sockets, pool)
+
+    def admitted(children: list[Manifest]) -> list[Any]:
+        rules = child(children, "NetworkPolicy", "nano-engine")["spec"]["ingress"]
+        return [port["endPort"] for rule in rules for port in rule["ports"] if "endPort" in port]
+
+    assert (admitted(by_nixl), admitted(by_sockets)) == ([20999], [])
+
+
+def test_a_profile_with_gpus_is_refused_for_states_that_travel_by_nixl() -> None:
+    of = owner(resources={"profile": "nvidia-l4"}, disaggregation={"transport": "Nixl"})
+    plan = planned(of, [])
+    assert "Nixl is for engines without GPUs" in str(plan.verdict)
+    assert not plan.applies
+
+
 @pytest.mark.parametrize(
     ("spec", "least"),
     [

@@ -8,6 +8,7 @@ import pytest
 from eventually import wait_until
 from mamba_transfer import HotPrefix, Peer, TransferClient, Verdict, Wanted
 from mamba_transfer.frames import Connection
+from mamba_transfer.socket_transport import SocketTransport
 from transfer_models import layout_of, mamba_model
 from transfer_peers import (
     EXPORT,
@@ -105,6 +106,24 @@ def test_a_reader_that_does_not_fit_is_refused_with_the_field(layout: Any, field
         outcome = TransferClient(layout).fetch(peer, Wanted(0, export=EXPORT), landing, deadline=FAR)
     assert (outcome.verdict, source.opened) == (Verdict.REFUSED, 0)
     assert outcome.detail.startswith(field)
+
+
+class ForeignTransport(SocketTransport):
+    """A transport that only the reader has."""
+
+    name = "nixl"
+
+
+def test_a_source_without_the_readers_transport_refuses_it_by_name() -> None:
+    _, landing = bundle()
+    source = HeldExports([], 30, FakeClock())
+    with serving(source) as (_, peer):
+        client = TransferClient(LAYOUT, transport=ForeignTransport())
+        outcome = client.fetch(peer, WANTED, landing, deadline=FAR)
+    assert (outcome.verdict, source.opened) == (Verdict.REFUSED, 0)
+    assert (
+        "transport (sockets here, nixl there): give both engines one --transfer-transport" in outcome.detail
+    )
 
 
 def test_another_incarnation_and_an_unknown_export_are_expired() -> None:

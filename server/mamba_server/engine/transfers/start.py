@@ -9,7 +9,6 @@ import os
 import secrets
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -35,6 +34,7 @@ from mamba_server.engine.transfers.importer import Importer, ReadResult
 from mamba_server.engine.transfers.sessions import Sessions
 from mamba_server.engine.transfers.tier import Tier
 from mamba_server.engine.transfers.transfer_counts import TransferCounts
+from mamba_server.engine.transfers.transports import TransfersUnusable, transport_of
 from mamba_server.engine.transfers.warm_start import WarmStart
 from mamba_server.wire import Fetch
 from mamba_settings.engine_settings import EngineSettings
@@ -61,12 +61,6 @@ TELL_SECONDS = 2.0
 """Time to tell another engine that an export is still wanted, or no longer."""
 POD_IP = "POD_IP"
 """Environment variable with the IP address under which other pods reach this one."""
-
-
-class TransfersUnusable(Exception):
-    """The port of the transfer server, or the directory of a cache tier, cannot be used."""
-
-    exit_code = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,18 +109,25 @@ def start_transfers(
             page_size=layout.page_size,
             outlives_process=settings.disk_cache is not None, clock=core.clock,
         )  # fmt: skip
-    endpoint = TransferEndpoint(sessions=sessions)
+    endpoint, transport = TransferEndpoint(sessions=sessions), None
     if serves:
+        transport = transport_of(settings, arena)
         incarnation = secrets.token_hex(8)
         heir = Heir(
             cache, layout, settings.role, core.speed, importer.bandwidth,
             step=lambda: core.step_number + 1, wake=wake, clock=core.clock,
         )  # fmt: skip
-        server = TransferServer(layout, incarnation, exporter, heir=heir)
+        server = TransferServer(
+            layout, incarnation, exporter, heir=heir, clock=core.clock,
+            transports=(transport,) if transport is not None else (),
+        )  # fmt: skip
         address = _listen(server, settings)
         endpoint = TransferEndpoint(str(address), incarnation, sessions)
-        log.info("transfer_server", address=str(address), incarnation=incarnation, role=settings.role)
-    client = TransferClient(layout)
+        log.info(
+            "transfer_server", address=str(address), incarnation=incarnation, role=settings.role,
+            transport=settings.transfer_transport,
+        )  # fmt: skip
+    client = TransferClient(layout, transport=transport, clock=core.clock)
     transfers = core.transfers = EngineTransfers(
         cache,
         importer,
@@ -177,7 +178,7 @@ class PeerReader:
             peer = Peer(Address.parse(fetch.address), fetch.incarnation)
         except UnusableAddress:
             return
-        self._threads.submit(call, peer, time.monotonic() + TELL_SECONDS)
+        self._threads.submit(call, peer, self._client.clock() + TELL_SECONDS)
 
     def close(self) -> None:
         """Drop what no thread has begun to tell: an export ends with its lease."""
