@@ -55,7 +55,8 @@ def _projections(model: ModelConfig, kind: LayerKind) -> Iterator[Projection]:
         queries, keys = attention.heads * attention.head_dim, attention.kv_heads * attention.head_dim
         yield d, (queries, keys, keys, *((queries,) if attention.output_gate else ()))
         yield queries, (d,)
-    if kind in ("mamba", "mamba_attention") and (mamba := model.mamba) is not None:
+    # What layers share has no places: a change of it would be one of every use.
+    if kind in ("mamba", "mamba_attention", "shared_mamba") and (mamba := model.mamba) is not None:
         yield d, (mamba.inner + mamba.conv_dim + mamba.heads,)
         yield mamba.inner, (d,)
     if kind == "gated_delta" and (delta := model.gated_delta) is not None:

@@ -153,13 +153,25 @@ def vocabulary_elements(model: ModelConfig) -> int:
 
 
 def active_parameters(model: ModelConfig) -> tuple[int, int]:
-    """Return the number of parameters every token needs, and the number in all experts."""
+    """Return the number of parameters every token needs, and the number in all experts.
+
+    Parameters that layers share count once for each use.
+    """
+    always = model.parameters + _repeated_parameters(model)
     if (moe := model.moe) is None:
-        return model.parameters, 0
+        return always, 0
     width = moe.latent or model.hidden_size
     expert = width * moe.intermediate * (3 if moe.gated else 2)
     experts = model.layers.count("moe") * moe.experts * expert
-    return model.parameters - experts, experts
+    return always - experts, experts
+
+
+def _repeated_parameters(model: ModelConfig) -> int:
+    """Return the number of parameters that a token needs again, for each use after the first."""
+    if (shared := model.shared) is None:
+        return 0
+    uses = model.layers.count("shared_mamba")
+    return (uses - min(uses, shared.blocks)) * _shared_block(model)
 
 
 def slab_bytes(state: int, page_bytes: int) -> int:
@@ -268,8 +280,12 @@ def count_parameters(config: ModelConfig) -> int:
         "short_conv": _short_conv(config),
         "mlp": _mlp(config),
         "moe": _moe(config),
+        "shared_mamba": _mamba(config) + _shared_use(config),
     }
-    return config.vocab_size * hidden + head + hidden + sum(per_kind[kind] + hidden for kind in config.layers)
+    layers = sum(per_kind[kind] + hidden for kind in config.layers)
+    if config.shared is not None:
+        layers += min(config.shared.blocks, config.layers.count("shared_mamba")) * _shared_block(config)
+    return config.vocab_size * hidden + head + hidden + layers
 
 
 def head_parameters(config: ModelConfig) -> int:
@@ -321,6 +337,27 @@ def _gated_delta(config: ModelConfig) -> int:
         + mixer.value_dim
         + values * config.hidden_size
     )
+
+
+def _shared_block(config: ModelConfig) -> int:
+    """Return the parameters of a transformer block that layers share: two norms, attention, feed-forward."""
+    if (attention := config.attention) is None:
+        return 0
+    hidden = config.hidden_size
+    # Queries, keys and values come from rows of two widths, and the result has one.
+    heads = 2 * (attention.heads + 2 * attention.kv_heads) + attention.heads
+    return 3 * hidden + heads * attention.head_dim * hidden + _mlp(config)
+
+
+def _shared_use(config: ModelConfig) -> int:
+    """Return the parameters that each use of such a block has for itself."""
+    if (shared := config.shared) is None or config.mlp is None:
+        return 0
+    hidden, rank = config.hidden_size, shared.adapter_rank
+    adapters = rank * (hidden + 2 * config.mlp.intermediate)
+    if shared.attention_adapters:
+        adapters += 3 * rank * 4 * hidden
+    return adapters + hidden * hidden
 
 
 def _short_conv(config: ModelConfig) -> int:

@@ -6,8 +6,12 @@ Adapters in `mamba_planner.families` build it from a Hugging Face `config.json`.
 from dataclasses import dataclass, field
 from typing import Literal
 
-LayerKind = Literal["mamba", "attention", "mlp", "moe", "mamba_attention", "gated_delta", "short_conv"]
-RECURRENT: tuple[LayerKind, ...] = ("mamba", "mamba_attention", "gated_delta", "short_conv")
+LayerKind = Literal[
+    "mamba", "attention", "mlp", "moe", "mamba_attention", "gated_delta", "short_conv", "shared_mamba"
+]
+RECURRENT: tuple[LayerKind, ...] = (
+    "mamba", "mamba_attention", "gated_delta", "short_conv", "shared_mamba",
+)  # fmt: skip
 """Kinds of layers that have a part of a sequence's state."""
 
 
@@ -147,6 +151,18 @@ class AttentionConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class SharedConfig:
+    """Transformer blocks that layers share: attention and feed-forward before some mixers (Zamba2)."""
+
+    blocks: int
+    """Number of different blocks, which the layers use in turn."""
+    adapter_rank: int
+    """Rank of the changes that each use makes to the feed-forward's first projection."""
+    attention_adapters: bool = False
+    """Whether each use also changes the projections of queries, keys and values."""
+
+
+@dataclass(frozen=True, slots=True)
 class MlpConfig:
     intermediate: int
     activation: str
@@ -231,7 +247,8 @@ class ModelConfig:
 
     `layers` lists the residual blocks in execution order, each with one norm, before or after its mixer. A
     decoder layer "mixer, then feed-forward" is therefore two blocks; Falcon-H1's parallel mixers are one
-    `mamba_attention`; a `moe` block includes its shared expert.
+    `mamba_attention`; a `moe` block includes its shared expert; a `shared_mamba` block of Zamba2 is a mixer
+    with the shared transformer block before it.
     """
 
     family: str
@@ -256,6 +273,8 @@ class ModelConfig:
     """Number of parameters by arithmetic. The true size of the weights takes precedence where it is known."""
     moe: MoeConfig | None = None
     short_conv: ShortConvConfig | None = None
+    shared: SharedConfig | None = None
+    """Transformer blocks of the `shared_mamba` layers, which have `attention` and `mlp`."""
     multipliers: Multipliers = field(default_factory=Multipliers)
     checkpoint_layers: tuple[int, ...] = ()
     """Checkpoint layer of each entry of `layers` (same length); empty = one to one."""
@@ -285,7 +304,7 @@ class ModelConfig:
 
     @property
     def attention_layers(self) -> int:
-        return sum(kind in ("attention", "mamba_attention") for kind in self.layers)
+        return sum(kind in ("attention", "mamba_attention", "shared_mamba") for kind in self.layers)
 
     @property
     def kv_layers(self) -> int:

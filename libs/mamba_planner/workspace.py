@@ -75,12 +75,17 @@ def workspace_bytes(
     if (short := model.short_conv) is not None:
         stages.append(_short_conv(short, size, tokens, min(running, tokens)))
     stages.append(_attention(model, size, tokens, longest))
+    if model.shared is not None:
+        stages.append(_shared(model, size, tokens, longest))
     if "mamba_attention" in model.layers:
         stages.append(sum(stages))
     stages.append(_feed_forward(model) * size * tokens)
     if model.draft_head:
         stages.append(_head(model, size, tokens))
     residual = d * (2 * (4 if model.residual_in_fp32 else size) + 2 * size)
+    if model.shared is not None:
+        # The embedding's rows until the last layer, and the result of a shared block.
+        residual += 2 * d * size
     layers = tokens * (residual + _PLANS) + max(stages) // tensor_parallel
     return max(layers, _sampling(model, size, tokens, running) // tensor_parallel)
 
@@ -211,6 +216,22 @@ def _attention(model: ModelConfig, size: int, tokens: int, longest: int) -> int:
     # matrix unit, and the mask of a block of rows.
     context = longest * (2 * (keys + attention.head_dim) * size + _QUERY_BLOCK * (1 + size))
     return projections + context
+
+
+def _shared(model: ModelConfig, size: int, tokens: int, longest: int) -> int:
+    """Return the bytes of a shared transformer block, whose rows are twice as wide as the model's."""
+    assert model.shared is not None
+    assert model.attention is not None
+    assert model.mlp is not None
+    d, rank = model.hidden_size, model.shared.adapter_rank
+    rows = 2 * 2 * d * size
+    queries = model.attention.heads * model.attention.head_dim
+    changes = (3 * rank + queries) * size if model.shared.attention_adapters else 0
+    norm = 3 * 4 * 2 * d
+    # On CPUs, what is activated is in float32.
+    feed_forward = (4 * model.mlp.intermediate + rank + 2 * d) * size + 3 * model.mlp.intermediate * 4
+    attention = _attention(model, size, tokens, longest) + tokens * changes
+    return tokens * rows + max(attention, tokens * norm, tokens * feed_forward)
 
 
 def _feed_forward(model: ModelConfig) -> int:

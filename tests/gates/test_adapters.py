@@ -26,6 +26,7 @@ from testmodels.checkpoints import (
     random_olmo_hybrid,
     random_qwen3_5,
     random_qwen3_next,
+    random_zamba2,
 )
 
 pytestmark = pytest.mark.slow
@@ -45,6 +46,7 @@ FAMILIES: dict[str, tuple[Callable[..., Path], dict[str, Any], float]] = {
     "qwen3.5": (random_qwen3_5, {}, 0.1),
     "qwen3.5-experts": (random_qwen3_5, {"num_experts": 8}, 0.1),
     "qwen3-next": (random_qwen3_next, {}, 0.1),
+    "zamba2": (random_zamba2, {}, 0.1),
 }
 """Writers of checkpoints, their fields, and the size of the adapters' numbers."""
 

@@ -19,6 +19,7 @@ from testmodels.checkpoints import (
     random_granite,
     random_mamba2,
     random_qwen3_next,
+    random_zamba2,
 )
 
 OUTPUTS = 12
@@ -93,7 +94,9 @@ def granite_experts(path: Path) -> Path:
     return random_granite(path, num_local_experts=8, num_experts_per_tok=3)
 
 
-@pytest.mark.parametrize("write", [granite_experts, random_bamba, random_falcon_h1, random_mamba2])
+@pytest.mark.parametrize(
+    "write", [granite_experts, random_bamba, random_falcon_h1, random_mamba2, random_zamba2]
+)
 def test_in_no_family_a_bit_depends_on_neighbours_splits_or_hits(
     write: Callable[[Path], Path], tmp_path: Path
 ) -> None:

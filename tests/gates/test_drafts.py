@@ -33,6 +33,7 @@ from testmodels.checkpoints import (
     random_olmo_hybrid,
     random_qwen3_5,
     random_qwen3_next,
+    random_zamba2,
 )
 
 MOST = 5
@@ -53,6 +54,8 @@ CASES = {
     "lfm2-torch": (random_lfm2, "torch", {"strategy": "ExtraBufferLazy", "overlap": False}),
     "olmo_hybrid": (random_olmo_hybrid, "", {"strategy": "ExtraBuffer"}),
     "olmo_hybrid-torch": (random_olmo_hybrid, "torch", {"strategy": "ExtraBufferLazy", "overlap": False}),
+    "zamba2": (random_zamba2, "", {"strategy": "ExtraBufferLazy"}),
+    "zamba2-torch": (random_zamba2, "torch", {"strategy": "NoBuffer"}),
 }
 """Checkpoint, kernels (none named: the machine's own) and settings, by name."""
 

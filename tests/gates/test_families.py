@@ -20,6 +20,7 @@ from testmodels.checkpoints import (
     random_nemotron_h,
     random_olmo_hybrid,
     random_qwen3_5,
+    random_zamba2,
 )
 from testmodels.published_limits import follow_published_limits
 
@@ -39,6 +40,7 @@ FAMILIES: dict[str, tuple[Callable[..., Path], dict[str, Any]]] = {
     "lfm2": (random_lfm2, {"conv_bias": True}),
     "lfm2-experts": (random_lfm2, {"num_experts": 8, "routed_scaling_factor": 1.7}),
     "latent-experts": (random_nemotron_h, LATENT_EXPERTS),
+    "zamba2": (random_zamba2, {"use_mem_rope": True}),
 }
 COSTLY = ("latent-experts",)
 """Families whose blocks other families have, too; their other tests suffice for a run on two cores."""

@@ -29,6 +29,7 @@ from testmodels.checkpoints import (
     random_olmo_hybrid,
     random_qwen3_5,
     random_qwen3_next,
+    random_zamba2,
 )
 
 pytestmark = pytest.mark.slow
@@ -59,6 +60,7 @@ MODELS: dict[str, Callable[[Path], Path]] = {
     "qwen3_5": random_qwen3_5,
     "lfm2": random_lfm2,
     "olmo_hybrid": random_olmo_hybrid,
+    "zamba2": random_zamba2,
 }
 EXACT = ("qwen3_next", "qwen3_5", "olmo_hybrid")
 """Models whose sums depend on the batch: they run in 64 bits, and their tokens are compared."""

@@ -34,6 +34,7 @@ from testmodels.checkpoints import (
     random_olmo_hybrid,
     random_qwen3_5,
     random_qwen3_next,
+    random_zamba2,
 )
 
 Write = Callable[[Path], Path]
@@ -46,6 +47,7 @@ FAMILIES: dict[str, Write] = {
     "mamba2": random_mamba2,
     "qwen3_5": random_qwen3_5,
     "olmo_hybrid": random_olmo_hybrid,
+    "zamba2": random_zamba2,
 }
 
 

@@ -23,6 +23,7 @@ from testmodels.checkpoints import (
     random_olmo_hybrid,
     random_qwen3_5,
     random_qwen3_next,
+    random_zamba2,
 )
 from testmodels.published_limits import follow_published_limits
 
@@ -67,6 +68,10 @@ OTHERS: dict[str, tuple[Callable[..., Path], dict[str, Any]]] = {
     "qwen3.5": (random_qwen3_5, {}),
     "olmo-hybrid": (random_olmo_hybrid, {}),
     "lfm2": (random_lfm2, {}),
+    "zamba2": (
+        random_zamba2,
+        {"use_mem_rope": True, "use_shared_attention_adapter": True, "num_key_value_heads": 4},
+    ),
     "lfm2-experts": (random_lfm2, {"num_experts": 8, "conv_bias": True}),
     "qwen3.5-experts": (random_multimodal_qwen3_5, {"num_experts": 8, "stacked_experts": True}),
 }

@@ -82,6 +82,7 @@ MIXERS = {
     "gated_delta": "gated delta rule",
     "short_conv": "gated short convolution",
     "mamba_attention": "Mamba2 beside attention",
+    "shared_mamba": "Mamba2 behind shared attention",
 }
 
 

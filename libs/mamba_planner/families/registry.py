@@ -24,6 +24,7 @@ from mamba_planner.families import (
     olmo_hybrid,
     qwen3_5,
     qwen3_next,
+    zamba2,
 )
 from mamba_planner.families.fields import Fields
 from mamba_planner.families.quantization import QUANTIZATION, quantization_of
@@ -58,6 +59,7 @@ ADAPTERS: dict[str, Adapter] = {
     "qwen3_5_moe_text": Adapter("Qwen3.5, 3.6 and 3.8 with experts", qwen3_5.MOE, qwen3_5.model_config),
     "lfm2": Adapter("LFM2 and LFM2.5, dense", "Lfm2ForCausalLM", lfm2.model_config),
     "lfm2_moe": Adapter("LFM2 and LFM2.5 with experts", "Lfm2MoeForCausalLM", lfm2.sparse_model_config),
+    "zamba2": Adapter("Zamba2", "Zamba2ForCausalLM", zamba2.model_config),
     "olmo_hybrid": Adapter("OLMo hybrid", "OlmoHybridForCausalLM", olmo_hybrid.model_config),
 }
 """Adapters by `model_type`. Multimodal models are read through their `text_config`."""
@@ -168,6 +170,7 @@ FAMILIES_SERVED = (
     "olmo_hybrid",
     "qwen3_5",
     "qwen3_next",
+    "zamba2",
 )
 ACTIVATIONS_SERVED = ("relu2", "relu", "silu", "swish", "gelu", "gelu_pytorch_tanh", "gelu_new")
 CONVOLUTION_ACTIVATIONS_SERVED = ("silu", "swish")

@@ -54,6 +54,7 @@ def stored_weights(model: ModelConfig, quantization: Quantization) -> StoredWeig
 
 def matrices(model: ModelConfig) -> Iterator[Matrix]:
     """Yield each matrix as `layers.3.mixer.in_proj`; the first expert stands for all of its layer."""
+    yield from _shared(model)
     for index, kind in enumerate(model.layers):
         number = model.checkpoint_layers[index] if model.checkpoint_layers else index
         for name, size in _of_layer(model, kind):
@@ -73,7 +74,9 @@ def _of_layer(model: ModelConfig, kind: LayerKind) -> Iterator[Matrix]:
 def _of_mixers(model: ModelConfig, kind: LayerKind) -> Iterator[Matrix]:
     hidden, family = model.hidden_size, model.family
     prefix = _MIXER.get(family)
-    if kind in ("mamba", "mamba_attention") and (mamba := model.mamba) is not None:
+    if kind == "shared_mamba":
+        prefix = "mamba_decoder.mamba"
+    if kind in ("mamba", "mamba_attention", "shared_mamba") and (mamba := model.mamba) is not None:
         yield f"{prefix or 'mamba'}.in_proj", hidden * (mamba.inner + mamba.conv_dim + mamba.heads)
         yield f"{prefix or 'mamba'}.out_proj", hidden * mamba.inner
     if kind in ("attention", "mamba_attention") and model.attention is not None:
@@ -83,6 +86,31 @@ def _of_mixers(model: ModelConfig, kind: LayerKind) -> Iterator[Matrix]:
     if kind == "short_conv" and (short := model.short_conv) is not None:
         yield "conv.in_proj", 3 * short.channels * hidden
         yield "conv.out_proj", short.channels * hidden
+
+
+def _shared(model: ModelConfig) -> Iterator[Matrix]:
+    """Yield the matrices of transformer blocks that layers share, by the layers that hold them."""
+    shared, attention, mlp = model.shared, model.attention, model.mlp
+    if shared is None or attention is None or mlp is None:
+        return
+    hidden, rank = model.hidden_size, shared.adapter_rank
+    queries, keys = attention.heads * attention.head_dim, attention.kv_heads * attention.head_dim
+    users = [index for index, kind in enumerate(model.layers) if kind == "shared_mamba"]
+    for use, layer in enumerate(users):
+        yield f"layers.{layer}.linear", hidden * hidden
+        prefix = f"layers.{users[use % shared.blocks]}.shared_transformer"
+        if use < shared.blocks:
+            for part, width in (("q", queries), ("k", keys), ("v", keys)):
+                yield f"{prefix}.self_attn.{part}_proj", 2 * hidden * width
+            yield f"{prefix}.self_attn.o_proj", hidden * queries
+            yield f"{prefix}.feed_forward.gate_up_proj", 2 * hidden * mlp.intermediate
+            yield f"{prefix}.feed_forward.down_proj", hidden * mlp.intermediate
+        changes = {"feed_forward.gate_up_proj_adapter_list": (hidden, 2 * mlp.intermediate)}
+        if shared.attention_adapters:
+            changes |= {f"self_attn.linear_{part}_adapter_list": (2 * hidden, queries) for part in "qkv"}
+        for name, (inputs, outputs) in changes.items():
+            yield f"{prefix}.{name}.{use}.0", inputs * rank
+            yield f"{prefix}.{name}.{use}.1", rank * outputs
 
 
 def _of_feed_forward(model: ModelConfig, kind: LayerKind) -> Iterator[Matrix]:

@@ -19,6 +19,7 @@ from testmodels.checkpoints import (
     random_nemotron_h,
     random_olmo_hybrid,
     random_qwen3_next,
+    random_zamba2,
 )
 
 CLOSE = 2e-5
@@ -130,12 +131,20 @@ def latent_experts(path: Path) -> Path:
     return random_nemotron_h(path, **{**LATENT_EXPERTS, "hybrid_override_pattern": "EM"})
 
 
+def zamba2(path: Path) -> Path:
+    """Return one whose layers share a transformer block, with heads that are no power of two."""
+    return random_zamba2(
+        path, num_hidden_layers=2, layers_block_type=["hybrid", "hybrid"], num_mem_blocks=1,
+        use_mem_rope=True, num_attention_heads=8, num_key_value_heads=8, use_shared_attention_adapter=True,
+    )  # fmt: skip
+
+
 LATENT = pytest.param(
     latent_experts, marks=pytest.mark.skipif(not LARGE, reason="eight CPU seconds: MAMBASERVE_GATES=large")
 )
 
 
-@pytest.mark.parametrize("write", [granite, lfm2, qwen3_next, olmo_hybrid, nemotron_h, LATENT])
+@pytest.mark.parametrize("write", [granite, lfm2, qwen3_next, olmo_hybrid, nemotron_h, zamba2, LATENT])
 def test_other_families_say_what_they_say_on_torch(
     write: Callable[[Path], Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -253,6 +253,27 @@ SMALL_BAMBA: dict[str, Any] = {
     "bos_token_id": 257,
     "eos_token_id": 258,
 }
+SMALL_ZAMBA2: dict[str, Any] = {
+    "model_type": "zamba2",
+    "vocab_size": VOCAB,
+    "hidden_size": 48,
+    "num_hidden_layers": 6,
+    "layers_block_type": ["mamba", "hybrid", "mamba", "hybrid", "hybrid", "mamba"],
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 80,
+    "mamba_d_state": 16,
+    "mamba_ngroups": 2,
+    "n_mamba_heads": 8,
+    "chunk_size": 32,
+    "num_mem_blocks": 2,
+    "adapter_rank": 8,
+    "tie_word_embeddings": True,
+    "max_position_embeddings": 2048,
+    "pad_token_id": 256,
+    "bos_token_id": 257,
+    "eos_token_id": 258,
+}
 SMALL_MAMBA2: dict[str, Any] = {
     "model_type": "mamba2",
     "vocab_size": VOCAB,
@@ -495,6 +516,23 @@ def random_multimodal_lfm2(directory: Path, *, seed: int = 0, **overrides: Any) 
 def random_bamba(directory: Path, **more: Any) -> Path:
     """Write a random Bamba model, whose attention has rotary positions."""
     return random_checkpoint(SMALL_BAMBA, directory, **more)
+
+
+def random_zamba2(directory: Path, **more: Any) -> Path:
+    """Write a random Zamba2, whose layers share two transformer blocks."""
+    random_checkpoint(SMALL_ZAMBA2, directory, **more)
+    # A tied embedding has unit weights: without this, logits would be ten times those of other families.
+    scale_tensor(directory, "model.final_layernorm.weight", 0.15)
+    return directory
+
+
+def scale_tensor(directory: Path, name: str, factor: float) -> None:
+    """Multiply one tensor of a checkpoint by a factor."""
+    from safetensors.torch import load_file, save_file
+
+    file = next(path for path in sorted(directory.glob("*.safetensors")) if name in load_file(path))
+    tensors = load_file(file)
+    save_file({**tensors, name: tensors[name] * factor}, file, metadata={"format": "pt"})
 
 
 def random_mamba2(directory: Path, **more: Any) -> Path:

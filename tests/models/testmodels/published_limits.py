@@ -1,4 +1,4 @@
-"""Step sizes of Nemotron-H as the code published with the models has them."""
+"""Step sizes of Nemotron-H and Zamba2 as the code published with the models has them."""
 
 from typing import Any
 
@@ -10,4 +10,6 @@ def follow_published_limits(reference: Any) -> None:
     """
     for module in reference.modules():
         if hasattr(module, "time_step_limit"):
-            module.time_step_limit = tuple(reference.config.time_step_limit)
+            # Zamba2 has no such field, and no limit.
+            limit = getattr(reference.config, "time_step_limit", None) or (0.0, float("inf"))
+            module.time_step_limit = tuple(limit)

@@ -182,6 +182,10 @@ QWEN3_NEXT = COMMON | {
     "num_experts": 0, "linear_num_value_heads": 32, "linear_num_key_heads": 16, "linear_value_head_dim": 64,
     "linear_key_head_dim": 64, "linear_conv_kernel_dim": 4,
 }  # fmt: skip
+ZAMBA2 = COMMON | {
+    "model_type": "zamba2", "layers_block_type": ["hybrid", "mamba"], "n_mamba_heads": 16,
+    "mamba_d_state": 64, "mamba_d_conv": 4, "adapter_rank": 32, "num_mem_blocks": 1,
+}  # fmt: skip
 OF_EXPERTS = {"num_experts_per_tok": 6, "moe_intermediate_size": 192}
 FAMILIES: dict[str, dict[str, Any]] = {
     "Granite": GRANITE,
@@ -223,6 +227,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gated attention alone": QWEN3_NEXT | {
         "layer_types": ["full_attention"], "num_attention_heads": 16, "num_key_value_heads": 16,
         "intermediate_size": 16,
+    },
+    "Zamba2": ZAMBA2,
+    "shared blocks whose attention changes": ZAMBA2 | {
+        "use_shared_attention_adapter": True, "num_key_value_heads": 4, "intermediate_size": 16,
     },
     "Mamba2": COMMON | {
         "model_type": "mamba2", "num_hidden_layers": 1, "num_heads": 16, "head_dim": 16, "n_groups": 1,

@@ -29,6 +29,7 @@ from testmodels.checkpoints import (
     random_olmo_hybrid,
     random_qwen3_5,
     random_qwen3_next,
+    random_zamba2,
 )
 from testmodels.published_limits import follow_published_limits
 
@@ -237,6 +238,40 @@ LFM2: dict[str, tuple[Write, dict[str, Any]]] = {
         },
     ),
 }
+ZAMBA2: dict[str, tuple[Write, dict[str, Any]]] = {
+    "Zamba2, two shared blocks": (random_zamba2, {"seed": 31}),
+    "Zamba2, one block, rotary positions, changes of attention": (
+        random_zamba2,
+        {
+            "num_mem_blocks": 1,
+            "use_mem_rope": True,
+            "use_shared_attention_adapter": True,
+            "num_key_value_heads": 4,
+            "seed": 32,
+        },
+    ),
+    "Zamba2, more blocks than uses, biases, a head of its own": (
+        random_zamba2,
+        {
+            "num_mem_blocks": 4,
+            "add_bias_linear": True,
+            "tie_word_embeddings": False,
+            "mamba_ngroups": 1,
+            "seed": 33,
+        },
+    ),
+    "Zamba2, shared block first, silu": (
+        random_zamba2,
+        {
+            "layers_block_type": ["hybrid", "hybrid", "mamba"],
+            "num_hidden_layers": 3,
+            "hidden_act": "silu",
+            "use_mem_rope": True,
+            "mamba_d_conv": 2,
+            "seed": 34,
+        },
+    ),
+}
 FAMILIES: dict[str, tuple[Write, dict[str, Any]]] = {
     **{name: (random_nemotron_h, fields) for name, fields in CHECKPOINTS.items()},
     **{name: (random_granite, fields) for name, fields in GRANITE.items()},
@@ -246,6 +281,7 @@ FAMILIES: dict[str, tuple[Write, dict[str, Any]]] = {
     **QWEN3_5,
     **OLMO_HYBRID,
     **LFM2,
+    **ZAMBA2,
     **{name: (random_mamba2, fields) for name, fields in MAMBA2.items()},
 }
 

@@ -40,6 +40,7 @@ from testmodels.checkpoints import (
     random_olmo_hybrid,
     random_qwen3_5,
     random_qwen3_next,
+    random_zamba2,
 )
 from testmodels.quantized import METHODS, of_codes, rewrite
 
@@ -231,6 +232,7 @@ FAMILIES: dict[str, tuple[Callable[..., Path], dict[str, Any]]] = {
     "qwen3_5": (random_qwen3_5, {}),
     "lfm2": (random_lfm2, {"num_experts": 4, "num_experts_per_tok": 2}),
     "olmo_hybrid": (random_olmo_hybrid, {}),
+    "zamba2": (random_zamba2, {}),
 }  # fmt: skip
 NEVER = ("embed_tokens", "embeddings", "embedding", ".gate", "shared_expert_gate")
 """Endings of modules that methods leave alone."""

@@ -79,6 +79,12 @@ SMALL: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 2, "intermediate_size": 48, "linear_num_value_heads": 8,
         "linear_num_key_heads": 4, "attention_bias": True, "pad_token_id": 0,
     },
+    "Zamba2": {
+        "vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4,
+        "intermediate_size": 48, "n_mamba_heads": 8, "mamba_d_state": 16, "mamba_ngroups": 2,
+        "layers_block_type": ["hybrid", "linear_attention", "hybrid", "hybrid"], "num_mem_blocks": 2,
+        "adapter_rank": 6, "use_shared_attention_adapter": True, "add_bias_linear": True,
+    },
     "Qwen3_5Moe": {
         **{name: value for name, value in QWEN3_5.items() if name != "intermediate_size"},
         "moe_intermediate_size": 20, "shared_expert_intermediate_size": 24, "num_experts": 4,

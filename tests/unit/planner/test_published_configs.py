@@ -32,6 +32,9 @@ CARDS = [
     ("codestral-mamba-7b", 64, 0, 7.29),
     ("qwen3-next-80b-a3b", 36, 12, 79.7),
     ("lfm2-1.2b", 10, 6, 1.17),
+    ("zamba2-1.2b", 38, 6, 1.215),
+    ("zamba2-2.7b", 54, 9, 2.66),
+    ("zamba2-7b", 81, 13, 7.36),
     ("lfm2-8b-a1b", 18, 6, 8.34),
     # The text models alone, without the vision towers and the heads for drafts that the cards count, too.
     ("qwen3.5-0.8b", 18, 6, 0.752),

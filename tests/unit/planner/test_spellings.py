@@ -125,7 +125,7 @@ def test_an_unknown_model_is_refused_with_the_list_of_known_ones() -> None:
     [
         ("lfm3", "Lfm3ForCausalLM", "lfm2"),
         ("qwen4_exp", "Qwen4ExpForCausalLM", "qwen3_next"),
-        ("zamba2", "Zamba2ForCausalLM", "mamba2"),
+        ("zamba3", "Zamba3ForCausalLM", "zamba2"),
         ("olmo3", "Olmo3ForCausalLM", "olmo_hybrid"),
     ],
 )
@@ -181,6 +181,10 @@ WRONG = [
     ("mamba2-2.7b", "num_heads", 64, "must be expand x hidden_size = 5120"),
     ("mamba2-2.7b", "time_step_limit", ["soon", 1], "expected a number"),
     ("qwen3-next-80b-a3b", "linear_num_key_heads", 12, "must divide the 32 value heads"),
+    ("zamba2-1.2b", "layers_block_type", ["mamba", "moe"], "layer 1 is 'moe'"),
+    ("zamba2-1.2b", "num_key_value_heads", 8, "8 with use_shared_attention_adapter is not supported"),
+    ("zamba2-1.2b", "attention_head_dim", 64, "64 is not supported; supported: 128"),
+    ("zamba2-7b", "use_long_context", True, "true is not supported; supported: false"),
 ]
 
 

@@ -84,6 +84,24 @@ class ParallelNames:
 
 
 @dataclass(frozen=True, slots=True)
+class SharedNames:
+    """Names of the tensors of transformer blocks that layers share, without the prefix of a layer."""
+
+    block: str = "shared_transformer"
+    """Prefix of the tensors that lie in the first layer of a block, whichever layers use it."""
+    linear: str = "linear"
+    """Name of the projection of the block's result, which each layer has for itself."""
+    norm: str = "input_layernorm.weight"
+    attention: str = "self_attn"
+    norm_between: str = "pre_ff_layernorm.weight"
+    gate_up: str = "feed_forward.gate_up_proj"
+    down: str = "feed_forward.down_proj"
+    gate_up_changes: str = "feed_forward.gate_up_proj_adapter_list"
+    """Prefix of the changes of all uses, followed by the number of a use among all of the model."""
+    attention_changes: tuple[str, ...] = tuple(f"self_attn.linear_{part}_adapter_list" for part in "qkv")
+
+
+@dataclass(frozen=True, slots=True)
 class HeadNames:
     """Names of the tensors of a head for drafts, without its prefix; its blocks have the family's names."""
 
@@ -112,6 +130,7 @@ class TensorNames:
     down_proj: str = "down_proj"
     moe: MoeNames | None = None
     parallel: ParallelNames | None = None
+    shared: SharedNames | None = None
     attention: AttentionNames = USUAL_ATTENTION
     delta: DeltaNames = DeltaNames()
     norm_offset: float = 0.0
@@ -218,6 +237,15 @@ NAMES: dict[str, TensorNames] = {
     "qwen3_next": _QWEN,
     "qwen3_5": replace(
         _QWEN, delta=DeltaNames(inputs=("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"))
+    ),
+    "zamba2": TensorNames(
+        embedding="embed_tokens.weight",
+        norm="final_layernorm.weight",
+        blocks={
+            "mamba": BlockNames("input_layernorm.weight", "mamba"),
+            "shared_mamba": BlockNames("mamba_decoder.input_layernorm.weight", "mamba_decoder.mamba"),
+        },
+        shared=SharedNames(),
     ),
     "lfm2": TensorNames(
         embedding="embed_tokens.weight",

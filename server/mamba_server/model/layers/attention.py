@@ -1,6 +1,7 @@
 """Grouped-query attention over paged keys and values. `HybridModel` calls each layer once per step."""
 
 import logging
+from copy import copy
 
 import torch
 
@@ -35,19 +36,25 @@ class Attention:
         loader: Loader,
         norm_eps: float = 0.0,
         names: AttentionNames = USUAL_ATTENTION,
+        inputs: int | None = None,
     ) -> None:
-        """Take the weights of one layer. norm_eps: epsilon of the norms of queries and keys, if any."""
+        """Take the weights of one layer.
+
+        norm_eps: epsilon of the norms of queries and keys, if any; inputs: width of the rows that queries,
+        keys and values come from, None = `hidden_size`.
+        """
         self.config = config
+        inputs = inputs or hidden_size
         self.write, self.rope = loader.operators.kv_write, loader.operators.rope
         queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
         self.widths = (queries, keys, keys, *([queries] if config.output_gate else []))
         """Numbers of outputs: queries, keys, values and, if there is one, the output's gate."""
         # One product instead of three reads the rows once and launches fewer kernels.
         if config.output_gate:
-            self.qkv_proj = _with_gate(config, hidden_size, loader)
+            self.qkv_proj = _with_gate(config, inputs, loader)
         else:
             projections = {"q_proj": queries, "k_proj": keys, "v_proj": keys}
-            self.qkv_proj = loader.join(projections, hidden_size, bias=config.bias)
+            self.qkv_proj = loader.join(projections, inputs, bias=config.bias)
         self.norms: list[Norm] = []
         """Norms of parts of queries and of keys before rotation; empty = `head_norm` is used, or none."""
         self.norm_widths = (queries, keys) if config.joint_norm else (config.head_dim, config.head_dim)
@@ -68,6 +75,12 @@ class Attention:
         """C++ kernel that applies the output's gate, if there is one; None = `activate` is used."""
         self.activate = loader.operators.activate
         self.o_proj = loader.linear(names.output, queries, hidden_size, bias=config.bias)
+
+    def projecting(self, qkv_proj: Rows) -> "Attention":
+        """Return the same layer with another projection to queries, keys and values."""
+        twin = copy(self)
+        twin.qkv_proj = qkv_proj
+        return twin
 
     @property
     def gathers(self) -> bool:

@@ -24,7 +24,7 @@ from mamba_server.model.adapters.adapter_bank import AdapterBank
 from mamba_server.model.cache_views import CacheViews
 from mamba_server.model.checkpoint.errors import UnsupportedModel
 from mamba_server.model.checkpoint.source import Progress, silent
-from mamba_server.model.checkpoint.tensor_factors import row_factors
+from mamba_server.model.checkpoint.tensor_factors import Factors, row_factors
 from mamba_server.model.checkpoint.tensor_names import NAMES
 from mamba_server.model.checkpoint.tensor_source import TensorSource
 from mamba_server.model.checkpoint.weight_files import DRAFT_HEADS
@@ -39,12 +39,13 @@ from mamba_server.model.layers.mamba2 import Mamba2Mixer
 from mamba_server.model.layers.mlp import Mlp
 from mamba_server.model.layers.moe import Moe
 from mamba_server.model.layers.parallel_mixers import ParallelMixers
+from mamba_server.model.layers.shared_transformer import SharedMamba, SharedTransformers
 from mamba_server.model.layers.short_conv import ShortConvMixer
 from mamba_server.model.replay import ReplayPlan
 from mamba_server.model.rotary import rotation_of
 from mamba_server.model.step_plans import StepPlans
 
-Mixer = Mamba2Mixer | GatedDeltaMixer | ShortConvMixer | Attention | ParallelMixers | Mlp | Moe
+Mixer = Mamba2Mixer | GatedDeltaMixer | ShortConvMixer | Attention | ParallelMixers | SharedMamba | Mlp | Moe
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,8 @@ class Block:
     """Number of the layer among recurrent layers, or among attention layers; -1 for a feed-forward."""
     norm_after: bool
     """Whether the norm is applied to the mixer's result instead of its input."""
+    kv_index: int = -1
+    """Number of the layer among those with keys and values, of a recurrent layer that has them, too."""
 
 
 class TokenEmbedding:
@@ -138,7 +141,7 @@ class HybridModel:
         self.embedding = TokenEmbedding(loader.of_vocabulary(), self._names.embedding, config.vocab_size, d)
         self.blocks = self._blocks(loader)
         self.norm = loader.norm(self._names.norm, d, self._norm_eps)
-        unused = self._names.unused
+        unused = (*self._names.unused, *self._unused)
         if config.tie_embeddings:
             # A separate head in the files is ignored, as in the published code.
             head, unused = self.embedding.head(), (*unused, "lm_head.")
@@ -258,7 +261,9 @@ class HybridModel:
         """Absorb the waiting inputs of a plan into live slots, outside a step."""
         with torch.inference_mode():
             for block in self.blocks:
-                mixer = block.mixer.mamba if isinstance(block.mixer, ParallelMixers) else block.mixer
+                mixer = block.mixer
+                if isinstance(mixer, ParallelMixers | SharedMamba):
+                    mixer = mixer.mamba
                 if isinstance(mixer, Mamba2Mixer | GatedDeltaMixer | ShortConvMixer):
                     index = block.cache_index
                     mixer.absorb(cache.conv[index], cache.ssm[index], replay.memory.ring[index], replay)
@@ -319,7 +324,15 @@ class HybridModel:
             x = x * self.embedding_scale
         rotation = self._turns(plans.positions)
         added: torch.Tensor | None = None
+        # The embedding's rows, while the stream goes on.
+        embedded = x.clone() if self.config.shared is not None else x
         for block in self.blocks:
+            if isinstance(block.mixer, SharedMamba):
+                if added is not None:
+                    x.add_(added)
+                shared = block.mixer.shared(x, embedded, cache.kv[block.kv_index], plans, rotation)
+                added = self._mix(block, block.norm(shared.add_(x), None), cache, plans, rotation)
+                continue
             if not block.norm_after:
                 added = self._mix(block, block.norm(x, added), cache, plans, rotation)
                 continue
@@ -340,7 +353,9 @@ class HybridModel:
         if plans.replay is not None:
             ring = plans.replay.memory.ring
         match block.mixer:
-            case Mamba2Mixer() | GatedDeltaMixer() | ShortConvMixer() as recurrent:
+            case SharedMamba(mamba=recurrent) | (
+                Mamba2Mixer() | GatedDeltaMixer() | ShortConvMixer() as recurrent
+            ):
                 index = block.cache_index
                 inputs = None if ring is None else ring[index]
                 return recurrent(x, cache.conv[index], cache.ssm[index], plans, inputs)
@@ -358,7 +373,9 @@ class HybridModel:
         config = self.config
         blocks: list[Block] = []
         factors = row_factors(config, self._names)
-        recurrent = attention = 0
+        recurrent = attention = uses = 0
+        shared = self._shared_transformers(loader, factors)
+        self._unused = () if shared is None else shared.prefixes
         for index, kind in enumerate(config.layers):
             if (names := self._names.blocks.get(kind)) is None:
                 raise _unsupported_block(index, kind)
@@ -369,6 +386,10 @@ class HybridModel:
             norm = layer.norm(norm_name, config.hidden_size, self._norm_eps)
             mixer = self._mixer(kind, layer, layer.at(names.mixer))
             match mixer:
+                case Mamba2Mixer() if kind == "shared_mamba" and shared is not None:
+                    both = SharedMamba(shared.use(uses), mixer)
+                    blocks.append(Block(norm, both, recurrent, after, attention))
+                    recurrent, attention, uses = recurrent + 1, attention + 1, uses + 1
                 case None:
                     raise _unsupported_block(index, kind)
                 case Mlp() | Moe():
@@ -388,7 +409,7 @@ class HybridModel:
         `layer`: loader of the block's layer; `inside`: loader of the mixer's tensors.
         """
         config, d = self.config, self.config.hidden_size
-        if kind == "mamba" and config.mamba is not None:
+        if kind in ("mamba", "shared_mamba") and config.mamba is not None:
             return Mamba2Mixer(config.mamba, d, inside)
         if kind == "attention" and config.attention is not None:
             return Attention(config.attention, d, inside, config.norm_eps, self._names.attention)
@@ -404,6 +425,20 @@ class HybridModel:
         if kind == "moe" and config.moe is not None and self._names.moe is not None:
             return Moe(config.moe, d, self._names, layer)
         return None
+
+    def _shared_transformers(self, loader: Loader, factors: Factors) -> SharedTransformers | None:
+        """Load the transformer blocks that layers share; None = the model has none."""
+        config, names = self.config, self._names.shared
+        if config.shared is None or config.attention is None or config.mlp is None or names is None:
+            return None
+        layers = [
+            loader.at_layer(index, factors)
+            for index, kind in enumerate(config.layers)
+            if kind == "shared_mamba"
+        ]
+        return SharedTransformers(
+            config.shared, config.attention, config.mlp, config.hidden_size, self._norm_eps, names, layers
+        )
 
     def _parallel(self, layer: Loader) -> ParallelMixers | None:
         config, names = self.config, self._names.parallel
@@ -422,6 +457,6 @@ def _unsupported_block(index: int, kind: LayerKind) -> UnsupportedModel:
 
 def _attention(mixer: object) -> Attention | None:
     """Return the attention of a mixer, if it has one."""
-    if isinstance(mixer, ParallelMixers):
+    if isinstance(mixer, ParallelMixers | SharedMamba):
         return mixer.attention
     return mixer if isinstance(mixer, Attention) else None

@@ -1,0 +1,181 @@
+"""Transformer blocks that several layers share, each before the mixer of a layer (Zamba2).
+
+A block reads the rows of its layer beside those of the embedding. What it gives joins the rows that the mixer
+reads, and not the residual stream. `HybridModel` calls each layer once per step.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from mamba_planner.model_config import AttentionConfig, MlpConfig, SharedConfig
+from mamba_server.model.checkpoint.errors import WeightsError
+from mamba_server.model.checkpoint.tensor_names import SharedNames
+from mamba_server.model.layers.attention import Attention, Turns
+from mamba_server.model.layers.loader import Loader, Rows
+from mamba_server.model.layers.mamba2 import Mamba2Mixer
+from mamba_server.model.layers.mlp import activation
+from mamba_server.model.step_plans import StepPlans
+
+
+class ChangedProduct:
+    """A product of which each part has a change of low rank added."""
+
+    def __init__(self, base: Rows, changes: list[tuple[Rows, Rows]]) -> None:
+        """Take the product and the two products of each change; parts follow one another."""
+        self._base, self._changes = base, changes
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the changed product [T, outputs] of x: [T, inputs]."""
+        result, start = self._base(x), 0
+        for first, second in self._changes:
+            change = second(first(x))
+            result[:, start : start + change.shape[1]] += change
+            start += change.shape[1]
+        return result
+
+
+class _Weights:
+    """What all uses of one block have in common."""
+
+    def __init__(
+        self,
+        attention: AttentionConfig,
+        mlp: MlpConfig,
+        hidden_size: int,
+        eps: float,
+        names: SharedNames,
+        loader: Loader,
+    ) -> None:
+        """Take the weights; `loader` is that of the layer whose tensors are the block's."""
+        self.norm = loader.norm(names.norm, 2 * hidden_size, eps)
+        self.attention = Attention(
+            attention, hidden_size, loader.at(names.attention), eps, inputs=2 * hidden_size
+        )
+        self.norm_between = loader.norm(names.norm_between, hidden_size, eps)
+        self.gate_up = loader.linear(names.gate_up, hidden_size, 2 * mlp.intermediate, bias=mlp.bias)
+        # Rows of a step of drafts have the bits that they would have alone, as the C++ products give them.
+        self.in_float32 = loader.library is not None
+        self.activation = activation(
+            mlp.activation,
+            loader.operators.activate,
+            batch_invariant=loader.batch_invariant or self.in_float32,
+        )
+        self.down = loader.linear(names.down, mlp.intermediate, hidden_size, bias=mlp.bias)
+
+    def activate(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+        """Return function(gate) * up; gate may be overwritten."""
+        if not self.in_float32:
+            return self.activation(gate, up)
+        return self.activation(gate.float(), up.float()).to(gate.dtype)
+
+
+class SharedUse:
+    """One use of a block: its weights with the changes and the last projection of the layer that uses it."""
+
+    def __init__(self, weights: _Weights, attention: Attention, gate_up: Rows, linear: Rows) -> None:
+        self._weights, self.attention, self._gate_up, self._linear = weights, attention, gate_up, linear
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        embedded: torch.Tensor,
+        kv: torch.Tensor,
+        plans: StepPlans,
+        turns: Turns | None,
+    ) -> torch.Tensor:
+        """Compute one step. x, embedded: [T, d]; kv as for `Attention`, written. Returns [T, d]."""
+        weights = self._weights
+        attended = self.attention(weights.norm(torch.cat((x, embedded), 1), None), kv, plans, turns)
+        gate, up = self._gate_up(weights.norm_between(attended, None)).chunk(2, 1)
+        return self._linear(weights.down(weights.activate(gate, up)))
+
+
+class SharedMamba:
+    """A mixer with the use of a shared block before it."""
+
+    def __init__(self, shared: SharedUse, mamba: Mamba2Mixer) -> None:
+        self.shared, self.mamba = shared, mamba
+
+    @property
+    def attention(self) -> Attention:
+        return self.shared.attention
+
+
+class SharedTransformers:
+    """The blocks of a model, from which its layers take their uses in order."""
+
+    def __init__(
+        self,
+        config: SharedConfig,
+        attention: AttentionConfig,
+        mlp: MlpConfig,
+        hidden_size: int,
+        eps: float,
+        names: SharedNames,
+        layers: list[Loader],
+    ) -> None:
+        """Take the weights of all blocks. layers: loaders of the layers that use one, in order.
+
+        Checkpoints hold the tensors of a block in the layer that uses it first, or in every one.
+        """
+        self._config, self._names, self._hidden_size = config, names, hidden_size
+        self._widths = attention.heads * attention.head_dim, 2 * mlp.intermediate
+        self._layers = layers
+        # An adapter of a user would change every use of what it is added to.
+        plain = [replace(layer, adapters=None) for layer in layers]
+        blocks = min(config.blocks, len(layers))
+        self._sources = [self._source(plain[first::blocks]) for first in range(blocks)]
+        self._blocks = [_Weights(attention, mlp, hidden_size, eps, names, source) for source in self._sources]
+
+    def _source(self, users: list[Loader]) -> Loader:
+        """Return the loader of a block's tensors: that of the first of its users with them.
+
+        Raises WeightsError if others have other tensors.
+        """
+        names = self._names
+        holders = [inside for user in users if (inside := user.at(names.block)).has(names.norm)]
+        if not holders:
+            return users[0].at(names.block)
+        for name, width in ((names.norm, 2 * self._hidden_size), (names.norm_between, self._hidden_size)):
+            first, *others = (each.tensor(name, width) for each in holders)
+            for holder, other in zip(holders[1:], others, strict=True):
+                if not torch.equal(first, other):
+                    raise WeightsError(
+                        f"{holder.prefix}{name} is not {holders[0].prefix}{name}: by the configuration, both "
+                        "layers have the same block, and this version serves models whose layers share it"
+                    )
+        return holders[0]
+
+    @property
+    def prefixes(self) -> tuple[str, ...]:
+        """Prefixes of the tensors of all blocks, which files may hold once or for every layer."""
+        return tuple(layer.at(self._names.block).prefix for layer in self._layers)
+
+    def use(self, number: int) -> SharedUse:
+        """Return the use of that number, whose layer is the `number`-th that has one. Raises WeightsError."""
+        names, d = self._names, self._hidden_size
+        block = number % len(self._blocks)
+        weights, source = self._blocks[block], self._sources[block]
+        gate_up = self._changed(weights.gate_up, source, (names.gate_up_changes,), number, d, self._widths[1])
+        attention = weights.attention
+        if self._config.attention_adapters:
+            changes = names.attention_changes
+            attention = attention.projecting(
+                self._changed(attention.qkv_proj, source, changes, number, 2 * d, self._widths[0])
+            )
+        linear = replace(self._layers[number], adapters=None).linear(names.linear, d, d, bias=False)
+        return SharedUse(weights, attention, gate_up, linear)
+
+    def _changed(
+        self, base: Rows, source: Loader, names: Sequence[str], number: int, inputs: int, outputs: int
+    ) -> ChangedProduct:
+        """Load the changes of a use to the parts of a product, each with `outputs` outputs."""
+        rank = self._config.adapter_rank
+        changes: list[tuple[Rows, Rows]] = []
+        for name in names:
+            inside = source.at(name, number)
+            first = inside.linear("0", inputs, rank, bias=False)
+            changes.append((first, inside.linear("1", rank, outputs, bias=False)))
+        return ChangedProduct(base, changes)
