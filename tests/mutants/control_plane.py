@@ -31,7 +31,7 @@ MUTANTS = (
         name="each look at a canary may spend the whole error",
         keeps="The confidence of a canary holds over all looks together.",
         where="mamba_operator.canary.analysis:CandidateTrial",
-        old="(1 - self.analysis.confidence / 100) / len(MEASURES) / (look * (look + 1))",
+        old="(1 - self.analysis.confidence / 100) / self._parts / (look * (look + 1))",
         new="40 * (1 - self.analysis.confidence / 100) * min(look, 1)",
         tests=("tests/unit/operator/test_canary_analysis.py",),
     ),
