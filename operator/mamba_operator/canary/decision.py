@@ -99,17 +99,20 @@ def canary_decision(
     if ended is None and not held:
         if verb == "promote":
             promoted = True
-        elif _is_over(step, state, figures, facts.request, now):
+        elif replicas and _is_over(step, state, figures, facts.request, now):
             promoted = state.step + 1 == len(steps)
             state = state if promoted else CanaryState(state.revision, state.step + 1)
             step = stage_of(canary, state.step)
     size = candidate_engines(replicas, step.percent if isinstance(step, CanaryShadow) else step.weight)
-    if state.since is None and _has_engines(facts, size):
+    if not size:
+        # A deployment that was scaled to zero answers nobody: its step begins anew once engines run again.
+        state = replace(state, since=None)
+    elif state.since is None and _has_engines(facts, size):
         state = replace(state, since=timestamp(now))
     return CanaryDecision(
         state,
         size,
-        _weight(canary, state),
+        _bearable(_weight(canary, state), facts.engines.ready, replicas),
         _phase(step, state, held),
         copies=_copies(step, state),
         promoted=promoted,
@@ -147,6 +150,16 @@ def _has_engines(facts: CandidateFacts, size: int) -> bool:
 def _weight(canary: Canary, state: CanaryState) -> int:
     step = state.step if state.since is not None else state.step - 1
     return canary.steps[step].weight if step >= 0 else 0
+
+
+def _bearable(weight: int, ready: int, replicas: int) -> int:
+    """Return the weight, or less of it while some of the engines that it is for are not ready.
+
+    An autoscaler may have asked for more engines of which only the others have started, or an engine of the
+    candidate may have ended: the rest would get more than they can answer, and look slow.
+    """
+    needed = candidate_engines(replicas, weight)
+    return weight if not weight or ready >= needed else max(1, weight * ready // needed)
 
 
 def _copies(step: CanaryStep | CanaryShadow, state: CanaryState) -> CopyShare | None:

@@ -94,7 +94,7 @@ def _by_track(samples: Iterable[Sample]) -> Times:
 
 @dataclass(frozen=True, slots=True)
 class _Selection:
-    """A canary whose weight is in force."""
+    """A canary under way."""
 
     canary: Canary
     state: CanaryState
@@ -179,7 +179,7 @@ class CanaryWatch(PodPoller[_Selection, _Progress]):
         candidate = names.Children(key.name).candidate
         child = next((one for one in self._indices.of(DEPLOYMENT, key) if name_of(one) == candidate), None)
         state = state_in(child)
-        if state is None or state.since is None:
+        if state is None:
             return None
         canary = next(filter(None, map(_canary_of, self._indices.of(MAMBA_DEPLOYMENT, key))), None)
         if canary is None:
@@ -195,6 +195,11 @@ class CanaryWatch(PodPoller[_Selection, _Progress]):
     async def _update(self, key: Key, selection: _Selection) -> bool:
         state, canary = selection.state, selection.canary
         progress, trial = self._reports.get(key), new_trial(state.revision, canary)
+        if state.since is None:
+            # The weight of another step is in force. The trial stays, because all steps share one error.
+            if progress is not None:
+                progress.last = {}
+            return False
         if progress is None or progress.trial.terms != trial.terms:
             progress = self._reports[key] = _Progress(trial)
         reports = await pod_reports(self._read, selection.gateways, lambda text: read_counts(text, key.name))

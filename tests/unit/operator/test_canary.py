@@ -310,6 +310,36 @@ async def test_the_weight_of_a_step_waits_for_all_of_its_engines() -> None:
     assert [candidate_engines(n, w) for n, w in ((0, 50), (1, 1), (4, 26), (100, 5))] == [0, 1, 2, 5]
 
 
+async def test_a_candidate_gets_no_more_than_its_ready_engines_are_for() -> None:
+    life, _, _ = await tried({"weight": 25, "hold": "1h"}, replicas=4)
+    assert weight(life) == "25"
+    life.spec(4, **OTHER, **canary({"weight": 25, "hold": "1h"}), replicas=12)
+    await life.reconcile()
+    assert child(life, "Deployment", "nano-candidate")["spec"]["replicas"] == 3
+    await life.reconcile()
+    assert weight(life) == "8", "one of three engines is ready"
+    candidates_ready(life, 3)
+    await life.reconcile()
+    assert weight(life) == "25"
+    assert status(life)["canary"]["step"] == 1
+
+
+async def test_a_deployment_at_zero_keeps_its_candidate_waiting_until_engines_run_again() -> None:
+    life, old, _ = await tried({"weight": 50, "hold": "10m"}, replicas=2)
+    life.spec(4, **OTHER, **canary({"weight": 50, "hold": "10m"}), replicas=0)
+    await life.reconcile()
+    assert child(life, "Deployment", "nano-candidate")["spec"]["replicas"] == 0
+    await life.reconcile(hours=2)
+    assert label_of(engine(life)) == old, "a candidate that has answered nobody is not promoted"
+    life.spec(4, **OTHER, **canary({"weight": 50, "hold": "10m"}), replicas=2)
+    await life.reconcile()
+    candidates_ready(life)
+    await life.reconcile()
+    assert weight(life) == "50"
+    await life.reconcile(minutes=9)
+    assert label_of(engine(life)) == old, "the step has begun anew"
+
+
 async def test_another_change_begins_anew_and_taking_it_back_ends_the_canary() -> None:
     life, old, new = await tried({"weight": 5, "hold": "1m"}, {"weight": 50, "hold": "1m"})
     await life.reconcile(minutes=2)

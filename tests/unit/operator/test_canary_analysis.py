@@ -242,6 +242,22 @@ async def test_the_operator_counts_each_revision_at_the_gateways_from_its_first_
     assert run.woken == [run.key], "the requests of the step are reached"
 
 
+async def test_the_trial_goes_on_over_the_time_in_which_the_engines_of_a_step_start() -> None:
+    run = Watched()
+    for _ in range(3):
+        await run.poll(old=300, new=40)
+    [child] = run.by_id[index_id(DEPLOYMENT)][run.key]
+    looks = [one.looks for one in run.watch.figures(run.key).comparisons]  # type: ignore[union-attr]
+    for since in (None, (NOW - timedelta(minutes=5)).isoformat()):
+        state = CanaryState("new-revision", 1, since)
+        child["metadata"]["annotations"][names.ANNOTATION_CANARY_STATE] = state.annotation()
+        await run.poll(old=300, new=40)
+    figures = await run.poll(old=300, new=40)
+    assert figures is not None
+    assert (figures.step, figures.requests) == (1, 40), "the wait for engines belongs to no step"
+    assert figures.comparisons[0].looks == looks[0] + 1, "all steps share one error"
+
+
 async def test_gateways_of_a_shared_address_are_read_where_they_serve_the_deployment() -> None:
     run = Watched()
     run.by_id[index_id(POD)][run.key] = [
