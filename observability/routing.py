@@ -125,5 +125,44 @@ ROUTING = Dashboard(
                 stacked=True,
             ),
         ),
+        (
+            Panel(
+                "Copies for a canary's candidate",
+                (
+                    Query(
+                        series("gateway_shadow_copies").summed("deployment", "outcome"),
+                        "{{deployment}}: {{outcome}}",
+                    ),
+                ),
+                "Requests that were copied to a candidate whose answers are dropped. no_room: as many copies "
+                "as allowed were under way, or the candidate was full.",
+                unit="ops",
+                stacked=True,
+            ),
+            Panel(
+                "Answers to copied requests",
+                (
+                    Query(
+                        series("gateway_shadow_answers")
+                        .where(outcome="failed")
+                        .summed("deployment", "track"),
+                        "{{deployment}}: {{track}} failed",
+                    ),
+                    Query(
+                        series("gateway_shadow_texts").summed("deployment", "result"),
+                        "{{deployment}}: {{result}} text",
+                    ),
+                ),
+                "stable failed: clients saw it. candidate failed: they would have. Texts are compared for "
+                "greedy and seeded requests.",
+                unit="ops",
+            ),
+            Panel(
+                "First differing token",
+                quantiles(series("gateway_shadow_first_difference_tokens"), 0.05, 0.5),
+                "Differences at the first tokens point to another model or template, late ones to other "
+                "numerics.",
+            ),
+        ),
     ),
 )

@@ -85,6 +85,10 @@ CANDIDATE, STABLE = "candidate", "stable"
 LABEL_CANDIDATE_WEIGHT = f"{GROUP}/candidate-weight"
 """On the Service X-engine, which Kubernetes copies to its EndpointSlices: share of the conversations that the
 pods of the Deployment X-candidate answer, in per cent."""
+LABEL_SHADOW_SHARE = f"{GROUP}/candidate-shadow"
+"""On the same Service: share of the conversations of which those pods get copies, in per cent."""
+LABEL_SHADOW_COPIES = f"{GROUP}/candidate-shadow-copies"
+"""On the same Service: largest number of copies that each gateway sends at once."""
 POD_NAME_BASE = 58
 """Characters of a ReplicaSet's name that the names of its pods begin with."""
 LABEL_GPU_MEMORY = "nvidia.com/gpu.memory"

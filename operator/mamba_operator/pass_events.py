@@ -108,7 +108,12 @@ def _canary_events(old: Status, new: Status) -> list[EventContent]:
             return []
         message = f"All engines get revision {after.revision} after {after.steps} steps: {after.verdict}"
         return [EventContent("Normal", "CanaryPromoted", bounded(message, MAX_PASS_MESSAGE))]
-    if not after.weight or (before is not None and same and before.weight == after.weight):
+    if before is not None and same and (before.weight, before.shadow) == (after.weight, after.shadow):
+        return []
+    if after.shadow:
+        message = f"Revision {after.revision} gets copies of {after.shadow}% of the conversations"
+        return [EventContent("Normal", "CanaryStep", message)]
+    if not after.weight:
         return []
     message = (
         f"Revision {after.revision} gets {after.weight}% of the conversations, in step {after.step} of "

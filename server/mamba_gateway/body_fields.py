@@ -3,8 +3,8 @@
 The fields of a request determine its route and its expected cost; an invalid body is refused with the message
 that an engine would send. In an answer, only the object `usage`, with the engine's token counts, is parsed.
 The header `USAGE_HEADER` asks our engines to end each stream with that object in a comment, which clients
-ignore. For other engines, and for answers that broke off, each event counts as one token. Used by the relay
-and the endpoint picker. Pure.
+ignore. For other engines, and for answers that broke off, each event counts as one token. Used by the relay,
+shadow traffic and the endpoint picker. Pure.
 """
 
 import re
@@ -135,6 +135,17 @@ def _syntax_error(body: bytes) -> str:
         except ValueError as error:
             return str(error)
     return ""
+
+
+ERROR_EVENTS = (b'data: {"error":', b'data: {"type":"error"', b'data: {"type":"response.failed"')
+"""Beginnings of the last event of a failed stream. Within the text of an answer, quotes are escaped."""
+CLIENTS_MISTAKE = b'"invalid_request_error"'
+"""Part of such an event if the failure is a mistake of the client, which no engine could have answered."""
+
+
+def has_error_event(chunk: bytes) -> bool:
+    """Return whether a part of a stream has the event of a failure."""
+    return any(event in chunk for event in ERROR_EVENTS)
 
 
 # Quotes within the text of an answer are escaped, so only a field of the engine looks like this.

@@ -54,7 +54,12 @@ def conversation_of(path: str, body: bytes) -> int | None:
 
 def is_chosen(conversation: int | None, share: float, rng: Random) -> bool:
     """Return whether candidates answer a conversation, with `share` (0 to 1) of all; None = at random."""
-    return (rng.random() if conversation is None else conversation / _SCALE) < share
+    return rng.random() < share if conversation is None else in_share(conversation, share)
+
+
+def in_share(conversation: int, share: float) -> bool:
+    """Return whether a conversation is one of the first `share` (0 to 1) of all."""
+    return conversation / _SCALE < share
 
 
 def _beginning(fields: _Body) -> Iterator[str]:

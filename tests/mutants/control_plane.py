@@ -4,10 +4,26 @@ from seeded import Mutant
 
 MUTANTS = (
     Mutant(
+        name="a candidate that does not start keeps the fleet from growing",
+        keeps="Engines of a canary come on top of those that the autoscaler decides about.",
+        where="mamba_operator.autoscale.autoscaler:Autoscaler",
+        old="[pod for pod in engines if not is_candidate(pod)]",
+        new="list(engines)",
+        tests=("tests/unit/operator/test_autoscaler.py",),
+    ),
+    Mutant(
+        name="a candidate gets the weight of a step while its engines are missing",
+        keeps="A candidate gets no more than its ready engines are for.",
+        where="mamba_operator.canary.decision:_bearable",
+        old="not weight or ready >= needed",
+        new="True",
+        tests=("tests/unit/operator/test_canary.py",),
+    ),
+    Mutant(
         name="canaries are judged by the deployment's own gateways alone",
         keeps="What clients of a MambaGateway get counts for the canaries of the models behind it.",
         where="mamba_operator.objects.serving_gateways:serving_gateways",
-        old="[key, *_shared_gateways(indices, key)]",
+        old="[key, *(gateway for gateway, _ in shared_gateways(indices, key))]",
         new="[key]",
         tests=("tests/unit/operator/test_canary_analysis.py",),
     ),
@@ -31,7 +47,7 @@ MUTANTS = (
         name="each look at a canary may spend the whole error",
         keeps="The confidence of a canary holds over all looks together.",
         where="mamba_operator.canary.analysis:CandidateTrial",
-        old="(1 - self.analysis.confidence / 100) / len(MEASURES) / (look * (look + 1))",
+        old="(1 - self.analysis.confidence / 100) / self._parts / (look * (look + 1))",
         new="40 * (1 - self.analysis.confidence / 100) * min(look, 1)",
         tests=("tests/unit/operator/test_canary_analysis.py",),
     ),

@@ -4,6 +4,30 @@ from seeded import Mutant
 
 MUTANTS = (
     Mutant(
+        name="a copy of a request is charged to the key of its client",
+        keeps="Copies for a candidate are billed to no key.",
+        where="mamba_gateway.shadow.shadow_copies:copied_headers",
+        old="(CLIENT_HEADER, CLIENT)",
+        new="(b'x-copy', CLIENT)",
+        tests=("tests/unit/gateway/test_shadow_copies.py",),
+    ),
+    Mutant(
+        name="a slow candidate gets any number of copies",
+        keeps="The number of copies at once is bounded.",
+        where="mamba_gateway.shadow.shadow_copies:ShadowCopies",
+        old="len(self._tasks) >= shadow.max_in_flight",
+        new="False",
+        tests=("tests/unit/gateway/test_shadow_copies.py",),
+    ),
+    Mutant(
+        name="a copy outlives the request of a client that has left",
+        keeps="A copy ends with its client.",
+        where="mamba_gateway.shadow.shadow_copies:ShadowCopy",
+        old="not self.original_ended.done() and self.task is not None",
+        new="False",
+        tests=("tests/unit/gateway/test_shadow_copies.py",),
+    ),
+    Mutant(
         name="a turn of a conversation goes to another revision than the one before",
         keeps="During a canary all turns of a conversation go to one revision.",
         where="mamba_gateway.conversation:is_chosen",

@@ -1,6 +1,6 @@
 """`mambaserve rollout status|pause|resume|promote|abort`: the canary of a MambaDeployment in a cluster."""
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -120,10 +120,9 @@ def _lines(view: "CanaryView") -> list[str]:
     lines = [
         f"{view.name}: revision {canary.get('revision', '')} beside {canary.get('stableRevision', '')}",
         f"phase     {canary.get('phase', '')}",
-        f"step      {canary.get('step', 0)} of {canary.get('steps', 0)}",
-        f"weight    {canary.get('weight', 0)}% of the conversations",
+        *_stage_lines(canary),
         f"engines   {canary.get('engines', '')} ready",
-        f"requests  {canary.get('requests', 0)} in this step",
+        f"requests  {canary.get('requests', 0)} {'in this step' if canary.get('step') else 'compared'}",
         f"verdict   {canary.get('verdict', '')}",
     ]
     lines += [
@@ -132,3 +131,14 @@ def _lines(view: "CanaryView") -> list[str]:
         for one in canary.get("comparisons") or ()
     ]
     return lines
+
+
+def _stage_lines(canary: dict[str, Any]) -> list[str]:
+    """Return the step and its share; step 0 is the phase of copies before the first one."""
+    if not canary.get("step"):
+        share = f"{canary.get('shadow', 0)}% of the conversations, whose answers are compared and dropped"
+        return [f"step      copies, before the first of {canary.get('steps', 0)} steps", f"copies    {share}"]
+    return [
+        f"step      {canary['step']} of {canary.get('steps', 0)}",
+        f"weight    {canary.get('weight', 0)}% of the conversations",
+    ]

@@ -81,7 +81,7 @@ async def request_of_canary(
         raise InvalidInput(f"{name}: the canary is neither paused nor waiting, so there is nothing to resume")
     text = f"{verb} {canary['revision']}"
     if verb == "resume":
-        text += f" {canary.get('step', 1)}"
+        text += f" {canary.get('step', 0)}"
     collection = f"/apis/{names.API_VERSION}/namespaces/{quote(namespace, safe='')}/{names.PLURAL}"
     path = f"{collection}/{quote(name, safe='')}"
     patch = {"metadata": {"annotations": {names.ANNOTATION_CANARY: text}}}

@@ -10,6 +10,7 @@ from mamba_api.v1alpha1.canary import (
     Canary,
     CanaryAnalysis,
     CanaryComparison,
+    CanaryShadow,
     CanaryStatus,
     CanaryStep,
 )
@@ -58,6 +59,7 @@ __all__ = [
     "Canary",
     "CanaryAnalysis",
     "CanaryComparison",
+    "CanaryShadow",
     "CanaryStatus",
     "CanaryStep",
     "Condition",

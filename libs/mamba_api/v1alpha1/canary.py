@@ -11,6 +11,7 @@ from mamba_api.quantity import Duration
 from mamba_api.v1alpha1.base import ApiModel, LongText, Rule, StatusModel, Text
 
 Weight = Annotated[int, Field(ge=1, le=99)]
+Requests = Annotated[int, Field(ge=1, le=100_000_000)]
 Count = Annotated[int, Field(ge=0)]
 
 
@@ -24,9 +25,30 @@ class CanaryStep(ApiModel):
     """Share of the conversations that the candidate answers, in per cent. Must not fall from step to step."""
     hold: Duration | None = None
     """How long the step lasts, from the moment at which all candidate engines of the step are ready."""
-    requests: Annotated[int, Field(ge=1, le=100_000_000)] | None = None
+    requests: Requests | None = None
     """Number of requests that the candidate has to answer in the step. With hold, both have to be reached. A
     restarted operator counts from zero again."""
+
+
+class CanaryShadow(ApiModel):
+    """A phase before the first step in which the candidate answers copies of requests.
+
+    Clients get the answers of the revision beside it; those of the candidate are compared and dropped. A
+    phase with neither hold nor requests lasts until somebody resumes or promotes the canary.
+    """
+
+    percent: Annotated[int, Field(ge=1, le=100)]
+    """Share of the conversations that are copied, in per cent."""
+    hold: Duration | None = None
+    """How long the phase lasts, from the moment at which all candidate engines of the phase are ready."""
+    requests: Requests | None = None
+    """Number of copies that have to be compared. With hold, both have to be reached. A restarted operator
+    counts from zero again."""
+    max_in_flight: Annotated[int, Field(ge=1, le=256)] = 8
+    """Largest number of copies that each gateway sends at once. Requests beyond it are not copied."""
+    max_different_answers: Annotated[float, Field(ge=0, le=100)] = 100.0
+    """Per cent of the greedy or seeded requests to which the candidate may write another text. 100 switches
+    the comparison off: texts are then counted, and end nothing."""
 
 
 Increase = Annotated[float, Field(ge=0, le=1000)]
@@ -57,6 +79,8 @@ class Canary(ApiModel):
 
     steps: Annotated[list[CanaryStep], Field(min_length=1, max_length=16)]
     """Steps in order. After the last one the candidate is promoted: all engines are replaced."""
+    shadow: CanaryShadow | None = None
+    """Copies of requests for the candidate before the first step; none = the first step comes at once."""
     analysis: CanaryAnalysis = CanaryAnalysis()
     """When the candidate is aborted, which the operator decides by the requests of each step."""
 
@@ -75,8 +99,8 @@ class Canary(ApiModel):
 class CanaryComparison(StatusModel):
     """One measure of the candidate beside the other revision, in the present step."""
 
-    measure: Literal["errors", "ttft", "tpot"]
-    """The measure that is compared."""
+    measure: Literal["errors", "ttft", "tpot", "answers"]
+    """The measure that is compared. answers: texts of greedy or seeded requests and of their copies."""
     candidate: Text
     """The candidate's number, such as 3 of 120 (2.5%) or a median of 0.21 s over 118 answers."""
     stable: Text
@@ -97,15 +121,17 @@ class CanaryStatus(StatusModel):
     a person resumes or promotes. Paused: no further step begins. Promoting: all engines are being
     replaced."""
     step: Count = 0
-    """Number of the present step, from 1."""
+    """Number of the present step, from 1; 0 = copies of requests before the first step."""
     steps: Count = 0
     """Number of steps."""
     weight: Annotated[int, Field(ge=0, le=100)] = 0
     """Share of the conversations that the candidate answers now, in per cent."""
+    shadow: Annotated[int, Field(ge=0, le=100)] = 0
+    """Share of the conversations of which the candidate gets copies now, in per cent."""
     engines: Annotated[str, Field(max_length=32)] = ""
     """Ready candidate engines out of the desired number, such as 1/2."""
     requests: Count = 0
-    """Requests that the candidate has answered or failed in this step."""
+    """Requests, or compared copies, that the candidate has answered or failed in this step."""
     verdict: LongText = ""
     """The result of the comparisons, in words."""
     comparisons: Annotated[list[CanaryComparison], Field(max_length=4)] = []

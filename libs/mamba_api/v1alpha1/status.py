@@ -190,7 +190,8 @@ class RolloutStatus(StatusModel):
     reason: Annotated[str, Field(max_length=64)] = ""
     """Cause of the failure: a reason of the condition Degraded; ErrorRateRose if the new engines failed more
     requests than the older ones that served at the same time; TtftRose or TpotRose if a canary answered more
-    slowly; CanaryAborted if a person aborted it."""
+    slowly; AnswersDiffer if it wrote other texts for copies of requests; CanaryAborted if a person aborted
+    it."""
     message: LongText = ""
     """The cause in words, with the message of the pod or the cluster."""
 

@@ -6,8 +6,9 @@ published as metrics and not carried out.
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import structlog
 from pydantic import ValidationError
@@ -35,8 +36,16 @@ from mamba_operator.objects.indices import Indices
 from mamba_operator.objects.kinds import CONFIG_MAP, MAMBA_DEPLOYMENT, POD
 from mamba_operator.objects.manifest import Key, Manifest, is_terminating, name_of
 from mamba_operator.objects.pod_poller import PodPoller
-from mamba_operator.objects.pod_trouble import answers, has_ended, is_engine, is_gateway, role_of
+from mamba_operator.objects.pod_trouble import (
+    answers,
+    has_ended,
+    is_candidate,
+    is_engine,
+    is_gateway,
+    role_of,
+)
 from mamba_operator.objects.recorded_status import with_readable_status
+from mamba_operator.objects.serving_gateways import shared_gateways
 
 log = structlog.get_logger(__name__)
 
@@ -53,6 +62,8 @@ class _ScalingSpec:
     decides: bool
     """Whether this autoscaler sets the number; False = it only publishes metrics for another autoscaler."""
     answered_wake: str | None = None
+    candidates_serve: bool = False
+    """Whether candidates of a canary answer clients, rather than copies of requests or nobody."""
 
 
 _ScalingSpecs = Mapping[Role, _ScalingSpec]
@@ -132,9 +143,7 @@ class Autoscaler(PodPoller[_ScalingSpecs, dict[Role, _EngineState]]):
             del states[role]
             self._metrics.forget(key, role)
         pods = [pod for pod in self._indices.of(POD, key) if _may_serve(pod)]
-        gateways = await pod_reports(
-            self._read, [pod for pod in pods if is_gateway(pod) and answers(pod)], gateway_report
-        )
+        gateways = await self._gateway_reports(key, pods)
         changed, readers_full = False, False
         for role in _READERS_FIRST:
             engines = [pod for pod in pods if is_engine(pod) and role_of(pod) == role]
@@ -146,6 +155,17 @@ class Autoscaler(PodPoller[_ScalingSpecs, dict[Role, _EngineState]]):
             elif role == "decode" and "prefill" in selection:
                 readers_full = await self._are_full(engines, selection["prefill"].config)
         return changed
+
+    async def _gateway_reports(self, key: Key, pods: Iterable[Manifest]) -> dict[str, GatewayReport | None]:
+        """Return the reports of the deployment's gateways, and of the MambaGateways that serve its model."""
+        own = [pod for pod in pods if is_gateway(pod) and answers(pod)]
+        reports = dict(await pod_reports(self._read, own, gateway_report))
+        for gateway, models in shared_gateways(self._indices, key):
+            shared = [pod for pod in self._indices.of(POD, gateway) if is_gateway(pod) and answers(pod)]
+            reports |= await pod_reports(
+                self._read, shared, partial(gateway_report, models=frozenset(models))
+            )
+        return reports
 
     async def _are_full(self, engines: Sequence[Manifest], config: AutoscalerConfig) -> bool:
         """Return whether none of the decode engines that answer has room for another state."""
@@ -173,14 +193,22 @@ class Autoscaler(PodPoller[_ScalingSpecs, dict[Role, _EngineState]]):
         if state is None or state.config != config:
             # The memory of decisions with other bounds and targets does not apply to these.
             state = states[role] = _EngineState(config)
-        ready = [pod for pod in engines if answers(pod)]
+        # Engines of a canary come on top: one that does not start, or ends, keeps no other from starting.
+        lasting = [pod for pod in engines if not is_candidate(pod)]
+        ready = [pod for pod in lasting if answers(pod)]
+        candidates = [pod for pod in engines if is_candidate(pod) and answers(pod)]
         woken = wake_text(next(iter(self._wakes(key)), None)) if role == "unified" else None
         observation = state.view.observe(
             self._now(),
             desired=spec.desired,
             ready=await pod_reports(self._read, ready, lambda text: engine_report(text, config, role)),
-            pending=tuple(name_of(pod) for pod in engines if pod not in ready),
+            pending=tuple(name_of(pod) for pod in lasting if pod not in ready),
             gateways=gateways,
+            candidates=await pod_reports(
+                self._read,
+                candidates if spec.candidates_serve else (),
+                lambda text: engine_report(text, config, role),
+            ),
             woken=woken is not None and woken != spec.answered_wake,
             readers_full=readers_full,
         )
@@ -228,15 +256,22 @@ def _scaling_specs(owner: Manifest) -> Iterator[tuple[Role, _ScalingSpec]]:
         return
     if deployment.spec.mode == "Plan":
         return
+    canary = deployment.status.canary if deployment.status is not None else None
+    serve = canary is not None and canary.weight > 0
     for role, part in pool_deployments(deployment).items():
         replicas, scaling = part.spec.replicas, recorded_scaling(part.status, role)
         if (config := advisory_config(part)) is not None:
-            yield role, _ScalingSpec(config, replicas, replicas, decides=False)
+            yield role, _ScalingSpec(config, replicas, replicas, decides=False, candidates_serve=serve)
         elif (config := autoscaler_config(part, role)) is not None and scaling is not None:
             yield (
                 role,
                 _ScalingSpec(
-                    config, scaling.desired, replicas, decides=True, answered_wake=scaling.answered_wake
+                    config,
+                    scaling.desired,
+                    replicas,
+                    decides=True,
+                    answered_wake=scaling.answered_wake,
+                    candidates_serve=serve,
                 ),
             )
 

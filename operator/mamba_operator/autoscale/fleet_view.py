@@ -76,6 +76,7 @@ class FleetView:
         ready: Mapping[str, EngineReport | None],
         pending: tuple[str, ...] = (),
         gateways: Mapping[str, GatewayReport | None],
+        candidates: Mapping[str, EngineReport | None] | None = None,
         woken: bool = False,
         readers_full: bool = False,
     ) -> Observation:
@@ -87,27 +88,37 @@ class FleetView:
             ready: report of each pod that may be sent requests, by name; None = it did not answer.
             pending: pods that have never been ready.
             gateways: report of each ready gateway pod, by name; None = it did not answer.
+            candidates: report of each engine of a canary that answers clients. Its load is counted, because
+                these engines have to bear it once the canary has ended; the engine itself is not.
             woken: whether a gateway has asked for an engine that has not been started yet.
             readers_full: whether the engines that read the states of these have no room for more.
         """
         passed = at - self._at if self._at is not None else 0.0
         engines = {name: report for name, report in sorted(ready.items()) if report is not None}
+        tried = {name: report for name, report in sorted((candidates or {}).items()) if report is not None}
         answered = {name: report for name, report in sorted(gateways.items()) if report is not None}
-        load = self._load(engines, passed) if engines else None
+        load = self._load(engines, tried, passed) if engines else None
+        if load is not None and len(tried) < len(candidates or {}):
+            load = msgspec.structs.replace(load, unrated=load.unrated + len(candidates or {}) - len(tried))
         traffic = self._traffic(answered, passed) if gateways and len(answered) == len(gateways) else None
-        self._at, self._engines, self._gateways = at, engines, answered
+        self._at, self._engines, self._gateways = at, {**engines, **tried}, answered
         return Observation(
             at=at, desired=desired, ready=len(ready), pending=tuple(sorted(pending)), load=load,
-            traffic=traffic, woken=woken, readers_full=readers_full, silent=_silent(ready, gateways),
+            traffic=traffic, woken=woken, readers_full=readers_full,
+            silent=_silent(ready, candidates or {}, gateways),
         )  # fmt: skip
 
-    def _load(self, engines: Mapping[str, EngineReport], passed: float) -> EngineLoad:
-        reports = engines.values()
+    def _load(
+        self, engines: Mapping[str, EngineReport], tried: Mapping[str, EngineReport], passed: float
+    ) -> EngineLoad:
+        """Return the load of all engines. Sizes, speeds and saturation are those of `engines` alone."""
+        reports, serving = engines.values(), [*engines.values(), *tried.values()]
         rates = [_Rates(self._engines.get(name), report, passed) for name, report in engines.items()]
         saturated = [rate for rate in rates if rate.saturated()]
+        rates += [_Rates(self._engines.get(name), report, passed) for name, report in tried.items()]
 
         def total(field: str) -> Any:
-            return sum(getattr(report, field) for report in reports)
+            return sum(getattr(report, field) for report in serving)
 
         def rate(counter: str) -> float:
             return sum(engine_rates.rate(counter) for engine_rates in rates)
@@ -117,20 +128,21 @@ class FleetView:
 
         return EngineLoad(
             engines=len(engines),
-            unrated=sum(not engine_rates.known for engine_rates in rates) if passed > 0 else len(engines),
+            unrated=sum(not engine_rates.known for engine_rates in rates) if passed > 0 else len(rates),
             running=total("running"),
             waiting=total("waiting"),
-            places=total("places"),
+            places=sum(report.places for report in reports),
             slots_used=total("slots_used"),
             pages_used=total("pages_used"),
-            credits=total("credits"),
+            credits=sum(report.credits for report in reports),
             waiting_tokens=total("waiting_tokens"),
             arrivals=rate("arrivals_total"),
             prompt_rate=rate("prompt_tokens_total"),
             cached_rate=rate("cached_tokens_total"),
             output_rate=rate("output_tokens_total"),
             prefill_speed=_mean_measured(report.prefill_speed for report in reports),
-            decode_step=_mean_measured(report.decode_step for report in reports),
+            # Steps are learned by the sequences of an engine, and those of candidates are among the sum.
+            decode_step=0.0 if tried else _mean_measured(report.decode_step for report in reports),
             saturated=len(saturated),
             saturated_prompt_rate=sum(engine_rates.computed() for engine_rates in saturated),
             saturated_output_rate=sum(engine_rates.rate("output_tokens_total") for engine_rates in saturated),

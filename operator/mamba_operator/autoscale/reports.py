@@ -22,7 +22,9 @@ _ENGINE = frozenset(
     )
 )  # fmt: skip
 _HOLDING = frozenset(_E + name for name in ("requests_running", "requests_waiting", "checkpoints"))
-_GATEWAY = frozenset(_G + name for name in ("requests_total", "in_flight", "queued", "held"))
+_GATEWAY = frozenset(
+    _G + name for name in ("requests_total", "in_flight", "queued", "held", "model_in_flight", "model_queued")
+)
 Sample = tuple[Mapping[str, str], float]
 
 
@@ -98,19 +100,34 @@ def _moving_share(slabs: list[Sample]) -> float:
     return moving / max(sum(owners.values()), 1.0)
 
 
-def gateway_report(text: str) -> GatewayReport:
-    """Return the report of a gateway. Raises ReportInvalid."""
+def gateway_report(text: str, models: frozenset[str] | None = None) -> GatewayReport:
+    """Return the report of a gateway. Raises ReportInvalid.
+
+    `models`: names of the models that count, at a gateway that serves several; None = all.
+    """
     series_by_name = series(text, _GATEWAY)
     if _G + "in_flight" not in series_by_name:
         raise ReportInvalid("the report has no mambaserve_gateway_in_flight")
-    arrived = sum(
-        value for labels, value in series_by_name.get(_G + "requests_total", ()) if _is_work(labels)
-    )
-    gauges = {name: int(sum(value for _, value in series_by_name.get(_G + name, ()))) for name in
-              ("in_flight", "queued", "held")}  # fmt: skip
+
+    def total(name: str) -> float:
+        samples = series_by_name.get(_G + name, ())
+        return sum(
+            value
+            for labels, value in samples
+            if (models is None or labels.get("model") in models)
+            and (name != "requests_total" or _is_work(labels))
+        )
+
+    arrived = total("requests_total")
+    if models is not None:
+        # Requests that wait for an engine are among those that wait for a place.
+        return GatewayReport(
+            in_flight=int(total("model_in_flight")), queued=int(total("model_queued")), arrivals_total=arrived
+        )
     return GatewayReport(
-        in_flight=gauges["in_flight"], queued=gauges["queued"], held=gauges["held"], arrivals_total=arrived
-    )
+        in_flight=int(total("in_flight")), queued=int(total("queued")), held=int(total("held")),
+        arrivals_total=arrived,
+    )  # fmt: skip
 
 
 def _is_work(labels: Mapping[str, str]) -> bool:

@@ -9,17 +9,18 @@ looks adds up to no more than the whole. Looks are made when the candidate's cou
 that there are few of them.
 """
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from mamba_api.v1alpha1 import CanaryAnalysis
+from mamba_api.v1alpha1 import Canary, CanaryAnalysis
 from mamba_operator.canary.histogram import Histogram, p_value_of_longer
-from mamba_operator.rollout.attempts import MIN_FAILING_SAMPLES, Attempts, p_value
-from mamba_operator.rollout.rollback import ERROR_RATE_ROSE, TPOT_ROSE, TTFT_ROSE
+from mamba_operator.rollout.attempts import MIN_FAILING_SAMPLES, Attempts, log_choose, p_value
+from mamba_operator.rollout.rollback import ANSWERS_DIFFER, ERROR_RATE_ROSE, TPOT_ROSE, TTFT_ROSE
 
-Measure = Literal["errors", "ttft", "tpot"]
-MEASURES: tuple[Measure, ...] = ("errors", "ttft", "tpot")
+Measure = Literal["errors", "ttft", "tpot", "answers"]
+MEASURES: tuple[Measure, ...] = ("errors", "ttft", "tpot", "answers")
 FIRST_LOOK = 20
 """Number of the candidate's requests, or streamed answers, at the first look of a step."""
 LOOK_GROWTH = 4 / 3
@@ -27,7 +28,7 @@ LOOK_GROWTH = 4 / 3
 SETTLE_SECONDS = 60.0
 """Seconds at the beginning of a step in which durations do not count: the caches of new engines are empty,
 and conversations that change their engine are computed again."""
-OFF: dict[Measure, float] = {"errors": 100.0, "ttft": 1000.0, "tpot": 1000.0}
+OFF: dict[Measure, float] = {"errors": 100.0, "ttft": 1000.0, "tpot": 1000.0, "answers": 100.0}
 """Bound that switches the comparison of a measure off."""
 
 
@@ -38,9 +39,19 @@ class TrackCounts:
     attempts: Attempts = field(default_factory=Attempts)
     ttft: Histogram = field(default_factory=Histogram)
     tpot: Histogram = field(default_factory=Histogram)
+    texts: Attempts = field(default_factory=Attempts)
+    """Texts of the candidate for copies of requests: equal to that of the other revision, or failed: not."""
+    differences: Histogram = field(default_factory=Histogram)
+    """Numbers of the first tokens in which such texts differ."""
 
     def __add__(self, other: "TrackCounts") -> "TrackCounts":
-        return TrackCounts(self.attempts + other.attempts, self.ttft + other.ttft, self.tpot + other.tpot)
+        return TrackCounts(
+            self.attempts + other.attempts,
+            self.ttft + other.ttft,
+            self.tpot + other.tpot,
+            self.texts + other.texts,
+            self.differences + other.differences,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +84,20 @@ class CandidateTrial:
     Args:
         revision: revision of the candidate.
         analysis: `spec.rollout.canary.analysis`.
+        max_different_answers: `spec.rollout.canary.shadow.maxDifferentAnswers`.
     """
 
-    def __init__(self, revision: str, analysis: CanaryAnalysis) -> None:
-        self.revision, self.analysis = revision, analysis
+    def __init__(
+        self, revision: str, analysis: CanaryAnalysis, max_different_answers: float = OFF["answers"]
+    ) -> None:
+        self.revision, self.analysis, self._max_different = revision, analysis, max_different_answers
+        self.terms = revision, analysis, max_different_answers
+        """Revision and bounds: the counts of a trial with others do not apply."""
         self._looks: dict[Measure, int] = dict.fromkeys(MEASURES, 0)
-        self._step, self._begin = -1, 0.0
+        # The error is shared by the measures that may end the candidate. Texts are compared on request only.
+        self._parts = len(MEASURES) - (max_different_answers >= OFF["answers"])
+        self._step: int | None = None
+        self._begin = 0.0
         self._candidate, self._stable = TrackCounts(), TrackCounts()
         self._next_look: dict[Measure, float] = {}
         self._alarm: tuple[str, str] | None = None
@@ -97,7 +116,8 @@ class CandidateTrial:
             self._candidate = self._stable = TrackCounts()
             self._next_look = dict.fromkeys(MEASURES, float(FIRST_LOOK))
         if now - self._begin < SETTLE_SECONDS:
-            candidate, stable = TrackCounts(candidate.attempts), TrackCounts(stable.attempts)
+            candidate = replace(candidate, ttft=Histogram(), tpot=Histogram())
+            stable = replace(stable, ttft=Histogram(), tpot=Histogram())
         self._candidate += candidate
         self._stable += stable
         for measure in MEASURES:
@@ -114,9 +134,11 @@ class CandidateTrial:
         self._next_look[measure] = count * LOOK_GROWTH
         self._looks[measure] += 1
         look = self._looks[measure]
-        allowed = (1 - self.analysis.confidence / 100) / len(MEASURES) / (look * (look + 1))
+        allowed = (1 - self.analysis.confidence / 100) / self._parts / (look * (look + 1))
         if measure == "errors":
             self._compare_errors(bound / 100, allowed)
+        elif measure == "answers":
+            self._compare_texts(bound / 100, allowed)
         else:
             self._compare_times(measure, bound, allowed)
 
@@ -128,6 +150,12 @@ class CandidateTrial:
         granted = min(margin * old.total, old.answered)
         if p_value(new, Attempts(old.answered - granted, old.failed + granted)) < allowed:
             self._alarm = ERROR_RATE_ROSE, f"it failed {new} requests, and the revision beside it {old}"
+
+    def _compare_texts(self, bound: float, allowed: float) -> None:
+        texts = self._candidate.texts
+        if p_value_of_share(texts, bound) < allowed:
+            shares = f"{texts} of the greedy or seeded requests that were copied, and {bound:.2%} may differ"
+            self._alarm = ANSWERS_DIFFER, f"it wrote another text for {shares}"
 
     def _compare_times(self, measure: Measure, bound: float, allowed: float) -> None:
         new, old = self._times(measure, self._candidate), self._times(measure, self._stable)
@@ -146,6 +174,8 @@ class CandidateTrial:
     def _count(self, measure: Measure) -> float:
         if measure == "errors":
             return self._candidate.attempts.total
+        if measure == "answers":
+            return self._candidate.texts.total
         return self._times(measure, self._candidate).total
 
     def _bound(self, measure: Measure) -> float:
@@ -153,6 +183,7 @@ class CandidateTrial:
             "errors": self.analysis.max_error_increase,
             "ttft": self.analysis.max_ttft_increase,
             "tpot": self.analysis.max_tpot_increase,
+            "answers": self._max_different,
         }
         return bounds[measure]
 
@@ -168,9 +199,41 @@ class CandidateTrial:
                 _median_text(self._times(measure, old)),
                 looks[measure],
             )
-            for measure in MEASURES[1:]
+            for measure in MEASURES[1:3]
         ]
-        return (Comparison("errors", str(new.attempts), str(old.attempts), looks["errors"]), *times)
+        errors = Comparison("errors", str(new.attempts), str(old.attempts), looks["errors"])
+        if not new.texts.total:
+            return (errors, *times)
+        text = f"{new.texts} texts differ"
+        if new.differences.total:
+            text += f", first at token {new.differences.median():.0f} (median)"
+        answers = Comparison("answers", text, "the client's answer to the same request", looks["answers"])
+        return (errors, *times, answers)
+
+
+def p_value_of_share(texts: Attempts, bound: float) -> float:
+    """Return the one-sided p-value, 0 to 1, for a share of different texts above `bound`, by the binomial."""
+    total, different = round(texts.total), round(texts.failed)
+    if different <= bound * total:
+        return 1.0
+    if bound <= 0:
+        return 0.0
+    probability = 0.0
+    for count in range(different, total + 1):
+        ways = log_choose(total, count) + count * math.log(bound) + (total - count) * math.log1p(-bound)
+        term = math.exp(ways)
+        probability += term
+        if term < probability * 1e-12:
+            # Beyond the likeliest count, each count is less likely than the previous one.
+            break
+    return min(probability, 1.0)
+
+
+def new_trial(revision: str, canary: Canary) -> CandidateTrial:
+    """Return the trial of a candidate by the bounds of `spec.rollout.canary`."""
+    shadow = canary.shadow
+    bound = shadow.max_different_answers if shadow is not None else OFF["answers"]
+    return CandidateTrial(revision, canary.analysis, bound)
 
 
 def _median_text(times: Histogram) -> str:

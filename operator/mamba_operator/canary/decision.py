@@ -11,10 +11,10 @@ from datetime import datetime
 from typing import Literal
 
 from mamba_api.v1alpha1 import Canary
-from mamba_api.v1alpha1.canary import CanaryStep
+from mamba_api.v1alpha1.canary import CanaryShadow, CanaryStep
 from mamba_api.v1alpha1.conditions import timestamp
 from mamba_operator.canary.analysis import CanaryFigures
-from mamba_operator.canary.state import CanaryRequest, CanaryState
+from mamba_operator.canary.state import SHADOW_STEP, CanaryRequest, CanaryState
 from mamba_operator.objects.recorded_status import WorkloadState
 from mamba_operator.rollout.rollback import CANARY_ABORTED
 
@@ -48,6 +48,16 @@ class CandidateFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class CopyShare:
+    """Copies of requests that a candidate gets."""
+
+    percent: int
+    """Share of the conversations that are copied, in per cent."""
+    max_in_flight: int
+    """Largest number of copies of one gateway at once."""
+
+
+@dataclass(frozen=True, slots=True)
 class CanaryDecision:
     """Decision about a candidate."""
 
@@ -57,6 +67,8 @@ class CanaryDecision:
     weight: int
     """Share of the conversations that the candidate gets, in per cent."""
     phase: Phase
+    copies: CopyShare | None = None
+    """Copies of requests that the candidate gets; None = it gets none."""
     promoted: bool = False
     """Whether all engines get the candidate's revision now."""
     aborted: tuple[str, str] | None = None
@@ -78,6 +90,7 @@ def canary_decision(
         now: the time, with a time zone.
     """
     state, figures, steps = _present_state(canary, facts), facts.own_figures, canary.steps
+    step = stage_of(canary, state.step)
     verb = facts.request.verb if facts.request is not None else None
     held = paused or verb == "pause"
     alarm = figures.alarm if figures is not None else None
@@ -86,30 +99,41 @@ def canary_decision(
     if ended is None and not held:
         if verb == "promote":
             promoted = True
-        elif _is_over(steps[state.step], state, figures, facts.request, now):
+        elif replicas and _is_over(step, state, figures, facts.request, now):
             promoted = state.step + 1 == len(steps)
             state = state if promoted else CanaryState(state.revision, state.step + 1)
-    size = candidate_engines(replicas, steps[state.step].weight)
-    if state.since is None and _has_engines(facts, size):
+            step = stage_of(canary, state.step)
+    size = candidate_engines(replicas, step.percent if isinstance(step, CanaryShadow) else step.weight)
+    if not size:
+        # A deployment that was scaled to zero answers nobody: its step begins anew once engines run again.
+        state = replace(state, since=None)
+    elif state.since is None and _has_engines(facts, size):
         state = replace(state, since=timestamp(now))
-    step = steps[state.step]
     return CanaryDecision(
         state,
         size,
-        _weight(canary, state),
+        _bearable(_weight(canary, state), facts.engines.ready, replicas),
         _phase(step, state, held),
+        copies=_copies(step, state),
         promoted=promoted,
         aborted=ended,
         requeue_after=_seconds_left(step, state, now),
     )
 
 
+def stage_of(canary: Canary, step: int) -> CanaryStep | CanaryShadow:
+    """Return the step with that index, or the phase of copies before the first one."""
+    return canary.shadow if step == SHADOW_STEP and canary.shadow is not None else canary.steps[max(step, 0)]
+
+
 def _present_state(canary: Canary, facts: CandidateFacts) -> CanaryState:
     """Return the recorded state; the beginning for another candidate than the recorded one."""
     state = facts.recorded
     if state is None or state.revision != facts.revision:
+        return CanaryState(facts.revision, 0 if canary.shadow is None else SHADOW_STEP)
+    # Somebody may have removed steps from the spec meanwhile, or the phase of copies.
+    if state.step == SHADOW_STEP and canary.shadow is None:
         return CanaryState(facts.revision)
-    # Somebody may have removed steps from the spec meanwhile.
     return replace(state, step=min(state.step, len(canary.steps) - 1))
 
 
@@ -124,13 +148,28 @@ def _has_engines(facts: CandidateFacts, size: int) -> bool:
 
 
 def _weight(canary: Canary, state: CanaryState) -> int:
-    if state.since is not None:
-        return canary.steps[state.step].weight
-    return canary.steps[state.step - 1].weight if state.step else 0
+    step = state.step if state.since is not None else state.step - 1
+    return canary.steps[step].weight if step >= 0 else 0
+
+
+def _bearable(weight: int, ready: int, replicas: int) -> int:
+    """Return the weight, or less of it while some of the engines that it is for are not ready.
+
+    An autoscaler may have asked for more engines of which only the others have started, or an engine of the
+    candidate may have ended: the rest would get more than they can answer, and look slow.
+    """
+    needed = candidate_engines(replicas, weight)
+    return weight if not weight or ready >= needed else max(1, weight * ready // needed)
+
+
+def _copies(step: CanaryStep | CanaryShadow, state: CanaryState) -> CopyShare | None:
+    if not isinstance(step, CanaryShadow) or state.since is None:
+        return None
+    return CopyShare(step.percent, step.max_in_flight)
 
 
 def _is_over(
-    step: CanaryStep,
+    step: CanaryStep | CanaryShadow,
     state: CanaryState,
     figures: CanaryFigures | None,
     request: CanaryRequest | None,
@@ -147,7 +186,7 @@ def _is_over(
     return figures is not None and figures.step == state.step and figures.requests >= step.requests
 
 
-def _phase(step: CanaryStep, state: CanaryState, held: bool) -> Phase:
+def _phase(step: CanaryStep | CanaryShadow, state: CanaryState, held: bool) -> Phase:
     if held:
         return "Paused"
     if state.since is None:
@@ -155,7 +194,7 @@ def _phase(step: CanaryStep, state: CanaryState, held: bool) -> Phase:
     return "Waiting" if step.hold is None and step.requests is None else "Running"
 
 
-def _seconds_left(step: CanaryStep, state: CanaryState, now: datetime) -> float | None:
+def _seconds_left(step: CanaryStep | CanaryShadow, state: CanaryState, now: datetime) -> float | None:
     if (began := state.began) is None:
         return None
     if step.hold is None:

@@ -14,6 +14,8 @@ from mamba_api import names
 from mamba_operator.objects.manifest import Manifest, annotation
 from mamba_operator.objects.recorded_status import parse_timestamp
 
+SHADOW_STEP = -1
+"""Index of the phase before the first step, in which the candidate answers copies of requests."""
 Verb = Literal["pause", "resume", "promote", "abort"]
 
 
@@ -24,7 +26,7 @@ class CanaryState:
     revision: str
     """Value of the label `revision` of the candidate's pods."""
     step: int = 0
-    """Index of the step."""
+    """Index of the step; `SHADOW_STEP` = the phase of copies before the first one."""
     since: str | None = None
     """Time at which the weight of the step came into force, as the API writes times; None = its engines are
     not ready, and the weight of the step before is in force."""
@@ -48,7 +50,7 @@ def state_in(candidate: Manifest | None) -> CanaryState | None:
         return None
     if state is None or not (isinstance(state.revision, str) and isinstance(state.step, int)):
         return None
-    if state.step < 0 or (state.since is not None and not isinstance(state.since, str)):
+    if state.step < SHADOW_STEP or (state.since is not None and not isinstance(state.since, str)):
         return None
     return state
 
@@ -61,7 +63,7 @@ class CanaryRequest:
     revision: str
     """Revision of the candidate that the request concerns."""
     step: int | None = None
-    """With resume: number of the step that need not wait for a person, from 1."""
+    """With resume: number of the step that need not wait for a person, from 1; 0 = the phase of copies."""
 
 
 def request_in(owner: Manifest, revision: str) -> CanaryRequest | None:

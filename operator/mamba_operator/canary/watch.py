@@ -15,9 +15,10 @@ from mamba_api.v1alpha1 import Canary
 from mamba_operator.autoscale.metrics_reader import ReadMetrics
 from mamba_operator.autoscale.pod_reports import pod_reports
 from mamba_operator.autoscale.reports import ReportInvalid, Sample, series
-from mamba_operator.canary.analysis import CanaryFigures, CandidateTrial, TrackCounts
+from mamba_operator.canary.analysis import CanaryFigures, CandidateTrial, TrackCounts, new_trial
+from mamba_operator.canary.decision import stage_of
 from mamba_operator.canary.histogram import Histogram
-from mamba_operator.canary.state import CanaryState, state_in
+from mamba_operator.canary.state import SHADOW_STEP, CanaryState, state_in
 from mamba_operator.objects.indices import Indices
 from mamba_operator.objects.kinds import DEPLOYMENT, MAMBA_DEPLOYMENT, POD
 from mamba_operator.objects.manifest import Key, Manifest, name_of, section
@@ -31,6 +32,9 @@ POLL_SECONDS = 5.0
 """Seconds between two polls."""
 _TTFT = "mambaserve_gateway_canary_time_to_first_token_seconds_bucket"
 _TPOT = "mambaserve_gateway_canary_time_per_output_token_seconds_bucket"
+_COPIES = "mambaserve_gateway_shadow_answers_total"
+_TEXTS = "mambaserve_gateway_shadow_texts_total"
+_DIFFERENCES = "mambaserve_gateway_shadow_first_difference_tokens_bucket"
 Times = Mapping[str, Histogram]
 """Histogram by track: `candidate` or `stable`."""
 
@@ -42,17 +46,39 @@ class GatewayCounts:
     attempts: AttemptsByEngine
     ttft: Times
     tpot: Times
+    copies: Mapping[str, Attempts]
+    """Answers to requests of which there is a copy, by track."""
+    texts: Attempts
+    """Texts of copies: equal to that of the other revision, or failed: not."""
+    differences: Histogram
+    """Numbers of the first tokens in which such texts differ."""
 
 
 def read_counts(text: str, deployment: str) -> GatewayCounts:
     """Return what a gateway has counted of one deployment; it may serve several. Raises ReportInvalid."""
-    by_name = series(text, frozenset((_TTFT, _TPOT)))
-    ttft, tpot = (
+    by_name = series(text, frozenset((_TTFT, _TPOT, _COPIES, _TEXTS, _DIFFERENCES)))
+    ttft, tpot, copies, texts, differences = (
         # A gateway of an earlier version has no such label, and serves one deployment.
         [sample for sample in by_name.get(name, ()) if sample[0].get("deployment", "") in ("", deployment)]
-        for name in (_TTFT, _TPOT)
+        for name in (_TTFT, _TPOT, _COPIES, _TEXTS, _DIFFERENCES)
     )
-    return GatewayCounts(read_attempts(text), _by_track(ttft), _by_track(tpot))
+    return GatewayCounts(
+        read_attempts(text),
+        _by_track(ttft),
+        _by_track(tpot),
+        {track: _sum(copies, "outcome", "failed", track=track) for track in (names.CANDIDATE, names.STABLE)},
+        _sum(texts, "result", "different"),
+        _by_track(differences).get("", Histogram()),
+    )
+
+
+def _sum(samples: Iterable[Sample], label: str, failure: str, **labels: str) -> Attempts:
+    """Return the counts with these labels, of which those with `label` = `failure` have failed."""
+    total = Attempts()
+    for names_of, value in samples:
+        if labels.items() <= names_of.items():
+            total += Attempts(failed=value) if names_of.get(label) == failure else Attempts(answered=value)
+    return total
 
 
 def _by_track(samples: Iterable[Sample]) -> Times:
@@ -68,7 +94,7 @@ def _by_track(samples: Iterable[Sample]) -> Times:
 
 @dataclass(frozen=True, slots=True)
 class _Selection:
-    """A canary whose weight is in force."""
+    """A canary under way."""
 
     canary: Canary
     state: CanaryState
@@ -86,7 +112,7 @@ class _Progress:
         self.last: dict[str, GatewayCounts] = {}
 
     def increase(
-        self, tracks: Mapping[str, str], reports: Mapping[str, GatewayCounts | None]
+        self, selection: _Selection, reports: Mapping[str, GatewayCounts | None]
     ) -> dict[str, TrackCounts]:
         """Return what each track answered since the last reports of the gateways."""
         sums = {names.CANDIDATE: TrackCounts(), names.STABLE: TrackCounts()}
@@ -98,15 +124,28 @@ class _Progress:
             if before is None:
                 # The time over which this gateway counted is unknown.
                 continue
-            for pod, now in counts.attempts.items():
-                if (track := tracks.get(pod)) is not None:
-                    more = increase(before.attempts.get(pod, Attempts()), now)
-                    sums[track] += TrackCounts(more)
             for track in sums:
                 sums[track] += TrackCounts(
-                    ttft=_more(track, before.ttft, counts.ttft), tpot=_more(track, before.tpot, counts.tpot)
+                    _answers(track, selection, before, counts),
+                    _more(track, before.ttft, counts.ttft),
+                    _more(track, before.tpot, counts.tpot),
                 )
+            sums[names.CANDIDATE] += TrackCounts(
+                texts=increase(before.texts, counts.texts),
+                differences=counts.differences.since(before.differences),
+            )
         return sums
+
+
+def _answers(track: str, selection: _Selection, before: GatewayCounts, now: GatewayCounts) -> Attempts:
+    """Return the requests of clients that a track answered or failed, or the copies in the phase of those."""
+    if selection.state.step == SHADOW_STEP:
+        return increase(before.copies[track], now.copies[track])
+    total = Attempts()
+    for pod, counts in now.attempts.items():
+        if selection.tracks.get(pod) == track:
+            total += increase(before.attempts.get(pod, Attempts()), counts)
+    return total
 
 
 def _more(track: str, before: Times, now: Times) -> Histogram:
@@ -140,7 +179,7 @@ class CanaryWatch(PodPoller[_Selection, _Progress]):
         candidate = names.Children(key.name).candidate
         child = next((one for one in self._indices.of(DEPLOYMENT, key) if name_of(one) == candidate), None)
         state = state_in(child)
-        if state is None or state.since is None:
+        if state is None:
             return None
         canary = next(filter(None, map(_canary_of, self._indices.of(MAMBA_DEPLOYMENT, key))), None)
         if canary is None:
@@ -154,21 +193,22 @@ class CanaryWatch(PodPoller[_Selection, _Progress]):
         return _Selection(canary, state, tracks, tuple(serving_gateways(self._indices, key)))
 
     async def _update(self, key: Key, selection: _Selection) -> bool:
-        state, analysis = selection.state, selection.canary.analysis
-        progress = self._reports.get(key)
-        if progress is None or (progress.trial.revision, progress.trial.analysis) != (
-            state.revision,
-            analysis,
-        ):
-            progress = self._reports[key] = _Progress(CandidateTrial(state.revision, analysis))
+        state, canary = selection.state, selection.canary
+        progress, trial = self._reports.get(key), new_trial(state.revision, canary)
+        if state.since is None:
+            # The weight of another step is in force. The trial stays, because all steps share one error.
+            if progress is not None:
+                progress.last = {}
+            return False
+        if progress is None or progress.trial.terms != trial.terms:
+            progress = self._reports[key] = _Progress(trial)
         reports = await pod_reports(self._read, selection.gateways, lambda text: read_counts(text, key.name))
-        sums = progress.increase(selection.tracks, reports)
+        sums = progress.increase(selection, reports)
         before = progress.figures
         progress.figures = figures = progress.trial.observe(
             self._now(), state.step, sums[names.CANDIDATE], sums[names.STABLE]
         )
-        steps = selection.canary.steps
-        target = steps[state.step].requests if state.step < len(steps) else None
+        target = stage_of(canary, state.step).requests if state.step < len(canary.steps) else None
         reached = target is not None and figures.requests >= target
         return figures.alarm is not None or reached or before is None
 

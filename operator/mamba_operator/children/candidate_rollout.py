@@ -40,8 +40,15 @@ class CanaryPass:
 
     def candidate(self) -> Candidate:
         """Return what the children of the candidate are made of."""
-        decision = self.decision
-        return Candidate(self.revision, decision.engines, decision.weight, decision.state.annotation())
+        decision, copies = self.decision, self.decision.copies
+        return Candidate(
+            self.revision,
+            decision.engines,
+            decision.weight,
+            decision.state.annotation(),
+            copies.percent if copies is not None else 0,
+            copies.max_in_flight if copies is not None else 0,
+        )
 
     def status(self) -> CanaryStatus:
         """Return `status.canary`."""
@@ -55,6 +62,7 @@ class CanaryPass:
             step=decision.state.step + 1,
             steps=self.steps,
             weight=decision.weight,
+            shadow=decision.copies.percent if decision.copies is not None else 0,
             engines=f"{self.engines.ready}/{decision.engines}",
             requests=current.requests if current is not None else 0,
             verdict=_verdict(current),
@@ -139,7 +147,7 @@ def _promoting(current: CanaryPass, snapshot: Snapshot, engine: Manifest) -> Can
     if recorded is None or recorded.revision != label or is_ready(engine, label, snapshot.pods):
         return None
     # The step stays, so that the candidate gets no more than its engines are for.
-    return replace(current, decision=replace(current.decision, phase="Promoting"))
+    return replace(current, decision=replace(current.decision, phase="Promoting", copies=None))
 
 
 def _failure(

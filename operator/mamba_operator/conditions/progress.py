@@ -129,9 +129,14 @@ def canary_is_under_way(view: ConditionInputs) -> ConditionResult | None:
     canary = view.plan.canary
     if canary is None or canary.phase == "Promoting":
         return None
+    stage = (
+        f"step {canary.step} of {canary.steps}, {canary.weight}% of the conversations"
+        if canary.step
+        else f"copies of {canary.shadow}% of the conversations, before the first of {canary.steps} steps"
+    )
     text = (
-        f"revision {canary.revision} is tried beside {canary.stable_revision}: step {canary.step} of "
-        f"{canary.steps}, {canary.weight}% of the conversations, {canary.engines} candidate engines ready"
+        f"revision {canary.revision} is tried beside {canary.stable_revision}: {stage}, {canary.engines} "
+        "candidate engines ready"
     )
     if canary.phase in ("Paused", "Waiting"):
         asks = (

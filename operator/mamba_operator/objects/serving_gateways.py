@@ -1,7 +1,8 @@
 """`serving_gateways`: the gateway pods that send requests to the engines of one MambaDeployment.
 
 Those are its own, and those of the MambaGateways that serve its model. The watches of roll-outs and canaries
-read them: whoever reads the deployment's own gateways alone learns nothing of clients of a shared address.
+read them, and so does the autoscaler: whoever reads the deployment's own gateways alone learns nothing of
+clients of a shared address.
 Reads the watches; makes no request.
 """
 
@@ -18,20 +19,23 @@ def serving_gateways(indices: Indices, key: Key) -> list[Manifest]:
 
     Which MambaGateways serve the deployment stands in their status, where the operator has written it.
     """
-    owners = [key, *_shared_gateways(indices, key)]
+    owners = [key, *(gateway for gateway, _ in shared_gateways(indices, key))]
     pods = (pod for owner in owners for pod in indices.of(POD, owner))
     return [pod for pod in pods if is_gateway(pod) and answers(pod)]
 
 
-def _shared_gateways(indices: Indices, key: Key) -> Iterator[Key]:
-    """Yield the MambaGateways that serve a deployment."""
+def shared_gateways(indices: Indices, key: Key) -> Iterator[tuple[Key, list[str]]]:
+    """Yield the MambaGateways that serve a deployment, each with its names of the deployment's model."""
     for gateway in indices.keys(MAMBA_GATEWAY):
-        if gateway.namespace == key.namespace and any(
-            _serves(one, key.name) for one in indices.of(MAMBA_GATEWAY, gateway)
-        ):
-            yield gateway
+        if gateway.namespace == key.namespace:
+            served = [name for one in indices.of(MAMBA_GATEWAY, gateway) for name in _served(one, key.name)]
+            if served:
+                yield gateway, served
 
 
-def _serves(gateway: Manifest, deployment: str) -> bool:
-    models = section(gateway, "status").get("models") or ()
-    return any(isinstance(model, dict) and model.get("deployment") == deployment for model in models)
+def _served(gateway: Manifest, deployment: str) -> Iterator[str]:
+    """Yield the names under which a MambaGateway counts requests for a deployment."""
+    for model in section(gateway, "status").get("models") or ():
+        if isinstance(model, dict) and model.get("deployment") == deployment:
+            names_of = (model.get("name"), *(model.get("adapters") or ()))
+            yield from (str(name) for name in names_of if name)

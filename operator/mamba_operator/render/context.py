@@ -110,6 +110,10 @@ class Candidate:
     """Share of the conversations that it gets, in per cent."""
     state: str
     """Text of the annotation `canary-state`."""
+    shadow_percent: int = 0
+    """Share of the conversations of which it gets copies, in per cent."""
+    shadow_copies: int = 0
+    """Largest number of copies of one gateway at once."""
 
 
 @dataclass(frozen=True, slots=True)

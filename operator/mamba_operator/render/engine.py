@@ -108,9 +108,13 @@ def engine_service(context: Context) -> Manifest:
     """
     deployment = context.deployment
     service = child(context, SERVICE, context.children.engines, "engine")
-    if context.candidate is not None:
-        # Kubernetes copies labels of a Service to its EndpointSlices, where gateways read this one.
-        service["metadata"]["labels"][names.LABEL_CANDIDATE_WEIGHT] = str(context.candidate.weight)
+    if (candidate := context.candidate) is not None:
+        # Kubernetes copies labels of a Service to its EndpointSlices, where gateways read these.
+        labels = service["metadata"]["labels"]
+        labels[names.LABEL_CANDIDATE_WEIGHT] = str(candidate.weight)
+        if candidate.shadow_percent:
+            labels[names.LABEL_SHADOW_SHARE] = str(candidate.shadow_percent)
+            labels[names.LABEL_SHADOW_COPIES] = str(candidate.shadow_copies)
     return {
         **service,
         "spec": {

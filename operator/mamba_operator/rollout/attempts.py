@@ -142,12 +142,12 @@ def p_value(new: Attempts, old: Attempts) -> float:
         round(new.failed + old.failed),
         round(new.total + old.total),
     )
-    all_ways = _log_choose(total, failures)
+    all_ways = log_choose(total, failures)
     probability = 0.0
     for count in range(round(new.failed), min(new_total, failures) + 1):
         if failures - count > total - new_total:
             continue
-        ways = _log_choose(new_total, count) + _log_choose(total - new_total, failures - count)
+        ways = log_choose(new_total, count) + log_choose(total - new_total, failures - count)
         term = math.exp(ways - all_ways)
         probability += term
         if term < probability * 1e-12:
@@ -156,7 +156,8 @@ def p_value(new: Attempts, old: Attempts) -> float:
     return min(probability, 1.0)
 
 
-def _log_choose(n: int, k: int) -> float:
+def log_choose(n: int, k: int) -> float:
+    """Return the logarithm of the number of ways to choose `k` of `n`."""
     return math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)
 
 

@@ -161,9 +161,11 @@ ERROR_RATE_ROSE = "ErrorRateRose"
 """Failure of a revision that was ready and failed requests; not a reason of a condition."""
 TTFT_ROSE, TPOT_ROSE = "TtftRose", "TpotRose"
 """Failures of a canary that was ready and answered more slowly."""
+ANSWERS_DIFFER = "AnswersDiffer"
+"""Failure of a canary that wrote other texts than the revision beside it, for copies of the same requests."""
 CANARY_ABORTED = "CanaryAborted"
 """Failure of a canary that a person aborted."""
-OF_READY_REVISIONS = frozenset({ERROR_RATE_ROSE, TTFT_ROSE, TPOT_ROSE, CANARY_ABORTED})
+OF_READY_REVISIONS = frozenset({ERROR_RATE_ROSE, TTFT_ROSE, TPOT_ROSE, ANSWERS_DIFFER, CANARY_ABORTED})
 """Failures of revisions that were ready."""
 
 

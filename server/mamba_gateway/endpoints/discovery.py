@@ -10,7 +10,7 @@ from typing import Any
 
 from mamba_api import names
 from mamba_api.names import authority
-from mamba_gateway.endpoints.pool import Target
+from mamba_gateway.endpoints.pool import Shadow, Target
 from mamba_gateway.endpoints.watch import Objects, Watch
 from mamba_kube.api_server import ApiServer
 
@@ -42,9 +42,9 @@ def targets(slices: Iterable[Mapping[str, Any]], candidate_pods: str = "") -> tu
     for item in slices:
         if item.get("addressType") == "FQDN" or (port := _port(item.get("ports") or ())) is None:
             continue
-        weight = _weight(item)
+        weight, shadow = _weight(item), _shadow(item)
         for endpoint in item.get("endpoints") or ():
-            for target in _targets_of(endpoint, port, candidate_pods, weight):
+            for target in _targets_of(endpoint, port, candidate_pods, weight, shadow):
                 other = by_url.get(target.url)
                 if other is None or (target.ready, not target.draining) > (other.ready, not other.draining):
                     by_url[target.url] = target
@@ -60,15 +60,27 @@ def _port(ports: Iterable[Mapping[str, Any]]) -> int | None:
 
 def _weight(item: Mapping[str, Any]) -> float:
     """Return the share of the conversations that candidates get, 0 to 1, by a slice's label."""
-    text = str(((item.get("metadata") or {}).get("labels") or {}).get(names.LABEL_CANDIDATE_WEIGHT, ""))
-    return min(int(text), 100) / 100 if text.isascii() and text.isdigit() and len(text) <= 3 else 0.0
+    return min(_label(item, names.LABEL_CANDIDATE_WEIGHT), 100) / 100
+
+
+def _shadow(item: Mapping[str, Any]) -> Shadow | None:
+    """Return which copies candidates get, by a slice's labels; None = they get none."""
+    share, copies = min(_label(item, names.LABEL_SHADOW_SHARE), 100), _label(item, names.LABEL_SHADOW_COPIES)
+    return Shadow(share / 100, copies) if share and copies else None
+
+
+def _label(item: Mapping[str, Any], name: str) -> int:
+    """Return the number in a label; 0 = there is none."""
+    text = str(((item.get("metadata") or {}).get("labels") or {}).get(name, ""))
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= 3 else 0
 
 
 def _targets_of(
-    endpoint: Mapping[str, Any], port: int, candidate_pods: str, weight: float
+    endpoint: Mapping[str, Any], port: int, candidate_pods: str, weight: float, shadow: Shadow | None
 ) -> Iterable[Target]:
     conditions = endpoint.get("conditions") or {}
     name = (endpoint.get("targetRef") or {}).get("name") or ""
+    candidate = bool(candidate_pods) and name.startswith(candidate_pods)
     terminating = bool(conditions.get("terminating"))
     for address in endpoint.get("addresses") or ():
         where = authority(address, port)
@@ -78,5 +90,6 @@ def _targets_of(
             # A terminating pod is never `ready`, but it may still finish its requests, so it is `draining`.
             ready=conditions.get("ready") is not False or terminating,
             draining=terminating,
-            candidate_share=weight if candidate_pods and name.startswith(candidate_pods) else None,
+            candidate_share=weight if candidate else None,
+            shadow=shadow if candidate else None,
         )

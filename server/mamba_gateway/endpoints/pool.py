@@ -22,6 +22,16 @@ from mamba_gateway.hand_over import TransferReport
 
 
 @dataclass(frozen=True, slots=True)
+class Shadow:
+    """The conversations of which copies are sent to the candidates of a canary."""
+
+    share: float
+    """Share of the conversations, 0 to 1."""
+    max_in_flight: int
+    """Largest number of copies at once."""
+
+
+@dataclass(frozen=True, slots=True)
 class Target:
     """Engine that a source has found."""
 
@@ -37,6 +47,8 @@ class Target:
     candidate_share: float | None = None
     """Share of the conversations that the engines of a canary's new revision get, 0 to 1, if this is one of
     them; None = it is not."""
+    shadow: Shadow | None = None
+    """Copies that a candidate gets; None = it gets none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +151,8 @@ class Pool:
         """Whether an engine was ejected and has not answered successfully since."""
         self.candidate_share: float | None = None
         """Share of the conversations that candidates of a canary get, 0 to 1; None = there is none."""
+        self.shadow: Shadow | None = None
+        """Copies that candidates of a canary get; None = they get none."""
         self._last_names: frozenset[str] = frozenset()
         """The value of `names` before the targets last changed."""
 
@@ -148,6 +162,7 @@ class Pool:
         current = {target.url: target for target in targets}
         shares = [one.candidate_share for one in current.values() if one.candidate_share is not None]
         self.candidate_share = max(shares, default=None)
+        self.shadow = next((one.shadow for one in current.values() if one.shadow is not None), None)
         added, removed = current.keys() - self._records.keys(), self._records.keys() - current.keys()
         for url in removed:
             del self._records[url]
@@ -316,7 +331,11 @@ class Pool:
 
     def capacity(self, model: str | None) -> float:
         """Return how many more requests for `model` may be sent to the engines; see `engine_capacity`."""
-        return engine_capacity(self.snapshot(), model)
+        endpoints = self.snapshot()
+        if self.candidate_share == 0.0:
+            # Candidates that get no requests have no places for them, unless nothing else serves.
+            endpoints = tuple(one for one in endpoints if not one.candidate) or endpoints
+        return engine_capacity(endpoints, model)
 
     @property
     def has_choice(self) -> bool:

@@ -25,6 +25,7 @@ from mamba_telemetry.trace_metrics import TraceMetrics
 from mamba_telemetry.tracing import OFF, Tracing
 
 RetryReason = Literal["refused", "unreachable", "died", "silent", "rejected"]
+CopyOutcome = Literal["compared", "given_up", "no_room", "no_engine", "too_large"]
 HandOverOutcome = Literal["computed", "nothing", "rejected", "full", "failed"]
 DecodeReason = Literal["short", "no_engine", "failed", "nothing"]
 KEY_LIMIT = "key_limit"
@@ -33,6 +34,7 @@ UNKNOWN_MODEL = "unknown"
 """Label of models that no engine reports."""
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 
+_TOKENS = tuple(float(2**power) for power in range(14))
 _DECISION_SECONDS = (0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05)
 
 
@@ -243,6 +245,31 @@ class GatewayMetrics:
             buckets=geometric(0.0005, 2.0),
             registry=registry,
         )
+        self.shadow_copies = Counter(
+            f"{prefix}_shadow_copies",
+            "Copies of requests for the candidate of a canary, by outcome: compared, or why not.",
+            ["deployment", "outcome"],
+            registry=registry,
+        )
+        self.shadow_answers = Counter(
+            f"{prefix}_shadow_answers",
+            "Answers to requests of which there is a copy, by revision: a status that differs is a failure.",
+            ["deployment", "track", "outcome"],
+            registry=registry,
+        )
+        self.shadow_texts = Counter(
+            f"{prefix}_shadow_texts",
+            "Copies of greedy or seeded requests, by whether both revisions wrote the same text.",
+            ["deployment", "result"],
+            registry=registry,
+        )
+        self.shadow_differences = Histogram(
+            f"{prefix}_shadow_first_difference_tokens",
+            "Number of the first token in which the texts of both revisions differ.",
+            ["deployment"],
+            buckets=_TOKENS,
+            registry=registry,
+        )
         self._serves = serves or (
             lambda name: any(name in (endpoint.models or ()) for endpoint in snapshot())
         )
@@ -252,9 +279,24 @@ class GatewayMetrics:
         self.prompt = functools.cache(self.prompts.labels)
         self.promise = functools.cache(self.promises.labels)
         self.duration_of = functools.cache(self.duration.labels)
+        self.shadow_copy = functools.cache(self.shadow_copies.labels)
+        self.shadow_answer = functools.cache(self.shadow_answers.labels)
+        self.shadow_text = functools.cache(self.shadow_texts.labels)
+        self.shadow_difference = functools.cache(self.shadow_differences.labels)
         self._canary_first = functools.cache(self.canary_first.labels)
         self._canary_token = functools.cache(self.canary_token.labels)
         self.first_byte_of = functools.cache(self.first_byte.labels)
+
+    def begin_shadow(self, deployment: str) -> None:
+        """Create the series of copies, because a rate ignores the step from no series to a value of one."""
+        for outcome in get_args(CopyOutcome):
+            self.shadow_copy(deployment, outcome)
+        for track in (names.CANDIDATE, names.STABLE):
+            for answer in ("answered", "failed"):
+                self.shadow_answer(deployment, track, answer)
+        for result in ("equal", "different"):
+            self.shadow_text(deployment, result)
+        self.shadow_difference(deployment)
 
     def model_label(self, model: str | None) -> str:
         """Return `model` if an engine reports it, else a common label: clients cannot create label values."""

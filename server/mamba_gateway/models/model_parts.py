@@ -128,7 +128,9 @@ async def model_running(
             hold_timeout=settings.hold_timeout, max_attempts=settings.max_attempts,
             request_timeout=settings.request_timeout, liveness=liveness, wake=wake,
             hand_over_tokens=settings.hand_over_tokens, deployment=settings.deployment or "",
+            texts=texts,
         )  # fmt: skip
+        stack.push_async_callback(relay.close)
         if texts is not None:
             await enter(running(texts.work(), "tokenizers"))
         yield ModelParts(

@@ -20,9 +20,10 @@ from mamba_edge.connection.direct_exchange import Begin
 from mamba_edge.error_forms import OPENAI, ErrorForm
 from mamba_edge.errors import ApiError
 from mamba_edge.exchange.asgi_responses import EVENT_STREAM, is_over_own_limit
-from mamba_gateway.body_fields import UsageMeter
+from mamba_gateway.body_fields import CLIENTS_MISTAKE, UsageMeter, has_error_event
 from mamba_gateway.errors import CUT_SHORT, SILENT, UpstreamIdleTimeout, UpstreamLost
 from mamba_gateway.headers import is_event_stream, to_client
+from mamba_gateway.shadow.answer_record import AnswerRecord
 from mamba_gateway.upstream.connection import IdleTimeout, Pair, UpstreamResponse
 from mamba_gateway.upstream.silence import SilenceWatch
 from mamba_telemetry.request_trace import SpanNote
@@ -31,10 +32,6 @@ MAX_BUFFERED = 1024 * 1024
 """Size in bytes from which an incomplete event is passed on as it is, so that memory is bounded."""
 ERROR_EVENT_SECONDS = 3.0
 """Longest time, in seconds, that an error event waits until the client's socket accepts it."""
-ERROR_EVENTS = (b'data: {"error":', b'data: {"type":"error"', b'data: {"type":"response.failed"')
-"""Beginnings of the last event of a failed stream. Within the text of an answer, quotes are escaped."""
-CLIENTS_MISTAKE = b'"invalid_request_error"'
-"""Part of such an event if the failure is a mistake of the client, which no engine could have answered."""
 
 
 class ResponseTruncated(Exception):
@@ -87,8 +84,8 @@ class EngineAnswer:
     """
 
     __slots__ = (
-        "_aligner", "_begin", "_form", "_headers", "_meter", "_request_id", "_response", "_send", "_span",
-        "_watch", "_write", "failed", "status",
+        "_aligner", "_begin", "_form", "_headers", "_meter", "_record", "_request_id", "_response", "_send",
+        "_span", "_watch", "_write", "failed", "status",
     )  # fmt: skip
 
     def __init__(
@@ -101,8 +98,13 @@ class EngineAnswer:
         added: tuple[Pair, ...],
         form: ErrorForm = OPENAI,
         request_id: str = "",
+        record: AnswerRecord | None = None,
     ) -> None:
-        """Begin an answer. `added` are headers of the gateway, `form` is the form of its error messages."""
+        """Begin an answer. `added` are headers of the gateway, `form` is the form of its error messages.
+
+        `record` keeps the bytes, to be compared with another answer to the same request.
+        """
+        self._record = record
         self._form, self._request_id = form, request_id
         self.status = response.status
         self._response, self._send, self._span, self._watch = response, send, span, watch
@@ -147,7 +149,9 @@ class EngineAnswer:
         self._watch.record_activity()
         if self._meter is not None:
             self._meter.feed(chunk)
-        if any(event in chunk for event in ERROR_EVENTS):
+        if self._record is not None:
+            self._record.feed(chunk)
+        if has_error_event(chunk):
             self._span.fail("error_event")
             self.failed = None if CLIENTS_MISTAKE in chunk else True
         return self._aligner.feed(chunk) if self._aligner else chunk

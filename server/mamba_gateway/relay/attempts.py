@@ -21,6 +21,7 @@ from mamba_gateway.endpoints.pool import Pool
 from mamba_gateway.hand_over import HandOver
 from mamba_gateway.metrics.gateway_metrics import RetryReason
 from mamba_gateway.routing.decision import RoutingRecord
+from mamba_gateway.shadow.shadow_copies import ShadowCopy
 from mamba_gateway.upstream.connection import Pair, UpstreamResponse
 from mamba_gateway.upstream.connector import UpstreamRequest
 from mamba_gateway.upstream.deadlines import Interrupt
@@ -157,6 +158,8 @@ class RelayProgress(msgspec.Struct, eq=False):
     """URL of the engine that died or became silent on the request; at most one."""
     rejecting_engines: tuple[str, ...] = ()
     """URLs of the engines that rejected the request."""
+    copy: ShadowCopy | None = None
+    """Copy of the request that the candidate of a canary answers; None = there is none."""
     prefill_over: bool = False
     """Whether the prompt is sent to no further prefill engine."""
     handed_over: "HandedOver | None" = None

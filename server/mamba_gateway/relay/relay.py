@@ -32,6 +32,7 @@ from mamba_gateway.errors import (
 )
 from mamba_gateway.hand_over import peer_header
 from mamba_gateway.metrics.gateway_metrics import GatewayMetrics
+from mamba_gateway.prompts.text_processors import TextProcessors
 from mamba_gateway.relay.answer import EngineAnswer, ResponseTruncated, upstream_error
 from mamba_gateway.relay.attempts import (
     NO_LIVENESS,
@@ -49,6 +50,7 @@ from mamba_gateway.relay.prefill_leg import PrefillLeg
 from mamba_gateway.relay.unread_exports import UnreadExports
 from mamba_gateway.routing.decision import RESPONSE_HEADER, NoCandidate, RoutingRecord
 from mamba_gateway.routing.router import EndpointWait, Router
+from mamba_gateway.shadow.shadow_copies import ShadowCopies
 from mamba_gateway.upstream.connection import ConnectionLost, EngineUnreachable, IdleTimeout, UpstreamResponse
 from mamba_gateway.upstream.connector import UpstreamConnector, UpstreamRequest, ask
 from mamba_gateway.upstream.deadlines import Deadlines, Interrupt
@@ -81,6 +83,7 @@ class Relay:
         wake: Callable[[], None],
         hand_over_tokens: int,
         deployment: str = "",
+        texts: TextProcessors | None = None,
     ) -> None:
         self._connector, self._pool, self._metrics, self._router = connector, pool, metrics, router
         self.loop = connector.loop
@@ -101,6 +104,7 @@ class Relay:
         )  # fmt: skip
         self._hand_over_tokens, self._deployment = hand_over_tokens, deployment
         self._exports = UnreadExports(connector)
+        self._copies = ShadowCopies(connector, pool, metrics, deployment, request_timeout, texts)
         self.cancelling = False
         """Whether the drain time is over. Streams that are cancelled then end with an error event."""
 
@@ -108,6 +112,10 @@ class Relay:
     def has_choice(self) -> bool:
         """Whether there is more than one engine, so that reading the prompt can improve the choice."""
         return self._pool.has_choice
+
+    async def close(self) -> None:
+        """End the copies of requests that are under way."""
+        await self._copies.close()
 
     async def run(self, request: UpstreamRequest, send: Send) -> None:
         """Answer the request through `send`, within the longest time that a request may take.
@@ -134,6 +142,8 @@ class Relay:
         finally:
             comparison.end(took=None)
             self._deadlines.end(lifetime)
+            if progress.copy is not None:
+                progress.copy.leave()
             if (state := progress.handed_over) is not None and not state.named:
                 self._exports.release(state, request)
 
@@ -158,6 +168,8 @@ class Relay:
         request, endpoint = progress.request, record.decision.endpoint
         progress.number += 1
         last = progress.number >= self._max_attempts or not self._budget.available
+        if self._pool.shadow is not None and progress.number == 1 and not endpoint.candidate:
+            progress.copy = self._copies.begin(request)
         sent_at = self.loop.time()
         ticket = self._router.sent(record, request.prompt)
         if request.permit is not None:
@@ -210,7 +222,7 @@ class Relay:
                     answer = self._begin_answer(progress, attempt, response)
                     if not answer.send_whole(first):
                         await self._forward(progress, attempt, response, first, answer)
-                    self._end_answer(request, attempt, answer)
+                    self._end_answer(progress, attempt, answer)
         except EngineUnreachable as error:
             failure = self._on_unreachable(progress, attempt, error)
         except ConnectionLost as error:
@@ -304,15 +316,18 @@ class Relay:
         added = ((RESPONSE_HEADER, attempt.record.header()),) if request.explain else ()
         return EngineAnswer(
             response, progress.send, request.meter, attempt.span, attempt.watch, added, form_of(request.path),
-            request.request_id,
+            request.request_id, progress.copy.original if progress.copy is not None else None,
         )  # fmt: skip
 
-    def _end_answer(self, request: UpstreamRequest, attempt: Attempt, answer: EngineAnswer) -> None:
+    def _end_answer(self, progress: RelayProgress, attempt: Attempt, answer: EngineAnswer) -> None:
         """Record how the answer ended, and how many prompt tokens the engine took from its cache."""
+        request = progress.request
         if not 400 <= answer.status < 500:
             attempt.failed = True if answer.status >= 500 else answer.failed
         if self._pool.candidate_share is not None and answer.status == 200 and answer.failed is False:
             self._time(request, attempt, answer)
+        if progress.copy is not None and attempt.response is not None:
+            progress.copy.compare(answer.status, attempt.response.headers, failed=answer.failed)
         usage = request.meter.usage if request.meter is not None else None
         if usage is not None:
             self._router.answered(attempt.record, request.prompt, usage, fetched=attempt.fetchable)
@@ -337,7 +352,7 @@ class Relay:
         answer = self._begin_answer(progress, attempt, response)
         if not answer.send_whole(first):
             await self._forward(progress, attempt, response, first, answer)
-        self._end_answer(progress.request, attempt, answer)
+        self._end_answer(progress, attempt, answer)
 
     async def _forward(
         self,

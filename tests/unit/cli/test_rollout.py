@@ -92,6 +92,17 @@ def test_the_status_has_the_step_and_the_numbers_behind_the_verdict(cluster: Clu
                  "errors 1 of 420; beside it 3 of 1260 (9 looks)"):  # fmt: skip
         assert part in words
     assert json.loads(cluster.run("status", "--output", "json"))["canary"] == CANARY
+    answers = {"measure": "answers", "candidate": "3 of 40 (7.5%) texts differ", "stable": "the client's"}
+    copied = {"step": 0, "weight": 0, "shadow": 10, "comparisons": [answers]}
+    cluster.status = {"canary": {**CANARY, **copied}}
+    words = " ".join(cluster.run("status").split())
+    for part in ("step copies, before the first of 3 steps", "copies 10% of the conversations",
+                 "requests 420 compared", "answers 3 of 40 (7.5%) texts differ"):  # fmt: skip
+        assert part in words
+    cluster.run("resume")
+    assert cluster.patches == [
+        {"metadata": {"annotations": {names.ANNOTATION_CANARY: "resume 0123456789 0"}}}
+    ]
     cluster.status = {"rollout": {
         "readyRevision": "a", "failedRevision": "b", "reason": "TtftRose", "message": "it was slow",
     }}  # fmt: skip

@@ -11,7 +11,7 @@ from mamba_operator.autoscale.autoscaler import Autoscaler
 from mamba_operator.autoscale.scaling_metrics import ScalingMetrics
 from mamba_operator.autoscale.scaling_record import from_text
 from mamba_operator.objects.indices import Indices, index_id
-from mamba_operator.objects.kinds import MAMBA_DEPLOYMENT, POD
+from mamba_operator.objects.kinds import MAMBA_DEPLOYMENT, MAMBA_GATEWAY, POD
 from mamba_operator.objects.manifest import Key, Manifest
 from mamba_operator.objects.recorded_status import with_readable_status
 from operator_objects import fitting_owner
@@ -205,6 +205,66 @@ async def test_an_object_is_read_once_for_each_version_that_watches_hold(
     held[KEY] = [of]
     assert await world.poll() == 1
     assert len(read) == 3, "nothing is kept of an object that is gone"
+
+
+def candidate(name: str, *, ready: bool = True) -> Manifest:
+    one = pod(name, ready=ready)
+    one["metadata"]["labels"][names.LABEL_TRACK] = names.CANDIDATE
+    return one
+
+
+def on_trial(world: World, weight: int) -> None:
+    [of] = world.by_id[index_id(MAMBA_DEPLOYMENT)][KEY]
+    revisions = {"revision": "new", "stableRevision": "old", "phase": "Running"}
+    of["status"]["canary"] = {**revisions, "step": 1, "steps": 2, "weight": weight}
+
+
+async def test_a_candidate_that_never_starts_keeps_no_other_engine_from_starting() -> None:
+    world = World(2, pod("a"), pod("b"), candidate("new", ready=False), pod("door", "gateway"))
+    world.reports = {"a": BUSY, "b": BUSY, "door": DOOR}
+    on_trial(world, 0)
+
+    assert await world.poll(120) > 2
+
+
+@pytest.mark.parametrize(("weight", "shrinks"), [(50, False), (0, True)])
+async def test_the_other_engines_could_bear_what_a_candidate_answers_and_copies_are_no_demand(
+    weight: int, shrinks: bool
+) -> None:
+    world = World(2, *map(pod, "ab"), candidate("new"), pod("door", "gateway"), scaleDownDelay="100s")
+    world.reports = {"a": QUIET, "b": QUIET, "new": BUSY, "door": DOOR}
+    on_trial(world, weight)
+
+    assert (await world.poll(60) == 1) is shrinks
+    assert ("new" in world.polled) is (weight > 0)
+    assert world.metric("reporting_engines") == 2, "a candidate is none of the engines that are asked for"
+
+
+async def test_a_silent_candidate_hides_load_so_that_no_engine_stops() -> None:
+    world = World(3, *map(pod, "abc"), candidate("new"), pod("door", "gateway"), scaleDownDelay="100s")
+    world.reports = {"a": QUIET, "b": QUIET, "c": QUIET, "new": None, "door": DOOR}
+    on_trial(world, 5)
+
+    assert await world.poll(30) == 3
+
+
+@pytest.mark.parametrize(("model", "starts"), [("chat", True), ("other", False)])
+async def test_requests_that_wait_at_a_mamba_gateway_are_demand_of_their_model(
+    model: str, starts: bool
+) -> None:
+    world = World(0, pod("door", "gateway"), minReplicas=0)
+    team = Key("models", "team", "MambaGateway")
+    served = [{"name": "chat", "deployment": "nano"}, {"name": "other", "deployment": "another"}]
+    world.by_id[index_id(MAMBA_GATEWAY)] = {
+        team: [{"metadata": {"name": "team"}, "status": {"models": served}}]
+    }
+    world.by_id[index_id(POD)][team] = [pod("shared", "gateway")]
+    queued = f'mambaserve_gateway_model_queued{{model="{model}"}} 9\n'
+    arrived = f'mambaserve_gateway_requests_total{{model="{model}",code="200",reason=""}} 5\n'
+    world.reports = {"door": DOOR, "shared": DOOR + queued + arrived}
+
+    assert await world.poll() == (1 if starts else 0)
+    assert world.metric("waiting_requests") == (9 if starts else 0)
 
 
 async def test_one_deployment_that_breaks_does_not_keep_others_from_being_looked_at() -> None:

@@ -9,6 +9,7 @@ from mamba_api import names
 from mamba_api.v1alpha1 import Canary, CanaryAnalysis
 from mamba_operator.canary.analysis import CanaryFigures
 from mamba_operator.canary.decision import candidate_engines
+from mamba_operator.canary.state import SHADOW_STEP
 from mamba_operator.objects.manifest import Manifest, label_of
 from operator_objects import fitting_owner
 
@@ -120,6 +121,75 @@ async def test_a_change_is_tried_step_by_step_and_then_replaces_all_engines() ->
     assert "canary" not in status(life)
     assert conditions["UpToDate"] == ("True", "UpToDate")
     assert status(life)["rollout"]["readyRevision"] == new
+
+
+def copies(life: Life) -> tuple[str | None, str | None, str | None]:
+    """Return the weight, the share of copies and their bound, as gateways read them."""
+    labels: dict[str, str] = child(life, "Service", "nano-engine")["metadata"]["labels"]
+    share, bound = labels.get(names.LABEL_SHADOW_SHARE), labels.get(names.LABEL_SHADOW_COPIES)
+    return weight(life), share, bound
+
+
+def shadowed(**shadow: Any) -> dict[str, Any]:
+    return {"rollout": {"canary": {"shadow": {"percent": 30, **shadow}, "steps": [{"weight": 5}]}}}
+
+
+async def test_copies_come_before_the_first_step_and_no_client_gets_an_answer_of_the_candidate() -> None:
+    life = await served()
+    life.spec(4, **OTHER, replicas=4, **shadowed(requests=200, maxInFlight=3))
+    await life.reconcile()
+    new = str(label_of(child(life, "Deployment", "nano-candidate")))
+    assert child(life, "Deployment", "nano-candidate")["spec"]["replicas"] == 2, "for 30% of four"
+    assert copies(life) == ("0", None, None), "no engine of the candidate is ready"
+    candidates_ready(life, 2)
+    conditions, events = await life.reconcile()
+    assert copies(life) == ("0", "30", "3")
+    assert "CanaryStep" in events
+    assert conditions["Progressing"] == ("True", "CanaryRunning")
+    shown = status(life)["canary"]
+    assert (shown.get("step", 0), shown["shadow"], shown.get("weight", 0)) == (0, 30, 0)
+    life.canary = figures(new, SHADOW_STEP, 199)
+    await life.reconcile(hours=1)
+    assert copies(life) == ("0", "30", "3")
+    life.canary = figures(new, SHADOW_STEP, 200)
+    await life.reconcile()
+    candidates_ready(life)
+    await life.reconcile()
+    assert copies(life) == ("5", None, None), "the first step has begun, and copies have ended"
+    assert (status(life)["canary"]["step"], status(life)["canary"]["phase"]) == (1, "Waiting")
+
+
+async def test_copies_end_by_time_or_by_a_person() -> None:
+    for shadow, later in (({"hold": "10m"}, "10m"), ({}, "resume")):
+        life = await served()
+        life.spec(4, **OTHER, replicas=4, **shadowed(**shadow))
+        await life.reconcile()
+        candidates_ready(life, 2)
+        await life.reconcile()
+        new = str(label_of(child(life, "Deployment", "nano-candidate")))
+        assert status(life)["canary"]["phase"] == ("Running" if shadow else "Waiting")
+        await life.reconcile(minutes=9)
+        assert copies(life)[1] == "30"
+        if later == "resume":
+            ask(life, f"resume {new} 0")
+        await life.reconcile(minutes=2)
+        assert copies(life)[1] is None
+        assert status(life)["canary"]["step"] == 1
+
+
+async def test_a_candidate_whose_copies_fail_is_taken_back_and_a_spec_without_copies_goes_on() -> None:
+    life = await served()
+    life.spec(4, **OTHER, replicas=4, **shadowed())
+    await life.reconcile()
+    candidates_ready(life, 2)
+    await life.reconcile()
+    new = str(label_of(child(life, "Deployment", "nano-candidate")))
+    life.spec(5, **OTHER, replicas=4, **canary())
+    await life.reconcile()
+    assert (status(life)["canary"]["step"], copies(life)) == (1, ("5", None, None))
+    life.canary = figures(new, 0, 60, alarm=("AnswersDiffer", "it wrote another text"))
+    await life.reconcile()
+    assert status(life)["rollout"]["reason"] == "AnswersDiffer"
 
 
 async def test_pods_of_a_candidate_are_those_that_a_promotion_makes_with_their_own_settings() -> None:
@@ -238,6 +308,36 @@ async def test_the_weight_of_a_step_waits_for_all_of_its_engines() -> None:
     await life.reconcile()
     assert weight(life) == "50"
     assert [candidate_engines(n, w) for n, w in ((0, 50), (1, 1), (4, 26), (100, 5))] == [0, 1, 2, 5]
+
+
+async def test_a_candidate_gets_no_more_than_its_ready_engines_are_for() -> None:
+    life, _, _ = await tried({"weight": 25, "hold": "1h"}, replicas=4)
+    assert weight(life) == "25"
+    life.spec(4, **OTHER, **canary({"weight": 25, "hold": "1h"}), replicas=12)
+    await life.reconcile()
+    assert child(life, "Deployment", "nano-candidate")["spec"]["replicas"] == 3
+    await life.reconcile()
+    assert weight(life) == "8", "one of three engines is ready"
+    candidates_ready(life, 3)
+    await life.reconcile()
+    assert weight(life) == "25"
+    assert status(life)["canary"]["step"] == 1
+
+
+async def test_a_deployment_at_zero_keeps_its_candidate_waiting_until_engines_run_again() -> None:
+    life, old, _ = await tried({"weight": 50, "hold": "10m"}, replicas=2)
+    life.spec(4, **OTHER, **canary({"weight": 50, "hold": "10m"}), replicas=0)
+    await life.reconcile()
+    assert child(life, "Deployment", "nano-candidate")["spec"]["replicas"] == 0
+    await life.reconcile(hours=2)
+    assert label_of(engine(life)) == old, "a candidate that has answered nobody is not promoted"
+    life.spec(4, **OTHER, **canary({"weight": 50, "hold": "10m"}), replicas=2)
+    await life.reconcile()
+    candidates_ready(life)
+    await life.reconcile()
+    assert weight(life) == "50"
+    await life.reconcile(minutes=9)
+    assert label_of(engine(life)) == old, "the step has begun anew"
 
 
 async def test_another_change_begins_anew_and_taking_it_back_ends_the_canary() -> None:

@@ -12,9 +12,15 @@ import pytest
 from mamba_api import names
 from mamba_api.v1alpha1 import CanaryAnalysis
 from mamba_gateway.metrics.gateway_metrics import GatewayMetrics, geometric
-from mamba_operator.canary.analysis import SETTLE_SECONDS, CanaryFigures, CandidateTrial, TrackCounts
+from mamba_operator.canary.analysis import (
+    SETTLE_SECONDS,
+    CanaryFigures,
+    CandidateTrial,
+    TrackCounts,
+    p_value_of_share,
+)
 from mamba_operator.canary.histogram import Histogram, p_value_of_longer
-from mamba_operator.canary.state import CanaryState
+from mamba_operator.canary.state import SHADOW_STEP, CanaryState
 from mamba_operator.canary.watch import CanaryWatch, read_counts
 from mamba_operator.objects.indices import Indices, index_id
 from mamba_operator.objects.kinds import DEPLOYMENT, MAMBA_DEPLOYMENT, MAMBA_GATEWAY, POD
@@ -141,6 +147,34 @@ def test_stretched_durations_are_those_of_slower_answers() -> None:
     assert times(np.array([100.0])).stretched(2.0).counts[-1] == 1
 
 
+def texts(equal: int, different: int) -> TrackCounts:
+    return TrackCounts(Attempts(equal + different), texts=Attempts(equal, different, 1))
+
+
+def test_texts_end_a_candidate_where_a_bound_is_set() -> None:
+    def alarm(bound: float, equal: int, different: int) -> str | None:
+        trial = CandidateTrial("new", CanaryAnalysis(), bound)
+        figures = trial.observe(0.0, SHADOW_STEP, texts(equal, different), TrackCounts(Attempts(1000)))
+        assert "texts differ" in figures.comparisons[-1].candidate
+        return figures.alarm[0] if figures.alarm is not None else None
+
+    assert alarm(100.0, 0, 400) is None, "texts end nothing where no bound is set"
+    assert alarm(5.0, 380, 20) is None, "as many may differ"
+    assert alarm(5.0, 370, 30) is None, "this may be chance"
+    assert alarm(5.0, 340, 60) == "AnswersDiffer"
+    assert alarm(0.0, 399, 1) == "AnswersDiffer"
+
+
+def test_the_share_of_different_texts_is_tested_by_the_binomial() -> None:
+    def exact(total: int, least: int, share: float) -> float:
+        counts = range(least, total + 1)
+        return sum(math.comb(total, one) * share**one * (1 - share) ** (total - one) for one in counts)
+
+    assert p_value_of_share(Attempts(10, 10), 0.3) == pytest.approx(exact(20, 10, 0.3))
+    assert p_value_of_share(Attempts(990, 10), 0.005) == pytest.approx(exact(1000, 10, 0.005))
+    assert p_value_of_share(Attempts(20, 1), 0.5) == 1.0
+
+
 class Watched:
     """A canary in its first step, with an engine of each revision and a gateway that counts."""
 
@@ -177,7 +211,8 @@ class Watched:
             for outcome, value in (("answered", count), ("failed", self.failed[engine])):
                 labels = f'endpoint="{engine}",outcome="{outcome}"'
                 lines.append(f"mambaserve_gateway_endpoint_attempts_total{{{labels}}} {value}")
-        return "\n".join(lines) + "\n"
+        text = self.metrics.render().decode() if self.metrics is not None else ""
+        return "\n".join(lines) + "\n" + text.replace("mambaserve_gateway_in_flight 0.0\n", "")
 
     async def poll(self, *, old: int, new: int, failed: int = 0) -> CanaryFigures | None:
         self.seconds += 5
@@ -205,6 +240,22 @@ async def test_the_operator_counts_each_revision_at_the_gateways_from_its_first_
     run.woken.clear()
     await run.poll(old=50, new=1)
     assert run.woken == [run.key], "the requests of the step are reached"
+
+
+async def test_the_trial_goes_on_over_the_time_in_which_the_engines_of_a_step_start() -> None:
+    run = Watched()
+    for _ in range(3):
+        await run.poll(old=300, new=40)
+    [child] = run.by_id[index_id(DEPLOYMENT)][run.key]
+    looks = [one.looks for one in run.watch.figures(run.key).comparisons]  # type: ignore[union-attr]
+    for since in (None, (NOW - timedelta(minutes=5)).isoformat()):
+        state = CanaryState("new-revision", 1, since)
+        child["metadata"]["annotations"][names.ANNOTATION_CANARY_STATE] = state.annotation()
+        await run.poll(old=300, new=40)
+    figures = await run.poll(old=300, new=40)
+    assert figures is not None
+    assert (figures.step, figures.requests) == (1, 40), "the wait for engines belongs to no step"
+    assert figures.comparisons[0].looks == looks[0] + 1, "all steps share one error"
 
 
 async def test_gateways_of_a_shared_address_are_read_where_they_serve_the_deployment() -> None:
@@ -250,3 +301,40 @@ def test_the_operator_reads_the_times_that_a_gateway_writes() -> None:
     assert counts.ttft[names.CANDIDATE].median() == pytest.approx(0.3, rel=0.1)
     assert counts.tpot[names.STABLE].median() == pytest.approx(0.05, rel=0.1)
     assert counts.ttft[names.STABLE].bounds == BOUNDS
+
+
+def test_the_operator_reads_the_copies_that_a_gateway_compares() -> None:
+    metrics = GatewayMetrics(lambda: ())
+    for deployment, failed in (("nano", 2), ("another", 50)):
+        for track, outcome, count in (
+            ("stable", "answered", 9 + failed), ("candidate", "answered", 9), ("candidate", "failed", failed),
+        ):  # fmt: skip
+            metrics.shadow_answer(deployment, track, outcome).inc(count)
+        for result in ("equal", "different"):
+            metrics.shadow_text(deployment, result).inc(failed)
+        metrics.shadow_difference(deployment).observe(12)
+    counts = read_counts(metrics.render().decode(), "nano")
+    assert counts.copies[names.CANDIDATE] == Attempts(9, 2)
+    assert counts.copies[names.STABLE] == Attempts(11)
+    assert counts.texts == Attempts(2, 2)
+    assert counts.differences.total == 1
+    assert 8 < counts.differences.median() <= 16
+
+
+async def test_copies_are_compared_with_the_answers_to_the_same_requests_alone() -> None:
+    run = Watched()
+    [candidate] = run.by_id[index_id(DEPLOYMENT)][run.key]
+    state = CanaryState("new-revision", SHADOW_STEP, (NOW - timedelta(hours=1)).isoformat())
+    candidate["metadata"]["annotations"][names.ANNOTATION_CANARY_STATE] = state.annotation()
+    canary = {"shadow": {"percent": 5, "requests": 40}, "steps": [{"weight": 5}]}
+    run.by_id[index_id(MAMBA_DEPLOYMENT)][run.key] = [owner(rollout={"canary": canary})]
+    run.metrics = GatewayMetrics(lambda: ())
+    for _ in range(5):
+        run.metrics.shadow_answer("nano", "stable", "answered").inc(10)
+        run.metrics.shadow_answer("nano", "candidate", "failed").inc(10)
+        shown = await run.poll(old=300, new=0)
+    assert shown is not None
+    assert (shown.step, shown.requests) == (SHADOW_STEP, 40)
+    assert shown.alarm is not None
+    assert "30 of 30" in shown.alarm[1]
+    assert "0 of 30" in shown.alarm[1], "300 other requests of the clients say nothing about copies"

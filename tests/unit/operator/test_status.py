@@ -90,10 +90,11 @@ def queued() -> Status:
     return status
 
 
-def trying(phase: Literal["Running", "Waiting"]) -> Status:
-    """Return the status while a candidate serves beside the engines."""
+def trying(phase: Literal["Running", "Waiting"], step: int = 1) -> Status:
+    """Return the status while a candidate serves beside the engines, or at step 0 answers copies."""
     children = running(applied(OF))
-    canary = CanaryStatus(revision="new", stable_revision="old", phase=phase, step=1, steps=2, weight=5)
+    share = {"weight": 5} if step else {"shadow": 5}
+    canary = CanaryStatus(revision="new", stable_revision="old", phase=phase, step=step, steps=2, **share)
     plan = replace(planned(OF, children), canary=canary)
     status = summarize(snapshot(OF, children), plan, (), now=NOW)
     assert status is not None
@@ -224,6 +225,9 @@ TABLE: list[tuple[str, Status, dict[str, tuple[str, str]]]] = [
         "Progressing": ("False", "RolloutPaused"), "Degraded": ("False", "AsExpected"),
         "UpToDate": ("False", "RolloutPaused"), "Ready": ("True", "Serving")}),
     ("a candidate serves beside the engines", trying("Running"), {
+        "Progressing": ("True", "CanaryRunning"), "Degraded": ("False", "AsExpected"),
+        "UpToDate": ("False", "CanaryRunning"), "Ready": ("True", "Serving")}),
+    ("a candidate answers copies of requests", trying("Running", 0), {
         "Progressing": ("True", "CanaryRunning"), "Degraded": ("False", "AsExpected"),
         "UpToDate": ("False", "CanaryRunning"), "Ready": ("True", "Serving")}),
     ("a candidate waits for a person", trying("Waiting"), {
