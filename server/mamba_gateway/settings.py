@@ -73,8 +73,9 @@ class GatewaySettings(
     port: int = Field(8000, ge=0, le=65535)
     """Port of the HTTP server; 0 takes a free one."""
     redis_url: str | None = None
-    """Address of the Redis to which engines publish their prefixes; one with a password comes in the variable
-    or a file; default: the engines themselves are polled."""
+    """Address of the Redis to which engines publish their prefixes, and in which gateways share stored
+    responses, the counts of keys and the ledger; one with a password comes in the variable or a file;
+    default: the engines themselves are polled, and each gateway stores and counts alone."""
     redis_url_file: str | None = None
     """File with that address, such as a mounted Secret."""
     prefix_index_scope: str | None = Field(None, min_length=1, max_length=512)

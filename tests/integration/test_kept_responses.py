@@ -1,15 +1,18 @@
 """Conversations of the Responses API behind gateways: found whichever engine and gateway answer."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from random import Random
 from typing import Any
 
+import aiohttp
 import openai
 import pytest
 
+from eventually import PATIENCE
 from mamba_gateway.process.server import serve
 from mamba_gateway.settings import GatewaySettings
 from mamba_server import wire
@@ -142,3 +145,49 @@ async def test_without_its_redis_a_gateway_answers_what_needs_no_history(
         finally:
             redis_server.start()
         assert (refused.value.status_code, refused.value.code) == (503, "history_unavailable")
+
+
+async def usage(url: str) -> dict[str, Any]:
+    async with aiohttp.ClientSession(headers={"authorization": "Bearer sk-a"}) as session:
+        async with session.get(f"{url}/v1/usage?by=model") as answer:
+            assert answer.status == 200
+            return dict((await answer.json())["total"])
+
+
+def restricted(redis: RedisServer, namespace: str) -> str:
+    """Create the user for a namespace as the documentation says; return the address of Redis with it."""
+    page = (Path(__file__).parents[2] / "docs/howto/share-a-redis.md").read_text()
+    rule = page.partition("```\nACL ")[2].partition("```")[0].replace("\\\n", " ")
+    redis.command("ACL", *rule.replace("PASSWORD", "pw").replace("team-a", namespace).split())
+    return redis.url.replace("//", f"//{namespace}:pw@")
+
+
+@pytest.mark.redis
+async def test_gateways_of_several_models_share_responses_counts_and_the_ledger(
+    redis_server: RedisServer, keys: str, tmp_path: Path
+) -> None:
+    async with engines(1) as (_, urls):
+        own: dict[str, Any] = {"backend": urls, "redis_url": None, "key_limit": ["team-b:requests=1"]}
+        models = [{"name": "tiny", "settings": own}]
+        (tmp_path / "models").write_text(json.dumps({"models": models}))
+        (tmp_path / "redis").write_text(restricted(redis_server, "ns"))
+        shared = {
+            "models_file": str(tmp_path / "models"), "api_key_file": keys,
+            "redis_url_file": str(tmp_path / "redis"), "prefix_index_scope": "ns/team.gateway",
+        }  # fmt: skip
+        async with gateway(**shared) as one, gateway(**shared) as other:
+            first = await ask(one, "one")
+            second = await ask(other, "two", previous_response_id=first.id)
+            assert second.output_text == "2"
+            await ask(one, "x", "sk-b")
+            with pytest.raises(openai.RateLimitError):
+                await ask(other, "x", "sk-b")
+            async with asyncio.timeout(PATIENCE):
+                while (await usage(one))["requests"] < 2:
+                    await asyncio.sleep(0.05)
+        async with gateway(**shared) as restarted:
+            third = await ask(restarted, "three", previous_response_id=second.id)
+            assert third.output_text == "3"
+    # The engine has ended, so Redis alone knows what it counted.
+    async with gateway(**shared) as url:
+        assert (await usage(url))["requests"] >= 2

@@ -36,6 +36,14 @@ MUTANTS = (
         tests=("tests/unit/operator/test_canary_analysis.py",),
     ),
     Mutant(
+        name="models follow the Redis of their MambaGateway",
+        keeps="Engines publish to the Redis of their own MambaDeployment, or are asked.",
+        where="mamba_operator.shared_gateway.candidates:_own_index",
+        old="{} if gateway.spec.redis is None else {'redis_url': None}",
+        new="{}",
+        tests=("tests/unit/operator/test_shared_gateway.py",),
+    ),
+    Mutant(
         name="the prices of a MambaGateway do not reach its pods",
         keeps="Days, readers and prices of the ledger in a spec are the gateway's.",
         where="mamba_settings.spec_settings:usage_settings",

@@ -28,6 +28,14 @@ MUTANTS = (
         tests=("tests/unit/gateway/test_shadow_copies.py",),
     ),
     Mutant(
+        name="gateways of several models count keys alone although they have a Redis",
+        keeps="The limits of a key are counted in the gateway's Redis where a model has none of its own.",
+        where="mamba_gateway.process.gateway:_counts",
+        old="(shared := SharedCounts.of(settings)) is None",
+        new="(shared := SharedCounts.of(settings)) is not None",
+        tests=("tests/integration/test_kept_responses.py",),
+    ),
+    Mutant(
         name="a turn of a conversation goes to another revision than the one before",
         keeps="During a canary all turns of a conversation go to one revision.",
         where="mamba_gateway.conversation:is_chosen",

@@ -161,7 +161,7 @@ class Gateway(ApiModel):
 
 
 class Redis(ApiModel):
-    """A Redis that all gateways and engines of the deployment share."""
+    """A Redis that several gateways, and the engines that publish to it, share."""
 
     url: (
         Annotated[

@@ -46,8 +46,8 @@ class Usage(ApiModel):
     """The ledger of the use of engines by day, model, API key and adapter, which `/v1/usage` shows."""
 
     retention_days: Annotated[int, Field(ge=1, le=3660)] = 90
-    """Days (UTC) for which the use is kept: in the Redis of the prefix index, or in the memory of the gateway
-    pod. A change replaces the gateway pods."""
+    """Days (UTC) for which the use is kept: in the gateways' Redis (`prefixIndex.redis` of a MambaDeployment,
+    `redis` of a MambaGateway), or in the memory of the gateway pod. A change replaces the gateway pods."""
     readers: Annotated[list[KeyName], Field(max_length=64)] = []
     """Names of the API keys that see the use of all keys; every other key sees its own. A change replaces the
     gateway pods."""

@@ -8,7 +8,7 @@ from pydantic import Field
 from mamba_api.quantity import Duration, Quantity
 from mamba_api.v1alpha1.base import ApiModel, FreeForm, Rule, each_once, map_by
 from mamba_api.v1alpha1.deployment import Metadata
-from mamba_api.v1alpha1.gateway import ORIGIN, Auth
+from mamba_api.v1alpha1.gateway import ORIGIN, Auth, Redis
 from mamba_api.v1alpha1.gateway_status import GatewayStatus
 from mamba_api.v1alpha1.gateway_usage import READERS_NEED_AUTH, KeyName, Usage
 
@@ -170,8 +170,12 @@ class MambaGatewaySpec(ApiModel):
     """Models that each API key may use. If empty, every key may use every model; otherwise a key that is
     missing here may use none. A change reaches running gateways."""
     usage: Usage = Usage()
-    """The ledger of the use of all engines, and its prices, which hold for every model. Each gateway pod
-    keeps its ledger in its memory."""
+    """The ledger of the use of all engines, and its prices, which hold for every model. Without `redis`, each
+    gateway pod keeps its ledger in its memory."""
+    redis: Redis | None = None
+    """Redis in which the gateway pods share stored responses, the ledger, and the counts of keys for models
+    whose MambaDeployment has no Redis of its own. If absent, each pod has its own. A change replaces the
+    gateway pods."""
     replicas: Annotated[int, Field(ge=1, le=1000)] = 1
     """Number of gateway pods; `kubectl scale` and autoscalers write it."""
     image: Annotated[str, Field(min_length=1, max_length=512)] | None = None

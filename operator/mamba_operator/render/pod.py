@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 from mamba_api import names
-from mamba_api.v1alpha1 import MambaDeployment
+from mamba_api.v1alpha1 import MambaDeployment, Redis
 from mamba_settings.trace_settings import trace_variables
 
 EVERY_ADDRESS = "::"
@@ -76,15 +76,15 @@ def from_pod(name: str, path: str) -> dict[str, Any]:
 def prefix_sharing(deployment: MambaDeployment) -> list[dict[str, Any]]:
     """Return the environment of a container that shares the prefix index; empty without Redis."""
     redis = deployment.spec.prefix_index.redis
-    if redis is None:
-        return []
+    return [] if redis is None else shared_redis(redis, f"{deployment.namespace}/{deployment.name}")
+
+
+def shared_redis(redis: Redis, scope: str) -> list[dict[str, Any]]:
+    """Return the environment of a container that shares a Redis with others under the name `scope`."""
     address: dict[str, Any] = {"value": redis.url}
     if redis.secret_ref is not None:
         address = {"valueFrom": {"secretKeyRef": {"name": redis.secret_ref.name, "key": names.REDIS_URL_KEY}}}
     return [
         {"name": f"{names.ENV_PREFIX}REDIS_URL", **address},
-        {
-            "name": f"{names.ENV_PREFIX}PREFIX_INDEX_SCOPE",
-            "value": f"{deployment.namespace}/{deployment.name}",
-        },
+        {"name": f"{names.ENV_PREFIX}PREFIX_INDEX_SCOPE", "value": scope},
     ]

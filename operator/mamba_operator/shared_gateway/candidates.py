@@ -101,25 +101,32 @@ def _candidates(
             )
         except ValidationError:
             if (entry := entries.get(name)) is not None:
-                yield _unchanged(manifest, name, created_at, entry, adapters[entry.name])
+                yield _unchanged(gateway, manifest, name, created_at, entry, adapters[entry.name])
             continue
         if deployment.spec.mode != "Plan":
             yield _candidate(gateway, deployment, created_at, model_state(manifest), presents_key(name))
 
 
 def _unchanged(
-    manifest: Manifest, name: str, created_at: str, entry: ModelEntry, adapters: tuple[str, ...]
+    gateway: MambaGateway,
+    manifest: Manifest,
+    name: str,
+    created_at: str,
+    entry: ModelEntry,
+    adapters: tuple[str, ...],
 ) -> Candidate:
     """Return the candidate of a MambaDeployment that cannot be read, from its entry."""
     uid = str(metadata(manifest).get("uid") or "")
     has_key = "backend_key_file" in entry.settings
+    # The address in a Secret is lost with the field that names the Secret.
+    settings = {key: value for key, value in entry.settings.items() if key != "redis_url_file"}
     return Candidate(
         name,
         created_at,
         entry.engine_name,
         model_state(manifest),
         has_key,
-        {key: value for key, value in entry.settings.items() if key != "redis_url_file"},
+        {**_own_index(gateway), **settings},
         names.Children(name).engine_key(uid) if has_key else None,
         adapters=adapters,
     )
@@ -142,6 +149,8 @@ def _candidate(
         settings["redis_url_file"] = f"{REDIS_MOUNT}/{name}"
     elif redis is not None:
         settings["redis_url"] = redis.url
+    else:
+        settings |= _own_index(gateway)
     engine_key = None
     if presents_key or spec.gateway.auth is not None:
         engine_key = names.Children(name).engine_key(deployment.metadata.uid or "")
@@ -151,6 +160,11 @@ def _candidate(
     return Candidate(
         name, created_at, deployment.served_name, state, requires_keys, settings, engine_key, secret, adapters
     )
+
+
+def _own_index(gateway: MambaGateway) -> dict[str, Any]:
+    """Return the setting of a model whose engines publish nothing to the Redis of the gateway."""
+    return {} if gateway.spec.redis is None else {"redis_url": None}
 
 
 def model_state(manifest: Manifest) -> ModelState:

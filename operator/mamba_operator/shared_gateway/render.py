@@ -28,7 +28,7 @@ from mamba_operator.render.gateway_pod import (
     deployment_spec,
     service_port,
 )
-from mamba_operator.render.pod import DRAIN_QUIET, EVERY_ADDRESS
+from mamba_operator.render.pod import DRAIN_QUIET, EVERY_ADDRESS, shared_redis
 from mamba_operator.shared_gateway.candidates import ENGINE_KEYS_MOUNT, REDIS_MOUNT
 from mamba_operator.shared_gateway.resolution import Resolution
 from mamba_settings.spec_settings import usage_settings
@@ -192,15 +192,20 @@ def _pod(gateway: MambaGateway, resolution: Resolution, images: DefaultImages) -
         **({"CORS_ORIGIN": " ".join(spec.cors_origins)} if spec.cors_origins else {}),
         **{name.upper(): value for name, value in usage_settings(spec.usage).items()},
     }
+    instance = names.instance(gateway.kind, gateway.name)
+    environment = [{"name": f"{names.ENV_PREFIX}{key}", "value": value} for key, value in settings.items()]
+    if spec.redis is not None:
+        # The instance, since a MambaDeployment of the same name has a scope of its own.
+        environment += shared_redis(spec.redis, f"{gateway.namespace}/{instance}")
     return GatewayPod(
-        instance=names.instance(gateway.kind, gateway.name),
+        instance=instance,
         service_account=children.gateway,
         image=spec.image or images.gateway,
         pull_secrets=images.references(),
         replicas=spec.replicas,
         drain_seconds=spec.drain_timeout.seconds,
         arguments=arguments,
-        environment=[{"name": f"{names.ENV_PREFIX}{key}", "value": value} for key, value in settings.items()],
+        environment=environment,
         requests={"cpu": str(spec.resources.cpu), "memory": str(spec.resources.memory)},
         ports={names.HTTP_PORT_NAME: names.HTTP_PORT},
         mounts=mounts,

@@ -43,6 +43,21 @@ MetricsOf = Callable[[Pool, PrefixIndex], GatewayMetrics]
 
 
 @dataclass(frozen=True, slots=True)
+class SharedCounts:
+    """The Redis in which gateways count the limits of keys for one model together."""
+
+    url: str
+    scope: str
+    """Name under which they count."""
+
+    @classmethod
+    def of(cls, settings: GatewaySettings) -> "SharedCounts | None":
+        """Return the Redis of the settings; None if they name none. Raises BadRedisUrl."""
+        url = url_from(settings.redis_url, settings.redis_url_file)
+        return None if url is None else cls(url, settings.index_scope)
+
+
+@dataclass(frozen=True, slots=True)
 class ModelParts:
     """Parts that serve one model."""
 
@@ -71,11 +86,12 @@ async def model_running(
     metrics_of: MetricsOf,
     on_change: Callable[[], None] | None = None,
     take_usage: TakeUsage | None = None,
+    counts: SharedCounts | None = None,
 ) -> AsyncIterator[ModelParts]:
     """Create the parts of a model, whose tasks run for the duration of the block.
 
     `on_change` is called after each change of the engines or their reports, `take_usage` with what they
-    report of their use.
+    report of their use. The limits of keys are counted in `counts`; by default in the Redis of the settings.
 
     Raises NoClusterAccess without a Kubernetes configuration, and BadRedisUrl for an unusable file.
     """
@@ -116,7 +132,7 @@ async def model_running(
             stack.push_async_callback(reader.close)
             targets = fan_out(targets, reader.set_targets)
         wake = await enter(endpoints_followed(settings, targets, source, rng))
-        limiter = await enter(_limiter(settings, limits, metrics))
+        limiter = await enter(_limiter(limits, metrics, counts or SharedCounts.of(settings)))
         # With a weight of 0, routing does not use what the engines have cached.
         reads_prompts = settings.prefix_weight or limits.count_tokens
         texts = TextProcessors(session, pool, time.monotonic, engine_key) if reads_prompts else None
@@ -159,16 +175,15 @@ async def running(work: Coroutine[Any, Any, None], name: str) -> AsyncIterator[N
 
 @contextlib.asynccontextmanager
 async def _limiter(
-    settings: GatewaySettings, limits: KeyLimitTable, metrics: GatewayMetrics
+    limits: KeyLimitTable, metrics: GatewayMetrics, counts: SharedCounts | None
 ) -> AsyncIterator[RateLimiter]:
     """Enforce the limits of keys for the duration of the block, counted in Redis if there is one."""
-    url = url_from(settings.redis_url, settings.redis_url_file) if limits.limited else None
     shared = None
-    if url is not None:
+    if counts is not None and limits.limited:
         from mamba_gateway.admission.shared_allowance import SharedAllowances
         from mamba_prefix.redis_client import make_client
 
-        shared = SharedAllowances(make_client(url, answer_seconds=LEAVE_SECONDS), settings.index_scope)
+        shared = SharedAllowances(make_client(counts.url, answer_seconds=LEAVE_SECONDS), counts.scope)
     limiter = RateLimiter(limits, metrics, time.monotonic, shared)
     try:
         async with running(limiter.work(), "limits of keys"):

@@ -6,7 +6,7 @@ Called by `server`. Large clients (Kubernetes, Redis, gRPC) are imported only if
 import contextlib
 import time
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Protocol
@@ -24,7 +24,13 @@ from mamba_gateway.api.local_routes import EngineView, LocalRoutes, OneModel
 from mamba_gateway.api.serving_status import EngineStatusClient, StatusEndpoint
 from mamba_gateway.endpoints.pool import Pool
 from mamba_gateway.metrics.gateway_metrics import GatewayMetrics
-from mamba_gateway.models.model_parts import ModelParts, engine_key_of, model_running, running
+from mamba_gateway.models.model_parts import (
+    ModelParts,
+    SharedCounts,
+    engine_key_of,
+    model_running,
+    running,
+)
 from mamba_gateway.models.model_set import ModelSet, closing, follow
 from mamba_gateway.models.models_file import ModelsFile, model_settings
 from mamba_gateway.relay.proxy_endpoint import ProxyEndpoint
@@ -181,7 +187,8 @@ async def _several_models(
         engine_keys = keys.engines
         if own.backend_key_file and own.backend_key_file != settings.backend_key_file:
             engine_keys = KeyFile(own.backend_key_file, "backend_key_file")
-        return model_running(own, engine_keys, rng, lambda *_: metrics, on_change, ledger.take)
+        counts = _counts(settings, own, entry)
+        return model_running(own, engine_keys, rng, lambda *_: metrics, on_change, ledger.take, counts)
 
     models = ModelSet(settings, front, start)
     metrics = GatewayMetrics(models.snapshot, None, tracing, models.serves, lambda: bodies.held, models.loads)
@@ -196,6 +203,19 @@ async def _several_models(
             connections += requests
         async with running(follow(file, models), "models file"):
             yield _Front(models, front, metrics, models, routes, status, None, connections)
+
+
+def _counts(settings: GatewaySettings, own: GatewaySettings, entry: ModelEntry) -> SharedCounts | None:
+    """Return where the limits of a model are counted: in its own Redis, or in that of the gateway.
+
+    A MambaDeployment is one scope, however many gateways serve it. Raises BadRedisUrl.
+    """
+    if (counts := SharedCounts.of(own)) is not None:
+        return counts
+    if (shared := SharedCounts.of(settings)) is None:
+        return None
+    placed = own.deployment is not None and own.namespace is not None
+    return replace(shared, scope=own.index_scope if placed else f"{shared.scope}/{entry.name}")
 
 
 @contextlib.asynccontextmanager

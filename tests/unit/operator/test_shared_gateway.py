@@ -177,6 +177,8 @@ REACHES: list[tuple[str, Any, Any]] = [
     ("usage.prices.deviceHour", 2.5, "2.5"),
     ("usage.prices.promptTokens", 0.25, "0.25"),
     ("usage.prices.resumedTokens", 0, "0.0"),
+    ("redis.url", "redis://cache:6379/1", "redis://cache:6379/1"),
+    ("redis.secretRef.name", "cache", {"secretKeyRef": {"name": "cache", "key": "url"}}),
     ("podTemplate", {"metadata": {"labels": {"a": "own label"}}}, "own label"),
     ("httpRoute", ROUTE, ROUTE["hostnames"]),
 ]
@@ -220,6 +222,23 @@ def test_the_ledger_of_the_address_has_its_own_days_readers_and_prices() -> None
     assert (told.usage_days, told.usage_reader) == (7, ("finance",))
     assert told.prices == Prices("EUR", output_tokens=0.6)
     assert "price_" not in made["ConfigMap"]["data"]["models.json"]
+
+
+def test_the_redis_of_the_address_is_no_prefix_index_of_models_that_publish_none(tmp_path: Path) -> None:
+    own = served("own", prefixIndex={"redis": {"url": "redis://own:6379"}})
+    made = children(planned(gateway(redis={"url": "redis://shared:6379"}), own, served("team", 2)))
+    [container] = made["Deployment"]["spec"]["template"]["spec"]["containers"]
+    variables = {each["name"].removeprefix("MAMBASERVE_").lower(): each["value"] for each in container["env"]}
+    (tmp_path / "models.json").write_text(made["ConfigMap"]["data"]["models.json"])
+    shared = {name: variables[name] for name in ("redis_url", "prefix_index_scope")}
+    base = GatewaySettings(models_file=str(tmp_path / "models.json"), **shared)
+    # A MambaDeployment of the name of the gateway has another scope.
+    assert (base.redis_url, base.index_scope) == ("redis://shared:6379", "models/team.gateway")
+    entries = ModelsFile(tmp_path / "models.json").read().models
+    settings = {entry.name: model_settings(base, entry) for entry in entries}
+    assert {name: (one.redis_url, one.index_scope) for name, one in settings.items()} == {
+        "own": ("redis://own:6379", "models/own"), "team": (None, "models/team"),
+    }  # fmt: skip
 
 
 def test_a_deployment_that_requires_keys_is_not_opened_by_a_gateway_without_keys() -> None:
