@@ -22,8 +22,8 @@ activations."""
 
 Speculation = Literal["off", "auto", "ngram", "mtp"]
 """Drafts of tokens that a step checks together: off = none; ngram = by looking up what followed the last
-tokens earlier in the text; auto = the same, left out where it is measured to save no time; mtp = by the
-checkpoint's own head."""
+tokens earlier in the text; mtp = by the checkpoint's own head; auto = by whichever is measured to save
+the most time in a step, or none; with heads on CPUs only."""
 
 StateReplay = Literal["auto", "off", "2", "4", "8", "16"]
 """Tokens after which a decoded state is written, while the inputs since are replayed in each step: off = each

@@ -159,7 +159,7 @@ class AdminCalls:
         speculation = self._core.speculation
         if speculation is None:
             return 409, {
-                "message": "this engine has no speculation: start it with --speculation auto or ngram"
+                "message": "this engine has no speculation: start it with --speculation auto, ngram or mtp"
             }
         drafts, on = speculation.drafts, body.get("on")
         if on is True:
