@@ -72,15 +72,20 @@ class AutoDrafts(NgramDrafts):
             self._steps_of_head += 1
             if self._steps_of_head % PLAIN_EVERY == 0:
                 return {}
-        counts = gainful or trial
-        proposed = self.head.foresee(decodes, counts)
+        return self._foreseen(decodes, gainful, trial) or look_ups
+
+    def _foreseen(
+        self, decodes: list[Sequence], gainful: dict[int, int], trial: dict[int, int]
+    ) -> dict[int, Tokens]:
+        """Return the head's drafts that promise to pay, or else those on trial."""
+        proposed = self.head.foresee(decodes, gainful or trial)
         self._turns = max(map(len, proposed.values()), default=0)
         for index in proposed:
             record = record_of(decodes[index])
             record.origin = KIND
             if gainful:
                 record.head_pause = HEAD_PAUSE
-        return proposed or look_ups
+        return proposed
 
     def checked(self, sequence: Sequence, drafted: int, accepted: int) -> None:
         """Record what became of a draft."""
