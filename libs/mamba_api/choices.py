@@ -22,8 +22,9 @@ activations."""
 
 Speculation = Literal["off", "auto", "ngram", "mtp"]
 """Drafts of tokens that a step checks together: off = none; ngram = by looking up what followed the last
-tokens earlier in the text; auto = the same, left out where it is measured to save no time; mtp = by the
-checkpoint's own head. Engines also take `draft=` and the URI of a second model, which drafts then."""
+tokens earlier in the text; mtp = by the checkpoint's own head; auto = by whichever of the two is measured to
+save the most time in a step, or none; with heads on CPUs only. Engines also take `draft=` and the URI of a
+second model, which drafts then."""
 DRAFT_MODEL = "draft="
 """Beginning of the choice of a second model's drafts; its URI follows."""
 

@@ -4,6 +4,7 @@
 """
 
 from dataclasses import replace
+from typing import Literal
 
 from mamba_planner.arithmetic import WeightsSize, head_parameters
 from mamba_planner.draft_models import draft_model_of
@@ -11,23 +12,39 @@ from mamba_planner.errors import UnusableInput
 from mamba_planner.model_config import ModelConfig
 from mamba_settings.engine_settings import EngineSettings
 
+DeviceKind = Literal["cuda", "cpu"]
 FAMILIES = ("nemotron_h", "qwen3_next", "qwen3_5")
 """Families whose published heads engines can use."""
 
 
-def with_heads(model: ModelConfig, speculation: str) -> ModelConfig:
+def with_heads(model: ModelConfig, speculation: str, *, auto: bool = False) -> ModelConfig:
     """Return the model as an engine with these drafts runs it: with its head if that drafts.
 
-    Raises `UnusableInput` if the family has no head that engines can use.
+    `auto`: whether speculation auto uses the head here. Raises `UnusableInput` if the family has no head that
+    engines can use.
     """
-    if speculation != "mtp" or model.draft_head:
+    uses_head = speculation == "mtp" or (speculation == "auto" and auto)
+    if not uses_head or model.draft_head:
         return model
-    if model.family not in FAMILIES or model.attention is None:
+    if not _readable(model):
         raise UnusableInput(
             f"speculation mtp is refused for {model.family} models: this version reads the heads of "
             "Nemotron 3, Qwen3-Next and Qwen3.5; use ngram or auto"
         )
     return replace(model, draft_head=True, parameters=model.parameters + head_parameters(model))
+
+
+def auto_uses_head(model: ModelConfig, settings: EngineSettings, device: DeviceKind) -> bool:
+    """Return whether speculation auto loads the model's head on such a device.
+
+    It does on CPUs, where a head that reads all tokens is measured to pay, and where the configuration names
+    one: sizes of files alone do not tell whether there is one. A head has no adapters.
+    """
+    return model.has_head and device == "cpu" and not settings.lora_places and _readable(model)
+
+
+def _readable(model: ModelConfig) -> bool:
+    return model.family in FAMILIES and model.attention is not None
 
 
 def head_bytes(model: ModelConfig, settings: EngineSettings) -> int:
@@ -46,13 +63,13 @@ def head_bytes(model: ModelConfig, settings: EngineSettings) -> int:
 
 
 def planned_model(
-    model: ModelConfig, settings: EngineSettings, weights_bytes: int | None
+    model: ModelConfig, settings: EngineSettings, weights_bytes: int | None, device: DeviceKind
 ) -> tuple[ModelConfig, int | None]:
     """Return the model as an engine with these settings runs it, and the bytes of its weights if known.
 
     Raises `UnusableInput` as `with_heads` and `draft_model_of`.
     """
-    planned = with_heads(model, settings.speculation)
+    planned = with_heads(model, settings.speculation, auto=auto_uses_head(model, settings, device))
     draft = draft_model_of(planned, settings.draft_model)
     if draft is not planned.draft_model:
         planned = replace(planned, draft_model=draft)

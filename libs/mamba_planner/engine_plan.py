@@ -52,7 +52,7 @@ def plan_engine(
         InsufficientMemory: nothing fits; the message names the changes and the smallest GPU that would fit.
         UnusableInput: an input cannot be planned with.
     """
-    model, weights_bytes = planned_model(model, settings, weights_bytes)
+    model, weights_bytes = planned_model(model, settings, weights_bytes, device.kind)
     constraints, traffic = Constraints.of(settings), workload or Workload.of(settings)
 
     if constraints.ring_tokens and not (model.mamba or model.gated_delta):
@@ -166,7 +166,7 @@ def best_alternative(
         InsufficientMemory: the budget does not hold the weights.
         UnusableInput: an input cannot be planned with.
     """
-    model, weights_bytes = planned_model(model, settings, weights_bytes)
+    model, weights_bytes = planned_model(model, settings, weights_bytes, device.kind)
     constraints = replace(Constraints.of(settings), strategy=None)
     budget = MemoryBudget.of(model, constraints, device, weights_bytes, None)
     dtypes = [dtype for dtype in state_dtypes if constraints.state_dtype in (None, dtype)]

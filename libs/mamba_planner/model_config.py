@@ -287,6 +287,9 @@ class ModelConfig:
     """Name of a way of quantizing weights that cannot be read; None = all of them can be."""
     stored: StoredWeights | None = None
     """Quantized matrices of the checkpoint by its configuration; None = plain numbers, or FP8 with scales."""
+    has_head: bool = False
+    """Whether the configuration names a head for drafts in the checkpoint (`num_nextn_predict_layers`,
+    `mtp_num_hidden_layers`)."""
     draft_head: bool = False
     """Whether the engine drafts with the checkpoint's own head, which has a layer of its own in pages."""
     draft_model: "DraftModel | None" = None

@@ -114,8 +114,9 @@ class SchedulerSettings(SettingsGroup):
 
     speculation: Annotated[str, AfterValidator(_known_drafts)] = "off"
     """Drafts of tokens that a step checks together: off = none; ngram = what followed the last tokens earlier
-    in the text; auto = the same, left out where it is measured to save no time; mtp = what the checkpoint's
-    own head foresees (Nemotron 3, Qwen3-Next, Qwen3.5); draft=URI = what a second, smaller model with the
+    in the text; mtp = what the checkpoint's own head foresees (Nemotron 3, Qwen3-Next, Qwen3.5); auto = what
+    is measured to save the most time in a step, also none: as ngram, and on a CPU also as mtp if the
+    configuration names a head and there are no adapters; draft=URI = what a second, smaller model with the
     same tokenizer writes, whose directory or URI has the forms of model."""
     speculative_tokens: int = Field(_default(Engine, "speculative_tokens"), ge=1, le=32)
     """Maximum number of drafted tokens of an answer in one step."""

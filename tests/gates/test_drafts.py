@@ -4,8 +4,9 @@ Drafts are scripted: chance decides how many tokens of each are right. Every fam
 stepping occur; the engine is preempted and changes its strategy on the way.
 """
 
+import os
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,10 @@ import torch
 from safetensors import safe_open
 
 from engines import Answer, make_engine, run
-from mamba_kernels.kernel_choice import VARIABLE
+from gate_cases import LARGE
+from mamba_kernels.cpu import library as libraries
+from mamba_kernels.cpu.library import open_library
+from mamba_kernels.kernel_choice import INSTRUCTION_SETS, TORCH, VARIABLE, UnknownKernels
 from mamba_server.engine.boot import BootOverrides, Engine
 from mamba_server.engine.sequences.sequence import Sequence
 from mamba_server.wire import AddRequest, SamplingParams
@@ -42,22 +46,52 @@ Answers = dict[tuple[str, int], Answer]
 CASES = {
     "nemotron_h": (random_nemotron_h, "", {"strategy": "ExtraBufferLazy", "state_dtype": "float16"}),
     "nemotron_h-bfloat16": (random_nemotron_h, "", {"strategy": "NoBuffer", "dtype": "bfloat16"}),
-    "nemotron_h-torch": (random_nemotron_h, "torch", {"strategy": "ExtraBuffer", "overlap": False}),
-    "granite": (random_granite, "", {"strategy": "ExtraBuffer", "page_size": 4}),
-    "falcon_h1": (random_falcon_h1, "", {"strategy": "NoBuffer", "overlap": False}),
-    "bamba": (random_bamba, "", {"strategy": "ExtraBufferLazy", "overlap": False}),
-    "mamba2": (random_mamba2, "", {"strategy": "ExtraBuffer", "page_size": 1}),
+    "nemotron_h-torch": (random_nemotron_h, TORCH, {"strategy": "ExtraBuffer", "overlap": False}),
+    "granite": (random_granite, "avx2", {"strategy": "ExtraBuffer", "page_size": 4}),
+    "falcon_h1": (random_falcon_h1, "avx512", {"strategy": "NoBuffer", "overlap": False}),
+    "bamba": (random_bamba, "avx2", {"strategy": "ExtraBufferLazy", "overlap": False}),
+    "mamba2": (random_mamba2, "avx512", {"strategy": "ExtraBuffer", "page_size": 1}),
     "qwen3_next": (random_qwen3_next, "", {"strategy": "ExtraBufferLazy"}),
-    "qwen3_next-torch": (random_qwen3_next, "torch", {"strategy": "NoBuffer"}),
-    "qwen3_5": (random_qwen3_5, "", {"strategy": "NoBuffer", "overlap": False}),
-    "lfm2": (random_lfm2, "", {"strategy": "ExtraBuffer"}),
-    "lfm2-torch": (random_lfm2, "torch", {"strategy": "ExtraBufferLazy", "overlap": False}),
-    "olmo_hybrid": (random_olmo_hybrid, "", {"strategy": "ExtraBuffer"}),
-    "olmo_hybrid-torch": (random_olmo_hybrid, "torch", {"strategy": "ExtraBufferLazy", "overlap": False}),
+    "qwen3_next-torch": (random_qwen3_next, TORCH, {"strategy": "NoBuffer"}),
+    "qwen3_5": (random_qwen3_5, "avx2", {"strategy": "NoBuffer", "overlap": False}),
+    "lfm2": (random_lfm2, "avx2", {"strategy": "ExtraBuffer"}),
+    "lfm2-torch": (random_lfm2, TORCH, {"strategy": "ExtraBufferLazy", "overlap": False}),
+    "olmo_hybrid": (random_olmo_hybrid, "avx512", {"strategy": "ExtraBuffer"}),
+    "olmo_hybrid-torch": (random_olmo_hybrid, TORCH, {"strategy": "ExtraBufferLazy", "overlap": False}),
     "zamba2": (random_zamba2, "", {"strategy": "ExtraBufferLazy"}),
-    "zamba2-torch": (random_zamba2, "torch", {"strategy": "NoBuffer"}),
+    "zamba2-torch": (random_zamba2, TORCH, {"strategy": "NoBuffer"}),
 }
 """Checkpoint, kernels (none named: the machine's own) and settings, by name."""
+LANES = ("", "avx2", "avx512")
+EVERY = {
+    f"{name}-{lanes or 'own'}": (write, lanes, settings)
+    for name, (write, kernels, settings) in CASES.items()
+    if kernels != TORCH
+    for lanes in LANES
+}
+if LARGE:
+    CASES = {name: case for name, case in CASES.items() if case[1] == TORCH} | EVERY
+
+
+@pytest.fixture
+def choose_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+    """Return a function that names the kernels of engines; those that the CPU lacks are not used."""
+
+    def choose(kernels: str) -> None:
+        if kernels in INSTRUCTION_SETS:
+            try:
+                open_library({**os.environ, VARIABLE: kernels})
+            except UnknownKernels:
+                return
+        if kernels:
+            monkeypatch.setenv(VARIABLE, kernels)
+            libraries.library.cache_clear()
+
+    yield choose
+    monkeypatch.undo()
+    # Opening the library chooses its instructions for the whole process.
+    libraries.library.cache_clear()
+    libraries.library()
 
 
 def requests() -> list[AddRequest]:
@@ -108,10 +142,14 @@ def checkpoints(engine: Engine) -> dict[tuple[int, ...], list[torch.Tensor]]:
 
 @pytest.mark.parametrize(("write", "kernels", "settings"), CASES.values(), ids=CASES)
 def test_answers_and_checkpoints_with_drafts_are_those_without(
-    write: Write, kernels: str, settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    write: Write,
+    kernels: str,
+    settings: dict[str, Any],
+    tmp_path: Path,
+    choose_kernels: Callable[[str], None],
 ) -> None:
-    if kernels:
-        monkeypatch.setenv(VARIABLE, kernels)
+    choose_kernels(kernels)
+    exact = kernels != TORCH
     model = write(tmp_path / "model")
     plain = start(model, settings)
     expected = run(plain, requests())
@@ -124,7 +162,7 @@ def test_answers_and_checkpoints_with_drafts_are_those_without(
     drafts = ScriptedDrafts(MOST, truth, random.Random(3))
     engine = start(model, settings, drafts)
     answers = run(engine, requests())
-    check_equal(answers, expected, exact=not kernels)
+    check_equal(answers, expected, exact=exact)
     assert drafts.accepted > 20
     assert drafts.drafted > drafts.accepted
 
@@ -133,7 +171,7 @@ def test_answers_and_checkpoints_with_drafts_are_those_without(
     assert mine.keys() == theirs.keys()
     for text, states in mine.items():
         for state, true in zip(states, theirs[text], strict=True):
-            if kernels:
+            if not exact:
                 torch.testing.assert_close(state, true, rtol=1e-3, atol=1e-4)
             else:
                 assert torch.equal(state, true), (len(text), "another state")
@@ -146,7 +184,7 @@ def test_answers_and_checkpoints_with_drafts_are_those_without(
     cached = [{key: answer.cached_tokens for key, answer in each.items()} for each in resumed]
     assert cached[0] == cached[1]
     assert sum(cached[0].values())
-    check_equal(resumed[1], resumed[0], exact=not kernels)
+    check_equal(resumed[1], resumed[0], exact=exact)
 
 
 def check_equal(answers: Answers, expected: Answers, *, exact: bool) -> None:

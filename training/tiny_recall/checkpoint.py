@@ -33,6 +33,7 @@ def configuration(shape: Shape) -> dict[str, Any]:
         "hybrid_override_pattern": shape.pattern,
         "layers_block_type": [BLOCKS[kind] for kind in shape.pattern],
         "num_hidden_layers": len(shape.pattern),
+        "num_nextn_predict_layers": 1,
         "num_attention_heads": shape.attention_heads,
         "num_key_value_heads": shape.kv_heads,
         "head_dim": shape.attention_dim,

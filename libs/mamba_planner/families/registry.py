@@ -65,6 +65,8 @@ ADAPTERS: dict[str, Adapter] = {
 """Adapters by `model_type`. Multimodal models are read through their `text_config`."""
 MOST_LETTERS = 100
 """Letters of an unknown name that are compared with those of served families."""
+_HEADS = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
+"""Fields that count the heads for drafts of a checkpoint."""
 _INHERITED_FIELDS = ("dtype", "torch_dtype", "tie_word_embeddings", *QUANTIZATION)
 """Fields that a multimodal configuration has outside of its `text_config`."""
 
@@ -92,11 +94,16 @@ def model_config_from_hf(config: Mapping[str, Any], source: str = "config.json")
         )
     adapter = ADAPTERS[family]
     model = adapter.read(Fields(config, source), adapter.architecture)
-    model = replace(model, parameters=count_parameters(model))
+    heads = any(_is_count(config.get(name)) for name in _HEADS)
+    model = replace(model, parameters=count_parameters(model), has_head=heads)
     quantization = quantization_of(config)
     if quantization is None or quantization.is_fp8:
         return model
     return replace(model, stored=stored_weights(model, quantization))
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and value > 0
 
 
 def load_model_config(directory: Path) -> ModelConfig:

@@ -18,7 +18,7 @@ from mamba_kernels.device_errors import ends_the_device
 from mamba_kernels.dispatch.backend import Backend, backend_for, compiles_first
 from mamba_planner.arithmetic import attention_ratio
 from mamba_planner.constraints import MOST_STEP_TOKENS
-from mamba_planner.draft_heads import with_heads
+from mamba_planner.draft_heads import auto_uses_head, with_heads
 from mamba_planner.engine_plan import plan_engine
 from mamba_planner.families.registry import load_model_config, why_not_served
 from mamba_planner.memory import MOST_RUNNING, Device
@@ -49,6 +49,7 @@ from mamba_server.engine.scheduling.limits import SchedulerLimits
 from mamba_server.engine.scheduling.scheduler import Scheduler
 from mamba_server.engine.scheduling.start_budget import StartBudget
 from mamba_server.engine.sequences.sequence import Sequence
+from mamba_server.engine.speculation.auto_drafts import AutoDrafts
 from mamba_server.engine.speculation.head_drafts import HeadDrafts, HeadRequest
 from mamba_server.engine.speculation.ngram_drafts import NgramDrafts
 from mamba_server.engine.state_replay import (
@@ -148,11 +149,11 @@ def boot(settings: EngineSettings, report: Report, overrides: BootOverrides = NO
     if (why := why_not_served(config)) is not None:
         # Checked first, so that nobody buys memory for a model that cannot be served.
         raise UnsupportedModel(why)
-    config = _with_heads(config, settings, directory, overrides)
     device = pick_device(settings.device)
     draft_model = draft_model_source(settings, directory, device, report)
     if draft_model is not None:
         config = replace(config, draft_model=draft_model.facts)
+    config = _with_heads(config, settings, directory, device, overrides)
     dtype = _dtype(config, settings)
     rule = replay_rule(settings, config, device)
     settings = with_rule(settings, rule)
@@ -187,7 +188,7 @@ def boot(settings: EngineSettings, report: Report, overrides: BootOverrides = NO
     report("allocating the arena", plan.arena_bytes, plan.arena_bytes)
     limits = _limits(settings, plan, device, overrides)
     fingerprint = fingerprint_of(directory, dtype, plan.state_dtype, settings.quantization)
-    drafts = _drafts(settings, limits, overrides, second)
+    drafts = _drafts(settings, config, limits, overrides, second)
     lanes = _lanes(limits, drafts, rule)
     batch = PersistentBatch(limits.max_running, -(-plan.max_model_len // plan.page_size), lanes)
     cache = _cache(settings, plan, layout, batch, fingerprint, overrides.fail)
@@ -273,11 +274,21 @@ def _compile_kernels(device: torch.device, dtype: torch.dtype, report: Report) -
 
 
 def _with_heads(
-    config: ModelConfig, settings: EngineSettings, directory: Path, overrides: BootOverrides
+    config: ModelConfig,
+    settings: EngineSettings,
+    directory: Path,
+    device: torch.device,
+    overrides: BootOverrides,
 ) -> ModelConfig:
     """Return the model with its head if that drafts. Raises UnsupportedModel if the files have none."""
-    config = with_heads(config, settings.speculation)
-    if config.draft_head and overrides.weights is None and not has_draft_heads(directory):
+    needs_files = settings.speculation == "mtp" or (settings.speculation == "auto" and config.has_head)
+    has_files = not needs_files or overrides.weights is not None or has_draft_heads(directory)
+    if config.has_head and not has_files:
+        # The configuration of a copy may name a head that the copy leaves out.
+        config = replace(config, has_head=False)
+    auto = auto_uses_head(config, settings, "cuda" if device.type == "cuda" else "cpu")
+    config = with_heads(config, settings.speculation, auto=auto)
+    if config.draft_head and not has_files:
         raise UnsupportedModel(
             f"speculation mtp: the checkpoint in {directory} has no head for drafts (no tensor "
             f"{DRAFT_HEADS}*): use ngram or auto"
@@ -310,6 +321,7 @@ def _with_draft_memory(
 
 def _drafts(
     settings: EngineSettings,
+    config: ModelConfig,
     limits: SchedulerLimits,
     overrides: BootOverrides,
     second: LoadedDraftModel | None,
@@ -322,8 +334,10 @@ def _drafts(
     if second is not None:
         return DraftSwitch(second.drafts(settings.speculative_tokens))
     rows = min(limits.max_running, DRAFT_ROWS)
-    if settings.speculation == "mtp":
-        return DraftSwitch(HeadDrafts(settings.speculative_tokens, rows))
+    if config.draft_head:
+        head = HeadDrafts(settings.speculative_tokens, rows)
+        is_only = settings.speculation == "mtp"
+        return DraftSwitch(head if is_only else AutoDrafts(settings.speculative_tokens, rows, head))
     source = NgramDrafts(settings.speculative_tokens, rows, always=settings.speculation == "ngram")
     return DraftSwitch(source)
 
@@ -338,11 +352,15 @@ def _connect(
     drafts: DraftSwitch | None, cache: ManagedStateCache, runner: ModelRunner, stream: ForwardStream
 ) -> None:
     """Let a head, if that drafts, compute on the forward stream, in pages that the cache gives it."""
-    if drafts is None or not isinstance(head := drafts.source, HeadDrafts):
+    source = None if drafts is None else drafts.source
+    if isinstance(source, AutoDrafts):
+        head, runner.head_reads = source.head, source.reads
+    elif isinstance(source, HeadDrafts):
+        head = source
+    else:
         return
-    most = head.most
 
-    def room(sequence: Sequence) -> int:
+    def room(sequence: Sequence, most: int) -> int:
         assert sequence.allocation is not None
         return cache.replay.room(sequence.allocation, sequence.prompt_len, most)
 

@@ -4,10 +4,12 @@ import json
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any, Literal
 
 import pytest
 from safetensors.torch import load_file
 
+import mamba_server
 from engines import make_engine
 from mamba_planner.arithmetic import DTYPE_BYTES, mixer_inputs, state_bytes
 from mamba_planner.draft_heads import head_bytes, with_heads
@@ -15,7 +17,7 @@ from mamba_planner.engine_plan import plan_engine
 from mamba_planner.errors import UnusableInput
 from mamba_planner.families.registry import load_model_config, model_config_from_hf
 from mamba_planner.memory import Device
-from mamba_planner.memory_plan import LedgerLine
+from mamba_planner.memory_plan import LedgerLine, MemoryPlan
 from mamba_planner.planner import DRAFT_MODEL
 from mamba_planner.workspace import draft_bytes
 from mamba_server.engine import draft_model
@@ -149,3 +151,38 @@ def test_without_speculation_nothing_is_reserved() -> None:
     config = model_config_from_hf(json.loads((PUBLISHED / "nemotron-h-8b.json").read_text()))
 
     assert draft_bytes(config, "bfloat16", drafts=0, running=32) == 0
+
+
+TINY_RECALL = Path(mamba_server.__file__ or "").parent / "builtin/tiny-recall"
+
+
+def test_auto_plans_with_the_head_that_the_configuration_names_as_the_engine_does() -> None:
+    config, sizes = load_model_config(TINY_RECALL), {"dtype": "float32", "max_running_requests": 4}
+    engine = make_engine(TINY_RECALL, speculation="auto", **sizes)
+
+    def planned(speculation: str, device: Literal["cpu", "cuda"], **more: Any) -> MemoryPlan:
+        settings = EngineSettings(
+            model="m", speculation=speculation, arena_bytes=64 << 20, overlap=True, **sizes, **more
+        )
+        size = weights_size(TINY_RECALL)
+        assert size is not None
+        return plan_engine(config, settings, Device(device, 8 << 30), size.loaded(config, "float32"))
+
+    assert engine.core._runner._model.draft_head is not None
+    auto, mtp, ngram = (planned(kind, "cpu") for kind in ("auto", "mtp", "ngram"))
+    assert (auto.page_bytes, auto.weights_bytes) == (engine.plan.page_bytes, engine.plan.weights_bytes)
+    assert (auto.page_bytes, auto.weights_bytes) == (mtp.page_bytes, mtp.weights_bytes)
+    assert auto.page_bytes > ngram.page_bytes
+    # Nowhere else is a head measured to pay, and it has no adapters.
+    assert planned("auto", "cuda").page_bytes == ngram.page_bytes
+    assert planned("auto", "cpu", max_loras=1, max_lora_rank=4).page_bytes == ngram.page_bytes
+
+
+def test_auto_serves_a_copy_that_leaves_out_the_head_that_its_configuration_names(tmp_path: Path) -> None:
+    model = random_nemotron_h(tmp_path / "model")
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {"num_nextn_predict_layers": 1}))
+    engine = make_engine(model, speculation="auto")
+
+    assert engine.core._runner._model.draft_head is None
+    assert engine.plan.page_bytes == make_engine(model).plan.page_bytes

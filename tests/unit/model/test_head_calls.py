@@ -58,3 +58,32 @@ def test_drafts_and_caches_have_the_bits_of_the_layers(write: Callable[..., Path
             assert torch.equal(one, other), name
     assert torch.equal(views.tails, others.tails)
     assert torch.equal(views.hidden.kept, others.hidden.kept)
+
+
+def test_a_head_that_passes_over_decoded_tokens_leaves_zeros_for_them_and_keeps_hidden_states(
+    tmp_path: Path,
+) -> None:
+    path = add_draft_head(random_nemotron_h(tmp_path / "model"), agrees=True)
+    views, answers = [], []
+    for reads in (True, False):
+        engine = make_engine(path, speculation="mtp", page_size=16, strategy="NoBuffer", overlap=False)
+        runner, speculation = engine.core._runner, engine.core.speculation
+        if runner._step_decoder is None:  # type: ignore[attr-defined]
+            pytest.skip("no C++ kernels here")
+        assert speculation is not None
+        speculation.drafts.switch_off("nothing is drafted here")
+        runner.head_reads = lambda reads=reads: reads  # type: ignore[attr-defined]
+        answers.append([each.tokens for each in run(engine, requests()).values()])
+        views.append(runner._cache)  # type: ignore[attr-defined]
+    true, mine = views
+
+    assert answers[0] == answers[1]
+    assert torch.equal(mine.tails, true.tails)
+    assert torch.equal(mine.hidden.kept, true.hidden.kept)
+    assert all(torch.equal(*pair) for pair in zip(mine.kv[:-1], true.kv[:-1], strict=True))
+    # Pages share memory with states, so there are other numbers than keys.
+    keys, fewer_keys = (each.kv[-1][:, 0].flatten(2) for each in (true, mine))
+    zeros = (keys != 0).any(2) & (fewer_keys == 0).all(2)
+    assert int(zeros.sum()) == 3 * 23, "each decoded token that was read elsewhere"
+    assert torch.equal(fewer_keys[~zeros], keys[~zeros])
+    assert not mine.kv[-1][:, 1][zeros].any()

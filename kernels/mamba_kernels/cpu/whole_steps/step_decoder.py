@@ -136,12 +136,15 @@ class StepDecoder:
         decodes: DecodeRows,
         places: IntArray | None = None,
         drafted: IntArray | None = None,
+        *,
+        head_reads: bool = True,
     ) -> torch.Tensor:
         """Decode the last tokens of one or more sequences and return their normed hidden states [n, d].
 
         places: [n] place of the adapter of each sequence, or -1; None = no sequence has one; drafted: the
-        tokens of drafts, for a step with `replay`, in the order of their rows. States, windows, keys and
-        values are written with the same bits as by the calls of the layers.
+        tokens of drafts, for a step with `replay`, in the order of their rows; head_reads: whether the head
+        reads the tokens, else their keys and values in its layer are zeros. States, windows, keys and values
+        are written with the same bits as by the calls of the layers.
         """
         rows = len(decodes.context_len)
         integers = self._integers[:, :rows]
@@ -151,6 +154,9 @@ class StepDecoder:
         out = torch.empty(rows, self._width, dtype=self._dtype)
         step = self._step
         step.rows, step.places, step.replay = rows, None, None
+        # A step with drafts is read in any case: their hidden states lie in lanes.
+        passes_over = self.head is not None and not head_reads and decodes.replay is None
+        step.head = None if self.head is None or passes_over else self.head.address
         if decodes.replay is not None:
             assert self._replay is not None
             assert drafted is not None
@@ -162,4 +168,6 @@ class StepDecoder:
             cos, sin = turns(torch.from_numpy(decodes.context_len - 1), self._frequencies, self._turn_factor)
             step.cos, step.sin = cos.data_ptr(), sin.data_ptr()
         self._run(self._address, out.data_ptr())
+        if self.head is not None and passes_over:
+            self.head.pass_over(out, decodes.table_row, decodes.kv_row)
         return out

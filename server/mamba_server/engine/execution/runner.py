@@ -124,6 +124,8 @@ class ModelRunner:
         self._sampling: dict[int, SamplingRow] = {}
         self._batch_key = b""
         self._batch: list[SamplingBatch] | None = None
+        self.head_reads: Callable[[], bool] = lambda: True
+        """Whether the model's head for drafts, if any, reads the tokens of a step that only decodes."""
         self._drafted: list[DraftedRow] = []
         """Rows of drafts of that batch."""
         self._segments: set[int] = set()
@@ -241,7 +243,9 @@ class ModelRunner:
         }
         noise = self._state_noise(arrays)
         masks = token_masks(rules_of_rows(schedule), self._sampler.vocab_size)
-        work = partial(self._run, arrays, noise, pages, newcomers, spans, masks, accepted, adapters)
+        work = partial(
+            self._run, arrays, noise, pages, newcomers, spans, masks, accepted, adapters, self.head_reads()
+        )
         if not schedule.drafts:
             return work
         return lambda: partial(with_drafts, schedule, work())
@@ -354,6 +358,7 @@ class ModelRunner:
         masks: TokenMasks | None,
         accepted: dict[int, Tokens],
         places: Ints | None,
+        head_reads: bool,
     ) -> Callable[[], StepResult]:
         decodes = len(arrays.decode_track)
         drafts = 0 if arrays.replay is None else arrays.replay.rows
@@ -371,7 +376,8 @@ class ModelRunner:
             extra = {"rows": sampling_rows, "positions": arrays.context_len[arrays.sampling]}
             if (decoder := self._whole_decoder(host)) is not None:
                 drafted = arrays.token_ids[decodes - drafts : decodes]
-                hidden = decoder(host, None if adapters is None else adapters.decode_places, drafted)
+                of_rows = None if adapters is None else adapters.decode_places
+                hidden = decoder(host, of_rows, drafted, head_reads=head_reads)
                 rows, positions = (_to(values, self._device) for values in extra.values())
             else:
                 batch = self._batch_of(host, arrays.token_ids, extra)

@@ -4,19 +4,53 @@ from mamba_server.cache import NO_TOKENS, Tokens
 
 DRAFT_FADING = 0.85
 """Weight of a draft after each later one."""
+HEAD_FADING = 0.97
+"""The same for drafts of the model's head, which are right by chance rather than by stretches of text."""
+HEAD_PAUSE = 8
+"""Least number of tokens between two trials of the head."""
 PRIOR = 2.0
 """Number of tokens for which the share of all sequences counts in that of a new one."""
 
 
-class DraftRecord:
-    """Record of one sequence. A trial is a draft that is compared with the answer without being computed."""
+class DraftShare:
+    """Share of the tokens of one kind of drafts that were right, of late. `fading`: weight of older ones."""
 
-    __slots__ = ("_accepted", "_checked", "forced", "hits", "next_trial", "pause", "trial", "trial_start")
+    __slots__ = ("_accepted", "_checked", "_fading")
+
+    def __init__(self, fading: float = DRAFT_FADING) -> None:
+        self._accepted = self._checked = 0.0
+        self._fading = fading
+
+    def observe(self, accepted: int, drafted: int) -> None:
+        """Record a draft of which `accepted` tokens were right, and then one was wrong or none was left."""
+        self._accepted = self._fading * self._accepted + accepted
+        self._checked = self._fading * self._checked + min(accepted + 1, drafted)
+
+    def share(self, prior: float) -> float:
+        """Return the probability that the next token of a draft is right. `prior`: that of all sequences."""
+        return (self._accepted + PRIOR * prior) / (self._checked + PRIOR)
+
+    def expected(self, drafts: int, prior: float) -> float:
+        """Return the number of tokens of a draft that are expected to be right."""
+        share = min(self.share(prior), 0.999)
+        return share * (1.0 - share**drafts) / (1.0 - share)
+
+
+class DraftRecord(DraftShare):
+    """Record of one sequence. A trial is a draft that is compared with the answer without being computed.
+
+    Its own share is that of look-ups.
+    """
+
+    __slots__ = (
+        "head", "head_pause", "hits", "next_head_trial", "next_trial", "origin", "pause", "trial",
+        "trial_start",
+    )  # fmt: skip
 
     def __init__(self) -> None:
-        self._accepted = self._checked = 0.0
-        self.forced = False
-        """Whether its last draft is what the form of the answer leaves no choice about."""
+        super().__init__()
+        self.origin = "ngram"
+        """Kind of its last draft: ngram, form (what the form of the answer leaves no choice about) or mtp."""
         self.hits = 1.0
         """Share of the last look-ups that found something."""
         self.trial: Tokens = NO_TOKENS
@@ -27,16 +61,13 @@ class DraftRecord:
         """Number of known tokens from which on another trial begins."""
         self.pause = 1
         """Tokens between two trials."""
-
-    def observe(self, accepted: int, drafted: int) -> None:
-        """Record a draft of which `accepted` tokens were right, and then one was wrong or none was left."""
-        self._accepted = DRAFT_FADING * self._accepted + accepted
-        self._checked = DRAFT_FADING * self._checked + min(accepted + 1, drafted)
+        self.head = DraftShare(HEAD_FADING)
+        """Share of the drafts of the model's head."""
+        self.next_head_trial = 0
+        """Number of known tokens from which on the head drafts again, though that does not promise to pay."""
+        self.head_pause = HEAD_PAUSE
+        """Tokens between two such drafts."""
 
     def looked_up(self, *, hit: bool) -> None:
         """Record whether a look-up found something to propose."""
         self.hits += (1.0 - DRAFT_FADING) * (hit - self.hits)
-
-    def share(self, prior: float) -> float:
-        """Return the probability that the next token of a draft is right. `prior`: that of all sequences."""
-        return (self._accepted + PRIOR * prior) / (self._checked + PRIOR)

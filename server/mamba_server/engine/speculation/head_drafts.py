@@ -35,14 +35,14 @@ class HeadDrafts:
     """Drafts of one engine.
 
     `most`: most drafts behind a token; `rows`: most sequences of a step with drafts. `compute` returns the
-    tokens of each sequence of a request, and `room` how many drafts a sequence may have, for which it takes
-    the pages; the boot sets both.
+    tokens of each sequence of a request, and `room` how many of some drafts a sequence may have, for which it
+    takes the pages; the boot sets both.
     """
 
     def __init__(self, most: int, rows: int) -> None:
         self.most, self._rows = most, rows
         self.compute: Callable[[HeadRequest], list[Tokens]] | None = None
-        self.room: Callable[[Sequence], int] | None = None
+        self.room: Callable[[Sequence, int], int] | None = None
         self._counts = Counter[str]()
 
     def wanted(self) -> bool:
@@ -51,13 +51,17 @@ class HeadDrafts:
 
     def propose(self, decodes: list[Sequence]) -> dict[int, Tokens]:
         """Return what the head foresees for the first sequences that have room for drafts, by their index."""
+        return self.foresee(decodes, dict.fromkeys(range(len(decodes)), self.most))
+
+    def foresee(self, decodes: list[Sequence], most: dict[int, int]) -> dict[int, Tokens]:
+        """Return what the head foresees for some decodes; `most`: most drafts of each, by its index."""
         assert self.room is not None
         assert self.compute is not None
         counts: dict[int, int] = {}
-        for index, sequence in enumerate(decodes):
+        for index, limit in most.items():
             if len(counts) == self._rows:
                 break
-            if not sequence.in_flight and (count := self.room(sequence)):
+            if not decodes[index].in_flight and (count := self.room(decodes[index], limit)):
                 counts[index] = count
         if not counts:
             return {}

@@ -17,7 +17,7 @@ from mamba_server.engine.sequences.sequence import Sequence
 from mamba_server.engine.speculation.ngram import continuation
 from mamba_server.engine.speculation.step_costs import StepCosts
 
-KINDS = ("ngram", "form")
+KINDS: tuple[str, ...] = ("ngram", "form")
 """Origins of drafts: a look-up, or the form of the answer, which leaves no choice."""
 LEAST_GAIN = 1.05
 """Least expected tokens per time, as a multiple of a step without drafts."""
@@ -37,12 +37,16 @@ class NgramDrafts:
     proposed whatever they cost.
     """
 
+    kinds = KINDS
+
     def __init__(self, most: int, rows: int, *, always: bool = False) -> None:
         self.most, self._rows, self._always = most, rows, always
         self.costs = StepCosts()
         self._share = DraftRecord()
         self._promising = always
         self._drafted_steps = 0
+        self._best = 1.0
+        """Gain that the last proposal promised; 1 = there was none."""
         self._counts = Counter[str]()
 
     def wanted(self) -> bool:
@@ -51,6 +55,7 @@ class NgramDrafts:
 
     def propose(self, decodes: list[Sequence]) -> dict[int, Tokens]:
         """Return the drafts that are expected to save time, by the index of the decode."""
+        self._best = 1.0
         if not self._always:
             if len(decodes) > CROWD * self._rows:
                 self._promising = False
@@ -71,19 +76,18 @@ class NgramDrafts:
         if not self._always:
             proposed = self._worthwhile(decodes, proposed, forced)
         for index in proposed:
-            _record(decodes[index]).forced = index in forced
+            record_of(decodes[index]).origin = "form" if index in forced else "ngram"
         self._promising = self._always or bool(proposed) or self._promises(decodes, {})
         return proposed
 
     def checked(self, sequence: Sequence, drafted: int, accepted: int) -> None:
         """Record what became of a draft."""
-        record = _record(sequence)
-        kind = "form" if record.forced else "ngram"
-        if not record.forced:
+        record = record_of(sequence)
+        if record.origin == "ngram":
             record.observe(accepted, drafted)
             self._share.observe(accepted, drafted)
-        self._counts[f"drafted {kind}"] += drafted
-        self._counts[f"accepted {kind}"] += accepted
+        self._counts[f"drafted {record.origin}"] += drafted
+        self._counts[f"accepted {record.origin}"] += accepted
 
     def step_ended(self, schedule: Schedule, seconds: float) -> None:
         """Record how long a step took."""
@@ -91,15 +95,19 @@ class NgramDrafts:
         self._counts["absorbed"] += sum(each.count for each in schedule.absorbed)
         self._counts["steps"] += rows > 0
         if schedule.decodes and not schedule.pieces:
-            self.costs.observe(len(schedule.decodes), rows, seconds)
+            self.costs.observe(len(schedule.decodes), rows, seconds, self._turns_of(schedule))
+
+    def _turns_of(self, schedule: Schedule) -> int:
+        """Return the tokens that the model's head drafted for a sequence of a step, one after another."""
+        return 0
 
     def counters(self) -> dict[str, float]:
         """Return counts since the start."""
         return {
-            **{f"draft_tokens_total{{kind={kind}}}": self._counts[f"drafted {kind}"] for kind in KINDS},
+            **{f"draft_tokens_total{{kind={kind}}}": self._counts[f"drafted {kind}"] for kind in self.kinds},
             **{
                 f"accepted_draft_tokens_total{{kind={kind}}}": self._counts[f"accepted {kind}"]
-                for kind in KINDS
+                for kind in self.kinds
             },
             "absorbed_draft_tokens_total": self._counts["absorbed"],
             "draft_steps_total": self._counts["steps"],
@@ -109,8 +117,7 @@ class NgramDrafts:
 
     def _expected(self, sequence: Sequence, drafts: int) -> float:
         """Return the tokens of a draft that are expected to be right."""
-        share = min(_record(sequence).share(self._share.share(0.5)), 0.999)
-        return float(share * (1.0 - share**drafts) / (1.0 - share))
+        return record_of(sequence).expected(drafts, self._share.share(0.5))
 
     def _gain(self, decodes: int, drafts: int, expected: float) -> float:
         """Return the expected tokens per time, as a multiple of a step without drafts."""
@@ -122,7 +129,7 @@ class NgramDrafts:
             (
                 float(len(forced[index]))
                 if index in forced
-                else _record(sequence).hits * self._expected(sequence, self.most)
+                else record_of(sequence).hits * self._expected(sequence, self.most)
                 for index, sequence in enumerate(decodes)
             ),
             reverse=True,
@@ -152,7 +159,7 @@ class NgramDrafts:
             if len(proposed) >= self._rows:
                 break
             tokens = continuation(sequence.known_token_ids(), self.most)
-            _record(sequence).looked_up(hit=len(tokens) > 0)
+            record_of(sequence).looked_up(hit=len(tokens) > 0)
             if len(tokens):
                 proposed[index] = tokens
         return proposed
@@ -176,7 +183,7 @@ class NgramDrafts:
                 gain = self._gain(len(decodes), count * drafts, expected)
                 if gain > best:
                     best, kept = gain, (count, drafts)
-        count, drafts = kept
+        self._best, (count, drafts) = best, kept
         if ranked and not count:
             self.costs.refuse(len(decodes), self.most)
         return {index: proposed[index][:drafts] for index in ranked[:count]}
@@ -187,7 +194,7 @@ class NgramDrafts:
         """Compare look-ups with what was sampled since, and begin further ones, now and then."""
         begun = 0
         for sequence in decodes:
-            record = _record(sequence)
+            record = record_of(sequence)
             if len(record.trial):
                 self._end_trial(sequence, record)
             due = sequence.known_tokens >= record.next_trial
@@ -217,7 +224,8 @@ class NgramDrafts:
         record.next_trial = sequence.known_tokens + record.pause
 
 
-def _record(sequence: Sequence) -> DraftRecord:
+def record_of(sequence: Sequence) -> DraftRecord:
+    """Return the record of a sequence's drafts, a new one at first."""
     if sequence.draft_record is None:
         sequence.draft_record = DraftRecord()
     return sequence.draft_record

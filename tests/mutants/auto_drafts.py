@@ -1,0 +1,50 @@
+"""Defects of the choice between look-ups, a model's head and no drafts, and of what a head passes over."""
+
+from seeded import Mutant
+
+CHOICE = "tests/unit/engine/test_auto_drafts.py"
+PLAN = "tests/unit/engine/test_draft_memory.py"
+CALLS = "tests/unit/model/test_head_calls.py"
+
+MUTANTS = (
+    Mutant(
+        name="the time of drafting is not counted",
+        keeps="Auto leaves drafts out where they are measured to cost more than they save.",
+        where="speculation.auto_drafts:AutoDrafts._chosen",
+        old="(1.0 + expected / len(decodes)) / ratio",
+        new="1.0 + expected / len(decodes)",
+        tests=(CHOICE,),
+    ),
+    Mutant(
+        name="a head that was left out never returns",
+        keeps="A head that does not pay drafts now and then, so that it returns when it would.",
+        where="speculation.auto_drafts:AutoDrafts._on_trial",
+        old="sequence.known_tokens >= record_of(sequence).next_head_trial",
+        new="False",
+        tests=(CHOICE,),
+    ),
+    Mutant(
+        name="the head displaces look-ups that promise more",
+        keeps="A step has the drafts that promise the most.",
+        where="speculation.auto_drafts:AutoDrafts._chosen",
+        old="best, kept = least, (0, 0)",
+        new="best, kept = 0.0, (0, 0)",
+        tests=(CHOICE,),
+    ),
+    Mutant(
+        name="the plan of auto forgets the head",
+        keeps="The plan counts the head under the conditions under which the engine loads it.",
+        where="mamba_planner.draft_heads:planned_model",
+        old="auto_uses_head(model, settings, device)",
+        new="False",
+        tests=(PLAN,),
+    ),
+    Mutant(
+        name="a page ends without its hidden state where the head passed over it",
+        keeps="Pages always end with their last hidden state.",
+        where="whole_steps.head_steps:HeadSteps.pass_over",
+        old="self._tails[page[row]] = states[row]",
+        new="pass",
+        tests=(CALLS,),
+    ),
+)
