@@ -8,6 +8,7 @@ import anthropic
 import openai
 import pytest
 
+from matrix_size import LARGE
 from tiny_recall import client_of, tiny_recall
 
 TEMPLATE = (
@@ -34,7 +35,7 @@ FORM: Any = {"type": "json_schema", "json_schema": {"name": "point", "schema": P
 MOVE: Any = {"type": "function", "function": {"name": "move", "parameters": POINT}}
 
 
-@pytest.fixture(scope="module", params=["--overlap", "--no-overlap"])
+@pytest.fixture(scope="module", params=["--overlap", "--no-overlap"] if LARGE else ["--overlap"])
 def client(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[openai.OpenAI]:

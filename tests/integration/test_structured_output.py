@@ -8,6 +8,7 @@ from typing import Any
 import openai
 import pytest
 
+from matrix_size import LARGE
 from tiny_recall import client_of, tiny_recall
 
 TEMPLATE = (
@@ -29,7 +30,7 @@ FORM: Any = {"type": "json_schema", "json_schema": {"name": "person", "schema": 
 WEATHER: Any = {"type": "function", "function": {"name": "weather", "parameters": PERSON}}
 
 
-@pytest.fixture(scope="module", params=["--overlap", "--no-overlap"])
+@pytest.fixture(scope="module", params=["--overlap", "--no-overlap"] if LARGE else ["--overlap"])
 def client(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[openai.OpenAI]:

@@ -19,8 +19,9 @@ from mamba_server.api.requests.errors import TooManyForms
 from mamba_text.generation_defaults import GenerationDefaults
 from mamba_text.prompt import TextProcessor
 from mamba_text.tokenizer import Tokenizer
+from matrix_size import LARGE
 
-HOSTILE = 200
+HOSTILE = 200 if LARGE else 64
 SLOW = "(?s:.*)" * 3000
 
 

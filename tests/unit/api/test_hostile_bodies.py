@@ -8,10 +8,11 @@ import pytest
 from asgi import Asked, ask
 from hostile_bodies import HostileBody, hostile_bodies
 from mamba_edge.app import application
+from matrix_size import LARGE
 from scripted_engine import Api
 
 JSON = [("Content-Type", "application/json")]
-BODIES = hostile_bodies(200_000)
+BODIES = hostile_bodies(200_000 if LARGE else 50_000)
 
 
 async def answer(body: HostileBody) -> Asked:

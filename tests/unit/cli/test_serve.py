@@ -43,8 +43,9 @@ def test_every_setting_is_an_option_and_the_other_way_round(name: str) -> None:
 
 @BOTH
 def test_an_option_says_what_its_setting_says_and_names_its_variable(name: str) -> None:
+    given = options(name)
     for field, info in model_of(name).model_fields.items():
-        option = options(name)[field]
+        option = given[field]
         assert option.help == " ".join(info.description.split())
         assert option.envvar == f"MAMBASERVE_{field.upper()}"
         assert option.opts[0] == f"--{field.replace('_', '-')}"

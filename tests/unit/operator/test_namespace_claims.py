@@ -206,11 +206,11 @@ async def test_a_thousand_namespaces_cost_a_request_in_four_seconds_and_are_kept
     await asyncio.sleep(300)
     await pass_over_all()
     before = len(requests)
-    for _ in range(100):
+    for _ in range(20):
         await asyncio.sleep(300)
         await pass_over_all()
 
-    assert 0.2 <= (len(requests) - before) / 30_000 <= 0.26
+    assert 0.2 <= (len(requests) - before) / 6_000 <= 0.26
     renewing.cancel()
     await asyncio.gather(renewing, return_exceptions=True)
 

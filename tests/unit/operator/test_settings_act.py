@@ -5,7 +5,6 @@ from functools import cache
 from importlib import import_module
 from pathlib import Path
 
-import pytest
 from pydantic import BaseModel
 
 from mamba_gateway.settings import GatewaySettings
@@ -51,6 +50,5 @@ def read(kind: type[BaseModel]) -> frozenset[str]:
     )
 
 
-@pytest.mark.parametrize(("kind", "name"), CASES, ids=[f"{kind.__name__}.{name}" for kind, name in CASES])
-def test_a_setting_is_read(kind: type[BaseModel], name: str) -> None:
-    assert READ_AS.get((kind, name), name) in read(kind)
+def test_a_setting_is_read() -> None:
+    assert [(kind, name) for kind, name in CASES if READ_AS.get((kind, name), name) not in read(kind)] == []
