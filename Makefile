@@ -62,12 +62,15 @@ props: setup ## every property with many random examples; keeps what it finds in
 mutants: setup ## seed known defects one by one and see the tests notice each
 	@$(PY) tests/mutants/run.py
 
-gates: setup ## the correctness gates of the state cache and the CPU kernels, the full matrix
+gates: setup ## the correctness gates of the state cache and the kernels, the full matrix
 	@MAMBASERVE_GATES=large $(PYTEST) tests/gates tests/unit/kernels/cpu \
+	  tests/unit/kernels/triton/test_interpreted.py \
 	  tests/unit/model/test_parity.py tests/unit/engine/test_memory_foreseen.py \
+	  tests/unit/engine/test_runner.py tests/unit/engine/test_workspace.py \
+	  tests/conformance/test_openapi_fuzz.py tests/unit/test_mutants.py \
 	  tests/integration/test_struck_hand_overs.py tests/integration/test_valid_answers.py \
 	  tests/integration/test_explained_prompts.py tests/integration/gateway/test_usage_ledger.py \
-	  tests/unit/cli/test_wheel.py tests/unit/release/test_push.py tests/kube/test_upgrade.py
+	  tests/unit/cli/test_wheel.py tests/unit/release/test_push.py tests/kube/test_upgrade.py tests/kube/test_address_families.py
 
 compiled: setup ## every launch of every served model compiled for five GPUs, with two Tritons
 	@MAMBASERVE_COMPILED=all $(PYTEST) tests/unit/kernels/triton/test_compile_matrix.py

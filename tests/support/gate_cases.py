@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any
 
+import covering
 from engines import make_engine
 from mamba_server.engine.boot import BootOverrides, Engine
 
-LARGE = os.environ.get("MAMBASERVE_GATES") == "large"
+LARGE = covering.LARGE
 STRATEGIES = ("NoBuffer", "ExtraBuffer", "ExtraBufferLazy")
 
 
@@ -53,3 +53,9 @@ SQUARE = [
 ]
 """Every strategy with either overlap, both chunks and two page sizes; every page size with either overlap."""
 CASES = EVERY if LARGE else SQUARE
+THIRD, OTHER_THIRD = (EVERY, EVERY) if LARGE else (SQUARE[::3] + SQUARE[4:5], SQUARE[1:3] + SQUARE[5:])
+"""Two parts of the square with every strategy, either overlap and two page sizes each.
+
+A test with one more parameter takes one part for each of its values; a test of which others are stricter
+takes one part.
+"""
