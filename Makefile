@@ -63,13 +63,12 @@ mutants: setup ## seed known defects one by one and see the tests notice each
 	@$(PY) tests/mutants/run.py
 
 # The files of tests that try all cases of their matrices only here.
-WHOLE_MATRICES = $(shell grep -rl "^from matrix_size import LARGE" tests/integration tests/unit)
-gates: setup ## the correctness gates of the state cache and the CPU kernels, and all other matrices, whole
+WHOLE_MATRICES = $(shell grep -rlE "^from matrix_size import LARGE" tests/conformance tests/integration tests/kube tests/unit | grep -v "/conftest.py\|/interpreted/")
+gates: setup ## the correctness gates of the state cache and the kernels, and all other matrices, whole
 	@MAMBASERVE_GATES=large $(PYTEST) $(WHOLE_MATRICES) tests/gates tests/unit/kernels/cpu \
-	  tests/unit/model/test_parity.py tests/unit/engine/test_memory_foreseen.py \
-	  tests/integration/test_struck_hand_overs.py tests/integration/test_valid_answers.py \
-	  tests/integration/test_explained_prompts.py tests/integration/gateway/test_usage_ledger.py \
-	  tests/unit/cli/test_wheel.py tests/unit/release/test_push.py tests/kube/test_upgrade.py
+	  tests/unit/kernels/triton/test_interpreted.py \
+	  tests/unit/model/test_parity.py tests/unit/engine/test_memory_foreseen.py tests/unit/engine/test_workspace.py \
+	  tests/unit/release/test_push.py tests/kube/test_upgrade.py
 
 compiled: setup ## every launch of every served model compiled for five GPUs, with two Tritons
 	@MAMBASERVE_COMPILED=all $(PYTEST) tests/unit/kernels/triton/test_compile_matrix.py

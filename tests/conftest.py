@@ -18,6 +18,7 @@ import pytest
 OUR_TOOLS = (
     "tests/gates/test_gpu_tests_interpreted.py",
     "tests/integration/test_gpu_measurement.py",
+    "tests/kube/test_control_plane.py",
     "tests/unit/benchmarks/",
     "tests/unit/cluster/",
     "tests/unit/training/",

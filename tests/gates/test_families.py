@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from engines import Answer, greedy, run
-from gate_cases import CASES, LARGE, Case
+from gate_cases import CASES, LARGE, SQUARE, Case
 from mamba_server.wire import AddRequest
 from testmodels.checkpoints import (
     LATENT_EXPERTS,
@@ -44,12 +44,13 @@ FAMILIES: dict[str, tuple[Callable[..., Path], dict[str, Any]]] = {
 }
 COSTLY = ("latent-experts",)
 """Families whose blocks other families have, too; their other tests suffice for a run on two cores."""
-RUN = [
-    pytest.param(
-        name, marks=pytest.mark.skipif(not LARGE and name in COSTLY, reason="MAMBASERVE_GATES=large")
-    )
-    for name in FAMILIES
+RUN = [name for name in FAMILIES if LARGE or name not in COSTLY]
+ROWS = [
+    pytest.param(name, case, id=f"{name}-{case}")
+    for number, name in enumerate(RUN)
+    for case in (CASES if LARGE else (SQUARE[number], SQUARE[(number + 3) % 6]))
 ]
+"""Families with two cases each, so that each case occurs, or with all."""
 
 
 def requests(prefix: str) -> list[AddRequest]:
@@ -75,7 +76,7 @@ def check(model: torch.nn.Module, request: AddRequest, answer: Answer) -> None:
         torch.testing.assert_close(got, best[position], rtol=0, atol=TOLERANCE)
 
 
-@pytest.fixture(scope="module", params=RUN)
+@pytest.fixture(scope="module")
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     from transformers import AutoModelForCausalLM
 
@@ -86,7 +87,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return path, model
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize(("pair", "case"), ROWS, indirect=["pair"], scope="module")
 def test_every_family_says_what_transformers_says_with_hits_and_preemptions(
     pair: tuple[Path, Any], case: Case
 ) -> None:

@@ -19,7 +19,7 @@ HERE = Path(__file__).parent
 STARTS = HERE / "interpreted" / "test_ways_on.py"
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(3600)  # beside other tests it gets what they leave
 @pytest.mark.parametrize(
     "what",
     [[f"--ignore={STARTS}", HERE / "interpreted"], [STARTS], [HERE / "silent"]],

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from engines import Answer, make_engine, run
-from gate_cases import CASES, LARGE, Case
+from gate_cases import CASES, LARGE, OTHER_THIRD, SQUARE, THIRD, Case
 from mamba_server.cache.arena import AllocationSite
 from mamba_server.engine.boot import Engine
 from mamba_server.wire import AddRequest, SamplingParams, TokenLogprobs
@@ -88,11 +88,21 @@ def divergence(full: FullPrefills, said: Said) -> float:
 
 
 OTHER_FAMILIES = ["lfm2_model", "olmo_hybrid_model"]
-SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in OTHER_FAMILIES]
-LATENT = pytest.param("latent_model", marks=pytest.mark.skipif(not LARGE, reason="MAMBASERVE_GATES=large"))
+PARTS = {
+    "random_model": (THIRD, OTHER_THIRD), "tiny_recall": (SQUARE[4:5], SQUARE[1:2]),
+    "lfm2_model": (SQUARE[2:3], SQUARE[5:]), "olmo_hybrid_model": (SQUARE[:1], SQUARE[3:4]),
+}  # fmt: skip
+"""Cases without and with allocations that fail, by model: all for one, and the others share them."""
+ROWS = [
+    pytest.param(model, case, failing, id=f"{model}-{case}{'-allocations-fail' * failing}", marks=marks)
+    for model in ([*PARTS, "latent_model"] if LARGE else PARTS)
+    for failing in (False, True)
+    for case in (CASES if LARGE else PARTS[model][failing])
+    for marks in [pytest.mark.slow if model in OTHER_FAMILIES else ()]
+]
 
 
-@pytest.fixture(scope="module", params=["tiny_recall", "random_model", *SLOW, LATENT])
+@pytest.fixture(scope="module")
 def measured(request: pytest.FixtureRequest) -> tuple[Path, int, float, FullPrefills]:
     """Return the model, its vocabulary, its noise floor, and an engine that caches nothing."""
     path = request.getfixturevalue(request.param)
@@ -110,8 +120,7 @@ def sometimes(seed: int) -> Callable[[AllocationSite], bool]:
     return lambda _: rng.random() < 0.2
 
 
-@pytest.mark.parametrize("failing", [False, True], ids=["", "allocations-fail"])
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize(("measured", "case", "failing"), ROWS, indirect=["measured"], scope="module")
 def test_what_is_said_through_the_cache_is_as_likely_as_in_a_full_prefill(
     measured: tuple[Path, int, float, FullPrefills], case: Case, failing: bool
 ) -> None:
@@ -123,7 +132,7 @@ def test_what_is_said_through_the_cache_is_as_likely_as_in_a_full_prefill(
     assert found <= MULTIPLE * floor + EPSILON, (found, floor)
 
 
-@pytest.mark.parametrize("model", ["tiny_recall", "random_model"])
+@pytest.mark.parametrize("model", ["tiny_recall", "random_model"] if LARGE else ["random_model"])
 def test_float16_states_pass_the_gate(model: str, request: pytest.FixtureRequest) -> None:
     path = request.getfixturevalue(model)
     settings = {"state_dtype": "float16", "max_running_requests": 4}
@@ -140,12 +149,17 @@ def test_float16_states_pass_the_gate(model: str, request: pytest.FixtureRequest
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", ["random_model", *OTHER_FAMILIES])
-def test_bfloat16_passes_the_gate_with_its_own_noise(model: str, request: pytest.FixtureRequest) -> None:
+@pytest.mark.parametrize(
+    ("model", "few"),
+    [("random_model", THIRD), ("lfm2_model", SQUARE[1:2]), ("olmo_hybrid_model", SQUARE[5:])],
+)
+def test_bfloat16_passes_the_gate_with_its_own_noise(
+    model: str, few: list[Case], request: pytest.FixtureRequest
+) -> None:
     path = request.getfixturevalue(model)
     settings = {"dtype": "bfloat16", "max_running_requests": 4}
     full = FullPrefills(make_engine(path, **settings))
-    for case in CASES:
+    for case in CASES if LARGE else few:
         # Where chunks begin decides what is rounded: the noise is that of an engine with the same chunks.
         floor = divergence(full, talk(case.boot(path, prefix_caching=False, **settings), 256))
         said = talk(case.boot(path, **settings), 256)

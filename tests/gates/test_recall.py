@@ -2,6 +2,7 @@
 
 import json
 import random
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from engines import Answer, greedy, make_engine, run
-from gate_cases import CASES, LARGE, STRATEGIES, Case
+from gate_cases import LARGE, STRATEGIES, THIRD, Case
 from mamba_kernels.cpu.library import library
 from mamba_server.engine.boot import Engine
 from mamba_server.wire import AddRequest
@@ -94,7 +95,7 @@ def test_the_answers_are_right(talk: Talk, truth: list[Answer]) -> None:
         assert talk.tokenizer.decode(answer.tokens).strip() == right
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", THIRD, ids=str)
 def test_second_turns_and_branches_remember(
     tiny_recall: Path, talk: Talk, truth: list[Answer], case: Case
 ) -> None:
@@ -106,7 +107,7 @@ def test_second_turns_and_branches_remember(
         assert hits(answers, prefix) >= len(talk.samples["questions"])
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", STRATEGIES if LARGE else STRATEGIES[1:2])
 def test_it_remembers_after_eviction_and_a_new_prefill(
     tiny_recall: Path, talk: Talk, truth: list[Answer], strategy: str
 ) -> None:
@@ -134,8 +135,10 @@ def forced(engine: Engine, every: int) -> Any:
     return before
 
 
-@pytest.mark.parametrize("overlap", [True, False])
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize(
+    ("strategy", "overlap"),
+    [*product(STRATEGIES, (True, False))] if LARGE else [*zip(STRATEGIES, (False, True, False), strict=True)],
+)
 def test_it_remembers_after_preemption(
     tiny_recall: Path, talk: Talk, truth: list[Answer], strategy: str, overlap: bool
 ) -> None:
@@ -145,7 +148,7 @@ def test_it_remembers_after_preemption(
     assert_same(answers, "q", truth)
 
 
-@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("overlap", [True, False] if LARGE else [True])
 def test_it_remembers_across_changes_of_strategy(
     tiny_recall: Path, talk: Talk, truth: list[Answer], overlap: bool
 ) -> None:

@@ -19,6 +19,7 @@ from mamba_gateway.endpoints.discovery import targets
 from mamba_kube.access import connected, load_access
 from mamba_operator.objects.kinds import CONFIG_MAP, DEPLOYMENT, ENDPOINT_SLICE, NETWORK_POLICY, SERVICE
 from mamba_operator.objects.manifest import Key, Manifest
+from matrix_size import LARGE
 from testcluster.build import ensure
 from testcluster.control_plane import SERVICE_RANGE, ControlPlane, Place, running_control_plane
 
@@ -32,12 +33,12 @@ POD = "fd00:10:244::7"
 BOTH = [{"ip": "10.244.0.7"}, {"ip": POD}]
 
 
-@pytest.fixture(scope="module", params=PLACES.values(), ids=list(PLACES))
+@pytest.fixture(scope="module", params=PLACES if LARGE else ["IPv6 alone"])
 def plane(request: pytest.FixtureRequest, control_plane: ControlPlane) -> Iterator[ControlPlane]:
     """Yield a control plane of these tests; the shared one is requested so that the build exists."""
     if not has_ipv6():
         pytest.skip("the kernel has no address ::1")
-    with running_control_plane(ensure(), request.param) as made:
+    with running_control_plane(ensure(), PLACES[request.param]) as made:
         made.kubectl("apply", "--server-side", "-f", "-", stdin=all_crds_yaml())
         for kind in CUSTOM_KINDS:
             made.wait_established(kind.name)
@@ -63,7 +64,16 @@ async def child(life: Life, kind: Any, name: str) -> Manifest:
     return await life.child(kind, name) or {}
 
 
-async def test_services_have_addresses_of_the_clusters_first_family(plane: ControlPlane, life: Life) -> None:
+async def test_services_probes_and_gateways_use_addresses_of_the_clusters_first_family(
+    plane: ControlPlane, life: Life
+) -> None:
+    await assert_services_have_one(plane, life)
+    await assert_nothing_names_one(life)
+    await assert_both_are_listened_on(life)
+    await assert_gateways_find_each_engine_once(plane, life)
+
+
+async def assert_services_have_one(plane: ControlPlane, life: Life) -> None:
     gateway, engine = [(await child(life, SERVICE, name))["spec"] for name in ("nano", "nano-engine")]
 
     services = ip_network(plane.place.services.partition(",")[0])
@@ -73,9 +83,7 @@ async def test_services_have_addresses_of_the_clusters_first_family(plane: Contr
     assert engine["clusterIP"] == "None"
 
 
-async def test_gateways_find_each_engine_once_by_an_address_of_that_family(
-    plane: ControlPlane, life: Life
-) -> None:
+async def assert_gateways_find_each_engine_once(plane: ControlPlane, life: Life) -> None:
     [pod] = await life.until(lambda: life.pods("engine"))
     place_on_a_node(plane, pod)
     addresses = BOTH[-len(families(plane)) :]
@@ -93,7 +101,7 @@ async def test_gateways_find_each_engine_once_by_an_address_of_that_family(
     ]
 
 
-async def test_engines_and_gateways_listen_on_addresses_of_both_families(life: Life) -> None:
+async def assert_both_are_listened_on(life: Life) -> None:
     settings = json.loads((await child(life, CONFIG_MAP, "nano-engine"))["data"]["engine.json"])
     arguments = container(await child(life, DEPLOYMENT, "nano"))["args"]
     hosts = {settings["host"], arguments[arguments.index("--host") + 1]}
@@ -105,7 +113,7 @@ async def test_engines_and_gateways_listen_on_addresses_of_both_families(life: L
             socket.create_connection((address, listener.getsockname()[1]), timeout=5).close()
 
 
-async def test_nothing_that_pods_are_made_of_names_an_address_of_one_family(life: Life) -> None:
+async def assert_nothing_names_one(life: Life) -> None:
     policy = (await child(life, NETWORK_POLICY, "nano-engine"))["spec"]
     peers = [peer for rule in policy["ingress"] for peer in rule["from"]]
     assert [peer for peer in peers if "ipBlock" in peer] == []

@@ -249,6 +249,19 @@ def test_rules_are_bound_per_namespace_when_namespaces_are_given(helm: Command) 
     assert not {"ClusterRole", "ClusterRoleBinding"} & {document["kind"] for document in without}
 
 
+def test_an_operator_of_the_whole_cluster_has_the_rules_of_a_namespace_and_watches_crds(
+    helm: Command,
+) -> None:
+    """Which rules these are, `test_chart_operator` shows for one namespace."""
+    whole = one(rendered(helm, "sys"), "ClusterRole", "sys-rel-mambaserve")["rules"]
+    single = rendered(helm, "sys", "--set", "watchNamespaces={a}")
+    beside = [{"customresourcedefinitions"} == {*rule["resources"]} for rule in whole]
+    assert beside.count(True) == 1
+    others = [rule for rule, crds in zip(whole, beside, strict=True) if not crds]
+    nodes = one(single, "ClusterRole", "sys-rel-mambaserve")["rules"]
+    assert others == [*nodes, *one(single, "Role", "rel-mambaserve")["rules"]]
+
+
 def test_no_rule_has_a_wildcard(helm: Command) -> None:
     for document in rendered(helm, "sys"):
         for rule in document.get("rules", []) if document["kind"] in {"Role", "ClusterRole"} else []:

@@ -62,16 +62,11 @@ class Installed:
         return found
 
 
-@pytest.fixture(params=["one namespace", "the whole cluster"])
-def installed(
-    request: pytest.FixtureRequest, control_plane: ControlPlane, namespace: str, tmp_path: Path
-) -> Iterator[Installed]:
+@pytest.fixture
+def installed(control_plane: ControlPlane, namespace: str, tmp_path: Path) -> Iterator[Installed]:
     helm = control_plane.helm
-    options = ["--set", f"watchNamespaces={{{namespace}}}"] if request.param == "one namespace" else []
     control_plane.kubectl("apply", "--server-side", "-f", str(POOLS))
-    helm("install", "rel", str(CHART), "-n", namespace, *options)
-    if not options:
-        control_plane.kubectl("delete", "mdep", "--all", "--all-namespaces")  # earlier tests' objects
+    helm("install", "rel", str(CHART), "-n", namespace, "--set", f"watchNamespaces={{{namespace}}}")
     release = control_plane.get("deployment", "rel-mambaserve", namespace)
     assert release is not None
     container = release["spec"]["template"]["spec"]["containers"][0]

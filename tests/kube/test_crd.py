@@ -136,7 +136,7 @@ def test_what_can_work_is_accepted(plane: ControlPlane, namespace: str, spec: di
 
 @pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: f"{file.parent.name}/{file.name}")
 def test_the_examples_are_accepted_and_read_back(plane: ControlPlane, namespace: str, file: Path) -> None:
-    plane.kubectl("apply", "-n", namespace, "-f", str(file))
+    plane.apply(file.read_text(), namespace)
     for wanted in load_documents(file.read_text(), str(file)):
         assert MambaDeployment.model_validate(stored(plane, namespace, wanted.name)).spec == wanted.spec
 
@@ -167,7 +167,7 @@ def test_another_model_is_a_legal_change(plane: ControlPlane, namespace: str) ->
     assert stored(plane, namespace)["metadata"]["generation"] == 2
 
 
-@settings(max_examples=25)
+@settings(max_examples=10)
 @given(
     page=st.sampled_from([1, 8, 16, 64]),
     pages=st.integers(1, 64),
@@ -215,7 +215,6 @@ def test_scaling_writes_the_replicas_and_shows_the_selector(plane: ControlPlane,
     ("bounds", "asked", "says"),
     [
         ({"minReplicas": 1}, 0, "spec.replicas is below scaling.minReplicas"),
-        ({"maxReplicas": 2}, 3, "spec.replicas is above scaling.maxReplicas"),
         ({"mode": "External", "maxReplicas": 2}, 50, "spec.replicas is above scaling.maxReplicas"),
     ],
     ids=str,
@@ -323,7 +322,6 @@ def test_waiting_for_ready_works(plane: ControlPlane, namespace: str) -> None:
     [
         ("mdep.spec.stateCache.strategy", "How a running sequence writes checkpoints"),
         ("mdep.spec.memory.arena", "Exact size of the arena"),
-        ("mdep.status.plan.bindingConstraint", "The limit that is reached first"),
         ("mdep", "A hybrid Mamba2/attention model served behind one"),
     ],
 )

@@ -183,8 +183,50 @@ def example(**scaling: Any) -> list[dict[str, Any]]:
     return [deployment, hpa]
 
 
+def assert_only_who_may_reads_and_all_rights_of_the_chart_are_used(world: World, engines: str) -> None:
+    plane, namespace = world.plane, world.namespace
+    world.until(lambda: world.metric(DESIRED), "a number")
+
+    read = ("get", "--raw", f"{API}/namespaces/{namespace}/{DESIRED}")
+    with pytest.raises(CommandFailed, match=r"(?i)forbidden"):
+        plane.kubectl(*read, "--as=somebody", "--as-group=system:authenticated")
+    rule = {"apiGroups": ["external.metrics.k8s.io"], "resources": [DESIRED], "verbs": ["list"]}
+    role = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role", "metadata": {"name": "reader"}}
+    plane.apply({**role, "rules": [rule]}, namespace)
+    plane.kubectl("create", "rolebinding", "reader", "-n", namespace, "--role=reader", "--user=somebody-else")
+    found = json.loads(plane.kubectl(*read, "--as=somebody-else", "--as-group=system:authenticated"))
+    assert [(one["metricLabels"], one["value"]) for one in found["items"]] == [({"name": "hpa"}, engines)]
+    assert DESIRED in plane.kubectl("get", "--raw", API, "--as=somebody", "--as-group=system:authenticated")
+    with pytest.raises(CommandFailed, match="available are mambaserve_operator_scaling_desired_engines"):
+        plane.kubectl("get", "--raw", f"{API}/namespaces/{namespace}/bogus")
+    assert plane.kubectl("get", "--raw", f"{API}/namespaces/elsewhere/{DESIRED}").count('"items": []')
+
+    (one,) = (plane.get("endpointslices", SERVICE, namespace) or {})["endpoints"]
+    assert one["addresses"] == [POD_IP]
+    used = plane.used_by(f"{namespace}:rel-mambaserve")
+    granted = {
+        (verb, group, resource)
+        for kind, name, where in (
+            ("clusterrole", f"{namespace}-{SERVICE}", None),
+            ("role", f"{namespace}-{SERVICE}", "kube-system"),
+            ("role", SERVICE, namespace),
+        )
+        for rule in (plane.get(kind, name, where) or {"rules": []})["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+    assert len(granted) == 5
+    assert granted - used == set(), "granted and not used"
+    # Other tests' namespaces may just be going away, and nobody may write into those.
+    lines = [line for line in world.log.splitlines() if "being terminated" not in line]
+    assert [line for line in lines if "forbidden" in line.lower()] == []
+
+
 @pytest.mark.parametrize("world", [ONE], indirect=True)
-def test_the_clusters_autoscaler_follows_what_engines_say_up_and_down(world: World) -> None:
+def test_the_clusters_autoscaler_follows_what_engines_say_by_the_rights_of_one_namespace(
+    world: World,
+) -> None:
     plane, namespace = world.plane, world.namespace
     deployment, hpa = example(maxReplicas=3)
     hpa["spec"]["maxReplicas"] = 3
@@ -201,6 +243,7 @@ def test_the_clusters_autoscaler_follows_what_engines_say_up_and_down(world: Wor
     world.load = lambda: (0, 0)
     world.until(lambda: world.replicas() == 1, "one engine again")
     assert world.metric(DESIRED, "name=other") == []
+    assert_only_who_may_reads_and_all_rights_of_the_chart_are_used(world, "1")
 
 
 def test_the_examples_manifests_are_what_the_kinds_take(plane: ControlPlane, namespace: str) -> None:
@@ -232,7 +275,7 @@ def test_the_examples_manifests_are_what_the_kinds_take(plane: ControlPlane, nam
 
 
 @pytest.mark.parametrize("world", [ALL], indirect=True)
-def test_what_is_beyond_the_bounds_is_refused_to_the_autoscaler_with_words(world: World) -> None:
+def test_what_is_beyond_the_bounds_is_refused_to_the_clusters_autoscaler_with_words(world: World) -> None:
     plane, namespace = world.plane, world.namespace
     deployment, hpa = example(maxReplicas=2)
     hpa["spec"] |= {"minReplicas": 3, "maxReplicas": 4}
@@ -246,45 +289,4 @@ def test_what_is_beyond_the_bounds_is_refused_to_the_autoscaler_with_words(world
 
     assert "spec.replicas is above scaling.maxReplicas" in message
     assert world.replicas() == 1
-
-
-@pytest.mark.parametrize("world", [ONE, ALL], indirect=True)
-def test_only_who_may_reads_and_the_rights_of_the_chart_are_those_that_are_used(world: World) -> None:
-    plane, namespace = world.plane, world.namespace
-    plane.apply(example()[:1], namespace)
-    world.until(lambda: world.metric(DESIRED), "a number")
-
-    read = ("get", "--raw", f"{API}/namespaces/{namespace}/{DESIRED}")
-    with pytest.raises(CommandFailed, match=r"(?i)forbidden"):
-        plane.kubectl(*read, "--as=somebody", "--as-group=system:authenticated")
-    rule = {"apiGroups": ["external.metrics.k8s.io"], "resources": [DESIRED], "verbs": ["list"]}
-    role = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role", "metadata": {"name": "reader"}}
-    plane.apply({**role, "rules": [rule]}, namespace)
-    plane.kubectl("create", "rolebinding", "reader", "-n", namespace, "--role=reader", "--user=somebody-else")
-    found = json.loads(plane.kubectl(*read, "--as=somebody-else", "--as-group=system:authenticated"))
-    assert [(one["metricLabels"], one["value"]) for one in found["items"]] == [({"name": "hpa"}, "1")]
-    assert DESIRED in plane.kubectl("get", "--raw", API, "--as=somebody", "--as-group=system:authenticated")
-    with pytest.raises(CommandFailed, match="available are mambaserve_operator_scaling_desired_engines"):
-        plane.kubectl("get", "--raw", f"{API}/namespaces/{namespace}/bogus")
-    assert plane.kubectl("get", "--raw", f"{API}/namespaces/elsewhere/{DESIRED}").count('"items": []')
-
-    (one,) = (plane.get("endpointslices", SERVICE, namespace) or {})["endpoints"]
-    assert one["addresses"] == [POD_IP]
-    used = plane.used_by(f"{namespace}:rel-mambaserve")
-    granted = {
-        (verb, group, resource)
-        for kind, name, where in (
-            ("clusterrole", f"{namespace}-{SERVICE}", None),
-            ("role", f"{namespace}-{SERVICE}", "kube-system"),
-            ("role", SERVICE, namespace),
-        )
-        for rule in (plane.get(kind, name, where) or {"rules": []})["rules"]
-        for group in rule["apiGroups"]
-        for resource in rule["resources"]
-        for verb in rule["verbs"]
-    }
-    assert len(granted) == 5
-    assert granted - used == set(), "granted and not used"
-    # Other tests' namespaces may just be going away, and nobody may write into those.
-    lines = [line for line in world.log.splitlines() if "being terminated" not in line]
-    assert [line for line in lines if "forbidden" in line.lower()] == []
+    assert_only_who_may_reads_and_all_rights_of_the_chart_are_used(world, "1")

@@ -175,6 +175,13 @@ async def test_engines_that_report_traffic_are_told_the_strategy_for_it_and_no_p
     await world.polls(3)
     assert world.life.struck.writes == writes, "what is as it was is written no more"
 
+    # Pinned, it is taken back.
+    await world.life.change(workloadSource="Declared")
+    await world.life.settle()
+    assert world.engine.told == ["ExtraBufferLazy", "NoBuffer"]
+    assert await world.strategy() == "NoBuffer"
+    assert await world.serves() == before
+
 
 async def test_an_operator_that_starts_anew_between_announcement_and_change_carries_on(world: World) -> None:
     await world.begin()
@@ -204,19 +211,6 @@ async def test_what_is_pinned_to_the_declared_workload_shows_traffic_and_follows
     assert shown["promptTokens"] == 16_000
     assert "proposed" not in shown
     assert (world.engine.told, await world.strategy()) == ([], "NoBuffer")
-    assert await world.serves() == before
-
-
-async def test_to_pin_what_was_changed_takes_it_back_and_replaces_no_pod(world: World) -> None:
-    await world.begin()
-    before = await world.serves()
-    await world.until_announced()
-    await world.polls(3)
-    await world.life.change(workloadSource="Declared")
-    await world.life.settle()
-
-    assert world.engine.told == ["ExtraBufferLazy", "NoBuffer"]
-    assert await world.strategy() == "NoBuffer"
     assert await world.serves() == before
 
 

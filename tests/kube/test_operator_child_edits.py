@@ -1,6 +1,7 @@
 """Edits of children by hand with kubectl, on a real API server with its controllers."""
 
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -29,21 +30,33 @@ async def serve(life: Life, **spec: Any) -> None:
     await life.becomes("Ready", "Serving")
 
 
-@pytest.mark.parametrize("child", ["nano-engine", "nano"])
-async def test_a_deployment_that_somebody_paused_takes_changes_again(
-    plane: ControlPlane, life: Life, child: str
+async def test_deployments_that_somebody_paused_take_changes_and_a_narrowed_selector_chooses_all_pods_again(
+    plane: ControlPlane, life: Life
 ) -> None:
     await serve(life)
-    plane.kubectl("rollout", "pause", f"deployment/{child}", "-n", life.key.namespace)
+    narrow = '{"spec": {"selector": {"version": "v2"}}}'
+    plane.kubectl("patch", "service", "nano", "-n", life.key.namespace, "--type=merge", "-p", narrow)
+
+    async def whole() -> bool:
+        found = await life.child(SERVICE, "nano") or {}
+        return bool(found["spec"]["selector"] == names.selector("nano", "gateway"))
+
+    await life.until(whole)
+
+    children = ("nano-engine", "nano")
+    paused = [f"deployment/{child}" for child in children]
+    plane.kubectl("rollout", "pause", *paused, "-n", life.key.namespace)
     await life.change(engine={"image": "registry.test/e:2"}, gateway={"image": "registry.test/g:2"})
+    for child in children:
+        await life.until(partial(replaced, life, child))
 
-    async def replaced() -> bool:
-        found = await life.child(DEPLOYMENT, child) or {}
-        status = found.get("status") or {}
-        current = status.get("observedGeneration") == found["metadata"]["generation"]
-        return current and status.get("updatedReplicas") == 1
 
-    await life.until(replaced)
+async def replaced(life: Life, child: str) -> bool:
+    """Return whether the Deployment has pods of its present template."""
+    found = await life.child(DEPLOYMENT, child) or {}
+    status = found.get("status") or {}
+    current = status.get("observedGeneration") == found["metadata"]["generation"]
+    return current and status.get("updatedReplicas") == 1
 
 
 async def test_what_an_object_left_behind_is_taken_back_by_the_next_of_its_name_and_serves_meanwhile(
@@ -65,20 +78,6 @@ async def test_what_an_object_left_behind_is_taken_back_by_the_next_of_its_name_
         ours = f"{names.LABEL_INSTANCE}=nano"
         owners = [owner_uid(one) for one in await life.kube.list(kind, life.key.namespace, selector=ours)]
         assert set(owners) <= {uid}, kind
-
-
-async def test_a_selector_that_somebody_narrowed_chooses_all_pods_again(
-    plane: ControlPlane, life: Life
-) -> None:
-    await serve(life)
-    narrow = '{"spec": {"selector": {"version": "v2"}}}'
-    plane.kubectl("patch", "service", "nano", "-n", life.key.namespace, "--type=merge", "-p", narrow)
-
-    async def whole() -> bool:
-        found = await life.child(SERVICE, "nano") or {}
-        return bool(found["spec"]["selector"] == names.selector("nano", "gateway"))
-
-    await life.until(whole)
 
 
 async def test_a_restart_of_the_engines_by_hand_goes_on_where_every_gpu_is_taken(

@@ -48,10 +48,8 @@ async def serve(life: Life, **spec: Any) -> None:
     ("spec", "kind", "reason", "says"),
     [
         ({"memory": {}}, "Planned", "DeviceMemoryUnknown", "set spec.memory.deviceMemory"),
-        ({"model": {"uri": "hf://org/model"}}, "Planned", "ModelUnknown", "spec.model.config"),
         ({"model": {"uri": "hf://org/model", "config": unserved_config()}},
          "Ready", "ModelNotServed", "cannot serve falcon_h1 models"),
-        ({}, "Available", "NoReadyReplica", "0 of 1 engines are ready"),
     ],
 )  # fmt: skip
 async def test_what_is_not_known_or_not_there_yet_is_named(
@@ -66,6 +64,8 @@ async def test_a_model_that_only_engines_know_has_a_row_that_says_as_much(
     plane: ControlPlane, life: Life
 ) -> None:
     await life.make(model={"uri": "hf://org/model"}, replicas=2)
+    assert "spec.model.config" in await life.becomes("Planned", "ModelUnknown")
+    assert "0 of 2 engines are ready" in await life.becomes("Available", "NoReadyReplica")
     await life.becomes("Progressing", "ScalingUp")
 
     header, row = plane.kubectl("get", "mdep", "-n", life.key.namespace).splitlines()
@@ -107,14 +107,6 @@ async def test_an_endpoint_without_engines_is_ready_to_wake_one(life: Life) -> N
     await life.ready("gateway")
 
     assert "the first request starts one" in await life.becomes("Ready", "ScaledToZero")
-
-
-async def test_a_roll_out_that_is_paused_says_what_it_waits_for(life: Life) -> None:
-    await serve(life)
-    await life.change(rollout={"pause": True}, engine={"image": "registry.test/engine:2"})
-
-    assert "until spec.rollout.pause is false" in await life.becomes("Progressing", "RolloutPaused")
-    assert (await life.condition("Ready"))[:2] == ("True", "Serving")
 
 
 async def test_an_engine_more_than_is_wanted_is_named_for_as_long_as_it_is_there(
@@ -174,7 +166,7 @@ async def test_an_engine_that_finishes_its_requests_is_waited_for(life: Life) ->
     assert "completes its requests" in await life.becomes("Progressing", "Draining")
 
 
-async def test_a_strategy_that_does_not_fit_what_runs_is_refused_with_the_engines_numbers(
+async def test_a_strategy_that_does_not_fit_and_a_roll_out_that_is_paused_are_told_while_engines_serve(
     life: Life,
 ) -> None:
     await life.make(rollout={"minReadyTime": "0s"}, stateCache={"strategy": "NoBuffer"})
@@ -188,6 +180,11 @@ async def test_a_strategy_that_does_not_fit_what_runs_is_refused_with_the_engine
 
     said = await life.becomes("Degraded", "StrategyRefused")
     assert "12 requests hold 40 slots" in said
+    assert (await life.condition("Ready"))[:2] == ("True", "Serving")
+
+    paused = {"rollout": {"pause": True}, "engine": {"image": "registry.test/engine:2"}}
+    await life.change(stateCache={"strategy": "NoBuffer"}, **paused)
+    assert "until spec.rollout.pause is false" in await life.becomes("Progressing", "RolloutPaused")
     assert (await life.condition("Ready"))[:2] == ("True", "Serving")
 
 

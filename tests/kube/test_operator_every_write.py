@@ -2,7 +2,7 @@
 
 The writes are those of creating, changing, downloading, rolling back and removing. The passes are the
 operator's own, in this process, so that a write can be chosen. Each fails in one of the ways that a write
-can, four of them in one life, far apart; with MAMBASERVE_PROPS=large in all ways, each in a life of its own.
+can, eight of them in one life, far apart; with MAMBASERVE_PROPS=large in all ways, each in a life of its own.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from testcluster.control_plane import ControlPlane
 
 pytestmark = [pytest.mark.kube, pytest.mark.slow]
 SIDE_BY_SIDE = 8
-TOGETHER = 4
+TOGETHER = 8
 """Writes that fail in one life."""
 LONGEST = 3000 if BUDGET == "large" else 300
 """Seconds of a test."""

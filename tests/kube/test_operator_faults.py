@@ -1,7 +1,6 @@
 """The operator dies, doubles, or loses the API server: what was asked for comes about all the same."""
 
 import random
-import re
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,10 +10,9 @@ import pytest
 
 from mamba_operator.process.settings import OperatorSettings
 from operator_objects import nano_config
-from operator_process import ROOT, running_operator
-from parsed_yaml import load_yaml
+from operator_process import running_operator
+from property_runs import BUDGET
 from testcluster.control_plane import ControlPlane
-from testcluster.pki import Identity
 
 pytestmark = [pytest.mark.kube, pytest.mark.slow]
 
@@ -24,6 +22,8 @@ KINDS = (
     "deployments"
 )
 CHILDREN = 11
+KILLS = 10 if BUDGET == "large" else 2
+"""Operators that are killed before the one that converges."""
 SHORT_LEASE = {"MAMBASERVE_LEASE_DURATION": "6"}
 """For tests that kill a holder: the next one waits so long."""
 DEFAULT_LEASE = {
@@ -54,10 +54,10 @@ def planned(plane: ControlPlane, namespace: str, *names: str) -> None:
 def test_an_operator_killed_at_random_moments_converges_after_its_restart(
     plane: ControlPlane, namespace: str, tmp_path: Path
 ) -> None:
-    names = ["a", "b", "c"]
+    names = ["a", "b"]
     plane.apply([deployment(name) for name in names], namespace)
     moments = random.Random(7)
-    for number in range(4):
+    for number in range(KILLS):
         log = tmp_path / f"operator-{number}.log"
         where = ["--namespace", namespace]
         with running_operator(plane.kubeconfig, log, where, **SHORT_LEASE) as operator:
@@ -68,10 +68,10 @@ def test_an_operator_killed_at_random_moments_converges_after_its_restart(
 
     with running_operator(plane.kubeconfig, tmp_path / "last.log", ["--namespace", namespace]):
         planned(plane, namespace, *names)
-        plane.wait_for(lambda: count(plane, namespace) == 3 * CHILDREN, "all children", timeout=60)
+        plane.wait_for(lambda: count(plane, namespace) == len(names) * CHILDREN, "all children", timeout=60)
 
     tokens = {one["metadata"]["uid"] for one in plane.list("secrets", namespace, OURS)}
-    assert len(tokens) == 3
+    assert len(tokens) == len(names)
 
 
 def test_of_two_operators_one_acts_and_the_other_takes_over_when_it_dies(
@@ -145,7 +145,7 @@ def test_an_outage_that_outlasts_the_lease_ends_the_operator_and_the_next_one_go
 
 
 def test_many_objects_at_once_are_all_served(plane: ControlPlane, namespace: str, tmp_path: Path) -> None:
-    names = [f"m{number}" for number in range(12)]
+    names = [f"m{number}" for number in range(6)]
     with running_operator(plane.kubeconfig, tmp_path / "operator.log", ["--namespace", namespace]):
         plane.apply(
             [deployment(name, mode="Plan" if index % 3 else "Active") for index, name in enumerate(names)],
@@ -154,52 +154,5 @@ def test_many_objects_at_once_are_all_served(plane: ControlPlane, namespace: str
 
         planned(plane, namespace, *names)
         plane.wait_for(
-            lambda: count(plane, namespace) == 4 * CHILDREN, "the active ones' children", timeout=60
+            lambda: count(plane, namespace) == 2 * CHILDREN, "the active ones' children", timeout=60
         )
-
-
-def chart_rules() -> list[dict[str, Any]]:
-    """Return the rules that the chart grants the operator in a namespace it serves."""
-    text = (ROOT / "charts/mambaserve/templates/_helpers.tpl").read_text()
-    [body] = re.findall(r'define "mambaserve\.rules" -}}\n(.*?)\{\{- end', text, re.DOTALL)
-    rules: list[dict[str, Any]] = load_yaml(body)
-    return rules
-
-
-def test_the_charts_role_is_enough_for_an_operator_of_one_namespace(
-    plane: ControlPlane, namespace: str, tmp_path: Path
-) -> None:
-    lease = {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"]}
-    lease["verbs"] = ["get", "list", "watch", "create", "patch", "update"]
-    rbac = "rbac.authorization.k8s.io"
-    role = {"apiVersion": f"{rbac}/v1", "kind": "Role", "metadata": {"name": "operator"}}
-    binding = {"apiVersion": f"{rbac}/v1", "kind": "RoleBinding", "metadata": {"name": "operator"}}
-    subject = {"kind": "User", "name": "operator", "apiGroup": rbac}
-    plane.apply(
-        [
-            {**role, "rules": [*chart_rules(), lease]},
-            {
-                **binding,
-                "roleRef": {"apiGroup": rbac, "kind": "Role", "name": "operator"},
-                "subjects": [subject],
-            },
-        ],
-        namespace,
-    )
-    certificate = plane.authority.issue(Identity(f"operator-{namespace}", "/CN=operator", ("DNS:operator",)))
-    kubeconfig = plane.write_kubeconfig(f"operator-{namespace}", certificate)
-    log = tmp_path / "operator.log"
-
-    with running_operator(kubeconfig, log, ["--namespace", namespace]) as operator:
-        plane.apply(deployment("nano"), namespace)
-        planned(plane, namespace, "nano")
-        plane.wait_for(lambda: count(plane, namespace) == CHILDREN, "all children", timeout=60)
-        plane.kubectl("scale", "deploy/nano-engine", "--replicas=4", "-n", namespace)
-        plane.wait_for(
-            lambda: (plane.get("deploy", "nano-engine", namespace) or {})["spec"]["replicas"] == 1,
-            "the repair",
-        )
-        plane.wait_for(
-            lambda: "Repaired" in {one["reason"] for one in plane.list("events", namespace)}, "the event"
-        )
-        assert "forbidden" not in operator.text

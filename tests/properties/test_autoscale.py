@@ -10,7 +10,7 @@ from mamba_operator.autoscale.memory import AutoscalerMemory
 from mamba_operator.autoscale.observation import EngineLoad, GatewayTraffic, Observation
 from scaled_fleet import Fleet, load, reversals, seen
 
-budget = settings(max_examples=25)
+budget = settings(max_examples=10)
 
 share = st.floats(0, 40, width=32)
 count = st.integers(0, 2000)
@@ -110,7 +110,7 @@ looks = st.lists(
 )  # fmt: skip
 
 
-@settings(max_examples=15)
+@settings(max_examples=6)
 @given(st.integers(2, 20), looks)
 def test_a_load_that_is_there_keeps_its_engines_whatever_the_operator_misses(
     engines: int, times: list[tuple[str, int]]
@@ -126,7 +126,7 @@ def test_a_load_that_is_there_keeps_its_engines_whatever_the_operator_misses(
         assert min(fleet.run([busy] * count)) >= 0.8 * engines, "one engine does five a second"
 
 
-@settings(max_examples=15)
+@settings(max_examples=6)
 @given(
     st.floats(10, 2400), st.sampled_from([60.0, 300.0]), st.lists(st.integers(0, 1), min_size=1, max_size=40)
 )

@@ -14,7 +14,7 @@ from mamba_operator.autoscale.observation import GatewayTraffic, Observation
 from pool_world import World
 from scaled_fleet import load, seen
 
-budget = settings(max_examples=25)
+budget = settings(max_examples=10)
 share = st.floats(0, 12, width=32)
 rate = st.floats(0, 100, width=32)
 configs = st.builds(

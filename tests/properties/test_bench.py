@@ -13,7 +13,7 @@ from mamba_cli.bench.prompts import LOWEST_ID, LengthRange, blocks, random_promp
 from mamba_cli.bench.samples import LatencyLimits, Sample, peak, percentile, report
 from mamba_cli.bench.traces import Arrival, replay
 
-budget = settings(max_examples=100)
+budget = settings(max_examples=40)
 seconds = st.floats(0, 1e4)
 rates = st.floats(1e-3, 1e4)
 

@@ -13,7 +13,7 @@ from mamba_api.quantity import SUFFIXES, UNITS, Duration, Quantity
 from mamba_api.v1alpha1 import MambaDeployment
 from mamba_api.v1alpha1.documents import load_documents
 
-budget = settings(max_examples=60)
+budget = settings(max_examples=25)
 
 name = st.from_regex(r"[a-z]([-a-z0-9]{0,30}[a-z0-9])?", fullmatch=True)
 quantity = st.builds("{}{}".format, st.integers(0, 10**6), st.sampled_from(sorted(SUFFIXES)))

@@ -132,7 +132,7 @@ class EngineMachine(RuleBasedStateMachine):
 
 TestEngineMachine = EngineMachine.TestCase
 TestEngineMachine.settings = settings(
-    max_examples=60,
+    max_examples=25,
     stateful_step_count=40,
     suppress_health_check=list(HealthCheck),
 )

@@ -23,8 +23,10 @@ from engine_trial import STRATEGIES, EngineTrial, drive
 from mamba_server.cache.arena import AllocationSite
 from property_runs import BUDGET, EXAMPLES, LARGE
 
-STEPS = {"large": 1_020_000, "small": 2_400}.get(BUDGET, 9_000)
+STEPS = {"large": 1_020_000, "small": 2_400}.get(BUDGET, 4_500)
 CASES = [(strategy, overlap) for strategy in STRATEGIES for overlap in (True, False)]
+RARE = () if BUDGET != "large" else ("audit other_work",)
+"""Events that happen once in ten thousand steps; `test_audits` has them, too."""
 KEPT = EXAMPLES / "engine_runs.json"
 
 
@@ -102,7 +104,7 @@ def test_no_run_that_failed_once_fails_again() -> None:
 
 @pytest.mark.timeout(7200 if LARGE else 1800)
 def test_every_token_is_the_one_served_alone_whatever_happens(outcome: tuple[int, Counter[str]]) -> None:
-    assert outcome[0] >= {"large": 1_000_000, "small": 2_000}.get(BUDGET, 8_500)
+    assert outcome[0] >= {"large": 1_000_000, "small": 2_000}.get(BUDGET, 4_200)
 
 
 @pytest.mark.timeout(7200 if LARGE else 1800)
@@ -130,7 +132,7 @@ def test_every_place_that_asks_for_memory_was_refused_and_lived(outcome: tuple[i
         "ended length", "ended error", "ended abort", "ended stop string", "miss new", "miss no_state",
         "miss too_deep", "miss evicted", "miss salt_differs", "landed", "installed", "evictions_reported",
         "pin pinned", "pin expired", "pin over_budget", "pin given_up", "audit ok", "audit no_memory",
-        "audit failed", "audit other_work", "states compared", "quarantined",
+        "audit failed", *RARE, "states compared", "quarantined",
     ],
 )  # fmt: skip
 def test_the_runs_reach(event: str, outcome: tuple[int, Counter[str]]) -> None:

@@ -9,7 +9,7 @@ from failing_fleet import PLACES, QUEUE, Engine, Fleet
 from mamba_gateway.endpoints.endpoint import SUSPICIOUS
 from virtual_time import in_virtual_time
 
-budget = settings(max_examples=40)
+budget = settings(max_examples=16)
 WELL = st.builds(
     Engine,
     seconds=st.sampled_from([0.05, 0.3]),

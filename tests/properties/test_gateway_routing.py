@@ -17,7 +17,7 @@ from mamba_gateway.relay.answer import EventAligner
 from mamba_gateway.routing.decision import NoCandidate, choose
 from mamba_gateway.routing.scoring import JITTER, RoutingRequest, RoutingWeights
 
-budget = settings(max_examples=150)
+budget = settings(max_examples=60)
 counts = st.integers(0, 50)
 
 

@@ -21,7 +21,7 @@ from mamba_planner.model_config import AttentionConfig, MambaConfig, ModelConfig
 from mamba_planner.strategy import STRATEGIES, reservation
 from mamba_settings.engine_settings import EngineSettings
 
-laws = settings(max_examples=60)
+laws = settings(max_examples=25)
 MIB = 1 << 20
 
 

@@ -31,7 +31,7 @@ def fleets(draw: st.DrawFn) -> RolloutFleet:
     )  # fmt: skip
 
 
-@settings(max_examples=20)
+@settings(max_examples=8)
 @given(fleets(), st.sampled_from([0, 0, 1, 3]), st.none() | st.integers(0, 60))
 def test_every_roll_out_ends_takes_nothing_back_that_serves_and_says_why(
     fleet: RolloutFleet, more: int, node_goes_after: int | None

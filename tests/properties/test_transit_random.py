@@ -16,7 +16,7 @@ import pytest
 from property_runs import BUDGET, LARGE
 from transit_world import TransitWorld
 
-SCHEDULES = {"large": 100_000, "small": 300}.get(BUDGET, 1_000)
+SCHEDULES = {"large": 100_000, "small": 300}.get(BUDGET, 400)
 EVENTS = 30
 PARTS = 40
 

@@ -16,12 +16,17 @@ def every(*factors: Sequence[Any]) -> list[Row]:
 
 
 def covering(*factors: Sequence[Any], strength: int = 2) -> list[Row]:
-    """Return combinations in which each `strength` values of different factors meet.
+    """Return combinations in which each `strength` values of different factors meet."""
+    return with_all_meetings(every(*factors), strength)
+
+
+def with_all_meetings(rows: Sequence[Row], strength: int = 2) -> list[Row]:
+    """Return some of the given rows, in which each `strength` values occur together that do so in them.
 
     Takes the row with the most new meetings again and again, so that the result is the same each time.
     """
     meetings: dict[tuple[tuple[int, Any], ...], int] = {}
-    rows, masks = every(*factors), []
+    masks = []
     for row in rows:
         mask = 0
         for values in combinations(enumerate(row), strength):

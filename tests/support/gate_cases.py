@@ -53,3 +53,9 @@ SQUARE = [
 ]
 """Every strategy with either overlap, both chunks and two page sizes; every page size with either overlap."""
 CASES = EVERY if LARGE else SQUARE
+THIRD, OTHER_THIRD = (EVERY, EVERY) if LARGE else (SQUARE[::3] + SQUARE[4:5], SQUARE[1:3] + SQUARE[5:])
+"""Two parts of the square with every strategy, either overlap and two page sizes each.
+
+A test with one more parameter takes one part for each of its values; a test of which others are stricter
+takes one part.
+"""

@@ -23,7 +23,7 @@ from hypothesis.internal.conjecture import providers
 
 BUDGET = os.environ.get("MAMBASERVE_PROPS", "")
 LARGE = BUDGET == "large"
-FACTOR = 40
+FACTOR = 100
 """Factor of the number of examples of tests/properties in a random run."""
 FACTOR_ELSEWHERE = 10
 """The same of the properties that stand among unit tests, of which there are many."""

@@ -28,11 +28,11 @@ CLOSE = 2e-5
 CASES = [Case("ExtraBuffer", True, 16, 64), *([Case("NoBuffer", False, 1, 128)] if LARGE else [])]
 
 
-def requests(prefix: str) -> list[AddRequest]:
-    """Return ragged requests, two from one stem; the longer ones take several chunks."""
+def requests(prefix: str, tokens: int = 70) -> list[AddRequest]:
+    """Return ragged requests, two from one stem of that many tokens: 70 take several chunks."""
     rng = random.Random(3)
-    stem = [rng.randrange(6, 200) for _ in range(70)]
-    prompts = [stem[:5], stem, [*stem[:66], 9, 8, 7]]
+    stem = [rng.randrange(6, 200) for _ in range(tokens)]
+    prompts = [stem[:5], stem, [*stem[:-4], 9, 8, 7]]
     drawn = SamplingParams(
         max_tokens=3, temperature=1.0, seed=7, top_k=40, top_p=0.9, presence_penalty=0.5, logprobs=2
     )
@@ -54,13 +54,13 @@ def few_splits() -> Iterator[None]:
         yield
 
 
-def by_torch(checkpoint: Path) -> list[Answer]:
+def by_torch(checkpoint: Path, tokens: int = 70) -> list[Answer]:
     """Answer each request alone, its whole prompt computed."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(hybrid, "backend_for", lambda *_: TORCH)
         engine = make_engine(checkpoint, dtype="float32", prefix_caching=False)
         assert engine.kernels.name == "torch"
-        return [run(engine, [each])[each.request_id, 0] for each in requests("t")]
+        return [run(engine, [each])[each.request_id, 0] for each in requests("t", tokens)]
 
 
 @pytest.fixture(scope="module")
@@ -151,7 +151,8 @@ def test_other_families_say_what_they_say_on_torch(
     path = write(tmp_path)
     engine = make_engine(path, dtype="float32")
     assert engine.kernels.name == "triton"
-    got = run(engine, requests("a"))
-    for index, expected in enumerate(by_torch(path)):
+    tokens = 70 if LARGE else 24
+    got = run(engine, requests("a", tokens))
+    for index, expected in enumerate(by_torch(path, tokens)):
         same(got[f"a{index}", 0], expected)
     assert not [each for each in caplog.messages if "Triton" in each], "a reference computed"

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 
+from covering import every
 from guarded_arena import GuardedArena
 from mamba_kernels.dispatch.backend import TORCH
 from mamba_planner.strategy import reservation
@@ -33,6 +34,7 @@ from mamba_server.engine.stepping.forward_stream import ForwardStream, InlineStr
 from mamba_server.model.cache_views import CacheViews
 from mamba_server.model.forward_batch import ForwardBatch
 from mamba_server.wire import AddRequest, SamplingParams, TokenLogprobs
+from matrix_size import LARGE
 from simulated_stream import SimulatedStream
 
 VOCAB = 40
@@ -224,6 +226,9 @@ def test_the_tables_of_penalties_do_not_grow_with_the_requests_served() -> None:
     assert bench.runner._sampler._rows <= 3
 
 
+COMPANY = (1, 2, 3, 20)
+
+
 def test_the_end_token_is_held_back_until_the_minimum() -> None:
     params = {"ignore_eos": False, "logit_bias": {EOS: 100.0}}
     bench = Bench()
@@ -311,8 +316,10 @@ def test_a_prompt_in_several_pieces_has_a_logprob_for_every_token_but_the_first(
     assert told["other"].prompt_logprobs is None
 
 
-@pytest.mark.parametrize("company", [1, 2, 3, 20])
-@pytest.mark.parametrize("moment", range(1, 8))
+@pytest.mark.parametrize(
+    ("moment", "company"),
+    every(range(1, 8), COMPANY) if LARGE else [(moment, COMPANY[moment % 4]) for moment in range(1, 8)],
+)
 def test_a_prompt_preempted_half_way_is_scored_once_and_whole(
     bench: Bench, moment: int, company: int
 ) -> None:

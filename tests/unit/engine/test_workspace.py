@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from gate_cases import LARGE
 from mamba_kernels.dispatch import backend
 from mamba_planner.arithmetic import WeightsSize
 from mamba_planner.memory import RUNTIME_BYTES
@@ -139,22 +140,27 @@ ALL_OF_SAMPLING = {
 }  # fmt: skip
 
 
-STEPS = pytest.mark.parametrize(
-    ("config", "settings", "lengths", "params", "steps"),
+TYPES = ("float32", "bfloat16")
+NAMES = ("config", "settings", "lengths", "params", "steps")
+STEPS = [
+    pytest.param({}, {}, [511], {}, 1, id="one long prompt"),
+    pytest.param({}, {}, [17] * 30, {}, 1, id="many short prompts"),
+    pytest.param(FAT, {}, [17] * 30, {}, 1, id="many short prompts with large states"),
+    pytest.param(FAT, {"state_dtype": "float16"}, [3] * 32, {}, 2, id="decodes of 16-bit states"),
+    pytest.param(WIDE, {}, [3] * 32, ALL_OF_SAMPLING, 2, id="everything that sampling can do"),
+    pytest.param(WIDE, {}, [300], {"prompt_logprobs": 5}, 1, id="scores of a prompt"),
+    pytest.param({"hybrid_override_pattern": "*"}, {}, [1500], {}, 3, id="attention to a long context"),
+]
+
+
+@pytest.mark.parametrize(
+    ("dtype", *NAMES),
     [
-        pytest.param({}, {}, [511], {}, 1, id="one long prompt"),
-        pytest.param({}, {}, [17] * 30, {}, 1, id="many short prompts"),
-        pytest.param(FAT, {}, [17] * 30, {}, 1, id="many short prompts with large states"),
-        pytest.param(FAT, {"state_dtype": "float16"}, [3] * 32, {}, 2, id="decodes of 16-bit states"),
-        pytest.param(WIDE, {}, [3] * 32, ALL_OF_SAMPLING, 2, id="everything that sampling can do"),
-        pytest.param(WIDE, {}, [300], {"prompt_logprobs": 5}, 1, id="scores of a prompt"),
-        pytest.param({"hybrid_override_pattern": "*"}, {}, [1500], {}, 3, id="attention to a long context"),
+        pytest.param(dtype, *step.values, id=f"{step.id}, {dtype}")
+        for number, step in enumerate(STEPS)
+        for dtype in (TYPES if LARGE else TYPES[number % 2 :][:1])
     ],
 )
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@STEPS
 def test_no_step_takes_more_than_was_planned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str, config: dict[str, Any],
     settings: dict[str, Any], lengths: list[int], params: dict[str, Any], steps: int,
@@ -239,14 +245,25 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+PROMPTS = (([511], 1), ([17] * 30, 1))
+DECODES = (([3] * 32, 2), ([1500], 3))
+"""Lengths of prompts that begin together, and the steps that are looked at."""
+
+
 @pytest.mark.parametrize(
-    ("family", "dtype"), [(family, ("bfloat16", "float32")[n % 2]) for n, family in enumerate(FAMILIES)]
+    ("family", "dtype", "loads"),
+    [
+        pytest.param(family, TYPES[1 - n % 2], loads, id=f"{family}, {TYPES[1 - n % 2]}")
+        for n, family in enumerate(FAMILIES)
+        for loads in [(*PROMPTS, *DECODES) if LARGE else (PROMPTS[n % 2], DECODES[n // 2 % 2])]
+    ],
 )
 def test_no_step_of_any_family_takes_more_than_was_planned(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, dtype: str
-) -> None:
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, dtype: str,
+    loads: tuple[tuple[list[int], int], ...],
+) -> None:  # fmt: skip
     most = 0.0
-    for lengths, steps in (([511], 1), ([17] * 30, 1), ([3] * 32, 2), ([1500], 3)):
+    for lengths, steps in loads:
         measured = Measured(tmp_path, monkeypatch, FAMILIES[family], dtype=dtype)
         measured.add(*lengths)
         taken = max(measured.step() for _ in range(steps))
@@ -255,7 +272,7 @@ def test_no_step_of_any_family_takes_more_than_was_planned(
     assert most > 1 / 40
 
 
-@STEPS
+@pytest.mark.parametrize(NAMES, STEPS if LARGE else STEPS[1::3])
 def test_no_step_takes_more_than_the_trial_did_and_the_arena_is_what_it_leaves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: dict[str, Any], settings: dict[str, Any],
     lengths: list[int], params: dict[str, Any], steps: int,

@@ -5,7 +5,7 @@ published code does, and the test says so. The reference is transformers' single
 cached continuation drops the lower clamp of the step size and is not used.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,8 @@ import pytest
 import torch
 
 from gate_cases import LARGE
+from mamba_kernels.cpu.library import library
+from mamba_kernels.kernel_choice import VARIABLE, UnknownKernels
 from mamba_planner.families.registry import load_model_config
 from mamba_server.model.layers.hybrid import HybridModel
 from testmodels.batches import Driver, Run, Sequence, poisoned_views
@@ -34,7 +36,7 @@ from testmodels.checkpoints import (
 from testmodels.published_limits import follow_published_limits
 
 TOLERANCE = 1e-4
-STEPS = 48
+STEPS = 32
 PROMPTS = (300, 65, 2, 137)
 
 Write = Callable[..., Path]
@@ -290,21 +292,29 @@ def readable(name: str) -> str:
     return name.replace(" ", "-")
 
 
-@pytest.fixture(scope="module", params=FAMILIES, ids=readable)
-def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[HybridModel, Any]:
+Pair = tuple[HybridModel, Any, Path]
+
+
+def load(directory: Path) -> HybridModel:
+    config = load_model_config(directory)
+    return HybridModel.load(config, directory, device=torch.device("cpu"), dtype=torch.float32)
+
+
+@pytest.fixture(scope="module")
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    """Return our model, the reference and their folder."""
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
     write, fields = FAMILIES[request.param]
     directory = write(tmp_path_factory.mktemp("parity"), **fields)
-    config = load_model_config(directory)
-    ours = HybridModel.load(config, directory, device=torch.device("cpu"), dtype=torch.float32)
+    ours = load(directory)
     # A text model reads Qwen3.5 with its vision tower; LFM2 is read as it was written.
     reads = AutoModelForImageTextToText if write is random_multimodal_lfm2 else AutoModelForCausalLM
     reference = reads.from_pretrained(directory, dtype=torch.float32).eval()
     follow_published_limits(reference)
-    if config.tie_embeddings:
+    if ours.config.tie_embeddings:
         reference.lm_head.weight = reference.get_input_embeddings().weight
-    return ours, reference
+    return ours, reference, directory
 
 
 def test_small_steps_of_nemotron_h_are_not_made_larger(tmp_path: Path) -> None:
@@ -364,13 +374,58 @@ def reference_logits(reference: Any, tokens: list[int]) -> torch.Tensor:
 
 
 def pieces_of_families() -> list[tuple[str, int | None]]:
-    """Return every family with pieces that end inside a chunk, and one of the others in turn; or with all."""
-    others = (None, 64, 256)
+    """Return every family with one size of pieces in turn, most of which end inside a chunk; or with all."""
+    sizes = (100, None, 100, 64, 100, 256)
     return [
         (name, piece)
         for number, name in enumerate(FAMILIES)
-        for piece in (100, *(others if LARGE else others[number % 3 :][:1]))
+        for piece in (dict.fromkeys(sizes) if LARGE else sizes[number % 6 :][:1])
     ]
+
+
+OF_EACH_FAMILY = tuple(FAMILIES) if LARGE else (
+    "two groups, all kinds of blocks", "experts in groups", "Granite, experts",
+    "Bamba, half of each head turned",
+    "Falcon-H1, every factor", "Qwen3-Next, experts and one dense layer",
+    "Qwen3.5, tensors for each expert", "OLMo hybrid, rotary positions", "LFM2, experts",
+    "Mamba2 alone, tied, float32 stream",
+)  # fmt: skip
+FEWER_INSTRUCTIONS = ("avx2", "avx512")
+"""Instruction sets that are forced; `test_prefill_and_greedy_decode…` has what this processor is best at."""
+
+
+@pytest.fixture
+def forced(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Compute with one instruction set alone, as a process does that is told so."""
+    monkeypatch.setenv(VARIABLE, request.param)
+    library.cache_clear()
+    try:
+        if library() is None:
+            pytest.skip("there is no compiler here")
+        yield request.param
+    except UnknownKernels as why:
+        pytest.skip(str(why))
+    finally:
+        monkeypatch.undo()
+        library.cache_clear()
+        library()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("pair", "forced"),
+    [
+        pytest.param(name, instructions, id=f"{readable(name)}-{instructions}")
+        for name in OF_EACH_FAMILY
+        for instructions in FEWER_INSTRUCTIONS
+    ],
+    indirect=True,
+)
+def test_families_say_the_same_on_processors_with_fewer_instructions(pair: Pair, forced: str) -> None:
+    _, reference, directory = pair
+    model = load(directory)
+    assert model.backend.name == forced
+    assert_logits_of_one_pass(model, reference, 100)
 
 
 @pytest.mark.parametrize(
@@ -379,9 +434,14 @@ def pieces_of_families() -> list[tuple[str, int | None]]:
     indirect=["pair"],
 )
 def test_prefill_and_greedy_decode_give_the_logits_of_one_pass_over_the_text(
-    pair: tuple[HybridModel, Any], piece: int | None
+    pair: Pair, piece: int | None
 ) -> None:
-    model, reference = pair
+    model, reference, _ = pair
+    assert_logits_of_one_pass(model, reference, piece)
+
+
+def assert_logits_of_one_pass(model: HybridModel, reference: Any, piece: int | None) -> None:
+    """Compare ragged prompts, read in pieces of that many tokens or whole, and the tokens behind them."""
     cache = poisoned_views(model.config, slabs=8, pages=128, page_size=16, dtype=torch.float32)
     driver = Driver(model, cache, guard=False)
     generator = torch.Generator().manual_seed(7)
@@ -422,9 +482,12 @@ def test_prefill_and_greedy_decode_give_the_logits_of_one_pass_over_the_text(
         assert sequence.tokens[prompt:] == greedy[prompt - 1 :]
 
 
-def test_the_reference_tells_models_apart(pair: tuple[HybridModel, Any]) -> None:
+@pytest.mark.parametrize(
+    "pair", list(FAMILIES) if LARGE else OF_EACH_FAMILY[::3], indirect=True, ids=readable
+)
+def test_the_reference_tells_models_apart(pair: Pair) -> None:
     """The tolerance means something: one changed early token moves the last logits far beyond it."""
-    _, reference = pair
+    _, reference, _ = pair
     tokens = torch.randint(0, 256, (60,), generator=torch.Generator().manual_seed(8)).tolist()
     other = [*tokens[:5], (tokens[5] + 1) % 256, *tokens[6:]]
     difference = reference_logits(reference, tokens)[-1] - reference_logits(reference, other)[-1]

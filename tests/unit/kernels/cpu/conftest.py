@@ -1,46 +1,56 @@
 """The library as the engine loads it, once for each instruction set that this CPU has.
 
-A test with three or more parameters runs with half of their combinations, in which every pair of values
+A test with three or more parameters runs with so many of their combinations that every pair of values
 occurs; with MAMBASERVE_GATES=large it runs with all of them.
 """
 
-import os
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
+from covering import with_all_meetings
 from emulated_matrix_unit import emulated_library
 from mamba_kernels.cpu.build import CannotBuild, ensure_built
 from mamba_kernels.cpu.library import Library
 from mamba_kernels.kernel_choice import INSTRUCTION_SETS
+from matrix_size import LARGE
 
 Run = Callable[[Library], tuple[torch.Tensor, ...]]
 HERE = Path(__file__).parent
-LARGE = os.environ.get("MAMBASERVE_GATES") == "large"
+_NONE = SimpleNamespace(params={})
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if not LARGE:
-        left_out = [item for item in items if item.path.parent == HERE and _is_other_half(item)]
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if item not in {*left_out}]
+    if LARGE:
+        return
+    matrices: dict[str, dict[tuple[Any, ...], pytest.Item]] = defaultdict(dict)
+    for item in items:
+        if item.path.parent == HERE and len(row := _values(item)) > 2:
+            matrices[item.nodeid.partition("[")[0]][row] = item
+    left_out = {
+        item
+        for matrix in matrices.values()
+        for item in {*matrix.values()}.difference(matrix[row] for row in with_all_meetings([*matrix]))
+    }
+    config.hook.pytest_deselected(items=[item for item in items if item in left_out])
+    items[:] = [item for item in items if item not in left_out]
 
 
-def _is_other_half(item: pytest.Item) -> bool:
-    """Return whether the indices of its values (at least three parameters) have an odd sum."""
-    numbers = dict(getattr(getattr(item, "callspec", None), "indices", {}))
+def _values(item: pytest.Item) -> tuple[Any, ...]:
+    """Return the value of each parameter as text; those that change together are one."""
+    values = {name: repr(value) for name, value in getattr(item, "callspec", _NONE).params.items()}
     chosen = []
     for marker in item.iter_markers("parametrize"):
         names = marker.args[0]
-        first, *_ = found = names.split(",") if isinstance(names, str) else names
+        together = tuple(values.pop(name) for name in (names.split(",") if isinstance(names, str) else names))
         if len(marker.args[1]) > 1:
-            chosen.append(numbers[first])
-        for name in found:
-            del numbers[name]
-    chosen += numbers.values()
-    return len(chosen) > 2 and sum(chosen) % 2 == 1
+            chosen.append(together)
+    return (*chosen, *values.values())
 
 
 @pytest.fixture(params=INSTRUCTION_SETS)

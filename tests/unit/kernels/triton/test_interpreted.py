@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.interpreted]
 HERE = Path(__file__).parent
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(3600)  # beside other tests it gets what they leave
 def test_the_interpreted_kernels_equal_their_references() -> None:
     options = ["-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist"]
     ran = subprocess.run(

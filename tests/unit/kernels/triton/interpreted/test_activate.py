@@ -4,9 +4,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from covering import every
 from kernel_variants import variants
 from mamba_kernels.activate import Function
 from mamba_kernels.activate.triton import activate
+from matrix_size import LARGE
 from testmodels.functions import FORMULAS
 from triton_close import close
 
@@ -22,17 +24,16 @@ def product(width: int, dtype: torch.dtype) -> torch.Tensor:
     return whole
 
 
-@pytest.mark.parametrize("multiplied", [False, True])
-@pytest.mark.parametrize("function", Function)
+WIDTHS = (
+    (1, torch.float32), (63, torch.bfloat16), (100, torch.float16), (257, torch.float32),
+    (2000, torch.bfloat16),
+)  # fmt: skip
+ROWS = [*enumerate(every(Function, (False, True)))]
+
+
 @pytest.mark.parametrize(
-    ("width", "dtype"),
-    [
-        (1, torch.float32),
-        (63, torch.bfloat16),
-        (100, torch.float16),
-        (257, torch.float32),
-        (2000, torch.bfloat16),
-    ],
+    ("width", "dtype", "function", "multiplied"),
+    [(*size, *row) for n, row in ROWS for size in (WIDTHS if LARGE else (WIDTHS[n % 5], WIDTHS[-1 - n % 5]))],
 )
 def test_rows_become_the_formula_times_the_factor(
     width: int, dtype: torch.dtype, function: Function, multiplied: bool

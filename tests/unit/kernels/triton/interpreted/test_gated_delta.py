@@ -6,6 +6,7 @@ import torch
 from mamba_kernels.gated_delta import reference
 from mamba_kernels.gated_delta.triton import gated_delta_prefill, gated_delta_update
 from mamba_kernels.slot_plan import SlotPlan
+from matrix_size import LARGE
 from testmodels.chunks import CPU, PiecePlan, chunk_plan, ints, poisoned, strided_cache
 from testmodels.delta import Delta
 from triton_close import close
@@ -23,6 +24,8 @@ SHAPES = [
     (2, 2, 16, 33, torch.bfloat16, torch.float32),
     (4, 2, 5, 7, torch.float32, torch.float16),
 ]
+FEW_SHAPES = SHAPES if LARGE else SHAPES[1:]
+"""Shapes of the pieces, which take the interpreter a second each."""
 
 
 def filled(rows: Delta, dtype: torch.dtype) -> torch.Tensor:
@@ -37,7 +40,7 @@ def plan(routes: list[tuple[int, int, int]]) -> SlotPlan:
     return SlotPlan.build(*(ints(each) for each in zip(*routes, strict=True)), CPU)
 
 
-@pytest.mark.parametrize(("H", "G", "V", "K", "kind", "stored"), SHAPES)
+@pytest.mark.parametrize(("H", "G", "V", "K", "kind", "stored"), FEW_SHAPES)
 def test_ragged_pieces_equal_the_reference(
     H: int, G: int, V: int, K: int, kind: torch.dtype, stored: torch.dtype
 ) -> None:

@@ -7,6 +7,7 @@ from kernel_variants import variants
 from mamba_kernels.moe import Activation, SharedExpert, expert_blocks
 from mamba_kernels.moe.expert_blocks import ExpertBlocks, sort_calls
 from mamba_kernels.moe.triton import moe
+from matrix_size import LARGE
 from testmodels.experts import ExpertBatch
 
 
@@ -15,14 +16,18 @@ def close(batch: ExpertBatch) -> None:
     torch.testing.assert_close(batch.run(moe).double(), batch.expected(), rtol=4 * step, atol=4 * step)
 
 
-@pytest.mark.parametrize("activation", Activation)
+SIZES = [
+    (1, 1, 16, 16, torch.float32), (1, 8, 130, 65, torch.bfloat16), (5, 2, 7, 3, torch.float32),
+    (100, 3, 40, 72, torch.float16),
+]  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    ("n", "k", "d", "f", "dtype"),
+    ("n", "k", "d", "f", "dtype", "activation"),
     [
-        (1, 1, 16, 16, torch.float32),
-        (1, 8, 130, 65, torch.bfloat16),
-        (5, 2, 7, 3, torch.float32),
-        (100, 3, 40, 72, torch.float16),
+        (*size, activation)
+        for number, size in enumerate(SIZES)
+        for activation in (Activation if LARGE else [[*Activation][number % len(Activation)]])
     ],
 )
 def test_rows_equal_their_definition(

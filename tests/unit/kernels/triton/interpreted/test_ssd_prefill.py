@@ -8,6 +8,7 @@ from mamba_kernels.ssd_prefill import reference
 from mamba_kernels.ssd_prefill import triton as kernels
 from mamba_kernels.ssd_prefill.triton import ssd_prefill
 from mamba_kernels.stochastic_rounding import noise_words, round_to_float16_
+from matrix_size import LARGE
 from testmodels.chunks import Mixer, PiecePlan, chunk_plan, ints, poisoned, strided_cache
 from triton_close import close, wide
 
@@ -36,7 +37,7 @@ def filled(mixer: Mixer, dtype: torch.dtype) -> torch.Tensor:
         (2, 2, 17, 63, 128, torch.bfloat16, torch.float32),
         (4, 2, 1, 100, 256, torch.float32, torch.float16),
         (1, 1, 80, 1, 16, torch.bfloat16, torch.float16),
-    ],
+    ][:: 1 if LARGE else 3],
 )
 def test_ragged_pieces_equal_the_reference(
     H: int, G: int, P: int, N: int, chunk_size: int, kind: torch.dtype, stored: torch.dtype
@@ -129,7 +130,8 @@ LONG = [
 
 
 @pytest.mark.parametrize(
-    ("processors", "counts"), [(2, [1, 1, 1]), (4, [2, 1, 2]), (6, [3, 1, 3]), (100, [7, 1, 4])]
+    ("processors", "counts"),
+    [(2, [1, 1, 1]), (4, [2, 1, 2]), (6, [3, 1, 3]), (100, [7, 1, 4])][0 if LARGE else 3 :],
 )
 def test_long_pieces_in_segments_equal_the_reference(
     monkeypatch: pytest.MonkeyPatch, processors: int, counts: list[int]
