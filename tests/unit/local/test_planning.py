@@ -2,6 +2,7 @@
 
 import json
 import struct
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,11 @@ from mamba_cli.errors import InvalidInput, RunFailed
 from mamba_cli.local import planning
 from mamba_cli.local.documents import LoadedDeployment
 from mamba_cli.local.planning import PlanFlags, PlanOutcome, plan_deployment, plan_directory
+from mamba_cli.local.unit import local_settings
+from mamba_planner.arithmetic import weights_bytes
+from mamba_planner.draft_models import draft_model_memory
+from mamba_planner.memory_plan import LedgerLine
+from mamba_planner.planner import DRAFT_MODEL
 from model_configs import unserved_config
 
 CONFIGS = Path(__file__).parents[2] / "golden" / "configs"
@@ -161,3 +167,27 @@ def test_a_utilization_of_the_flag_wins_over_the_file() -> None:
     half = outcome(PlanFlags(device_memory=80 * GIB, utilization=0.5), memory={"utilization": 0.8})
     assert half.plan is not None
     assert half.plan.budget_bytes == 40 * GIB
+
+
+def test_the_draft_model_of_a_file_is_planned_and_named_to_the_engine(directory: Path) -> None:
+    config = json.loads((CONFIGS / "granite-4.0-h-350m.json").read_text())
+    spec = {
+        "model": {"uri": "hf://a/b", "config": config, "maxModelLen": 4096},
+        "engine": {"speculation": f"draft=file://./{directory.name}", "maxRunningRequests": 4},
+        "memory": {"deviceMemory": "48Gi"},
+        "resources": {"gpus": 0},
+    }
+    body = {"metadata": {"name": "one"}, "spec": spec}
+    loaded = LoadedDeployment(directory.parent / "f.yaml", MambaDeployment.model_validate(body))
+    found = plan_deployment(loaded, PlanFlags())
+    assert found.plan is not None
+    memory = draft_model_memory(found.model, found.model.draft_model, found.constraints, "cpu", 4)
+    assert memory.weights == weights_bytes(found.model, "bfloat16", on_cpu=True)
+    assert LedgerLine(DRAFT_MODEL, memory.bytes) in found.plan.ledger
+
+    settings = local_settings(loaded, found.plan, name="one", device="cpu", port=1, admin_port=2)
+    assert settings.draft_model == str(directory)
+    lost = {**spec, "engine": {"speculation": "draft=file://./none"}}
+    body = {"metadata": {"name": "one"}, "spec": lost}
+    with pytest.raises(InvalidInput, match=r"spec\.engine\.speculation: .*none does not exist"):
+        plan_deployment(replace(loaded, deployment=MambaDeployment.model_validate(body)), PlanFlags())
