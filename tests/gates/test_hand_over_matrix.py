@@ -1,9 +1,9 @@
 """A prompt computed by one engine and answered by another gives the bits of one engine that does both.
 
 The matrix is every served family, strategy, overlap, page size, chunk, hits on either side, preemptions, and
-memory that is refused just after an install. Of its 8,640 rows `make gates` runs so many that every four
-values of different factors occur together, because no defect so far needed more of them to show, and the
-slow tests so many that every pair of values of the cache occurs, each with the next family.
+memory that is refused just after an install. All of its 8,640 rows would take a processor two hours. So `make
+gates` runs so many that every four values of different factors occur together, and the slow tests so many
+that every pair of values of the cache occurs, each with the next family.
 """
 
 import random

@@ -103,4 +103,28 @@ MUTANTS = (
         new="None",
         tests=(ARRIVALS,),
     ),
+    Mutant(
+        name="an engine without NIXL loads its weights all the same",
+        keeps="A transport whose package is missing is refused at the start, with what to do.",
+        where="mamba_server.engine.transfers.transports:check_transport",
+        old="settings.transfer_transport == 'nixl'",
+        new="False",
+        tests=("tests/unit/transfer/test_missing_nixl.py",),
+    ),
+    Mutant(
+        name="a simulated engine offers places as if a state had a slot of its own",
+        keeps="Engines, planner and simulator count the states that may arrive by one rule.",
+        where="mamba_cli.fleet.engine:SimulatedEngine.credits",
+        old="receptions_within(unused, capacity.receiving, capacity.slots_per_sequence)",
+        new="unused // (1 + capacity.slots_per_sequence)",
+        tests=("tests/unit/fleet/test_pooled_simulation.py",),
+    ),
+    Mutant(
+        name="a reader of a silent peer waits for a further lease",
+        keeps="A request waits for one lease at most, and a silent peer holds memory for two.",
+        where="mamba_server.engine.transfers.importer:Importer.poll",
+        old="now >= awaited.deadline and not awaited.given_up",
+        new="now >= awaited.deadline + self._lease_seconds and not awaited.given_up",
+        tests=("tests/gates/test_leases_by_their_clock.py",),
+    ),
 )

@@ -75,4 +75,12 @@ MUTANTS = (
         new="length - len(body)",
         tests=("tests/unit/transfer/test_hostile_peers.py",),
     ),
+    Mutant(
+        name="a source sends over sockets to a reader that reads by NIXL",
+        keeps="Two engines with different transports refuse each other by name.",
+        where="mamba_transfer.server:TransferServer._converse",
+        old="self._transports.get(hello.transport)",
+        new="self._transports.get('sockets')",
+        tests=("tests/unit/transfer/test_transfers.py",),
+    ),
 )
