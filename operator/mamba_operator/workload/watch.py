@@ -14,7 +14,7 @@ from mamba_operator.objects.indices import Indices
 from mamba_operator.objects.kinds import MAMBA_DEPLOYMENT, POD
 from mamba_operator.objects.manifest import Key, Manifest, name_of
 from mamba_operator.objects.pod_poller import PodPoller
-from mamba_operator.objects.pod_trouble import is_engine, role_of, serves
+from mamba_operator.objects.pod_trouble import is_candidate, is_engine, role_of, serves
 from mamba_operator.objects.recorded_status import recorded_status
 from mamba_operator.workload.measured_workload import (
     EngineCounts,
@@ -88,7 +88,9 @@ class WorkloadWatch(PodPoller[Manifest, dict[Role, _EngineTraffic]]):
         return owners[0] if len(owners) == 1 else None
 
     async def _update(self, key: Key, selection: Manifest) -> bool:
-        engines = [pod for pod in self._indices.of(POD, key) if is_engine(pod) and serves(pod)]
+        # The candidate of a canary has a share of the same traffic, or copies of it.
+        pods = (pod for pod in self._indices.of(POD, key) if not is_candidate(pod))
+        engines = [pod for pod in pods if is_engine(pod) and serves(pod)]
         reports = await pod_reports(self._read, engines, engine_counts)
         by_role: dict[str, dict[str, EngineCounts | None]] = {}
         for pod in engines:

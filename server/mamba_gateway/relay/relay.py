@@ -168,7 +168,8 @@ class Relay:
         request, endpoint = progress.request, record.decision.endpoint
         progress.number += 1
         last = progress.number >= self._max_attempts or not self._budget.available
-        if self._pool.shadow is not None and progress.number == 1 and not endpoint.candidate:
+        if self._pool.shadow is not None and progress.copy is None and not endpoint.candidate:
+            # A further attempt finds the copy of the first one, or another moment in which there is room.
             progress.copy = self._copies.begin(request)
         sent_at = self.loop.time()
         ticket = self._router.sent(record, request.prompt)
