@@ -64,13 +64,13 @@ def answer_of(body: dict[str, Any]) -> Answer:
 def score_of(body: dict[str, Any]) -> Score:
     """Return the score in the body of a completion that echoes its prompt with log-probabilities."""
     [choice] = body["choices"]
-    ranks = tuple(rank for known in choice["prompt_logprobs"][1:] for rank in map(_rank, known.values()))
+    ranks = tuple(rank for entry in choice["prompt_logprobs"][1:] for rank in map(_rank, entry.values()))
     logprobs = choice["logprobs"]
     return Score(tuple(logprobs["tokens"]), tuple(logprobs["token_logprobs"][1:]), ranks)
 
 
-def _rank(known: dict[str, Any]) -> int:
-    return int(known["rank"])
+def _rank(entry: dict[str, Any]) -> int:
+    return int(entry["rank"])
 
 
 def _choice(choice: dict[str, Any]) -> Choice:
