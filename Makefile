@@ -12,7 +12,7 @@ export PYTHONHASHSEED ?= 0
 # The tests start hundreds of processes; without bytecode on disk each compiles every module again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test test-slow test-all interpreted tools clients lint types props gates compiled mutants kube e2e e2e-all zero-drop images bench docs site release version dashboards crds manifests lock format
+.PHONY: help setup demo test test-slow test-all interpreted tools clients open-webui lint types props gates compiled mutants kube e2e e2e-all zero-drop images bench docs site release version dashboards crds manifests lock format
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -45,7 +45,18 @@ clients: setup ## the client libraries of other projects against a live server, 
 	@[ -x .venv-clients/bin/python ] || $(PY) -m venv .venv-clients
 	@.venv-clients/bin/python -m pip install --quiet --disable-pip-version-check "pip>=25.1"
 	@.venv-clients/bin/python -m pip install --quiet --disable-pip-version-check --group clients
-	@MAMBASERVE_CLIENTS=$(CURDIR)/.venv-clients/bin/python $(PYTEST) -m tools tests/integration/test_other_clients.py
+	@[ -x .venv-lm-eval/bin/python ] || { $(PY) -m venv .venv-lm-eval && \
+	  echo "import site; site.addsitedir('$$(echo $(CURDIR)/.venv/lib/python3*/site-packages)')" \
+	    > "$$(echo .venv-lm-eval/lib/python3*/site-packages)/mambaserve.pth"; }
+	@.venv-lm-eval/bin/python -m pip install --quiet --disable-pip-version-check accelerate "lm-eval>=0.4.11"
+	@MAMBASERVE_CLIENTS=$(CURDIR)/.venv-clients/bin/python MAMBASERVE_LM_EVAL=$(CURDIR)/.venv-lm-eval/bin/python \
+	  $(PYTEST) -m tools tests/integration/test_other_clients.py tests/integration/test_lm_eval.py \
+	  tests/conformance/test_new_routes_fuzz.py
+
+open-webui: setup ## Open WebUI in front of a live server, in an environment of its own (gigabytes, minutes the first time)
+	@[ -x .venv-open-webui/bin/open-webui ] || { $(PY) -m venv .venv-open-webui && \
+	  .venv-open-webui/bin/python -m pip install --quiet --disable-pip-version-check open-webui; }
+	@MAMBASERVE_OPEN_WEBUI=$(CURDIR)/.venv-open-webui/bin/open-webui $(PYTEST) -m tools tests/integration/test_open_webui.py
 
 lint: setup ## ruff and the import contracts
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/lint-imports
@@ -68,7 +79,7 @@ gates: setup ## the correctness gates of the state cache and the kernels, and al
 	@MAMBASERVE_GATES=large $(PYTEST) $(WHOLE_MATRICES) tests/gates tests/unit/kernels/cpu \
 	  tests/unit/kernels/triton/test_interpreted.py \
 	  tests/unit/model/test_parity.py tests/unit/engine/test_memory_foreseen.py tests/unit/engine/test_workspace.py \
-	  tests/unit/release/test_push.py tests/kube/test_upgrade.py
+	  tests/conformance/test_new_routes_fuzz.py tests/unit/release/test_push.py tests/kube/test_upgrade.py
 
 compiled: setup ## every launch of every served model compiled for five GPUs, with two Tritons
 	@MAMBASERVE_COMPILED=all $(PYTEST) tests/unit/kernels/triton/test_compile_matrix.py

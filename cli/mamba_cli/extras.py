@@ -14,6 +14,7 @@ from mamba_cli.errors import InvalidInput
 OWN = "mambaserve"
 EXTRAS_OF_COMMAND = {
     "mambaserve.LLM": "server",
+    "mambaserve.lm_eval": "server",
     "download": "server",
     "gateway": "gateway",
     "list": "server",

@@ -41,6 +41,8 @@ class Score:
     tokens: tuple[str, ...]
     logprobs: tuple[float, ...]
     """Natural logarithms, one for each token but the first, which has nothing before it."""
+    ranks: tuple[int, ...] = ()
+    """Rank of each of these tokens among all tokens: 1 is what a greedy answer would continue with."""
 
     @property
     def total(self) -> float:
@@ -61,8 +63,14 @@ def answer_of(body: dict[str, Any]) -> Answer:
 
 def score_of(body: dict[str, Any]) -> Score:
     """Return the score in the body of a completion that echoes its prompt with log-probabilities."""
-    logprobs = body["choices"][0]["logprobs"]
-    return Score(tuple(logprobs["tokens"]), tuple(logprobs["token_logprobs"][1:]))
+    [choice] = body["choices"]
+    ranks = tuple(rank for entry in choice["prompt_logprobs"][1:] for rank in map(_rank, entry.values()))
+    logprobs = choice["logprobs"]
+    return Score(tuple(logprobs["tokens"]), tuple(logprobs["token_logprobs"][1:]), ranks)
+
+
+def _rank(entry: dict[str, Any]) -> int:
+    return int(entry["rank"])
 
 
 def _choice(choice: dict[str, Any]) -> Choice:

@@ -5,8 +5,9 @@ import sys
 import tempfile
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -19,15 +20,18 @@ from mamba_cli.local.own_engine import own_engine
 from mamba_cli.model_argument import model_uri
 from mamba_planner.families import load_model_config
 from mamba_server.model.checkpoint.source import resolve
+from mamba_text.errors import TemplateRefused
 from mamba_text.prompt import TextProcessor
 from mambaserve.answers import Answer, Score, answer_of, score_of
 from mambaserve.background_loop import BackgroundLoop
 from mambaserve.engine_calls import EngineCalls
-from mambaserve.errors import EngineEnded, StateMismatch
+from mambaserve.errors import EngineEnded, RequestRefused, StateMismatch
 from mambaserve.recurrent_state import RecurrentState
 
 Prompt = str | list[int]
 """A text, or its token ids."""
+ShowsProgress = bool | Callable[[], None] | None
+"""Whether a bar is shown, or a function that is called after each answer; None = at a terminal."""
 Conversation = list[dict[str, Any]]
 """Messages in the form of the chat API."""
 
@@ -87,13 +91,14 @@ class LLM:
     # --- text ----------------------------------------------------------------------------------------
 
     def generate(
-        self, prompts: Prompt | Sequence[Prompt], *, progress: bool | None = None, **fields: Any
+        self, prompts: Prompt | Sequence[Prompt], *, progress: ShowsProgress = None, **fields: Any
     ) -> list[Answer]:
         """Return the answers to prompts, in their order.
 
         Args:
             prompts: one prompt or several, each a text or token ids.
-            progress: whether to show a bar; None = for several prompts at a terminal.
+            progress: whether to show a bar; None = for several prompts at a terminal. A function instead is
+                called after each answer.
             fields: fields of the completion API, such as `max_tokens`, `temperature`, `seed`, `stop`, `n`.
 
         Raises:
@@ -108,14 +113,15 @@ class LLM:
         self,
         conversations: Conversation | Sequence[Conversation],
         *,
-        progress: bool | None = None,
+        progress: ShowsProgress = None,
         **fields: Any,
     ) -> list[Answer]:
         """Return the next answers in conversations, in their order.
 
         Args:
             conversations: messages of one conversation, or several conversations.
-            progress: whether to show a bar; None = for several conversations at a terminal.
+            progress: whether to show a bar; None = for several conversations at a terminal. A function is
+                called after each answer instead.
             fields: fields of the chat API, such as `max_tokens`, `tools`, `response_format`.
 
         Raises:
@@ -128,25 +134,51 @@ class LLM:
         ]
         return [answer_of(body) for body in self._post_all(CHAT_COMPLETIONS, bodies, progress)]
 
-    def score(self, texts: Prompt | Sequence[Prompt], *, progress: bool | None = None) -> list[Score]:
+    def score(self, texts: Prompt | Sequence[Prompt], *, progress: ShowsProgress = None) -> list[Score]:
         """Return the log-probabilities of the tokens of texts, in their order.
 
         Args:
             texts: one text or several, each a text or token ids.
-            progress: whether to show a bar; None = for several texts at a terminal.
+            progress: whether to show a bar; None = for several texts at a terminal. A function instead is
+                called after each text.
 
         Raises:
             RequestRefused: the engine refused one of them, such as one that is too long.
             EngineEnded: the engine's process ended.
         """
         listed = _listed(texts)
-        fields = {"max_tokens": 0, "echo": True, "logprobs": 0}
+        fields = {"max_tokens": 0, "echo": True, "logprobs": 0, "prompt_logprobs": 0}
         bodies = [{**fields, "prompt": text} for text in listed]
         return [score_of(body) for body in self._post_all(COMPLETIONS, bodies, progress)]
 
-    def tokens(self, text: str) -> list[int]:
-        """Return the token ids of a text, without special tokens at its beginning."""
-        return list(self._text.tokenizer.encode(text, special=False))
+    def tokens(self, text: str, *, special: bool = False) -> list[int]:
+        """Return the token ids of a text; `special`: with those that the tokenizer puts around a prompt."""
+        return list(self._text.tokenizer.encode(text, special=special))
+
+    def special_token_id(self, name: Literal["bos", "eos"]) -> int | None:
+        """Return the token that the tokenizer names as the beginning or the end; None = it names none."""
+        tokenizer = self._text.tokenizer
+        text = tokenizer.special_tokens.get(f"{name}_token")
+        return None if text is None else tokenizer.rust.token_to_id(text)
+
+    def chat_text(self, messages: Conversation, *, continue_final: bool = False) -> str:
+        """Return a conversation as the model's chat template shows it.
+
+        With `continue_final` the text ends where the last message ends. Raises `RequestRefused` for a model
+        without a template, and for messages that its template refuses.
+        """
+        if self._text.template is None:
+            raise RequestRefused("the model has no chat template")
+        try:
+            return self._text.template.text(messages, continue_final=continue_final)
+        except TemplateRefused as error:
+            raise RequestRefused(str(error)) from error
+
+    @cached_property
+    def context_tokens(self) -> int:
+        """Number of tokens of a prompt and its answer together that the engine takes."""
+        [answer] = self._post_all("/tokenize", [{"prompt": "x"}], progress=False)
+        return int(answer["max_model_len"])
 
     # --- states --------------------------------------------------------------------------------------
 
@@ -198,8 +230,11 @@ class LLM:
         return answers
 
     def _post_all(
-        self, path: str, bodies: Sequence[dict[str, Any]], progress: bool | None
+        self, path: str, bodies: Sequence[dict[str, Any]], progress: ShowsProgress
     ) -> list[dict[str, Any]]:
+        if callable(progress):
+            advance = progress
+            return self._loop.run(self._calls.post_all(path, bodies, lambda _: advance()))
         has_bar = len(bodies) > 1 and sys.stderr.isatty() if progress is None else progress
         with _bar(len(bodies), is_shown=has_bar) as advance:
             return self._loop.run(self._calls.post_all(path, bodies, lambda _: advance()))

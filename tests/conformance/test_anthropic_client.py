@@ -362,3 +362,12 @@ async def test_an_answer_continues_the_last_message_of_the_assistant() -> None:
             client.messages.create(model="tiny", messages=turns, max_tokens=9), api.write(" 42")
         )
     assert prompt_of(api).endswith("assistant: The answer is")
+
+
+async def test_messages_without_content_are_refused_also_where_they_were_to_be_cached() -> None:
+    async with client_of(served()) as client:
+        with pytest.raises(anthropic.BadRequestError, match="must not be empty"):
+            await client.messages.create(
+                model="tiny", messages=[{"role": "user", "content": []}], max_tokens=5,
+                extra_body={"cache_control": {"type": "ephemeral"}},
+            )  # fmt: skip

@@ -38,8 +38,14 @@ GUARDED = (
     "/v1/embeddings", "/tokenize", "/detokenize",
     "/v1/conversations/conv_1", "/v1/conversations/conv_1/items",
     "/v1/models", "/v1/models/m", "/v1/status", "/v1/tokenizer",
-    "/v1/handover", "/v1/prefix_changes", "/v1/usage_changes", "/v1/routing/decisions", "/admin/drain",
+    "/v1/handover", "/v1/prefix_changes", "/v1/usage_changes", "/v1/routing/decisions", "/v1/usage",
+    "/admin/drain",
     "/admin/flush_cache", "/admin/ledger",
+)  # fmt: skip
+WITH_BODY = (
+    "/v1/completions", "/v1/chat/completions", "/v1/messages", "/v1/messages/count_tokens", "/v1/responses",
+    "/v1/conversations", "/v1/conversations/conv_1", "/v1/conversations/conv_1/items", "/v1/embeddings",
+    "/tokenize", "/detokenize",
 )  # fmt: skip
 ADMIN = ("/admin/drain", "/admin/flush_cache", "/admin/plan", "/admin/ledger", "/admin/requests")
 AT_ONCE = 60
@@ -149,6 +155,17 @@ def test_what_is_right_in_all_else_is_401(gateway: Gateway, credentials: str) ->
     assert statuses(answer) == [401]
     assert b'"invalid_api_key"' in answer
     assert gateway.upstream.requests == before
+
+
+@pytest.mark.parametrize("credentials", [b"", b"Authorization: Bearer wrong\r\n", b"x-api-key: wrong\r\n"])
+def test_a_wrong_key_is_refused_while_the_body_has_not_come(
+    gateway: Gateway, api: ApiProcess, credentials: bytes
+) -> None:
+    """The head announces a body that nobody sends, so a server that wanted it first would answer 408."""
+    rest = b"Host: x\r\nContent-Type: application/json\r\nContent-Length: 1000\r\n"
+    heads = [b"POST %b HTTP/1.1\r\n%b%b\r\n" % (path.encode(), rest, credentials) for path in WITH_BODY]
+    for url in (gateway.url, api.url):
+        assert [statuses(answer) for answer in exchange(url, heads)] == [[401]] * len(heads)
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/messages"])

@@ -4,6 +4,14 @@ from seeded import Mutant
 
 MUTANTS = (
     Mutant(
+        name="messages without content that were to be cached are a server error",
+        keeps="A body that fits the schema of a route is never a server error.",
+        where="mamba_api.dialects.messages_chat:chat_of_messages",
+        old="request.cache_control is not None and fields['messages']",
+        new="request.cache_control is not None",
+        tests=("tests/conformance/test_anthropic_client.py",),
+    ),
+    Mutant(
         name="of two stop strings the one that begins first wins",
         keeps="The stop string that is complete first ends the answer, however tokens are grouped.",
         where="mamba_text.stop_strings:StopMatcher.feed",

@@ -29,7 +29,8 @@ _SAME_FIELDS = ("max_tokens", "temperature", "top_p", "top_k", "priority", "cach
 def chat_of_messages(request: CountTokensRequest) -> ChatCompletionRequest:
     """Return the chat request for a message request. Raises pydantic's ValidationError."""
     fields: dict[str, Any] = {"model": request.model, "messages": _messages(request)}
-    if request.cache_control is not None:
+    # Messages without content become none, which is refused below.
+    if request.cache_control is not None and fields["messages"]:
         last = fields["messages"][-1]
         own = last.get("cache_control")
         last["cache_control"] = _longest([request.cache_control, *([own] if own is not None else [])])
