@@ -52,9 +52,14 @@ def _projections(model: ModelConfig, kind: LayerKind) -> Iterator[Projection]:
     """Yield the projections of a block that can be adapted."""
     d = model.hidden_size
     if kind in ("attention", "mamba_attention") and (attention := model.attention) is not None:
-        queries, keys = attention.heads * attention.head_dim, attention.kv_heads * attention.head_dim
-        yield d, (queries, keys, keys, *((queries,) if attention.output_gate else ()))
-        yield queries, (d,)
+        if (latent := attention.latent) is not None:
+            # What heads compute of the latent is multiplied into other things, and has no places.
+            yield d, (attention.heads * (latent.own + latent.shared), attention.head_dim)
+            yield attention.heads * latent.values, (d,)
+        else:
+            queries, keys = attention.heads * attention.head_dim, attention.kv_heads * attention.head_dim
+            yield d, (queries, keys, keys, *((queries,) if attention.output_gate else ()))
+            yield queries, (d,)
     # What layers share has no places: a change of it would be one of every use.
     if kind in ("mamba", "mamba_attention", "shared_mamba") and (mamba := model.mamba) is not None:
         yield d, (mamba.inner + mamba.conv_dim + mamba.heads,)
@@ -62,7 +67,11 @@ def _projections(model: ModelConfig, kind: LayerKind) -> Iterator[Projection]:
     if kind == "gated_delta" and (delta := model.gated_delta) is not None:
         values = delta.value_heads * delta.value_dim
         keys = delta.key_heads * delta.key_dim
-        match DELTA_INPUTS.get(model.family, 2):
+        match delta.gate_rank or DELTA_INPUTS.get(model.family, 2):
+            case rank if rank == delta.gate_rank:
+                yield d, (keys, keys, values, delta.value_heads, rank, rank)
+                yield rank, (values,)
+                yield rank, (delta.value_heads * delta.decays,)
             case 2:
                 yield d, (delta.conv_dim + values, 2 * delta.value_heads)
             case 4:

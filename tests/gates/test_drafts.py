@@ -27,6 +27,7 @@ from testmodels.checkpoints import (
     random_bamba,
     random_falcon_h1,
     random_granite,
+    random_kimi_linear,
     random_lfm2,
     random_mamba2,
     random_nemotron_h,
@@ -56,6 +57,8 @@ CASES = {
     "olmo_hybrid-torch": (random_olmo_hybrid, "torch", {"strategy": "ExtraBufferLazy", "overlap": False}),
     "zamba2": (random_zamba2, "", {"strategy": "ExtraBufferLazy"}),
     "zamba2-torch": (random_zamba2, "torch", {"strategy": "NoBuffer"}),
+    "kimi_linear": (random_kimi_linear, "", {"strategy": "ExtraBuffer"}),
+    "kimi_linear-torch": (random_kimi_linear, "torch", {"strategy": "NoBuffer", "overlap": False}),
 }
 """Checkpoint, kernels (none named: the machine's own) and settings, by name."""
 

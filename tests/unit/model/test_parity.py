@@ -21,6 +21,7 @@ from testmodels.checkpoints import (
     random_bamba,
     random_falcon_h1,
     random_granite,
+    random_kimi_linear,
     random_lfm2,
     random_mamba2,
     random_multimodal_lfm2,
@@ -272,6 +273,45 @@ ZAMBA2: dict[str, tuple[Write, dict[str, Any]]] = {
         },
     ),
 }
+KIMI_LINEAR: dict[str, tuple[Write, dict[str, Any]]] = {
+    "Kimi-Linear, experts behind a dense layer": (random_kimi_linear, {"seed": 35}),
+    "Kimi-Linear, experts in groups, attention first": (
+        random_kimi_linear,
+        {
+            "layer_types": ["full_attention", "linear_attention", "linear_attention"],
+            "mlp_layer_types": ["sparse", "dense", "sparse"],
+            "num_hidden_layers": 3,
+            "n_group": 4,
+            "topk_group": 2,
+            "n_shared_experts": 1,
+            "norm_topk_prob": False,
+            "seed": 36,
+        },
+    ),
+    "Kimi-Linear, one narrow head, a short convolution": (
+        random_kimi_linear,
+        {
+            "linear_num_heads": 1,
+            "linear_head_dim": 7,
+            "linear_conv_kernel_dim": 2,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 2,
+            "kv_lora_rank": 40,
+            "v_head_dim": 9,
+            "seed": 37,
+        },
+    ),
+    "Kimi-Linear, dense, the rule alone but for one layer": (
+        random_kimi_linear,
+        {
+            "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"],
+            "mlp_layer_types": ["dense"] * 4,
+            "linear_head_dim": 32,
+            "rms_norm_eps": 1e-3,
+            "seed": 38,
+        },
+    ),
+}
 FAMILIES: dict[str, tuple[Write, dict[str, Any]]] = {
     **{name: (random_nemotron_h, fields) for name, fields in CHECKPOINTS.items()},
     **{name: (random_granite, fields) for name, fields in GRANITE.items()},
@@ -282,6 +322,7 @@ FAMILIES: dict[str, tuple[Write, dict[str, Any]]] = {
     **OLMO_HYBRID,
     **LFM2,
     **ZAMBA2,
+    **KIMI_LINEAR,
     **{name: (random_mamba2, fields) for name, fields in MAMBA2.items()},
 }
 
