@@ -185,7 +185,7 @@ def _gated_delta(delta: GatedDeltaConfig, size: int, tokens: int, rows: int) -> 
     common = tokens * (delta.conv_dim + 2 * values + (1 + delta.decays) * delta.value_heads) * size
     if (rank := delta.gate_rank) is not None:
         # Products of the narrow rows are copied into one row with all inputs.
-        common += tokens * (delta.conv_dim + delta.value_heads + 2 * rank + max(values, spread)) * size
+        common += tokens * (delta.conv_dim + delta.value_heads + 2 * rank + values + spread) * size
     state = delta.state_elements
     convolved = tokens * delta.conv_dim * size
     # Queries, keys and values in float32, the first two once for each value head, plus one intermediate.

@@ -148,14 +148,15 @@ def zamba2(path: Path) -> Path:
     )  # fmt: skip
 
 
-LATENT = pytest.param(
-    latent_experts, marks=pytest.mark.skipif(not LARGE, reason="eight CPU seconds: MAMBASERVE_GATES=large")
-)
+COSTLY = [
+    pytest.param(
+        write, marks=pytest.mark.skipif(not LARGE, reason="eight CPU seconds: MAMBASERVE_GATES=large")
+    )
+    for write in (latent_experts, zamba2, kimi_linear)
+]
 
 
-@pytest.mark.parametrize(
-    "write", [granite, lfm2, qwen3_next, olmo_hybrid, nemotron_h, zamba2, kimi_linear, LATENT]
-)
+@pytest.mark.parametrize("write", [granite, lfm2, qwen3_next, olmo_hybrid, nemotron_h, *COSTLY])
 def test_other_families_say_what_they_say_on_torch(
     write: Callable[[Path], Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

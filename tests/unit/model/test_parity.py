@@ -405,13 +405,18 @@ def reference_logits(reference: Any, tokens: list[int]) -> torch.Tensor:
 
 
 def pieces_of_families() -> list[tuple[str, int | None]]:
-    """Return every family with pieces that end inside a chunk, and one of the others in turn; or with all."""
+    """Return every family with pieces that end inside a chunk, and one of the others in turn; or with all.
+
+    Of the latest families, two models with one size of pieces suffice for a run on two cores.
+    """
     others = (None, 64, 256)
-    return [
-        (name, piece)
-        for number, name in enumerate(FAMILIES)
-        for piece in (100, *(others if LARGE else others[number % 3 :][:1]))
-    ]
+    pieces = {
+        name: (100, *(others if LARGE else others[number % 3 :][:1])) for number, name in enumerate(FAMILIES)
+    }
+    if not LARGE:
+        pieces |= dict.fromkeys([*ZAMBA2, *KIMI_LINEAR], (100,))
+        pieces |= dict.fromkeys([*[*ZAMBA2][2:], *[*KIMI_LINEAR][2:]], ())
+    return [(name, piece) for name, counts in pieces.items() for piece in counts]
 
 
 @pytest.mark.parametrize(
