@@ -190,7 +190,7 @@ KIMI_LINEAR = {
     "model_type": "kimi_linear", "layer_types": ["linear_attention", "full_attention"],
     "num_hidden_layers": 2, "mlp_layer_types": ["dense", "sparse"], "num_key_value_heads": 4,
     "kv_lora_rank": 64, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 32,
-    "linear_num_heads": 8, "linear_head_dim": 64, "num_local_experts": 16,
+    "linear_num_heads": 8, "linear_head_dim": 64, "num_local_experts": 16, "routed_scaling_factor": 1.0,
 }  # fmt: skip
 OF_EXPERTS = {"num_experts_per_tok": 6, "moe_intermediate_size": 192}
 FAMILIES: dict[str, dict[str, Any]] = {
