@@ -18,7 +18,12 @@ from mamba_planner.model_config import (
 
 Matrix = tuple[str, int]
 """Name of a module below its layer, and the elements of its weight."""
-_FEED_FORWARD = {"lfm2": ("w1", "w3", "w2"), "granitemoehybrid": ("", "input_linear", "output_linear")}
+_FEED_FORWARD = {
+    "lfm2": ("w1", "w3", "w2"),
+    "granitemoehybrid": ("", "input_linear", "output_linear"),
+    "block_sparse_moe.experts.0": ("w1", "w3", "w2"),
+}
+"""Names of gate, up and down projection by family, or by what holds them where that has names of its own."""
 _MLP = {
     "nemotron_h": "mixer",
     "bamba": "feed_forward",
@@ -169,7 +174,8 @@ def _gated_delta(delta: GatedDeltaConfig, hidden: int, family: str) -> Iterator[
 
 def _feed_forward(family: str, prefix: str, size: int, gated: bool) -> Iterator[Matrix]:
     """Yield the projections, each of `size` elements."""
-    gate, up, down = _FEED_FORWARD.get(family, ("gate_proj", "up_proj", "down_proj"))
+    usual = _FEED_FORWARD.get(family, ("gate_proj", "up_proj", "down_proj"))
+    gate, up, down = _FEED_FORWARD.get(prefix, usual)
     if gated and gate:
         yield f"{prefix}.{gate}", size
     yield f"{prefix}.{up}", size if gate else 2 * size
