@@ -7,7 +7,7 @@ engine reserves exactly these bytes; `mamba_server.model.adapters` computes with
 from collections.abc import Iterator
 
 from mamba_planner.arithmetic import DTYPE_BYTES
-from mamba_planner.model_config import LayerKind, ModelConfig
+from mamba_planner.model_config import AttentionConfig, GatedDeltaConfig, LayerKind, ModelConfig
 
 MOST_ROWS = 512
 """Rows whose changes are computed at once."""
@@ -52,27 +52,44 @@ def _projections(model: ModelConfig, kind: LayerKind) -> Iterator[Projection]:
     """Yield the projections of a block that can be adapted."""
     d = model.hidden_size
     if kind in ("attention", "mamba_attention") and (attention := model.attention) is not None:
-        queries, keys = attention.heads * attention.head_dim, attention.kv_heads * attention.head_dim
-        yield d, (queries, keys, keys, *((queries,) if attention.output_gate else ()))
-        yield queries, (d,)
+        yield from _of_attention(attention, d)
     # What layers share has no places: a change of it would be one of every use.
     if kind in ("mamba", "mamba_attention", "shared_mamba") and (mamba := model.mamba) is not None:
         yield d, (mamba.inner + mamba.conv_dim + mamba.heads,)
         yield mamba.inner, (d,)
     if kind == "gated_delta" and (delta := model.gated_delta) is not None:
-        values = delta.value_heads * delta.value_dim
-        keys = delta.key_heads * delta.key_dim
-        match DELTA_INPUTS.get(model.family, 2):
-            case 2:
-                yield d, (delta.conv_dim + values, 2 * delta.value_heads)
-            case 4:
-                yield d, (delta.conv_dim, values, delta.value_heads, delta.value_heads)
-            case _:
-                yield d, (keys, keys, values, values, delta.value_heads, delta.value_heads)
-        yield values, (d,)
+        yield from _of_delta(delta, d, DELTA_INPUTS.get(model.family, 2))
     if kind == "short_conv" and (short := model.short_conv) is not None:
         yield d, (3 * short.channels,)
         yield short.channels, (d,)
     if kind == "mlp" and (mlp := model.mlp) is not None:
         yield d, (mlp.intermediate,) * (2 if mlp.gated else 1)
         yield mlp.intermediate, (d,)
+
+
+def _of_attention(attention: AttentionConfig, d: int) -> Iterator[Projection]:
+    if (latent := attention.latent) is not None:
+        # What heads compute of the latent is multiplied into other things, and has no places.
+        yield d, (attention.heads * (latent.own + latent.shared), attention.head_dim)
+        yield attention.heads * latent.values, (d,)
+        return
+    queries, keys = attention.heads * attention.head_dim, attention.kv_heads * attention.head_dim
+    yield d, (queries, keys, keys, *((queries,) if attention.output_gate else ()))
+    yield queries, (d,)
+
+
+def _of_delta(delta: GatedDeltaConfig, d: int, inputs: int) -> Iterator[Projection]:
+    """Yield the projections of a mixer of the delta rule with that number of input projections."""
+    values, keys = delta.value_heads * delta.value_dim, delta.key_heads * delta.key_dim
+    heads = delta.value_heads
+    if (rank := delta.gate_rank) is not None:
+        yield d, (keys, keys, values, heads, rank, rank)
+        yield rank, (values,)
+        yield rank, (heads * delta.decays,)
+    elif inputs == 2:
+        yield d, (delta.conv_dim + values, 2 * heads)
+    elif inputs == 4:
+        yield d, (delta.conv_dim, values, heads, heads)
+    else:
+        yield d, (keys, keys, values, values, heads, heads)
+    yield values, (d,)

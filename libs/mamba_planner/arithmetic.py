@@ -76,7 +76,7 @@ def mixer_inputs(model: ModelConfig) -> int:
     if (mamba := model.mamba) is not None:
         return mamba.inner + mamba.conv_dim + mamba.heads
     if (delta := model.gated_delta) is not None:
-        return delta.conv_dim + delta.value_heads * delta.value_dim + 2 * delta.value_heads
+        return delta.conv_dim + delta.value_heads * (delta.value_dim + 1 + delta.decays)
     if (short := model.short_conv) is not None:
         return 3 * short.channels
     return 0
@@ -92,7 +92,7 @@ def ring_inputs(model: ModelConfig) -> int:
         width = mamba.inner + mamba.groups * mamba.state_size + mamba.heads
     if (delta := model.gated_delta) is not None:
         values = delta.value_heads * delta.value_dim
-        width = delta.key_heads * delta.key_dim + values + 2 * delta.value_heads
+        width = delta.key_heads * delta.key_dim + values + (1 + delta.decays) * delta.value_heads
     return -(-width // 8) * 8
 
 
@@ -112,7 +112,7 @@ def kv_bytes_per_token(model: ModelConfig, dtype: str, tensor_parallel: int = 1)
     if (attention := model.attention) is None:
         return 0
     heads = _split_or_replicate(attention.kv_heads, tensor_parallel, "key-value heads")
-    return 2 * model.kv_layers * heads * attention.head_dim * DTYPE_BYTES[dtype]
+    return attention.parts * model.kv_layers * heads * attention.head_dim * DTYPE_BYTES[dtype]
 
 
 def page_tail_bytes(model: ModelConfig, dtype: str) -> int:
@@ -314,6 +314,11 @@ def _mamba(config: ModelConfig) -> int:
 def _attention(config: ModelConfig) -> int:
     if (mixer := config.attention) is None:
         return 0
+    if (latent := mixer.latent) is not None:
+        queries, outputs = latent.own + latent.shared, latent.own + latent.values
+        return config.hidden_size * (
+            mixer.heads * (queries + latent.values) + mixer.head_dim
+        ) + latent.rank * (1 + mixer.heads * outputs)
     query = mixer.heads * mixer.head_dim
     key_value = 2 * mixer.kv_heads * mixer.head_dim
     widened = query * (2 if mixer.output_gate else 1)
@@ -330,10 +335,15 @@ def _gated_delta(config: ModelConfig) -> int:
         return 0
     values = mixer.value_heads * mixer.value_dim
     keys = mixer.key_heads * mixer.key_dim
+    heads, decays = mixer.value_heads, mixer.decays
+    gates = config.hidden_size * (values + heads)
+    if (rank := mixer.gate_rank) is not None:
+        gates = rank * (2 * config.hidden_size + values + heads * decays)
     return (
-        config.hidden_size * (2 * keys + 2 * values + 2 * mixer.value_heads)
+        config.hidden_size * (2 * keys + values + heads)
+        + gates
         + mixer.conv_dim * mixer.conv_kernel
-        + 2 * mixer.value_heads  # A_log, dt_bias
+        + heads * (1 + decays)  # A_log, dt_bias
         + mixer.value_dim
         + values * config.hidden_size
     )

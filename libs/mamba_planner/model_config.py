@@ -74,6 +74,14 @@ class GatedDeltaConfig:
     """Activation after the convolution."""
     beta_scale: float = 1.0
     """Factor on beta. With 2, a state's eigenvalues may be negative (OLMo hybrid)."""
+    gate_rank: int | None = None
+    """Width that decays and gates pass through; each channel of a key has a decay of its own, and the gate is
+    a sigmoid (Kimi-Linear). None = each head has one decay."""
+
+    @property
+    def decays(self) -> int:
+        """Number of decays of a head."""
+        return 1 if self.gate_rank is None else self.key_dim
 
     @property
     def conv_dim(self) -> int:
@@ -126,6 +134,23 @@ class RopeScaling:
 
 
 @dataclass(frozen=True, slots=True)
+class LatentConfig:
+    """Keys and values that every head computes from one row, of which alone pages hold a copy (Kimi-Linear).
+
+    Heads read the row itself: what they would compute of it is multiplied into queries and results.
+    """
+
+    rank: int
+    """Width of the part that keys and values come from, behind its norm."""
+    own: int
+    """Width of the part of a key that each head computes for itself."""
+    shared: int
+    """Width of the part of a key that all heads have in common."""
+    values: int
+    """Width of a head's value."""
+
+
+@dataclass(frozen=True, slots=True)
 class AttentionConfig:
     heads: int
     kv_heads: int
@@ -143,6 +168,13 @@ class AttentionConfig:
     """Whether queries and keys have an RMSNorm over `head_dim` (Qwen3-Next)."""
     joint_norm: bool = False
     """Whether that norm is over all heads together instead of over each of them (OLMo hybrid)."""
+    latent: LatentConfig | None = None
+    """Shape of latent attention, whose pages hold one row of `head_dim` for keys and values alike."""
+
+    @property
+    def parts(self) -> int:
+        """Number of rows that pages hold of a token and a head: a key and a value, or one for both."""
+        return 2 if self.latent is None else 1
 
     @property
     def rotated(self) -> int:

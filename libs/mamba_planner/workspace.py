@@ -28,6 +28,8 @@ _GATHERED = 1 << 23
 """Elements of states that a decode gathers at once."""
 _SOLVED = 64
 """Tokens that the gated delta rule solves for together."""
+_CHANNEL_PAIRS = 16 * 16
+"""Pairs of tokens whose decays of all channels the rule holds at once."""
 _QUERY_BLOCK = 256
 """Rows of a piece with context that are attended together."""
 _EXTRA_CHUNKS = 8
@@ -180,13 +182,18 @@ def _short_conv(short: ShortConvConfig, size: int, tokens: int, rows: int) -> in
 def _gated_delta(delta: GatedDeltaConfig, size: int, tokens: int, rows: int) -> int:
     values, spread = delta.value_heads * delta.value_dim, delta.value_heads * delta.key_dim
     # Projection and output.
-    common = tokens * (delta.conv_dim + 2 * values + 2 * delta.value_heads) * size
+    common = tokens * (delta.conv_dim + 2 * values + (1 + delta.decays) * delta.value_heads) * size
+    if (rank := delta.gate_rank) is not None:
+        # Products of the narrow rows are copied into one row with all inputs.
+        common += tokens * (delta.conv_dim + delta.value_heads + 2 * rank + values + spread) * size
     state = delta.state_elements
     convolved = tokens * delta.conv_dim * size
     # Queries, keys and values in float32, the first two once for each value head, plus one intermediate.
-    token_bytes = 4 * (3 * spread + values + 6 * delta.value_heads)
+    token_bytes = 4 * (3 * spread + values + (5 + 3 * delta.decays) * delta.value_heads)
     widest = max(delta.value_dim, delta.key_dim)
     solved = 4 * delta.value_heads * _SOLVED * 6 * (_SOLVED + widest)
+    if delta.decays > 1:
+        solved = max(solved, 4 * delta.value_heads * _CHANNEL_PAIRS * 2 * (delta.decays + 4))
     # States where pieces begin, as stored and in float32, and a few of the piece that is being computed.
     states = (6 * min(scanned_chunks(delta), rows) + 4 * 6) * state
     prefill = 2 * convolved + tokens * token_bytes + states + solved
@@ -212,6 +219,9 @@ def _attention(model: ModelConfig, size: int, tokens: int, longest: int) -> int:
         return 0
     query, keys = attention.heads * attention.head_dim, attention.kv_heads * attention.head_dim
     projections = tokens * (query * (3 if attention.output_gate else 2) * 2 + 2 * keys) * size
+    if (latent := attention.latent) is not None:
+        widths = 2 * latent.own + latent.shared + 2 * latent.values
+        projections += tokens * (attention.heads * widths + keys) * size
     # Keys and values of the longest context, a copy of those of one head, which torch packs on a CPU with a
     # matrix unit, and the mask of a block of rows.
     context = longest * (2 * (keys + attention.head_dim) * size + _QUERY_BLOCK * (1 + size))

@@ -207,7 +207,8 @@ def _parts(model: ModelConfig, state_dtype: str, dtype: str, page_size: int) -> 
     elif (short := model.short_conv) is not None:
         add("window.x", "state", dtype, layers, short.conv_kernel - 1, short.channels, 1)
     if (attention := model.attention) is not None:
-        for name in ("keys", "values"):
+        # A row of latent attention is key and value at once.
+        for name in ("keys", "values") if attention.latent is None else ("latent",):
             heads = attention.kv_heads
             add(name, "page", dtype, model.kv_layers, page_size, heads, attention.head_dim)
     if model.draft_head:

@@ -20,6 +20,7 @@ from testmodels.checkpoints import (
     random_bamba,
     random_falcon_h1,
     random_granite,
+    random_kimi_linear,
     random_lfm2,
     random_mamba2,
     random_nemotron_h,
@@ -47,6 +48,7 @@ FAMILIES: dict[str, tuple[Callable[..., Path], dict[str, Any], float]] = {
     "qwen3.5-experts": (random_qwen3_5, {"num_experts": 8}, 0.1),
     "qwen3-next": (random_qwen3_next, {}, 0.1),
     "zamba2": (random_zamba2, {}, 0.1),
+    "kimi-linear": (random_kimi_linear, {}, 0.1),
 }
 """Writers of checkpoints, their fields, and the size of the adapters' numbers."""
 

@@ -31,6 +31,7 @@ from testmodels.checkpoints import (
     random_bamba,
     random_falcon_h1,
     random_granite,
+    random_kimi_linear,
     random_lfm2,
     random_mamba2,
     random_nemotron_h,
@@ -60,6 +61,8 @@ CASES = {
     "olmo_hybrid-torch": (random_olmo_hybrid, TORCH, {"strategy": "ExtraBufferLazy", "overlap": False}),
     "zamba2": (random_zamba2, "", {"strategy": "ExtraBufferLazy"}),
     "zamba2-torch": (random_zamba2, TORCH, {"strategy": "NoBuffer"}),
+    "kimi_linear": (random_kimi_linear, "avx2", {"strategy": "ExtraBuffer"}),
+    "kimi_linear-torch": (random_kimi_linear, TORCH, {"strategy": "NoBuffer", "overlap": False}),
 }
 """Checkpoint, kernels (none named: the machine's own) and settings, by name."""
 LANES = ("", "avx2", "avx512")

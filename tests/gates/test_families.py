@@ -16,6 +16,7 @@ from gate_cases import CASES, LARGE, SQUARE, Case
 from mamba_server.wire import AddRequest
 from testmodels.checkpoints import (
     LATENT_EXPERTS,
+    random_kimi_linear,
     random_lfm2,
     random_nemotron_h,
     random_olmo_hybrid,
@@ -41,6 +42,7 @@ FAMILIES: dict[str, tuple[Callable[..., Path], dict[str, Any]]] = {
     "lfm2-experts": (random_lfm2, {"num_experts": 8, "routed_scaling_factor": 1.7}),
     "latent-experts": (random_nemotron_h, LATENT_EXPERTS),
     "zamba2": (random_zamba2, {"use_mem_rope": True}),
+    "kimi-linear": (random_kimi_linear, {}),
 }
 COSTLY = ("latent-experts",)
 """Families whose blocks other families have, too; their other tests suffice for a run on two cores."""

@@ -24,6 +24,7 @@ from testmodels.checkpoints import (
     random_bamba,
     random_falcon_h1,
     random_granite,
+    random_kimi_linear,
     random_lfm2,
     random_mamba2,
     random_nemotron_h,
@@ -62,8 +63,9 @@ MODELS: dict[str, Callable[[Path], Path]] = {
     "lfm2": random_lfm2,
     "olmo_hybrid": random_olmo_hybrid,
     "zamba2": random_zamba2,
+    "kimi_linear": random_kimi_linear,
 }
-EXACT = ("qwen3_next", "qwen3_5", "olmo_hybrid")
+EXACT = ("qwen3_next", "qwen3_5", "olmo_hybrid", "kimi_linear")
 """Models whose sums depend on the batch: they run in 64 bits, and their tokens are compared."""
 FACTORS = (
     STRATEGIES, (True, False), (1, 16, 64), (48, 64, 128),

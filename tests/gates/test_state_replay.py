@@ -28,6 +28,7 @@ from testmodels.checkpoints import (
     random_bamba,
     random_falcon_h1,
     random_granite,
+    random_kimi_linear,
     random_lfm2,
     random_mamba2,
     random_nemotron_h,
@@ -48,6 +49,7 @@ FAMILIES: dict[str, Write] = {
     "qwen3_5": random_qwen3_5,
     "olmo_hybrid": random_olmo_hybrid,
     "zamba2": random_zamba2,
+    "kimi_linear": random_kimi_linear,
 }
 
 

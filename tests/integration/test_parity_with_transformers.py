@@ -16,6 +16,7 @@ from testmodels.checkpoints import (
     random_bamba,
     random_falcon_h1,
     random_granite,
+    random_kimi_linear,
     random_lfm2,
     random_mamba2,
     random_multimodal_qwen3_5,
@@ -68,6 +69,7 @@ OTHERS: dict[str, tuple[Callable[..., Path], dict[str, Any]]] = {
     "qwen3.5": (random_qwen3_5, {}),
     "olmo-hybrid": (random_olmo_hybrid, {}),
     "lfm2": (random_lfm2, {}),
+    "kimi-linear": (random_kimi_linear, {}),
     "zamba2": (
         random_zamba2,
         {"use_mem_rope": True, "use_shared_attention_adapter": True, "num_key_value_heads": 4},

@@ -19,4 +19,20 @@ MUTANTS = (
         new="True",
         tests=("tests/unit/model/test_shared_transformer.py",),
     ),
+    Mutant(
+        name="pages of latent attention have room for keys and values",
+        keeps="The planner counts what pages hold to the byte.",
+        where="mamba_planner.arithmetic:kv_bytes_per_token",
+        old="attention.parts * model.kv_layers * heads * attention.head_dim * DTYPE_BYTES[dtype]",
+        new="2 * model.kv_layers * heads * attention.head_dim * DTYPE_BYTES[dtype]",
+        tests=("tests/unit/planner/test_arithmetic.py",),
+    ),
+    Mutant(
+        name="one decay serves all channels of a key",
+        keeps="Each channel of a key decays by its own rate.",
+        where="mamba_kernels.gated_delta.reference:_update_rows",
+        old="rows.log_decay.transpose(0, 1).exp()[..., None, :]",
+        new="rows.log_decay.transpose(0, 1)[..., :1].exp()[..., None, :]",
+        tests=("tests/unit/kernels/test_gated_delta.py",),
+    ),
 )

@@ -176,23 +176,27 @@ def _in_segments(state: torch.Tensor, inputs: ScanInputs, y: torch.Tensor) -> li
 
 def _delta(config: GatedDeltaConfig, dtype: torch.dtype, states: torch.dtype) -> Iterator[KernelCall]:
     H, G, V, K = config.value_heads, config.key_heads, config.value_dim, config.key_dim
-    widths = [G * K, G * K, H * V]
-    projected = _meta(ROWS, sum(widths) + H * V + 2 * H, dtype=dtype)
-    mixed, _, b, a = projected.split([sum(widths), H * V, H, H], -1)
+    widths, by_channel = [G * K, G * K, H * V], config.gate_rank is not None
+    all_widths = [sum(widths), H * V, H, H * config.decays]
+    mixed, gate, b, a = _meta(ROWS, sum(all_widths), dtype=dtype).split(all_widths, -1)
+    a = a.unflatten(1, (H, K)) if by_channel else a
     yield from _convolutions(mixed, config.conv_kernel, None, dtype)
     q, k, v = _meta(ROWS, sum(widths), dtype=dtype).split(widths, -1)
-    head = _meta(H, dtype=WIDE)
+    rates, biases = _meta(H, dtype=WIDE), _meta(*a.shape[1:], dtype=WIDE)
     inputs = DeltaInputs(
-        q.unflatten(1, (G, K)), k.unflatten(1, (G, K)), v.unflatten(1, (H, V)), a, b, head, head,
+        q.unflatten(1, (G, K)), k.unflatten(1, (G, K)), v.unflatten(1, (H, V)), a, b, rates, biases,
         config.beta_scale,
     )  # fmt: skip
     state, y = _slots(H, V, K, dtype=states), _meta(ROWS, H, V, dtype=dtype)
     yield update_call(state, inputs, _integers(3, ROWS), _integers(ROWS), y)
-    ring = _meta(ROWS, 7, delta_width(H, V, G, K), dtype=dtype)
+    ring = _meta(ROWS, 7, delta_width(H, V, G, K, config.decays), dtype=dtype)
     yield gated_delta_replay(state, inputs, _integers(3, ROWS), _integers(ROWS), _integers(3, ROWS), ring, y)
     yield prefill_call(state, inputs, _plan(128), y)
-    _, gate, *_ = projected.split([sum(widths), H * V, H, H], -1)
     normed = _meta(ROWS, H * V, dtype=dtype)
+    if by_channel:
+        yield rms_norm(y.flatten(1), _meta(H * V, dtype=dtype), 1e-5, None, normed, H)
+        yield activate(_meta(ROWS, H * V, dtype=dtype), Function.SIGMOID, normed)
+        return
     yield gated_norm(y.flatten(1), gate, _meta(V, dtype=dtype), 1e-6, H, normed, norm_first=True)
 
 
@@ -206,6 +210,9 @@ def _attention(config: AttentionConfig, dtype: torch.dtype) -> Iterator[KernelCa
     """Yield two decodes and two pieces, over pages of 16 positions in one layer of four."""
     heads, kv_heads, width = config.heads, config.kv_heads, config.head_dim
     gates = heads if config.output_gate else 0
+    if config.latent is not None:
+        yield from _latent(config, dtype)
+        return
     joined = _meta(ROWS, heads + 2 * kv_heads + gates, width, dtype=dtype)
     query, key, value, *_ = joined.split([heads, kv_heads, kv_heads, gates], 1)
     kv = _meta(64, 4, 2, 16, kv_heads, width, dtype=dtype)[:, 1]
@@ -237,6 +244,18 @@ def _attention(config: AttentionConfig, dtype: torch.dtype) -> Iterator[KernelCa
     pages = _meta(ROWS, dtype=torch.int64)
     yield write_call(kv, key, value, pages, pages)
     yield from paged_attention(query, kv, config.scale, plan, _meta(ROWS, heads, width, dtype=dtype))
+
+
+def _latent(config: AttentionConfig, dtype: torch.dtype) -> Iterator[KernelCall]:
+    """Yield the norm of latent rows and their way into pages; no kernel attends to rows of such a width."""
+    assert config.latent is not None
+    assert attention_kernels.why_not(config.heads, config.kv_heads, config.head_dim)
+    rows = _meta(ROWS, config.latent.rank, dtype=dtype)
+    weight = _meta(config.latent.rank, dtype=dtype)
+    yield rms_norm(rows, weight, 1e-6, None, torch.empty_like(rows))
+    key, pages = _meta(ROWS, 1, config.head_dim, dtype=dtype), _meta(ROWS, dtype=torch.int64)
+    kv = _meta(64, 4, 1, 16, 1, config.head_dim, dtype=dtype)[:, 1].expand(-1, 2, -1, -1, -1)
+    yield write_call(kv, key, key, pages, pages)
 
 
 def _moe(config: MoeConfig, d: int, dtype: torch.dtype) -> Iterator[KernelCall]:

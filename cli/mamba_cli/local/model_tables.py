@@ -161,8 +161,7 @@ def _blocks(model: ModelConfig) -> Iterator[str]:
     """Yield what the blocks of a model compute."""
     for kind, name in MIXERS.items():
         if kind in model.layers:
-            negative = model.gated_delta is not None and model.gated_delta.beta_scale > 1
-            yield f"{name} with negative eigenvalues" if negative else name
+            yield name + _delta_words(model)
     if model.attention is not None:
         yield _attention(model.attention)
     if "mlp" in model.layers:
@@ -171,6 +170,15 @@ def _blocks(model: ModelConfig) -> Iterator[str]:
         yield _experts(model.moe)
     if model.norm_after:
         yield "norms after attention and its feed-forward"
+
+
+def _delta_words(model: ModelConfig) -> str:
+    """Return what is special about the delta rule of a model, if anything is."""
+    if (delta := model.gated_delta) is None:
+        return ""
+    if delta.gate_rank is not None:
+        return " with a decay of each channel"
+    return " with negative eigenvalues" if delta.beta_scale > 1 else ""
 
 
 def _attention(attention: AttentionConfig) -> str:
@@ -185,6 +193,8 @@ def _attention(attention: AttentionConfig) -> str:
         words.append("a norm of all heads" if attention.joint_norm else "norms of heads")
     if attention.output_gate:
         words.append("a gate")
+    if attention.latent is not None:
+        words.append("one latent row for keys and values")
     return f"attention ({', '.join(words)})"
 
 

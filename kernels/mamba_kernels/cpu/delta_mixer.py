@@ -27,19 +27,19 @@ class DeltaWeights:
     A: torch.Tensor
     """[H] negative"""
     dt_bias: torch.Tensor
-    """[H]"""
+    """[H], or [H, K] if each channel of a key has a decay"""
     norm: torch.Tensor
     """[V] of each head"""
 
 
 class GatedDeltaCalls:
-    """Calls for one mixer: out = norm(o) * silu(z) by head.
+    """Calls for one mixer: out = norm(o) * silu(z) by head, or norm(o) * sigmoid(z) with decays by channel.
 
     o is the result of the rule of `DeltaInputs` for the convolved rows. projected: [n, q G*K | k G*K | v H*V
-    | z H*V | b H | a H], float32 or bfloat16, rows may be strided; window: [slabs, taps-1, C] in their type;
-    state: [slabs, H, V, K] float32, bfloat16 (rounded to nearest) or float16 (rounded stochastically). Both
-    are dense except for the slabs, and are read and written at the plan's slots. out: [n, H*V] in the type of
-    the rows, dense, written. Any other argument raises WrongArgument.
+    | z H*V | b H | a H or H*K], float32 or bfloat16, rows may be strided; window: [slabs, taps-1, C] in their
+    type; state: [slabs, H, V, K] float32, bfloat16 (rounded to nearest) or float16 (rounded stochastically).
+    Both are dense except for the slabs, and are read and written at the plan's slots. out: [n, H*V] in the
+    type of the rows, dense, written. Any other argument raises WrongArgument.
     """
 
     def __init__(
@@ -56,12 +56,14 @@ class GatedDeltaCalls:
         heads, value_dim, taps = len(weights.A), len(weights.norm), len(weights.conv_weight)
         self._values = heads * value_dim
         channels = 2 * key_heads * key_dim + self._values
-        self._projected = channels + self._values + 2 * heads
+        by_channel = weights.dt_bias.dim() == 2
+        decays = key_dim if by_channel else 1
+        self._projected = channels + self._values + heads + heads * decays
         self._window, self._state = (None, taps - 1, channels), (None, heads, value_dim, key_dim)
         wide = {
             "conv_weight": (weights.conv_weight, (taps, channels)),
             "A": (weights.A, (heads,)),
-            "dt_bias": (weights.dt_bias, (heads,)),
+            "dt_bias": (weights.dt_bias, (heads, key_dim) if by_channel else (heads,)),
             "norm": (weights.norm, (value_dim,)),
         }
         for name, (tensor, shape) in wide.items():
@@ -82,6 +84,8 @@ class GatedDeltaCalls:
             value_dim=value_dim,
             key_dim=key_dim,
             taps=taps,
+            decays=decays,
+            sigmoid_gate=by_channel,
         )
         self._address = ctypes.addressof(self._mixer)
         self._decode, self._prefill = library.delta_decode, library.delta_prefill

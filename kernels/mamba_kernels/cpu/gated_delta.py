@@ -73,5 +73,5 @@ def _rows(state: torch.Tensor, inputs: DeltaInputs, out: torch.Tensor) -> DeltaR
         out=out.data_ptr(), out_row=out.stride(0), out_head=out.stride(1),
         least_square=LEAST_SQUARE, scale=K**-0.5, beta_scale=inputs.beta_scale,
         heads=H, key_heads=G, value_dim=V, key_dim=K,
-        kind=KINDS[v.dtype], state_kind=STATE_KINDS[state.dtype],
+        kind=KINDS[v.dtype], state_kind=STATE_KINDS[state.dtype], decays=K if inputs.by_channel else 1,
     )  # fmt: skip

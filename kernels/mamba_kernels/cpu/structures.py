@@ -139,6 +139,8 @@ class DeltaMixer(Structure):
         ("value_dim", c_int32),
         ("key_dim", c_int32),
         ("taps", c_int32),
+        ("decays", c_int32),
+        ("sigmoid_gate", c_int32),
     )
 
 
@@ -305,6 +307,7 @@ class DeltaRows(Structure):
         ("key_dim", c_int32),
         ("kind", c_int32),
         ("state_kind", c_int32),
+        ("decays", c_int32),
     )
 
 

@@ -31,9 +31,10 @@ def gated_delta_replay(
         if waiting is None:
             gated_delta_update(states, inputs, one, result)
             return
-        k, v, a, b = waiting[:, : G * K + H * V + 2 * H].split([G * K, H * V, H, H], dim=1)
-        k = k.unflatten(1, (G, K))
+        widths = [G * K, H * V, inputs.a[0].numel(), H]
+        k, v, a, b = waiting[:, : sum(widths)].split(widths, dim=1)
+        k, a = k.unflatten(1, (G, K)), a.unflatten(1, inputs.a.shape[1:])
         gated_delta_update(states, replace(inputs, q=k, k=k, v=v.unflatten(1, (H, V)), a=a, b=b), one, result)
 
-    parts = [inputs.k.flatten(1), inputs.v.flatten(1), inputs.a, inputs.b]
+    parts = [inputs.k.flatten(1), inputs.v.flatten(1), inputs.a.flatten(1), inputs.b]
     repeated_steps(state, step, accumulator(inputs.v.dtype), parts, plan, lanes, ring, out)

@@ -60,8 +60,10 @@ def call(
     check("noise", noise, (n,), dtypes=(torch.int32,), device=state.device)
     check("lanes", lanes, (3, n), dtypes=(torch.int32,), device=state.device)
     for name in ("a", "b"):
-        check(name, getattr(inputs, name), (n, H), dtypes=(inputs.v.dtype,))
-    check_ring(ring, inputs.v.dtype, state.device, delta_width(H, V, G, K))
+        tensor: torch.Tensor = getattr(inputs, name)
+        check(name, tensor, tensor.shape, dtypes=(inputs.v.dtype,))
+    decays = K if inputs.by_channel else 1
+    check_ring(ring, inputs.v.dtype, state.device, delta_width(H, V, G, K, decays))
     width = block_of(K)
     launch = launch_for(
         "gated_delta_replay",
@@ -74,19 +76,22 @@ def call(
         _gated_delta_replay,
         (ceil_div(V, rows) * H, n),
         {**delta_arguments(state, inputs, routes, out), **ring_arguments(noise, lanes, ring)},
-        {"H": H, "V": V, "G": G, "K": K, "BLOCK_V": rows, "BLOCK_K": width},
+        {"H": H, "V": V, "G": G, "K": K, "DECAYS": decays, "BLOCK_V": rows, "BLOCK_K": width},
         launch,
     )
 
 
 @triton.jit
-def _folded(s, key, value, a, b, A, dt_bias, least, beta_scale):
+def _folded(s, key, value, a, b, A, dt_bias, least, beta_scale, BY_CHANNEL: tl.constexpr):
     """Fold one token into the registers of a state, in the order of operations of a plain step."""
     step = softplus(a.to(tl.float32) + dt_bias)
+    decay = tl.exp2(step * A * LOG2_E_CONSTANT)
+    if BY_CHANNEL:
+        decay = decay[None, :]
     beta = tl.sigmoid(b.to(tl.float32)) * beta_scale
     key = key.to(tl.float32)
     key *= tl.rsqrt(tl.sum(key * key, 0) + least)
-    s = s * tl.exp2(step * A * LOG2_E_CONSTANT)
+    s = s * decay
     error = (value.to(tl.float32) - tl.sum(s * key[None, :], 1)) * beta
     return s + error[:, None] * key[None, :]
 
@@ -98,8 +103,8 @@ def _gated_delta_replay(
     state, state_slab, state_head, state_row, q, q_row, q_head, k, k_row, k_head, v, v_row, v_head,
     a, a_row, b, b_row, A, dt_bias, routes, route, out, out_row, out_head, least, scale, beta_scale,
     noise, lanes, lane_row, ring, ring_lane, ring_input,
-    H: tl.constexpr, V: tl.constexpr, G: tl.constexpr, K: tl.constexpr, BLOCK_V: tl.constexpr,
-    BLOCK_K: tl.constexpr,
+    H: tl.constexpr, V: tl.constexpr, G: tl.constexpr, K: tl.constexpr, DECAYS: tl.constexpr,
+    BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Grid (heads x blocks of BLOCK_V rows of a state, rows of the batch): add one token to each state."""
     blocks: tl.constexpr = (V + BLOCK_V - 1) // BLOCK_V
@@ -126,21 +131,30 @@ def _gated_delta_replay(
     )
     s = s.to(tl.float32)
 
-    rate, bias = tl.load(A + head).to(tl.float32), tl.load(dt_bias + head).to(tl.float32)
-    own_a, own_b = tl.load(a + row * a_row + head), tl.load(b + row * b_row + head)
+    by_channel: tl.constexpr = DECAYS > 1
+    # One decay of a head, or one of each channel: places of both kinds have one form.
+    decays = j if by_channel else 0
+    of_decay = columns if by_channel else True
+    rate = tl.load(A + head).to(tl.float32)
+    bias = tl.load(dt_bias + head * DECAYS + decays, mask=of_decay, other=0.0).to(tl.float32)
+    own_a = tl.load(a + row * a_row + head * DECAYS + decays, mask=of_decay, other=0.0)
+    own_b = tl.load(b + row * b_row + head)
     own_key = tl.load(k + row * k_row + of_key * k_head + j, mask=columns, other=0.0)
     own_value = tl.load(v + row * v_row + head * v_head + i, mask=rows, other=0.0)
     query = tl.load(q + row * q_row + of_key * q_head + j, mask=columns, other=0.0).to(tl.float32)
     query *= tl.rsqrt(tl.sum(query * query, 0) + least) * scale
     places = ring + lane * ring_lane
-    k_place, v_place, a_place = of_key * K + j, G * K + head * V + i, G * K + H * V + head
+    k_place, v_place, a_place = of_key * K + j, G * K + head * V + i, G * K + H * V + head * DECAYS
+    a_place = a_place + decays
+    b_place = G * K + H * V + H * DECAYS + head
     for token in range(waiting):
         earlier = places + token * ring_input
         key = tl.load(earlier + k_place, mask=columns, other=0.0)
         value = tl.load(earlier + v_place, mask=rows, other=0.0)
-        earlier_a, earlier_b = tl.load(earlier + a_place), tl.load(earlier + a_place + H)
-        s = _folded(s, key, value, earlier_a, earlier_b, rate, bias, least, beta_scale)
-    s = _folded(s, own_key, own_value, own_a, own_b, rate, bias, least, beta_scale)
+        earlier_a = tl.load(earlier + a_place, mask=of_decay, other=0.0)
+        earlier_b = tl.load(earlier + b_place)
+        s = _folded(s, key, value, earlier_a, earlier_b, rate, bias, least, beta_scale, by_channel)
+    s = _folded(s, own_key, own_value, own_a, own_b, rate, bias, least, beta_scale, by_channel)
     y = tl.sum(s * query[None, :], 1)
     tl.store(out + row * out_row + head * out_head + i, y.to(out.dtype.element_ty), mask=rows)
 
@@ -153,7 +167,7 @@ def _gated_delta_replay(
     places += waiting * ring_input
     tl.store(places + v_place, own_value, mask=i < extent_at(kept, V))
     first = tl.where(block == 0, kept, -1)
-    tl.store(places + a_place, own_a, mask=first >= 0)
-    tl.store(places + a_place + H, own_b, mask=first >= 0)
+    tl.store(places + a_place, own_a, mask=of_decay & (first >= 0))
+    tl.store(places + b_place, own_b, mask=first >= 0)
     first = tl.where(head % (H // G) == 0, first, -1)
     tl.store(places + k_place, own_key, mask=j < extent_at(first, K))

@@ -26,10 +26,11 @@ def check_delta(
     if not G or H % G:
         raise WrongArgument(f"k has {G} heads; their number must divide the {H} heads of state")
     check("q", inputs.q, (T, G, K), dtypes=(inputs.v.dtype,), device=device)
-    for name in ("a", "b"):
-        check(name, getattr(inputs, name), (T, H), device=device)
-    for name in ("A", "dt_bias"):
-        check(name, getattr(inputs, name), (H,), device=device)
+    decays = (H, K) if inputs.by_channel else (H,)
+    check("a", inputs.a, (T, *decays), device=device, dense_from=1 if inputs.by_channel else -1)
+    check("b", inputs.b, (T, H), device=device)
+    check("A", inputs.A, (H,), device=device)
+    check("dt_bias", inputs.dt_bias, decays, device=device, dense_from=0 if inputs.by_channel else -1)
     check("out", out, (T, H, V), device=device)
     return T, H, G, V, K
 

@@ -15,6 +15,9 @@ class DeltaInputs:
     g_t = exp(A softplus(a_t + dt_bias)), beta_t = beta_scale sigmoid(b_t); queries and keys have
     length 1, and queries are divided by sqrt(K). Rows may be strided. Value head h reads key head
     h // (H / G).
+
+    With `a` [T, H, K], each channel of a key has a decay of its own (Kimi delta attention): g_t is a diagonal
+    matrix on the right of S_{t-1}.
     """
 
     q: torch.Tensor
@@ -24,12 +27,17 @@ class DeltaInputs:
     v: torch.Tensor
     """[T, H, V] values"""
     a: torch.Tensor
-    """[T, H] projected values for the decay g, before bias and softplus"""
+    """[T, H] or [T, H, K] projected values for the decay g, before bias and softplus; a row is dense"""
     b: torch.Tensor
     """[T, H] projected values for beta, before the sigmoid"""
     A: torch.Tensor
     """[H] rates of the decay, negative"""
     dt_bias: torch.Tensor
-    """[H] bias of `a`"""
+    """[H] or [H, K] bias of `a`"""
     beta_scale: float = 1.0
     """Factor on beta. With 2, eigenvalues of the transition may be negative."""
+
+    @property
+    def by_channel(self) -> bool:
+        """Whether each channel of a key has a decay of its own."""
+        return self.a.dim() == 3

@@ -17,6 +17,8 @@ from mamba_kernels.stochastic_rounding import round_to_float16_
 
 CHUNK = 64
 """Largest number of tokens that are solved for together."""
+CHANNEL_CHUNK = 16
+"""The same where each channel has a decay, and pairs of tokens have one for each channel."""
 GATHER_ELEMENTS = 1 << 23
 """Bound on the elements of states that a decode gathers at once; one state may exceed it."""
 STARTED_STATES, STARTED_CHUNKS = 1 << 24, 32
@@ -33,7 +35,7 @@ class _Rows:
     v: torch.Tensor
     """[H, T, V]"""
     log_decay: torch.Tensor
-    """[H, T], never positive."""
+    """[H, T, 1] or [H, T, K], never positive."""
     beta: torch.Tensor
     """[H, T]"""
 
@@ -48,12 +50,14 @@ class _Rows:
             repeated = wide[:, :, None].expand(-1, -1, times, -1).flatten(1, 2)
             return repeated.transpose(0, 1)
 
-        log_decay = inputs.A.to(kind) * F.softplus(inputs.a.to(kind) + inputs.dt_bias.to(kind))
+        steps = F.softplus(inputs.a.to(kind) + inputs.dt_bias.to(kind))
+        steps = steps if inputs.by_channel else steps[..., None]
+        log_decay = inputs.A.to(kind)[:, None] * steps
         return cls(
             q=normalise(inputs.q) * inputs.q.shape[-1] ** -0.5,
             k=normalise(inputs.k),
             v=inputs.v.to(kind).transpose(0, 1),
-            log_decay=log_decay.t(),
+            log_decay=log_decay.transpose(0, 1),
             beta=inputs.b.to(kind).sigmoid().mul_(inputs.beta_scale).t(),
         )
 
@@ -77,7 +81,7 @@ def gated_delta_update(state: torch.Tensor, inputs: DeltaInputs, plan: SlotPlan,
 def _update_rows(state: torch.Tensor, rows: _Rows, plan: SlotPlan) -> torch.Tensor:
     """Compute all rows of `plan` at once and return their outputs [n, H, V]."""
     q, k, v = (tensor.transpose(0, 1) for tensor in (rows.q, rows.k, rows.v))  # [n, H, ..]
-    s = plan.read(state).to(v.dtype) * rows.log_decay.t().exp()[..., None, None]
+    s = plan.read(state).to(v.dtype) * rows.log_decay.transpose(0, 1).exp()[..., None, :]
     error = v - (s @ k[..., None])[..., 0]
     s = s + (error * rows.beta.t()[..., None])[..., None] * k[..., None, :]
     y = (s @ q[..., None])[..., 0]
@@ -106,7 +110,8 @@ def _prefill_pieces(state: torch.Tensor, rows: _Rows, plan: ChunkPlan, out: torc
     for piece in range(len(plan.piece_start) - 1):
         start, end = plan.piece_start[piece], plan.piece_start[piece + 1]
         checkpoints = dict(plan.checkpoints(piece))
-        cuts = sorted({*range(CHUNK, end - start, CHUNK), *checkpoints, end - start})
+        most = CHUNK if rows.log_decay.shape[2] == 1 else CHANNEL_CHUNK
+        cuts = sorted({*range(most, end - start, most), *checkpoints, end - start})
         s, before = states[piece], 0
         for cut in cuts:
             part = slice(start + before, start + cut)
@@ -128,16 +133,26 @@ def _as_stored(s: torch.Tensor, state: torch.Tensor, noise: torch.Tensor) -> tor
 
 def _chunk(s: torch.Tensor, rows: _Rows) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the outputs [H, t, V] of a chunk of t tokens, and the state [H, V, K] after it."""
-    log = rows.log_decay.cumsum(1)
-    # Differences are taken and masked before the exponential: no factor ever overflows.
-    decay = (log[:, :, None] - log[:, None, :]).tril().exp().tril()
-    from_state = log.exp()[..., None]
-    keys = (rows.k @ rows.k.transpose(1, 2)) * decay * rows.beta[..., None]
-    system = keys.tril(-1)
-    right_side = rows.beta[..., None] * (rows.v - from_state * (rows.k @ s.transpose(1, 2)))
+    log = rows.log_decay.cumsum(1)  # [H, t, 1 or K]
+    from_state = log.exp()
+    keys, queries = _pairs(rows, log)
+    system = (keys * rows.beta[..., None]).tril(-1)
+    right_side = rows.beta[..., None] * (rows.v - (from_state * rows.k) @ s.transpose(1, 2))
     updates = torch.linalg.solve_triangular(
         system, right_side, upper=False, unitriangular=True
     )  # [H, t, V]; the ones of the diagonal are implied
-    y = from_state * (rows.q @ s.transpose(1, 2)) + ((rows.q @ rows.k.transpose(1, 2)) * decay) @ updates
-    decay_to_end = (log[:, -1:] - log).exp()[..., None]
-    return y, s * log[:, -1].exp()[:, None, None] + (updates * decay_to_end).transpose(1, 2) @ rows.k
+    y = (from_state * rows.q) @ s.transpose(1, 2) + queries @ updates
+    decay_to_end = (log[:, -1:] - log).exp()
+    return y, s * log[:, -1:].exp() + updates.transpose(1, 2) @ (decay_to_end * rows.k)
+
+
+def _pairs(rows: _Rows, log: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the products [H, t, t] of keys, and of queries, with earlier keys, decayed in between."""
+    # Differences are taken and masked before the exponential: no factor ever overflows.
+    if log.shape[2] == 1:
+        decay = (log - log.transpose(1, 2)).tril().exp().tril()
+        return (rows.k @ rows.k.transpose(1, 2)) * decay, (rows.q @ rows.k.transpose(1, 2)) * decay
+    later = torch.ones(log.shape[1], log.shape[1], dtype=torch.bool, device=log.device).triu(1)
+    apart = (log[:, :, None] - log[:, None]).masked_fill_(later[..., None], -torch.inf).exp_()
+    apart *= rows.k[:, None]  # [H, t, t, K]
+    return (apart @ rows.k[..., None])[..., 0], (apart @ rows.q[..., None])[..., 0]

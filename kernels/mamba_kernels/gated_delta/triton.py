@@ -70,7 +70,14 @@ def update_call(
         _update,
         (ceil_div(V, rows) * H, n),
         {**delta_arguments(state, inputs, routes, out), "noise": noise},
-        {"V": V, "K": K, "HEADS_PER_KEY": H // G, "BLOCK_V": rows, "BLOCK_K": width},
+        {
+            "V": V,
+            "K": K,
+            "HEADS_PER_KEY": H // G,
+            "BY_CHANNEL": inputs.by_channel,
+            "BLOCK_V": rows,
+            "BLOCK_K": width,
+        },
         launch,
     )
 
@@ -79,6 +86,8 @@ def prefill_call(state: torch.Tensor, inputs: DeltaInputs, plan: ChunkPlan, out:
     """Return the launch: a program for each piece, value head and block of the head's V rows of state."""
     _, H, G, V, K = check_rows(state, inputs, out)
     check_plan("v", inputs.v, plan.tokens, plan.on_device.chunk_start.device)
+    if inputs.by_channel:
+        return channel_call(state, inputs, plan, out)
     width = block_of(K, least=MIN_TILE)
     # A float32 operand takes the registers of two while it is multiplied.
     wide = inputs.v.dtype == torch.float32
@@ -129,13 +138,21 @@ def check_rows(state: torch.Tensor, inputs: DeltaInputs, out: torch.Tensor) -> t
     return sizes
 
 
+@triton.jit
+def channel_decay(a, dt_bias, rate, j, columns):
+    """Return the decay [1, BLOCK_K] of each channel of a head, whose values begin at `a` and `dt_bias`."""
+    values = tl.load(a + j, mask=columns, other=0.0).to(tl.float32)
+    bias = tl.load(dt_bias + j, mask=columns, other=0.0).to(tl.float32)
+    return tl.exp2(softplus(values + bias) * rate * LOG2_E_CONSTANT)[None, :]
+
+
 @triton.jit(do_not_specialize=["route"], do_not_specialize_on_alignment=["routes", "noise"])
 def _update(
     state, state_slab, state_head, state_row, q, q_row, q_head, k, k_row, k_head, v, v_row, v_head,
     a, a_row, b, b_row, A, dt_bias, routes, route, out, out_row, out_head, least, scale, beta_scale,
     noise,
-    V: tl.constexpr, K: tl.constexpr, HEADS_PER_KEY: tl.constexpr, BLOCK_V: tl.constexpr,
-    BLOCK_K: tl.constexpr,
+    V: tl.constexpr, K: tl.constexpr, HEADS_PER_KEY: tl.constexpr, BY_CHANNEL: tl.constexpr,
+    BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Grid (heads x blocks of BLOCK_V rows of a state, rows of the batch): add one token to each state.
 
@@ -161,8 +178,14 @@ def _update(
     )
     s = s.to(tl.float32)
 
-    step = softplus(tl.load(a + row * a_row + head).to(tl.float32) + tl.load(dt_bias + head).to(tl.float32))
-    decay = tl.exp2(step * tl.load(A + head).to(tl.float32) * LOG2_E_CONSTANT)
+    rate = tl.load(A + head).to(tl.float32)
+    if BY_CHANNEL:
+        decay = channel_decay(a + row * a_row + head * K, dt_bias + head * K, rate, j, columns)
+    else:
+        step = softplus(
+            tl.load(a + row * a_row + head).to(tl.float32) + tl.load(dt_bias + head).to(tl.float32)
+        )
+        decay = tl.exp2(step * rate * LOG2_E_CONSTANT)
     beta = tl.sigmoid(tl.load(b + row * b_row + head).to(tl.float32)) * beta_scale
     key = tl.load(k + row * k_row + of_key * k_head + j, mask=columns, other=0.0).to(tl.float32)
     key *= tl.rsqrt(tl.sum(key * key, 0) + least)
@@ -310,3 +333,82 @@ def _prefill(
         columns = part * BLOCK_K + j
         rounded = as_stored(states[part], state, head_of_store, i, columns, chunk_noise + last, V, K)
         tl.store(final + columns[None, :], rounded, mask=rows[:, None] & (columns < K)[None, :])
+
+
+def channel_call(state: torch.Tensor, inputs: DeltaInputs, plan: ChunkPlan, out: torch.Tensor) -> KernelCall:
+    """Return the launch for a decay of each channel: a program as in `prefill_call`, token by token."""
+    _, H, G, V, K = check_rows(state, inputs, out)
+    width = block_of(K)
+    launch = launch_for(
+        "channel_delta_prefill",
+        state.device,
+        f"V{V} K{K} {inputs.v.dtype}",
+        Launch(num_warps=1, blocks={"V": block_of(V, most=max(1, 1024 // width))}),
+    )
+    rows, chunks = launch.blocks["V"], plan.on_device
+    return KernelCall(
+        _prefill_by_channel,
+        (ceil_div(V, rows) * H, len(plan.slots.target_slots)),
+        {
+            **delta_arguments(state, inputs, plan.slots.device_routes, out),
+            "piece_chunk": chunks.piece_chunk,
+            "chunk_start": chunks.chunk_start,
+            "chunk_track": chunks.chunk_track,
+            "chunk_noise": chunks.chunk_noise,
+        },
+        {"V": V, "K": K, "HEADS_PER_KEY": H // G, "BLOCK_V": rows, "BLOCK_K": width},
+        launch,
+    )
+
+
+@triton.jit(
+    do_not_specialize=["route"],
+    do_not_specialize_on_alignment=["routes", "piece_chunk", "chunk_start", "chunk_track", "chunk_noise"],
+)
+def _prefill_by_channel(
+    state, state_slab, state_head, state_row, q, q_row, q_head, k, k_row, k_head, v, v_row, v_head,
+    a, a_row, b, b_row, A, dt_bias, routes, route, out, out_row, out_head, least, scale,
+    beta_scale, piece_chunk, chunk_start, chunk_track, chunk_noise,
+    V: tl.constexpr, K: tl.constexpr, HEADS_PER_KEY: tl.constexpr, BLOCK_V: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """Grid (heads x blocks of BLOCK_V rows of a state, pieces): add each piece's tokens one after another."""
+    blocks: tl.constexpr = (V + BLOCK_V - 1) // BLOCK_V
+    head = tl.program_id(0) // blocks
+    of_key = head // HEADS_PER_KEY
+    piece = tl.program_id(1)
+    source = tl.load(routes + piece).to(tl.int64)
+    target = tl.load(routes + route + piece).to(tl.int64)
+    i = (tl.program_id(0) % blocks) * BLOCK_V + tl.arange(0, BLOCK_V)
+    j = tl.arange(0, BLOCK_K)
+    rows, columns = i < V, j < K
+    offsets = head * state_head + i[:, None] * state_row + j[None, :]
+    # Nothing is read for a fresh state: the padding slot may hold NaN.
+    source_mask = rows[:, None] & (j < extent_at(source, K))[None, :]
+    s = tl.load(state + source * state_slab + offsets, mask=source_mask, other=0.0).to(tl.float32)
+    rate = tl.load(A + head).to(tl.float32)
+    last = tl.load(piece_chunk + piece + 1) - 1
+    for chunk in range(tl.load(piece_chunk + piece), last + 1):
+        begin = tl.load(chunk_start + chunk)
+        t = begin.to(tl.int64)
+        for _ in range(begin, tl.load(chunk_start + chunk + 1)):
+            decay = channel_decay(a + t * a_row + head * K, dt_bias + head * K, rate, j, columns)
+            beta = tl.sigmoid(tl.load(b + t * b_row + head).to(tl.float32)) * beta_scale
+            key = tl.load(k + t * k_row + of_key * k_head + j, mask=columns, other=0.0).to(tl.float32)
+            key *= tl.rsqrt(tl.sum(key * key, 0) + least)
+            query = tl.load(q + t * q_row + of_key * q_head + j, mask=columns, other=0.0).to(tl.float32)
+            query *= tl.rsqrt(tl.sum(query * query, 0) + least) * scale
+            value = tl.load(v + t * v_row + head * v_head + i, mask=rows, other=0.0).to(tl.float32)
+            s = s * decay
+            error = (value - tl.sum(s * key[None, :], 1)) * beta
+            s = s + error[:, None] * key[None, :]
+            y = tl.sum(s * query[None, :], 1)
+            tl.store(out + t * out_row + head * out_head + i, y.to(out.dtype.element_ty), mask=rows)
+            t += 1
+        track = tl.load(chunk_track + chunk).to(tl.int64)
+        track_mask = rows[:, None] & (j < extent_at(track, K))[None, :]
+        stored = as_stored(s, state, head, i, j, chunk_noise + chunk, V, K)
+        tl.store(state + track * state_slab + offsets, stored, mask=track_mask)
+    stored = as_stored(s, state, head, i, j, chunk_noise + last, V, K)
+    target_mask = rows[:, None] & (j < extent_at(target, K))[None, :]
+    tl.store(state + target * state_slab + offsets, stored, mask=target_mask)

@@ -24,9 +24,9 @@ def scan_width(heads: int, head_dim: int, groups: int, state_size: int) -> int:
     return _aligned(heads * head_dim + groups * state_size + heads)
 
 
-def delta_width(value_heads: int, value_dim: int, key_heads: int, key_dim: int) -> int:
-    """Return the elements of an input of the gated delta rule."""
-    return _aligned(key_heads * key_dim + value_heads * value_dim + 2 * value_heads)
+def delta_width(value_heads: int, value_dim: int, key_heads: int, key_dim: int, decays: int = 1) -> int:
+    """Return the elements of an input of the gated delta rule with `decays` decays of each head."""
+    return _aligned(key_heads * key_dim + value_heads * value_dim + (1 + decays) * value_heads)
 
 
 def _aligned(width: int) -> int:

@@ -18,6 +18,7 @@ from mamba_planner.families import (
     bamba,
     falcon_h1,
     granitemoehybrid,
+    kimi_linear,
     lfm2,
     mamba2,
     nemotron_h,
@@ -59,6 +60,7 @@ ADAPTERS: dict[str, Adapter] = {
     "qwen3_5_moe_text": Adapter("Qwen3.5, 3.6 and 3.8 with experts", qwen3_5.MOE, qwen3_5.model_config),
     "lfm2": Adapter("LFM2 and LFM2.5, dense", "Lfm2ForCausalLM", lfm2.model_config),
     "lfm2_moe": Adapter("LFM2 and LFM2.5 with experts", "Lfm2MoeForCausalLM", lfm2.sparse_model_config),
+    "kimi_linear": Adapter("Kimi-Linear", "KimiLinearForCausalLM", kimi_linear.model_config),
     "zamba2": Adapter("Zamba2", "Zamba2ForCausalLM", zamba2.model_config),
     "olmo_hybrid": Adapter("OLMo hybrid", "OlmoHybridForCausalLM", olmo_hybrid.model_config),
 }
@@ -171,6 +173,7 @@ FAMILIES_SERVED = (
     "bamba",
     "falcon_h1",
     "granitemoehybrid",
+    "kimi_linear",
     "lfm2",
     "mamba2",
     "nemotron_h",

@@ -18,7 +18,12 @@ from mamba_planner.model_config import (
 
 Matrix = tuple[str, int]
 """Name of a module below its layer, and the elements of its weight."""
-_FEED_FORWARD = {"lfm2": ("w1", "w3", "w2"), "granitemoehybrid": ("", "input_linear", "output_linear")}
+_FEED_FORWARD = {
+    "lfm2": ("w1", "w3", "w2"),
+    "granitemoehybrid": ("", "input_linear", "output_linear"),
+    "block_sparse_moe.experts.0": ("w1", "w3", "w2"),
+}
+"""Names of gate, up and down projection by family, or by what holds them where that has names of its own."""
 _MLP = {
     "nemotron_h": "mixer",
     "bamba": "feed_forward",
@@ -30,6 +35,7 @@ _EXPERTS = {
     "nemotron_h": ("mixer.experts.0", "mixer.shared_experts"),
     "lfm2": ("feed_forward.experts.0", ""),
     "granitemoehybrid": ("", "shared_mlp"),
+    "kimi_linear": ("block_sparse_moe.experts.0", "block_sparse_moe.shared_experts"),
 }
 _MIXER = {"nemotron_h": "mixer", "mamba2": "mixer"}
 
@@ -130,6 +136,12 @@ def _of_feed_forward(model: ModelConfig, kind: LayerKind) -> Iterator[Matrix]:
 
 
 def _attention(attention: AttentionConfig, prefix: str, hidden: int, family: str) -> Iterator[Matrix]:
+    if (latent := attention.latent) is not None:
+        yield f"{prefix}.q_proj", hidden * attention.heads * (latent.own + latent.shared)
+        yield f"{prefix}.kv_a_proj_with_mqa", hidden * attention.head_dim
+        yield f"{prefix}.kv_b_proj", latent.rank * attention.heads * (latent.own + latent.values)
+        yield f"{prefix}.o_proj", hidden * attention.heads * latent.values
+        return
     queries, keys = attention.heads * attention.head_dim, attention.kv_heads * attention.head_dim
     yield f"{prefix}.q_proj", hidden * queries * (2 if attention.output_gate else 1)
     yield f"{prefix}.k_proj", hidden * keys
@@ -140,6 +152,13 @@ def _attention(attention: AttentionConfig, prefix: str, hidden: int, family: str
 def _gated_delta(delta: GatedDeltaConfig, hidden: int, family: str) -> Iterator[Matrix]:
     values, keys = delta.value_heads * delta.value_dim, delta.key_heads * delta.key_dim
     heads = delta.value_heads
+    if (rank := delta.gate_rank) is not None:
+        inputs = {"q_proj": keys, "k_proj": keys, "v_proj": values, "b_proj": heads, "o_proj": values}
+        for name, width in {**inputs, "f_a_proj": rank, "g_a_proj": rank}.items():
+            yield f"self_attn.{name}", hidden * width
+        yield "self_attn.f_b_proj", rank * heads * delta.decays
+        yield "self_attn.g_b_proj", rank * values
+        return
     match family:
         case "qwen3_next":
             inputs = {"in_proj_qkvz": 2 * keys + 2 * values, "in_proj_ba": 2 * heads, "out_proj": values}
@@ -155,7 +174,8 @@ def _gated_delta(delta: GatedDeltaConfig, hidden: int, family: str) -> Iterator[
 
 def _feed_forward(family: str, prefix: str, size: int, gated: bool) -> Iterator[Matrix]:
     """Yield the projections, each of `size` elements."""
-    gate, up, down = _FEED_FORWARD.get(family, ("gate_proj", "up_proj", "down_proj"))
+    usual = _FEED_FORWARD.get(family, ("gate_proj", "up_proj", "down_proj"))
+    gate, up, down = _FEED_FORWARD.get(prefix, usual)
     if gated and gate:
         yield f"{prefix}.{gate}", size
     yield f"{prefix}.{up}", size if gate else 2 * size

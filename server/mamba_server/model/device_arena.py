@@ -76,7 +76,8 @@ class DeviceArena:
         return torch.as_strided(
             self.memory.view(dtype),
             (layout.slabs * layout.pages_per_slab, 2, layout.page_size, heads, width),
-            (layout.page_bytes // size, layout.page_size * row, row, width, 1),
+            # Where pages hold one row for key and value, both are the same memory.
+            (layout.page_bytes // size, layout.page_size * row * (attention.parts - 1), row, width, 1),
             layer * layout.page_layer_bytes // size,
         )
 

@@ -15,6 +15,7 @@ from mamba_server.wire import AddRequest, SamplingParams
 from testmodels.checkpoints import (
     LATENT_EXPERTS,
     random_granite,
+    random_kimi_linear,
     random_lfm2,
     random_nemotron_h,
     random_olmo_hybrid,
@@ -131,6 +132,14 @@ def latent_experts(path: Path) -> Path:
     return random_nemotron_h(path, **{**LATENT_EXPERTS, "hybrid_override_pattern": "EM"})
 
 
+def kimi_linear(path: Path) -> Path:
+    """Return one with decays of single channels and attention to latent rows."""
+    return random_kimi_linear(
+        path, num_hidden_layers=2, layer_types=["linear_attention", "full_attention"],
+        mlp_layer_types=["dense", "dense"], linear_num_heads=2, linear_head_dim=8,
+    )  # fmt: skip
+
+
 def zamba2(path: Path) -> Path:
     """Return one whose layers share a transformer block, with heads that are no power of two."""
     return random_zamba2(
@@ -139,12 +148,15 @@ def zamba2(path: Path) -> Path:
     )  # fmt: skip
 
 
-LATENT = pytest.param(
-    latent_experts, marks=pytest.mark.skipif(not LARGE, reason="eight CPU seconds: MAMBASERVE_GATES=large")
-)
+COSTLY = [
+    pytest.param(
+        write, marks=pytest.mark.skipif(not LARGE, reason="eight CPU seconds: MAMBASERVE_GATES=large")
+    )
+    for write in (latent_experts, zamba2, kimi_linear)
+]
 
 
-@pytest.mark.parametrize("write", [granite, lfm2, qwen3_next, olmo_hybrid, nemotron_h, zamba2, LATENT])
+@pytest.mark.parametrize("write", [granite, lfm2, qwen3_next, olmo_hybrid, nemotron_h, *COSTLY])
 def test_other_families_say_what_they_say_on_torch(
     write: Callable[[Path], Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

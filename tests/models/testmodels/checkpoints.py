@@ -253,6 +253,34 @@ SMALL_BAMBA: dict[str, Any] = {
     "bos_token_id": 257,
     "eos_token_id": 258,
 }
+SMALL_KIMI_LINEAR: dict[str, Any] = {
+    "model_type": "kimi_linear",
+    "vocab_size": VOCAB,
+    "hidden_size": 48,
+    "num_hidden_layers": 4,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention", "full_attention"],
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 24,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 16,
+    "linear_num_heads": 3,
+    "linear_head_dim": 20,
+    "linear_conv_kernel_dim": 4,
+    "intermediate_size": 80,
+    "moe_intermediate_size": 24,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 3,
+    "n_shared_experts": 2,
+    "routed_scaling_factor": 1.7,
+    "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"],
+    "tie_word_embeddings": False,
+    "max_position_embeddings": 2048,
+    "pad_token_id": 256,
+    "bos_token_id": 257,
+    "eos_token_id": 258,
+}
 SMALL_ZAMBA2: dict[str, Any] = {
     "model_type": "zamba2",
     "vocab_size": VOCAB,
@@ -516,6 +544,11 @@ def random_multimodal_lfm2(directory: Path, *, seed: int = 0, **overrides: Any) 
 def random_bamba(directory: Path, **more: Any) -> Path:
     """Write a random Bamba model, whose attention has rotary positions."""
     return random_checkpoint(SMALL_BAMBA, directory, **more)
+
+
+def random_kimi_linear(directory: Path, **more: Any) -> Path:
+    """Write a random Kimi-Linear: decays of single channels, latent attention, experts."""
+    return random_checkpoint(SMALL_KIMI_LINEAR, directory, **more)
 
 
 def random_zamba2(directory: Path, **more: Any) -> Path:

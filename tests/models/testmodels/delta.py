@@ -1,5 +1,6 @@
 """Random rows for the gated delta rule."""
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -9,7 +10,10 @@ from mamba_kernels.gated_delta import DeltaInputs
 
 @dataclass
 class Delta:
-    """T rows, H value heads, G key heads; parts of one row, as a projection leaves them."""
+    """T rows, H value heads, G key heads; parts of one row, as a projection leaves them.
+
+    by_channel: whether each channel of a key has a decay, instead of each head.
+    """
 
     H: int
     G: int
@@ -18,6 +22,7 @@ class Delta:
     T: int
     dtype: torch.dtype = torch.float64
     seed: int = 0
+    by_channel: bool = False
 
     def __post_init__(self) -> None:
         g = torch.Generator().manual_seed(self.seed)
@@ -27,8 +32,9 @@ class Delta:
 
         keys = self.G * self.K
         self.mixed = rand(self.T, 2 * keys + self.H * self.V).to(self.dtype)
-        self.gates = rand(self.T, 2 * self.H).to(self.dtype)
-        self.A, self.dt_bias = -torch.exp(rand(self.H)), rand(self.H)
+        decays = (self.H, self.K) if self.by_channel else (self.H,)
+        self.gates = rand(self.T, self.H + math.prod(decays)).to(self.dtype)
+        self.A, self.dt_bias = -torch.exp(rand(self.H)), rand(*decays)
         if self.dtype != torch.float64:
             self.A, self.dt_bias = self.A.float(), self.dt_bias.float()
 
@@ -36,12 +42,12 @@ class Delta:
     def inputs(self) -> DeltaInputs:
         keys = self.G * self.K
         q, k, v = self.mixed.split([keys, keys, self.H * self.V], 1)
-        a, b = self.gates.chunk(2, 1)
+        a, b = self.gates.split([self.gates.shape[1] - self.H, self.H], 1)
         return DeltaInputs(
             q=q.unflatten(1, (self.G, self.K)),
             k=k.unflatten(1, (self.G, self.K)),
             v=v.unflatten(1, (self.H, self.V)),
-            a=a,
+            a=a.unflatten(1, (self.H, self.K)) if self.by_channel else a,
             b=b,
             A=self.A,
             dt_bias=self.dt_bias,
@@ -49,13 +55,14 @@ class Delta:
 
     def wide(self) -> "Delta":
         """Return the same numbers in float64."""
-        other = Delta(self.H, self.G, self.V, self.K, self.T, seed=self.seed)
+        other = Delta(self.H, self.G, self.V, self.K, self.T, seed=self.seed, by_channel=self.by_channel)
         for name in ("mixed", "gates", "A", "dt_bias"):
             setattr(other, name, getattr(self, name).double())
         return other
 
     def part(self, rows: slice) -> "Delta":
-        other = Delta(self.H, self.G, self.V, self.K, len(range(self.T)[rows]), self.dtype)
+        count = len(range(self.T)[rows])
+        other = Delta(self.H, self.G, self.V, self.K, count, self.dtype, by_channel=self.by_channel)
         other.mixed, other.gates = self.mixed[rows], self.gates[rows]
         other.A, other.dt_bias = self.A, self.dt_bias
         return other

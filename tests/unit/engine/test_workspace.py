@@ -192,6 +192,12 @@ ZAMBA2 = COMMON | {
     "model_type": "zamba2", "layers_block_type": ["hybrid", "mamba"], "n_mamba_heads": 16,
     "mamba_d_state": 64, "mamba_d_conv": 4, "adapter_rank": 32, "num_mem_blocks": 1,
 }  # fmt: skip
+KIMI_LINEAR = {
+    "model_type": "kimi_linear", "layer_types": ["linear_attention", "full_attention"],
+    "num_hidden_layers": 2, "mlp_layer_types": ["dense", "sparse"], "num_key_value_heads": 4,
+    "kv_lora_rank": 64, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 32,
+    "linear_num_heads": 8, "linear_head_dim": 64, "num_local_experts": 16, "routed_scaling_factor": 1.0,
+}  # fmt: skip
 OF_EXPERTS = {"num_experts_per_tok": 6, "moe_intermediate_size": 192}
 FAMILIES: dict[str, dict[str, Any]] = {
     "Granite": GRANITE,
@@ -234,6 +240,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "layer_types": ["full_attention"], "num_attention_heads": 16, "num_key_value_heads": 16,
         "intermediate_size": 16,
     },
+    "Kimi-Linear": COMMON | OF_EXPERTS | KIMI_LINEAR,
     "Zamba2": ZAMBA2,
     "shared blocks whose attention changes": ZAMBA2 | {
         "use_shared_attention_adapter": True, "num_key_value_heads": 4, "intermediate_size": 16,

@@ -51,6 +51,31 @@ def test_prompts_of_any_length_are_theirs(length: int, fresh: bool) -> None:
         torch.testing.assert_close(state[5], final.double(), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("length", [1, 17, 100])
+def test_prompts_with_a_decay_of_each_channel_are_theirs(length: int) -> None:
+    from transformers.models.kimi_linear import modeling_kimi_linear as kimi
+
+    rows = Delta(H, H, V, K, length, by_channel=True)
+    i, state, out = rows.inputs, filled(), poisoned(length, H, V)
+    log_decay = i.A[:, None] * torch.nn.functional.softplus(i.a + i.dt_bias)
+    expected, final = kimi.recurrent_kimi_delta_attention(
+        i.q[None], i.k[None], i.v[None], log_decay[None], i.b.sigmoid()[None],
+        initial_state=state[1].transpose(1, 2)[None].float(), output_final_state=True,
+        use_qk_l2norm_in_kernel=True,
+    )  # fmt: skip
+    plan = chunk_plan([PiecePlan(0, length, 1, 5, {16: 6} if length > 16 else {})], 64)
+    gated_delta_prefill(state, i, plan, out)
+    torch.testing.assert_close(out, expected[0].double(), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(state[5], final[0].transpose(1, 2).double(), rtol=1e-4, atol=1e-5)
+    # Tokens one by one are the same.
+    step, stepped = filled(), poisoned(1, H, V)
+    for token in range(length):
+        routes = SlotPlan.build(ints([1 if token == 0 else 5]), ints([5]), ints([-1]), CPU)
+        gated_delta_update(step, rows.part(slice(token, token + 1)).inputs, routes, stepped)
+        torch.testing.assert_close(stepped[0], out[token])
+    torch.testing.assert_close(step[5], state[5])
+
+
 def test_a_prompt_is_its_tokens_one_by_one_and_checkpoints_are_their_states() -> None:
     length = 130
     rows = Delta(H, G, V, K, length)

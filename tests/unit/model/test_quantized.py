@@ -34,6 +34,7 @@ from testmodels.checkpoints import (
     random_bamba,
     random_falcon_h1,
     random_granite,
+    random_kimi_linear,
     random_lfm2,
     random_mamba2,
     random_nemotron_h,
@@ -233,6 +234,7 @@ FAMILIES: dict[str, tuple[Callable[..., Path], dict[str, Any]]] = {
     "lfm2": (random_lfm2, {"num_experts": 4, "num_experts_per_tok": 2}),
     "olmo_hybrid": (random_olmo_hybrid, {}),
     "zamba2": (random_zamba2, {}),
+    "kimi_linear": (random_kimi_linear, {"mlp_layer_types": ["sparse"] * 4}),
 }  # fmt: skip
 NEVER = ("embed_tokens", "embeddings", "embedding", ".gate", "shared_expert_gate")
 """Endings of modules that methods leave alone."""

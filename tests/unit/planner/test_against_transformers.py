@@ -79,6 +79,14 @@ SMALL: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 2, "intermediate_size": 48, "linear_num_value_heads": 8,
         "linear_num_key_heads": 4, "attention_bias": True, "pad_token_id": 0,
     },
+    "KimiLinear": {
+        "vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4,
+        "num_key_value_heads": 4, "intermediate_size": 48, "moe_intermediate_size": 20, "kv_lora_rank": 12,
+        "qk_nope_head_dim": 6, "qk_rope_head_dim": 4, "v_head_dim": 10, "num_local_experts": 4,
+        "num_experts_per_tok": 2, "linear_num_heads": 3, "linear_head_dim": 8, "n_shared_experts": 2,
+        "layer_types": ["linear_attention", "full_attention", "linear_attention", "full_attention"],
+        "pad_token_id": 0,
+    },
     "Zamba2": {
         "vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4,
         "intermediate_size": 48, "n_mamba_heads": 8, "mamba_d_state": 16, "mamba_ngroups": 2,

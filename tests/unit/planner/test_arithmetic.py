@@ -113,6 +113,10 @@ def test_key_value_heads_are_replicated_when_there_are_fewer_than_devices() -> N
     assert kv_bytes_per_token(config, "bfloat16", 8) == kv_bytes_per_token(config, "bfloat16", 4)
 
 
+def test_latent_attention_holds_one_row_for_keys_and_values_of_all_heads() -> None:
+    assert kv_bytes_per_token(model("kimi-linear-48b-a3b"), "bfloat16") == 7 * (512 + 64) * 2
+
+
 @pytest.mark.parametrize("ways", [0, 3, 7])
 def test_devices_that_do_not_divide_the_heads_are_refused_with_the_number(ways: int) -> None:
     with pytest.raises(UnusableInput, match=rf"tensorParallel {ways} .*128"):

@@ -184,6 +184,12 @@ WRONG = [
     ("zamba2-1.2b", "layers_block_type", ["mamba", "moe"], "layer 1 is 'moe'"),
     ("zamba2-1.2b", "num_key_value_heads", 8, "8 with use_shared_attention_adapter is not supported"),
     ("zamba2-1.2b", "attention_head_dim", 64, "64 is not supported; supported: 128"),
+    ("kimi-linear-48b-a3b", "q_lora_rank", 1536, "1536 is not supported; supported: null"),
+    ("kimi-linear-48b-a3b", "mla_use_nope", False, "false is not supported"),
+    ("kimi-linear-48b-a3b", "moe_router_activation_func", "softmax", "'softmax' is not supported"),
+    ("kimi-linear-48b-a3b", "moe_layer_freq", 2, "2 is not supported; supported: 1"),
+    ("kimi-linear-48b-a3b", "linear_attn_config", {"kda_layers": [1], "full_attn_layers": [3]}, "once"),
+    ("kimi-linear-48b-a3b", "linear_attn_config", {"use_full_rank_gate": True}, "is not supported"),
     ("zamba2-7b", "use_long_context", True, "true is not supported; supported: false"),
 ]
 

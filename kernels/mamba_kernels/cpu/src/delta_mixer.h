@@ -69,13 +69,15 @@ class DeltaMixerCall {
             mixer_.value_dim,
             mixer_.key_dim,
             call_.kind,
-            call_.state_kind};
+            call_.state_kind,
+            mixer_.decays};
   }
 
   // Norms and gates the outputs of the rule in place.
   void norm_and_gate(int64_t row) const {
-    norm_and_gate_heads(static_cast<T*>(call_.out) + row * values_, inputs(row) + channels_, mixer_.norm_weight,
-                        mixer_.heads, mixer_.value_dim, mixer_.norm_eps);
+    const auto run = mixer_.sigmoid_gate != 0 ? norm_and_gate_heads<true, T> : norm_and_gate_heads<false, T>;
+    run(static_cast<T*>(call_.out) + row * values_, inputs(row) + channels_, mixer_.norm_weight, mixer_.heads,
+        mixer_.value_dim, mixer_.norm_eps);
   }
 
   // Calls body(row) for all rows from `first` to `end`, several of them per chunk.

@@ -56,6 +56,16 @@ class DeltaTensors {
   float step(int64_t row, int head) const {
     return softplus(load(rows_.kind, rows_.a, row * rows_.a_row + head, 1).sum() + rows_.step_bias[head]);
   }
+  // Computes the decay of each channel of a head, with ones up to a whole number of vectors.
+  void decays(int64_t row, int head, float* out) const {
+    const int64_t size = rows_.key_dim, first = row * rows_.a_row + head * size;
+    for (int64_t k = 0; k < size; k += kLanes) load(rows_.kind, rows_.a, first + k, size - k).store(out + k);
+    for (int64_t k = 0; k < size; ++k) {
+      out[k] = rows_.rate[head] * softplus(out[k] + rows_.step_bias[head * size + k]);
+    }
+    for (int64_t k = size; k % kLanes != 0; ++k) out[k] = 0.0f;
+    for (int64_t k = 0; k < size; k += kLanes) exponential(Lanes::load(out + k)).store(out + k);
+  }
   float beta(int64_t row, int head) const {
     return rows_.beta_scale / (1.0f + std::exp(-load(rows_.kind, rows_.b, row * rows_.b_row + head, 1).sum()));
   }

@@ -6,6 +6,7 @@
 // first row to its last), their outputs, and the state after them, all in the first cache. Columns of V are lanes: the
 // state is transposed where a piece begins, ends and has a checkpoint, and nothing else is.
 #pragma once
+#include "channel_piece.h"
 #include "delta_rows.h"
 #include "products.h"
 #include "scratch.h"
@@ -248,6 +249,10 @@ class DeltaPiece {
 
 void gated_delta_prefill(const GatedDeltaPrefill* call) {
   const int heads = call->delta.heads;
+  if (call->delta.decays > 1) {
+    for_each_chunk(call->pieces * heads, [&](int job) { ChannelPiece(*call, job / heads, job % heads).run(); });
+    return;
+  }
   for_each_chunk(call->pieces * heads, [&](int job) { DeltaPiece(*call, job / heads, job % heads).run(); });
 }
 

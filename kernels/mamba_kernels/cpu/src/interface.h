@@ -121,12 +121,14 @@ struct DeltaMixer {
   int32_t value_dim;
   int32_t key_dim;
   int32_t taps;
+  int32_t decays;        // as in DeltaRows
+  int32_t sigmoid_gate;  // whether the gate is a sigmoid instead of silu
 };
 
 // One token of such a mixer for each of `rows` sequences.
 struct DeltaDecode {
   const DeltaMixer* mixer;
-  const void* projected;  // [rows, channels | heads * value_dim of the gate | heads of b | heads of a] of `kind`
+  const void* projected;  // [rows, channels | heads * value_dim of the gate | heads of b | heads * decays of a] of `kind`
   int64_t projected_stride;
   void* window;  // as in MambaDecode, like the fields that follow
   int64_t window_stride;
@@ -427,12 +429,12 @@ struct DeltaRows {
   const void* v;  // [rows, heads, value_dim] of `kind`
   int64_t v_row;
   int64_t v_head;
-  const void* a;  // [rows, heads] of `kind`
+  const void* a;  // [rows, heads, decays] of `kind`
   int64_t a_row;
   const void* b;
   int64_t b_row;
   const float* rate;       // [heads] A, negative
-  const float* step_bias;  // [heads]
+  const float* step_bias;  // [heads, decays]
   void* state;             // [slabs, heads, value_dim, key_dim] of `state_kind`
   int64_t state_slab;
   int64_t state_head;
@@ -449,6 +451,7 @@ struct DeltaRows {
   int32_t key_dim;
   int32_t kind;
   int32_t state_kind;
+  int32_t decays;  // of a head: 1, or one for each of key_dim channels
 };
 
 // One token of the gated delta rule for each of `rows` sequences.

@@ -76,8 +76,8 @@ void gated_norm_row(float* y, const T* gate, const T* weight, T* out, int64_t wi
   }
 }
 
-// Computes y = norm(y) * weight * silu(gate) for each head, with the norm before the gate.
-template <typename T>
+// Computes y = norm(y) * weight * silu(gate), or sigmoid(gate), for each head, with the norm before the gate.
+template <bool kSigmoid, typename T>
 void norm_and_gate_heads(T* y, const T* gate, const float* weight, int heads, int64_t width, float eps) {
   for (int64_t first = 0; first < heads * width; first += width) {
     T* head = y + first;
@@ -89,7 +89,8 @@ void norm_and_gate_heads(T* y, const T* gate, const float* weight, int heads, in
     const Lanes scale = Lanes::all(inverse_root_mean_square(squares, width, eps));
     for_each_vector(0, width, [&](auto kWhole, int64_t i, int count) {
       const Lanes normed = load_part<kWhole>(head + i, count) * scale * load_part<kWhole>(weight + i, count);
-      store_part<kWhole>(head + i, count, normed * silu(load_part<kWhole>(gate + first + i, count)));
+      const Lanes part = load_part<kWhole>(gate + first + i, count);
+      store_part<kWhole>(head + i, count, normed * (kSigmoid ? sigmoid(part) : silu(part)));
     });
   }
 }

@@ -19,6 +19,8 @@ class BlockNames:
     """Prefix of all other tensors of the block; "" = they have no common prefix."""
     other_norm: str = ""
     """Another name of the same weight, which some checkpoints of the family have; "" = there is none."""
+    other_mixer: str = ""
+    """Another prefix of a feed-forward, which some checkpoints of the family have; "" = there is none."""
     norms_after: tuple[str, ...] = ()
     """Names of the weight in blocks whose norm is after the mixer; checkpoints have one of them."""
 
@@ -233,6 +235,32 @@ NAMES: dict[str, TensorNames] = {
         ),
         gate_up_proj="input_linear",
         down_proj="output_linear",
+    ),
+    "kimi_linear": TensorNames(
+        embedding="embed_tokens.weight",
+        norm="norm.weight",
+        blocks={
+            "gated_delta": BlockNames("input_layernorm.weight", "self_attn"),
+            "attention": BlockNames("input_layernorm.weight", "self_attn"),
+            # Transformers writes a dense feed-forward under the name of the sparse ones.
+            "mlp": BlockNames("post_attention_layernorm.weight", "mlp", other_mixer="block_sparse_moe"),
+            "moe": BlockNames("post_attention_layernorm.weight", "block_sparse_moe"),
+        },
+        moe=MoeNames(
+            router="block_sparse_moe.gate.weight",
+            correction="block_sparse_moe.gate.e_score_correction_bias",
+            gate_up=(
+                "block_sparse_moe.experts.{expert}.w1.weight",
+                "block_sparse_moe.experts.{expert}.w3.weight",
+            ),
+            down="block_sparse_moe.experts.{expert}.w2.weight",
+            shared_gate_up=(
+                "block_sparse_moe.shared_experts.gate_proj.weight",
+                "block_sparse_moe.shared_experts.up_proj.weight",
+            ),
+            shared_down="block_sparse_moe.shared_experts.down_proj.weight",
+        ),
+        delta=DeltaNames(output="o_proj", norm="o_norm.weight"),
     ),
     "qwen3_next": _QWEN,
     "qwen3_5": replace(

@@ -45,7 +45,7 @@ class Attention:
         """
         self.config = config
         inputs = inputs or hidden_size
-        self.write, self.rope = loader.operators.kv_write, loader.operators.rope
+        self.rope = loader.operators.rope
         queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
         self.widths = (queries, keys, keys, *([queries] if config.output_gate else []))
         """Numbers of outputs: queries, keys, values and, if there is one, the output's gate."""
@@ -68,13 +68,18 @@ class Attention:
             ]
         elif config.qk_norm:
             self.head_norm = _head_norm(config, norm_eps, names, loader)
-        self.kernels = self._kernels(None if loader.batch_invariant else loader.library)
-        """C++ kernels that attend for decoding rows and for prompts; None = `attend` is used for all rows."""
-        self.attend = self._attend(loader)
+        self.take_kernels(loader)
         self.gate = None if loader.library is None else RowGate(loader.library)
         """C++ kernel that applies the output's gate, if there is one; None = `activate` is used."""
         self.activate = loader.operators.activate
         self.o_proj = loader.linear(names.output, queries, hidden_size, bias=config.bias)
+
+    def take_kernels(self, loader: Loader) -> None:
+        """Set the kernels that write and read the pages; `config` is set."""
+        self.write = loader.operators.kv_write
+        self.kernels = self._kernels(None if loader.batch_invariant else loader.library)
+        """C++ kernels that attend for decoding rows and for prompts; None = `attend` is used for all rows."""
+        self.attend = self._attend(loader)
 
     def projecting(self, qkv_proj: Rows) -> "Attention":
         """Return the same layer with another projection to queries, keys and values."""
@@ -132,10 +137,14 @@ class Attention:
                 decode(query[:cut], kv, plans.attention, attended[:cut])
             if cut < plans.tokens:
                 extend(query[cut:], kv, plans.attention, attended[cut:])
-        flat = attended.flatten(1)
+        flat = self._flat(attended)
         if gate is not None:
             flat = self._apply_gate(flat, gate.flatten(1))
         return self.o_proj(flat)
+
+    def _flat(self, attended: torch.Tensor) -> torch.Tensor:
+        """Return the input of the last projection, [T, any], for what each head gathered, [T, H, h]."""
+        return attended.flatten(1)
 
     def remember(
         self,

@@ -6,6 +6,7 @@ the projections.
 
 import torch
 
+from mamba_kernels.activate import Function
 from mamba_kernels.cpu.delta_mixer import DeltaWeights, GatedDeltaCalls
 from mamba_kernels.cpu.library import Library
 from mamba_kernels.gated_delta.inputs import DeltaInputs
@@ -15,7 +16,7 @@ from mamba_planner.model_config import GatedDeltaConfig
 from mamba_server.model.checkpoint.errors import UnsupportedModel
 from mamba_server.model.checkpoint.mapped_pages import give_back
 from mamba_server.model.checkpoint.tensor_names import DeltaNames
-from mamba_server.model.layers.loader import Loader, Matrix, rows_of
+from mamba_server.model.layers.loader import Loader, Matrix, Rows, rows_of
 from mamba_server.model.replay import ReplayPlan, decode_rows
 from mamba_server.model.step_plans import StepPlans
 
@@ -33,9 +34,12 @@ class GatedDeltaMixer:
         self.config, self.operators = config, loader.operators
         heads = config.value_heads
         values = heads * config.value_dim
-        self.widths = (config.conv_dim, values, heads, heads)
+        self.widths = (config.conv_dim, values, heads, heads * config.decays)
         """Numbers of outputs: q | k | v, z, b and a."""
-        if names.inputs:
+        self.in_proj: Rows
+        if config.gate_rank is not None:
+            self.in_proj = NarrowInputs(config, config.gate_rank, hidden_size, loader)
+        elif names.inputs:
             parts = _parts(config)
             widths = self.widths if len(names.inputs) == len(self.widths) else (*parts, *self.widths[1:])
             by_name = dict(zip(names.inputs, widths, strict=True))
@@ -51,8 +55,7 @@ class GatedDeltaMixer:
         self.out_proj = loader.linear(names.output, values, hidden_size, bias=False)
         weight = _convolution(config, loader)
         self.conv_weight = weight[:, 0].t().contiguous()  # [K, C]
-        self.A = -torch.exp(loader.wide("A_log", heads))
-        self.dt_bias = loader.wide("dt_bias", heads)
+        self.A, self.dt_bias = _decays(config, loader)
         self.norm_weight = loader.tensor(names.norm, config.value_dim)
         self.kernels = None if loader.library is None else self._kernels(loader.library)
         """C++ kernels that compute everything between the projections; None = operators are used."""
@@ -141,6 +144,14 @@ class GatedDeltaMixer:
         for piece, plan in plans.prefill:
             rows = operators.conv1d_prefill(mixed[piece], self.conv_weight, None, conv, plan)
             operators.gated_delta_prefill(ssm, self._inputs(rows, a[piece], b[piece]), plan, y[piece])
+        if config.gate_rank is not None:
+            weight = self.norm_weight.repeat(config.value_heads)
+            normed = operators.rms_norm(
+                y.flatten(1), weight, config.norm_eps, None, y.dtype, config.value_heads
+            )
+            gate: torch.Tensor = z.contiguous()
+            operators.activate(gate, Function.SIGMOID, normed)
+            return gate
         # The norm is applied to each head, before the gate.
         gated: torch.Tensor = operators.gated_norm(
             y.flatten(1), z, self.norm_weight, config.norm_eps, config.value_heads, True
@@ -155,12 +166,41 @@ class GatedDeltaMixer:
             q=q.unflatten(1, (config.key_heads, config.key_dim)),
             k=k.unflatten(1, (config.key_heads, config.key_dim)),
             v=v.unflatten(1, (config.value_heads, config.value_dim)),
-            a=a,
+            a=a if config.gate_rank is None else a.unflatten(1, (config.value_heads, config.key_dim)),
             b=b,
             A=self.A,
             dt_bias=self.dt_bias,
             beta_scale=config.beta_scale,
         )
+
+
+class NarrowInputs:
+    """Input projections of a mixer whose decays and gates pass through a narrow width (Kimi-Linear)."""
+
+    def __init__(self, config: GatedDeltaConfig, rank: int, hidden_size: int, loader: Loader) -> None:
+        queries, keys, values = _parts(config)
+        heads = config.value_heads
+        widths = {"q_proj": queries, "k_proj": keys, "v_proj": values, "b_proj": heads}
+        self._first = loader.join({**widths, "g_a_proj": rank, "f_a_proj": rank}, hidden_size, bias=False)
+        self._gate = loader.linear("g_b_proj", rank, values, bias=False)
+        self._decay = loader.linear("f_b_proj", rank, heads * config.decays, bias=False)
+        self._widths = (config.conv_dim, heads, rank, rank)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Return q | k | v, z, b and a side by side for x: [T, d]."""
+        mixed, b, gate, decay = self._first(x).split(self._widths, 1)
+        return torch.cat((mixed, self._gate(gate), b, self._decay(decay)), 1)
+
+
+def _decays(config: GatedDeltaConfig, loader: Loader) -> tuple[torch.Tensor, torch.Tensor]:
+    """Load the rates [H], negative, and biases [H] or [H, K] of the decays."""
+    heads, decays = config.value_heads, config.decays
+    bias = loader.wide("dt_bias", heads * decays)
+    if decays == 1:
+        return -torch.exp(loader.wide("A_log", heads)), bias
+    # Published files hold the rates in the shape in which they are multiplied.
+    shape = (heads,) if loader.rows("A_log") == heads > 1 else (1, 1, heads, 1)
+    return -torch.exp(loader.wide("A_log", *shape).flatten()), bias.view(heads, decays)
 
 
 def _parts(config: GatedDeltaConfig) -> list[int]:

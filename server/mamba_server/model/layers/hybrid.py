@@ -18,6 +18,7 @@ from mamba_kernels.dispatch.backend import TRITON, Backend, backend_for
 from mamba_kernels.precision import accumulator
 from mamba_kernels.rope import turns
 from mamba_kernels.transfer import to_device
+from mamba_planner.arithmetic import mixer_inputs
 from mamba_planner.families.registry import why_not_served
 from mamba_planner.model_config import LayerKind, ModelConfig
 from mamba_server.model.adapters.adapter_bank import AdapterBank
@@ -34,6 +35,7 @@ from mamba_server.model.hidden_rows import HiddenPlan
 from mamba_server.model.layers.attention import Attention, Turns
 from mamba_server.model.layers.draft_head import DraftHead
 from mamba_server.model.layers.gated_delta import GatedDeltaMixer
+from mamba_server.model.layers.latent_attention import LatentAttention
 from mamba_server.model.layers.loader import Loader, Norm, Rows
 from mamba_server.model.layers.mamba2 import Mamba2Mixer
 from mamba_server.model.layers.mlp import Mlp
@@ -308,8 +310,7 @@ class HybridModel:
             projected = mamba.inner + mamba.conv_dim + mamba.heads
             widths += [projected * self.dtype.itemsize, mamba.inner * self.dtype.itemsize]
         if (delta := self.config.gated_delta) is not None:
-            values = delta.value_heads * delta.value_dim
-            projected = delta.conv_dim + values + 2 * delta.value_heads
+            values, projected = delta.value_heads * delta.value_dim, mixer_inputs(self.config)
             widths += [projected * self.dtype.itemsize, values * self.dtype.itemsize]
         if (short := self.config.short_conv) is not None:
             widths.append(PARTS * short.channels * self.dtype.itemsize)
@@ -384,7 +385,10 @@ class HybridModel:
             after = index in config.norm_after
             norm_name = layer.first_of(names.norms_after if after else names.norms)
             norm = layer.norm(norm_name, config.hidden_size, self._norm_eps)
-            mixer = self._mixer(kind, layer, layer.at(names.mixer))
+            prefix = names.mixer
+            if names.other_mixer and layer.at(names.other_mixer).has(f"{self._names.down_proj}.weight"):
+                prefix = names.other_mixer
+            mixer = self._mixer(kind, layer, layer.at(prefix))
             match mixer:
                 case Mamba2Mixer() if kind == "shared_mamba" and shared is not None:
                     both = SharedMamba(shared.use(uses), mixer)
@@ -412,6 +416,8 @@ class HybridModel:
         if kind in ("mamba", "shared_mamba") and config.mamba is not None:
             return Mamba2Mixer(config.mamba, d, inside)
         if kind == "attention" and config.attention is not None:
+            if (latent := config.attention.latent) is not None:
+                return LatentAttention(config.attention, latent, d, inside)
             return Attention(config.attention, d, inside, config.norm_eps, self._names.attention)
         if kind == "short_conv" and config.short_conv is not None:
             return ShortConvMixer(config.short_conv, d, inside)

@@ -37,7 +37,7 @@ class ChangedProduct:
 
 
 class _Weights:
-    """What all uses of one block have in common."""
+    """The weights of one block, which all of its uses have in common."""
 
     def __init__(
         self,

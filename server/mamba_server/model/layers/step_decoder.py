@@ -176,7 +176,7 @@ def _delta(norm: RowNorm, delta: GatedDeltaMixer, cache: CacheViews, index: int)
 
 
 def _attention(norm: RowNorm, attention: Attention, cache: CacheViews, index: int) -> AttentionBlock:
-    if attention.kernels is None:
+    if attention.kernels is None or attention.config.latent is not None:
         raise _NotFusable
     decoder, _ = attention.kernels
     head_norms = [_kernel(head_norm) for head_norm in attention.norms]

@@ -27,7 +27,7 @@ RAGGED = [
 TOTAL = sum(piece.length for piece in RAGGED)
 ROUTES = [(5, 5, -1), (6, 7, 8), (-1, 9, 10), (6, 12, -1), (-1, -1, -1)]
 """In place, moved and tracked, from zero, moved, padding."""
-Sizes = tuple[int, int, int, int]
+Sizes = tuple[int, ...]
 SIZES: list[Sizes] = [
     (3, 3, 1, 1),
     (4, 2, 5, 7),
@@ -35,8 +35,11 @@ SIZES: list[Sizes] = [
     (2, 2, 63, 100),
     (4, 1, 33, 257),
     (4, 2, 128, 128),
+    (2, 2, 5, 7, 1),
+    (4, 2, 63, 100, 1),
+    (1, 1, 128, 128, 1),
 ]
-"""Value heads H, key heads G, V, K."""
+"""Value heads H, key heads G, V, K; and 1 if each channel of a key has a decay."""
 TYPES = [
     (torch.float32, torch.float32, 2e-6, 2e-6),
     (torch.float32, torch.float16, 2e-6, 2**-10),
@@ -52,8 +55,8 @@ class Rows:
     """Random rows, and states of which slots 5 and 6 hold something."""
 
     def __init__(self, sizes: Sizes, count: int, dtype: torch.dtype, stored: torch.dtype) -> None:
-        self.delta = Delta(*sizes, count, dtype)
-        H, _, V, K = sizes
+        H, G, V, K, *by_channel = sizes
+        self.delta = Delta(H, G, V, K, count, dtype, by_channel=bool(by_channel))
         self.state = strided_cache(16, H, V, K, dtype=stored)
         for slot in (5, 6):
             g = torch.Generator().manual_seed(slot)

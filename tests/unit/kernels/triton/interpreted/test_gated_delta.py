@@ -20,10 +20,12 @@ RAGGED = [
 ROUTES = [(5, 5, -1), (6, 7, 8), (-1, 9, 10), (6, 12, -1), (-1, -1, -1)]
 """In place, moved and tracked, from zero, moved, padding."""
 SHAPES = [
-    (2, 1, 17, 16, torch.float32, torch.float32),
-    (2, 2, 16, 33, torch.bfloat16, torch.float32),
-    (4, 2, 5, 7, torch.float32, torch.float16),
+    (2, 1, 17, 16, torch.float32, torch.float32, False),
+    (2, 2, 16, 33, torch.bfloat16, torch.float32, False),
+    (4, 2, 5, 7, torch.float32, torch.float16, False),
+    (1, 1, 6, 7, torch.float32, torch.float32, True),
 ]
+"""Heads and widths, types of rows and of states, and whether each channel of a key has a decay."""
 FEW_SHAPES = SHAPES if LARGE else SHAPES[1:]
 """Shapes of the pieces, which take the interpreter a second each."""
 
@@ -40,12 +42,12 @@ def plan(routes: list[tuple[int, int, int]]) -> SlotPlan:
     return SlotPlan.build(*(ints(each) for each in zip(*routes, strict=True)), CPU)
 
 
-@pytest.mark.parametrize(("H", "G", "V", "K", "kind", "stored"), FEW_SHAPES)
+@pytest.mark.parametrize(("H", "G", "V", "K", "kind", "stored", "by_channel"), FEW_SHAPES)
 def test_ragged_pieces_equal_the_reference(
-    H: int, G: int, V: int, K: int, kind: torch.dtype, stored: torch.dtype
+    H: int, G: int, V: int, K: int, kind: torch.dtype, stored: torch.dtype, by_channel: bool
 ) -> None:
     made = chunk_plan(RAGGED, 64)
-    rows = Delta(H, G, V, K, made.tokens, kind)
+    rows = Delta(H, G, V, K, made.tokens, kind, by_channel=by_channel)
     state, out = filled(rows, stored), poisoned(rows.T, H, V, dtype=torch.float32)
     truth, expected = state.double(), poisoned(rows.T, H, V)
     before = state.clone()
@@ -58,11 +60,11 @@ def test_ragged_pieces_equal_the_reference(
     assert state[[0, 1, 2, 8, 15]].isnan().all(), "slots nobody named are left alone"
 
 
-@pytest.mark.parametrize(("H", "G", "V", "K", "kind", "stored"), SHAPES)
+@pytest.mark.parametrize(("H", "G", "V", "K", "kind", "stored", "by_channel"), SHAPES)
 def test_decodes_equal_the_reference(
-    H: int, G: int, V: int, K: int, kind: torch.dtype, stored: torch.dtype
+    H: int, G: int, V: int, K: int, kind: torch.dtype, stored: torch.dtype, by_channel: bool
 ) -> None:
-    rows = Delta(H, G, V, K, len(ROUTES), kind)
+    rows = Delta(H, G, V, K, len(ROUTES), kind, by_channel=by_channel)
     state, out = filled(rows, stored), poisoned(rows.T, H, V, dtype=torch.float32)
     truth, expected = state.double(), poisoned(rows.T - 1, H, V)
     reference.gated_delta_update(truth, rows.wide().part(slice(4)).inputs, plan(ROUTES[:4]), expected)
