@@ -352,7 +352,7 @@ class Engine(ApiModel):
 
     @property
     def draft_location(self) -> ModelUri | None:
-        """That URI, parsed."""
+        """Parsed URI of the second model that drafts; None = none does."""
         return None if self.draft_uri is None else parse_model_uri(self.draft_uri)
 
 

@@ -41,6 +41,7 @@ from mamba_server.engine.audits.resumed_answers import ResumedAnswers
 from mamba_server.engine.device_metrics import Counters, Gauges, device_counters, device_gauges
 from mamba_server.engine.draft_model import LoadedDraftModel, draft_model_source
 from mamba_server.engine.errors import DeviceLost, NoDevice
+from mamba_server.engine.execution.draft_runner import DraftRunner
 from mamba_server.engine.execution.runner import ModelRunner
 from mamba_server.engine.execution.step_graphs import StepGraphs
 from mamba_server.engine.execution.workspace_trial import Measure, cuda_peak, measured_workspace
@@ -151,8 +152,7 @@ def boot(settings: EngineSettings, report: Report, overrides: BootOverrides = NO
         raise UnsupportedModel(why)
     device = pick_device(settings.device)
     draft_model = draft_model_source(settings, directory, device, report)
-    if draft_model is not None:
-        config = replace(config, draft_model=draft_model.facts)
+    config = replace(config, draft_model=None if draft_model is None else draft_model.facts)
     config = _with_heads(config, settings, directory, device, overrides)
     dtype = _dtype(config, settings)
     rule = replay_rule(settings, config, device)
@@ -213,7 +213,7 @@ def boot(settings: EngineSettings, report: Report, overrides: BootOverrides = NO
         step_tokens=limits.step_tokens,
     )
     _connect(drafts, cache, runner, stream)
-    follower = None if second is None else second.follow(drafts, cache, runner, stream, config.vocab_size)
+    follower = _follower(second, drafts, cache, runner, stream, config)
     core = EngineCore(
         Scheduler(
             cache,
@@ -240,8 +240,7 @@ def boot(settings: EngineSettings, report: Report, overrides: BootOverrides = NO
     core.audits = _audits(settings, config, plan, dtype, limits, device, core, stream, runner)
     if device.type == "cuda" or overrides.warm_up:
         _prepare(stream, lambda: try_out(lambda: runner.warm_up(report)))
-        if follower is not None:
-            _prepare(stream, lambda: try_out(follower.warm_up))
+        _warm_up_follower(follower, stream, try_out)
     counters = device_counters(device, model.backend)
     gauges, steps = device_gauges(runner, model.backend), runner.decode_step_counts
     state_layout = StateLayout.of(
@@ -368,6 +367,26 @@ def _connect(
         return stream.wait(stream.launch(runner.prepare_drafts(request)))()
 
     head.room, head.compute = room, compute
+
+
+def _follower(
+    second: LoadedDraftModel | None,
+    drafts: DraftSwitch | None,
+    cache: ManagedStateCache,
+    runner: ModelRunner,
+    stream: ForwardStream,
+    model: ModelConfig,
+) -> DraftRunner | None:
+    """Return the draft model, connected with its source of drafts; None = no second model drafts."""
+    return None if second is None else second.follow(drafts, cache, runner, stream, model.vocab_size)
+
+
+def _warm_up_follower(
+    follower: DraftRunner | None, stream: ForwardStream, try_out: Callable[[Callable[[], bool]], bool]
+) -> None:
+    """Prepare the steps of a draft model, if there is one. Raises DeviceLost."""
+    if follower is not None:
+        _prepare(stream, lambda: try_out(follower.warm_up))
 
 
 def _prepare(stream: ForwardStream, work: Callable[[], object]) -> None:
