@@ -55,7 +55,7 @@ MUTANTS = (
         name="values of attention take no memory in the plan",
         keeps="Keys and values both count in the bytes of a page.",
         where="mamba_planner.arithmetic:kv_bytes_per_token",
-        old="2 * model.kv_layers",
+        old="attention.parts * model.kv_layers",
         new="model.kv_layers",
         tests=("tests/unit/planner/test_arithmetic.py",),
     ),
