@@ -211,7 +211,7 @@ class TransferSettings(SettingsGroup):
     """Seconds for which a state is kept for the engine that is to fetch it, and for which a request waits for
     a state that it fetches."""
     transfer_transport: Literal["sockets", "nixl"] = "sockets"
-    """What carries the bytes of states that this engine fetches: sockets = the connection; nixl = an RDMA
+    """Carrier of the bytes of states that this engine fetches: sockets = the connection; nixl = an RDMA
     network card, with the package `nixl`, from engines that have nixl, too; on a CPU only. Needs
     transfer_port."""
 
