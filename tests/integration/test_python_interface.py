@@ -106,6 +106,8 @@ def test_what_fits_no_state_is_refused(llm: LLM, tmp_path: Path) -> None:
 def test_an_engine_that_dies_or_cannot_start_is_an_error_and_leaves_no_process(tmp_path: Path) -> None:
     with pytest.raises(EngineEnded, match="does not exist"):
         LLM(str(tmp_path / "nothing"), quiet=True)
+    with pytest.raises(EngineEnded, match="'tpu' is not one of"):
+        LLM("builtin://tiny-recall", quiet=True, device="tpu")
     program = (
         "import os, signal, psutil\n"
         "from mambaserve import LLM, EngineEnded\n"
