@@ -60,7 +60,8 @@ class MambaserveLM(TemplateLM):  # type: ignore[misc]  # lm-eval is in no enviro
             max_gen_toks: tokens of an answer for tasks that say no number.
             batch_size: 1 or auto, since the engine decides which requests it computes together.
             max_batch_size: nothing, for the same reason.
-            device: device of the engine.
+            device: cpu or cuda; cuda:0, which lm-eval also passes without the option, leaves the choice to
+                the engine.
             settings: further options of `mambaserve serve`, such as `max_model_len=4096`.
 
         Raises:
@@ -73,7 +74,7 @@ class MambaserveLM(TemplateLM):  # type: ignore[misc]  # lm-eval is in no enviro
                 "--batch_size and --max_batch_size: the engine itself decides which requests it computes "
                 "together, so leave them out; max_running_requests in --model_args limits their number"
             )
-        own: dict[str, Any] = {"device": device} if device is not None else {}
+        own: dict[str, Any] = {"device": device} if device not in (None, "cuda:0") else {}
         self._name, self._max_gen_toks = pretrained, max_gen_toks
         self._llm = LLM(pretrained, **own, **settings)
         atexit.register(self._llm.close)

@@ -72,7 +72,8 @@ def evaluated(folder: Path, module: str, *options: str) -> tuple[dict[str, Any],
     samples = {}
     for name in TASKS:
         [file] = out.rglob(f"samples_{name}_*.jsonl")
-        said = sorted((json.loads(line) for line in file.open()), key=lambda line: line["doc_id"])
+        lines = map(json.loads, file.read_text().splitlines())
+        said = sorted(lines, key=lambda line: line["doc_id"])
         samples[name] = [line["resps"] for line in said]
     return scores, samples
 

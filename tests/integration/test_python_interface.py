@@ -135,6 +135,8 @@ def test_the_notebook_runs_and_its_engine_dies_with_the_program(tmp_path: Path) 
 def test_an_engine_that_cannot_start_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(EngineEnded, match="does not exist"):
         LLM(str(tmp_path / "nothing"), quiet=True)
+    with pytest.raises(EngineEnded, match="'tpu' is not one of"):
+        LLM("builtin://tiny-recall", quiet=True, device="tpu")
 
 
 @pytest.mark.slow

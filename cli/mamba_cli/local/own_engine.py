@@ -120,7 +120,8 @@ def _readiness(url: str) -> EngineReadiness | None:
 def ended(code: int, log: Path) -> CliError:
     """Return the error of an engine that ended, with its own message if it wrote one."""
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    messages = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    # Mistakes in settings are reported by the parser of the command line, with a capital letter.
+    messages = [line[len("error: ") :] for line in lines if line.startswith(("error: ", "Error: "))]
     failure: CliError = RunFailed(messages[-1] if messages else f"the engine ended with exit code {code}")
     failure.exit_code = code if code > 0 else 1
     return failure
