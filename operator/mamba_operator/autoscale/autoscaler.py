@@ -22,6 +22,7 @@ from mamba_operator.autoscale.decide import decide
 from mamba_operator.autoscale.fleet_view import FleetView, GatewayReport
 from mamba_operator.autoscale.memory import AutoscalerMemory
 from mamba_operator.autoscale.metrics_reader import ReadMetrics
+from mamba_operator.autoscale.observation import Observation
 from mamba_operator.autoscale.pod_reports import pod_reports
 from mamba_operator.autoscale.reports import engine_report, gateway_report
 from mamba_operator.autoscale.scaling_metrics import ScalingMetrics
@@ -193,25 +194,7 @@ class Autoscaler(PodPoller[_ScalingSpecs, dict[Role, _EngineState]]):
         if state is None or state.config != config:
             # The memory of decisions with other bounds and targets does not apply to these.
             state = states[role] = _EngineState(config)
-        # Engines of a canary come on top: one that does not start, or ends, keeps no other from starting.
-        lasting = [pod for pod in engines if not is_candidate(pod)]
-        ready = [pod for pod in lasting if answers(pod)]
-        candidates = [pod for pod in engines if is_candidate(pod) and answers(pod)]
-        woken = wake_text(next(iter(self._wakes(key)), None)) if role == "unified" else None
-        observation = state.view.observe(
-            self._now(),
-            desired=spec.desired,
-            ready=await pod_reports(self._read, ready, lambda text: engine_report(text, config, role)),
-            pending=tuple(name_of(pod) for pod in lasting if pod not in ready),
-            gateways=gateways,
-            candidates=await pod_reports(
-                self._read,
-                candidates if spec.candidates_serve else (),
-                lambda text: engine_report(text, config, role),
-            ),
-            woken=woken is not None and woken != spec.answered_wake,
-            readers_full=readers_full,
-        )
+        observation = await self._observed(key, role, spec, state, engines, gateways, readers_full)
         before = state.memory
         decision = decide(observation, config, before)
         state.memory = decision.memory
@@ -240,6 +223,37 @@ class Autoscaler(PodPoller[_ScalingSpecs, dict[Role, _EngineState]]):
                 why=decision.reason,
             )
         return changes or blindness_changed, is_full
+
+    async def _observed(
+        self,
+        key: Key,
+        role: Role,
+        spec: _ScalingSpec,
+        state: _EngineState,
+        engines: Sequence[Manifest],
+        gateways: Mapping[str, GatewayReport | None],
+        readers_full: bool,
+    ) -> Observation:
+        """Return what the engines of one role and the gateways report now."""
+        # Engines of a canary come on top: one that does not start, or ends, keeps no other from starting.
+        lasting = [pod for pod in engines if not is_candidate(pod)]
+        ready = [pod for pod in lasting if answers(pod)]
+        candidates = [pod for pod in engines if is_candidate(pod) and answers(pod)]
+        woken = wake_text(next(iter(self._wakes(key)), None)) if role == "unified" else None
+        return state.view.observe(
+            self._now(),
+            desired=spec.desired,
+            ready=await pod_reports(self._read, ready, lambda text: engine_report(text, spec.config, role)),
+            pending=tuple(name_of(pod) for pod in lasting if pod not in ready),
+            gateways=gateways,
+            candidates=await pod_reports(
+                self._read,
+                candidates if spec.candidates_serve else (),
+                lambda text: engine_report(text, spec.config, role),
+            ),
+            woken=woken is not None and woken != spec.answered_wake,
+            readers_full=readers_full,
+        )
 
     def _wakes(self, key: Key) -> list[Manifest]:
         wake_name = names.Children(key.name).wake

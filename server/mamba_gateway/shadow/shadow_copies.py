@@ -33,7 +33,7 @@ log = structlog.get_logger("mambaserve.gateway")
 
 CLIENT = b"_shadow"
 """Name under which engines count copies. No API key can have it, because names of keys begin otherwise."""
-MAX_BODY_BYTES = 1024 * 1024
+MAX_COPIED_BYTES = 1024 * 1024
 """Size in bytes from which a request is not copied, so that memory is bounded."""
 MAX_COUNTED_CHARS = 64 * 1024
 """Number of characters up to which the tokens before the first difference are counted."""
@@ -114,7 +114,7 @@ class ShadowCopies:
         endpoint = self._endpoint_for(request)
         refusal = (
             "no_engine" if endpoint is None
-            else "too_large" if len(request.body) > MAX_BODY_BYTES
+            else "too_large" if len(request.body) > MAX_COPIED_BYTES
             else "no_room" if len(self._tasks) >= shadow.max_in_flight
             else ""
         )  # fmt: skip

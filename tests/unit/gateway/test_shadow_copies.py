@@ -164,7 +164,7 @@ async def test_only_requests_that_a_model_answers_and_that_fit_are_copied(
 ) -> None:
     async with shadowed(harness, speaks("4"), speaks("4")) as world:
         await world.gateway.run(request(EMBEDDINGS))
-        monkeypatch.setattr(shadow_copies, "MAX_BODY_BYTES", 10)
+        monkeypatch.setattr(shadow_copies, "MAX_COPIED_BYTES", 10)
         await world.gateway.run(request())
         await world.ended("too_large")
         world.gateway.pool.report(world.new.url, ProbeReport(ready=False))
