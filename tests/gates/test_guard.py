@@ -19,10 +19,10 @@ def guard(engine: Engine) -> list[int]:
     calls: list[int] = []
 
     def guarded(part: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any) -> Any:
+        def call(*args: Any, **options: Any) -> Any:
             calls.append(1)
             with no_sync():
-                return part(*args)
+                return part(*args, **options)
 
         return call
 

@@ -123,6 +123,15 @@ async def gone(life: Life, deployment: str) -> None:
     await life.until(absent)
 
 
+async def test_without_an_engine_that_computes_prompts_the_pool_is_named(life: Life) -> None:
+    await life.make(disaggregation={}, **NOW)
+    await count(life, "decode", 1)
+    await life.ready("gateway")
+    await ready(life, "decode")
+
+    assert "prefill" in await life.becomes("Available", "NoReadyPrefillEngine")
+
+
 def test_the_scale_subresource_of_two_pools_is_refused_with_what_to_do(
     plane: ControlPlane, namespace: str
 ) -> None:

@@ -39,6 +39,8 @@ from mamba_cli.local.supervisor import (
 )
 from mamba_cli.local.unit import ENGINE_RANK, GATEWAY_RANK, Command, LocalEngine, Unit
 
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Signals that end a session."""
 OnEdit = Callable[[aiohttp.ClientSession], Awaitable[tuple[list[str], list[Unit]]]]
 """Called when a watched file changed; returns lines to show, and the units for their next start."""
 
@@ -83,7 +85,9 @@ class LocalSession:
     async def run(self) -> int:
         """Run until drained; return 0 after a requested end, else the exit code of the failure."""
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        # Whoever started this process with `nohup` wants it to survive the terminal.
+        handled = [each for each in _ENDING if signal.getsignal(each) != signal.SIG_IGN]
+        for number in handled:
             loop.add_signal_handler(number, self._stop)
         async with aiohttp.ClientSession() as http:
             self._http = http
@@ -100,7 +104,7 @@ class LocalSession:
                 await asyncio.gather(*self._tasks, return_exceptions=True)
                 await self._processes.close()
                 self._view.close()
-                for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                for number in handled:
                     loop.remove_signal_handler(number)
         return self._state.exit_code or 0
 

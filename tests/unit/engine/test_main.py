@@ -175,7 +175,7 @@ def test_no_full_search_for_garbage_stops_a_serving_engine(
     port: Port, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trial = EngineTrial(TrialSetup(), random.Random(0))
-    shape = SimpleNamespace(vocab_size=97, eos_token_ids=(0,))
+    shape = SimpleNamespace(vocab_size=97, eos_token_ids=(0,), draft_model=None)
     plan = SimpleNamespace(weights_bytes=1, max_model_len=64, to_json=dict)
     booted = SimpleNamespace(
         core=trial.core,

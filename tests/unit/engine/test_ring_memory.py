@@ -42,7 +42,9 @@ def test_an_input_is_what_the_kernels_keep_and_a_small_part_of_a_state() -> None
         if (mamba := config.mamba) is not None:
             width = scan_width(mamba.heads, mamba.head_dim, mamba.groups, mamba.state_size)
         elif (delta := config.gated_delta) is not None:
-            width = delta_width(delta.value_heads, delta.value_dim, delta.key_heads, delta.key_dim)
+            width = delta_width(
+                delta.value_heads, delta.value_dim, delta.key_heads, delta.key_dim, delta.decays
+            )
         else:
             width = 0
         assert ring_inputs(config) == width

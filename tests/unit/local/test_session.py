@@ -126,11 +126,18 @@ def close_the_terminal() -> None:
 def test_once_brings_up_all_objects_behind_one_endpoint_shows_them_and_drains_with_code_0(
     bench: Bench, tmp_path: Path
 ) -> None:
-    signals = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
-    bench.file.write_text(deployment(replicas=2))
-    other = tmp_path / "other.yaml"
-    other.write_text(deployment("two") + "\n---\n" + deployment("three"))
-    assert bench.up(bench.file, other, once=True) == 0
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    # As `nohup` starts a program: the end of the terminal is nothing to it.
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        signals = [signal.getsignal(number) for number in numbers]
+        bench.file.write_text(deployment(replicas=2))
+        other = tmp_path / "other.yaml"
+        other.write_text(deployment("two") + "\n---\n" + deployment("three"))
+        assert bench.up(bench.file, other, once=True) == 0
+        assert [signal.getsignal(number) for number in numbers] == signals
+    finally:
+        signal.signal(signal.SIGHUP, before)
     assert "strategy" in bench.text
     assert "spec.replicas: ignored, because one engine runs here" in bench.text
     assert "curl http://127.0.0.1:" in bench.text
@@ -140,7 +147,6 @@ def test_once_brings_up_all_objects_behind_one_endpoint_shows_them_and_drains_wi
     # The gateway ends before the engines behind it.
     ends = [line.split()[0] for line in bench.journal if "drained" in line]
     assert ends == ["gateway", "serve", "serve", "serve"]
-    assert [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)] == signals
 
 
 def test_what_runs_is_found_by_its_file_and_its_name(
