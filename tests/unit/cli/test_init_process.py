@@ -11,8 +11,9 @@ import sys, time
 from mamba_cli import main
 
 main.os.getpid = lambda: {pid}
-# What takes seconds in a container that has just started.
-main._collect = lambda _: (print("started", flush=True), time.sleep(60))
+# What takes seconds in a container that has just started. Many short sleeps, because a signal that arrives
+# between two instructions before one sleep is looked at behind it.
+main._collect = lambda _: (print("started", flush=True), [time.sleep(0.05) for _ in range(1200)])
 main.run()
 """
 
