@@ -39,7 +39,7 @@ def commands() -> list[DocumentedCommand]:
         and command.words[1] not in NEEDS_MORE
         and not ABSENT & set(command.words)
         and "--raw" not in command.words
-        and "nano.yaml" not in command.words
+        and not {"nano.yaml", "--for=delete"} & set(command.words)
     }
     return sorted(every.values(), key=lambda command: TURNS.get(command.words[1], 1))
 

@@ -140,8 +140,8 @@ def test_paths_into_a_deployment_lead_to_fields() -> None:
     schema = custom_resource_definition()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
     wrong, paths = [], 0
     for command in named("kubectl"):
-        templates = [word for word in command.words if word.startswith("jsonpath=")]
-        if "mdep" not in command.words or not templates:
+        templates = [word for word in command.words if re.match(r"(--for=)?jsonpath=", word)]
+        if not any(word.partition("/")[0] == "mdep" for word in command.words) or not templates:
             continue
         within = ""
         for step in re.findall(r"\{([^}\"]+(?:\"[^\"]*\"[^}\"]*)*)\}", templates[0]):
