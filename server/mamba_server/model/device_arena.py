@@ -114,12 +114,13 @@ def draft_model_views(
     ]
     kv = []
     if (attention := model.attention) is not None:
-        shape = pages, 2, page_size, attention.kv_heads, attention.head_dim
+        shape = pages, attention.parts, page_size, attention.kv_heads, attention.head_dim
         kv = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(model.attention_layers)]
     for view in (*conv, *ssm, *kv):
         # A CPU's kernel only promises zeroed pages; writing them allocates the memory of the plan now.
         view.fill_(0)
-    return CacheViews(conv=conv, ssm=ssm, kv=kv)
+    # Where pages hold one row for key and value, both are the same memory.
+    return CacheViews(conv=conv, ssm=ssm, kv=[view.expand(-1, 2, -1, -1, -1) for view in kv])
 
 
 def ring_memory(

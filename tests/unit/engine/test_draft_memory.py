@@ -23,7 +23,7 @@ from mamba_planner.workspace import draft_bytes
 from mamba_server.engine import draft_model
 from mamba_server.model.checkpoint.weight_files import weights_size
 from mamba_settings.engine_settings import EngineSettings
-from testmodels.checkpoints import add_draft_head, random_nemotron_h, random_qwen3_next
+from testmodels.checkpoints import add_draft_head, random_kimi_linear, random_nemotron_h, random_qwen3_next
 
 PUBLISHED = Path(__file__).parents[3] / "libs/mamba_planner/published"
 
@@ -94,12 +94,19 @@ def test_the_plan_counts_the_head_its_layer_of_pages_and_its_memory_to_the_byte(
     assert with_head.parameters - config.parameters == sum(each.numel() for each in head.values())
 
 
-@pytest.mark.parametrize("pattern", ["M-M*-M", "*-*-"])
+@pytest.mark.parametrize(
+    ("write", "fields"),
+    [
+        pytest.param(random_nemotron_h, {"hybrid_override_pattern": "M-M*-M"}, id="M-M*-M"),
+        pytest.param(random_nemotron_h, {"hybrid_override_pattern": "*-*-"}, id="*-*-"),
+        pytest.param(random_kimi_linear, {}, id="one row for key and value"),
+    ],
+)
 def test_the_plan_counts_a_draft_model_with_its_states_and_pages_to_the_byte(
-    pattern: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    write: Any, fields: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = random_nemotron_h(tmp_path / "model")
-    draft = random_nemotron_h(tmp_path / "draft", hybrid_override_pattern=pattern, seed=3)
+    draft = write(tmp_path / "draft", seed=3, **fields)
     views = []
     allocate = draft_model.draft_model_views
     monkeypatch.setattr(
@@ -111,7 +118,7 @@ def test_the_plan_counts_a_draft_model_with_its_states_and_pages_to_the_byte(
     tensors = [*views[0].conv, *views[0].ssm, *views[0].kv]
     weights = sum(tensor.nbytes for tensor in load_file(draft / "model.safetensors").values())
     tables = (3 + 1) * (256 // 8 + 1) * 4
-    counted = sum(tensor.nbytes for tensor in tensors) + weights + tables
+    counted = sum(tensor.untyped_storage().nbytes() for tensor in tensors) + weights + tables
     assert engine.plan.draft_model_bytes == counted
     assert LedgerLine(DRAFT_MODEL, counted) in engine.plan.ledger
     # The device keeps its room free: the arena of the same memory is smaller by as much.
