@@ -7,11 +7,10 @@ import triton.language as tl
 
 from mamba_kernels.gated_delta.arguments import delta_arguments
 from mamba_kernels.gated_delta.inputs import DeltaInputs
-from mamba_kernels.gated_delta.triton import check_rows
+from mamba_kernels.gated_delta.triton import check_rows, with_token
 from mamba_kernels.slot_plan import SlotPlan
 from mamba_kernels.state_replay.ring import RingPlan, check_ring, delta_width, ring_arguments
 from mamba_kernels.triton_support import (
-    LOG2_E_CONSTANT,
     KernelCall,
     Launch,
     as_stored,
@@ -20,7 +19,6 @@ from mamba_kernels.triton_support import (
     check,
     extent_at,
     launch_for,
-    softplus,
 )
 
 ELEMENTS = 1024
@@ -81,21 +79,6 @@ def call(
     )
 
 
-@triton.jit
-def _folded(s, key, value, a, b, A, dt_bias, least, beta_scale, BY_CHANNEL: tl.constexpr):
-    """Fold one token into the registers of a state, in the order of operations of a plain step."""
-    step = softplus(a.to(tl.float32) + dt_bias)
-    decay = tl.exp2(step * A * LOG2_E_CONSTANT)
-    if BY_CHANNEL:
-        decay = decay[None, :]
-    beta = tl.sigmoid(b.to(tl.float32)) * beta_scale
-    key = key.to(tl.float32)
-    key *= tl.rsqrt(tl.sum(key * key, 0) + least)
-    s = s * decay
-    error = (value.to(tl.float32) - tl.sum(s * key[None, :], 1)) * beta
-    return s + error[:, None] * key[None, :]
-
-
 @triton.jit(
     do_not_specialize=["route", "lane_row"], do_not_specialize_on_alignment=["routes", "noise", "lanes"]
 )
@@ -153,8 +136,8 @@ def _gated_delta_replay(
         value = tl.load(earlier + v_place, mask=rows, other=0.0)
         earlier_a = tl.load(earlier + a_place, mask=of_decay, other=0.0)
         earlier_b = tl.load(earlier + b_place)
-        s = _folded(s, key, value, earlier_a, earlier_b, rate, bias, least, beta_scale, by_channel)
-    s = _folded(s, own_key, own_value, own_a, own_b, rate, bias, least, beta_scale, by_channel)
+        s = with_token(s, key, value, earlier_a, earlier_b, rate, bias, least, beta_scale, by_channel)
+    s = with_token(s, own_key, own_value, own_a, own_b, rate, bias, least, beta_scale, by_channel)
     y = tl.sum(s * query[None, :], 1)
     tl.store(out + row * out_row + head * out_head + i, y.to(out.dtype.element_ty), mask=rows)
 

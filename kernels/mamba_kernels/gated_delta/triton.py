@@ -139,11 +139,21 @@ def check_rows(state: torch.Tensor, inputs: DeltaInputs, out: torch.Tensor) -> t
 
 
 @triton.jit
-def channel_decay(a, dt_bias, rate, j, columns):
-    """Return the decay [1, BLOCK_K] of each channel of a head, whose values begin at `a` and `dt_bias`."""
-    values = tl.load(a + j, mask=columns, other=0.0).to(tl.float32)
-    bias = tl.load(dt_bias + j, mask=columns, other=0.0).to(tl.float32)
-    return tl.exp2(softplus(values + bias) * rate * LOG2_E_CONSTANT)[None, :]
+def with_token(s, key, value, a, b, rate, dt_bias, least, beta_scale, BY_CHANNEL: tl.constexpr):
+    """Return a state [BLOCK_V, BLOCK_K] with one token more.
+
+    `key` [BLOCK_K], `value` [BLOCK_V], `a` and `b` are of the input's type; `a` and `dt_bias` are scalars, or
+    [BLOCK_K] if each channel of a key has a decay.
+    """
+    decay = tl.exp2(softplus(a.to(tl.float32) + dt_bias) * rate * LOG2_E_CONSTANT)
+    if BY_CHANNEL:
+        decay = decay[None, :]
+    beta = tl.sigmoid(b.to(tl.float32)) * beta_scale
+    key = key.to(tl.float32)
+    key *= tl.rsqrt(tl.sum(key * key, 0) + least)
+    s = s * decay
+    error = (value.to(tl.float32) - tl.sum(s * key[None, :], 1)) * beta
+    return s + error[:, None] * key[None, :]
 
 
 @triton.jit(do_not_specialize=["route"], do_not_specialize_on_alignment=["routes", "noise"])
@@ -178,24 +188,19 @@ def _update(
     )
     s = s.to(tl.float32)
 
+    # One decay of a head, or one of each channel: places of both kinds have one form.
+    decays = j if BY_CHANNEL else 0
+    of_decay = columns if BY_CHANNEL else True
+    per_head: tl.constexpr = K if BY_CHANNEL else 1
     rate = tl.load(A + head).to(tl.float32)
-    if BY_CHANNEL:
-        decay = channel_decay(a + row * a_row + head * K, dt_bias + head * K, rate, j, columns)
-    else:
-        step = softplus(
-            tl.load(a + row * a_row + head).to(tl.float32) + tl.load(dt_bias + head).to(tl.float32)
-        )
-        decay = tl.exp2(step * rate * LOG2_E_CONSTANT)
-    beta = tl.sigmoid(tl.load(b + row * b_row + head).to(tl.float32)) * beta_scale
-    key = tl.load(k + row * k_row + of_key * k_head + j, mask=columns, other=0.0).to(tl.float32)
-    key *= tl.rsqrt(tl.sum(key * key, 0) + least)
+    bias = tl.load(dt_bias + head * per_head + decays, mask=of_decay, other=0.0).to(tl.float32)
+    own_a = tl.load(a + row * a_row + head * per_head + decays, mask=of_decay, other=0.0)
+    own_b = tl.load(b + row * b_row + head)
+    key = tl.load(k + row * k_row + of_key * k_head + j, mask=columns, other=0.0)
+    value = tl.load(v + row * v_row + head * v_head + i, mask=rows, other=0.0)
     query = tl.load(q + row * q_row + of_key * q_head + j, mask=columns, other=0.0).to(tl.float32)
     query *= tl.rsqrt(tl.sum(query * query, 0) + least) * scale
-    value = tl.load(v + row * v_row + head * v_head + i, mask=rows, other=0.0).to(tl.float32)
-
-    s = s * decay
-    error = (value - tl.sum(s * key[None, :], 1)) * beta
-    s = s + error[:, None] * key[None, :]
+    s = with_token(s, key, value, own_a, own_b, rate, bias, least, beta_scale, BY_CHANNEL)
     y = tl.sum(s * query[None, :], 1)
     tl.store(out + row * out_row + head * out_head + i, y.to(out.dtype.element_ty), mask=rows)
 
@@ -387,21 +392,19 @@ def _prefill_by_channel(
     source_mask = rows[:, None] & (j < extent_at(source, K))[None, :]
     s = tl.load(state + source * state_slab + offsets, mask=source_mask, other=0.0).to(tl.float32)
     rate = tl.load(A + head).to(tl.float32)
+    bias = tl.load(dt_bias + head * K + j, mask=columns, other=0.0).to(tl.float32)
     last = tl.load(piece_chunk + piece + 1) - 1
     for chunk in range(tl.load(piece_chunk + piece), last + 1):
         begin = tl.load(chunk_start + chunk)
         t = begin.to(tl.int64)
         for _ in range(begin, tl.load(chunk_start + chunk + 1)):
-            decay = channel_decay(a + t * a_row + head * K, dt_bias + head * K, rate, j, columns)
-            beta = tl.sigmoid(tl.load(b + t * b_row + head).to(tl.float32)) * beta_scale
-            key = tl.load(k + t * k_row + of_key * k_head + j, mask=columns, other=0.0).to(tl.float32)
-            key *= tl.rsqrt(tl.sum(key * key, 0) + least)
+            own_a = tl.load(a + t * a_row + head * K + j, mask=columns, other=0.0)
+            own_b = tl.load(b + t * b_row + head)
+            key = tl.load(k + t * k_row + of_key * k_head + j, mask=columns, other=0.0)
+            value = tl.load(v + t * v_row + head * v_head + i, mask=rows, other=0.0)
             query = tl.load(q + t * q_row + of_key * q_head + j, mask=columns, other=0.0).to(tl.float32)
             query *= tl.rsqrt(tl.sum(query * query, 0) + least) * scale
-            value = tl.load(v + t * v_row + head * v_head + i, mask=rows, other=0.0).to(tl.float32)
-            s = s * decay
-            error = (value - tl.sum(s * key[None, :], 1)) * beta
-            s = s + error[:, None] * key[None, :]
+            s = with_token(s, key, value, own_a, own_b, rate, bias, least, beta_scale, True)
             y = tl.sum(s * query[None, :], 1)
             tl.store(out + t * out_row + head * out_head + i, y.to(out.dtype.element_ty), mask=rows)
             t += 1

@@ -31,9 +31,9 @@ Uri = Annotated[
 ]
 
 
-_DRAFTS = r"Off|Auto|Ngram|Mtp"
-_DRAFTS_PATTERN = rf"^({_DRAFTS}|{DRAFT_MODEL}({URI_PATTERN.removeprefix('^').removesuffix('$')}))$"
-_DRAFTS_FORMS = f"use Off, Auto, Ngram, Mtp, or {DRAFT_MODEL} and the URI of a second model: {FORMS}"
+_DRAFTS = ("Off", "Auto", "Ngram", "Mtp")
+_DRAFTS_PATTERN = rf"^({'|'.join(_DRAFTS)}|{DRAFT_MODEL}({URI_PATTERN.removeprefix('^').removesuffix('$')}))$"
+_DRAFTS_FORMS = f"use {', '.join(_DRAFTS)}, or {DRAFT_MODEL} and the URI of a second model: {FORMS}"
 DRAFTS_RULE: JsonDict = {"rule": f"self.matches(r'{_DRAFTS_PATTERN}')", "message": _DRAFTS_FORMS}
 
 

@@ -3,6 +3,7 @@
 Pure functions of `Fields`; called by the family modules only.
 """
 
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from mamba_planner.families import positions
@@ -28,15 +29,32 @@ _KINDS: dict[str, LayerKind] = {
 
 def layer_kinds(fields: Fields, name: str, values: list[Any], allowed: tuple[str, ...]) -> list[LayerKind]:
     """Translate names of layer types, new and old, to our kinds. Raises `WrongField` for an unknown one."""
+    return named_kinds(
+        fields, name, values, {word: kind for word, kind in _KINDS.items() if kind in allowed}, allowed
+    )
+
+
+def named_kinds(
+    fields: Fields,
+    name: str,
+    values: list[Any],
+    kinds: Mapping[str, LayerKind],
+    supported: Iterable[str] | None = None,
+) -> list[LayerKind]:
+    """Translate a list of names to the kinds that they stand for. Raises `WrongField` for an unknown one.
+
+    `supported`: what the message lists; None = the names.
+    """
     if not values:
         raise fields.wrong(name, "is empty: a model has at least one layer")
-    kinds: list[LayerKind] = []
+    named: list[LayerKind] = []
     for index, value in enumerate(values):
-        kind = _KINDS.get(value) if isinstance(value, str) else None
-        if kind is None or kind not in allowed:
-            raise fields.wrong(name, f"layer {index} is {value!r}; supported here: {', '.join(allowed)}")
-        kinds.append(kind)
-    return kinds
+        kind = kinds.get(value) if isinstance(value, str) else None
+        if kind is None:
+            listed = ", ".join(supported or kinds)
+            raise fields.wrong(name, f"layer {index} is {value!r}; supported here: {listed}")
+        named.append(kind)
+    return named
 
 
 def with_feed_forward(

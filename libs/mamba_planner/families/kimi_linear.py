@@ -156,7 +156,7 @@ def _mixers(fields: Fields) -> list[LayerKind]:
             "attention" if index and index % _ATTENTION_INTERVAL == 0 else "gated_delta"
             for index in range(count)
         ]
-    return [_named(fields, "layer_types", _KINDS, index, value) for index, value in enumerate(values)]
+    return blocks.named_kinds(fields, "layer_types", values, _KINDS)
 
 
 def _feed_forwards(fields: Fields) -> list[LayerKind]:
@@ -164,13 +164,4 @@ def _feed_forwards(fields: Fields) -> list[LayerKind]:
     if values is None:
         dense = fields.integer("first_k_dense_replace", default=1, minimum=0)
         return ["mlp" if index < dense else "moe" for index in range(fields.layer_count("num_hidden_layers"))]
-    return [
-        _named(fields, "mlp_layer_types", _FEED_FORWARD, index, value) for index, value in enumerate(values)
-    ]
-
-
-def _named(fields: Fields, name: str, kinds: dict[str, LayerKind], index: int, value: object) -> LayerKind:
-    kind = kinds.get(value) if isinstance(value, str) else None
-    if kind is None:
-        raise fields.wrong(name, f"layer {index} is {value!r}; supported here: {', '.join(kinds)}")
-    return kind
+    return blocks.named_kinds(fields, "mlp_layer_types", values, _FEED_FORWARD)

@@ -78,17 +78,7 @@ def _layers(fields: Fields) -> tuple[LayerKind, ...]:
     values = fields.items("layers_block_type", "layer_types")
     if values is None:
         raise fields.missing("layers_block_type")
-    if not values:
-        raise fields.wrong("layers_block_type", "is empty: a model has at least one layer")
-    kinds: list[LayerKind] = []
-    for index, value in enumerate(values):
-        kind = _KINDS.get(value) if isinstance(value, str) else None
-        if kind is None:
-            raise fields.wrong(
-                "layers_block_type", f"layer {index} is {value!r}; supported here: {', '.join(_KINDS)}"
-            )
-        kinds.append(kind)
-    return tuple(kinds)
+    return tuple(blocks.named_kinds(fields, "layers_block_type", values, _KINDS))
 
 
 def _mamba(fields: Fields, hidden: int, *, bias: bool) -> MambaConfig:

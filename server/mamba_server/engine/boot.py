@@ -9,6 +9,7 @@ import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -46,10 +47,10 @@ from mamba_server.engine.execution.runner import ModelRunner
 from mamba_server.engine.execution.step_graphs import StepGraphs
 from mamba_server.engine.execution.workspace_trial import Measure, cuda_peak, measured_workspace
 from mamba_server.engine.fingerprint import fingerprint_of
+from mamba_server.engine.scheduling.draft_rows import room_for_drafts
 from mamba_server.engine.scheduling.limits import SchedulerLimits
 from mamba_server.engine.scheduling.scheduler import Scheduler
 from mamba_server.engine.scheduling.start_budget import StartBudget
-from mamba_server.engine.sequences.sequence import Sequence
 from mamba_server.engine.speculation.auto_drafts import AutoDrafts
 from mamba_server.engine.speculation.head_drafts import HeadDrafts, HeadRequest
 from mamba_server.engine.speculation.ngram_drafts import NgramDrafts
@@ -359,14 +360,10 @@ def _connect(
     else:
         return
 
-    def room(sequence: Sequence, most: int) -> int:
-        assert sequence.allocation is not None
-        return cache.replay.room(sequence.allocation, sequence.prompt_len, most)
-
     def compute(request: HeadRequest) -> list[Tokens]:
         return stream.wait(stream.launch(runner.prepare_drafts(request)))()
 
-    head.room, head.compute = room, compute
+    head.room, head.compute = partial(room_for_drafts, cache), compute
 
 
 def _follower(

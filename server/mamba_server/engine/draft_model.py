@@ -5,6 +5,7 @@ start with a message that names it; one that fails later ends drafts, not answer
 """
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -19,7 +20,7 @@ from mamba_planner.workspace import CHUNK
 from mamba_server.cache import ManagedStateCache, Tokens
 from mamba_server.engine.execution.draft_runner import DraftRunner
 from mamba_server.engine.execution.runner import ModelRunner
-from mamba_server.engine.sequences.sequence import Sequence
+from mamba_server.engine.scheduling.draft_rows import room_for_drafts
 from mamba_server.engine.speculation.draft_lanes import DraftLanes
 from mamba_server.engine.speculation.model_drafts import DraftPiece, ModelDrafts
 from mamba_server.engine.stepping.forward_stream import ForwardStream
@@ -116,7 +117,7 @@ class LoadedDraftModel:
         """
         if drafts is None or not isinstance(source := drafts.source, ModelDrafts):
             return None
-        memory, most = self.memory, source.most
+        memory = self.memory
         views = draft_model_views(
             self.model.config,
             states=memory.states,
@@ -139,14 +140,11 @@ class LoadedDraftModel:
             device=self.device,
         )
 
-        def room(sequence: Sequence) -> int:
-            assert sequence.allocation is not None
-            return cache.replay.room(sequence.allocation, sequence.prompt_len, most)
-
         def compute(pieces: list[DraftPiece]) -> list[Tokens]:
             return stream.wait(stream.launch(follower.prepare(pieces)))()
 
-        source.room, source.compute, source.give_up = room, compute, drafts.switch_off
+        source.room, source.compute = partial(room_for_drafts, cache), compute
+        source.give_up = drafts.switch_off
         return follower
 
 

@@ -23,7 +23,7 @@ class World:
         self.pieces: list[DraftPiece] = []
         self.error: Exception | None = None
         self.ended = ""
-        self.source.compute, self.source.room = self.compute, lambda _: MOST
+        self.source.compute, self.source.room = self.compute, lambda *_: MOST
         self.source.give_up = self.end
 
     def end(self, reason: str) -> None:

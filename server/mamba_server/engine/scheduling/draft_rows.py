@@ -28,6 +28,12 @@ class Proposals(Protocol):
         ...
 
 
+def room_for_drafts(cache: StateCache, sequence: Sequence, most: int) -> int:
+    """Return how many drafts a sequence may have, `most` at most; take the lane and the pages for them."""
+    assert sequence.allocation is not None
+    return cache.replay.room(sequence.allocation, sequence.prompt_len, most)
+
+
 class DraftRows:
     """Drafts of one engine's steps. `proposals`: their source; None = there are none.
 
@@ -60,7 +66,7 @@ class DraftRows:
             assert sequence.allocation is not None
             assert not sequence.in_flight
             usable, masks = self._usable(sequence, tokens[: self._proposals.most].astype(np.int32))
-            room = self._cache.replay.room(sequence.allocation, sequence.prompt_len, len(usable))
+            room = room_for_drafts(self._cache, sequence, len(usable))
             if room:
                 masks = None if masks is None else masks[: room + 1]
                 drafts.append(Draft(index, sequence.allocation.lane, usable[:room], masks))

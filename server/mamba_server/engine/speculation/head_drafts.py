@@ -5,7 +5,6 @@ writes its keys and values into pages that the drafts need anyway, so these are 
 """
 
 import logging
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -14,6 +13,7 @@ import numpy as np
 from mamba_server.cache import Ints, Tokens
 from mamba_server.engine.sequences.schedule import Schedule
 from mamba_server.engine.sequences.sequence import Sequence
+from mamba_server.engine.speculation.draft_counts import DraftCounts
 
 log = logging.getLogger(__name__)
 KIND = "mtp"
@@ -43,7 +43,7 @@ class HeadDrafts:
         self.most, self._rows = most, rows
         self.compute: Callable[[HeadRequest], list[Tokens]] | None = None
         self.room: Callable[[Sequence, int], int] | None = None
-        self._counts = Counter[str]()
+        self._counts = DraftCounts(KIND)
 
     def wanted(self) -> bool:
         """Return that every step should have drafts."""
@@ -82,22 +82,15 @@ class HeadDrafts:
 
     def checked(self, sequence: Sequence, drafted: int, accepted: int) -> None:
         """Record what became of a draft."""
-        self._counts["drafted"] += drafted
-        self._counts["accepted"] += accepted
+        self._counts.checked(KIND, drafted, accepted)
 
     def step_ended(self, schedule: Schedule, seconds: float) -> None:
         """Record what a step absorbed and checked."""
-        self._counts["absorbed"] += sum(each.count for each in schedule.absorbed)
-        self._counts["steps"] += bool(schedule.drafts)
+        self._counts.step_ended(schedule)
 
     def counters(self) -> dict[str, float]:
         """Return counts since the start."""
-        return {
-            f"draft_tokens_total{{kind={KIND}}}": self._counts["drafted"],
-            f"accepted_draft_tokens_total{{kind={KIND}}}": self._counts["accepted"],
-            "absorbed_draft_tokens_total": self._counts["absorbed"],
-            "draft_steps_total": self._counts["steps"],
-        }
+        return self._counts.counters()
 
 
 def _last_token(sequence: Sequence) -> int:

@@ -7,7 +7,6 @@ read to its end yet, or for which the draft model has no room, decodes as ever.
 """
 
 import logging
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -16,6 +15,7 @@ import numpy as np
 from mamba_server.cache import Ints, Tokens, aligned_piece
 from mamba_server.engine.sequences.schedule import Schedule
 from mamba_server.engine.sequences.sequence import Sequence
+from mamba_server.engine.speculation.draft_counts import DraftCounts
 from mamba_server.engine.speculation.draft_lanes import DraftLane, DraftLanes
 
 log = logging.getLogger(__name__)
@@ -60,10 +60,10 @@ class ModelDrafts:
         self._longest, self._vocabulary = longest, vocabulary
         self._budget, self._chunk = budget, chunk
         self.compute: Callable[[list[DraftPiece]], list[Tokens]] | None = None
-        self.room: Callable[[Sequence], int] | None = None
+        self.room: Callable[[Sequence, int], int] | None = None
         self.give_up: Callable[[str], None] | None = None
         self._failures = 0
-        self._counts = Counter[str]()
+        self._counts = DraftCounts(KIND)
 
     def wanted(self) -> bool:
         """Return that every step should have drafts."""
@@ -84,28 +84,20 @@ class ModelDrafts:
         self._failures = 0
         for piece in pieces:
             piece.lane.tokens_read = piece.stop
-            self._counts["read"] += len(piece.token_ids)
         each = zip(planned, drafts, strict=True)
         return {index: tokens for (index, _), tokens in each if len(tokens)}
 
     def checked(self, sequence: Sequence, drafted: int, accepted: int) -> None:
         """Record what became of a draft."""
-        self._counts["drafted"] += drafted
-        self._counts["accepted"] += accepted
+        self._counts.checked(KIND, drafted, accepted)
 
     def step_ended(self, schedule: Schedule, seconds: float) -> None:
         """Record what a step absorbed and checked."""
-        self._counts["absorbed"] += sum(each.count for each in schedule.absorbed)
-        self._counts["steps"] += bool(schedule.drafts)
+        self._counts.step_ended(schedule)
 
     def counters(self) -> dict[str, float]:
         """Return counts since the start."""
-        return {
-            f"draft_tokens_total{{kind={KIND}}}": self._counts["drafted"],
-            f"accepted_draft_tokens_total{{kind={KIND}}}": self._counts["accepted"],
-            "absorbed_draft_tokens_total": self._counts["absorbed"],
-            "draft_steps_total": self._counts["steps"],
-        }
+        return self._counts.counters()
 
     # --- pieces --------------------------------------------------------------------------------------
 
@@ -140,7 +132,7 @@ class ModelDrafts:
             return None
         drafts = 0
         if tokens == unread:
-            drafts = self.room(sequence)
+            drafts = self.room(sequence, self.most)
             if not drafts and unread <= self.most:
                 # Read with the next tokens: the step ends a page and has no drafts.
                 return None

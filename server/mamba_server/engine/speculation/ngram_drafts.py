@@ -6,14 +6,13 @@ The scheduler asks for drafts before each launch, the core reports what became o
 out, look-ups are compared with the answers all the same, so that drafts return when they would pay.
 """
 
-from collections import Counter
-
 import numpy as np
 
 from mamba_server.cache import NO_TOKENS, Tokens
 from mamba_server.engine.sequences.draft_record import DraftRecord
 from mamba_server.engine.sequences.schedule import Schedule
 from mamba_server.engine.sequences.sequence import Sequence
+from mamba_server.engine.speculation.draft_counts import DraftCounts
 from mamba_server.engine.speculation.ngram import continuation
 from mamba_server.engine.speculation.step_costs import StepCosts
 
@@ -47,7 +46,7 @@ class NgramDrafts:
         self._drafted_steps = 0
         self._best = 1.0
         """Gain that the last proposal promised; 1 = there was none."""
-        self._counts = Counter[str]()
+        self._counts = DraftCounts(*self.kinds)
 
     def wanted(self) -> bool:
         """Return whether the next step should have drafts."""
@@ -86,14 +85,12 @@ class NgramDrafts:
         if record.origin == "ngram":
             record.observe(accepted, drafted)
             self._share.observe(accepted, drafted)
-        self._counts[f"drafted {record.origin}"] += drafted
-        self._counts[f"accepted {record.origin}"] += accepted
+        self._counts.checked(record.origin, drafted, accepted)
 
     def step_ended(self, schedule: Schedule, seconds: float) -> None:
         """Record how long a step took."""
         rows = schedule.decode_tokens - len(schedule.decodes)
-        self._counts["absorbed"] += sum(each.count for each in schedule.absorbed)
-        self._counts["steps"] += rows > 0
+        self._counts.step_ended(schedule)
         if schedule.decodes and not schedule.pieces:
             self.costs.observe(len(schedule.decodes), rows, seconds, self._turns_of(schedule))
 
@@ -103,15 +100,7 @@ class NgramDrafts:
 
     def counters(self) -> dict[str, float]:
         """Return counts since the start."""
-        return {
-            **{f"draft_tokens_total{{kind={kind}}}": self._counts[f"drafted {kind}"] for kind in self.kinds},
-            **{
-                f"accepted_draft_tokens_total{{kind={kind}}}": self._counts[f"accepted {kind}"]
-                for kind in self.kinds
-            },
-            "absorbed_draft_tokens_total": self._counts["absorbed"],
-            "draft_steps_total": self._counts["steps"],
-        }
+        return self._counts.counters()
 
     # --- expectation ---------------------------------------------------------------------------------
 
