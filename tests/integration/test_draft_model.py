@@ -1,7 +1,5 @@
 """A second model that drafts, as a user meets it: `mambaserve serve --speculation draft=URI` over HTTP."""
 
-import urllib.request
-
 import pytest
 
 from servers import Command, Server, call
@@ -17,10 +15,8 @@ def completions(url: str) -> list[str]:
     return [choice["text"] for answer in (greedy, sampled) for choice in answer["choices"]]
 
 
-def counted(server: Server, name: str) -> float:
-    with urllib.request.urlopen(f"{server.url}/metrics") as answer:
-        lines = answer.read().decode().splitlines()
-    return sum(float(line.split()[-1]) for line in lines if line.startswith(name) and 'kind="model"' in line)
+def counted(server: Server, tokens: str, sequences: int) -> float:
+    return server.counted(f"mambaserve_{tokens}_tokens_total", sequences=sequences, labels='kind="model"')
 
 
 @pytest.mark.slow
@@ -28,8 +24,8 @@ def test_answers_with_a_draft_model_are_those_without_and_its_drafts_are_counted
     draft = ("--speculation", "draft=builtin://tiny-recall", "--speculative-tokens", "3")
     with Server("builtin://tiny-recall", *draft) as server:
         answers = completions(server.url)
-        accepted = counted(server, "mambaserve_accepted_draft_tokens_total")
-        assert counted(server, "mambaserve_draft_tokens_total") >= accepted > 30
+        drafted = counted(server, "draft", 3)
+        assert drafted >= counted(server, "accepted_draft", 3) > 30
         plan = call(f"{server.admin}/admin/plan")[1]
         assert plan["draftModel"] == "builtin://tiny-recall"
         assert "draft model with its states and pages" in [line["item"] for line in plan["ledger"]]
@@ -39,7 +35,7 @@ def test_answers_with_a_draft_model_are_those_without_and_its_drafts_are_counted
         switched = call(f"{server.admin}/admin/speculation", {"on": False}, method="PUT")
         assert switched == (200, {"on": False, "reason": "switched off by an admin call"})
         assert completions(server.url) == answers
-        assert counted(server, "mambaserve_accepted_draft_tokens_total") == accepted
+        assert counted(server, "draft", 6) == drafted
 
 
 def test_a_draft_model_that_does_not_exist_is_named_before_anything_is_loaded() -> None:

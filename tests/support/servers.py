@@ -14,6 +14,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any, Self
 
+from eventually import wait_until
 from prefork import FORK_SERVER
 
 
@@ -103,8 +104,26 @@ class Server(Command):
                 return int(child)
         raise AssertionError(f"no engine process among {children}")
 
+    def counted(self, series: str, *, sequences: int, labels: str = "") -> float:
+        """Return the sum of a counter's series once `sequences` sequences have ended since the start.
+
+        The engine publishes its counts some time after the answers, all at once. `labels`: words that each
+        series of the sum has.
+        """
+
+        def counts() -> list[str] | None:
+            with urllib.request.urlopen(f"{self.url}/metrics") as answer:
+                lines = answer.read().decode().splitlines()
+            return lines if _total(lines, "mambaserve_sequences_finished_total") >= sequences else None
+
+        return _total([line for line in wait_until(counts) if labels in line], series)
+
     def ledger(self) -> dict[str, int]:
         return call(f"{self.admin}/admin/ledger")[1]
+
+
+def _total(lines: list[str], series: str) -> float:
+    return sum(float(line.split()[-1]) for line in lines if line.startswith(f"{series}{{"))
 
 
 def call(url: str, body: Any = None, *, timeout: float = 60.0, method: str | None = None) -> tuple[int, Any]:
