@@ -22,6 +22,7 @@ from mamba_kernels.dispatch.kernel_or_reference import (
     KernelOrReference,
     computes_by_reference,
 )
+from mamba_kernels.four_bit import four_bit_product
 from mamba_kernels.gated_delta import gated_delta_prefill, gated_delta_update
 from mamba_kernels.gated_norm import gated_norm
 from mamba_kernels.kv_write import kv_write
@@ -45,6 +46,7 @@ class Operators:
     activate: signatures.Activate
     conv1d_prefill: signatures.Conv1dPrefill
     conv1d_update: signatures.Conv1dUpdate
+    four_bit_product: signatures.FourBitProduct
     gated_delta_prefill: signatures.GatedDeltaPrefill
     gated_delta_replay: signatures.GatedDeltaReplay
     gated_delta_update: signatures.GatedDeltaUpdate
@@ -114,6 +116,7 @@ REFERENCE = Operators(
     activate=activate,
     conv1d_prefill=conv1d_prefill,
     conv1d_update=conv1d_update,
+    four_bit_product=four_bit_product,
     gated_delta_prefill=gated_delta_prefill,
     gated_delta_replay=gated_delta_replay,
     gated_delta_update=gated_delta_update,
@@ -164,6 +167,7 @@ def triton_operators() -> Operators:
     from mamba_kernels.conv1d_prefill import triton as conv1d_prefill_kernel
     from mamba_kernels.conv1d_update import triton as conv1d_update_kernel
     from mamba_kernels.delta_replay import triton as delta_replay_kernel
+    from mamba_kernels.four_bit import triton as four_bit_kernel
     from mamba_kernels.gated_delta import triton as gated_delta_kernels
     from mamba_kernels.gated_norm import triton as gated_norm_kernel
     from mamba_kernels.kv_write import triton as kv_write_kernel
@@ -183,6 +187,9 @@ def triton_operators() -> Operators:
             "conv1d_prefill", conv1d_prefill_kernel.conv1d_prefill, conv1d_prefill
         ),
         conv1d_update=KernelOrReference("conv1d_update", conv1d_update_kernel.conv1d_update, conv1d_update),
+        four_bit_product=KernelOrReference(
+            "four_bit_product", four_bit_kernel.four_bit_product, four_bit_product
+        ),
         gated_delta_prefill=KernelOrReference(
             "gated_delta_prefill", gated_delta_kernels.gated_delta_prefill, gated_delta_prefill
         ),

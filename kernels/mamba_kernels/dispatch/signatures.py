@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 
 from mamba_kernels.activate import Function
+from mamba_kernels.four_bit import FourBitMatrix, Weight
 from mamba_kernels.gated_delta import DeltaInputs
 from mamba_kernels.moe import Activation, Routing, SharedExpert
 from mamba_kernels.paged_attention import AttentionPlan
@@ -40,6 +41,14 @@ class Conv1dUpdate(Protocol):
     def __call__(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, window: Tensor, plan: SlotPlan, /
     ) -> Tensor: ...
+
+
+class FourBitProduct(Protocol):
+    """Signature of `four_bit_product`."""
+
+    def __call__(
+        self, x: Tensor, matrix: FourBitMatrix, bias: Tensor | None, out: Tensor, invariant: bool = False, /
+    ) -> None: ...
 
 
 class GatedDeltaPrefill(Protocol):
@@ -98,8 +107,8 @@ class Moe(Protocol):
         hidden: Tensor,
         experts: Tensor,
         weights: Tensor,
-        gate_up: Tensor,
-        down: Tensor,
+        gate_up: Weight,
+        down: Weight,
         activation: Activation,
         out: Tensor,
         shared: SharedExpert | None = None,

@@ -3,6 +3,8 @@
 import torch
 import torch.nn.functional as F
 
+from mamba_kernels.four_bit.matrix import Weight, of_one
+from mamba_kernels.four_bit.reference import expert_weight
 from mamba_kernels.moe.activation import Activation
 from mamba_kernels.moe.shared_expert import SharedExpert
 from mamba_kernels.precision import accumulator
@@ -16,8 +18,8 @@ def moe(
     hidden: torch.Tensor,
     experts: torch.Tensor,
     weights: torch.Tensor,
-    gate_up: torch.Tensor,
-    down: torch.Tensor,
+    gate_up: Weight,
+    down: Weight,
     activation: Activation,
     out: torch.Tensor,
     shared: SharedExpert | None = None,
@@ -36,7 +38,8 @@ def moe(
         weight = torch.ones_like(total[:, :1])
         if shared.logit is not None:
             weight = shared.logit.unsqueeze(1).sigmoid()
-        total += _parts(hidden, first, weight, shared.gate_up[None], shared.down[None], activation)[:, 0]
+        up, down = of_one(shared.gate_up), of_one(shared.down)
+        total += _parts(hidden, first, weight, up, down, activation)[:, 0]
     out.copy_(total)
 
 
@@ -44,8 +47,8 @@ def _parts(
     hidden: torch.Tensor,
     experts: torch.Tensor,
     weights: torch.Tensor,
-    gate_up: torch.Tensor,
-    down: torch.Tensor,
+    gate_up: Weight,
+    down: Weight,
     activation: Activation,
 ) -> torch.Tensor:
     """Compute the weighted result of each pair, [n, k, d_out]; a pair without an expert gives zero."""
@@ -55,17 +58,17 @@ def _parts(
     # The last row receives the results of the padding of blocks.
     parts = torch.zeros(pairs + 1, down.shape[1], dtype=wide, device=hidden.device)
     counts = F.pad(weights.flatten().to(wide), (0, 1))
-    block_expert, block_pairs = _blocks(experts, len(gate_up))
+    block_expert, block_pairs = _blocks(experts, gate_up.shape[0])
     for block in range(len(block_expert)):
         expert, block_pair = block_expert[block : block + 1], block_pairs[block]
         x = hidden.index_select(0, (block_pair // k).clamp(max=n - 1)).to(wide)
-        inner = F.linear(x, gate_up.index_select(0, expert)[0].to(wide))
+        inner = F.linear(x, expert_weight(gate_up, expert, wide))
         if activation is Activation.GATED_SILU:
             gate, up = inner.chunk(2, -1)
             inner = F.silu(gate) * up
         else:
             inner = F.relu(inner).square()
-        result = F.linear(inner, down.index_select(0, expert)[0].to(wide))
+        result = F.linear(inner, expert_weight(down, expert, wide))
         parts.index_copy_(0, block_pair, result * counts.index_select(0, block_pair).unsqueeze(1))
     return parts[:pairs].view(n, k, -1) if pairs else parts.new_zeros(n, k, down.shape[1])
 

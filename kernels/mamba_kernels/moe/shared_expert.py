@@ -4,14 +4,16 @@ from dataclasses import dataclass
 
 import torch
 
+from mamba_kernels.four_bit.matrix import Weight
+
 
 @dataclass(frozen=True, slots=True)
 class SharedExpert:
     """Weights of a shared expert, with its own inner size and the activation of the routed experts."""
 
-    gate_up: torch.Tensor
+    gate_up: Weight
     """[f or 2 f, d]"""
-    down: torch.Tensor
+    down: Weight
     """[d, f]"""
     logit: torch.Tensor | None = None
     """[n] float32, may be strided: its sigmoid weights the shared expert's result in each row; None = 1."""

@@ -12,6 +12,9 @@ import torch
 import triton
 import triton.language as tl
 
+from mamba_kernels.four_bit.matrix import FourBitMatrix, Weight, of_one
+from mamba_kernels.four_bit.tiles import FORM, PLAIN, accumulate
+from mamba_kernels.four_bit.triton import arguments_of, check_matrix
 from mamba_kernels.moe.activation import Activation
 from mamba_kernels.moe.expert_blocks import LEAST_ROWS, ExpertBlocks, rows_of_a_block, sort_calls
 from mamba_kernels.moe.route_kernel import route_call
@@ -21,6 +24,7 @@ from mamba_kernels.triton_support import (
     KernelCall,
     Launch,
     UnsupportedArgument,
+    WrongArgument,
     block_of,
     ceil_div,
     check,
@@ -32,6 +36,7 @@ from mamba_kernels.triton_support import (
 
 MOST_EXPERTS = 4096
 MOST_PAIRS = 1 << 30
+_PLAIN = tl.constexpr(PLAIN)
 
 
 @triton.jit
@@ -45,6 +50,28 @@ def _pairs_of(block, block_pairs, pairs, ROUTED: tl.constexpr, ROWS: tl.constexp
         pair = places
         valid = places < pairs
     return pair, valid
+
+
+@triton.jit
+def _four_bit_product(
+    x, row, valid, expert, codes, scales, zeros, factors, order, n, groups, group,
+    WIDTH: tl.constexpr, FEATURES: tl.constexpr, GATED: tl.constexpr, ROWS: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, DOT: tl.constexpr, FORM: tl.constexpr,
+):  # fmt: skip
+    """Do what `_product` does with the matrix of an expert that has four bits."""
+    mask = n < FEATURES
+    feature = tl.cast(expert, tl.int64) * (FEATURES * (2 if GATED else 1)) + n
+    if order is not None:
+        order += tl.cast(expert, tl.int64) * WIDTH
+    total, second = accumulate(
+        x, row, valid, codes, scales, zeros, order, feature, mask, feature + FEATURES,
+        0, WIDTH // 32, WIDTH, groups, group, FORM, GATED, ROWS, BLOCK_N, BLOCK_K // 32, DOT,
+    )  # fmt: skip
+    if factors is not None:
+        total *= tl.load(factors + feature, mask=mask, other=0.0)[:, None]
+        if GATED:
+            second *= tl.load(factors + feature + FEATURES, mask=mask, other=0.0)[:, None]
+    return tl.trans(total), tl.trans(second)
 
 
 @triton.jit
@@ -78,11 +105,11 @@ def _product(
 
 @triton.jit(do_not_specialize=["pairs", "x_row", "weight_expert", "weight_row"])
 def expand_kernel(
-    x, weight, block_expert, block_pairs, inner, pairs,
-    x_row: tl.int64, weight_expert: tl.int64, weight_row: tl.int64,
+    x, weight, scales, zeros, factors, order, block_expert, block_pairs, inner, pairs,
+    x_row: tl.int64, weight_expert: tl.int64, weight_row: tl.int64, groups, group,
     TOP_K: tl.constexpr, WIDTH: tl.constexpr, FEATURES: tl.constexpr, GATED: tl.constexpr,
     ROUTED: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    X_UNIT: tl.constexpr, WEIGHT_UNIT: tl.constexpr, DOT: tl.constexpr,
+    X_UNIT: tl.constexpr, WEIGHT_UNIT: tl.constexpr, DOT: tl.constexpr, FORM: tl.constexpr,
 ):  # fmt: skip
     """Grid (blocks, tiles of inner features): store activation(x W^T) of each pair, [pairs, FEATURES]."""
     block = tl.program_id(0)
@@ -91,13 +118,19 @@ def expand_kernel(
         expert = tl.load(block_expert + block)
     if expert >= 0:
         pair, valid = _pairs_of(block, block_pairs, pairs, ROUTED, ROWS)
-        matrix = weight + tl.cast(expert, tl.int64) * weight_expert * WEIGHT_UNIT
         feature = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
-        inner_value, up = _product(
-            x, (pair // TOP_K).to(tl.int64) * x_row * X_UNIT, valid,
-            matrix, feature, weight_row * WEIGHT_UNIT,
-            WIDTH, FEATURES, GATED, ROWS, BLOCK_N, BLOCK_K, DOT,
-        )  # fmt: skip
+        row = (pair // TOP_K).to(tl.int64) * x_row * X_UNIT
+        if FORM == _PLAIN:
+            matrix = weight + tl.cast(expert, tl.int64) * weight_expert * WEIGHT_UNIT
+            inner_value, up = _product(
+                x, row, valid, matrix, feature, weight_row * WEIGHT_UNIT,
+                WIDTH, FEATURES, GATED, ROWS, BLOCK_N, BLOCK_K, DOT,
+            )  # fmt: skip
+        else:
+            inner_value, up = _four_bit_product(
+                x, row, valid, expert, weight, scales, zeros, factors, order, feature, groups, group,
+                WIDTH, FEATURES, GATED, ROWS, BLOCK_N, BLOCK_K, DOT, FORM,
+            )  # fmt: skip
         if GATED:
             inner_value = inner_value / (1.0 + tl.exp(-inner_value)) * up
         else:
@@ -110,10 +143,11 @@ def expand_kernel(
 
 @triton.jit(do_not_specialize=["pairs", "weight_expert", "weight_row", "count_row"])
 def project_kernel(
-    inner, weight, block_expert, block_pairs, counts_for, parts, pairs,
-    weight_expert: tl.int64, weight_row: tl.int64, count_row: tl.int64,
+    inner, weight, scales, zeros, factors, order, block_expert, block_pairs, counts_for, parts, pairs,
+    weight_expert: tl.int64, weight_row: tl.int64, count_row: tl.int64, groups, group,
     WIDTH: tl.constexpr, FEATURES: tl.constexpr, ROUTED: tl.constexpr, ROWS: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, WEIGHT_UNIT: tl.constexpr, DOT: tl.constexpr,
+    FORM: tl.constexpr,
 ):  # fmt: skip
     """Grid (blocks, tiles of outputs): store what each pair adds to its row, float32 [pairs, FEATURES].
 
@@ -125,13 +159,19 @@ def project_kernel(
         expert = tl.load(block_expert + block)
     if expert >= 0:
         pair, valid = _pairs_of(block, block_pairs, pairs, ROUTED, ROWS)
-        matrix = weight + tl.cast(expert, tl.int64) * weight_expert * WEIGHT_UNIT
         feature = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
         wide = pair.to(tl.int64)
-        result, _ = _product(
-            inner, wide * WIDTH, valid, matrix, feature, weight_row * WEIGHT_UNIT,
-            WIDTH, FEATURES, False, ROWS, BLOCK_N, BLOCK_K, DOT,
-        )  # fmt: skip
+        if FORM == _PLAIN:
+            matrix = weight + tl.cast(expert, tl.int64) * weight_expert * WEIGHT_UNIT
+            result, _ = _product(
+                inner, wide * WIDTH, valid, matrix, feature, weight_row * WEIGHT_UNIT,
+                WIDTH, FEATURES, False, ROWS, BLOCK_N, BLOCK_K, DOT,
+            )  # fmt: skip
+        else:
+            result, _ = _four_bit_product(
+                inner, wide * WIDTH, valid, expert, weight, scales, zeros, factors, order, feature, groups,
+                group, WIDTH, FEATURES, False, ROWS, BLOCK_N, BLOCK_K, DOT, FORM,
+            )  # fmt: skip
         if counts_for is not None:
             counts = tl.load(counts_for + wide * count_row, mask=valid, other=0.0)
             if not ROUTED:
@@ -178,8 +218,8 @@ def moe(
     hidden: torch.Tensor,
     experts: torch.Tensor,
     weights: torch.Tensor,
-    gate_up: torch.Tensor,
-    down: torch.Tensor,
+    gate_up: Weight,
+    down: Weight,
     activation: Activation,
     out: torch.Tensor,
     shared: SharedExpert | None = None,
@@ -187,7 +227,7 @@ def moe(
     """Compute out_i = sum over j of weights_ij * expert_ij(hidden_i), and add the shared expert last.
 
     hidden: [n, d]; experts: [n, k] int32, -1 = none; weights: [n, k] float32; gate_up: [E, f or 2 f, d] and
-    down: [E, d_out, f] in the type of hidden; out: [n, d_out], written. Raises WrongArgument.
+    down: [E, d_out, f] in the type of hidden, or of four bits; out: [n, d_out], written. Raises WrongArgument.
     """
     for call in calls(hidden, experts, weights, gate_up, down, activation, out, shared):
         call.run()
@@ -197,8 +237,8 @@ def calls(
     hidden: torch.Tensor,
     experts: torch.Tensor,
     weights: torch.Tensor,
-    gate_up: torch.Tensor,
-    down: torch.Tensor,
+    gate_up: Weight,
+    down: Weight,
     activation: Activation,
     out: torch.Tensor,
     shared: SharedExpert | None = None,
@@ -215,7 +255,7 @@ def calls(
     k = experts.shape[1]
     check("weights", weights, (n, k), dtypes=(torch.float32,), device=device, dense_from=0)
     _check_experts("", hidden, gate_up, down, activation)
-    count, d_out = down.shape[0], down.shape[1]
+    count, d_out = int(down.shape[0]), int(down.shape[1])
     check("out", out, (n, d_out), device=device)
     if not 0 < count <= MOST_EXPERTS:
         raise UnsupportedArgument(f"gate_up has {count} experts; there must be 1 to {MOST_EXPERTS}")
@@ -225,9 +265,10 @@ def calls(
     products, parts = _products(hidden, gate_up, down, activation, k, weights, blocks)
     shared_parts = None
     if shared is not None:
-        one_up, one_down = shared.gate_up.unsqueeze(0), shared.down.unsqueeze(0)
+        one_up, one_down = of_one(shared.gate_up), of_one(shared.down)
         _check_experts("shared.", hidden, one_up, one_down, activation)
-        check("shared.down", shared.down, (d_out, None))
+        if one_down.shape[1] != d_out:
+            raise WrongArgument(f"shared.down has {one_down.shape[1]} outputs; it must have {d_out}")
         if shared.logit is not None:
             check("shared.logit", shared.logit[..., None], (n, 1), dtypes=(torch.float32,), device=device)
         shared_products, shared_parts = _products(hidden, one_up, one_down, activation, 1, shared.logit, None)
@@ -250,18 +291,24 @@ def calls(
 
 
 def _check_experts(
-    owner: str, hidden: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, activation: Activation
+    owner: str, hidden: torch.Tensor, gate_up: Weight, down: Weight, activation: Activation
 ) -> None:
-    kind: dict[str, Any] = {"dtypes": (hidden.dtype,), "device": hidden.device}
-    check(f"{owner}down", down, (None, None, None), **kind)
+    _check_weight(f"{owner}down", down, (None, None, None), hidden)
     count, _, f = down.shape
-    check(f"{owner}gate_up", gate_up, (count, activation.projections * f, hidden.shape[1]), **kind)
+    _check_weight(f"{owner}gate_up", gate_up, (count, activation.projections * f, hidden.shape[1]), hidden)
+
+
+def _check_weight(name: str, weight: Weight, shape: tuple[int | None, ...], hidden: torch.Tensor) -> None:
+    if not isinstance(weight, FourBitMatrix):
+        check(name, weight, shape, dtypes=(hidden.dtype,), device=hidden.device)
+        return
+    check_matrix(name, weight, hidden.device, shape)
 
 
 def _products(
     x: torch.Tensor,
-    gate_up: torch.Tensor,
-    down: torch.Tensor,
+    gate_up: Weight,
+    down: Weight,
     activation: Activation,
     k: int,
     weights: torch.Tensor | None,
@@ -288,17 +335,15 @@ def _products(
     ):
         first = kernel is expand_kernel
         launch = launch_for("moe_expand" if first else "moe_project", x.device, shape, default)
-        unit = stride_unit(weight.stride()[:2])
-        arguments: dict[str, Any] = {
-            "weight": weight, "inner": inner, "pairs": pairs,
+        arguments, of_weight = _weight_arguments(weight)
+        arguments |= {
+            "inner": inner, "pairs": pairs,
             "block_expert": None if blocks is None else blocks.expert,
             "block_pairs": None if blocks is None else blocks.pairs,
-            "weight_expert": weight.stride(0) // unit, "weight_row": weight.stride(1) // unit,
         }  # fmt: skip
-        constants = {
+        constants = of_weight | {
             "WIDTH": width, "FEATURES": features, "ROUTED": blocks is not None, "ROWS": rows,
-            "BLOCK_N": launch.blocks["N"], "BLOCK_K": launch.blocks["K"], "WEIGHT_UNIT": unit,
-            "DOT": dot_dtype(x.dtype),
+            "BLOCK_N": launch.blocks["N"], "BLOCK_K": launch.blocks["K"], "DOT": dot_dtype(x.dtype),
         }  # fmt: skip
         if first:
             x_unit = stride_unit(x.stride()[:1])
@@ -311,3 +356,18 @@ def _products(
         grid = (count, ceil_div(features, launch.blocks["N"]))
         launches.append(KernelCall(kernel, grid, arguments, constants, launch))
     return launches, parts
+
+
+def _weight_arguments(weight: Weight) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the matrices of all experts as arguments and constants of a kernel."""
+    if isinstance(weight, FourBitMatrix):
+        arguments = arguments_of(weight)
+        arguments |= {"weight": arguments.pop("codes"), "weight_expert": 0, "weight_row": 0}
+        return arguments, {"WEIGHT_UNIT": 1, "FORM": FORM[weight.code]}
+    unit = stride_unit(weight.stride()[:2])
+    strides = {"weight_expert": weight.stride(0) // unit, "weight_row": weight.stride(1) // unit}
+    none = dict.fromkeys(("scales", "zeros", "factors", "order"))
+    return {"weight": weight, **strides, **none, "groups": 0, "group": 0}, {
+        "WEIGHT_UNIT": unit,
+        "FORM": PLAIN,
+    }
