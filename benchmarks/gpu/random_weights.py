@@ -26,6 +26,9 @@ class RandomWeights:
     def numbers(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
         """Return None: weights are drawn as floating point numbers."""
 
+    def four_bits(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
+        """Return None, as `numbers` does."""
+
     def take(
         self, name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
     ) -> torch.Tensor:

@@ -17,8 +17,8 @@ Eviction = Literal["RecomputeCost", "LRU"]
 Quantization = Literal["none", "int8", "int4"]
 """How an engine holds and multiplies the matrices of a model: none = in the type of the weights; int8 = one
 byte a weight with a scale for 32 inputs of an output, multiplied by activations quantized in the same way;
-int4 = four bits a weight with such a scale, but embedding and head as int8, multiplied by the same
-activations."""
+int4 = four bits a weight with such a scale. On CPUs embedding and head are int8 then, and activations are
+quantized; on GPUs, which have no int8, both keep the type of the weights."""
 
 Speculation = Literal["off", "auto", "ngram", "mtp"]
 """Drafts of tokens that a step checks together: off = none; ngram = by looking up what followed the last

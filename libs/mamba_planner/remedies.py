@@ -25,6 +25,8 @@ _SMALLER_MATRICES: dict[Quantization, tuple[Quantization, ...]] = {
     "int8": ("int4",),
     "int4": (),
 }
+ON_GPUS = ("int4",)
+"""Quantizations of matrices that engines with GPUs have."""
 
 
 def ways_to_fit(
@@ -54,12 +56,13 @@ def ways_to_fit(
             _other_arena(constraints, misfit, device),
         )
     ]
-    if device.kind == "cpu":
-        # The size of the files in another form is unknown here, so the parameter count is used.
-        for smaller in _SMALLER_MATRICES[constraints.quantization]:
-            if fits(replace(constraints, quantization=smaller), None):
-                ways.append(f"quantization {smaller}")
-                break
+    # The size of the files in another form is unknown here, so the parameter count is used.
+    for smaller in _SMALLER_MATRICES[constraints.quantization]:
+        if (device.kind == "cpu" or smaller in ON_GPUS) and fits(
+            replace(constraints, quantization=smaller), None
+        ):
+            ways.append(f"quantization {smaller}")
+            break
     if device.kind == "cpu" and constraints.arena_bytes is None:
         for factor in MEMORY_FACTORS:
             memory = ceil(misfit.need * factor / constraints.utilization)

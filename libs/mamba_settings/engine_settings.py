@@ -55,7 +55,7 @@ class ModelSettings(SettingsGroup):
     """Type of weights and activations; auto = the checkpoint's type."""
     quantization: Quantization = _default(Engine, "quantization")
     """Type of the matrices in memory: none = as dtype; int8 = half the bytes of bfloat16;
-    int4 = nearly a quarter. Both on a CPU only."""
+    int4 = nearly a quarter. On a GPU only int4."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device that the model runs on; auto = cuda if there is one."""
     pooling: Literal["auto", "mean", "last"] = "auto"

@@ -4,10 +4,10 @@ The loader makes them of published numbers or fits them to ordinary weights; `fo
 mixture of experts multiply by them. No weight is ever stored as an ordinary number.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
-from typing import Self
+from typing import Any, Self
 
 import torch
 
@@ -107,12 +107,25 @@ class FourBitMatrix:
 
     def select(self, rows: torch.Tensor | slice) -> "FourBitMatrix":
         """Return the matrix of the outputs `rows`."""
-        own = {name: tensor[rows] for name, tensor in self.tensors().items() if name != "order"}
-        return replace(self, **own)
+        return self.mapped(lambda tensor: tensor[rows], kept=("order",))
 
     def expert(self, index: torch.Tensor) -> "FourBitMatrix":
         """Return the matrix of one expert; `index`: [1] integer on the device."""
-        return replace(self, **{name: each.index_select(0, index)[0] for name, each in self.tensors().items()})
+        return self.mapped(lambda tensor: tensor.index_select(0, index)[0])
+
+    def mapped(
+        self, change: Callable[[torch.Tensor], torch.Tensor], kept: tuple[str, ...] = ()
+    ) -> "FourBitMatrix":
+        """Return the matrix with the results of `change` for its tensors, but those of the fields `kept`."""
+        own: dict[str, Any] = {
+            name: change(tensor) for name, tensor in self.tensors().items() if name not in kept
+        }
+        return replace(self, **own)
+
+    def scaled(self, rows: torch.Tensor) -> "FourBitMatrix":
+        """Return the matrix with its outputs multiplied by `rows`, [outputs] or []."""
+        factors = rows.to(torch.float32).expand(self.shape[:-1])
+        return replace(self, factors=factors * 1 if self.factors is None else factors * self.factors)
 
     def alike(self, other: "FourBitMatrix") -> bool:
         """Return whether both matrices have equal inputs, in groups of one kind."""
@@ -136,20 +149,21 @@ class FourBitMatrix:
             zeros: torch.Tensor | int = -SMALLEST
             if self.zeros is not None:
                 zeros = self.zeros.to(wide).repeat_interleave(spread, -1)[..., :inputs]
-            values = codes.to(wide) - zeros
+            values: torch.Tensor = codes.to(wide) - zeros
         else:
             table = torch.tensor([*E2M1, *(-value for value in E2M1)], dtype=wide, device=codes.device)
             values = table[codes.long()]
-        values = values * scales
+        values *= scales
         if self.factors is not None:
-            values = values * self.factors.to(wide).unsqueeze(-1)
+            values *= self.factors.to(wide).unsqueeze(-1)
         if self.order is None:
             return values.to(dtype)
         return torch.empty_like(values, dtype=dtype).index_copy_(-1, self.order.long(), values.to(dtype))
 
     def _scales(self, wide: torch.dtype) -> torch.Tensor:
         if self.code is Code.NVFP4:
-            return self.scales.view(torch.float8_e4m3fn).to(wide)
+            numbers: torch.Tensor = self.scales.view(torch.float8_e4m3fn).to(wide)
+            return numbers
         if self.code is Code.MXFP4:
             powers = torch.exp2(self.scales.to(wide) - EXPONENT_BIAS)
             return powers.masked_fill(self.scales == 0, 0.0)
@@ -164,7 +178,7 @@ def of_one(weight: Weight) -> Weight:
     """Return a matrix as that of the only expert."""
     if isinstance(weight, torch.Tensor):
         return weight.unsqueeze(0)
-    return replace(weight, **{name: tensor.unsqueeze(0) for name, tensor in weight.tensors().items()})
+    return weight.mapped(lambda tensor: tensor.unsqueeze(0))
 
 
 def packed(codes: torch.Tensor) -> torch.Tensor:
@@ -224,18 +238,21 @@ def _concatenation(parts: Sequence[FourBitMatrix]) -> FourBitMatrix:
     if len(parts) == 1:
         return parts[0]
     tensors = [part.tensors() for part in parts]
-    whole = {name: torch.cat([each[name] for each in tensors]) for name in tensors[0] if name != "order"}
+    whole: dict[str, Any] = {
+        name: torch.cat([each[name] for each in tensors]) for name in tensors[0] if name != "order"
+    }
     return replace(parts[0], **whole)
 
 
-def same_experts(first: FourBitMatrix, count: int) -> FourBitMatrix:
-    """Allocate the matrices of `count` experts, each like `first`."""
-    return replace(
-        first, **{name: tensor.new_empty(count, *tensor.shape) for name, tensor in first.tensors().items()}
-    )
+def stack(experts: Sequence[FourBitMatrix]) -> FourBitMatrix | None:
+    """Return the matrices of experts as one; None = they have codes or groups of different kinds."""
+    first, tensors = experts[0], [expert.tensors() for expert in experts]
+    if any(not first.alike(expert) or first.shape != expert.shape for expert in experts):
+        return None
+    whole: dict[str, Any] = {name: torch.stack([each[name] for each in tensors]) for name in tensors[0]}
+    return replace(first, **whole)
 
 
 def fits_runs(inputs: int) -> bool:
     """Return whether a matrix with so many inputs can be held in four bits."""
     return inputs > 0 and inputs % RUN == 0
-

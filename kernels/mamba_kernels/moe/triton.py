@@ -227,7 +227,8 @@ def moe(
     """Compute out_i = sum over j of weights_ij * expert_ij(hidden_i), and add the shared expert last.
 
     hidden: [n, d]; experts: [n, k] int32, -1 = none; weights: [n, k] float32; gate_up: [E, f or 2 f, d] and
-    down: [E, d_out, f] in the type of hidden, or of four bits; out: [n, d_out], written. Raises WrongArgument.
+    down: [E, d_out, f], in the type of hidden or of four bits; out: [n, d_out], written. Raises
+    WrongArgument.
     """
     for call in calls(hidden, experts, weights, gate_up, down, activation, out, shared):
         call.run()

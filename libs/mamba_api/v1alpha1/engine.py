@@ -277,8 +277,9 @@ class Engine(ApiModel):
     """How matrices are stored and multiplied. none: in the type that dtype names. int8: one byte for each
     weight and a scale for every 32 of them, quantized while loading and multiplied by activations quantized
     to int8. int8 takes half the memory of bfloat16 and yields more tokens per second; answers differ
-    slightly. int4: four bits for each weight and such a scale, but embedding and head as int8; answers differ
-    more. Both are available without GPUs only (resources.gpus 0)."""
+    slightly; it is available without GPUs only (resources.gpus 0). int4: four bits for each weight and such a
+    scale; answers differ more. With int4, embedding and head are int8 without GPUs; with GPUs they keep the
+    type that dtype names, as do activations."""
     tensor_parallel: Annotated[int, Field(ge=1, le=64)] = 1
     """Number of GPUs that one engine spreads the model over. This version runs each engine on one GPU and
     refuses more."""

@@ -18,7 +18,7 @@ KINDS: tuple[tuple[Code, int], ...] = (
 def random_matrix(
     code: Code, *outer: int, inputs: int, group: int, ordered: bool = False, seed: int = 0
 ) -> tuple[FourBitMatrix, torch.Tensor]:
-    """Return a matrix [*outer, inputs] and its weights in float64, made one from the other by no shared code."""
+    """Return a matrix [*outer, inputs], and its weights in float64."""
     g = torch.Generator().manual_seed(seed)
     groups = -(-inputs // group)
     codes = torch.randint(0, 16, (*outer, inputs), generator=g)

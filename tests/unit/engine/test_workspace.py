@@ -60,6 +60,9 @@ class AnyWeights:
     def numbers(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
         return None
 
+    def four_bits(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
+        return None
+
     def take(
         self, name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
     ) -> torch.Tensor:

@@ -5,6 +5,7 @@ from typing import Protocol
 import torch
 
 from mamba_kernels.cpu.quantized.block_numbers import BlockNumbers
+from mamba_kernels.four_bit import FourBitMatrix
 
 
 class TensorSource(Protocol):
@@ -22,6 +23,16 @@ class TensorSource(Protocol):
         """Return the matrix of exactly that shape as the integers that the checkpoint stores.
 
         None: it is stored otherwise, or no kernel computes with its integers, so that `take` has to be
+        called. Raises WeightsError.
+        """
+        ...
+
+    def four_bits(
+        self, name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+    ) -> FourBitMatrix | None:
+        """Return the matrix of exactly that shape as the codes of four bits that the checkpoint stores.
+
+        None: it is stored otherwise, or no kernel of a GPU computes with its codes, so that `take` has to be
         called. Raises WeightsError.
         """
         ...

@@ -70,10 +70,13 @@ def _size(stored: int, entries: dict[str, Entry], directory: Path) -> WeightsSiz
     matrices = find(entries)
     quantization = quantization_in(directory) if matrices else None
     held: Counter[Held] = Counter()
+    packed = packed_bytes = 0
     for name, matrix in matrices.items():
         module = name.removesuffix(".weight").removeprefix("model.").removeprefix("backbone.")
-        elements, form = size_of(matrix, module, entries, quantization)
-        held[form.held] += elements
+        size = size_of(matrix, module, entries, quantization)
+        held[size.form.held] += size.elements
+        if size.packed_bytes:
+            packed, packed_bytes = packed + size.elements, packed_bytes + size.packed_bytes
     others = shapes_of(matrices.values()).union(*(matrix.tensors.values() for matrix in matrices.values()))
     scales = scale_endings(kind for kind, _ in entries.values())
     plain = [
@@ -86,6 +89,8 @@ def _size(stored: int, entries: dict[str, Entry], directory: Path) -> WeightsSiz
         held["int8"],
         held["int4"],
         held["int4_zeros"],
+        packed,
+        packed_bytes,
     )
 
 

@@ -113,11 +113,13 @@ class HybridModel:
         self.adapters = adapters
         self.backend = backend or backend_for(device, dtype)
         library = self.backend.library
-        if quantization != "none" and library is None:
+        four_bits = library is None and (device.type == "cuda" or self.backend.name == TRITON)
+        if quantization != "none" and library is None and not (four_bits and quantization == "int4"):
+            on_gpu = " int4 on a GPU," if device.type == "cuda" else ""
             raise UnsupportedModel(
                 f"quantization {quantization} needs the C++ kernels of a CPU, which are not used here "
-                f"({device.type}, {str(dtype).removeprefix('torch.')}): serve with --quantization none, or "
-                "as bfloat16 or float32 on a CPU with AVX2"
+                f"({device.type}, {str(dtype).removeprefix('torch.')}): serve with --quantization none,"
+                f"{on_gpu} or as bfloat16 or float32 on a CPU with AVX2"
             )
         loader = Loader(
             weights,
@@ -127,9 +129,11 @@ class HybridModel:
             operators=self.backend.operators,
             library=library,
             quantization=quantization,
+            four_bits=four_bits,
             norm_offset=NAMES[config.family].norm_offset,
             adapters=adapters,
         )
+        self._multiplies_four_bits = four_bits and (quantization == "int4" or config.stored is not None)
         self.residual_dtype = torch.float32 if config.residual_in_fp32 and dtype.itemsize < 4 else dtype
         d = config.hidden_size
         self._names = NAMES[config.family]
@@ -290,14 +294,20 @@ class HybridModel:
 
         The list is empty if no kernel depends on the number of tokens.
         """
-        moe = self.config.moe
-        if moe is None or self.backend.name != TRITON or self._batch_invariant:
+        if self.backend.name != TRITON or self._batch_invariant:
             return []
-        from mamba_kernels.moe.expert_blocks import row_counts_of_forms
+        counts = set[int]()
+        if (moe := self.config.moe) is not None:
+            from mamba_kernels.moe.expert_blocks import row_counts_of_forms
 
-        # Beside experts of a latent width, a shared expert has products of its own.
-        shared = moe.shared_intermediate > 0 and moe.latent is None
-        return row_counts_of_forms(most, moe.experts_per_token, moe.experts, shared=shared)
+            # Beside experts of a latent width, a shared expert has products of its own.
+            shared = moe.shared_intermediate > 0 and moe.latent is None
+            counts.update(row_counts_of_forms(most, moe.experts_per_token, moe.experts, shared=shared))
+        if self._multiplies_four_bits:
+            from mamba_kernels.four_bit.triton import row_counts_of_tiles
+
+            counts.update(row_counts_of_tiles(most))
+        return sorted(counts)
 
     @property
     def alignments(self) -> int:

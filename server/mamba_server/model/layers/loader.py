@@ -20,6 +20,8 @@ from mamba_kernels.cpu.quantized.int4_weight import Int4Weight, pack_numbers
 from mamba_kernels.cpu.quantized.int8_weight import QuantizedWeight
 from mamba_kernels.cpu.rms_norm import RowNorm
 from mamba_kernels.dispatch.operators import REFERENCE, Operators
+from mamba_kernels.four_bit import FourBitMatrix, Weight
+from mamba_kernels.four_bit import matrix as four_bit
 from mamba_kernels.invariant import sound_row_tile
 from mamba_kernels.precision import accumulator
 from mamba_server.model.adapters.adapted_product import Part
@@ -27,6 +29,7 @@ from mamba_server.model.adapters.adapter_bank import AdapterBank
 from mamba_server.model.checkpoint.mapped_pages import give_back
 from mamba_server.model.checkpoint.tensor_factors import Factors
 from mamba_server.model.checkpoint.tensor_source import TensorSource
+from mamba_server.model.layers.four_bit_linear import FourBitLinear
 from mamba_server.model.layers.linear import Linear
 
 Rows = Callable[[torch.Tensor], torch.Tensor]
@@ -34,8 +37,8 @@ Rows = Callable[[torch.Tensor], torch.Tensor]
 Norm = Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]
 """Function (x, added) -> norm(x + added), all [T, a]. x becomes the sum; None adds nothing."""
 
-Matrix = torch.Tensor | BlockNumbers
-"""A matrix [outputs, inputs]: its weights, or the integers as which the checkpoint stores them."""
+Matrix = torch.Tensor | BlockNumbers | FourBitMatrix
+"""A matrix [outputs, inputs]: its weights, or the integers or codes as which the checkpoint stores them."""
 
 PACKED: dict[Quantization, Callable[[torch.Tensor, Callable[[torch.Tensor], None]], PackedMatrix]] = {
     "none": PackedWeight,
@@ -59,7 +62,9 @@ class Loader:
     library: Library | None = None
     """The C++ kernels, if they are used instead of operators; otherwise None."""
     quantization: Quantization = "none"
-    """Quantization of matrices in the C++ kernels."""
+    """Quantization of matrices in the C++ kernels; int4 also where `four_bits` is true."""
+    four_bits: bool = False
+    """Whether operators multiply by matrices of four bits, as on GPUs."""
     factors: Factors = field(default_factory=dict)
     """Factors by which rows of the layer's tensors are multiplied."""
     layer: str = ""
@@ -120,6 +125,11 @@ class Loader:
         Raises WeightsError.
         """
         place = self.prefix + name
+        if self.four_bits:
+            codes = self.weights.four_bits(place, (outputs, inputs), self.dtype, self.device)
+            if codes is not None:
+                factor = self.factors.get(place.removeprefix(self.layer))
+                return codes if factor is None else codes.scaled(factor.to(self.device))
         if self.library is not None and place.removeprefix(self.layer) not in self.factors:
             numbers = self.weights.numbers(place, (outputs, inputs), self.dtype)
             if numbers is not None:
@@ -214,8 +224,7 @@ class Loader:
         """
         inputs = weights[0].shape[1]
         if self.library is None:
-            whole = one_matrix([each for each in weights if isinstance(each, torch.Tensor)])
-            plain = self.plain(whole, bias)
+            plain = self._of_operators(weights, bias)
             if self.adapters is None:
                 return plain
             return self.adapters.adapt(plain, plain, "", inputs, tuple(parts))
@@ -225,6 +234,55 @@ class Loader:
             return product
         linear = PackedLinear(self.library, packed, bias) if activation else product
         return self.adapters.adapt(product, linear, activation, inputs, tuple(parts), self.library)
+
+    def _of_operators(self, weights: Sequence[Matrix], bias: torch.Tensor | None) -> Rows:
+        """Return the product of matrices that follow one another, by torch or in four bits."""
+        parts: list[torch.Tensor | FourBitMatrix] = []
+        for is_plain, group in groupby(weights, lambda each: isinstance(each, torch.Tensor)):
+            if is_plain:
+                parts.append(
+                    self.fitted(one_matrix([each for each in group if isinstance(each, torch.Tensor)]))
+                )
+            else:
+                parts += four_bit.join([each for each in group if isinstance(each, FourBitMatrix)])
+        if len(parts) == 1 and isinstance(parts[0], torch.Tensor):
+            return self.plain(parts[0], bias)
+        products: list[Linear | FourBitMatrix] = []
+        begun = 0
+        for part in parts:
+            end = begun + part.shape[0]
+            own = None if bias is None else bias[begun:end]
+            products.append(self.plain(part, own) if isinstance(part, torch.Tensor) else part)
+            begun = end
+        product = self.operators.four_bit_product
+        return FourBitLinear(products, bias, product, invariant=self.batch_invariant)
+
+    def fits(self, inputs: int) -> bool:
+        """Return whether ordinary matrices with so many inputs become ones of four bits for operators."""
+        return self.four_bits and self.quantization == "int4" and four_bit.fits_runs(inputs)
+
+    def fitted(self, weight: torch.Tensor) -> Weight:
+        """Return a matrix in four bits if that is set for operators, otherwise as it is.
+
+        The caller must not read `weight` afterwards.
+        """
+        if not self.fits(weight.shape[1]):
+            return weight
+        codes = FourBitMatrix.fit(weight)
+        give_back(weight)
+        return codes
+
+    def one_weight(self, parts: Sequence[Matrix]) -> Weight:
+        """Return matrices whose outputs follow one another as one for operators.
+
+        Codes that cannot be one matrix become ordinary weights.
+        """
+        codes = [each for each in parts if isinstance(each, FourBitMatrix)]
+        if len(codes) == len(parts) and len(joined := four_bit.join(codes)) == 1:
+            return joined[0]
+        plain = [each.plain(self.dtype) if isinstance(each, FourBitMatrix) else each for each in parts]
+        whole = one_matrix([each for each in plain if isinstance(each, torch.Tensor)])
+        return whole if codes else self.fitted(whole)
 
     def pack(self, weight: torch.Tensor) -> PackedMatrix:
         """Return the matrix as the C++ kernels read it. The caller must not read `weight` afterwards."""

@@ -3,6 +3,7 @@
 `HybridModel` calls each block once per step; the host reads no value.
 """
 
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
@@ -13,6 +14,7 @@ from mamba_kernels.cpu.experts import PackedExperts
 from mamba_kernels.cpu.library import Library
 from mamba_kernels.cpu.packed_linear import PackedWeight
 from mamba_kernels.dispatch.operators import REFERENCE
+from mamba_kernels.four_bit.matrix import FourBitMatrix, Weight, stack
 from mamba_kernels.moe import Activation, Routing, SharedExpert
 from mamba_planner.model_config import MoeConfig
 from mamba_server.model.checkpoint.errors import UnsupportedModel
@@ -22,6 +24,7 @@ from mamba_server.model.layers.latent_projections import LatentProjections
 from mamba_server.model.layers.linear import Linear
 from mamba_server.model.layers.loader import Loader, Matrix, one_matrix
 
+log = logging.getLogger(__name__)
 ACTIVATIONS = {
     (True, "silu"): Activation.GATED_SILU,
     (True, "swish"): Activation.GATED_SILU,
@@ -83,8 +86,12 @@ class Moe:
             self.packed = self._pack(library, gate_up, down, shared, gate, loader)
         else:
             self.scores = _scores(router, gate, loader)
-            self.gate_up, self.down = _stack(gate_up), _stack(down)
-            self.shared = None if shared is None else SharedExpert(*map(_whole, shared))
+            self.gate_up, self.down = _stack(gate_up, loader), _stack(down, loader)
+            self.shared = (
+                None
+                if shared is None
+                else SharedExpert(loader.one_weight(shared[0]), loader.one_weight(shared[1]))
+            )
             self.gated = gate is not None
             """Whether the last score of a row is the logit of the shared expert's weight."""
 
@@ -133,16 +140,27 @@ def _listed(parts: list[Matrix] | torch.Tensor) -> list[Matrix]:
     return [parts] if isinstance(parts, torch.Tensor) else parts
 
 
-def _whole(parts: list[Matrix]) -> torch.Tensor:
-    return one_matrix([part for part in parts if isinstance(part, torch.Tensor)])
-
-
-def _stack(matrices: Matrices | torch.Tensor) -> torch.Tensor:
-    if isinstance(matrices, torch.Tensor):
+def _stack(matrices: Matrices | torch.Tensor, loader: Loader) -> Weight:
+    """Return the matrices of all experts for operators."""
+    if not isinstance(matrices, torch.Tensor):
+        every = [loader.one_weight(parts) for parts in matrices]
+    elif loader.fits(matrices.shape[2]):
+        every = [loader.fitted(matrix) for matrix in matrices]
+    else:
         return matrices
-    every = [_whole(parts) for parts in matrices]
-    whole = torch.stack(every)
-    for matrix in every:
+    codes = [each for each in every if isinstance(each, FourBitMatrix)]
+    if len(codes) == len(every) and (stacked := stack(codes)) is not None:
+        return stacked
+    if codes:
+        # An engine writes nothing below a warning.
+        log.warning(
+            "experts of a layer are stored in different forms, and %d of them are held as %s",
+            len(every),
+            str(loader.dtype).removeprefix("torch."),
+        )
+    plain = [each.plain(loader.dtype) if isinstance(each, FourBitMatrix) else each for each in every]
+    whole = torch.stack(plain)
+    for matrix in plain:
         give_back(matrix)
     return whole
 

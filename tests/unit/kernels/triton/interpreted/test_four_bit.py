@@ -1,4 +1,4 @@
-"""Triton's product with four bits equals float64 sums over the weights that codes, scales and zeros stand for."""
+"""Triton's product with four bits equals float64 sums over the weights that the codes stand for."""
 
 from dataclasses import replace
 
@@ -28,7 +28,7 @@ def surrounded(rows: int, width: int, dtype: torch.dtype) -> tuple[torch.Tensor,
 def test_a_product_is_the_sum_over_the_weights_that_the_codes_stand_for(
     code: Code, group: int, rows: int, outputs: int, inputs: int
 ) -> None:
-    """The inputs of a row are split among programs in the first size, and a tile is not whole in the other."""
+    """Inputs are split among programs in the first size, and no tile is whole in the other."""
     dtype = (torch.float32, torch.bfloat16, torch.float16)[(group + rows) % 3 if LARGE else group % 3]
     matrix, weights = random_matrix(code, outputs, inputs=inputs, group=group, ordered=rows == 20)
     g = torch.Generator().manual_seed(rows)
