@@ -11,8 +11,7 @@ from typing import Any, Self
 
 import torch
 
-from mamba_kernels.cpu.quantized.block_numbers import BlockNumbers
-from mamba_kernels.cpu.quantized.int4_weight import SMALLEST, quantized
+from mamba_kernels.four_bit.fit import SMALLEST, fit_integers
 
 RUN = 32
 """Inputs whose codes lie in 16 bytes, one after another; groups of integers are whole runs."""
@@ -25,7 +24,7 @@ _FITTED_WEIGHTS = 1 << 24
 
 
 class Code(StrEnum):
-    """What the codes and the scales of a matrix stand for."""
+    """Meaning of the codes and the scales of a matrix."""
 
     INTEGER = "integer"
     """float16 scale * (code - 8)"""
@@ -77,21 +76,6 @@ class FourBitMatrix:
         return {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
 
     @classmethod
-    def of_numbers(cls, stored: BlockNumbers) -> Self:
-        """Pack numbers of four bits whose groups are whole runs, unchanged."""
-        code, numbers = Code.INTEGER_ZEROS, stored.numbers
-        if stored.zeros is None:
-            code, numbers = Code.INTEGER, stored.numbers - SMALLEST
-        return cls(
-            code,
-            packed(numbers.to(torch.uint8)),
-            stored.scales.contiguous(),
-            stored.group,
-            None if stored.zeros is None else stored.zeros.to(torch.uint8).contiguous(),
-            order=stored.order,
-        )
-
-    @classmethod
     def fit(cls, weight: torch.Tensor) -> Self:
         """Fit integers in groups of `RUN` inputs to a matrix [outputs, inputs] of ordinary weights."""
         outputs, inputs = weight.shape
@@ -100,7 +84,7 @@ class FourBitMatrix:
         step = max(1, _FITTED_WEIGHTS // inputs)
         for first in range(0, outputs, step):
             rows = slice(first, first + step)
-            scale, numbers = quantized(weight[rows].float().unflatten(1, (-1, RUN)).permute(2, 0, 1))
+            scale, numbers = fit_integers(weight[rows].float().unflatten(1, (-1, RUN)).permute(2, 0, 1))
             scales[rows] = scale
             codes[rows] = packed((numbers - SMALLEST).to(torch.uint8).permute(1, 2, 0).flatten(1))
         return cls(Code.INTEGER, codes, scales, RUN)

@@ -86,6 +86,24 @@ class TokenEmbedding:
         return PackedLinear(self._loader.library, self.weight, None)
 
 
+def _has_four_bits(
+    backend: Backend, device: torch.device, dtype: torch.dtype, quantization: Quantization
+) -> bool:
+    """Return whether operators multiply by matrices of four bits.
+
+    Raises UnsupportedModel if matrices are to be quantized, and nothing computes with such ones.
+    """
+    four_bits = backend.library is None and (device.type == "cuda" or backend.name == TRITON)
+    if quantization == "none" or backend.library is not None or (four_bits and quantization == "int4"):
+        return four_bits
+    on_gpu = " int4 on a GPU," if device.type == "cuda" else ""
+    raise UnsupportedModel(
+        f"quantization {quantization} needs the C++ kernels of a CPU, which are not used here "
+        f"({device.type}, {str(dtype).removeprefix('torch.')}): serve with --quantization none,"
+        f"{on_gpu} or as bfloat16 or float32 on a CPU with AVX2"
+    )
+
+
 class HybridModel:
     """Weights and forward of a whole model."""
 
@@ -112,28 +130,20 @@ class HybridModel:
         self._batch_invariant = batch_invariant
         self.adapters = adapters
         self.backend = backend or backend_for(device, dtype)
-        library = self.backend.library
-        four_bits = library is None and (device.type == "cuda" or self.backend.name == TRITON)
-        if quantization != "none" and library is None and not (four_bits and quantization == "int4"):
-            on_gpu = " int4 on a GPU," if device.type == "cuda" else ""
-            raise UnsupportedModel(
-                f"quantization {quantization} needs the C++ kernels of a CPU, which are not used here "
-                f"({device.type}, {str(dtype).removeprefix('torch.')}): serve with --quantization none,"
-                f"{on_gpu} or as bfloat16 or float32 on a CPU with AVX2"
-            )
+
         loader = Loader(
             weights,
             device,
             dtype,
             batch_invariant=batch_invariant,
             operators=self.backend.operators,
-            library=library,
+            library=self.backend.library,
             quantization=quantization,
-            four_bits=four_bits,
+            four_bits=_has_four_bits(self.backend, device, dtype, quantization),
             norm_offset=NAMES[config.family].norm_offset,
             adapters=adapters,
         )
-        self._multiplies_four_bits = four_bits and (quantization == "int4" or config.stored is not None)
+        self._four_bits, self._fits = loader.four_bits, quantization == "int4"
         self.residual_dtype = torch.float32 if config.residual_in_fp32 and dtype.itemsize < 4 else dtype
         d = config.hidden_size
         self._names = NAMES[config.family]
@@ -303,7 +313,7 @@ class HybridModel:
             # Beside experts of a latent width, a shared expert has products of its own.
             shared = moe.shared_intermediate > 0 and moe.latent is None
             counts.update(row_counts_of_forms(most, moe.experts_per_token, moe.experts, shared=shared))
-        if self._multiplies_four_bits:
+        if self._four_bits and (self._fits or self.config.stored is not None):
             from mamba_kernels.four_bit.triton import row_counts_of_tiles
 
             counts.update(row_counts_of_tiles(most))

@@ -5,10 +5,10 @@
 
 import torch
 
+from mamba_kernels.four_bit.matrix import E2M1
+
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 """Output of each number of a word, from the lowest bits up, among the eight outputs of the word."""
-E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-"""Values of the lower three bits of an FP4 number; the fourth is its sign."""
 E8M0_BIAS = 127
 
 

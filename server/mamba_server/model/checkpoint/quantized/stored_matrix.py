@@ -10,7 +10,16 @@ from dataclasses import dataclass
 import torch
 
 from mamba_kernels.cpu.quantized.block_numbers import BLOCK, BlockNumbers
-from mamba_kernels.four_bit.matrix import RUN, FourBitMatrix, fits_runs, mxfp4_matrix, nvfp4_matrix
+from mamba_kernels.four_bit.fit import SMALLEST
+from mamba_kernels.four_bit.matrix import (
+    RUN,
+    Code,
+    FourBitMatrix,
+    fits_runs,
+    mxfp4_matrix,
+    nvfp4_matrix,
+    packed,
+)
 from mamba_planner.families.quantization import Layout
 from mamba_server.model.checkpoint.quantized.bit_fields import (
     AWQ_ORDER,
@@ -182,7 +191,7 @@ def four_bits(
         if stored.bits != 4:
             return None
         numbers = blocks(stored, dtype)
-        return numbers if isinstance(numbers, str) else FourBitMatrix.of_numbers(numbers)
+        return numbers if isinstance(numbers, str) else _codes(numbers)
     parts = {part: read(name) for part, name in matrix.tensors.items()}
     codes, scale = _fp4_tensors(matrix.layout, parts, shape)
     if matrix.layout == "mxfp4":
@@ -193,6 +202,17 @@ def four_bits(
     if "divisor" in parts:
         factor /= float(parts["divisor"].double())
     return nvfp4_matrix(nibbles(codes), scale, factor)
+
+
+def _codes(stored: BlockNumbers) -> FourBitMatrix:
+    """Return integers of four bits as codes, unchanged."""
+    scales, order = stored.scales.contiguous(), stored.order
+    if stored.zeros is None:
+        codes = packed((stored.numbers - SMALLEST).to(torch.uint8))
+        return FourBitMatrix(Code.INTEGER, codes, scales, stored.group, order=order)
+    zeros = stored.zeros.to(torch.uint8).contiguous()
+    codes = packed(stored.numbers)
+    return FourBitMatrix(Code.INTEGER_ZEROS, codes, scales, stored.group, zeros, order=order)
 
 
 def plain(stored: Numbers, dtype: torch.dtype) -> torch.Tensor:
