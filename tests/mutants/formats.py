@@ -43,4 +43,28 @@ MUTANTS = (
         new="self._zeros(out).fill_(8)",
         tests=("tests/unit/kernels/cpu/test_block_numbers.py", "tests/unit/model/test_quantized.py"),
     ),
+    Mutant(
+        name="the halves of a byte of four bits change places",
+        keeps="A matrix of four bits keeps the input of each code.",
+        where="four_bit.matrix:packed",
+        old="halves[..., 0, :] | halves[..., 1, :] << 4",
+        new="halves[..., 1, :] | halves[..., 0, :] << 4",
+        tests=("tests/unit/model/test_four_bits.py",),
+    ),
+    Mutant(
+        name="a plan forgets the factors of floating point codes",
+        keeps="Matrices that stay in four bits on a GPU are planned to the byte.",
+        where="families.quantization:StoredForm.packed_bytes",
+        old="elements // 2 + groups + 4 * rows",
+        new="elements // 2 + groups",
+        tests=("tests/unit/model/test_four_bits.py",),
+    ),
+    Mutant(
+        name="rows of a projection are chosen without their scales",
+        keeps="The scales of an output go where its codes go.",
+        where="four_bit.matrix:FourBitMatrix.select",
+        old='("order",)',
+        new='("order", "scales")',
+        tests=("tests/unit/model/test_four_bits.py",),
+    ),
 )

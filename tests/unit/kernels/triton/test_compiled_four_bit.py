@@ -24,7 +24,7 @@ DENSE = (
         for ordered in (False, True)
     ]
     if WHOLE
-    else [(80, Code.INTEGER_ZEROS, 128, 1, False), (90, Code.NVFP4, 16, 257, False)]
+    else [(90, Code.NVFP4, 16, 257, False)]
 )
 EXPERTS = (
     [
