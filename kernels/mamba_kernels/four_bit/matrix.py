@@ -168,7 +168,8 @@ def of_one(weight: Weight) -> Weight:
 def packed(codes: torch.Tensor) -> torch.Tensor:
     """Return codes [..., inputs], one in each byte, as [..., inputs / 2] in the order of `FourBitMatrix`."""
     halves = codes.unflatten(-1, (-1, 2, HALF))
-    return (halves[..., 0, :] | halves[..., 1, :] << 4).flatten(-2)
+    both: torch.Tensor = halves[..., 0, :] | halves[..., 1, :] << 4
+    return both.flatten(-2)
 
 
 def unpacked(codes: torch.Tensor) -> torch.Tensor:

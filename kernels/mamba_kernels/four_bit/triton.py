@@ -131,7 +131,10 @@ def calls(
     tile = SPLIT_ROWS if invariant else rows_of_a_tile(len(x))
     launch = launch_for("four_bit_product", x.device, f"m{tile} {x.dtype}", _default(x.dtype, tile))
     block, runs = launch.blocks["N"], inputs // RUN
-    splits, runs_each = _splits(tile, ceil_div(outputs, block), runs, launch.blocks["K"] // RUN, x.device)
+    splits, runs_each = 1, runs
+    # The sums of splits of a long prompt would take gigabytes, and its rows have to equal a decode's.
+    if tile == SPLIT_ROWS and not invariant:
+        splits, runs_each = _splits(ceil_div(outputs, block), runs, launch.blocks["K"] // RUN, x.device)
     target = out if splits == 1 else x.new_empty(splits * len(x), outputs, dtype=torch.float32)
     x_unit, unit = stride_unit(x.stride()[:1]), stride_unit(target.stride()[:1])
     product = KernelCall(
@@ -175,10 +178,8 @@ def _default(dtype: torch.dtype, tile: int) -> Launch:
     return Launch(4 if tile == 64 else 8, 3, {"N": 64 if tile == 64 else 128, "K": 64})
 
 
-def _splits(tile: int, tiles: int, runs: int, step: int, device: torch.device) -> tuple[int, int]:
+def _splits(tiles: int, runs: int, step: int, device: torch.device) -> tuple[int, int]:
     """Return the splits of the inputs, and the runs of each."""
-    if tile != SPLIT_ROWS:
-        return 1, runs
     idle = PROGRAMS_OF_A_PROCESSOR * processors(device) // tiles
     splits = max(1, min(MOST_SPLITS, idle, runs // LEAST_SPLIT_RUNS))
     runs_each = ceil_div(ceil_div(runs, splits), step) * step
