@@ -49,7 +49,7 @@ MUTANTS = (
         where="four_bit.matrix:packed",
         old="halves[..., 0, :] | halves[..., 1, :] << 4",
         new="halves[..., 1, :] | halves[..., 0, :] << 4",
-        tests=("tests/unit/model/test_four_bits.py",),
+        tests=("tests/unit/kernels/test_four_bit.py",),
     ),
     Mutant(
         name="a plan forgets the factors of floating point codes",
@@ -65,6 +65,14 @@ MUTANTS = (
         where="four_bit.matrix:FourBitMatrix.select",
         old='("order",)',
         new='("order", "scales")',
-        tests=("tests/unit/model/test_four_bits.py",),
+        tests=("tests/unit/kernels/test_four_bit.py",),
+    ),
+    Mutant(
+        name="a group of zeros decides the factor of its output",
+        keeps="Powers of two of MXFP4 are relative to the largest one that counts.",
+        where="four_bit.matrix:mxfp4_matrix",
+        old="exponents.to(torch.int16).masked_fill(empty, 0)",
+        new="exponents.to(torch.int16)",
+        tests=("tests/unit/kernels/test_four_bit.py",),
     ),
 )

@@ -109,7 +109,7 @@ class FourBitMatrix:
     def scaled(self, rows: torch.Tensor) -> "FourBitMatrix":
         """Return the matrix with its outputs multiplied by `rows`, [outputs] or []."""
         factors = rows.to(torch.float32).expand(self.shape[:-1])
-        return replace(self, factors=factors * 1 if self.factors is None else factors * self.factors)
+        return replace(self, factors=factors.contiguous() if self.factors is None else factors * self.factors)
 
     def alike(self, other: "FourBitMatrix") -> bool:
         """Return whether both matrices have equal inputs, in groups of one kind."""
