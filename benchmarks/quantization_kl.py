@@ -2,6 +2,7 @@
 
     python -m benchmarks.quantization_kl
     python -m benchmarks.quantization_kl --checkpoint DIR --tokens 256
+    python -m benchmarks.quantization_kl --only shipped
 
 Mean over the positions of a text of KL(bfloat16 || form), and the share of positions whose best token stays.
 The texts are the conversations beside the shipped model, and random tokens for a random 263M model. The forms
@@ -44,6 +45,7 @@ batches: Any = importlib.import_module("testmodels.batches")
 
 CPU = torch.device("cpu")
 SHIPPED = Path(mamba_server.__file__).parent / "builtin" / "tiny-recall"
+MODELS = ("shipped", "263M")
 PIECE = 256
 """Tokens that a step computes."""
 PAGE = 16
@@ -190,12 +192,17 @@ def main() -> None:
         prog="python -m benchmarks.quantization_kl", description=__doc__.partition("\n")[0]
     )
     parser.add_argument("--checkpoint", type=Path, help="a 263M model; default: a random one is written")
+    parser.add_argument("--only", choices=MODELS, help="measure one of the models alone")
     parser.add_argument("--tokens", type=int, default=256, help="tokens of that model's text (%(default)s)")
     options = parser.parse_args()
     random_text = torch.randint(3, 32_000, (options.tokens,), generator=torch.Generator().manual_seed(1))
     with tempfile.TemporaryDirectory() as folder:
-        large = options.checkpoint or random_checkpoint(Path(folder) / "263m", CONFIG, "bfloat16")
-        models = {"shipped": (SHIPPED, conversations()), "263M": (large, [random_text.tolist()])}
+        models: dict[str, tuple[Path, list[list[int]]]] = {}
+        if options.only != "263M":
+            models["shipped"] = SHIPPED, conversations()
+        if options.only != "shipped":
+            large = options.checkpoint or random_checkpoint(Path(folder) / "263m", CONFIG, "bfloat16")
+            models["263M"] = large, [random_text.tolist()]
         results: dict[str, dict[str, Any]] = {}
         for name, (directory, texts) in models.items():
             base = log_probabilities(directory, texts, None)
@@ -209,7 +216,7 @@ def main() -> None:
                 "forms": {words: {"kl": kl, "same": same} for words, (kl, same) in forms.items()},
             }
     bits = {"bfloat16, of float32": 16.0, **{form.words: form.bits for form in FORMS}}
-    write("quantization-kl", {"bits": bits, "models": results}, table(bits, results))
+    write("quantization-kl", {"bits": bits, "models": results}, ["", *table(bits, results)])
 
 
 def table(bits: dict[str, float], models: dict[str, Any]) -> list[str]:

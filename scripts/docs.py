@@ -400,7 +400,9 @@ def distances() -> list[str]:
         return []
     kept, text = json.loads(path.read_text()), path.with_suffix(".md")
     machine = kept["machine"]
-    positions = ", ".join(f"{each['positions']} positions of {name}" for name, each in kept["models"].items())
+    positions = ", ".join(
+        f"{each['positions']} positions of the {name} model" for name, each in kept["models"].items()
+    )
     return [
         "",
         "## Distance of quantized weights",
