@@ -152,4 +152,5 @@ lock: ## pin the dependencies anew (needs uv); the images' pins follow those of 
 	@$(LOCK) pyproject.toml --extra server --extra buckets --extra telemetry --python-platform linux \
 	  -c requirements/dev.lock -o requirements/server.lock
 	@$(LOCK) --group site --universal --upgrade -o requirements/site.lock
+	@echo uv | $(LOCK) - --universal --upgrade -o requirements/uv.lock
 	@echo hatchling | $(LOCK) - -c requirements/dev.lock -o requirements/build.lock
