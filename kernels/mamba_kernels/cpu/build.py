@@ -24,6 +24,7 @@ COMPILERS = ("g++", "clang++", "c++")
 _WIDE = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq")
 _AVX2 = ("-mavx2", "-mfma", "-mf16c")
 UNIT_FLAGS: dict[str, tuple[str, ...]] = {
+    "checked_bytes.cpp": (),
     "cold_memory.cpp": (),
     "decode_step.cpp": (),
     "worker_pool.cpp": (),

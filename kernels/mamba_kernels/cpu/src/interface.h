@@ -486,6 +486,17 @@ struct SigmoidGate {
   int32_t kind;
 };
 
+// Bytes between a socket and pieces of memory, which are a row of blocks with a checksum each.
+struct CheckedBytes {
+  const int64_t* addresses;  // [pieces]
+  const int64_t* lengths;    // [pieces], above 0
+  const int64_t* sizes;      // [blocks], together as many bytes as the pieces
+  uint64_t* digests;         // [blocks], written
+  int64_t blocks;
+  int32_t sends;  // from memory to the socket; otherwise into memory
+  int32_t wide;   // whether vectors of 512 bits may be used
+};
+
 // The functions that one instruction set implements.
 struct KernelTable {
   const char* name;
