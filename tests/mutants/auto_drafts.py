@@ -40,11 +40,11 @@ MUTANTS = (
         tests=(PLAN,),
     ),
     Mutant(
-        name="a page ends without its hidden state where the head passed over it",
-        keeps="Pages always end with their last hidden state.",
-        where="whole_steps.head_steps:HeadSteps.pass_over",
-        old="self._tails[page[row]] = states[row]",
-        new="pass",
+        name="a head that does not read leaves what was in its pages before",
+        keeps="Keys and values of tokens that the head passes over are zeros.",
+        where="whole_steps.step_decoder:StepDecoder.__call__",
+        old="step.head_passes = not head_reads and decodes.replay is None",
+        new="step.head = self.head.address if self.head is not None and head_reads else None",
         tests=(CALLS,),
     ),
 )
