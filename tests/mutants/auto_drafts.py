@@ -3,6 +3,7 @@
 from seeded import Mutant
 
 CHOICE = "tests/unit/engine/test_auto_drafts.py"
+LIMIT = "tests/unit/engine/test_draft_losses.py"
 PLAN = "tests/unit/engine/test_draft_memory.py"
 CALLS = "tests/unit/model/test_head_calls.py"
 
@@ -46,5 +47,29 @@ MUTANTS = (
         old="step.head_passes = not head_reads and decodes.replay is None",
         new="step.head = self.head.address if self.head is not None and head_reads else None",
         tests=(CALLS,),
+    ),
+    Mutant(
+        name="no sequence tries a head that was left out",
+        keeps="A head that does not pay is tried by comparing what it foresees with the answer.",
+        where="speculation.auto_drafts:AutoDrafts._on_trial",
+        old="return sequence",
+        new="return None",
+        tests=(CHOICE,),
+    ),
+    Mutant(
+        name="drafts lose whatever they promise wrongly",
+        keeps="Drafts that promise a gain and have none end when they have lost some steps.",
+        where="speculation.loss_limit:LossLimit.drafted",
+        old="self._add(tokens - time)",
+        new="pass",
+        tests=(LIMIT,),
+    ),
+    Mutant(
+        name="sequences that join wait for the rest of others",
+        keeps="The source rests only while the sequences stay the same.",
+        where="speculation.ngram_drafts:NgramDrafts.propose",
+        old="(len(decodes), decodes[-1].order) == self._rested",
+        new="True",
+        tests=(LIMIT,),
     ),
 )
