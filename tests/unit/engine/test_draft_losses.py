@@ -1,5 +1,6 @@
 """What drafts cost where they fail: few steps lose, and steps without drafts hardly look for them."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -95,6 +96,20 @@ def test_the_cost_of_drafts_does_not_follow_other_programs_of_the_machine() -> N
     for _ in range(7):
         costs.observe(1, 0, 10.0)
     assert costs.ratio(1, 4) == 1.3, "the machine is slower now, with drafts and without"
+
+
+def test_what_a_form_leaves_no_choice_about_is_drafted_whatever_other_drafts_have_lost() -> None:
+    drafts, only = NgramDrafts(7, 4), sequence(0)
+    step(drafts, [only])
+    drafts._losses.drafted(0.0, 2 * CREDIT)
+    assert not drafts.propose([only])
+    form: Any = SimpleNamespace(forced=lambda: [1, 2, 3])
+    only.grammar = form
+
+    drafts.propose([only])  # the rest of before
+    for _ in range(4):
+        proposed = drafts.propose([only])
+    assert proposed[0].tolist() == [1, 2, 3]
 
 
 class Recorded:

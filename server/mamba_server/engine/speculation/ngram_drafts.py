@@ -163,7 +163,8 @@ class NgramDrafts:
             gain = max(gain, self._gain(len(decodes), count * self.most, expected))
         if gain <= LEAST_GAIN and expected >= len(decodes):
             self.costs.refuse(len(decodes), len(best) * self.most)
-        return gain > LEAST_GAIN and not self._losses.is_reached
+        # What a form leaves no choice about is right, whatever other drafts have lost.
+        return gain > LEAST_GAIN and (bool(forced) or not self._losses.is_reached)
 
     def _forced(self, decodes: list[Sequence]) -> dict[int, Tokens]:
         """Return the tokens that the form of an answer leaves no choice about, by the index of the decode."""
