@@ -478,6 +478,7 @@ class DecodeStep(Structure):
         ("rope_half", c_int32),
         ("block_count", c_int32),
         ("rows", c_int32),
+        ("head_passes", c_int32),
     )
 
 

@@ -65,7 +65,7 @@ from mamba_server.engine.state_replay import (
 from mamba_server.engine.stepping.answer_audits import AnswerAudits, NoAudits
 from mamba_server.engine.stepping.core import EngineCore
 from mamba_server.engine.stepping.forward_stream import ForwardStream, InlineStream, ThreadStream
-from mamba_server.engine.stepping.speculation import DraftSource, DraftSwitch, Speculation
+from mamba_server.engine.stepping.speculation import DraftSource, DraftSwitch, Speculation, work_clock
 from mamba_server.engine.stepping.step_pace import STEP_TIME, StepPace
 from mamba_server.grammar_matcher import mask_words
 from mamba_server.host_memory import available_bytes
@@ -233,7 +233,7 @@ def boot(settings: EngineSettings, report: Report, overrides: BootOverrides = NO
         pace=_pace(settings, limits, device),
         attention_ratio=attention_ratio(config),
         pin_share=settings.pin_share if settings.prefix_caching else 0.0,
-        speculation=None if drafts is None else Speculation(drafts, runner.prepare_absorption),
+        speculation=None if drafts is None else _speculation(drafts, runner, stream),
     )
     if follower is not None:
         core.scheduler.on_leave.append(follower.lanes.release)
@@ -340,6 +340,12 @@ def _drafts(
         return DraftSwitch(head if is_only else AutoDrafts(settings.speculative_tokens, rows, head))
     source = NgramDrafts(settings.speculative_tokens, rows, always=settings.speculation == "ngram")
     return DraftSwitch(source)
+
+
+def _speculation(drafts: DraftSwitch, runner: ModelRunner, stream: ForwardStream) -> Speculation:
+    """Return what the core needs of drafts: steps in its own thread are timed by that thread's work."""
+    clock = work_clock() if isinstance(stream, InlineStream) else None
+    return Speculation(drafts, runner.prepare_absorption, clock)
 
 
 def _lanes(limits: SchedulerLimits, drafts: DraftSource | None, rule: ReplayRule | None) -> int:
