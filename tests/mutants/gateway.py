@@ -4,6 +4,22 @@ from seeded import Mutant
 
 MUTANTS = (
     Mutant(
+        name="a prompt that takes long to encode is never encoded to its end",
+        keeps="The next turn of a long conversation is routed by all of it.",
+        where="mamba_gateway.prompts.prompt_reader:prompt_of",
+        old="later(text, prompt)",
+        new="None",
+        tests=("tests/unit/gateway/test_prompt_reader.py",),
+    ),
+    Mutant(
+        name="a prompt of which only the beginning was read counts as short as that beginning",
+        keeps="The cost of a prompt is that of its whole length, estimated where it is not known.",
+        where="mamba_gateway.prompt_prefix:PromptPrefix.tokens",
+        old="len(self.token_ids) + self.unread_tokens",
+        new="len(self.token_ids)",
+        tests=("tests/unit/gateway/test_prompt_reader.py",),
+    ),
+    Mutant(
         name="a copy of a request is charged to the key of its client",
         keeps="Copies for a candidate are billed to no key.",
         where="mamba_gateway.shadow.shadow_copies:copied_headers",
