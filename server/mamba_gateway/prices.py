@@ -1,11 +1,16 @@
 """`Prices`: what the use of engines costs, by the settings of the gateway. Pure."""
 
-from dataclasses import dataclass
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
 from mamba_edge.usage.usage_sum import NANOSECONDS, UsageSum
 
 HOUR = 3600 * NANOSECONDS
 MILLION = 1_000_000
+MOST_PRICE = 1e9
+PRICED = ("device-hour", "prompt-tokens", "resumed-tokens", "output-tokens")
+"""Names of the prices in the option `--model-price`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,12 +26,39 @@ class Prices:
     """Price of a million prompt tokens that were resumed."""
     output_tokens: float | None = None
     """Price of a million tokens of answers."""
+    models: Mapping[str, "Prices"] = field(default_factory=dict)
+    """Prices by model, of those models that have prices of their own."""
 
     @property
     def known(self) -> bool:
         """Whether anything has a price."""
         prices = (self.device_hour, self.prompt_tokens, self.resumed_tokens, self.output_tokens)
-        return any(price is not None for price in prices)
+        return any(price is not None for price in prices) or any(each.known for each in self.models.values())
+
+    def of(self, model: str) -> "Prices":
+        """Return the prices of one model."""
+        return self.models.get(model, self)
+
+    def with_models(self, entries: Iterable[str]) -> "Prices":
+        """Return these prices with those of single models, such as `NAME:device-hour=2.5,output-tokens=0.6`.
+
+        Raises ValueError with a message about the error.
+        """
+        models: dict[str, Prices] = {}
+        for entry in entries:
+            name, _, amounts = entry.rpartition(":")
+            if not name:
+                raise ValueError(f"{entry!r}: begins with no name of a model; write NAME:device-hour=2.5")
+            if name in models:
+                raise ValueError(f"{entry!r}: {name} has prices already; put all of them into one entry")
+            prices = {
+                key.replace("-", "_"): amount
+                for part in amounts.split(",")
+                if part
+                for key, amount in (_amount(entry, part),)
+            }
+            models[name] = Prices(self.currency, **prices)
+        return replace(self, models=models)
 
     def cost(self, total: UsageSum) -> float:
         """Return the price of what was used."""
@@ -41,3 +73,17 @@ class Prices:
     def saved(self, total: UsageSum) -> float:
         """Return the price of the device time that resuming saved."""
         return (self.device_hour or 0.0) * total.saved / HOUR
+
+
+def _amount(entry: str, part: str) -> tuple[str, float]:
+    """Return the name of a price and its amount. Raises ValueError."""
+    key, _, text = part.partition("=")
+    if key not in PRICED:
+        raise ValueError(f"{entry!r}: {key!r} has no price; these have: {', '.join(PRICED)}")
+    try:
+        amount = float(text)
+    except ValueError:
+        amount = math.nan
+    if not 0 <= amount <= MOST_PRICE:
+        raise ValueError(f"{entry!r}: {text!r} is no price from 0 to {MOST_PRICE:.0f}")
+    return key, amount

@@ -229,7 +229,15 @@ class GatewaySettings(
             self.price_prompt_tokens,
             self.price_resumed_tokens,
             self.price_output_tokens,
-        )
+        ).with_models(self.model_price)
+
+    @model_validator(mode="after")
+    def _prices_of_models(self) -> Self:
+        try:
+            _ = self.prices
+        except ValueError as error:
+            raise ValueError(f"--model-price {error}") from None
+        return self
 
     @model_validator(mode="after")
     def _one_index(self) -> Self:

@@ -4,6 +4,14 @@ from seeded import Mutant
 
 MUTANTS = (
     Mutant(
+        name="a line of a key or a day has the prices for all models",
+        keeps="The use of a model with prices of its own costs those in every grouping.",
+        where="mamba_gateway.usage.usage_report:_line",
+        old="prices.of(model).cost(part)",
+        new="prices.cost(part)",
+        tests=("tests/unit/gateway/test_usage_ledger.py",),
+    ),
+    Mutant(
         name="a prompt that takes long to encode is never encoded to its end",
         keeps="The next turn of a long conversation is routed by all of it.",
         where="mamba_gateway.prompts.prompt_reader:prompt_of",

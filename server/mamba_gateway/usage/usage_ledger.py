@@ -96,12 +96,12 @@ class UsageLedger(Collector):
                 counter.add_metric(names, numbers[kind])
             yield counter
         prices = self._prices
-        for kind, price in (("cost", prices.cost), ("saved_cost", prices.saved)):
+        for kind, price in (("cost", Prices.cost), ("saved_cost", Prices.saved)):
             costs = CounterMetricFamily(
                 f"mambaserve_gateway_usage_{kind}", HELP[kind], labels=["model", "key", "adapter", "currency"]
             )
             for names, total in self._series.items() if prices.known else ():
-                costs.add_metric((*names, prices.currency), price(total))
+                costs.add_metric((*names, prices.currency), price(prices.of(names[0]), total))
             yield costs
 
     async def usage(self, request: Request, by: By = "key", since: Day = None, until: Day = None) -> Response:
