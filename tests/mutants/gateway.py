@@ -33,7 +33,7 @@ MUTANTS = (
         where="mamba_gateway.shadow.shadow_copies:copied_headers",
         old="(CLIENT_HEADER, CLIENT)",
         new="(b'x-copy', CLIENT)",
-        tests=("tests/unit/gateway/test_shadow_copies.py",),
+        tests=("tests/unit/gateway/test_shadow_ledger.py", "tests/unit/gateway/test_shadow_copies.py"),
     ),
     Mutant(
         name="a slow candidate gets any number of copies",
