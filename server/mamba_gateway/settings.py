@@ -11,8 +11,8 @@ from pydantic import ByteSize, Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from mamba_api.v1alpha1 import Limits, Rollout, Routing
+from mamba_edge.usage.prices import Prices
 from mamba_gateway.key_limits import MOST, KeyLimits, KeyLimitTable
-from mamba_gateway.prices import Prices
 from mamba_prefix.redis_url import check_url
 from mamba_settings.browser_origins import BrowserOrigins
 from mamba_settings.byte_size import Bytes

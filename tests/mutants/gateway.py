@@ -4,6 +4,14 @@ from seeded import Mutant
 
 MUTANTS = (
     Mutant(
+        name="a client names the prices of its request",
+        keeps="An engine is told prices by gateways alone.",
+        where="mamba_gateway.headers:_OWN_REQUEST",
+        old="PRICES_HEADER",
+        new="HISTORY_HEADER",
+        tests=("tests/unit/gateway/test_proxy_endpoint.py",),
+    ),
+    Mutant(
         name="a line of a key or a day has the prices for all models",
         keeps="The use of a model with prices of its own costs those in every grouping.",
         where="mamba_gateway.usage.usage_report:_line",

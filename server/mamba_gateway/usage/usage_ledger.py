@@ -17,8 +17,8 @@ from starlette.responses import Response
 from mamba_edge.app.application import JsonResponse
 from mamba_edge.errors import InvalidRequest
 from mamba_edge.exchange.request_context import context_of
+from mamba_edge.usage.prices import Prices
 from mamba_edge.usage.usage_sum import OTHER, UsageEntry, UsageFeed, UsageSum
-from mamba_gateway.prices import Prices
 from mamba_gateway.usage.ledger_store import LedgerStore
 from mamba_gateway.usage.usage_report import By, days_between, report
 

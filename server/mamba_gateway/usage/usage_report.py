@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from mamba_edge.usage.prices import Prices
 from mamba_edge.usage.usage_sum import UsageSum
-from mamba_gateway.prices import Prices
 from mamba_gateway.usage.ledger_store import LedgerEntry
 
 By = Literal["key", "model", "adapter", "day"]

@@ -8,10 +8,10 @@ from typing import Any
 from eventually import until
 from mamba_api.dialects.paths import CHAT_COMPLETIONS
 from mamba_edge.exchange.request_context import CLIENT_HEADER
+from mamba_edge.usage.prices import Prices
 from mamba_edge.usage.usage_sum import UsageSum
 from mamba_gateway.body_fields import UsageMeter
 from mamba_gateway.endpoints.pool import ProbeReport, Shadow, Target
-from mamba_gateway.prices import Prices
 from mamba_gateway.upstream.connector import UpstreamRequest
 from mamba_gateway.usage.ledger_store import MemoryLedger
 from mamba_gateway.usage.usage_report import report

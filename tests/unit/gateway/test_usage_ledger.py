@@ -10,9 +10,9 @@ from starlette.requests import Request
 
 from mamba_edge.errors import InvalidRequest
 from mamba_edge.exchange.request_context import CONTEXT
+from mamba_edge.usage.prices import Prices
 from mamba_edge.usage.usage_sum import UsageEntry, UsageFeed, UsageSum
 from mamba_gateway.errors import LedgerAway
-from mamba_gateway.prices import Prices
 from mamba_gateway.settings import GatewaySettings
 from mamba_gateway.usage.ledger_store import LedgerStore, MemoryLedger, UsageFileError
 from mamba_gateway.usage.redis_ledger import RedisLedger

@@ -7,11 +7,11 @@ import pytest
 
 from fake_cluster import FakeCluster
 from mamba_api.v1alpha1.mamba_gateway import MambaGateway
+from mamba_edge.usage.prices import Prices
 from mamba_edge.usage.usage_sum import UsageSum
 from mamba_gateway.errors import ModelForbidden
 from mamba_gateway.models.model_table import ModelTable
 from mamba_gateway.models.models_file import ModelsFile, model_settings
-from mamba_gateway.prices import Prices
 from mamba_gateway.settings import GatewaySettings
 from mamba_operator.gateway_reconcile import GatewayReconciler
 from mamba_operator.objects.errors import NameTaken

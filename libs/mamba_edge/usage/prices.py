@@ -1,14 +1,25 @@
-"""`Prices`: what the use of engines costs, by the settings of the gateway. Pure."""
+"""`Prices`: what the use of engines costs, by the settings of the gateway. Pure.
+
+The gateway prices its ledger, and names the prices of a model to its engine in a header where a client asks
+for the cost of its request.
+"""
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Self
 
 from mamba_edge.usage.usage_sum import NANOSECONDS, UsageSum
 
 HOUR = 3600 * NANOSECONDS
 MILLION = 1_000_000
 MOST_PRICE = 1e9
+COST_HEADER = b"x-mambaserve-cost"
+"""`1`: the `usage` of the answer has the costs, and a stream ends with a usage chunk."""
+PRICES_HEADER = b"x-mambaserve-prices"
+"""`EUR device-hour=2.5,output-tokens=0.6`: prices of a request's model, from a gateway to an engine."""
+_CURRENCY = re.compile("[A-Z]{3}")
 PRICED = ("device-hour", "prompt-tokens", "resumed-tokens", "output-tokens")
 """Names of the prices in the option `--model-price`."""
 
@@ -51,14 +62,25 @@ class Prices:
                 raise ValueError(f"{entry!r}: begins with no name of a model; write NAME:device-hour=2.5")
             if name in models:
                 raise ValueError(f"{entry!r}: {name} has prices already; put all of them into one entry")
-            prices = {
-                key.replace("-", "_"): amount
-                for part in amounts.split(",")
-                if part
-                for key, amount in (_amount(entry, part),)
-            }
-            models[name] = Prices(self.currency, **prices)
+            models[name] = Prices(self.currency, **_amounts(entry, amounts))
         return replace(self, models=models)
+
+    def header(self) -> tuple[bytes, bytes]:
+        """Return the header that names these prices to an engine."""
+        amounts = [(key, getattr(self, key.replace("-", "_"))) for key in PRICED]
+        text = ",".join(f"{key}={amount!r}" for key, amount in amounts if amount is not None)
+        return PRICES_HEADER, f"{self.currency} {text}".encode()
+
+    @classmethod
+    def from_header(cls, value: bytes | None) -> Self | None:
+        """Return the prices that a gateway names; None = none, or not in that form."""
+        currency, _, amounts = (value or b"")[:500].decode("latin-1").partition(" ")
+        if not _CURRENCY.fullmatch(currency):
+            return None
+        try:
+            return cls(currency, **_amounts(amounts, amounts))
+        except ValueError:
+            return None
 
     def cost(self, total: UsageSum) -> float:
         """Return the price of what was used."""
@@ -73,6 +95,12 @@ class Prices:
     def saved(self, total: UsageSum) -> float:
         """Return the price of the device time that resuming saved."""
         return (self.device_hour or 0.0) * total.saved / HOUR
+
+
+def _amounts(entry: str, text: str) -> dict[str, float]:
+    """Return prices such as `device-hour=2.5,output-tokens=0.6` by field. Raises ValueError."""
+    pairs = [_amount(entry, part) for part in text.split(",") if part]
+    return {key.replace("-", "_"): amount for key, amount in pairs}
 
 
 def _amount(entry: str, part: str) -> tuple[str, float]:
