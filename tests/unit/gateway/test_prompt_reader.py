@@ -213,7 +213,7 @@ async def test_a_prompt_that_takes_too_long_is_routed_by_its_beginning_and_its_n
     body = chat(*contents)
     beginning = await reading.reader.read(UpstreamRequest(CHAT, "", [], body, "m"))
     await until(lambda: reading.reader.rests == 0)
-    step = 0.0
+    step = 2 * NEW_TEXT_SECONDS  # no time for a piece that is not cached
     whole = await reading.reader.read(UpstreamRequest(CHAT, "", [], body, "m"))
     true = prompt_of(CHAT, body, MODEL_TEXT)
     assert beginning is not None
