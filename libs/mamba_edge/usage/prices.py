@@ -8,7 +8,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Self
+from typing import Any, Self
 
 from mamba_edge.usage.usage_sum import NANOSECONDS, UsageSum
 
@@ -62,7 +62,7 @@ class Prices:
                 raise ValueError(f"{entry!r}: begins with no name of a model; write NAME:device-hour=2.5")
             if name in models:
                 raise ValueError(f"{entry!r}: {name} has prices already; put all of them into one entry")
-            models[name] = Prices(self.currency, **_amounts(entry, amounts))
+            models[name] = replace(Prices(self.currency), **_amounts(entry, amounts))
         return replace(self, models=models)
 
     def header(self) -> tuple[bytes, bytes]:
@@ -78,7 +78,7 @@ class Prices:
         if not _CURRENCY.fullmatch(currency):
             return None
         try:
-            return cls(currency, **_amounts(amounts, amounts))
+            return replace(cls(currency), **_amounts(amounts, amounts))
         except ValueError:
             return None
 
@@ -97,7 +97,7 @@ class Prices:
         return (self.device_hour or 0.0) * total.saved / HOUR
 
 
-def _amounts(entry: str, text: str) -> dict[str, float]:
+def _amounts(entry: str, text: str) -> dict[str, Any]:
     """Return prices such as `device-hour=2.5,output-tokens=0.6` by field. Raises ValueError."""
     pairs = [_amount(entry, part) for part in text.split(",") if part]
     return {key.replace("-", "_"): amount for key, amount in pairs}

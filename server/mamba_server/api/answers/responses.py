@@ -212,13 +212,17 @@ def usage_body(
 
 def cost_body(cost: Cost, prompt: int, completion: int, cached: int, prices: Prices | None) -> EngineCostBody:
     """Build the cost of one request, in seconds, and in money where there are prices."""
-    amounts = (cost.device, cost.slots, cost.pages, cost.saved)
-    seconds = [amount / NANOSECONDS for amount in amounts]
+    body = EngineCostBody(
+        cost.device / NANOSECONDS,
+        cost.slots / NANOSECONDS,
+        cost.pages / NANOSECONDS,
+        cost.saved / NANOSECONDS,
+    )
     if prices is None:
-        return EngineCostBody(*seconds)
-    total = UsageSum(1, prompt, cached, completion, *amounts)
-    return EngineCostBody(
-        *seconds, cost=prices.cost(total), saved_cost=prices.saved(total), currency=prices.currency
+        return body
+    total = UsageSum(1, prompt, cached, completion, cost.device, cost.slots, cost.pages, cost.saved)
+    return msgspec.structs.replace(
+        body, cost=prices.cost(total), saved_cost=prices.saved(total), currency=prices.currency
     )
 
 
