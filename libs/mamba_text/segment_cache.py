@@ -18,7 +18,7 @@ import numpy.typing as npt
 from mamba_text.tokenizer import Tokenizer
 
 TokenIds = npt.NDArray[np.int32]
-MOST_BYTES = 32 << 20
+MOST_CACHED_BYTES = 32 << 20
 """Memory of the cached token ids: eight million tokens, about 100 conversations of 220 KB. The least recently
 used pieces are removed first."""
 PIECE_BYTES = 160
@@ -38,7 +38,7 @@ class EncodedText:
 class SegmentCache:
     """The cache of one tokenizer; several threads may use it."""
 
-    def __init__(self, tokenizer: Tokenizer, most_bytes: int = MOST_BYTES) -> None:
+    def __init__(self, tokenizer: Tokenizer, most_bytes: int = MOST_CACHED_BYTES) -> None:
         self._tokenizer, self._most_bytes = tokenizer, most_bytes
         self._cut = _cuts(tokenizer)
         # Pieces are known by a digest: the texts of all conversations would take as much memory again.

@@ -123,7 +123,7 @@ class PromptReader:
 
 
 Later = Callable[[ModelText, str], None]
-"""What is done with the text of a prompt that was not encoded to its end."""
+"""Function that takes the text of a prompt that was not encoded to its end."""
 
 
 def prompt_of(
