@@ -4,11 +4,11 @@ from seeded import Mutant
 
 MUTANTS = (
     Mutant(
-        name="a client names the prices of its request",
-        keeps="An engine is told prices by gateways alone.",
-        where="mamba_gateway.headers:_OWN_REQUEST",
-        old="PRICES_HEADER",
-        new="HISTORY_HEADER",
+        name="an engine is told no prices",
+        keeps="The cost of a request has the price of its model.",
+        where="mamba_gateway.relay.proxy_endpoint:ProxyEndpoint._upstream_request",
+        old="prices.header()",
+        new="(b'x-other', b'1')",
         tests=("tests/unit/gateway/test_proxy_endpoint.py",),
     ),
     Mutant(
