@@ -11,8 +11,8 @@ from pydantic import ByteSize, Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from mamba_api.v1alpha1 import Limits, Rollout, Routing
+from mamba_edge.usage.prices import Prices
 from mamba_gateway.key_limits import MOST, KeyLimits, KeyLimitTable
-from mamba_gateway.prices import Prices
 from mamba_prefix.redis_url import check_url
 from mamba_settings.browser_origins import BrowserOrigins
 from mamba_settings.byte_size import Bytes
@@ -229,7 +229,15 @@ class GatewaySettings(
             self.price_prompt_tokens,
             self.price_resumed_tokens,
             self.price_output_tokens,
-        )
+        ).with_models(self.model_price)
+
+    @model_validator(mode="after")
+    def _prices_of_models(self) -> Self:
+        try:
+            _ = self.prices
+        except ValueError as error:
+            raise ValueError(f"--model-price {error}") from None
+        return self
 
     @model_validator(mode="after")
     def _one_index(self) -> Self:
