@@ -127,6 +127,16 @@ MUTANTS = (
         tests=(f"{ROLLOUT}test_a_change_of_adapters_reaches_each_engine_and_replaces_no_pod",),
     ),
     Mutant(
+        name="a step that only decodes forgets the adapters of experts",
+        keeps="Each row is computed with its own adapter, experts included.",
+        where="execution.runner:ModelRunner._whole_decoder",
+        old="bank.changes_experts",
+        new="False",
+        tests=(
+            "tests/gates/test_adapters_of_experts.py::test_adapters_of_experts_equal_their_merged_weights[qwen3-next-auto]",
+        ),
+    ),
+    Mutant(
         name="the right to an adapter opens its model",
         keeps="A right to an adapter is one to that adapter alone.",
         where="mamba_gateway.models.model_table:ModelTable.may_use",
