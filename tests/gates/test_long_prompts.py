@@ -9,7 +9,11 @@ from engines import Answer, greedy, make_engine, run
 from gate_cases import LARGE
 from testmodels.checkpoints import random_lfm2, random_qwen3_next
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(not LARGE, reason="half an hour of a processor")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(7200),
+    pytest.mark.skipif(not LARGE, reason="minutes of a processor"),
+]
 
 LENGTH = 131_072
 PIECES = 7
