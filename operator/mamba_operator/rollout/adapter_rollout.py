@@ -12,7 +12,15 @@ from datetime import datetime
 from typing import Any
 
 from mamba_api import names
-from mamba_operator.objects.manifest import Manifest, digest, label_of, name_of, pod_revision, section
+from mamba_operator.objects.manifest import (
+    Manifest,
+    annotation,
+    digest,
+    label_of,
+    name_of,
+    pod_revision,
+    section,
+)
 from mamba_operator.objects.pod_trouble import serves
 from mamba_operator.render.context import EngineRevision
 from mamba_operator.render.engine import adapters_in, settings_in
@@ -58,6 +66,8 @@ def adapter_rollout(
     recorded = adapters_in(settings_in(config)) if config is not None else adapters
     settings = digest(adapters)
     changed = changed_at(config, names.ANNOTATION_ADAPTERS, settings, now)
+    if adapters == recorded and (config is None or annotation(config, names.ANNOTATION_ADAPTERS) is None):
+        changed = None  # an older operator wrote these adapters, with which its engines have started
     older = engines_before(pods, changed, revision.label) if changed is not None else []
     outdated = {*map(name_of, older)} | {
         name_of(pod) for pod in _left_halfway(pods, revision, outcomes, settings)

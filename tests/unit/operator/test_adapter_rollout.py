@@ -241,3 +241,18 @@ async def test_more_places_than_engines_have_need_new_pods() -> None:
     await world.passes()
     assert world.template["metadata"]["labels"][names.LABEL_REVISION] != revision
     assert engine.calls == calls
+
+
+@in_virtual_time
+async def test_a_newer_operator_asks_no_engine_of_an_older_one() -> None:
+    world = World(sql=SQL)
+    await world.serve()
+    config = world.cluster.find("ConfigMap", "nano-engine")
+    assert config is not None
+    del config["metadata"]["annotations"][names.ANNOTATION_ADAPTERS]
+    world.cluster.put(config)
+    silent = Engine({})
+    world.again = world.operator()
+    await world.serve(silent)
+    assert silent.calls == [], "it may be too old to answer"
+    assert world.condition("Progressing")[1] != "SwitchingAdapters"
