@@ -55,7 +55,7 @@ def engine_settings(
         "served_model_name": deployment.served_name,
         "max_model_len": spec.model.max_model_len,
         "lora": tuple(adapter_text(adapter.name, adapter.uri) for adapter in spec.model.adapters) or None,
-        "max_loras": spec.model.max_adapters,
+        "max_loras": spec.model.adapter_places,
         "max_lora_rank": spec.model.max_adapter_rank,
         "device": "cuda" if spec.resources.gpus else "cpu",
         "dtype": _auto(engine.dtype),

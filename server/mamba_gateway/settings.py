@@ -64,6 +64,8 @@ class GatewaySettings(
     adapter_name: tuple[str, ...] = Field((), max_length=256)
     """Names of LoRA adapters that the engines serve beside that model, likewise listed and waited for while
     there is no engine; in the environment separated by spaces."""
+    adapter_names_file: str | None = None
+    """File with such names, one a line, read again when it changes; in place of --adapter-name."""
     namespace: str | None = None
     """Namespace of the deployment; default: the one this process runs in."""
     kubeconfig: str | None = None
@@ -289,8 +291,10 @@ class GatewaySettings(
     def _one_source(self) -> Self:
         if self.models_file is not None:
             self._check_several_models()
-        elif self.adapter_name and self.served_model_name is None:
+        elif (self.adapter_name or self.adapter_names_file) and self.served_model_name is None:
             raise ValueError("--adapter-name is for adapters of --served-model-name: give both")
+        elif self.adapter_name and self.adapter_names_file:
+            raise ValueError("give either --adapter-name or --adapter-names-file, and not both")
         elif bool(self.backend) == bool(self.deployment):
             raise ValueError(
                 "give either --backend URL (repeatable) or --deployment NAME, and not both; or --models-file "
@@ -305,6 +309,7 @@ class GatewaySettings(
             "--deployment": self.deployment is not None,
             "--served-model-name": self.served_model_name is not None,
             "--adapter-name": bool(self.adapter_name),
+            "--adapter-names-file": self.adapter_names_file is not None,
             "--endpoint-picker-port": self.endpoint_picker_port is not None,
         }
         if wrong := [name for name, is_set in options.items() if is_set]:

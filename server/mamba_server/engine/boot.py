@@ -170,7 +170,7 @@ def boot(settings: EngineSettings, report: Report, overrides: BootOverrides = NO
         dtype=DTYPES[dtype],
         batch_invariant=settings.batch_invariant,
         quantization=settings.quantization,
-        adapters=make_bank(settings.lora_places, settings.max_lora_rank, device, DTYPES[dtype]),
+        adapters=make_bank(settings, device, DTYPES[dtype]),
     )
     second = None if draft_model is None else draft_model.load(config, settings, device, report)
     adapters = load_at_start(model.adapters, settings.lora_paths, report)

@@ -105,7 +105,7 @@ class Loader:
         Raises WeightsError if it is missing or has another shape.
         """
         target = dtype or self.dtype
-        factor = self.factors.get((self.prefix + name).removeprefix(self.layer))
+        factor = self.factor(name)
         if factor is None:
             return self.weights.take(self.prefix + name, shape, target, self.device)
         exact = self.weights.take(self.prefix + name, shape, accumulator(target), self.device)
@@ -174,6 +174,14 @@ class Loader:
             for start, (name, count) in zip(starts, outputs.items(), strict=True)
         ]
         return self.product_of(weights, added, activation, parts=parts)
+
+    def factor(self, name: str) -> torch.Tensor | None:
+        """Return the factor by which the tensor `name` below the prefix is multiplied; None = 1."""
+        return self.factors.get((self.prefix + name).removeprefix(self.layer))
+
+    def module(self, weight: str) -> str:
+        """Return the name of the module of a weight below the prefix."""
+        return (self.prefix + weight).removesuffix(".weight")
 
     def part(self, name: str, start: int, outputs: int, rows: torch.Tensor | None = None) -> Part:
         """Return the part of a product that has the outputs of the projection `name` from `start` on.
