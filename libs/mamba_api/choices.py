@@ -19,6 +19,8 @@ Quantization = Literal["none", "int8", "int4"]
 byte a weight with a scale for 32 inputs of an output, multiplied by activations quantized in the same way;
 int4 = four bits a weight with such a scale, but embedding and head as int8, multiplied by the same
 activations."""
+ON_CPUS: tuple[Quantization, ...] = ("int8", "int4")
+"""Quantizations that engines on GPUs refuse."""
 
 Speculation = Literal["off", "auto", "ngram", "mtp"]
 """Drafts of tokens that a step checks together: off = none; ngram = by looking up what followed the last
