@@ -61,7 +61,9 @@ def ways_to_fit(
     # The size of the files in another form is unknown here, so the parameter count is used.
     for smaller in smaller_forms:
         if fits(replace(constraints, quantization=smaller), None):
-            ways.append(f"quantization {smaller}")
+            ways.append(
+                f"quantization {smaller}{' (on L4, H100 and later GPUs)' if smaller == 'fp8' else ''}"
+            )
             break
     if device.kind == "cpu" and constraints.arena_bytes is None:
         for factor in MEMORY_FACTORS:

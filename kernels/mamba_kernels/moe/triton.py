@@ -312,6 +312,24 @@ def _check_experts(
             )
 
 
+def _default_launch(
+    x: torch.Tensor, rows: int, blocks: ExpertBlocks | None, scales: ExpertScales | None
+) -> Launch:
+    """Return the tiles of a product of blocks of `rows` rows."""
+    if x.dtype == torch.float32:
+        # A float32 operand takes the registers of two while it is multiplied.
+        default = Launch(4, 2, {"N": 32, "K": 32})
+    elif rows == LEAST_ROWS:
+        default = Launch(4, 3, {"N": 64, "K": 128})
+    else:
+        # A shared expert's rows leave no registers for wide operands, unless those are in shared memory.
+        default = Launch(4, 3, {"N": 64, "K": 32 if blocks is None and not warp_groups(x.device) else 64})
+    if scales is not None and scales.gate_up.shape[2] > 1:
+        # Each tile is summed by itself, beside the sum of all.
+        default = replace(default, blocks={"N": 32, "K": min(64, default.blocks["K"])})
+    return default
+
+
 def _products(
     x: torch.Tensor,
     gate_up: torch.Tensor,
@@ -327,17 +345,7 @@ def _products(
     inner, parts = x.new_empty(pairs, f), x.new_empty(pairs, d_out, dtype=torch.float32)
     rows = rows_of_a_block(pairs, 1) if blocks is None else blocks.rows
     count = ceil_div(pairs, rows) if blocks is None else len(blocks.expert)
-    if x.dtype == torch.float32:
-        # A float32 operand takes the registers of two while it is multiplied.
-        default = Launch(4, 2, {"N": 32, "K": 32})
-    elif rows == LEAST_ROWS:
-        default = Launch(4, 3, {"N": 64, "K": 128})
-    else:
-        # A shared expert's rows leave no registers for wide operands, unless those are in shared memory.
-        default = Launch(4, 3, {"N": 64, "K": 32 if blocks is None and not warp_groups(x.device) else 64})
-    if scales is not None and scales.gate_up.shape[2] > 1:
-        # Each tile is summed by itself, beside the sum of all.
-        default = replace(default, blocks={"N": 32, "K": min(64, default.blocks["K"])})
+    default = _default_launch(x, rows, blocks, scales)
     shape = f"m{rows} d{d} f{f} {x.dtype}{'' if scales is None else ' fp8'}"
     launches = []
     up_scales, down_scales = (None, None) if scales is None else (scales.gate_up, scales.down)
