@@ -21,6 +21,8 @@ INT4_BLOCK_BYTES = INT8_BLOCK // 2 + 2
 """Bytes of as many weights of four bits with their float16 scale."""
 INT4_ZEROS_BLOCK_BYTES = INT4_BLOCK_BYTES + 1
 """The same with the number that stands for zero."""
+FP8_SCALE_BYTES = 4
+"""Bytes of the scale of an output of an FP8 matrix, or of 128 inputs of one."""
 BLOCK_DTYPES = ("bfloat16", "float32")
 """Types of rows that the kernels of CPUs multiply by integers."""
 _ALIGNMENT = 256
@@ -213,6 +215,12 @@ class WeightsSize:
     """Elements of matrices whose stored numbers are held as int8 on CPUs."""
     int4: int = 0
     int4_zeros: int = 0
+    rows: int = 0
+    """Rows of the matrices: the outputs, of which each has a scale in FP8. 0 = they are not known."""
+    fp8: int = 0
+    """Elements of matrices that are stored as FP8; 0 = none is, and quantization fp8 makes it of all."""
+    fp8_scales: int = 0
+    """Scales that these have in memory."""
 
     def loaded(
         self,
@@ -224,9 +232,13 @@ class WeightsSize:
     ) -> int:
         """Return the bytes in memory in the type `dtype`, whatever type the files of `model` have.
 
-        int8 and int4 are the forms of matrices alone; with int4 embedding and head are int8. On CPUs matrices
-        that are stored as integers stay so, unless the quantization asks for fewer bits.
+        int8, int4 and fp8 are the forms of matrices alone; with int4 embedding and head are int8, and with
+        fp8 they keep their type, as routers do. On CPUs matrices that are stored as integers stay so, unless
+        the quantization asks for fewer bits or for FP8.
         """
+        if quantization == "fp8":
+            fp8, scales = (self.fp8, self.fp8_scales) if self.fp8 else self._rounded(model)
+            return fp8 + scales * FP8_SCALE_BYTES + (self.elements - fp8) * DTYPE_BYTES[dtype]
         kept = on_cpu and dtype in BLOCK_DTYPES
         int8 = self.int8 if kept and quantization != "int4" else 0
         int4, int4_zeros = (self.int4, self.int4_zeros) if kept else (0, 0)
@@ -239,6 +251,28 @@ class WeightsSize:
         in_blocks = int8 + int4 + int4_zeros
         of_blocks = int8 * INT8_BLOCK_BYTES + int4 * INT4_BLOCK_BYTES + int4_zeros * INT4_ZEROS_BLOCK_BYTES
         return -(-of_blocks // INT8_BLOCK) + (self.elements - in_blocks) * DTYPE_BYTES[dtype]
+
+    def _rounded(self, model: ModelConfig) -> tuple[int, int]:
+        """Return the elements and the scales of the matrices that quantization fp8 rounds to FP8."""
+        others, other_rows = kept_matrices(model)
+        elements = self.of_matrices - min(others, self.of_matrices)
+        rows = self.rows - other_rows if self.rows else elements // model.hidden_size
+        return elements, max(0, rows)
+
+
+def kept_matrices(model: ModelConfig) -> tuple[int, int]:
+    """Return the elements and rows of matrices that FP8 leaves out: vocabulary, routers, parts of latents."""
+    hidden, vocabularies = model.hidden_size, 1 if model.tie_embeddings else 2
+    rows = model.vocab_size * vocabularies
+    elements = rows * hidden
+    if (moe := model.moe) is not None:
+        routers = model.layers.count("moe") * (moe.experts + bool(moe.shared_gate))
+        rows, elements = rows + routers, elements + routers * hidden
+    attention = model.attention
+    if attention is not None and (latent := attention.latent) is not None:
+        heads = model.attention_layers * attention.heads * (latent.own + latent.values)
+        rows, elements = rows + heads, elements + heads * latent.rank
+    return elements, rows
 
 
 def attention_ratio(model: ModelConfig) -> float:

@@ -24,6 +24,7 @@ _SMALLER_MATRICES: dict[Quantization, tuple[Quantization, ...]] = {
     "none": ("int8", "int4"),
     "int8": ("int4",),
     "int4": (),
+    "fp8": ("int4",),
 }
 
 
@@ -54,12 +55,16 @@ def ways_to_fit(
             _other_arena(constraints, misfit, device),
         )
     ]
-    if device.kind == "cpu":
-        # The size of the files in another form is unknown here, so the parameter count is used.
-        for smaller in _SMALLER_MATRICES[constraints.quantization]:
-            if fits(replace(constraints, quantization=smaller), None):
-                ways.append(f"quantization {smaller}")
-                break
+    smaller_forms = _SMALLER_MATRICES[constraints.quantization]
+    if device.kind == "cuda":
+        smaller_forms = ("fp8",) if constraints.quantization == "none" else ()
+    # The size of the files in another form is unknown here, so the parameter count is used.
+    for smaller in smaller_forms:
+        if fits(replace(constraints, quantization=smaller), None):
+            ways.append(
+                f"quantization {smaller}{' (on L4, H100 and later GPUs)' if smaller == 'fp8' else ''}"
+            )
+            break
     if device.kind == "cpu" and constraints.arena_bytes is None:
         for factor in MEMORY_FACTORS:
             memory = ceil(misfit.need * factor / constraints.utilization)

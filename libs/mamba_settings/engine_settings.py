@@ -290,6 +290,11 @@ class EngineSettings(
             raise ValueError(
                 "speculation and batch_invariant exclude each other in this version: switch one of them off"
             )
+        if self.quantization == "fp8" and self.batch_invariant:
+            raise ValueError(
+                "quantization fp8 and batch_invariant exclude each other in this version: switch "
+                "one of them off"
+            )
         if self.lora_places and self.batch_invariant:
             raise ValueError(
                 "lora and batch_invariant exclude each other in this version: switch one of them off"

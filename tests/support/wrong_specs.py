@@ -244,6 +244,9 @@ WRONG_SPECS: dict[str, list[dict[str, Any]]] = {
     "progressDeadline is beyond": [
         {"rollout": {"progressDeadline": beyond}} for beyond in ("596524h", "600000h")
     ],
+    "engine.quantization fp8 and batchInvariant exclude": [
+        {"engine": {"quantization": "fp8", "batchInvariant": True}},
+    ],
     "engine.quantization int8 and int4 are for engines without GPUs": [
         {"engine": {"quantization": "int8"}},
         {"engine": {"quantization": "int4"}},

@@ -8,8 +8,9 @@ from typing import Protocol
 import torch
 
 from mamba_kernels.activate import Function
+from mamba_kernels.fp8 import Fp8Matrix, Fp8Rows
 from mamba_kernels.gated_delta import DeltaInputs
-from mamba_kernels.moe import Activation, Routing, SharedExpert
+from mamba_kernels.moe import Activation, ExpertScales, Routing, SharedExpert
 from mamba_kernels.paged_attention import AttentionPlan
 from mamba_kernels.sample import PenaltyCounts, SampleParameters, TokenChoice
 from mamba_kernels.scan_inputs import ScanInputs
@@ -40,6 +41,28 @@ class Conv1dUpdate(Protocol):
     def __call__(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, window: Tensor, plan: SlotPlan, /
     ) -> Tensor: ...
+
+
+class Fp8NormRows(Protocol):
+    """Signature of `fp8_norm`."""
+
+    def __call__(
+        self, x: Tensor, weight: Tensor, eps: float, added: Tensor | None, dtype: torch.dtype, groups: int, /
+    ) -> tuple[Tensor, Fp8Rows]: ...
+
+
+class Fp8Product(Protocol):
+    """Signature of `fp8_product`."""
+
+    def __call__(
+        self, rows: Fp8Rows, matrix: Fp8Matrix, bias: Tensor | None, dtype: torch.dtype, /
+    ) -> Tensor: ...
+
+
+class Fp8Quantize(Protocol):
+    """Signature of `fp8_rows`."""
+
+    def __call__(self, x: Tensor, groups: int, /) -> Fp8Rows: ...
 
 
 class GatedDeltaPrefill(Protocol):
@@ -103,6 +126,7 @@ class Moe(Protocol):
         activation: Activation,
         out: Tensor,
         shared: SharedExpert | None = None,
+        scales: ExpertScales | None = None,
         /,
     ) -> None: ...
 

@@ -15,3 +15,7 @@ class SharedExpert:
     """[d, f]"""
     logit: torch.Tensor | None = None
     """[n] float32, may be strided: its sigmoid weights the shared expert's result in each row; None = 1."""
+    gate_up_scales: torch.Tensor | None = None
+    """[f or 2 f, groups] float32: scales of weights that are FP8; None = they are not."""
+    down_scales: torch.Tensor | None = None
+    """[d, groups]"""

@@ -6,14 +6,18 @@ belong to one expert each. The largest number of blocks follows from shapes alon
 block ends at once.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
+from mamba_kernels.fp8.matrix import GROUP
+from mamba_kernels.fp8.matrix import KIND as FP8
 from mamba_kernels.moe.activation import Activation
 from mamba_kernels.moe.expert_blocks import LEAST_ROWS, ExpertBlocks, rows_of_a_block, sort_calls
+from mamba_kernels.moe.expert_scales import ExpertScales
 from mamba_kernels.moe.route_kernel import route_call
 from mamba_kernels.moe.routing import Routing
 from mamba_kernels.moe.shared_expert import SharedExpert
@@ -49,13 +53,15 @@ def _pairs_of(block, block_pairs, pairs, ROUTED: tl.constexpr, ROWS: tl.constexp
 
 @triton.jit
 def _product(
-    x, row, valid, weight, feature, weight_row,
+    x, row, valid, weight, feature, weight_row, scales, groups,
     WIDTH: tl.constexpr, FEATURES: tl.constexpr, GATED: tl.constexpr, ROWS: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, DOT: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, DOT: tl.constexpr, GROUPED: tl.constexpr,
 ):  # fmt: skip
     """Multiply rows of x, which begin at `row`, by rows `feature` of a matrix: [ROWS, BLOCK_N].
 
-    If GATED, the second result is their product with the rows that lie FEATURES rows further on.
+    If GATED, the second result is their product with the rows that lie FEATURES rows further on. `scales` has
+    `groups` numbers for each row of the matrix, by which a tile over the inputs is multiplied, or, if there
+    is one group, the whole product.
     """
     total = tl.zeros([ROWS, BLOCK_N], tl.float32)
     second = tl.zeros([ROWS, BLOCK_N], tl.float32)
@@ -68,21 +74,35 @@ def _product(
         inside = n < WIDTH
         rows = tl.load(x + row[:, None] + n[None, :], mask=valid[:, None] & inside[None, :], other=0).to(DOT)
         mask = feature_mask[:, None] & inside[None, :]
-        columns = tl.load(weight + first_row[:, None] + n[None, :], mask=mask, other=0)
-        total = tl.dot(rows, tl.trans(columns.to(DOT)), total, input_precision="tf32x3")
+        columns = tl.load(weight + first_row[:, None] + n[None, :], mask=mask, other=0.0)
+        if GROUPED:
+            scale = scales + feature * groups + start // 128
+            part = tl.dot(rows, tl.trans(columns.to(DOT)), input_precision="tf32x3")
+            total += part * tl.load(scale, mask=feature_mask, other=0.0)[None, :]
+        else:
+            total = tl.dot(rows, tl.trans(columns.to(DOT)), total, input_precision="tf32x3")
         if GATED:
-            columns = tl.load(weight + second_row[:, None] + n[None, :], mask=mask, other=0)
-            second = tl.dot(rows, tl.trans(columns.to(DOT)), second, input_precision="tf32x3")
+            columns = tl.load(weight + second_row[:, None] + n[None, :], mask=mask, other=0.0)
+            if GROUPED:
+                scale = scales + (feature + FEATURES) * groups + start // 128
+                part = tl.dot(rows, tl.trans(columns.to(DOT)), input_precision="tf32x3")
+                second += part * tl.load(scale, mask=feature_mask, other=0.0)[None, :]
+            else:
+                second = tl.dot(rows, tl.trans(columns.to(DOT)), second, input_precision="tf32x3")
+    if scales is not None and not GROUPED:
+        total *= tl.load(scales + feature, mask=feature_mask, other=0.0)[None, :]
+        if GATED:
+            second *= tl.load(scales + feature + FEATURES, mask=feature_mask, other=0.0)[None, :]
     return total, second
 
 
-@triton.jit(do_not_specialize=["pairs", "x_row", "weight_expert", "weight_row"])
+@triton.jit(do_not_specialize=["pairs", "x_row", "weight_expert", "weight_row", "groups"])
 def expand_kernel(
-    x, weight, block_expert, block_pairs, inner, pairs,
+    x, weight, scales, block_expert, block_pairs, inner, pairs, groups,
     x_row: tl.int64, weight_expert: tl.int64, weight_row: tl.int64,
     TOP_K: tl.constexpr, WIDTH: tl.constexpr, FEATURES: tl.constexpr, GATED: tl.constexpr,
     ROUTED: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    X_UNIT: tl.constexpr, WEIGHT_UNIT: tl.constexpr, DOT: tl.constexpr,
+    X_UNIT: tl.constexpr, WEIGHT_UNIT: tl.constexpr, DOT: tl.constexpr, GROUPED: tl.constexpr,
 ):  # fmt: skip
     """Grid (blocks, tiles of inner features): store activation(x W^T) of each pair, [pairs, FEATURES]."""
     block = tl.program_id(0)
@@ -92,11 +112,15 @@ def expand_kernel(
     if expert >= 0:
         pair, valid = _pairs_of(block, block_pairs, pairs, ROUTED, ROWS)
         matrix = weight + tl.cast(expert, tl.int64) * weight_expert * WEIGHT_UNIT
+        own_scales = scales
+        if scales is not None:
+            own_scales = scales + tl.cast(expert, tl.int64) * (FEATURES * (2 if GATED else 1)) * groups
         feature = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
         inner_value, up = _product(
             x, (pair // TOP_K).to(tl.int64) * x_row * X_UNIT, valid,
             matrix, feature, weight_row * WEIGHT_UNIT,
-            WIDTH, FEATURES, GATED, ROWS, BLOCK_N, BLOCK_K, DOT,
+            own_scales, groups,
+            WIDTH, FEATURES, GATED, ROWS, BLOCK_N, BLOCK_K, DOT, GROUPED,
         )  # fmt: skip
         if GATED:
             inner_value = inner_value / (1.0 + tl.exp(-inner_value)) * up
@@ -108,12 +132,13 @@ def expand_kernel(
         tl.store(inner + offsets, inner_value.to(inner.dtype.element_ty), mask=mask)
 
 
-@triton.jit(do_not_specialize=["pairs", "weight_expert", "weight_row", "count_row"])
+@triton.jit(do_not_specialize=["pairs", "weight_expert", "weight_row", "count_row", "groups"])
 def project_kernel(
-    inner, weight, block_expert, block_pairs, counts_for, parts, pairs,
+    inner, weight, scales, block_expert, block_pairs, counts_for, parts, pairs, groups,
     weight_expert: tl.int64, weight_row: tl.int64, count_row: tl.int64,
     WIDTH: tl.constexpr, FEATURES: tl.constexpr, ROUTED: tl.constexpr, ROWS: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, WEIGHT_UNIT: tl.constexpr, DOT: tl.constexpr,
+    GROUPED: tl.constexpr,
 ):  # fmt: skip
     """Grid (blocks, tiles of outputs): store what each pair adds to its row, float32 [pairs, FEATURES].
 
@@ -126,11 +151,15 @@ def project_kernel(
     if expert >= 0:
         pair, valid = _pairs_of(block, block_pairs, pairs, ROUTED, ROWS)
         matrix = weight + tl.cast(expert, tl.int64) * weight_expert * WEIGHT_UNIT
+        own_scales = scales
+        if scales is not None:
+            own_scales = scales + tl.cast(expert, tl.int64) * FEATURES * groups
         feature = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
         wide = pair.to(tl.int64)
         result, _ = _product(
             inner, wide * WIDTH, valid, matrix, feature, weight_row * WEIGHT_UNIT,
-            WIDTH, FEATURES, False, ROWS, BLOCK_N, BLOCK_K, DOT,
+            own_scales, groups,
+            WIDTH, FEATURES, False, ROWS, BLOCK_N, BLOCK_K, DOT, GROUPED,
         )  # fmt: skip
         if counts_for is not None:
             counts = tl.load(counts_for + wide * count_row, mask=valid, other=0.0)
@@ -183,13 +212,15 @@ def moe(
     activation: Activation,
     out: torch.Tensor,
     shared: SharedExpert | None = None,
+    scales: ExpertScales | None = None,
 ) -> None:
     """Compute out_i = sum over j of weights_ij * expert_ij(hidden_i), and add the shared expert last.
 
     hidden: [n, d]; experts: [n, k] int32, -1 = none; weights: [n, k] float32; gate_up: [E, f or 2 f, d] and
-    down: [E, d_out, f] in the type of hidden; out: [n, d_out], written. Raises WrongArgument.
+    down: [E, d_out, f] in the type of hidden, or FP8 with `scales`; out: [n, d_out], written. Raises
+    WrongArgument.
     """
-    for call in calls(hidden, experts, weights, gate_up, down, activation, out, shared):
+    for call in calls(hidden, experts, weights, gate_up, down, activation, out, shared, scales):
         call.run()
 
 
@@ -202,6 +233,7 @@ def calls(
     activation: Activation,
     out: torch.Tensor,
     shared: SharedExpert | None = None,
+    scales: ExpertScales | None = None,
 ) -> list[KernelCall]:
     """Check the arguments of `moe` and return its launches.
 
@@ -214,7 +246,7 @@ def calls(
     check("experts", experts, (n, None), dtypes=(torch.int32,), device=device, dense_from=0)
     k = experts.shape[1]
     check("weights", weights, (n, k), dtypes=(torch.float32,), device=device, dense_from=0)
-    _check_experts("", hidden, gate_up, down, activation)
+    _check_experts("", hidden, gate_up, down, activation, scales)
     count, d_out = down.shape[0], down.shape[1]
     check("out", out, (n, d_out), device=device)
     if not 0 < count <= MOST_EXPERTS:
@@ -222,16 +254,17 @@ def calls(
     if not n:
         return []
     blocks = ExpertBlocks.empty(experts, count)
-    products, parts = _products(hidden, gate_up, down, activation, k, weights, blocks)
+    products, parts = _products(hidden, gate_up, down, activation, k, weights, blocks, scales)
     shared_parts = None
     if shared is not None:
         one_up, one_down = shared.gate_up.unsqueeze(0), shared.down.unsqueeze(0)
-        _check_experts("shared.", hidden, one_up, one_down, activation)
-        check("shared.down", shared.down, (d_out, None))
+        own = _scales_of(shared)
+        _check_experts("shared.", hidden, one_up, one_down, activation, own)
+        check("shared.down", shared.down, (d_out, None), dtypes=(shared.down.dtype,))
         if shared.logit is not None:
             check("shared.logit", shared.logit[..., None], (n, 1), dtypes=(torch.float32,), device=device)
-        shared_products, shared_parts = _products(hidden, one_up, one_down, activation, 1, shared.logit, None)
-        products += shared_products
+        of_shared, shared_parts = _products(hidden, one_up, one_down, activation, 1, shared.logit, None, own)
+        products += of_shared
     unit, block = stride_unit(out.stride()[:1]), block_of(d_out, least=128, most=1024)
     combine = KernelCall(
         combine_kernel,
@@ -249,13 +282,52 @@ def calls(
     return [*sort_calls(experts, count, blocks), *products, combine]
 
 
+def _scales_of(shared: SharedExpert) -> ExpertScales | None:
+    """Return the scales of a shared expert as those of the only one of its kind."""
+    if shared.gate_up_scales is None or shared.down_scales is None:
+        return None
+    return ExpertScales(shared.gate_up_scales.unsqueeze(0), shared.down_scales.unsqueeze(0))
+
+
 def _check_experts(
-    owner: str, hidden: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, activation: Activation
+    owner: str,
+    hidden: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    activation: Activation,
+    scales: ExpertScales | None,
 ) -> None:
-    kind: dict[str, Any] = {"dtypes": (hidden.dtype,), "device": hidden.device}
+    kind: dict[str, Any] = {"dtypes": (hidden.dtype if scales is None else FP8,), "device": hidden.device}
     check(f"{owner}down", down, (None, None, None), **kind)
     count, _, f = down.shape
     check(f"{owner}gate_up", gate_up, (count, activation.projections * f, hidden.shape[1]), **kind)
+    if scales is None:
+        return
+    kind = {"dtypes": (torch.float32,), "device": hidden.device, "dense_from": 0}
+    for name, numbers, own in (("gate_up", gate_up, scales.gate_up), ("down", down, scales.down)):
+        check(f"{owner}{name}_scales", own, (*numbers.shape[:2], None), **kind)
+        if own.shape[2] not in (1, groups := ceil_div(numbers.shape[2], GROUP)):
+            raise UnsupportedArgument(
+                f"{owner}{name}_scales has {own.shape[2]} groups; it must have {groups}"
+            )
+
+
+def _default_launch(
+    x: torch.Tensor, rows: int, blocks: ExpertBlocks | None, scales: ExpertScales | None
+) -> Launch:
+    """Return the tiles of a product of blocks of `rows` rows."""
+    if x.dtype == torch.float32:
+        # A float32 operand takes the registers of two while it is multiplied.
+        default = Launch(4, 2, {"N": 32, "K": 32})
+    elif rows == LEAST_ROWS:
+        default = Launch(4, 3, {"N": 64, "K": 128})
+    else:
+        # A shared expert's rows leave no registers for wide operands, unless those are in shared memory.
+        default = Launch(4, 3, {"N": 64, "K": 32 if blocks is None and not warp_groups(x.device) else 64})
+    if scales is not None and scales.gate_up.shape[2] > 1:
+        # Each tile is summed by itself, beside the sum of all.
+        default = replace(default, blocks={"N": 32, "K": min(64, default.blocks["K"])})
+    return default
 
 
 def _products(
@@ -266,31 +338,26 @@ def _products(
     k: int,
     weights: torch.Tensor | None,
     blocks: ExpertBlocks | None,
+    scales: ExpertScales | None,
 ) -> tuple[list[KernelCall], torch.Tensor]:
     """Return both products and the tensor of their results; without blocks every row goes to expert 0."""
     pairs, d, (_, d_out, f) = len(x) * k, x.shape[1], down.shape
     inner, parts = x.new_empty(pairs, f), x.new_empty(pairs, d_out, dtype=torch.float32)
     rows = rows_of_a_block(pairs, 1) if blocks is None else blocks.rows
     count = ceil_div(pairs, rows) if blocks is None else len(blocks.expert)
-    if x.dtype == torch.float32:
-        # A float32 operand takes the registers of two while it is multiplied.
-        default = Launch(4, 2, {"N": 32, "K": 32})
-    elif rows == LEAST_ROWS:
-        default = Launch(4, 3, {"N": 64, "K": 128})
-    else:
-        # A shared expert's rows leave no registers for wide operands, unless those are in shared memory.
-        default = Launch(4, 3, {"N": 64, "K": 32 if blocks is None and not warp_groups(x.device) else 64})
-    shape = f"m{rows} d{d} f{f} {x.dtype}"
+    default = _default_launch(x, rows, blocks, scales)
+    shape = f"m{rows} d{d} f{f} {x.dtype}{'' if scales is None else ' fp8'}"
     launches = []
-    for kernel, weight, width, features in (
-        (expand_kernel, gate_up, d, f),
-        (project_kernel, down, f, d_out),
+    up_scales, down_scales = (None, None) if scales is None else (scales.gate_up, scales.down)
+    for kernel, weight, width, features, own in (
+        (expand_kernel, gate_up, d, f, up_scales),
+        (project_kernel, down, f, d_out, down_scales),
     ):
         first = kernel is expand_kernel
         launch = launch_for("moe_expand" if first else "moe_project", x.device, shape, default)
-        unit = stride_unit(weight.stride()[:2])
+        unit, groups = stride_unit(weight.stride()[:2]), 1 if own is None else own.shape[2]
         arguments: dict[str, Any] = {
-            "weight": weight, "inner": inner, "pairs": pairs,
+            "weight": weight, "scales": own, "groups": groups, "inner": inner, "pairs": pairs,
             "block_expert": None if blocks is None else blocks.expert,
             "block_pairs": None if blocks is None else blocks.pairs,
             "weight_expert": weight.stride(0) // unit, "weight_row": weight.stride(1) // unit,
@@ -298,7 +365,7 @@ def _products(
         constants = {
             "WIDTH": width, "FEATURES": features, "ROUTED": blocks is not None, "ROWS": rows,
             "BLOCK_N": launch.blocks["N"], "BLOCK_K": launch.blocks["K"], "WEIGHT_UNIT": unit,
-            "DOT": dot_dtype(x.dtype),
+            "DOT": dot_dtype(x.dtype), "GROUPED": groups > 1,
         }  # fmt: skip
         if first:
             x_unit = stride_unit(x.stride()[:1])

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
-from mamba_api.choices import DRAFT_MODEL, Transport
+from mamba_api.choices import DRAFT_MODEL, ON_CPUS, Transport
 from mamba_api.model_uri import DOWNLOADED, DOWNLOADED_PATTERN
 from mamba_api.names import MAX_NAME_LENGTH
 from mamba_api.v1alpha1.base import ApiModel, FreeForm, Rule
@@ -65,14 +65,15 @@ def _quantization_of_pool(pool: str) -> Rule:
     """Return the rule that engines of a pool with quantized matrices have no GPUs."""
     resources = f"self.disaggregation.{pool}.resources"
     return Rule(
-        cel=f"self.engine.quantization == 'none' || !has(self.disaggregation) || !has({resources}) || "
+        cel=f"self.engine.quantization == 'none' || self.engine.quantization == 'fp8' || "
+        f"!has(self.disaggregation) || !has({resources}) || "
         f"!has({resources}.gpus) || {resources}.gpus == 0",
         message=(
             f"engine.quantization int8 and int4 are for engines without GPUs: remove it, or set "
             f"disaggregation.{pool}.resources.gpus to 0"
         ),
         holds=lambda self: (
-            self.engine.quantization == "none"
+            self.engine.quantization not in ON_CPUS
             or self.disaggregation is None
             or (own := getattr(self.disaggregation, pool).resources) is None
             or "gpus" not in own.model_fields_set
@@ -177,7 +178,7 @@ class Spec(ApiModel):
             holds=lambda self: self.state_cache.track_interval % self.engine.page_size == 0,
         ),
         Rule(
-            cel="self.engine.quantization == 'none' || "
+            cel="self.engine.quantization == 'none' || self.engine.quantization == 'fp8' || "
             "(has(self.resources.gpus) && self.resources.gpus == 0) || "
             "(has(self.resources.profile) && !has(self.resources.gpus))",
             message=(
@@ -185,10 +186,18 @@ class Spec(ApiModel):
                 "resources.gpus to 0"
             ),
             holds=lambda self: (
-                self.engine.quantization == "none"
+                self.engine.quantization not in ON_CPUS
                 or not self.resources.gpus
                 or self.resources.leaves_gpus_open
             ),
+        ),
+        Rule(
+            cel="self.engine.quantization != 'fp8' || !self.engine.batchInvariant",
+            message=(
+                "engine.quantization fp8 and batchInvariant exclude each other in this version: set "
+                "batchInvariant to false, or remove quantization"
+            ),
+            holds=lambda self: self.engine.quantization != "fp8" or not self.engine.batch_invariant,
         ),
         Rule(
             cel="!self.engine.batchInvariant || !(has(self.model.maxAdapters) || "

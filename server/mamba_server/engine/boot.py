@@ -161,7 +161,9 @@ def boot(settings: EngineSettings, report: Report, overrides: BootOverrides = NO
     device_memory = _memory(settings, device)
     weights = _weights(directory, config, dtype, settings, device)
     plan = plan_engine(config, settings, device_memory, weights)
-    _compile_kernels(device, DTYPES[dtype], report)
+    if settings.quantization != "fp8":
+        # No C++ kernel multiplies FP8.
+        _compile_kernels(device, DTYPES[dtype], report)
     check_kernels(rule, device, DTYPES[dtype])
     model = HybridModel(
         config,
@@ -552,7 +554,8 @@ def _audits(
         bounds=Precision(
             dtype,
             plan.state_dtype,
-            int8=settings.quantization == "int8" or (device.type == "cpu" and _stores_integers(config)),
+            int8=settings.quantization in ("int8", "fp8")
+            or (device.type == "cpu" and _stores_integers(config)),
             experts=config.moe is not None,
             batch_invariant=settings.batch_invariant and device.type == "cpu",
         ).bounds,

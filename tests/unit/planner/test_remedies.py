@@ -26,12 +26,14 @@ TINY = model("server/mamba_server/builtin/tiny-recall/config.json")
 GPU, CPU = Device("cuda", 22 * GIB), Device("cpu", 16 * GIB, declared=False)
 LONG = {"max_model_len": 131_072}
 CASES: tuple[tuple[ModelConfig, Device, dict[str, Any], set[str]], ...] = (
-    (NANO, GPU, LONG, {"max_model_len", "utilization"}),
+    (NANO, GPU, LONG, {"max_model_len", "utilization", "quantization"}),
     (NANO, GPU, {"arena_bytes": "420Mi", "strategy": "ExtraBuffer", "state_dtype": "float32"},
      {"strategy", "arena_bytes"}),
     (NANO, GPU, {"arena_bytes": "256Mi", "state_dtype": "float32"}, {"state_dtype", "arena_bytes"}),
-    (NANO, Device("cuda", 20 * GIB + GIB // 2), {}, {"chunked_prefill_tokens", "utilization"}),
-    (NANO, Device("cuda", 16 * GIB), {}, set()),
+    (NANO, Device("cuda", 20 * GIB + GIB // 2), {},
+     {"chunked_prefill_tokens", "utilization", "quantization"}),
+    (NANO, Device("cuda", 16 * GIB), {}, {"quantization"}),
+    (NANO, Device("cuda", 8 * GIB), {}, set()),
     (NANO, CPU, {}, {"quantization", "a machine"}),
     (TINY, CPU, {"max_model_len": 99_999_999}, {"max_model_len", "a machine"}),
     (TINY, CPU, {"arena_bytes": "20Gi"}, {"arena_bytes"}),

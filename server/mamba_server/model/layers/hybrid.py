@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
-from mamba_api.choices import Quantization
+from mamba_api.choices import ON_CPUS, Quantization
 from mamba_kernels.cpu.packed_linear import PackedLinear
 from mamba_kernels.cpu.short_conv import PARTS
 from mamba_kernels.dispatch.backend import TRITON, Backend, backend_for
@@ -34,6 +34,7 @@ from mamba_server.model.forward_batch import ForwardBatch, HostBatch
 from mamba_server.model.hidden_rows import HiddenPlan
 from mamba_server.model.layers.attention import Attention, Turns
 from mamba_server.model.layers.draft_head import DraftHead
+from mamba_server.model.layers.fp8 import fp8_backend
 from mamba_server.model.layers.gated_delta import GatedDeltaMixer
 from mamba_server.model.layers.latent_attention import LatentAttention
 from mamba_server.model.layers.loader import Loader, Norm, Rows
@@ -112,8 +113,10 @@ class HybridModel:
         self._batch_invariant = batch_invariant
         self.adapters = adapters
         self.backend = backend or backend_for(device, dtype)
+        if quantization == "fp8":
+            self.backend = fp8_backend(self.backend, device, batch_invariant=batch_invariant)
         library = self.backend.library
-        if quantization != "none" and library is None:
+        if quantization in ON_CPUS and library is None:
             raise UnsupportedModel(
                 f"quantization {quantization} needs the C++ kernels of a CPU, which are not used here "
                 f"({device.type}, {str(dtype).removeprefix('torch.')}): serve with --quantization none, or "
@@ -384,7 +387,9 @@ class HybridModel:
             layer = loader.at_layer(number, factors)
             after = index in config.norm_after
             norm_name = layer.first_of(names.norms_after if after else names.norms)
-            norm = layer.norm(norm_name, config.hidden_size, self._norm_eps)
+            # Rows of experts are not rounded, and what a later norm returns is added.
+            multiplied = kind != "moe" and not after
+            norm = layer.norm(norm_name, config.hidden_size, self._norm_eps, before_product=multiplied)
             prefix = names.mixer
             if names.other_mixer and layer.at(names.other_mixer).has(f"{self._names.down_proj}.weight"):
                 prefix = names.other_mixer

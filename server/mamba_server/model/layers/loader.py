@@ -20,6 +20,8 @@ from mamba_kernels.cpu.quantized.int4_weight import Int4Weight, pack_numbers
 from mamba_kernels.cpu.quantized.int8_weight import QuantizedWeight
 from mamba_kernels.cpu.rms_norm import RowNorm
 from mamba_kernels.dispatch.operators import REFERENCE, Operators
+from mamba_kernels.fp8 import Fp8Matrix
+from mamba_kernels.fp8.matrix import GROUP, joined
 from mamba_kernels.invariant import sound_row_tile
 from mamba_kernels.precision import accumulator
 from mamba_server.model.adapters.adapted_product import Part
@@ -27,6 +29,7 @@ from mamba_server.model.adapters.adapter_bank import AdapterBank
 from mamba_server.model.checkpoint.mapped_pages import give_back
 from mamba_server.model.checkpoint.tensor_factors import Factors
 from mamba_server.model.checkpoint.tensor_source import TensorSource
+from mamba_server.model.layers.fp8 import Fp8Linear, Fp8Norm, JoinedProducts, NormedRows
 from mamba_server.model.layers.linear import Linear
 
 Rows = Callable[[torch.Tensor], torch.Tensor]
@@ -34,8 +37,8 @@ Rows = Callable[[torch.Tensor], torch.Tensor]
 Norm = Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]
 """Function (x, added) -> norm(x + added), all [T, a]. x becomes the sum; None adds nothing."""
 
-Matrix = torch.Tensor | BlockNumbers
-"""A matrix [outputs, inputs]: its weights, or the integers as which the checkpoint stores them."""
+Matrix = torch.Tensor | BlockNumbers | Fp8Matrix
+"""A matrix [outputs, inputs]: its weights, the integers as which the checkpoint stores them, or FP8."""
 
 PACKED: dict[Quantization, Callable[[torch.Tensor, Callable[[torch.Tensor], None]], PackedMatrix]] = {
     "none": PackedWeight,
@@ -59,7 +62,7 @@ class Loader:
     library: Library | None = None
     """The C++ kernels, if they are used instead of operators; otherwise None."""
     quantization: Quantization = "none"
-    """Quantization of matrices in the C++ kernels."""
+    """Quantization of matrices in the C++ kernels, or fp8 without these."""
     factors: Factors = field(default_factory=dict)
     """Factors by which rows of the layer's tensors are multiplied."""
     layer: str = ""
@@ -68,6 +71,8 @@ class Loader:
     """Offset that is added to the weights of norms, in float32 because such weights are near zero."""
     adapters: AdapterBank | None = None
     """Places for adapters of projections; None = the model has none."""
+    normed: NormedRows = field(default_factory=NormedRows)
+    """FP8 form of rows that norms leave for products."""
 
     def at(self, *parts: str | int) -> "Loader":
         """Return a loader for the tensors whose names continue with `parts`, joined by dots."""
@@ -82,9 +87,10 @@ class Loader:
         """Return the loader of the embedding and of the head, which have eight bits where others have four.
 
         Each token's probability depends on a row of its own there, so an error there counts most
-        (docs/notes/kernels-cpu.md). They have no adapters.
+        (docs/notes/kernels-cpu.md). They are not FP8, and have no adapters.
         """
-        quantization: Quantization = "int8" if self.quantization == "int4" else self.quantization
+        other: dict[Quantization, Quantization] = {"int4": "int8", "fp8": "none"}
+        quantization = other.get(self.quantization, self.quantization)
         return replace(self, quantization=quantization, adapters=None)
 
     def has(self, name: str) -> bool:
@@ -117,8 +123,10 @@ class Loader:
     def matrix(self, name: str, outputs: int, inputs: int) -> Matrix:
         """Return the matrix `name` below the prefix, as integers if the kernels keep those of the checkpoint.
 
-        Raises WeightsError.
+        With quantization fp8 it is FP8. Raises WeightsError.
         """
+        if self.quantization == "fp8":
+            return self.fp8(name, outputs, inputs)
         place = self.prefix + name
         if self.library is not None and place.removeprefix(self.layer) not in self.factors:
             numbers = self.weights.numbers(place, (outputs, inputs), self.dtype)
@@ -129,13 +137,38 @@ class Loader:
                 )
         return self.tensor(name, outputs, inputs)
 
+    def fp8(self, name: str, *shape: int) -> Fp8Matrix | torch.Tensor:
+        """Return the matrix `name`, or one of each expert, as FP8: as it is stored, or rounded to FP8.
+
+        A checkpoint in FP8 decides itself which of its matrices are not, and these stay as they are. Raises
+        WeightsError.
+        """
+        place = self.prefix + name
+        stored = self.weights.fp8(place, shape)
+        if stored is None:
+            weight = self.tensor(name, *shape)
+            if self.weights.fp8_form:
+                return weight
+            rounded = Fp8Matrix.of(weight)
+            give_back(weight)
+            return rounded
+        matrix = Fp8Matrix(stored.numbers.to(self.device), stored.scales.to(self.device))
+        factor = self.factors.get(place.removeprefix(self.layer))
+        return matrix if factor is None else matrix.scaled(factor)
+
     def wide(self, name: str, *shape: int) -> torch.Tensor:
         """Return a small tensor in the type of sums: float32, or float64 in a float64 model."""
         return self.tensor(name, *shape, dtype=accumulator(self.dtype))
 
-    def norm(self, name: str, width: int, eps: float) -> Norm:
-        """Return the RMSNorm with the weight `name`."""
+    def norm(self, name: str, width: int, eps: float, *, before_product: bool = False) -> Norm:
+        """Return the RMSNorm with the weight `name`.
+
+        before_product: whether all that the norm returns is multiplied, so that it may round to FP8 as well.
+        """
         weight, dtype = self.norm_weight(name, width), self.dtype
+        if before_product and self.quantization == "fp8":
+            groups = -(-width // GROUP) if self.weights.fp8_form == "blocks" else 1
+            return Fp8Norm(weight, eps, dtype, groups, self.operators, self.normed)
         if self.library is not None:
             return RowNorm(self.library, weight, eps, dtype)
         norm = self.operators.rms_norm
@@ -222,8 +255,7 @@ class Loader:
         """
         inputs = weights[0].shape[1]
         if self.library is None:
-            whole = one_matrix([each for each in weights if isinstance(each, torch.Tensor)])
-            plain = self.plain(whole, bias)
+            plain = self._product(weights, bias)
             if self.adapters is None:
                 return plain
             return self.adapters.adapt(plain, plain, "", inputs, tuple(parts))
@@ -233,6 +265,23 @@ class Loader:
             return product
         linear = PackedLinear(self.library, packed, bias) if activation else product
         return self.adapters.adapt(product, linear, activation, inputs, tuple(parts), self.library)
+
+    def _product(self, weights: Sequence[Matrix], bias: torch.Tensor | None) -> Rows:
+        """Return the product that operators compute. Neighbours of one form become one matrix."""
+        products: list[Rows] = []
+        start = 0
+        for groups, group in groupby(weights, _groups):
+            parts = list(group)
+            end = start + sum(part.shape[0] for part in parts)
+            own = None if bias is None else bias[start:end]
+            if groups:
+                whole = joined([each for each in parts if isinstance(each, Fp8Matrix)])
+                products.append(Fp8Linear(whole, own, self.dtype, self.operators, self.normed))
+            else:
+                plain = one_matrix([each for each in parts if isinstance(each, torch.Tensor)])
+                products.append(self.plain(plain, own))
+            start = end
+        return products[0] if len(products) == 1 else JoinedProducts(products)
 
     def pack(self, weight: torch.Tensor) -> PackedMatrix:
         """Return the matrix as the C++ kernels read it. The caller must not read `weight` afterwards."""
@@ -262,6 +311,11 @@ class Loader:
         outputs, inputs = weight.shape
         tile = sound_row_tile(inputs, outputs, bias is not None, weight.dtype, weight.device)
         return Linear(weight, bias, tile)
+
+
+def _groups(matrix: Matrix) -> int:
+    """Return the number of scales of an output; 0 = the matrix is not FP8."""
+    return matrix.groups if isinstance(matrix, Fp8Matrix) else 0
 
 
 def rows_of(matrix: Matrix, rows: torch.Tensor | slice) -> Matrix:

@@ -12,8 +12,11 @@ from mamba_kernels.cpu.expert_router import ExpertRouter
 from mamba_kernels.cpu.experts import PackedExperts
 from mamba_kernels.cpu.library import Library
 from mamba_kernels.cpu.packed_linear import PackedWeight
+from mamba_kernels.cpu.quantized.block_numbers import BlockNumbers
 from mamba_kernels.dispatch.operators import REFERENCE
-from mamba_kernels.moe import Activation, Routing, SharedExpert
+from mamba_kernels.fp8 import Fp8Matrix
+from mamba_kernels.fp8.matrix import joined, stacked
+from mamba_kernels.moe import Activation, ExpertScales, Routing, SharedExpert
 from mamba_planner.model_config import MoeConfig
 from mamba_server.model.adapters.adapted_experts import AdaptedExperts, ExpertNames, ExpertProducts
 from mamba_server.model.adapters.adapter_bank import AdapterBank
@@ -36,6 +39,8 @@ Matrices = Iterable[list[Matrix]]
 Chosen = tuple[torch.Tensor, torch.Tensor]
 """Experts and weights of rows, as `route` returns them."""
 SharedMatrices = tuple[list[Matrix], list[Matrix]]
+Stacked = torch.Tensor | Fp8Matrix
+"""One matrix of each expert: [E, outputs, inputs]"""
 
 
 class Moe:
@@ -46,6 +51,7 @@ class Moe:
         own = names.moe
         if own is None:
             raise UnsupportedModel("this version knows no names of experts of the model's family")
+        self.dtype = loader.dtype
         self.activation = ACTIVATIONS[config.gated, config.activation]
         self.routing = Routing(
             top_k=config.experts_per_token,
@@ -81,13 +87,14 @@ class Moe:
         self.adapted: AdaptedExperts | None = None
         """Experts with places for adapters; None = the engine has no places for changes of experts."""
         self._shared_gate = gate
+        self.scales: ExpertScales | None = None
+        """Scales of routed experts that are FP8; None = they are not."""
         if (library := loader.library) is not None:
             self.router = ExpertRouter(library, PackedWeight(router), self.routing, self.correction)
             self.packed = self._pack(library, gate_up, down, shared, gate, loader)
         else:
             self.scores = _scores(router, gate, loader)
-            self.gate_up, self.down = _stack(gate_up), _stack(down)
-            self.shared = None if shared is None else SharedExpert(*map(_whole, shared))
+            self._take_operands(_stack(gate_up), _stack(down), shared)
             self.gated = gate is not None
             """Whether the last score of a row is the logit of the shared expert's weight."""
         if loader.adapters is not None and loader.adapters.expert_rank:
@@ -99,6 +106,10 @@ class Moe:
         """Reserve the places of adapters for the experts."""
         own, inners = names.moe, self.activation.projections
         assert own is not None
+        if self.scales is not None:
+            raise UnsupportedModel(
+                "experts in FP8 take no adapters: leave out --max-lora-expert-rank, or --quantization fp8"
+            )
         width = config.latent or hidden_size
         first, last = self._products()
         routed = ExpertProducts(
@@ -123,18 +134,34 @@ class Moe:
         matrices = [*zip(self.gate_up, self.down, strict=True), *shared]
         return [Linear(first, None) for first, _ in matrices], [Linear(last, None) for _, last in matrices]
 
+    def _take_operands(self, gate_up: Stacked, down: Stacked, shared: SharedMatrices | None) -> None:
+        """Set the weights as the operator takes them."""
+        if isinstance(gate_up, Fp8Matrix) and isinstance(down, Fp8Matrix):
+            self.gate_up, self.down = gate_up.numbers, down.numbers
+            self.scales = ExpertScales(gate_up.scales, down.scales)
+        else:
+            self.gate_up, self.down = _plain(gate_up, self.dtype), _plain(down, self.dtype)
+        self.shared: SharedExpert | None = None
+        if shared is None:
+            return
+        up, back = map(_whole, shared)
+        if isinstance(up, Fp8Matrix) and isinstance(back, Fp8Matrix):
+            self.shared = SharedExpert(up.numbers, back.numbers, None, up.scales, back.scales)
+        else:
+            self.shared = SharedExpert(_plain(up, self.dtype), _plain(back, self.dtype))
+
     def _pack(
         self,
         library: Library,
-        gate_up: Matrices | torch.Tensor,
-        down: Matrices | torch.Tensor,
+        gate_up: Matrices | Stacked,
+        down: Matrices | Stacked,
         shared: SharedMatrices | None,
         gate: torch.Tensor | None,
         loader: Loader,
     ) -> PackedExperts:
         pairs = [
             (loader.pack_parts(_listed(up)), loader.pack_parts(_listed(back)))
-            for up, back in zip(gate_up, down, strict=True)
+            for up, back in zip(_each(gate_up), _each(down), strict=True)
         ]
         own = None if shared is None else (loader.pack_parts(shared[0]), loader.pack_parts(shared[1]))
         return PackedExperts(library, pairs, self.activation, own, None if gate is None else gate[0])
@@ -158,7 +185,9 @@ class Moe:
             logits = logits[:, :-1]
         experts, weights = self.route(logits, self.routing, self.correction)
         out = torch.empty_like(rows)
-        self.compute(rows, experts, weights, self.gate_up, self.down, self.activation, out, shared)
+        self.compute(
+            rows, experts, weights, self.gate_up, self.down, self.activation, out, shared, self.scales
+        )
         self._change(x, rows, (experts, weights), out)
         return out
 
@@ -218,17 +247,37 @@ def _listed(parts: list[Matrix] | torch.Tensor) -> list[Matrix]:
     return [parts] if isinstance(parts, torch.Tensor) else parts
 
 
-def _whole(parts: list[Matrix]) -> torch.Tensor:
-    return one_matrix([part for part in parts if isinstance(part, torch.Tensor)])
+def _each(matrices: Matrices | Stacked) -> Matrices | torch.Tensor:
+    """Return the matrices of each expert, which are not FP8 where the C++ kernels compute."""
+    assert not isinstance(matrices, Fp8Matrix)
+    return matrices
 
 
-def _stack(matrices: Matrices | torch.Tensor) -> torch.Tensor:
-    if isinstance(matrices, torch.Tensor):
+def _whole(parts: list[Matrix]) -> Stacked:
+    """Join parts of a matrix by their rows; the whole is FP8 if all parts are, with scales of one form."""
+    numbers = [part for part in parts if isinstance(part, Fp8Matrix)]
+    if len(numbers) == len(parts) and len({part.groups for part in numbers}) == 1:
+        return joined(numbers)
+    plain = next((part.dtype for part in parts if isinstance(part, torch.Tensor)), torch.bfloat16)
+    return one_matrix([_plain(part, plain) for part in parts if not isinstance(part, BlockNumbers)])
+
+
+def _plain(matrix: Stacked, dtype: torch.dtype) -> torch.Tensor:
+    return matrix.plain(dtype) if isinstance(matrix, Fp8Matrix) else matrix
+
+
+def _stack(matrices: Matrices | Stacked) -> Stacked:
+    if isinstance(matrices, torch.Tensor | Fp8Matrix):
         return matrices
     every = [_whole(parts) for parts in matrices]
-    whole = torch.stack(every)
-    for matrix in every:
-        give_back(matrix)
+    numbers = [matrix for matrix in every if isinstance(matrix, Fp8Matrix)]
+    if len(numbers) == len(every):
+        return stacked(numbers)
+    kind = next(matrix.dtype for matrix in every if isinstance(matrix, torch.Tensor))
+    plain = [_plain(matrix, kind) for matrix in every]
+    whole = torch.stack(plain)
+    for each in plain:
+        give_back(each)
     return whole
 
 
@@ -244,10 +293,11 @@ class _OfExperts:
             yield _in_parts(own, (self._shape[1], self._shape[2]), self._loader)
 
 
-def _of_experts(names: Sequence[str], shape: tuple[int, int, int], loader: Loader) -> Matrices | torch.Tensor:
+def _of_experts(names: Sequence[str], shape: tuple[int, int, int], loader: Loader) -> Matrices | Stacked:
     """Return the matrices of all experts; `names` contain "{expert}" if each expert has its own tensors."""
     if "{expert}" not in names[0]:
-        return loader.tensor(names[0], *shape)
+        fp8 = loader.quantization == "fp8"
+        return loader.fp8(names[0], *shape) if fp8 else loader.tensor(names[0], *shape)
     return _OfExperts(names, shape, loader)
 
 
