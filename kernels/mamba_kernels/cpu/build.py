@@ -38,8 +38,12 @@ UNIT_FLAGS: dict[str, tuple[str, ...]] = {
 """Instruction sets by source file. Code that runs before the choice of one is compiled for any x86-64."""
 # Never -ffast-math: linking with it changes the rounding of the process that loads the library.
 FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-pthread")
-# What a library for other machines needs: no C++ runtime of this one, and no names of its folders.
-PORTABLE = ("-static-libstdc++", "-static-libgcc", "-s", f"-ffile-prefix-map={SOURCES}=src")
+# What a library for other machines needs: its own C++ runtime, of which it keeps no more than it calls (the
+# rest needs a newer glibc), and no names of folders of this machine.
+PORTABLE = (
+    "-static-libstdc++", "-Wl,--gc-sections", "-Wl,--exclude-libs,ALL", "-s",
+    f"-ffile-prefix-map={SOURCES}=src",
+)  # fmt: skip
 SANITIZED = ("-O1", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined")
 
 
