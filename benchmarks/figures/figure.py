@@ -17,7 +17,7 @@ RESULTS = ROOT / "benchmarks/results"
 Value = Callable[[Sequence[Any]], float]
 """Returns one number, of the contents of the sources. Raises KeyError or IndexError where it is not there."""
 _LINK = re.compile(r"\]\([^)]*\)|`[^`]*`")
-_NUMBER = re.compile(r"(?<![\w.,-])\d[\d,]*(?:\.\d+)?(?![\w-])")
+_NUMBER = re.compile(r"(?<![\w.,-])\d+(?:,\d{3})*(?:\.\d+)?(?![\w-])")
 
 
 @dataclass(frozen=True)
