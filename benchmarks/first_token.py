@@ -59,7 +59,8 @@ def install(wheel: Path, environment: Path, packages: Path | None) -> dict[str, 
 
 def answer(mambaserve: Path, cache: Path) -> dict[str, Any]:
     """Run one conversation; return the seconds until each stage began and until the end."""
-    timer, stages = Timer(), {}
+    timer = Timer()
+    stages: dict[str, float] = {}
     variables = {**os.environ, "XDG_CACHE_HOME": str(cache), "PYTHONUNBUFFERED": "1"}
     command = [str(mambaserve), "run", MODEL, "hello", "--max-tokens", "8"]
     # Both in one pipe, in the order of time: the first line that names no stage is the answer.

@@ -75,7 +75,7 @@ def complaints(figures: Figures, text: str, results: Path = RESULTS) -> list[str
 def agrees(number: str, exact: float) -> bool:
     """Return whether a written number is the exact one, rounded to as many digits."""
     digits = len(number.partition(".")[2])
-    return abs(float(number.replace(",", "")) - exact) <= 0.5 * 10**-digits * (1 + 1e-9)
+    return abs(float(number.replace(",", "")) - exact) <= 0.5 * 10.0**-digits * (1 + 1e-9)
 
 
 def newer(figures: Figures, results: Path = RESULTS) -> list[str]:

@@ -79,7 +79,7 @@ def hours(scaler: str) -> tuple[Value, Value]:
         return [row for row in documents[0]["rows"] if row["scaler"] == scaler]
 
     def in_time(documents: Sequence[Any]) -> float:
-        return sum(row["sloAttainment"] >= IN_TIME for row in rows(documents))
+        return float(sum(row["sloAttainment"] >= IN_TIME for row in rows(documents)))
 
     def cost(documents: Sequence[Any]) -> float:
         costs = [row["cost"] for row in rows(documents)]
