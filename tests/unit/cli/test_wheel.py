@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -16,7 +17,8 @@ import typer.main
 from distributions import brought_by
 from mamba_cli.main import application
 from matrix_size import LARGE
-from release.packages import build_packages
+from release.packages import build_packages, run_program
+from release.platform_wheel import write_platform_wheel
 
 ROOT = Path(__file__).parents[3]
 NOWHERE = "http://127.0.0.1:9"
@@ -77,25 +79,39 @@ def _link_bytecode(source: Path, target: Path) -> None:
         ours.symlink_to(theirs)
 
 
-def _environment(directory: Path) -> Path:
-    """Install the wheel of a release, and nothing else, without a network; return its site-packages."""
+def _environment(directory: Path, *, library: bool = False) -> Path:
+    """Install the wheel of a release, and nothing else, without a network; return its site-packages.
+
+    library: install the wheel that has the compiled kernels.
+    """
     environment = directory / "environment"
     python = environment / "bin/python"
     _run(sys.executable, "-m", "venv", "--without-pip", environment)
     build_packages(ROOT, directory, seconds=0)
     [wheel] = directory.glob("*.whl")
+    if library:
+        wheel = write_platform_wheel(wheel, _compiled(directory))
     pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", python, "install", "-q")
     _run(*pip, "--no-deps", "--no-index", "--no-compile", wheel)
     [packages] = (environment / "lib").glob("python*/site-packages")
     return packages
 
 
+def _compiled(directory: Path) -> Path:
+    """Compile the kernels of a copy of the sources, as a release does; return the library."""
+    sources = directory / "kernels"
+    ignored = shutil.ignore_patterns("shipped", "__pycache__")
+    shutil.copytree(ROOT / "kernels/mamba_kernels", sources / "mamba_kernels", ignore=ignored)
+    program = [sys.executable, "-m", "mamba_kernels.cpu.build", "--ship"]
+    return Path(run_program(program, sources, {"PYTHONPATH": str(sources)}).splitlines()[-1])
+
+
 def _run(*command: Any) -> None:
     subprocess.run([str(word) for word in command], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
 
 
-def _call(mambaserve: Path, arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    return _in_environment(mambaserve, [str(mambaserve), *arguments])
+def _call(mambaserve: Path, arguments: Sequence[str], **variables: str) -> subprocess.CompletedProcess[str]:
+    return _in_environment(mambaserve, [str(mambaserve), *arguments], **variables)
 
 
 def _call_all(
@@ -116,12 +132,12 @@ def _call_all(
 
 
 def _in_environment(
-    mambaserve: Path, command: list[str], stdin: str = ""
+    mambaserve: Path, command: list[str], stdin: str = "", **variables: str
 ) -> subprocess.CompletedProcess[str]:
     clean = {key: value for key, value in os.environ.items() if not key.startswith(("MAMBASERVE_", "PYTHON"))}
     return subprocess.run(
         command, cwd=mambaserve.parent, capture_output=True, text=True, input=stdin,
-        env={**clean, "COLUMNS": "200"},
+        env={**clean, "COLUMNS": "200", **variables},
     )  # fmt: skip
 
 
@@ -158,16 +174,23 @@ def test_every_command_of_the_bare_wheel_works_or_says_which_extra_to_install(
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not LARGE, reason="ten CPU seconds: make gates")
-def test_the_wheel_answers_with_the_shipped_model_outside_of_a_checkout(tmp_path: Path) -> None:
+@pytest.mark.skipif(not LARGE, reason="two CPU minutes, most of them a compiler's: make gates")
+def test_the_wheel_answers_with_compiled_kernels_where_there_is_neither_checkout_nor_compiler(
+    tmp_path: Path,
+) -> None:
     """The dependencies are those of this environment, whose own mambaserve comes from the checkout."""
-    packages = _environment(tmp_path)
+    packages = _environment(tmp_path, library=True)
     # Last on the path: the wheel's modules come first, and .pth files of the other folder are not read.
     (packages / "dependencies.pth").write_text(f"{Path(pytest.__file__).parents[1]}\n")
     mambaserve = packages.parents[2] / "bin/mambaserve"
     where = [str(mambaserve.with_name("python")), "-c", "import mamba_server; print(mamba_server.__file__)"]
     printed = subprocess.run(where, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
     assert Path(printed.strip()).is_relative_to(packages)
-    answer = _call(mambaserve, ("run", "builtin://tiny-recall", "hello"))
+    bare = {"CXX": "no-such-compiler", "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    answer = _call(mambaserve, ("run", "builtin://tiny-recall", "hello"), **bare)
     assert answer.returncode == 0, answer.stderr
     assert answer.stdout.strip()
+    assert "compiling" not in answer.stderr
+    examined = _call(mambaserve, ("doctor", "--output", "json", "--timeout", "0.01"), **bare)
+    findings = {each["subject"]: each for each in json.loads(examined.stdout)}
+    assert findings["kernels"]["text"].startswith("C++ with ")
