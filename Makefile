@@ -35,8 +35,8 @@ test-slow: setup ## the tests that need much of a processor for one outcome
 test-all: setup ## `test` and `test-slow` in one run (WITHOUT=interpreted: but for those, as .ci/run does)
 	@$(MANY) $(TIMES) -m "not gpu and not e2e and not tools$(if $(WITHOUT), and not $(WITHOUT))"
 
-interpreted: setup ## those of the tests on Triton's interpreter that take minutes of one processor
-	@$(PYTEST) $(TIMES) tests/gates/test_interpreted_kernels.py tests/unit/kernels/triton/test_interpreted.py
+interpreted: setup ## those of the tests on Triton's interpreter that take minutes, in two processes
+	@$(PYTEST) -n 2 --dist loadfile $(TIMES) tests/gates/test_interpreted_kernels.py tests/unit/kernels/triton/test_interpreted.py
 
 tools: setup ## the tests of the project's own tools: benchmarks, training, the test cluster, the tests for a card
 	@$(MANY) -m "tools and not gpu and not e2e"
@@ -152,4 +152,5 @@ lock: ## pin the dependencies anew (needs uv); the images' pins follow those of 
 	@$(LOCK) pyproject.toml --extra server --extra buckets --extra telemetry --python-platform linux \
 	  -c requirements/dev.lock -o requirements/server.lock
 	@$(LOCK) --group site --universal --upgrade -o requirements/site.lock
+	@echo uv | $(LOCK) - --universal --upgrade -o requirements/uv.lock
 	@echo hatchling | $(LOCK) - -c requirements/dev.lock -o requirements/build.lock

@@ -21,7 +21,7 @@ from benchmarks.gateway_idle import resident_bytes
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from mamba_prefix.prefix_table import PrefixTable
-from mamba_text.segment_cache import MOST_CHARS, SegmentCache
+from mamba_text.segment_cache import MOST_CACHED_BYTES, SegmentCache
 from mamba_text.text_archive import TextArchive, load_text_side
 
 MIB = 1 << 20
@@ -87,7 +87,7 @@ def of_texts(archive: Path) -> dict[str, float]:
     loaded = resident_bytes(os.getpid())
     pieces, rng = SegmentCache(side.tokenizer), random.Random(1)
     letters = "abcdefghijklmnopqrstuvwxyz     "
-    while pieces.chars < MOST_CHARS - 20_000:
+    while pieces.held_bytes < MOST_CACHED_BYTES - 100_000:
         pieces.encode("".join(rng.choices(letters, k=10_000)))
     held = resident_bytes(os.getpid())
     return {

@@ -2,13 +2,15 @@
 
 Run as `python -m benchmarks.pool_gaps`; writes JSON and Markdown to benchmarks/results. Two engines each, one
 of them on either core, of the shipped model. Phases take turns: the streams of each pair alone, then beside
-prompts that come one after the other without end.
+prompts that come one after the other without end, and as a control beside a process that computes without end
+on the core of the first engine. No state arrives in the control, so its gaps show what shared cores cost.
 """
 
 import argparse
 import asyncio
 import contextlib
 import os
+import signal
 import time
 from collections.abc import Iterator, Sequence
 from random import Random
@@ -48,6 +50,21 @@ def pair(roles: Sequence[str]) -> Iterator[str]:
                 os.sched_setaffinity(0, whole)
         backends = [word for url in urls for word in ("--backend", url)]
         yield stack.enter_context(running_command("gateway", *backends))
+
+
+@contextlib.contextmanager
+def busy_core() -> Iterator[None]:
+    """Run a process that computes without end on the core of the first engine."""
+    process = os.fork()
+    if process == 0:
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+        while True:
+            pass
+    try:
+        yield
+    finally:
+        os.kill(process, signal.SIGKILL)
+        os.waitpid(process, 0)
 
 
 def body(prompt: Sequence[int], tokens: int, *, stream: bool) -> dict[str, Any]:
@@ -119,26 +136,31 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=12.0, help="length of a phase")
     parser.add_argument("--prompt-tokens", type=int, default=8000)
+    parser.add_argument("--pairs", nargs="*", choices=[*PAIRS], default=[*PAIRS])
     options = parser.parse_args(arguments)
-    found: dict[str, list[dict[str, Any]]] = {name: [] for name in PAIRS}
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name in options.pairs}
     with contextlib.ExitStack() as stack:
-        doors = {name: stack.enter_context(pair(roles)) for name, roles in PAIRS.items()}
+        doors = {name: stack.enter_context(pair(PAIRS[name])) for name in found}
         for number in range(options.rounds):
             for name, door in doors.items():
-                alone, _ = asyncio.run(phase(door, 0, options.seconds, 2 * number))
+                alone, _ = asyncio.run(phase(door, 0, options.seconds, 3 * number))
                 beside, waits = asyncio.run(
-                    phase(door, options.prompt_tokens, options.seconds, 2 * number + 1)
+                    phase(door, options.prompt_tokens, options.seconds, 3 * number + 1)
                 )
+                with busy_core():
+                    control, _ = asyncio.run(phase(door, 0, options.seconds, 3 * number + 2))
                 found[name].append(
                     {
                         "alone_median_ms": 1000 * median(alone), "alone_p99_ms": p99(alone),
                         "beside_median_ms": 1000 * median(beside), "beside_p99_ms": p99(beside),
-                        "prompts": len(waits), "ratio": p99(beside) / p99(alone), "gaps": len(beside),
+                        "control_median_ms": 1000 * median(control), "control_p99_ms": p99(control),
+                        "prompts": len(waits), "gaps": len(beside),
+                        "ratio": p99(beside) / p99(alone), "ratio_of_control": p99(control) / p99(alone),
                         "load_average": os.getloadavg()[0],
                     }
                 )  # fmt: skip
                 print(name, found[name][-1], flush=True)
-    columns = list(found["pools"][0])
+    columns = list(next(iter(found.values()))[0])
     lines = [
         "",
         (

@@ -1,9 +1,8 @@
-"""Tokens per processor second with and without drafts: an answer that copies, and five where drafts fail.
+"""Tokens per second of a thread with and without drafts: an answer that copies, and five where drafts fail.
 
 Run as `python -m benchmarks.speculation --model DIR`. The model computes every step; the tokens of the
 answers are those of a script, so that the share of drafts that are right is that of real text, whatever the
-weights are. Ways take turns, request by request; processor time of one thread says the same on a busy
-machine.
+weights are. Ways take turns, step by step; processor time of one thread says the same on a busy machine.
 """
 
 import argparse
@@ -11,7 +10,6 @@ import random
 import re
 import time
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import torch
@@ -27,6 +25,8 @@ from mamba_settings.engine_settings import EngineSettings
 
 ROOT = Path(__file__).resolve().parents[1]
 PROMPT = 256
+WAYS = {"off": "off", "off again": "off", "ngram": "ngram", "auto": "auto"}
+"""Value of `--speculation` by the name of its engine."""
 Text = tuple[list[int], list[int]]
 """Prompt and answer."""
 
@@ -87,22 +87,33 @@ def say(engine: Engine, text: list[int]) -> None:
     sampler.sample = sample
 
 
-def serve(engine: Engine, text: Text, name: str) -> float:
-    """Return the tokens per processor second of an answer behind its first token."""
+def serve(engines: dict[str, Engine], text: Text, name: str) -> dict[str, tuple[float, float]]:
+    """Return the seconds of this thread and of the clock that each engine takes for an answer.
+
+    They count from the first token on. Steps of the engines take turns, so that all meet the same machine.
+    """
     prompt, answer = text
-    say(engine, [*prompt, *answer])
     params = SamplingParams(max_tokens=len(answer), temperature=0.0, ignore_eos=True)
-    engine.core.add(AddRequest(name, TokenIds(prompt), params))
-    tokens: list[int] = []
-    began = 0.0
-    while not engine.core.idle:
-        for delta in engine.core.step():
-            tokens += delta.token_ids
-        if tokens and not began:
-            began, first = time.process_time(), len(tokens)
-    if tokens != answer:
-        raise SystemExit(f"{name}: the answer is not that of the script: {tokens[:9]}, {answer[:9]}")
-    return (len(tokens) - first) / (time.process_time() - began)
+    for engine in engines.values():
+        say(engine, [*prompt, *answer])
+        engine.core.add(AddRequest(name, TokenIds(prompt), params))
+    tokens: dict[str, list[int]] = {way: [] for way in engines}
+    seconds = dict.fromkeys(engines, (0.0, 0.0))
+    while running := [way for way, engine in engines.items() if not engine.core.idle]:
+        for way in running:
+            is_timed = bool(tokens[way])
+            work, clock = time.thread_time(), time.perf_counter()
+            for delta in engines[way].core.step():
+                tokens[way] += delta.token_ids
+            if is_timed:
+                before = seconds[way]
+                seconds[way] = (
+                    before[0] + time.thread_time() - work, before[1] + time.perf_counter() - clock
+                )  # fmt: skip
+    for way, spoken in tokens.items():
+        if spoken != answer:
+            raise SystemExit(f"{name}, {way}: not the answer of the script: {spoken[:9]}, {answer[:9]}")
+    return seconds
 
 
 def booted(model: Path, drafts: int, speculation: str) -> Engine:
@@ -114,18 +125,18 @@ def booted(model: Path, drafts: int, speculation: str) -> Engine:
 
 
 def measured(engines: dict[str, Engine], texts: dict[str, Text], rounds: int) -> dict[str, Any]:
-    """Return the rates of each way and workload, and the drafts of each."""
+    """Return the seconds of each way and workload, of this thread and of the clock, and the drafts."""
     record: dict[str, Any] = {name: {way: [] for way in engines} for name in texts}
     for number in range(rounds):
         for name, text in texts.items():
+            earlier_counts = {way: counts(engine) for way, engine in engines.items()}
+            turn = dict([*engines.items()][:: -1 if number % 2 else 1])
+            seconds = serve(turn, text, f"{name} {number}")
             for way, engine in engines.items():
-                before = counts(engine)
-                record[name][way].append(serve(engine, text, f"{name} {number}"))
-                if way != "off":
-                    record[name][f"drafts of {way}"] = [
-                        after - earlier for after, earlier in zip(counts(engine), before, strict=True)
-                    ]
-            print(name, {way: round(record[name][way][-1], 1) for way in engines}, flush=True)
+                record[name][way].append(seconds[way])
+                both = zip(counts(engine), earlier_counts[way], strict=True)
+                record[name][f"drafts of {way}"] = [after - earlier for after, earlier in both]
+            print(name, {way: round(len(text[1]) / seconds[way][0], 1) for way in engines}, flush=True)
     return record
 
 
@@ -143,27 +154,26 @@ def counts(engine: Engine) -> tuple[float, float]:
 
 
 def markdown(record: dict[str, Any]) -> str:
-    """Return medians of the ratios within a round. Pure."""
+    """Return the rates of all rounds together, relative to that of `off`. Pure."""
+    ways = [way for way in WAYS if way != "off"]
     lines = [
         f"# Speculation: {record['model']}, {record['drafts']} drafts, one sequence, one thread",
         "",
         f"- machine: {record['machine']['processor']}, load {record['machine']['load_average']}",
-        f"- {record['rounds']} rounds of {record['tokens']} tokens; tokens per processor second",
+        f"- {record['rounds']} rounds of {record['tokens']} tokens; steps of all ways take turns",
+        "- rates relative to off by seconds of the thread (by the clock); `off again` shows the noise",
         "",
-        "| answer | off | ngram | auto | ngram / off | auto / off | accepted of drafted (ngram, auto) |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
+        f"| answer | {' | '.join(ways)} | off, tokens/s | accepted of drafted (auto) |",
+        "| --- |" + " --- |" * (len(ways) + 2),
     ]
-    for name, rates in record["workloads"].items():
-        ways = ("off", "ngram", "auto")
-        values = [f"{median(rates[way]):.1f}" for way in ways]
-        ratios = [
-            f"{median(a / b for a, b in zip(rates[way], rates['off'], strict=True)):.2f}" for way in ways[1:]
-        ]
-        drafts = ", ".join(
-            f"{int(accepted)} of {int(drafted)}"
-            for drafted, accepted in (rates["drafts of ngram"], rates["drafts of auto"])
-        )
-        lines.append(f"| {' | '.join([name, *values, *ratios, drafts])} |")
+    for name, seconds in record["workloads"].items():
+        totals = {way: [sum(column) for column in zip(*seconds[way], strict=True)] for way in WAYS}
+        work, clock = totals["off"]
+        ratios = [f"{work / totals[way][0]:.3f} ({clock / totals[way][1]:.2f})" for way in ways]
+        rate = record["rounds"] * record["tokens"] / work
+        drafted, accepted = seconds["drafts of auto"]
+        columns = [name, *ratios, f"{rate:.0f}", f"{accepted:.0f} of {drafted:.0f}"]
+        lines.append(f"| {' | '.join(columns)} |")
     return "\n".join(lines)
 
 
@@ -175,8 +185,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", type=Path, help="a file for all numbers as JSON")
     options = parser.parse_args()
-    ways = ("off", "ngram", "auto")
-    engines = {way: booted(options.model, options.drafts, way) for way in ways}
+    engines = {way: booted(options.model, options.drafts, speculation) for way, speculation in WAYS.items()}
     for engine in engines.values():
         use_threads(engine, 1)
     texts = workloads(options.tokens, engines["off"].model.vocab_size)

@@ -1,8 +1,10 @@
 """Throughput of states between two processes, beside a plain Python socket in the same run.
 
 Run as `python -m benchmarks.transfer [--rounds N]`; writes JSON and Markdown to benchmarks/results. A source
-process has the arena of a published model and serves it by both ways in turn: as bundles with checksums, and
-as the same number of bytes through `sendall`. Each round opens a connection of its own, as a fetch does.
+process has the arena of a published model and serves it in three ways in turn: as bundles with checksums,
+moved by the C++ library or by Python, and as the same number of bytes through `sendall`. Each round opens a
+connection of its own, as a fetch does. Ratios are those of rounds that follow each other; the one of CPU
+seconds, of both processes together, depends less on what else the machine does.
 """
 
 import argparse
@@ -14,7 +16,7 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing import get_context
 from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
@@ -23,6 +25,7 @@ from typing import Any, NamedTuple
 from benchmarks.cache.record import write
 
 from mamba_planner.families import model_config_from_hf
+from mamba_server.engine.transfers.byte_mover import byte_mover
 from mamba_transfer import (
     Address,
     HotPrefix,
@@ -36,6 +39,7 @@ from mamba_transfer import (
     Wanted,
     arena_buffers,
 )
+from mamba_transfer.socket_transport import SocketTransport
 
 CONFIGS = Path(__file__).parents[1] / "tests/golden/configs"
 PAGE_SIZE = 64
@@ -101,15 +105,22 @@ class Bundle:
 
 
 def source(shape: Shape, pipe: Pipe) -> None:
-    """Serve the bundle both ways until the pipe closes; the process of the source."""
+    """Serve the bundle in all ways until the pipe closes, and tell this process's CPU seconds on request."""
     bundle = Bundle(shape, seed=1)
-    server = TransferServer(bundle.layout, INCARNATION, bundle)
+    servers = {
+        name: TransferServer(bundle.layout, INCARNATION, bundle, transports=(SocketTransport(mover),))
+        for name, mover in (("bundle", byte_mover()), ("python", None))
+    }
     plain = socket.create_server(("127.0.0.1", 0))
     thread = threading.Thread(target=_send_plainly, args=(plain, memoryview(bundle.arena)[: bundle.length]))
     thread.daemon = True
     thread.start()
-    pipe.send((str(server.start("127.0.0.1", 0)), plain.getsockname()[1]))
-    pipe.poll(None)
+    ports = {name: str(server.start("127.0.0.1", 0)) for name, server in servers.items()}
+    pipe.send((ports, plain.getsockname()[1]))
+    with suppress(EOFError):
+        while True:
+            pipe.recv()
+            pipe.send(time.process_time())
 
 
 def _send_plainly(listener: socket.socket, memory: memoryview) -> None:
@@ -120,66 +131,85 @@ def _send_plainly(listener: socket.socket, memory: memoryview) -> None:
             end.sendall(memory)
 
 
+class Source:
+    """The process of the source: its addresses, and its CPU seconds."""
+
+    def __init__(self, pipe: Pipe) -> None:
+        self._pipe = pipe
+        addresses, self.plain_port = pipe.recv()
+        self.peers = {name: Peer(Address.parse(each), INCARNATION) for name, each in addresses.items()}
+
+    def cpu_seconds(self) -> float:
+        """Return the CPU seconds that the process has taken so far."""
+        self._pipe.send(None)
+        return float(self._pipe.recv())
+
+
 @contextmanager
-def running(shape: Shape) -> Iterator[tuple[Peer, int]]:
-    """Run the source in a process of its own; yield where it serves bundles, and its plain port."""
+def running(shape: Shape) -> Iterator[Source]:
+    """Run the source in a process of its own."""
     here, there = get_context("fork").Pipe()
     process = get_context("fork").Process(target=source, args=(shape, there), daemon=True)
     process.start()
     try:
-        address, port = here.recv()
-        yield Peer(Address.parse(address), INCARNATION), port
+        yield Source(here)
     finally:
         process.kill()
         process.join()
 
 
-def plain_seconds(port: int, memory: memoryview) -> float:
-    """Return the seconds of one connection, a request of a byte, and all bytes through `recv_into`."""
-    begun = time.perf_counter()
+def receive_plainly(port: int, memory: memoryview) -> None:
+    """Receive all bytes through `recv_into`, after one connection and a request of a byte."""
     with socket.create_connection(("127.0.0.1", port)) as end:
         end.sendall(b"g")
         while memory.nbytes:
             memory = memory[end.recv_into(memory, memory.nbytes, socket.MSG_WAITALL) :]
-    return time.perf_counter() - begun
 
 
-def bundle_seconds(client: TransferClient, peer: Peer, bundle: Bundle) -> float:
-    """Return the seconds of one fetch. Raises RuntimeError if it is not VALID."""
-    begun = time.perf_counter()
+def fetch(client: TransferClient, peer: Peer, bundle: Bundle) -> None:
+    """Fetch the bundle once. Raises RuntimeError if it is not VALID."""
     outcome = client.fetch(peer, bundle.wanted, bundle.buffers, deadline=time.monotonic() + 60)
-    seconds = time.perf_counter() - begun
     if outcome.verdict is not Verdict.VALID:
         raise RuntimeError(f"a fetch ended {outcome.verdict}: {outcome.detail}")
-    return seconds
 
 
 def measure(shape: Shape, rounds: int) -> dict[str, Any]:
-    """Return the throughput of both ways, whose rounds take turns."""
+    """Return the throughput of all ways, whose rounds take turns, and the CPU seconds of both sides."""
     target = Bundle(shape, seed=None)
-    client = TransferClient(target.layout)
-    with running(shape) as (peer, port):
-        ways: dict[str, Callable[[], float]] = {
-            "plain": lambda: plain_seconds(port, memoryview(target.arena)[: target.length]),
-            "bundle": lambda: bundle_seconds(client, peer, target),
+    client = TransferClient(target.layout, transport=SocketTransport(byte_mover()))
+    by_python = TransferClient(target.layout)
+    with running(shape) as of:
+        ways: dict[str, Callable[[], None]] = {
+            "plain": lambda: receive_plainly(of.plain_port, memoryview(target.arena)[: target.length]),
+            "bundle": lambda: fetch(client, of.peers["bundle"], target),
+            "python": lambda: fetch(by_python, of.peers["python"], target),
         }
         seconds: dict[str, list[float]] = {name: [] for name in ways}
+        cpu: dict[str, list[float]] = {name: [] for name in ways}
         for number in range(rounds + 2):
             for name, way in ways.items():
-                took = way()
+                wall, busy = time.perf_counter(), time.thread_time() + of.cpu_seconds()
+                way()
+                wall = time.perf_counter() - wall
                 if number >= 2:  # the first ones grow the buffers of the kernel
-                    seconds[name].append(took)
-    gigabytes = {name: target.length / statistics.median(times) / 1e9 for name, times in seconds.items()}
-    pairs = [plain / bundle for plain, bundle in zip(seconds["plain"], seconds["bundle"], strict=True)]
-    return {
+                    seconds[name].append(wall)
+                    cpu[name].append(time.thread_time() + of.cpu_seconds() - busy)
+    row: dict[str, Any] = {
         "state_mib": round(target.layout.state_bytes / 2**20, 1),
         "pages_mib": round((target.length - target.layout.state_bytes) / 2**20, 1),
-        "plain_gb_per_second": round(gigabytes["plain"], 2),
-        "bundle_gb_per_second": round(gigabytes["bundle"], 2),
-        "ratio_of_medians": round(gigabytes["bundle"] / gigabytes["plain"], 2),
-        "median_ratio_of_pairs": round(statistics.median(pairs), 2),
-        "best_ratio": round(min(seconds["plain"]) / min(seconds["bundle"]), 2),
+        "plain_gb_per_second": round(target.length / statistics.median(seconds["plain"]) / 1e9, 2),
     }
+    for name in ("bundle", "python"):
+        row[f"{name}_gb_per_second"] = round(target.length / statistics.median(seconds[name]) / 1e9, 2)
+        row[f"{name}_median_ratio"] = _ratio(seconds["plain"], seconds[name])
+        row[f"{name}_best_ratio"] = round(min(seconds["plain"]) / min(seconds[name]), 2)
+        row[f"{name}_cpu_ratio"] = _ratio(cpu["plain"], cpu[name])
+    return row
+
+
+def _ratio(plain: Sequence[float], other: Sequence[float]) -> float:
+    """Return the median of the ratios of rounds that follow each other."""
+    return round(statistics.median(a / b for a, b in zip(plain, other, strict=True)), 2)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -12,9 +12,9 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.metrics import MetricWrapperBase
 
 from mamba_cli.local.loading.download_metrics import DownloadMetrics
+from mamba_edge.usage.prices import Prices
 from mamba_gateway.endpoints.endpoint import Endpoint
 from mamba_gateway.metrics.gateway_metrics import GatewayMetrics
-from mamba_gateway.prices import Prices
 from mamba_gateway.usage.ledger_store import MemoryLedger
 from mamba_gateway.usage.usage_ledger import UsageLedger
 from mamba_operator.autoscale.scaling_metrics import ScalingMetrics

@@ -1,5 +1,7 @@
 """`make release`: builds everything that a release publishes into dist/, from the files that git has.
 
+There are two wheels: one for all platforms, and one for Linux on x86-64 that has the compiled kernels.
+
 The files are copied, stamped with the version and built in a folder of their own. They appear in dist/ at the
 end, beside SHA256SUMS, or not at all. Two runs for one commit write the same bytes; image archives, which
 `--images` adds, are the exception: they contain Debian's packages of the day.
@@ -22,6 +24,7 @@ from release.checkout import copy_files, declared_version, read_checkout
 from release.errors import CannotRelease
 from release.notes import release_notes
 from release.packages import build_packages, run_program
+from release.platform_wheel import write_platform_wheel
 from release.stamp import stamp
 from release.version import Checkout, is_release, tag_of, version_of
 
@@ -53,12 +56,21 @@ class Release:
         return self.output / f"mambaserve-{self.tag}.tgz"
 
 
-def build(root: Path, dist: Path, *, images: bool = False, charts: str = "", plain_http: bool = False) -> str:
+def build(
+    root: Path,
+    dist: Path,
+    *,
+    library: bool = True,
+    images: bool = False,
+    charts: str = "",
+    plain_http: bool = False,
+) -> str:
     """Build the release of the checkout at `root` into `dist` and return its version.
 
     Args:
         root: the checkout.
         dist: folder of the files; those of an earlier release are removed.
+        library: whether there is a second wheel with the compiled kernels, for Linux on x86-64.
         images: whether archives of the two images are built, which takes minutes and needs root.
         charts: registry to which the chart is pushed at the end, as oci://HOST/PATH; empty = none.
         plain_http: whether that registry speaks HTTP without TLS.
@@ -76,6 +88,8 @@ def build(root: Path, dist: Path, *, images: bool = False, charts: str = "", pla
         copy_files(root, release.sources)
         stamp(release.sources, version)
         build_packages(release.sources, release.output, checkout.seconds)
+        if library:
+            _library_wheel(release)
         pack_chart(release.sources / "charts/mambaserve", release.chart, checkout.seconds)
         _manifests(release)
         bill = bill_of_materials(release.sources / "requirements", version, checkout.seconds)
@@ -108,6 +122,18 @@ def _manifests(release: Release) -> None:
     kinds = [path.read_text(encoding="utf-8") for path in sorted((release.sources / "crds").glob("*.yaml"))]
     crds = "".join(text if text.startswith("---") else f"---\n{text}" for text in kinds)
     (release.output / f"mambaserve-crds-{release.tag}.yaml").write_text(crds, encoding="utf-8")
+
+
+def _library_wheel(release: Release) -> None:
+    """Compile the C++ kernels of the sources and write the wheel that has them."""
+    kernels = release.sources / "kernels"
+    program = [sys.executable, "-m", "mamba_kernels.cpu.build", "--ship"]
+    variables = {"PYTHONPATH": str(kernels), "PYTHONDONTWRITEBYTECODE": "1"}
+    library = Path(run_program(program, kernels, variables).splitlines()[-1])
+    [wheel] = release.output.glob("*-none-any.whl")
+    write_platform_wheel(wheel, library)
+    # The images compile their own, for the same sources as without this wheel.
+    shutil.rmtree(library.parent)
 
 
 def _images(release: Release) -> None:
@@ -161,6 +187,10 @@ def main() -> int:
     parser.add_argument(
         "--images", action="store_true", help="archives of the images, too; needs root on Linux"
     )
+    parser.add_argument(
+        "--without-library", action="store_true",
+        help="leave out the wheel with the compiled kernels, which needs g++ and a minute of two cores",
+    )  # fmt: skip
     parser.add_argument("--charts", default="", metavar="oci://HOST/PATH", help="push the chart there")
     parser.add_argument("--plain-http", action="store_true", help="that registry speaks HTTP without TLS")
     parser.add_argument(
@@ -169,8 +199,8 @@ def main() -> int:
     options = parser.parse_args()
     try:
         version = build(
-            ROOT, options.output.resolve(), images=options.images, charts=options.charts,
-            plain_http=options.plain_http,
+            ROOT, options.output.resolve(), library=not options.without_library, images=options.images,
+            charts=options.charts, plain_http=options.plain_http,
         )  # fmt: skip
     except (CannotRelease, OSError) as error:
         print(f"error: {error}", file=sys.stderr)

@@ -5,6 +5,8 @@ from zlib import crc32
 
 import torch
 
+from mamba_server.model.checkpoint.tensor_source import Fp8Form
+
 STEP_SIZES = (0.001, 0.1)
 """The range of step sizes that biases stand for, as models are initialised."""
 
@@ -28,6 +30,14 @@ class RandomWeights:
 
     def four_bits(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
         """Return None, as `numbers` does."""
+
+    @property
+    def fp8_form(self) -> Fp8Form:
+        """How FP8 matrices are stored: there are none."""
+        return ""
+
+    def fp8(self, name: str, shape: tuple[int, ...]) -> None:
+        """Return None: weights are drawn as floating point numbers."""
 
     def take(
         self, name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device

@@ -86,9 +86,14 @@ class ModelUri:
         return f"{place}?sha256={self.sha256}" if self.sha256 else f"{place}?revision={commit}"
 
 
+def is_model_uri(text: str) -> bool:
+    """Return whether `parse_model_uri` reads the text."""
+    return re.fullmatch(URI_PATTERN[1:-1], text, re.ASCII) is not None
+
+
 def parse_model_uri(text: str) -> ModelUri:
     """Parse `text`. Raises `InvalidModelUri` with the accepted forms."""
-    if re.fullmatch(URI_PATTERN[1:-1], text, re.ASCII) is None:
+    if not is_model_uri(text):
         raise InvalidModelUri(f"{text!r} is no model URI: use {FORMS}")
     scheme, rest = text.split("://", 1)
     match scheme:

@@ -58,6 +58,9 @@ ANNOTATION_CHOSEN_FOR = f"{GROUP}/chosen-for"
 ANNOTATION_TUNED = f"{GROUP}/tuned"
 """On the ConfigMap X-engine: hash of the settings that running engines apply, and the time of their last
 change."""
+ANNOTATION_ADAPTERS = f"{GROUP}/adapters"
+"""On the ConfigMap X-engine: hash of the adapters with which engines start, and the time of their last
+change."""
 ANNOTATION_FAILED_REVISION = f"{GROUP}/failed-revision"
 """On the engine Deployment: revision that its pods were rolled back from, and the cause."""
 ANNOTATION_RETRY = f"{GROUP}/retry"

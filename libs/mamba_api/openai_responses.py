@@ -43,6 +43,12 @@ class EngineCost(_Answer):
     """Attention pages times the seconds for which the request used them, shared ones included."""
     saved_device_seconds: float
     """Seconds of the device that the resumed tokens would have taken at the engine's measured speed."""
+    cost: float | None = None
+    """Price of the request; present where the gateway has prices."""
+    saved_cost: float | None = None
+    """Price of the saved seconds of the device; present where the gateway has prices."""
+    currency: str | None = None
+    """Currency of both."""
 
 
 class Usage(_Answer):

@@ -17,17 +17,30 @@ DELTA_INPUTS = {"qwen3_5": 4, "olmo_hybrid": 6}
 """Number of input projections of a gated delta mixer by family; 2 in the others."""
 
 
-def bank_bytes(model: ModelConfig, dtype: str, *, places: int, rank: int) -> int:
-    """Return the bytes of `places` for adapters of up to `rank`."""
+def bank_bytes(model: ModelConfig, dtype: str, *, places: int, rank: int, expert_rank: int = 0) -> int:
+    """Return the bytes of `places` for adapters of up to `rank`; `expert_rank`: that of experts' changes."""
     numbers = sum(
         len(outputs) * inputs + sum(outputs)
         for kind in model.layers
         for inputs, outputs in _projections(model, kind)
     )
-    return numbers * places * rank * DTYPE_BYTES[dtype]
+    experts = sum(_of_experts(model) for kind in model.layers if kind == "moe")
+    return (numbers * rank + experts * expert_rank) * places * DTYPE_BYTES[dtype]
 
 
-def step_bytes(model: ModelConfig, dtype: str, *, device: str, places: int, rank: int) -> int:
+def _of_experts(model: ModelConfig) -> int:
+    """Return the numbers of a rank of the changes of a sparse feed-forward's experts."""
+    if (moe := model.moe) is None:
+        return 0
+    projections, d = 3 if moe.gated else 2, model.hidden_size
+    shared = moe.shared_intermediate if moe.latent is None else 0
+    each = projections * ((moe.latent or d) + moe.intermediate)
+    return moe.experts * each + (projections * (d + shared) if shared else 0)
+
+
+def step_bytes(
+    model: ModelConfig, dtype: str, *, device: str, places: int, rank: int, expert_rank: int = 0
+) -> int:
     """Return the most bytes that the changes of one projection need while they are computed.
 
     CPUs compute them in float32, and convert the matrices of narrower types.
@@ -45,6 +58,11 @@ def step_bytes(model: ModelConfig, dtype: str, *, device: str, places: int, rank
         ),
         default=0,
     )
+    if expert_rank and (moe := model.moe) is not None:
+        # Rows of one expert: their inputs, both halves of the inner features before and after, and results.
+        width, inner = moe.latent or model.hidden_size, max(moe.intermediate, moe.shared_intermediate)
+        numbers = max(numbers, MOST_ROWS * (5 * width + 6 * inner) + 2 * expert_rank * (width + inner))
+        size = max(4, size)
     return numbers * size
 
 

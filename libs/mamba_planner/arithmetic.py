@@ -21,6 +21,8 @@ INT4_BLOCK_BYTES = INT8_BLOCK // 2 + 2
 """Bytes of as many weights of four bits with their float16 scale."""
 INT4_ZEROS_BLOCK_BYTES = INT4_BLOCK_BYTES + 1
 """The same with the number that stands for zero."""
+FP8_SCALE_BYTES = 4
+"""Bytes of the scale of an output of an FP8 matrix, or of 128 inputs of one."""
 BLOCK_DTYPES = ("bfloat16", "float32")
 """Types of rows that the kernels of CPUs multiply by integers."""
 _ALIGNMENT = 256
@@ -224,6 +226,12 @@ class WeightsSize:
     """Elements of matrices that stay in four bits on GPUs."""
     packed_bytes: int = 0
     """Bytes of these matrices there."""
+    rows: int = 0
+    """Rows of the matrices: the outputs, of which each has a scale in FP8. 0 = they are not known."""
+    fp8: int = 0
+    """Elements of matrices that are stored as FP8; 0 = none is, and quantization fp8 makes it of all."""
+    fp8_scales: int = 0
+    """Scales that these have in memory."""
 
     def loaded(
         self,
@@ -235,10 +243,14 @@ class WeightsSize:
     ) -> int:
         """Return the bytes in memory in the type `dtype`, whatever type the files of `model` have.
 
-        int8 and int4 are the forms of matrices alone; with int4 embedding and head are int8 on CPUs, and of
-        the type `dtype` on GPUs. On CPUs matrices that are stored as integers stay so, unless the
-        quantization asks for fewer bits; on GPUs those of four bits do.
+        int8, int4 and fp8 are the forms of matrices alone; with int4 embedding and head are int8 on CPUs, and
+        of the type `dtype` on GPUs, as they are with fp8, which leaves out routers as well. On CPUs matrices
+        that are stored as integers stay so, unless the quantization asks for fewer bits or for FP8; on GPUs
+        those of four bits do, unless it asks for FP8.
         """
+        if quantization == "fp8":
+            fp8, scales = (self.fp8, self.fp8_scales) if self.fp8 else self._rounded(model)
+            return fp8 + scales * FP8_SCALE_BYTES + (self.elements - fp8) * DTYPE_BYTES[dtype]
         if not on_cpu and quantization != "int8":
             return self._on_gpu(model, dtype, fitted=quantization == "int4")
         kept = on_cpu and dtype in BLOCK_DTYPES
@@ -261,6 +273,28 @@ class WeightsSize:
         ordinary = self.elements - self.packed - blocks
         of_blocks = -(-blocks * INT4_BLOCK_BYTES // INT8_BLOCK)
         return self.packed_bytes + of_blocks + ordinary * DTYPE_BYTES[dtype]
+
+    def _rounded(self, model: ModelConfig) -> tuple[int, int]:
+        """Return the elements and the scales of the matrices that quantization fp8 rounds to FP8."""
+        others, other_rows = kept_matrices(model)
+        elements = self.of_matrices - min(others, self.of_matrices)
+        rows = self.rows - other_rows if self.rows else elements // model.hidden_size
+        return elements, max(0, rows)
+
+
+def kept_matrices(model: ModelConfig) -> tuple[int, int]:
+    """Return the elements and rows of matrices that FP8 leaves out: vocabulary, routers, parts of latents."""
+    hidden, vocabularies = model.hidden_size, 1 if model.tie_embeddings else 2
+    rows = model.vocab_size * vocabularies
+    elements = rows * hidden
+    if (moe := model.moe) is not None:
+        routers = model.layers.count("moe") * (moe.experts + bool(moe.shared_gate))
+        rows, elements = rows + routers, elements + routers * hidden
+    attention = model.attention
+    if attention is not None and (latent := attention.latent) is not None:
+        heads = model.attention_layers * attention.heads * (latent.own + latent.values)
+        rows, elements = rows + heads, elements + heads * latent.rank
+    return elements, rows
 
 
 def attention_ratio(model: ModelConfig) -> float:

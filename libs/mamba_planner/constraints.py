@@ -113,6 +113,8 @@ class Constraints:
     """Places for LoRA adapters."""
     adapter_rank: int = 16
     """Largest rank of an adapter."""
+    adapter_expert_rank: int = 0
+    """Largest rank of an adapter's changes of experts; 0 = experts have no places."""
     ring_tokens: int = 0
     """Tokens after which the state of a sequence is written; 0 = each step writes it."""
     tensor_parallel: int = 1
@@ -164,5 +166,6 @@ class Constraints:
             draft_tokens=settings.draft_tokens,
             adapters=settings.lora_places,
             adapter_rank=settings.max_lora_rank,
+            adapter_expert_rank=settings.max_lora_expert_rank,
             ring_tokens=settings.ring_tokens,
         )

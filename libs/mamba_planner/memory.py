@@ -107,8 +107,10 @@ class MemoryBudget:
         if weights is None:
             on_cpu = device.kind == "cpu"
             weights = weights_bytes(model, dtype, ways, constraints.quantization, on_cpu=on_cpu)
-        places, rank = constraints.adapters, constraints.adapter_rank
-        adapters = bank_bytes(model, dtype, places=places, rank=rank)
+        adapters = bank_bytes(
+            model, dtype, places=constraints.adapters, rank=constraints.adapter_rank,
+            expert_rank=constraints.adapter_expert_rank,
+        )  # fmt: skip
         draft_model = 0
         workspace = _workspace(model, dtype, constraints, device, workspace)
         if (draft := model.draft_model) is not None:
@@ -171,7 +173,12 @@ def _workspace(
     if device.kind == "cuda":
         workspace += captured_bytes(model, dtype, ways)
     return workspace + step_bytes(
-        model, dtype, device=device.kind, places=constraints.adapters, rank=constraints.adapter_rank
+        model,
+        dtype,
+        device=device.kind,
+        places=constraints.adapters,
+        rank=constraints.adapter_rank,
+        expert_rank=constraints.adapter_expert_rank,
     )
 
 

@@ -19,6 +19,8 @@ GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _FIRST, _SECOND = np.array(0xBF58476D1CE4E5B9, np.uint64), np.array(0x94D049BB133111EB, np.uint64)
 _S27, _S30, _S31 = np.array(27, np.uint64), np.array(30, np.uint64), np.array(31, np.uint64)
 _ONE = np.uint64(1)
+PAGES_AT_ONCE = 256
+"""Pages of a long prompt that are widened to 64 bits at once, so that they stay in the processor's cache."""
 _MASK = 0xFFFF_FFFF_FFFF_FFFF
 
 
@@ -70,7 +72,13 @@ class PageMixer:
         """Return the hashes of the pages: uint64[whole pages of `token_ids`]."""
         count = len(token_ids) // self.page_size
         shaped = token_ids[: count * self.page_size].reshape(count, self.page_size)
-        return mixed(shaped.astype(np.uint64) @ self._weights)
+        if count <= PAGES_AT_ONCE:
+            return mixed(shaped.astype(np.uint64) @ self._weights)
+        sums = np.empty(count, np.uint64)
+        for first in range(0, count, PAGES_AT_ONCE):
+            part = shaped[first : first + PAGES_AT_ONCE].astype(np.uint64)
+            np.matmul(part, self._weights, sums[first : first + PAGES_AT_ONCE])
+        return mixed(sums)
 
 
 class PageChain:

@@ -59,6 +59,9 @@ class AdapterSettings(BaseModel):
     `lora` names, so that each can be replaced while it serves; 0 without `lora`."""
     max_lora_rank: int = Field(16, ge=1, le=512)
     """Largest rank of an adapter, for which memory is reserved."""
+    max_lora_expert_rank: int = Field(0, ge=0, le=512)
+    """Largest rank of an adapter's changes of experts, for which memory is reserved for every expert; 0 =
+    adapters that change experts are refused."""
 
     @property
     def lora_places(self) -> int:

@@ -54,8 +54,8 @@ class ModelSettings(SettingsGroup):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Type of weights and activations; auto = the checkpoint's type."""
     quantization: Quantization = _default(Engine, "quantization")
-    """Type of the matrices in memory: none = as dtype; int8 = half the bytes of bfloat16;
-    int4 = nearly a quarter. On a GPU only int4."""
+    """Type of the matrices in memory: none = as dtype; int8 = half the bytes of bfloat16, on CPUs;
+    int4 = nearly a quarter; fp8 = half, on GPUs from L4 and H100 on, and on CPUs slowly."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device that the model runs on; auto = cuda if there is one."""
     pooling: Literal["auto", "mean", "last"] = "auto"
@@ -289,6 +289,11 @@ class EngineSettings(
         if self.speculation != "off" and self.batch_invariant:
             raise ValueError(
                 "speculation and batch_invariant exclude each other in this version: switch one of them off"
+            )
+        if self.quantization == "fp8" and self.batch_invariant:
+            raise ValueError(
+                "quantization fp8 and batch_invariant exclude each other in this version: switch "
+                "one of them off"
             )
         if self.lora_places and self.batch_invariant:
             raise ValueError(

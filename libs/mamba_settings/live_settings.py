@@ -7,3 +7,5 @@ LIVE = {
     "eviction": "eviction",
 }
 """Names in the body of `PUT /admin/strategy` and in `spec.stateCache`, by name in the settings document."""
+ADAPTERS = "lora"
+"""Name in the settings document of the adapters, which engines load and unload while they serve."""

@@ -9,7 +9,7 @@ from mamba_api.choices import Role, Transport
 from mamba_api.quantity import Quantity
 from mamba_api.v1alpha1 import DiskCache, MambaDeployment, StateCache
 from mamba_api.v1alpha1.gateway import NamedKeyLimits
-from mamba_api.v1alpha1.gateway_usage import PRICED, Usage
+from mamba_api.v1alpha1.gateway_usage import PRICED, ModelPrices, Prices, PricesByModel, Usage
 from mamba_settings.adapter_settings import adapter_text
 from mamba_settings.engine_settings import EngineSettings
 
@@ -55,7 +55,7 @@ def engine_settings(
         "served_model_name": deployment.served_name,
         "max_model_len": spec.model.max_model_len,
         "lora": tuple(adapter_text(adapter.name, adapter.uri) for adapter in spec.model.adapters) or None,
-        "max_loras": spec.model.max_adapters,
+        "max_loras": spec.model.adapter_places,
         "max_lora_rank": spec.model.max_adapter_rank,
         "device": "cuda" if spec.resources.gpus else "cpu",
         "dtype": _auto(engine.dtype),
@@ -139,6 +139,18 @@ def usage_settings(usage: Usage) -> dict[str, str]:
         settings["usage_reader"] = " ".join(usage.readers)
     if (prices := usage.prices) is not None:
         settings["price_currency"] = prices.currency
-        amounts = {name: getattr(prices, name) for name in PRICED}
-        settings |= {f"price_{name}": repr(price) for name, price in amounts.items() if price is not None}
+        settings |= {f"price_{name}": amount for name, amount in _amounts(prices).items()}
+        if isinstance(prices, PricesByModel) and prices.models:
+            settings["model_price"] = "\n".join(map(_model_price, prices.models))
     return settings
+
+
+def _amounts(prices: Prices | ModelPrices) -> dict[str, str]:
+    amounts = {name: getattr(prices, name) for name in PRICED}
+    return {name: repr(amount) for name, amount in amounts.items() if amount is not None}
+
+
+def _model_price(prices: ModelPrices) -> str:
+    """Return the prices of one model in the form of the gateway's option `--model-price`."""
+    amounts = _amounts(prices).items()
+    return f"{prices.model}:" + ",".join(f"{name.replace('_', '-')}={amount}" for name, amount in amounts)

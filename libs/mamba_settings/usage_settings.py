@@ -32,6 +32,16 @@ class UsageSettings(BaseModel):
     price_output_tokens: float | None = Field(None, ge=0, le=MOST_PRICE)
     """Price of a million tokens of answers; default: they have none."""
 
+    model_price: tuple[str, ...] = ()
+    """Prices of one model by its name in the ledger, in place of those for all models:
+    NAME:device-hour=2.5,prompt-tokens=0.2,resumed-tokens=0.02,output-tokens=0.6; in the environment one a
+    line."""
+
+    @field_validator("model_price", mode="before")
+    @classmethod
+    def _split_lines(cls, value: Any) -> Any:
+        return tuple(value.splitlines()) if isinstance(value, str) else value
+
     @field_validator("usage_reader", mode="before")
     @classmethod
     def _split_names(cls, value: Any) -> Any:

@@ -220,15 +220,10 @@ def chat_prompt(
     )
 
 
-def chat_token_ids(
-    template: ChatTemplate, request: ChatCompletionRequest, encode: Callable[[str], list[int]]
-) -> list[int]:
-    """Return the token ids of `chat_prompt`. `encode`: `Tokenizer.encoding`, ids only.
-
-    Raises TemplateRefused.
-    """
+def chat_text(template: ChatTemplate, request: ChatCompletionRequest) -> str:
+    """Return the text that `chat_prompt` encodes. Raises TemplateRefused."""
     template = template.of(tools=bool(request.offered_tools))
-    return encode(template.text(template_messages(request), **_options(request)))
+    return template.text(template_messages(request), **_options(request))
 
 
 def _options(request: ChatCompletionRequest) -> dict[str, Any]:

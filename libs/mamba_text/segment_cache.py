@@ -8,59 +8,94 @@ conversation.
 import re
 import threading
 from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from hashlib import blake2b
+
+import numpy as np
+import numpy.typing as npt
 
 from mamba_text.tokenizer import Tokenizer
 
-MOST_CHARS = 8 << 20
-"""Total characters of the cached pieces; the least recently used are removed first."""
-LEAST_CHARS = 64
-"""Characters of a piece below which encoding is faster than a lookup."""
+TokenIds = npt.NDArray[np.int32]
+MOST_CACHED_BYTES = 32 << 20
+"""Memory of the cached token ids: eight million tokens, about 100 conversations of 220 KB. The least recently
+used pieces are removed first."""
+PIECE_BYTES = 160
+"""Memory of a cached piece besides its ids."""
+NO_IDS = np.empty(0, np.int32)
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedText:
+    """The token ids of a text, or of its beginning if the encoding was stopped."""
+
+    token_ids: TokenIds
+    chars: int
+    """Number of characters of the text that the ids stand for."""
 
 
 class SegmentCache:
     """The cache of one tokenizer; several threads may use it."""
 
-    def __init__(self, tokenizer: Tokenizer, most_chars: int = MOST_CHARS) -> None:
-        self._tokenizer, self._most_chars = tokenizer, most_chars
+    def __init__(self, tokenizer: Tokenizer, most_bytes: int = MOST_CACHED_BYTES) -> None:
+        self._tokenizer, self._most_bytes = tokenizer, most_bytes
         self._cut = _cuts(tokenizer)
-        self._pieces: OrderedDict[str, list[int]] = OrderedDict()
-        self._chars = 0
+        # Pieces are known by a digest: the texts of all conversations would take as much memory again.
+        self._pieces: OrderedDict[bytes, TokenIds] = OrderedDict()
+        self._bytes = 0
         self._lock = threading.Lock()
 
-    def encode(self, text: str) -> list[int]:
-        """Return the ids of `Tokenizer.encoding(text)`."""
-        if self._cut is None:
-            return self._plain(text)
-        token_ids: list[int] = []
-        starts = [match.start() for match in self._cut.finditer(text)]
-        for start, end in zip([0, *starts], [*starts, len(text)], strict=True):
-            token_ids += self._piece(text[start:end])
-        return token_ids
+    def encode(self, text: str, stop: Callable[[], bool] = lambda: False) -> EncodedText:
+        """Return the ids of `Tokenizer.encoding(text)`.
+
+        `stop` is called before each piece that is not cached; if it returns true, the ids end there.
+        """
+        ids: list[TokenIds] = []
+        for start, end in self._places(text):
+            piece = text[start:end]
+            digest = blake2b(piece.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+            if (cached := self._cached(digest)) is None:
+                if stop():
+                    return EncodedText(_joined(ids), start)
+                cached = self._keep(digest, self._tokenizer.token_ids(piece))
+            ids.append(cached)
+        return EncodedText(_joined(ids), len(text))
 
     @property
-    def chars(self) -> int:
-        """Return the number of characters of the cached pieces."""
-        return self._chars
+    def held_bytes(self) -> int:
+        """Return the memory of the cached pieces."""
+        return self._bytes
 
-    def _piece(self, text: str) -> list[int]:
-        if len(text) < LEAST_CHARS:
-            return self._plain(text) if text else []
+    def _places(self, text: str) -> Iterator[tuple[int, int]]:
+        """Yield the beginning and end of each piece of a text."""
+        start = 0
+        for match in self._cut.finditer(text) if self._cut is not None else ():
+            if match.start() > start:
+                yield start, match.start()
+                start = match.start()
+        if start < len(text):
+            yield start, len(text)
+
+    def _cached(self, digest: bytes) -> TokenIds | None:
         with self._lock:
-            if (cached := self._pieces.get(text)) is not None:
-                self._pieces.move_to_end(text)
-                return cached
-        token_ids = self._plain(text)
+            cached = self._pieces.get(digest)
+            if cached is not None:
+                self._pieces.move_to_end(digest)
+            return cached
+
+    def _keep(self, digest: bytes, token_ids: TokenIds) -> TokenIds:
         with self._lock:
-            if text not in self._pieces:
-                self._pieces[text] = token_ids
-                self._chars += len(text)
-            while self._chars > self._most_chars:
-                self._chars -= len(self._pieces.popitem(last=False)[0])
+            if digest not in self._pieces:
+                self._pieces[digest] = token_ids
+                self._bytes += token_ids.nbytes + PIECE_BYTES
+            while self._bytes > self._most_bytes:
+                self._bytes -= self._pieces.popitem(last=False)[1].nbytes + PIECE_BYTES
         return token_ids
 
-    def _plain(self, text: str) -> list[int]:
-        token_ids: list[int] = self._tokenizer.encoding(text).ids
-        return token_ids
+
+def _joined(ids: list[TokenIds]) -> TokenIds:
+    return np.concatenate(ids) if ids else NO_IDS
 
 
 def _cuts(tokenizer: Tokenizer) -> re.Pattern[str] | None:

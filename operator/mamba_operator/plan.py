@@ -263,6 +263,7 @@ def _joined(
         deployment=deployment,
         replicas=sum(part.decisions.replicas for part in passes),
         settings_updates=tuple(update for part in parts for update in part.settings_updates),
+        adapter_updates=tuple(update for part in parts for update in part.adapter_updates),
         begins_unasked=any(part.engines.begins_unasked for part in passes),
         pools={part.role: plan for part, plan in zip(passes, parts, strict=True)},
     )
@@ -290,6 +291,7 @@ def _part_plan(part: _PoolPass, record: ReadyRecord, loading: ModelLoad | None) 
         plan_difference="; ".join(filter(None, (part.pinned.difference, decisions.in_force.difference)))
         or None,
         settings_updates=engines.settings_updates,
+        adapter_updates=engines.adapter_updates,
         ready_revision=record.revision,
         failed=engines.choice.failed,
         canary=engines.canary.status() if engines.canary is not None else None,
@@ -397,7 +399,7 @@ def _requeue_after(
     delays = (
         WAITING_PERIOD if pods_wait(part.snapshot) or not_served else None,
         trouble.seconds_left if trouble is not None else None,
-        AGAIN if engines.settings_updates else None,
+        AGAIN if engines.settings_updates or engines.adapter_updates else None,
         engines.choice.requeue_after,
         engines.in_place.requeue_after,
         load.requeue_after if load is not None else None,

@@ -21,6 +21,7 @@ from mamba_api.bounded_text import bounded
 from mamba_api.v1alpha1 import Status
 from mamba_api.v1alpha1.conditions import Reason
 from mamba_operator.apply import AppliedChange, ApplyResult, apply, status_manifest
+from mamba_operator.children.adapter_updates import AdapterUpdates
 from mamba_operator.children.engine_admin import EngineAccess, send_updates
 from mamba_operator.conditions.chain import Failure
 from mamba_operator.conditions.status import summarize, unobserved
@@ -58,11 +59,14 @@ from mamba_operator.pass_events import (
 from mamba_operator.plan import make_plan
 from mamba_operator.process.metrics import OperatorMetrics
 from mamba_operator.render.context import ChildDefaults
+from mamba_operator.render.live_settings import run_of
 from mamba_operator.rollout.rollback import EngineHistory
 from mamba_operator.rollout.turns import RolloutTurns
 
 log = structlog.get_logger(__name__)
 TOKEN_BYTES = 32
+AFTER_ADAPTERS = 0.5
+"""Seconds until the next pass after an engine has answered about its adapters."""
 
 
 def now_utc() -> datetime:
@@ -193,6 +197,7 @@ class Reconciler:
         self.events = EventRecorder(client, reporter=settings.identity, busy=self._runtime.busy)
         self._turns = RolloutTurns(self._indices, settings.max_rollouts, self._now)
         self._nodes = NodeReader(client)
+        self._adapters = AdapterUpdates(self._engines.call)
         self._memories: defaultdict[Key, ObjectMemory] = defaultdict(ObjectMemory)
 
     def mark_stale(self, key: Key) -> None:
@@ -235,6 +240,7 @@ class Reconciler:
         memory.up_to_date = {**plan.up_to_date, **outcome.up_to_date}
         self._count_changes(key, outcome.applied)
         plan = await self._send_updates(key, plan)
+        snapshot, plan = await self._give_adapters(snapshot, plan)
         await self._report(snapshot, plan, outcome)
         if outcome.errors:
             raise _worst_error(outcome.errors)
@@ -264,6 +270,7 @@ class Reconciler:
 
     def _forget(self, key: Key) -> None:
         """Drop the memory of a deleted object, but keep the mark that its indices may be out of date."""
+        self._adapters.keep(key, ())
         if self._memories.pop(key).stale:
             self.mark_stale(key)
 
@@ -276,6 +283,7 @@ class Reconciler:
             accepted=memory.accepted,
             up_to_date=memory.up_to_date,
             sent_settings=memory.sent_settings,
+            adapter_outcomes=self._adapters.outcomes(key),
             latest_decision=(decisions := sources.latest_decisions(key)).get("unified"),
             decisions_by_role=decisions,
             attempts=sources.attempts(key),
@@ -331,6 +339,17 @@ class Reconciler:
             log.warning("live_settings_rejected", key=str(key), error=rejection.message)
         return replace(plan, settings_updates=rejected, rejected_updates=rejections)
 
+    async def _give_adapters(self, snapshot: Snapshot, plan: ReconcilePlan) -> tuple[Snapshot, ReconcilePlan]:
+        """Let engines load and unload adapters. Return the snapshot with the outcomes, and the plan."""
+        key, admin_key = snapshot.key, self._engines.key
+        self._adapters.keep(key, [run_of(pod) for pod in snapshot.pods])
+        if admin_key is None or not plan.adapter_updates:
+            return snapshot, plan
+        if await self._adapters.advance(key, plan.adapter_updates, admin_key.token(snapshot.uid)):
+            # The next pass writes what has become true: new engines start with these adapters, too.
+            plan = replace(plan, requeue_after=AFTER_ADAPTERS)
+        return replace(snapshot, adapter_outcomes=self._adapters.outcomes(key)), plan
+
     def _requeue_after(self, plan: ReconcilePlan) -> float:
         return min(self._settings.resync(), plan.requeue_after or float("inf"))
 
@@ -348,7 +367,7 @@ class Reconciler:
         deployments = [part.deployment for part in (plan, *plan.pools.values())]
         depends = any(part is not None and depends_on_nodes(part) for part in deployments)
         old_nodes = depends and self._nodes.is_old
-        if old_nodes or plan.settings_updates or plan.applies or plan.deletes or plan.terminating:
+        if old_nodes or plan.changes_something:
             return None
         status = summarize(snapshot, plan, (), now=self._now())
         # No second status is written for one version of the object; the watch will deliver the next version.

@@ -13,6 +13,7 @@ from mamba_edge.exchange.hand_over_headers import HAND_OVER_HEADER, PEER_HEADER
 from mamba_edge.exchange.request_body import RawHeaders
 from mamba_edge.exchange.request_context import CLIENT_HEADER
 from mamba_edge.history.kept_answer import HISTORY_HEADER
+from mamba_edge.usage.prices import PRICES_HEADER
 
 HOP_BY_HOP = frozenset(
     (
@@ -44,6 +45,7 @@ _OWN_REQUEST = HOP_BY_HOP | frozenset(
         HAND_OVER_HEADER,
         PEER_HEADER,
         HISTORY_HEADER,
+        PRICES_HEADER,
     )
 )
 # Headers that the server of the gateway sets itself.

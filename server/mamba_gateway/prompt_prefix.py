@@ -5,12 +5,13 @@ so that a prompt of any length has a bounded number of them. They are computed i
 gateway only, and never compared with the hashes that engines publish.
 """
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+
+from mamba_prefix.page_chain import PageChain
 
 RUNGS = ((1024, 64), (8192, 256), (131_072, 2048))
 """(depth, distance) in tokens: the distance between digests up to that depth. There are none beyond the last
@@ -32,6 +33,10 @@ def _ladder() -> tuple[int, ...]:
 
 
 DEPTHS = _ladder()
+_PAGE = RUNGS[0][1]
+"""Tokens of a page: each depth is a multiple of it."""
+_PAGES = np.array(DEPTHS) // _PAGE
+_CHAIN = PageChain(_PAGE, "prompts of a gateway")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +45,7 @@ class PromptPrefix:
 
     token_ids: TokenIds
     salt: str
-    digests: tuple[tuple[int, bytes], ...]
+    digests: tuple[tuple[int, int], ...]
     """(depth in tokens, digest of the tokens before it), by increasing depth."""
     exact: bool = True
     """Whether the token ids are those that the engine will compute; otherwise they represent the bytes of the
@@ -48,6 +53,9 @@ class PromptPrefix:
     computed_whole: bool = False
     """Whether the client wants log-probabilities of the prompt, so that an engine has to compute all of
     it."""
+    unread_tokens: int = 0
+    """Estimated number of tokens behind `token_ids`, where only the beginning of the prompt was read in time;
+    0 = all of it was read."""
 
     @classmethod
     def of(
@@ -57,18 +65,14 @@ class PromptPrefix:
         *,
         exact: bool = True,
         computed_whole: bool = False,
+        unread_tokens: int = 0,
     ) -> "PromptPrefix":
         """Compute the digests of a prompt. Prompts with different salts share no prefix."""
         ids = np.ascontiguousarray(token_ids, np.int32)
-        chain = hashlib.blake2b(salt.encode("utf-8", "surrogatepass"), digest_size=8)
-        digests, begin = list[tuple[int, bytes]](), 0
-        for depth in DEPTHS:
-            if depth > len(ids):
-                break
-            chain.update(ids[begin:depth].tobytes())
-            digests.append((depth, chain.digest()))
-            begin = depth
-        return cls(ids, salt, tuple(digests), exact, computed_whole)
+        hashes = _CHAIN.hashes(ids[: DEPTHS[-1]], salt)
+        pages = _PAGES[: int(np.searchsorted(_PAGES, len(hashes), "right"))]
+        digests = tuple(zip(DEPTHS, hashes[pages - 1].tolist(), strict=False))
+        return cls(ids, salt, digests, exact, computed_whole, unread_tokens)
 
     @classmethod
     def of_text(cls, text: bytes, salt: str = "") -> "PromptPrefix":
@@ -78,12 +82,13 @@ class PromptPrefix:
 
     @property
     def tokens(self) -> int:
-        return len(self.token_ids)
+        """Number of tokens of the prompt, estimated where only its beginning was read."""
+        return len(self.token_ids) + self.unread_tokens
 
     @property
     def home(self) -> int | None:
         """Hash of the first `HOME_TOKENS` tokens, which selects the home engine; None for shorter prompts."""
-        return next((int.from_bytes(d) for depth, d in self.digests if depth == HOME_TOKENS), None)
+        return next((digest for depth, digest in self.digests if depth == HOME_TOKENS), None)
 
 
 def tokens_of(prompt: "PromptPrefix | None", body_bytes: int) -> float:

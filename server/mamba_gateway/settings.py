@@ -11,8 +11,8 @@ from pydantic import ByteSize, Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from mamba_api.v1alpha1 import Limits, Rollout, Routing
+from mamba_edge.usage.prices import Prices
 from mamba_gateway.key_limits import MOST, KeyLimits, KeyLimitTable
-from mamba_gateway.prices import Prices
 from mamba_prefix.redis_url import check_url
 from mamba_settings.browser_origins import BrowserOrigins
 from mamba_settings.byte_size import Bytes
@@ -64,6 +64,8 @@ class GatewaySettings(
     adapter_name: tuple[str, ...] = Field((), max_length=256)
     """Names of LoRA adapters that the engines serve beside that model, likewise listed and waited for while
     there is no engine; in the environment separated by spaces."""
+    adapter_names_file: str | None = None
+    """File with such names, one a line, read again when it changes; in place of --adapter-name."""
     namespace: str | None = None
     """Namespace of the deployment; default: the one this process runs in."""
     kubeconfig: str | None = None
@@ -229,7 +231,15 @@ class GatewaySettings(
             self.price_prompt_tokens,
             self.price_resumed_tokens,
             self.price_output_tokens,
-        )
+        ).with_models(self.model_price)
+
+    @model_validator(mode="after")
+    def _prices_of_models(self) -> Self:
+        try:
+            _ = self.prices
+        except ValueError as error:
+            raise ValueError(f"--model-price {error}") from None
+        return self
 
     @model_validator(mode="after")
     def _one_index(self) -> Self:
@@ -281,8 +291,10 @@ class GatewaySettings(
     def _one_source(self) -> Self:
         if self.models_file is not None:
             self._check_several_models()
-        elif self.adapter_name and self.served_model_name is None:
+        elif (self.adapter_name or self.adapter_names_file) and self.served_model_name is None:
             raise ValueError("--adapter-name is for adapters of --served-model-name: give both")
+        elif self.adapter_name and self.adapter_names_file:
+            raise ValueError("give either --adapter-name or --adapter-names-file, and not both")
         elif bool(self.backend) == bool(self.deployment):
             raise ValueError(
                 "give either --backend URL (repeatable) or --deployment NAME, and not both; or --models-file "
@@ -297,6 +309,7 @@ class GatewaySettings(
             "--deployment": self.deployment is not None,
             "--served-model-name": self.served_model_name is not None,
             "--adapter-name": bool(self.adapter_name),
+            "--adapter-names-file": self.adapter_names_file is not None,
             "--endpoint-picker-port": self.endpoint_picker_port is not None,
         }
         if wrong := [name for name, is_set in options.items() if is_set]:

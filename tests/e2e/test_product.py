@@ -26,7 +26,8 @@ from product import QUICK, RELEASE, SYSTEM, Deployed, Question, chart, chat, que
 from testcluster.errors import ClusterError, CommandFailed
 from testcluster.node import Node
 
-pytestmark = pytest.mark.e2e
+# With the start of the cluster, should it come first; beside the other tests of .ci/run phases take minutes.
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
 
 KILL_ENGINE = """
 import os, pathlib, signal
@@ -212,7 +213,6 @@ def test_a_change_of_the_strategy_converges_and_no_request_fails_meanwhile(serve
     assert served.ask(question)["streamed"] == question.answer
 
 
-@pytest.mark.timeout(600)  # with the start of the cluster, should it come first
 def test_no_request_fails_while_pods_are_replaced_added_evicted_and_operators_die(
     served: Deployed,
 ) -> None:

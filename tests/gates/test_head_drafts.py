@@ -5,7 +5,7 @@ whether drafts were checked among them or not, and whether a text was computed o
 """
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from engines import make_engine, run
+from forced_instructions import BEST, FEWER_INSTRUCTIONS, forced_instructions
 from gate_cases import LARGE, STRATEGIES
 from joined_engines import Joined, hand_over, joined
 from mamba_planner import UnusableInput
@@ -41,23 +42,32 @@ MODELS: dict[str, tuple[Write, dict[str, Any]]] = {
     "qwen3_5": (random_qwen3_5, {}),
     "qwen3_5-experts": (random_qwen3_5, {"num_experts": 8}),
 }
-FEW: list[tuple[str, dict[str, Any]]] = [
-    ("nemotron_h", {"strategy": "ExtraBufferLazy", "overlap": True, "state_dtype": "float16"}),
-    ("qwen3_next", {"strategy": "NoBuffer", "overlap": False, "page_size": 4}),
+FEW: list[tuple[str, str, dict[str, Any]]] = [
+    (BEST, "nemotron_h", {"strategy": "ExtraBufferLazy", "overlap": True, "state_dtype": "float16"}),
+    ("avx2", "qwen3_next", {"strategy": "NoBuffer", "overlap": False, "page_size": 4}),
+    ("avx512", "nemotron_h", {"strategy": "ExtraBuffer", "overlap": False, "dtype": "bfloat16"}),
 ]
-ALL: list[tuple[str, dict[str, Any]]] = [
-    (name, {"strategy": strategy, "overlap": overlap, "page_size": page_size, "dtype": dtype})
-    for name, strategy, overlap, page_size, dtype in product(
-        MODELS, STRATEGIES, (True, False), (1, 16), ("float32", "bfloat16")
+ALL: list[tuple[str, str, dict[str, Any]]] = [
+    (kernels, name, {"strategy": strategy, "overlap": overlap, "page_size": page_size, "dtype": dtype})
+    for kernels, name, strategy, overlap, page_size, dtype in product(
+        (BEST, *FEWER_INSTRUCTIONS), MODELS, STRATEGIES, (True, False), (1, 16), ("float32", "bfloat16")
     )
 ]
 MATRIX = [
-    pytest.param(*case, id="-".join(map(str, (case[0], *case[1].values()))), marks=marks)
-    for case, marks in (
-        (case, () if number == 0 else pytest.mark.slow) for number, case in enumerate(ALL if LARGE else FEW)
+    pytest.param(
+        kernels, name, settings, id="-".join(map(str, (kernels, name, *settings.values()))),
+        marks=() if number == 0 else pytest.mark.slow,
     )
-]
+    for number, (kernels, name, settings) in enumerate(ALL if LARGE else FEW)
+]  # fmt: skip
 Pages = dict[tuple[int, ...], list[torch.Tensor]]
+
+
+@pytest.fixture
+def kernels(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Compute with the instruction set of the case."""
+    with forced_instructions(request.param) as name:
+        yield name
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +138,8 @@ def pages_of_head(engine: Engine) -> Pages:
     return pages
 
 
-@pytest.mark.parametrize(("name", "settings"), MATRIX)
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize(("kernels", "name", "settings"), MATRIX, indirect=["kernels"])
 def test_answers_checkpoints_and_hits_are_those_without_drafts(
     model: Callable[[str], Path], name: str, settings: dict[str, Any]
 ) -> None:

@@ -8,7 +8,7 @@ the way sequences are preempted and aborted, and prompts resume from the cache.
 import json
 import random
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from engines import Answer, make_engine, run
+from forced_instructions import BEST, FEWER_INSTRUCTIONS, forced_instructions
 from gate_cases import LARGE, STRATEGIES
 from mamba_server.engine.boot import Engine
 from mamba_server.engine.speculation.model_drafts import ModelDrafts
@@ -31,21 +32,32 @@ MODELS: dict[str, tuple[Write, dict[str, Any]]] = {
     "qwen3_next": (random_qwen3_next, {}),
     "falcon_h1": (random_falcon_h1, {}),
 }
-FEW: list[tuple[str, str, dict[str, Any]]] = [
-    ("nemotron_h", "attention", {"strategy": "ExtraBufferLazy", "overlap": True, "page_size": 4}),
-    ("qwen3_next", "other", {"strategy": "ExtraBuffer", "overlap": True}),
-    ("other", "falcon_h1", {"strategy": "NoBuffer", "overlap": True, "dtype": "bfloat16"}),
+FEW: list[tuple[str, str, str, dict[str, Any]]] = [
+    ("avx512", "nemotron_h", "attention", {"strategy": "ExtraBufferLazy", "overlap": True, "page_size": 4}),
+    ("avx2", "qwen3_next", "other", {"strategy": "ExtraBuffer", "overlap": True}),
+    (BEST, "other", "falcon_h1", {"strategy": "NoBuffer", "overlap": True, "dtype": "bfloat16"}),
 ]
-ALL: list[tuple[str, str, dict[str, Any]]] = [
-    (name, draft, {"strategy": strategy, "overlap": overlap, "page_size": page_size, "dtype": dtype})
-    for name, draft, strategy, overlap, page_size, dtype in product(
-        MODELS, MODELS, STRATEGIES, (True, False), (1, 16), ("float32", "bfloat16")
+ALL: list[tuple[str, str, str, dict[str, Any]]] = [
+    (kernels, name, draft, {"strategy": strategy, "overlap": overlap, "page_size": page, "dtype": dtype})
+    for kernels, name, draft, strategy, overlap, page, dtype in product(
+        (BEST, *FEWER_INSTRUCTIONS), MODELS, MODELS, STRATEGIES, (True, False), (1, 16),
+        ("float32", "bfloat16"),
     )
-]
+]  # fmt: skip
 MATRIX = [
-    pytest.param(*case, id="-".join(map(str, (*case[:2], *case[2].values()))), marks=pytest.mark.slow)
-    for case in (ALL if LARGE else FEW)
-]
+    pytest.param(
+        kernels, name, draft, settings, id="-".join(map(str, (kernels, name, draft, *settings.values()))),
+        marks=pytest.mark.slow,
+    )
+    for kernels, name, draft, settings in (ALL if LARGE else FEW)
+]  # fmt: skip
+
+
+@pytest.fixture
+def kernels(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Compute with the instruction set of the case."""
+    with forced_instructions(request.param) as name:
+        yield name
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +128,8 @@ def scores(answer: Answer) -> list[float]:
     return [each.logprob for each in answer.logprobs]
 
 
-@pytest.mark.parametrize(("name", "draft", "settings"), MATRIX)
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize(("kernels", "name", "draft", "settings"), MATRIX, indirect=["kernels"])
 def test_answers_scores_and_hits_are_those_without_drafts(
     model: Callable[[str], Path], name: str, draft: str, settings: dict[str, Any]
 ) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 import mamba_server
 from eventually import wait_until
+from matrix_size import LARGE
 from servers import Server, call
 from testmodels.adapters import shapes_in, write_adapter
 
@@ -17,7 +18,8 @@ assert mamba_server.__file__ is not None
 TINY = Path(mamba_server.__file__).parent / "builtin" / "tiny-recall"
 COMPLETIONS = "/v1/completions"
 WORDS = " ".join(f"word{number}" for number in range(40))
-CLIENTS, SWAPS = 2, 3
+CLIENTS, SWAPS = ("swapped", "one", "two", "base", "swapped"), 40 if LARGE else 3
+"""Model of each client, and number of swaps."""
 
 
 @pytest.fixture(scope="module")
@@ -71,17 +73,18 @@ def test_an_adapter_is_swapped_under_load_without_a_wrong_or_a_failed_answer(
     truth = {name: tokens(server, name) for name in ("base", "one", "two")}
     assert len({tuple(each) for each in truth.values()}) == 3
     assert load(server, "swapped", paths["one"])[0] == 200
-    stopped, wrong, counts = threading.Event(), list[Any](), [0] * CLIENTS
+    expected = {name: [tokens] for name, tokens in truth.items()} | {"swapped": [truth["one"], truth["two"]]}
+    stopped, wrong, counts = threading.Event(), list[Any](), [0] * len(CLIENTS)
 
     def client(number: int) -> None:
         while not stopped.is_set():
-            status, answer = ask(server, "swapped")
+            status, answer = ask(server, CLIENTS[number])
             got = answer["choices"][0]["token_ids"] if status == 200 else answer
-            if got not in (truth["one"], truth["two"]):
-                wrong.append(got)
+            if got not in expected[CLIENTS[number]]:
+                wrong.append((CLIENTS[number], got))
             counts[number] += 1
 
-    threads = [threading.Thread(target=client, args=(number,)) for number in range(CLIENTS)]
+    threads = [threading.Thread(target=client, args=(number,)) for number in range(len(CLIENTS))]
     for thread in threads:
         thread.start()
     try:
@@ -90,7 +93,7 @@ def test_an_adapter_is_swapped_under_load_without_a_wrong_or_a_failed_answer(
             before = sum(counts)
             assert load(server, "swapped", paths[name])[0] == 200
             assert tokens(server, "swapped") == truth[name]
-            wait_until(lambda before=before: sum(counts) >= before + CLIENTS)  # type: ignore[misc]
+            wait_until(lambda before=before: sum(counts) >= before + len(CLIENTS))  # type: ignore[misc]
     finally:
         stopped.set()
         for thread in threads:

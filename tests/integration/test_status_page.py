@@ -2,16 +2,20 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import pytest_asyncio
 
 from browser import BROWSER, Page, browser_page
 from mamba_edge.api_keys import KeyFile
+from mamba_edge.usage.usage_sum import UsageSum
 from mamba_gateway.process.server import serve
 from mamba_gateway.settings import GatewaySettings
+from mamba_gateway.usage.ledger_store import LedgerEntry
 from mamba_server import wire
 from scripted_engine import TOKENIZER, Api
 from served_app import served
@@ -143,13 +147,59 @@ async def test_through_a_gateway_it_shows_engines_and_chats_with_what_was_resume
             # On the arena's own scale: 5 of its 13 slabs are in use, of a chart that is 40 high.
             assert await page.run(HIGHEST) == pytest.approx(40 * 8 / 13, abs=0.01)
             traffic = str(await page.until(f"/\\d m?s/.test({text_of('traffic')}) && {text_of('traffic')}"))
-            for words in ("requests/s", "errors/s", "tokens/s", "first byte"):
+            for words in ("requests\u200b/s", "errors\u200b/s", "tokens\u200b/s", "first byte"):
                 assert words in traffic
             api.engine.send(numbers(live=0, cached=5))
             await page.until(f"/live 0.*cached 5/s.test({text_of('engines')})")
         finally:
             stop.set()
             await gateway
+
+
+def ledger_file(path: Path) -> str:
+    """Write the ledger of a gateway: today eight keys used the model, each more than the one before.
+
+    Tomorrow has the same entries, for a test that begins before midnight.
+    """
+    days = [(datetime.now(UTC).date() + timedelta(days)).isoformat() for days in (0, 1)]
+    hour = 3600 * 10**9
+    entries = [
+        LedgerEntry(
+            "one", "m", f"key <{number}>", "", 1, UsageSum(number, 250_000 * number, 0, 7, hour * number)
+        )
+        for number in range(1, 9)
+    ]
+    path.write_bytes(msgspec.json.encode({"version": 1, "days": dict.fromkeys(days, entries)}))
+    return str(path)
+
+
+async def test_use_and_cost_of_the_largest_keys_and_of_all_are_on_the_page_of_a_gateway(
+    page: Page, tmp_path: Path
+) -> None:
+    stop, url = asyncio.Event(), asyncio.get_running_loop().create_future()
+    settings = GatewaySettings(
+        port=0, backend=("http://127.0.0.1:1",), usage_file=ledger_file(tmp_path / "ledger"),
+        price_device_hour=2.5, price_currency="EUR",
+    )  # fmt: skip
+    gateway = asyncio.create_task(serve(settings, url.set_result, stop=stop))
+    try:
+        await page.open(f"{await url}/ui")
+        shown = str(await page.until(f"/all/.test({text_of('usage-table')}) && {text_of('usage-table')}"))
+        rows = [line.split("\t") for line in shown.splitlines() if "\t" in line]
+        assert rows[1] == ["key <8>", "8", "2.00M", "0", "7", "8 h", "€20.00", "€0.00"]
+        assert [row[0] for row in rows[2:]] == [
+            *(f"key <{n}>" for n in (7, 6, 5, 4, 3)),
+            "all, 2 not shown",
+        ]
+        assert rows[-1][1:] == ["36", "9.00M", "0", "56", "36 h", "€90.00", "€0.00"]
+        await page.run(
+            "const by = document.getElementById('usage-by'); by.value = 'model'; \
+            by.dispatchEvent(new Event('change'))"
+        )
+        await page.until(f"/^deployment/m.test({text_of('usage-table')})")
+    finally:
+        stop.set()
+        await gateway
 
 
 async def test_many_engines_show_their_numbers_and_the_rest_when_opened(page: Page) -> None:
@@ -300,6 +350,8 @@ async def test_behind_a_prefix_it_works_and_tells_of_errors_and_of_a_server_that
     async with served(behind_prefix(api.app)) as url:
         await page.open(f"{url}{PREFIX}/ui/", lands=f"{url}{PREFIX}/ui")
         await page.until(f"/ExtraBuffer/.test({text_of('engines')})")
+        # An engine has no ledger.
+        assert await page.run("document.getElementById('usage').hidden")
         assert "green tea" in await chat(page, "Hello")
         api.engine.dies()
         assert "not ready" in await chat(page, "Anybody there?")
@@ -352,7 +404,7 @@ async def test_it_fits_a_small_screen_and_both_themes_and_can_be_reached_by_keys
         await page.size(360, 640, "light")
         assert await page.run(background) == light
         reached = []
-        for _ in range(12):
+        for _ in range(13):
             await page.type("", "Tab")
             reached.append(await page.run("document.activeElement.id || document.activeElement.tagName"))
         assert {"theme", "SUMMARY", "model", "chat-new", "chat-log", "chat-text", "chat-send"} <= set(reached)

@@ -23,7 +23,7 @@ from matrix_size import LARGE
 from testcluster.build import ensure
 from testcluster.control_plane import SERVICE_RANGE, ControlPlane, Place, running_control_plane
 
-pytestmark = pytest.mark.kube
+pytestmark = [pytest.mark.kube, pytest.mark.slow]  # a control plane of its own
 RANGE = "fd00:10:96::/112"
 PLACES = {
     "IPv6 alone": Place("::1", RANGE),

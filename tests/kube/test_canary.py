@@ -166,6 +166,7 @@ async def test_a_promotion_ends_although_the_operator_dies_after_each_of_its_wri
         assert (status["rollout"]["readyRevision"], status.get("canary")) == (new, None)
 
 
+@pytest.mark.slow
 def test_an_operator_process_leads_a_change_from_copies_to_its_promotion_and_another_ends_it(
     plane: ControlPlane, namespace: str, tmp_path: Path
 ) -> None:

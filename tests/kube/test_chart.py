@@ -393,6 +393,7 @@ def test_uninstalling_keeps_the_crd_and_the_objects_of_the_users(
     assert control_plane.get("deployment", "rel-mambaserve", namespace) is None
 
 
+@pytest.mark.slow
 def test_a_second_release_needs_no_word_about_the_crd_and_leaves_it_to_the_first(
     plane: ControlPlane, helm: Command, namespace: str
 ) -> None:

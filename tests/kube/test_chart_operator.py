@@ -246,6 +246,7 @@ def may_write(installed: Installed, account: str) -> list[dict[str, Any]]:
     ]
 
 
+@pytest.mark.slow
 def test_what_the_chart_grants_is_enough_to_serve_the_quick_start(installed: Installed) -> None:
     installed.plane.apply(QUICK_START, installed.namespace)
     for kind, name in (

@@ -43,6 +43,7 @@ def test_there_is_none_unless_it_is_asked_for(helm: Command) -> None:
     assert rendered(helm, "--set", "redis.enabled=false") == {}
 
 
+@pytest.mark.slow
 def test_it_starts_as_the_chart_says_and_wants_the_password_of_the_address(
     helm: Command, tmp_path: Path, start_redis: Callable[..., RedisServer]
 ) -> None:

@@ -147,6 +147,7 @@ def test_the_scale_subresource_of_two_pools_is_refused_with_what_to_do(
 BOUNDS = {"minReplicas": 1, "maxReplicas": 3}
 
 
+@pytest.mark.slow
 def test_each_pool_is_scaled_by_what_binds_it(plane: ControlPlane, namespace: str, tmp_path: Path) -> None:
     spec = {
         "model": {"uri": "pvc://models/nano", "config": nano_config()},

@@ -73,6 +73,7 @@ def warned(plane: ControlPlane, namespace: str, name: str) -> str:
     )
 
 
+@pytest.mark.slow
 def test_each_is_told_what_is_wrong_with_it_and_keeps_no_other_from_being_served(
     plane: ControlPlane, namespace: str, tmp_path: Path
 ) -> None:

@@ -5,6 +5,7 @@ from seeded import Mutant
 ENGINE = "tests/unit/engine/test_adapters.py::"
 SHARED = "tests/unit/operator/test_shared_gateway.py::"
 PODS = "tests/unit/operator/test_adapters_of_pods.py::"
+ROLLOUT = "tests/unit/operator/test_adapter_rollout.py::"
 FILES = "tests/unit/model/test_adapter_files.py::"
 ROWS = f"{ENGINE}test_each_row_of_a_batch_is_computed_with_its_own_adapter_or_none"
 
@@ -87,12 +88,53 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        name="copies of adapters are removed under the engines that read them",
-        keeps="A copy that a pod reads stays on the volume.",
-        where="mamba_operator.render.engine_pod:_commit",
-        old="' '.join((context.loaded.commit, *context.loaded.adapters))",
-        new="context.loaded.commit",
-        tests=(f"{PODS}test_no_copy_of_an_adapter_that_engines_read_makes_room_for_another",),
+        name="copies of adapters that running engines were given are removed",
+        keeps="A copy that an engine reads when it starts again stays on the volume.",
+        where="mamba_operator.model.model_cache:commits_in_use",
+        old="commits | _adapters_in_use(context, snapshot)",
+        new="commits",
+        tests=(
+            f"{PODS}test_copies_stay_that_engines_read_by_their_settings",
+            f"{PODS}test_no_copy_of_an_adapter_that_engines_read_makes_room_for_another",
+        ),
+    ),
+    Mutant(
+        name="new engines start with adapters that every running engine has refused",
+        keeps="An adapter that cannot be loaded keeps no engine from starting again.",
+        where="mamba_operator.rollout.adapter_rollout:adapter_rollout",
+        old="0 < len(pending) == len(running)",
+        new="False",
+        tests=(
+            f"{ROLLOUT}test_an_adapter_that_cannot_be_loaded_is_named_with_its_engine_and_nothing_is_lost",
+        ),
+    ),
+    Mutant(
+        name="a refused adapter unloads the former ones",
+        keeps="Requests of the former list go on while the new one cannot be served.",
+        where="mamba_operator.children.adapter_updates:give_adapters",
+        old="status == NO_PLACE and bool(surplus)",
+        new="bool(surplus)",
+        tests=(
+            f"{ROLLOUT}test_an_adapter_that_cannot_be_loaded_is_named_with_its_engine_and_nothing_is_lost",
+        ),
+    ),
+    Mutant(
+        name="a change of adapters replaces engines",
+        keeps="Running engines take over other adapters.",
+        where="mamba_operator.render.live_settings:restart_settings",
+        old="name not in LIVE and name != ADAPTERS",
+        new="name not in LIVE",
+        tests=(f"{ROLLOUT}test_a_change_of_adapters_reaches_each_engine_and_replaces_no_pod",),
+    ),
+    Mutant(
+        name="a step that only decodes forgets the adapters of experts",
+        keeps="Each row is computed with its own adapter, experts included.",
+        where="execution.runner:ModelRunner._whole_decoder",
+        old="bank.changes_experts",
+        new="False",
+        tests=(
+            "tests/gates/test_adapters_of_experts.py::test_adapters_of_experts_equal_their_merged_weights[qwen3-next-auto]",
+        ),
     ),
     Mutant(
         name="the right to an adapter opens its model",

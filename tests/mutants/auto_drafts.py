@@ -3,6 +3,7 @@
 from seeded import Mutant
 
 CHOICE = "tests/unit/engine/test_auto_drafts.py"
+LIMIT = "tests/unit/engine/test_draft_losses.py"
 PLAN = "tests/unit/engine/test_draft_memory.py"
 CALLS = "tests/unit/model/test_head_calls.py"
 
@@ -40,11 +41,35 @@ MUTANTS = (
         tests=(PLAN,),
     ),
     Mutant(
-        name="a page ends without its hidden state where the head passed over it",
-        keeps="Pages always end with their last hidden state.",
-        where="whole_steps.head_steps:HeadSteps.pass_over",
-        old="self._tails[page[row]] = states[row]",
-        new="pass",
+        name="a head that does not read leaves what was in its pages before",
+        keeps="Keys and values of tokens that the head passes over are zeros.",
+        where="whole_steps.step_decoder:StepDecoder.__call__",
+        old="step.head_passes = not head_reads and decodes.replay is None",
+        new="step.head = self.head.address if self.head is not None and head_reads else None",
         tests=(CALLS,),
+    ),
+    Mutant(
+        name="no sequence tries a head that was left out",
+        keeps="A head that does not pay is tried by comparing what it foresees with the answer.",
+        where="speculation.auto_drafts:AutoDrafts._on_trial",
+        old="return sequence",
+        new="return None",
+        tests=(CHOICE,),
+    ),
+    Mutant(
+        name="drafts lose whatever they promise wrongly",
+        keeps="Drafts that promise a gain and have none end when they have lost some steps.",
+        where="speculation.loss_limit:LossLimit.drafted",
+        old="self._add(tokens - time)",
+        new="pass",
+        tests=(LIMIT,),
+    ),
+    Mutant(
+        name="sequences that join wait for the rest of others",
+        keeps="The source rests only while the sequences stay the same.",
+        where="speculation.ngram_drafts:NgramDrafts.propose",
+        old="(len(decodes), decodes[-1].order) == self._rested",
+        new="True",
+        tests=(LIMIT,),
     ),
 )

@@ -4,12 +4,44 @@ from seeded import Mutant
 
 MUTANTS = (
     Mutant(
+        name="an engine is told no prices",
+        keeps="The cost of a request has the price of its model.",
+        where="mamba_gateway.relay.proxy_endpoint:ProxyEndpoint._upstream_request",
+        old="prices.header()",
+        new="(b'x-other', b'1')",
+        tests=("tests/unit/gateway/test_proxy_endpoint.py",),
+    ),
+    Mutant(
+        name="a line of a key or a day has the prices for all models",
+        keeps="The use of a model with prices of its own costs those in every grouping.",
+        where="mamba_gateway.usage.usage_report:_line",
+        old="prices.of(model).cost(part)",
+        new="prices.cost(part)",
+        tests=("tests/unit/gateway/test_usage_ledger.py",),
+    ),
+    Mutant(
+        name="a prompt that takes long to encode is never encoded to its end",
+        keeps="The next turn of a long conversation is routed by all of it.",
+        where="mamba_gateway.prompts.prompt_reader:prompt_of",
+        old="later(text, prompt)",
+        new="None",
+        tests=("tests/unit/gateway/test_prompt_reader.py",),
+    ),
+    Mutant(
+        name="a prompt of which only the beginning was read counts as short as that beginning",
+        keeps="The cost of a prompt is that of its whole length, estimated where it is not known.",
+        where="mamba_gateway.prompt_prefix:PromptPrefix.tokens",
+        old="len(self.token_ids) + self.unread_tokens",
+        new="len(self.token_ids)",
+        tests=("tests/unit/gateway/test_prompt_reader.py",),
+    ),
+    Mutant(
         name="a copy of a request is charged to the key of its client",
         keeps="Copies for a candidate are billed to no key.",
         where="mamba_gateway.shadow.shadow_copies:copied_headers",
         old="(CLIENT_HEADER, CLIENT)",
         new="(b'x-copy', CLIENT)",
-        tests=("tests/unit/gateway/test_shadow_copies.py",),
+        tests=("tests/unit/gateway/test_shadow_ledger.py", "tests/unit/gateway/test_shadow_copies.py"),
     ),
     Mutant(
         name="a slow candidate gets any number of copies",

@@ -11,7 +11,7 @@ MUTANTS = (
     Mutant(
         name="accepted drafts are never put into the state",
         keeps="Inputs that wait are absorbed by the next launch of their row.",
-        where="scheduling.draft_rows:DraftRows.plan",
+        where="scheduling.draft_rows:DraftRows._absorptions",
         old="absorbed.append(Absorption(index, _1, int(waiting[index]), token))",
         new="pass",
         tests=(RUNS,),

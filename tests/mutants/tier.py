@@ -99,4 +99,12 @@ MUTANTS = (
         new="self._has_record(names)",
         tests=("tests/unit/tier/test_damaged_records.py",),
     ),
+    Mutant(
+        name="all memory of the host tier is allocated at the start",
+        keeps="A tier that is hardly used costs little memory and time.",
+        where="mamba_tier.host_pool:HostPool.touch_more",
+        old="min(self.capacity, self._used + self._ahead)",
+        new="self.capacity",
+        tests=("tests/unit/tier/test_touched_memory.py",),
+    ),
 )

@@ -83,4 +83,28 @@ MUTANTS = (
         new="self._transports.get('sockets')",
         tests=("tests/unit/transfer/test_transfers.py",),
     ),
+    Mutant(
+        name="a cancelled fetch by machine code waits for bytes that do not come",
+        keeps="Every read and write has a deadline, and can be cancelled.",
+        where="mamba_transfer.frames:Connection.move",
+        old="limit.check()",
+        new="None",
+        tests=("tests/unit/transfer/test_byte_mover.py",),
+    ),
+    Mutant(
+        name="machine code is given pieces of another size than their blocks",
+        keeps="No byte outside the landing memory is written.",
+        where="mamba_server.engine.transfers.byte_mover:MovingBytes.__init__",
+        old="self.left != int(lengths.sum())",
+        new="False",
+        tests=("tests/unit/transfer/test_byte_mover.py",),
+    ),
+    Mutant(
+        name="a source that machine code has found gone counts as silent",
+        keeps="A reader learns at once that its source has gone.",
+        where="mamba_server.engine.transfers.byte_mover:MovingBytes.move",
+        old="return moved",
+        new="return moved or 1",
+        tests=("tests/unit/transfer/test_byte_mover.py",),
+    ),
 )

@@ -146,7 +146,10 @@ def main(capabilities: list[int], *, whole: bool) -> None:
         for index in (range(len(launches)) if whole else sorted(usual([each.call for each in launches])))
         if multiplies(launches[index].call) or capability in PLAIN
     ]
-    with ProcessPoolExecutor(len(os.sched_getaffinity(0)), get_context("spawn")) as pool:
+    # Forked, with the imports and launches of this process: to have them takes as long as dozens of launches.
+    import compiled_kernel  # noqa: F401
+
+    with ProcessPoolExecutor(len(os.sched_getaffinity(0)), get_context("fork")) as pool:
         for result in pool.map(_compiled, *zip(*jobs, strict=True), chunksize=4):
             print(json.dumps(asdict(result)), flush=True)
 

@@ -25,6 +25,7 @@ _POINTERS = {
     torch.int32: "*i32",
     torch.int64: "*i64",
     torch.bool: "*i1",
+    torch.float8_e4m3fn: "*fp8e4nv",
 }
 
 

@@ -16,16 +16,19 @@ SHORTEST_PAUSE, LONGEST_PAUSE = 0.002, 0.05
 Found = TypeVar("Found")
 
 
-async def until(condition: Callable[[], object], seconds: float = PATIENCE) -> None:
+async def until(
+    condition: Callable[[], object], seconds: float = PATIENCE, *, longest_pause: float = LONGEST_PAUSE
+) -> None:
     """Return as soon as the condition holds; TimeoutError after `seconds`.
 
     Looks ever less often: on virtual time each look costs the real time in which something could have come.
+    So a wait for half a minute of it takes a longer `longest_pause`.
     """
     pause = SHORTEST_PAUSE
     async with asyncio.timeout(seconds):
         while not condition():
             await asyncio.sleep(pause)
-            pause = min(pause * 1.2, LONGEST_PAUSE)
+            pause = min(pause * 1.2, longest_pause)
 
 
 async def turns(count: int = 50) -> None:
@@ -37,10 +40,12 @@ async def turns(count: int = 50) -> None:
 def wait_until(look: Callable[[], Found], what: str = "") -> Found:
     """Return the first true result of `look`; for tests of processes.
 
-    Raises AssertionError after PATIENCE.
+    Looks ever less often: a look may be a request that takes a server milliseconds. Raises AssertionError
+    after PATIENCE.
     """
-    deadline = time.monotonic() + PATIENCE
+    deadline, pause = time.monotonic() + PATIENCE, SHORTEST_PAUSE
     while not (value := look()):
         assert time.monotonic() < deadline, f"{what or 'what was waited for'} never came"
-        time.sleep(0.01)
+        time.sleep(pause)
+        pause = min(pause * 1.2, LONGEST_PAUSE)
     return value

@@ -50,6 +50,8 @@ MOST_BLOCKS = 4
 MOST_MODULES = 18
 FEWEST_LINES = 40
 """Length from which a module may serve one neighbour alone."""
+BLOCK_FIELDS = ("body", "orelse", "finalbody", "handlers", "cases")
+"""Fields of a syntax tree's nodes that hold statements, or what holds statements."""
 
 Counts = dict[str, dict[str, int]]
 """Package -> rule -> number of places."""
@@ -125,12 +127,23 @@ def parse(text: str, path: str, inside: Path) -> Module:
     return Module(name, path, ast.parse(text), text.count("\n"))
 
 
+def blocks(tree: ast.AST) -> Iterator[ast.AST]:
+    """Yield a tree and all statements, handlers and cases in it, without the more numerous expressions."""
+    waiting = [tree]
+    while waiting:
+        node = waiting.pop()
+        yield node
+        for name in BLOCK_FIELDS:
+            if isinstance(inside := getattr(node, name, None), list):
+                waiting.extend(inside)
+
+
 # --- prose ---
 
 
 def docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
     """Yield line and text of every docstring; a string that follows an assignment is one as well."""
-    for node in ast.walk(tree):
+    for node in blocks(tree):
         body = getattr(node, "body", None)
         if not isinstance(body, list):
             continue
@@ -195,7 +208,7 @@ BLOCKS = (
 
 def functions(tree: ast.AST) -> Iterator[Function]:
     """Yield every function, except kernels: a Triton kernel's branches are chosen when it is compiled."""
-    for node in ast.walk(tree):
+    for node in blocks(tree):
         if isinstance(node, Function) and not any(
             ast.unparse(decorator).startswith("triton.") for decorator in node.decorator_list
         ):
@@ -238,7 +251,7 @@ def depth(body: Iterable[ast.AST], blocks: int = 0) -> int:
         if isinstance(node, Function | ast.ClassDef):
             continue
         inside = blocks + isinstance(node, BLOCKS)
-        for name in ("body", "orelse", "finalbody", "handlers", "cases"):
+        for name in BLOCK_FIELDS:
             children = getattr(node, name, None)
             if not isinstance(children, list):
                 continue
@@ -281,7 +294,7 @@ def importers(every: list[Module]) -> dict[str, set[str]]:
     names = {module.name for module in every}
     users: dict[str, set[str]] = defaultdict(set)
     for module in every:
-        for node in ast.walk(module.tree):
+        for node in blocks(module.tree):
             targets: list[str] = []
             if isinstance(node, ast.Import):
                 targets = [alias.name for alias in node.names]

@@ -8,8 +8,8 @@ from prometheus_client.metrics_core import Metric
 
 from engine_trial import EngineTrial, TrialSetup
 from mamba_cli.local.loading.download_metrics import DownloadMetrics
+from mamba_edge.usage.prices import Prices
 from mamba_gateway.metrics.gateway_metrics import GatewayMetrics
-from mamba_gateway.prices import Prices
 from mamba_gateway.usage.ledger_store import MemoryLedger
 from mamba_gateway.usage.usage_ledger import UsageLedger
 from mamba_operator.autoscale.scaling_metrics import ScalingMetrics

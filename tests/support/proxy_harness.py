@@ -14,6 +14,7 @@ from asgi import Asked, ask
 from mamba_edge.api_keys import KeyFile
 from mamba_edge.exchange.request_body import BodyBudget
 from mamba_edge.exchange.request_middleware import RequestMiddleware
+from mamba_edge.usage.prices import Prices
 from mamba_gateway.admission.admission import Admission
 from mamba_gateway.admission.rate_limiter import RateLimiter
 from mamba_gateway.endpoints.pool import Pool, ProbeReport, Target
@@ -78,6 +79,7 @@ class ProxyHarness:
         lane = RequestLane(
             self.relay,  # type: ignore[arg-type]
             self.admission, limiter, limits.get("prompts"), limits.get("backend_keys"),
+            prices=limits.get("prices", Prices()),
         )  # fmt: skip
         self.proxy = ProxyEndpoint(
             lane, self.admission, self.metrics, KeyFile(keys, "--api-key-file") if keys else None,

@@ -216,18 +216,6 @@ def _attention(config: AttentionConfig, dtype: torch.dtype) -> Iterator[KernelCa
     joined = _meta(ROWS, heads + 2 * kv_heads + gates, width, dtype=dtype)
     query, key, value, *_ = joined.split([heads, kv_heads, kv_heads, gates], 1)
     kv = _meta(64, 4, 2, 16, kv_heads, width, dtype=dtype)[:, 1]
-    starts = np.array([0, 1, 2, 34, ROWS], np.int32)
-    plan = AttentionPlan(
-        groups=[],
-        pieces=[],
-        tokens=ROWS,
-        decodes=2,
-        longest_piece=32,
-        page_table=_integers(4, 8),
-        table_row=_integers(4),
-        context_len=_integers(4),
-        query_start=_integers(len(starts)),
-    )
     both = joined[:, : heads + kv_heads]
     if config.qk_norm:
         normed = _meta(ROWS, (heads + kv_heads) * width, dtype=dtype)
@@ -243,19 +231,37 @@ def _attention(config: AttentionConfig, dtype: torch.dtype) -> Iterator[KernelCa
         yield activate(gate, Function.SIGMOID, _meta(ROWS, heads * width, dtype=dtype))
     pages = _meta(ROWS, dtype=torch.int64)
     yield write_call(kv, key, value, pages, pages)
-    yield from paged_attention(query, kv, config.scale, plan, _meta(ROWS, heads, width, dtype=dtype))
+    yield from paged_attention(
+        query, kv, config.scale, _attention_plan(), _meta(ROWS, heads, width, dtype=dtype)
+    )
+
+
+def _attention_plan() -> AttentionPlan:
+    starts = np.array([0, 1, 2, 34, ROWS], np.int32)
+    return AttentionPlan(
+        groups=[],
+        pieces=[],
+        tokens=ROWS,
+        decodes=2,
+        longest_piece=32,
+        page_table=_integers(4, 8),
+        table_row=_integers(4),
+        context_len=_integers(4),
+        query_start=_integers(len(starts)),
+    )
 
 
 def _latent(config: AttentionConfig, dtype: torch.dtype) -> Iterator[KernelCall]:
-    """Yield the norm of latent rows and their way into pages; no kernel attends to rows of such a width."""
+    """Yield the norm of latent rows, their way into pages, and attention to rows that are keys and values."""
     assert config.latent is not None
-    assert attention_kernels.why_not(config.heads, config.kv_heads, config.head_dim)
     rows = _meta(ROWS, config.latent.rank, dtype=dtype)
     weight = _meta(config.latent.rank, dtype=dtype)
     yield rms_norm(rows, weight, 1e-6, None, torch.empty_like(rows))
     key, pages = _meta(ROWS, 1, config.head_dim, dtype=dtype), _meta(ROWS, dtype=torch.int64)
     kv = _meta(64, 4, 1, 16, 1, config.head_dim, dtype=dtype)[:, 1].expand(-1, 2, -1, -1, -1)
     yield write_call(kv, key, key, pages, pages)
+    query = _meta(ROWS, config.heads, config.head_dim, dtype=dtype)
+    yield from paged_attention(query, kv, config.scale, _attention_plan(), torch.empty_like(query))
 
 
 def _moe(config: MoeConfig, d: int, dtype: torch.dtype) -> Iterator[KernelCall]:

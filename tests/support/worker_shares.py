@@ -12,14 +12,12 @@ import pytest
 
 TOGETHER = ("tests/kube/test_operator", "tests/kube/")
 """Each part is about half of the time. Files that use the same addresses of pods are all in the second."""
-APART = ("tests/gates/test_interpreted_kernels.py",)
-"""Files whose tests are long and have nothing in common: each is a share of its own."""
 
 
 def share_of(test: str) -> str:
     """Name the share of a test: the tests of one share run in one process, one after the other."""
     file = test.partition("::")[0]
-    return test if file in APART else next((part for part in TOGETHER if file.startswith(part)), file)
+    return next((part for part in TOGETHER if file.startswith(part)), file)
 
 
 @pytest.hookimpl(optionalhook=True)

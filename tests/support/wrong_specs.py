@@ -147,6 +147,10 @@ WRONG_SPECS: dict[str, list[dict[str, Any]]] = {
             "s3://",
             "s3://Bucket/b",
             "s3://bucket/b?revision=main",
+            "gs://",
+            "gs://Bucket/b",
+            "gs://bucket/b?revision=main",
+            f"gs://bucket/b?sha256={COMMIT}",
             f"s3://bucket/b?sha256={COMMIT}",
             "oci://registry/a",
             "oci://registry/a@sha256:0",
@@ -176,7 +180,7 @@ WRONG_SPECS: dict[str, list[dict[str, Any]]] = {
             "engine": {"speculation": f"draft={uri}"},
         }
         for cache in ({"size": "1Gi"}, {"claimName": "c"})
-        for uri in (f"hf://a/c@{COMMIT}", "s3://bucket/c", "https://host/c/")
+        for uri in (f"hf://a/c@{COMMIT}", "s3://bucket/c", "gs://bucket/c", "https://host/c/")
     ],
     "engine.tensorParallel above 1 is refused": [{"engine": {"tensorParallel": n}} for n in (2, 8)],
     "model.cache needs either size": [
@@ -238,6 +242,9 @@ WRONG_SPECS: dict[str, list[dict[str, Any]]] = {
     ],
     "progressDeadline is beyond": [
         {"rollout": {"progressDeadline": beyond}} for beyond in ("596524h", "600000h")
+    ],
+    "engine.quantization fp8 and batchInvariant exclude": [
+        {"engine": {"quantization": "fp8", "batchInvariant": True}},
     ],
     "engine.quantization int8 is for engines without GPUs": [
         {"engine": {"quantization": "int8"}},

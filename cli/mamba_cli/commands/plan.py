@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from mamba_api.choices import Quantization
 from mamba_cli.bench.trace_units import TimeUnit, TraceUnits
 from mamba_cli.errors import InvalidInput, NoFittingPlan
 from mamba_cli.output import OutputFormat, print_document
@@ -52,6 +53,13 @@ def command(
             envvar="MAMBASERVE_GPUS",
             help="1 plans for a GPU, 0 for the CPU; a larger number is refused. Default: as in the file, "
             "else 1 where this machine has a GPU.",
+        ),
+    ] = None,
+    quantization: Annotated[
+        Quantization | None,
+        typer.Option(
+            envvar="MAMBASERVE_QUANTIZATION",
+            help="How the engine holds matrices, as in mambaserve serve; default: as in the file, else none.",
         ),
     ] = None,
     resource_profiles: ProfilesOption = None,
@@ -174,7 +182,11 @@ def command(
     _check_utilization(utilization)
     _check_gpus(gpus)
     flags = PlanFlags(
-        size_option("--device-memory", device_memory), utilization, gpus, known_profiles(resource_profiles)
+        size_option("--device-memory", device_memory),
+        utilization,
+        gpus,
+        known_profiles(resource_profiles),
+        quantization=quantization,
     )
     if trace is None:
         fleet_only = (slo_ttft, slo_tpot, plot, format_, block_tokens, time_unit)

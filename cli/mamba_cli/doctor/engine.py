@@ -6,6 +6,7 @@ and a library for another machine can end the process that loads it.
 
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ from mamba_cli.extras import SERVER, install
 
 IMPORT_TIMEOUT = 120.0
 """Seconds for an import of torch; a cold network disk can need one minute."""
+OLDEST_TORCH = (2, 9)
+"""First two numbers of the oldest version of torch on which the engine runs."""
 _PROBE = """
 import json, sys
 import torch
@@ -87,6 +90,12 @@ def torch(facts: Torch | str) -> Finding:
             "https://download.pytorch.org/whl/cpu" if facts else install("server"),
         )  # fmt: skip
     built = f"built for CUDA {facts.cuda}" if facts.cuda else "built for CPUs"
+    numbers = tuple(int(number) for number in re.findall(r"\d+", facts.version)[:2])
+    if numbers < OLDEST_TORCH:
+        oldest = ".".join(map(str, OLDEST_TORCH))
+        return broken(
+            "torch", f"{facts.version} is older than {oldest}", f"pip install --upgrade 'torch>={oldest}'"
+        )
     return ok("torch", f"{facts.version}, {built}")
 
 
@@ -142,6 +151,16 @@ def kernels(facts: Torch | str) -> Finding:
     if not isinstance(facts, str) and facts.gpus and choice == "auto":
         return ok("kernels", "Triton compiles them for the GPU while an engine starts")
     if has_to_be_built():
+        from mamba_kernels.cpu.build import cache_root
+
+        folder = cache_root(os.environ)
+        existing = next(path for path in (folder, *folder.parents) if path.exists())
+        if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+            return warning(
+                "kernels", f"the compiled C++ kernels cannot be kept in {folder}",
+                "set XDG_CACHE_HOME to a directory that this user can write: until then torch computes, "
+                "several times slower",
+            )  # fmt: skip
         return note("kernels", "the first engine compiles the C++ kernels, which takes a minute")
     if isinstance(facts, str):
         return note("kernels", "not checked, because torch cannot be imported")

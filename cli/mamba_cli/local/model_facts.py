@@ -18,6 +18,7 @@ from mamba_cli.errors import InvalidInput, RunFailed
 from mamba_cli.extras import install
 from mamba_planner.arithmetic import DTYPE_BYTES, WeightsSize
 from mamba_planner.families import ModelConfigError, load_model_config, model_config_from_hf
+from mamba_planner.families.quantization import quantization_of
 from mamba_planner.model_config import DraftModel, ModelConfig
 from mamba_server.model.checkpoint.errors import DownloadFailed, ModelError
 from mamba_server.model.checkpoint.source import facts_of_remote, resolve
@@ -129,7 +130,7 @@ def _facts_of_hub(uri: ModelUri, text: str) -> ModelFacts:
         model = model_config_from_hf(config, f"{text}: config.json")
     except ModelConfigError as error:
         raise InvalidInput(str(error)) from error
-    return ModelFacts(model, _size_of_files(total, model))
+    return ModelFacts(model, _size_of_files(total, model, config))
 
 
 def _facts_of_remote(text: str) -> ModelFacts:
@@ -142,12 +143,12 @@ def _facts_of_remote(text: str) -> ModelFacts:
         model = model_config_from_hf(facts.config, f"{text}: config.json")
     except ModelConfigError as error:
         raise InvalidInput(str(error)) from error
-    return ModelFacts(model, _size_of_files(facts.weights_bytes, model))
+    return ModelFacts(model, _size_of_files(facts.weights_bytes, model, facts.config))
 
 
-def _size_of_files(total: int, model: ModelConfig) -> WeightsSize | None:
+def _size_of_files(total: int, model: ModelConfig, config: Mapping[str, Any]) -> WeightsSize | None:
     """Return the size of weights of which only the bytes of the files are known; None = they are not."""
-    if not total or model.stored is not None:
+    if not total or quantization_of(config) is not None:
         return None
     # Neither an index nor a listing has shapes, and neither tells the elements of quantized weights. About
     # 99 % of a model's elements are in matrices.

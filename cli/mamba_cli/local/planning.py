@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from mamba_api.choices import Role
+from mamba_api.choices import ON_CPUS, Quantization, Role
 from mamba_api.errors import InvalidModelUri, InvalidQuantity
 from mamba_api.v1alpha1 import MambaDeployment
 from mamba_api.v1alpha1.profiles import Profiles, profile_in_words, profiled_pools
@@ -65,6 +65,13 @@ class PlanFlags:
     any_gpu: bool = False
     """True = plan for other machines than this one: a device that nothing names is a GPU of
     `ASSUMED_MEMORY`."""
+    quantization: Quantization | None = None
+    """How the engine holds its matrices."""
+
+    def changed(self, settings: EngineSettings) -> EngineSettings:
+        """Return the settings of an engine with those that the options override."""
+        values = {"utilization": self.utilization, "quantization": self.quantization}
+        return settings.model_copy(update={name: each for name, each in values.items() if each is not None})
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,12 +217,12 @@ def plan_deployment(
             device = replace(device, declared=True)
         if profile_note := profile_in_words(loaded.deployment):
             notes = (*notes, profile_note)
-    settings = engine_settings(loaded.deployment, role)
+    settings = flags.changed(engine_settings(loaded.deployment, role))
     if (disk := spec.state_cache.disk) is not None:
         settings = settings.model_copy(update={"disk_cache_bytes": disk_budget(disk)})
     if draft is not None and beside is not None:
         facts = facts.with_draft_model(draft, beside, settings, on_cpu=device.kind == "cpu")
-    return _outcome(loaded.deployment.name, str(loaded.path), facts, settings, flags, device, notes)
+    return _outcome(loaded.deployment.name, str(loaded.path), facts, settings, device, notes)
 
 
 def plan_directory(directory: Path, flags: PlanFlags) -> PlanOutcome:
@@ -244,8 +251,8 @@ def plan_config(file: Path, config: Mapping[str, Any], flags: PlanFlags) -> Plan
 
 def _plan_model(name: str, source: str, facts: ModelFacts, flags: PlanFlags) -> PlanOutcome:
     device, notes = _device(flags.device_memory, flags.gpus, flags)
-    settings = EngineSettings(model=source)
-    return _outcome(name, source, facts, settings, flags, device, notes)
+    settings = flags.changed(EngineSettings(model=source))
+    return _outcome(name, source, facts, settings, device, notes)
 
 
 def _device(memory: int | None, gpus: int | None, flags: PlanFlags) -> tuple[Device, tuple[str, ...]]:
@@ -280,17 +287,19 @@ def _outcome(
     source: str,
     facts: ModelFacts,
     settings: EngineSettings,
-    flags: PlanFlags,
     device: Device,
     notes: tuple[str, ...],
 ) -> PlanOutcome:
-    if flags.utilization is not None:
-        settings = settings.model_copy(update={"utilization": flags.utilization})
+    on_cpu = device.kind == "cpu"
+    if settings.quantization in ON_CPUS and not on_cpu:
+        raise InvalidInput(
+            f"{source}: {name}: quantization {settings.quantization} is for engines without GPUs: plan for a "
+            "CPU with --gpus 0, or choose another with --quantization"
+        )
     try:
         constraints = Constraints.of(settings)
     except UnusableInput as error:
         raise InvalidInput(f"{source}: {name}: {error}") from error
-    on_cpu = device.kind == "cpu"
     weights_on_disk = facts.weights_bytes(constraints.dtype, constraints.quantization, on_cpu=on_cpu)
     by_count = weights_bytes(
         facts.config,

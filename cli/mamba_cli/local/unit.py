@@ -16,7 +16,14 @@ from typing import Any
 from mamba_api.choices import DRAFT_MODEL, Role, Transport
 from mamba_api.names import ENV_PREFIX
 from mamba_api.v1alpha1 import MambaDeployment
-from mamba_api.v1alpha1.gateway_usage import Usage
+from mamba_api.v1alpha1.gateway_usage import (
+    PRICED,
+    ModelPrices,
+    Prices,
+    PricesByModel,
+    Usage,
+    UsageOfModels,
+)
 from mamba_cli.errors import InvalidInput
 from mamba_cli.local.documents import LoadedDeployment
 from mamba_cli.local.model_facts import local_uri
@@ -342,16 +349,32 @@ def _ledger(usage: Usage) -> dict[str, str]:
 
 
 def _common_usage(units: Sequence[Unit]) -> Usage:
-    """Return the ledger of a gateway for all units. Raises InvalidInput for two sets of prices."""
-    usages = [unit.loaded.deployment.spec.gateway.usage for unit in units]
-    prices = [usage.prices for usage in usages if usage.prices is not None]
-    if any(one != prices[0] for one in prices):
+    """Return the ledger of a gateway for all units, with the prices of each model.
+
+    Raises InvalidInput for prices in two currencies, or two sets of prices for one name of a model.
+    """
+    deployments = [unit.loaded.deployment for unit in units]
+    prices: dict[str, Prices] = {}
+    for deployment in deployments:
+        own, name = deployment.spec.gateway.usage.prices, deployment.served_name
+        if own is not None and prices.setdefault(name, own) != own:
+            raise InvalidInput(
+                f"two objects serve {name} at different prices, and the ledger counts them as one model: "
+                "give both the same spec.gateway.usage.prices, or another spec.model.servedName to one"
+            )
+    if len(currencies := {own.currency for own in prices.values()}) > 1:
         raise InvalidInput(
-            "one address has one set of prices: give all objects the same spec.gateway.usage.prices, or only "
-            "one of them"
+            f"one address has prices in one currency, and these are in {' and '.join(sorted(currencies))}: "
+            "set the same spec.gateway.usage.prices.currency in all objects"
         )
-    days = max(usage.retention_days for usage in usages)
-    return Usage(retention_days=days, prices=prices[0] if prices else None)
+    days = max(deployment.spec.gateway.usage.retention_days for deployment in deployments)
+    if not prices:
+        return UsageOfModels(retention_days=days)
+    models = [
+        ModelPrices(model=name, **{kind: getattr(own, kind) for kind in PRICED})
+        for name, own in prices.items()
+    ]
+    return UsageOfModels(retention_days=days, prices=PricesByModel(currency=currencies.pop(), models=models))
 
 
 def gateway_argv(deployment: MambaDeployment, *, backends: Sequence[str], host: str, port: int) -> list[str]:

@@ -2,8 +2,8 @@
 
 The library is compiled once for each state of sources, flags and compiler: ahead of time by
 `python -m mamba_kernels.cpu.build`, otherwise at the first start of an engine. It is kept in the user's
-cache under a name that is a hash of its inputs. `--ship` builds it into the package, for an image: a shipped
-library of the same sources needs no compiler.
+cache under a name that is a hash of its inputs. `--ship` builds it into the package, for an image or a wheel:
+a shipped library of the same sources needs no compiler, and no C++ runtime but its own.
 """
 
 import fcntl
@@ -24,6 +24,7 @@ COMPILERS = ("g++", "clang++", "c++")
 _WIDE = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq")
 _AVX2 = ("-mavx2", "-mfma", "-mf16c")
 UNIT_FLAGS: dict[str, tuple[str, ...]] = {
+    "checked_bytes.cpp": (),
     "cold_memory.cpp": (),
     "decode_step.cpp": (),
     "worker_pool.cpp": (),
@@ -38,6 +39,12 @@ UNIT_FLAGS: dict[str, tuple[str, ...]] = {
 """Instruction sets by source file. Code that runs before the choice of one is compiled for any x86-64."""
 # Never -ffast-math: linking with it changes the rounding of the process that loads the library.
 FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-pthread")
+# What a library for other machines needs: its own C++ runtime, of which it keeps no more than it calls (the
+# rest needs a newer glibc), and no names of folders of this machine.
+PORTABLE = (
+    "-static-libstdc++", "-Wl,--gc-sections", "-Wl,--exclude-libs,ALL", "-s",
+    f"-ffile-prefix-map={SOURCES}=src",
+)  # fmt: skip
 SANITIZED = ("-O1", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined")
 
 
@@ -109,7 +116,7 @@ def ship(environment: Mapping[str, str] = os.environ) -> Path:
     """Build the library into the package and return its path. Raises CannotBuild."""
     target = _shipped_path()
     target.parent.mkdir(exist_ok=True)
-    _build(find_compiler(environment), FLAGS, target)
+    _build(find_compiler(environment), (*FLAGS, *PORTABLE), target)
     return target
 
 

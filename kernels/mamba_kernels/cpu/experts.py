@@ -7,7 +7,7 @@ import torch
 
 from mamba_kernels.arguments import check
 from mamba_kernels.cpu.library import Library
-from mamba_kernels.cpu.packed_linear import CPU, KINDS, JoinedMatrix, PackedLayers, PackedMatrix
+from mamba_kernels.cpu.packed_linear import CPU, KINDS, JoinedMatrix, PackedLayers, PackedLinear, PackedMatrix
 from mamba_kernels.cpu.structures import IDENTITY, RELU_SQUARED, Experts, LinearLayer
 from mamba_kernels.moe.activation import Activation
 
@@ -36,7 +36,7 @@ class PackedExperts:
                 "shared_gate", shared_gate, (experts[0][0].inputs,), dtypes=(torch.float32,), device=CPU,
                 dense_from=0,
             )  # fmt: skip
-        self._run = library.moe
+        self._run, self._library = library.moe, library
         self._kept = list(experts) if shared is None else [*experts, shared]
         self._shared_gate = shared_gate
         gated = activation is Activation.GATED_SILU
@@ -59,6 +59,13 @@ class PackedExperts:
             kind=KINDS[experts[0][0].dtype],
         )
         self._address = ctypes.addressof(self.call)
+
+    def products(self) -> list[tuple[PackedLinear, PackedLinear]]:
+        """Return both products of each expert, without the activation; those of the shared one come last."""
+        return [
+            (PackedLinear(self._library, up, None), PackedLinear(self._library, down, None))
+            for up, down in self._kept
+        ]
 
     def __call__(self, hidden: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """Compute the weighted sum of the experts of each row, [n, d_out].

@@ -79,6 +79,13 @@ class Library:
         self.put_aside: Callable[[int, int, int, int], int] = self._function(
             "mamba_put_aside", number, wide, pointer, pointer, result=wide
         )
+        self.begin_checked_bytes: Callable[[int], int | None] = self._function(
+            "mamba_begin_checked_bytes", pointer, result=pointer
+        )
+        self.move_checked_bytes: Callable[[int, int], int] = self._function(
+            "mamba_move_checked_bytes", pointer, number, result=wide
+        )
+        self.end_checked_bytes: Callable[[int], None] = self._function("mamba_end_checked_bytes", pointer)
 
     def _function(self, name: str, *arguments: object, result: object = None) -> Any:
         function = getattr(self._dll, name)

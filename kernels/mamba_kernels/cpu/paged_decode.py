@@ -10,7 +10,8 @@ from mamba_kernels.cpu.packed_linear import CPU, KINDS
 from mamba_kernels.cpu.structures import PagedDecode, PagedExtend
 from mamba_kernels.paged_attention import AttentionPlan
 
-MOST_HEAD_DIM = 256
+MOST_HEAD_DIM = 576
+"""Largest size of a head: a latent row of Kimi-Linear."""
 
 
 class PagedDecoder:

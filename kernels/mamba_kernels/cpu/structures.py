@@ -478,6 +478,7 @@ class DecodeStep(Structure):
         ("rope_half", c_int32),
         ("block_count", c_int32),
         ("rows", c_int32),
+        ("head_passes", c_int32),
     )
 
 
@@ -509,4 +510,18 @@ class DraftTurns(Structure):
         ("drafted", c_void_p),
         ("sequences", c_int32),
         ("most", c_int32),
+    )
+
+
+class CheckedBytes(Structure):
+    """Bytes between a socket and pieces of memory, which are a row of blocks with a checksum each."""
+
+    _fields_ = (
+        ("addresses", c_void_p),
+        ("lengths", c_void_p),
+        ("sizes", c_void_p),
+        ("digests", c_void_p),
+        ("blocks", c_int64),
+        ("sends", c_int32),
+        ("wide", c_int32),
     )

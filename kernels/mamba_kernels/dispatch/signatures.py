@@ -8,9 +8,10 @@ from typing import Protocol
 import torch
 
 from mamba_kernels.activate import Function
-from mamba_kernels.four_bit import FourBitMatrix, Weight
+from mamba_kernels.four_bit import FourBitMatrix
+from mamba_kernels.fp8 import Fp8Matrix, Fp8Rows
 from mamba_kernels.gated_delta import DeltaInputs
-from mamba_kernels.moe import Activation, Routing, SharedExpert
+from mamba_kernels.moe import Activation, ExpertWeights, Routing, SharedExpert
 from mamba_kernels.paged_attention import AttentionPlan
 from mamba_kernels.sample import PenaltyCounts, SampleParameters, TokenChoice
 from mamba_kernels.scan_inputs import ScanInputs
@@ -49,6 +50,28 @@ class FourBitProduct(Protocol):
     def __call__(
         self, x: Tensor, matrix: FourBitMatrix, bias: Tensor | None, out: Tensor, invariant: bool = False, /
     ) -> None: ...
+
+
+class Fp8NormRows(Protocol):
+    """Signature of `fp8_norm`."""
+
+    def __call__(
+        self, x: Tensor, weight: Tensor, eps: float, added: Tensor | None, dtype: torch.dtype, groups: int, /
+    ) -> tuple[Tensor, Fp8Rows]: ...
+
+
+class Fp8Product(Protocol):
+    """Signature of `fp8_product`."""
+
+    def __call__(
+        self, rows: Fp8Rows, matrix: Fp8Matrix, bias: Tensor | None, dtype: torch.dtype, /
+    ) -> Tensor: ...
+
+
+class Fp8Quantize(Protocol):
+    """Signature of `fp8_rows`."""
+
+    def __call__(self, x: Tensor, groups: int, /) -> Fp8Rows: ...
 
 
 class GatedDeltaPrefill(Protocol):
@@ -107,8 +130,8 @@ class Moe(Protocol):
         hidden: Tensor,
         experts: Tensor,
         weights: Tensor,
-        gate_up: Weight,
-        down: Weight,
+        gate_up: ExpertWeights,
+        down: ExpertWeights,
         activation: Activation,
         out: Tensor,
         shared: SharedExpert | None = None,

@@ -154,17 +154,6 @@ class FourBitMatrix:
         return self.scales.to(wide)
 
 
-Weight = torch.Tensor | FourBitMatrix
-"""A matrix, or one of each expert, of ordinary weights or of four bits."""
-
-
-def of_one(weight: Weight) -> Weight:
-    """Return a matrix as that of the only expert."""
-    if isinstance(weight, torch.Tensor):
-        return weight.unsqueeze(0)
-    return weight.mapped(lambda tensor: tensor.unsqueeze(0))
-
-
 def packed(codes: torch.Tensor) -> torch.Tensor:
     """Return codes [..., inputs], one in each byte, as [..., inputs / 2] in the order of `FourBitMatrix`."""
     halves = codes.unflatten(-1, (-1, 2, HALF))

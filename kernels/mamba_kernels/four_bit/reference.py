@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 
-from mamba_kernels.four_bit.matrix import FourBitMatrix, Weight
+from mamba_kernels.four_bit.matrix import FourBitMatrix
 from mamba_kernels.precision import accumulator
 
 
@@ -27,10 +27,3 @@ def four_bit_product(
         return
     for row in range(len(x)):
         out[row : row + 1] = F.linear(x[row : row + 1].to(wide), weight, added)
-
-
-def expert_weight(weights: Weight, expert: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return the ordinary weights [outputs, inputs] of one expert; `expert`: [1] integer on the device."""
-    if isinstance(weights, FourBitMatrix):
-        return weights.expert(expert).plain(dtype)
-    return weights.index_select(0, expert)[0].to(dtype)

@@ -3,9 +3,8 @@
 import torch
 import torch.nn.functional as F
 
-from mamba_kernels.four_bit.matrix import Weight, of_one
-from mamba_kernels.four_bit.reference import expert_weight
 from mamba_kernels.moe.activation import Activation
+from mamba_kernels.moe.expert_weights import ExpertWeights, of_expert, of_one
 from mamba_kernels.moe.shared_expert import SharedExpert
 from mamba_kernels.precision import accumulator
 
@@ -18,8 +17,8 @@ def moe(
     hidden: torch.Tensor,
     experts: torch.Tensor,
     weights: torch.Tensor,
-    gate_up: Weight,
-    down: Weight,
+    gate_up: ExpertWeights,
+    down: ExpertWeights,
     activation: Activation,
     out: torch.Tensor,
     shared: SharedExpert | None = None,
@@ -47,8 +46,8 @@ def _parts(
     hidden: torch.Tensor,
     experts: torch.Tensor,
     weights: torch.Tensor,
-    gate_up: Weight,
-    down: Weight,
+    gate_up: ExpertWeights,
+    down: ExpertWeights,
     activation: Activation,
 ) -> torch.Tensor:
     """Compute the weighted result of each pair, [n, k, d_out]; a pair without an expert gives zero."""
@@ -62,13 +61,13 @@ def _parts(
     for block in range(len(block_expert)):
         expert, block_pair = block_expert[block : block + 1], block_pairs[block]
         x = hidden.index_select(0, (block_pair // k).clamp(max=n - 1)).to(wide)
-        inner = F.linear(x, expert_weight(gate_up, expert, wide))
+        inner = F.linear(x, of_expert(gate_up, expert, wide))
         if activation is Activation.GATED_SILU:
             gate, up = inner.chunk(2, -1)
             inner = F.silu(gate) * up
         else:
             inner = F.relu(inner).square()
-        result = F.linear(inner, expert_weight(down, expert, wide))
+        result = F.linear(inner, of_expert(down, expert, wide))
         parts.index_copy_(0, block_pair, result * counts.index_select(0, block_pair).unsqueeze(1))
     return parts[:pairs].view(n, k, -1) if pairs else parts.new_zeros(n, k, down.shape[1])
 

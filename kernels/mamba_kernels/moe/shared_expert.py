@@ -4,16 +4,16 @@ from dataclasses import dataclass
 
 import torch
 
-from mamba_kernels.four_bit.matrix import Weight
+from mamba_kernels.moe.expert_weights import ExpertWeights
 
 
 @dataclass(frozen=True, slots=True)
 class SharedExpert:
     """Weights of a shared expert, with its own inner size and the activation of the routed experts."""
 
-    gate_up: Weight
+    gate_up: ExpertWeights
     """[f or 2 f, d]"""
-    down: Weight
+    down: ExpertWeights
     """[d, f]"""
     logit: torch.Tensor | None = None
     """[n] float32, may be strided: its sigmoid weights the shared expert's result in each row; None = 1."""

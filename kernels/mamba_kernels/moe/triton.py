@@ -6,17 +6,21 @@ belong to one expert each. The largest number of blocks follows from shapes alon
 block ends at once.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
-from mamba_kernels.four_bit.matrix import FourBitMatrix, Weight, of_one
+from mamba_kernels.four_bit.matrix import FourBitMatrix
 from mamba_kernels.four_bit.tiles import FORM, PLAIN, accumulate
 from mamba_kernels.four_bit.triton import arguments_of, check_matrix
+from mamba_kernels.fp8.matrix import GROUP, Fp8Matrix
+from mamba_kernels.fp8.matrix import KIND as FP8
 from mamba_kernels.moe.activation import Activation
 from mamba_kernels.moe.expert_blocks import LEAST_ROWS, ExpertBlocks, rows_of_a_block, sort_calls
+from mamba_kernels.moe.expert_weights import ExpertWeights, of_one
 from mamba_kernels.moe.route_kernel import route_call
 from mamba_kernels.moe.routing import Routing
 from mamba_kernels.moe.shared_expert import SharedExpert
@@ -76,13 +80,15 @@ def _four_bit_product(
 
 @triton.jit
 def _product(
-    x, row, valid, weight, feature, weight_row,
+    x, row, valid, weight, feature, weight_row, scales, groups,
     WIDTH: tl.constexpr, FEATURES: tl.constexpr, GATED: tl.constexpr, ROWS: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, DOT: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, DOT: tl.constexpr, GROUPED: tl.constexpr,
 ):  # fmt: skip
     """Multiply rows of x, which begin at `row`, by rows `feature` of a matrix: [ROWS, BLOCK_N].
 
-    If GATED, the second result is their product with the rows that lie FEATURES rows further on.
+    If GATED, the second result is their product with the rows that lie FEATURES rows further on. `scales` has
+    `groups` numbers for each row of the matrix, by which a tile over the inputs is multiplied, or, if there
+    is one group, the whole product.
     """
     total = tl.zeros([ROWS, BLOCK_N], tl.float32)
     second = tl.zeros([ROWS, BLOCK_N], tl.float32)
@@ -95,11 +101,25 @@ def _product(
         inside = n < WIDTH
         rows = tl.load(x + row[:, None] + n[None, :], mask=valid[:, None] & inside[None, :], other=0).to(DOT)
         mask = feature_mask[:, None] & inside[None, :]
-        columns = tl.load(weight + first_row[:, None] + n[None, :], mask=mask, other=0)
-        total = tl.dot(rows, tl.trans(columns.to(DOT)), total, input_precision="tf32x3")
+        columns = tl.load(weight + first_row[:, None] + n[None, :], mask=mask, other=0.0)
+        if GROUPED:
+            scale = scales + feature * groups + start // 128
+            part = tl.dot(rows, tl.trans(columns.to(DOT)), input_precision="tf32x3")
+            total += part * tl.load(scale, mask=feature_mask, other=0.0)[None, :]
+        else:
+            total = tl.dot(rows, tl.trans(columns.to(DOT)), total, input_precision="tf32x3")
         if GATED:
-            columns = tl.load(weight + second_row[:, None] + n[None, :], mask=mask, other=0)
-            second = tl.dot(rows, tl.trans(columns.to(DOT)), second, input_precision="tf32x3")
+            columns = tl.load(weight + second_row[:, None] + n[None, :], mask=mask, other=0.0)
+            if GROUPED:
+                scale = scales + (feature + FEATURES) * groups + start // 128
+                part = tl.dot(rows, tl.trans(columns.to(DOT)), input_precision="tf32x3")
+                second += part * tl.load(scale, mask=feature_mask, other=0.0)[None, :]
+            else:
+                second = tl.dot(rows, tl.trans(columns.to(DOT)), second, input_precision="tf32x3")
+    if scales is not None and not GROUPED:
+        total *= tl.load(scales + feature, mask=feature_mask, other=0.0)[None, :]
+        if GATED:
+            second *= tl.load(scales + feature + FEATURES, mask=feature_mask, other=0.0)[None, :]
     return total, second
 
 
@@ -110,6 +130,7 @@ def expand_kernel(
     TOP_K: tl.constexpr, WIDTH: tl.constexpr, FEATURES: tl.constexpr, GATED: tl.constexpr,
     ROUTED: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     X_UNIT: tl.constexpr, WEIGHT_UNIT: tl.constexpr, DOT: tl.constexpr, FORM: tl.constexpr,
+    GROUPED: tl.constexpr,
 ):  # fmt: skip
     """Grid (blocks, tiles of inner features): store activation(x W^T) of each pair, [pairs, FEATURES]."""
     block = tl.program_id(0)
@@ -122,9 +143,12 @@ def expand_kernel(
         row = (pair // TOP_K).to(tl.int64) * x_row * X_UNIT
         if FORM == _PLAIN:
             matrix = weight + tl.cast(expert, tl.int64) * weight_expert * WEIGHT_UNIT
+            own_scales = scales
+            if scales is not None:
+                own_scales = scales + tl.cast(expert, tl.int64) * (FEATURES * (2 if GATED else 1)) * groups
             inner_value, up = _product(
-                x, row, valid, matrix, feature, weight_row * WEIGHT_UNIT,
-                WIDTH, FEATURES, GATED, ROWS, BLOCK_N, BLOCK_K, DOT,
+                x, row, valid, matrix, feature, weight_row * WEIGHT_UNIT, own_scales, groups,
+                WIDTH, FEATURES, GATED, ROWS, BLOCK_N, BLOCK_K, DOT, GROUPED,
             )  # fmt: skip
         else:
             inner_value, up = _four_bit_product(
@@ -147,7 +171,7 @@ def project_kernel(
     weight_expert: tl.int64, weight_row: tl.int64, count_row: tl.int64, groups, group,
     WIDTH: tl.constexpr, FEATURES: tl.constexpr, ROUTED: tl.constexpr, ROWS: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, WEIGHT_UNIT: tl.constexpr, DOT: tl.constexpr,
-    FORM: tl.constexpr,
+    FORM: tl.constexpr, GROUPED: tl.constexpr,
 ):  # fmt: skip
     """Grid (blocks, tiles of outputs): store what each pair adds to its row, float32 [pairs, FEATURES].
 
@@ -163,9 +187,12 @@ def project_kernel(
         wide = pair.to(tl.int64)
         if FORM == _PLAIN:
             matrix = weight + tl.cast(expert, tl.int64) * weight_expert * WEIGHT_UNIT
+            own_scales = scales
+            if scales is not None:
+                own_scales = scales + tl.cast(expert, tl.int64) * FEATURES * groups
             result, _ = _product(
-                inner, wide * WIDTH, valid, matrix, feature, weight_row * WEIGHT_UNIT,
-                WIDTH, FEATURES, False, ROWS, BLOCK_N, BLOCK_K, DOT,
+                inner, wide * WIDTH, valid, matrix, feature, weight_row * WEIGHT_UNIT, own_scales, groups,
+                WIDTH, FEATURES, False, ROWS, BLOCK_N, BLOCK_K, DOT, GROUPED,
             )  # fmt: skip
         else:
             result, _ = _four_bit_product(
@@ -218,8 +245,8 @@ def moe(
     hidden: torch.Tensor,
     experts: torch.Tensor,
     weights: torch.Tensor,
-    gate_up: Weight,
-    down: Weight,
+    gate_up: ExpertWeights,
+    down: ExpertWeights,
     activation: Activation,
     out: torch.Tensor,
     shared: SharedExpert | None = None,
@@ -227,7 +254,7 @@ def moe(
     """Compute out_i = sum over j of weights_ij * expert_ij(hidden_i), and add the shared expert last.
 
     hidden: [n, d]; experts: [n, k] int32, -1 = none; weights: [n, k] float32; gate_up: [E, f or 2 f, d] and
-    down: [E, d_out, f], in the type of hidden or of four bits; out: [n, d_out], written. Raises
+    down: [E, d_out, f], in the type of hidden, of four bits or FP8; out: [n, d_out], written. Raises
     WrongArgument.
     """
     for call in calls(hidden, experts, weights, gate_up, down, activation, out, shared):
@@ -238,8 +265,8 @@ def calls(
     hidden: torch.Tensor,
     experts: torch.Tensor,
     weights: torch.Tensor,
-    gate_up: Weight,
-    down: Weight,
+    gate_up: ExpertWeights,
+    down: ExpertWeights,
     activation: Activation,
     out: torch.Tensor,
     shared: SharedExpert | None = None,
@@ -292,24 +319,50 @@ def calls(
 
 
 def _check_experts(
-    owner: str, hidden: torch.Tensor, gate_up: Weight, down: Weight, activation: Activation
+    owner: str, hidden: torch.Tensor, gate_up: ExpertWeights, down: ExpertWeights, activation: Activation
 ) -> None:
     _check_weight(f"{owner}down", down, (None, None, None), hidden)
     count, _, f = down.shape
     _check_weight(f"{owner}gate_up", gate_up, (count, activation.projections * f, hidden.shape[1]), hidden)
 
 
-def _check_weight(name: str, weight: Weight, shape: tuple[int | None, ...], hidden: torch.Tensor) -> None:
-    if not isinstance(weight, FourBitMatrix):
+def _check_weight(
+    name: str, weight: ExpertWeights, shape: tuple[int | None, ...], hidden: torch.Tensor
+) -> None:
+    if isinstance(weight, FourBitMatrix):
+        check_matrix(name, weight, hidden.device, shape)
+        return
+    if isinstance(weight, torch.Tensor):
         check(name, weight, shape, dtypes=(hidden.dtype,), device=hidden.device)
         return
-    check_matrix(name, weight, hidden.device, shape)
+    numbers, scales = weight.numbers, weight.scales
+    check(name, numbers, shape, dtypes=(FP8,), device=hidden.device)
+    rows: dict[str, Any] = {"device": hidden.device, "dense_from": 0}
+    check(f"{name}.scales", scales, (*numbers.shape[:2], None), dtypes=(torch.float32,), **rows)
+    if scales.shape[2] not in (1, groups := ceil_div(numbers.shape[2], GROUP)):
+        raise UnsupportedArgument(f"{name}.scales has {scales.shape[2]} groups; it must have {groups}")
+
+
+def _default_launch(x: torch.Tensor, weight: ExpertWeights, rows: int, blocks: ExpertBlocks | None) -> Launch:
+    """Return the tiles of a product of blocks of `rows` rows."""
+    if x.dtype == torch.float32:
+        # A float32 operand takes the registers of two while it is multiplied.
+        default = Launch(4, 2, {"N": 32, "K": 32})
+    elif rows == LEAST_ROWS:
+        default = Launch(4, 3, {"N": 64, "K": 128})
+    else:
+        # A shared expert's rows leave no registers for wide operands, unless those are in shared memory.
+        default = Launch(4, 3, {"N": 64, "K": 32 if blocks is None and not warp_groups(x.device) else 64})
+    if isinstance(weight, Fp8Matrix) and weight.groups > 1:
+        # Each tile is summed by itself, beside the sum of all.
+        default = replace(default, blocks={"N": 32, "K": min(64, default.blocks["K"])})
+    return default
 
 
 def _products(
     x: torch.Tensor,
-    gate_up: Weight,
-    down: Weight,
+    gate_up: ExpertWeights,
+    down: ExpertWeights,
     activation: Activation,
     k: int,
     weights: torch.Tensor | None,
@@ -320,21 +373,14 @@ def _products(
     inner, parts = x.new_empty(pairs, f), x.new_empty(pairs, d_out, dtype=torch.float32)
     rows = rows_of_a_block(pairs, 1) if blocks is None else blocks.rows
     count = ceil_div(pairs, rows) if blocks is None else len(blocks.expert)
-    if x.dtype == torch.float32:
-        # A float32 operand takes the registers of two while it is multiplied.
-        default = Launch(4, 2, {"N": 32, "K": 32})
-    elif rows == LEAST_ROWS:
-        default = Launch(4, 3, {"N": 64, "K": 128})
-    else:
-        # A shared expert's rows leave no registers for wide operands, unless those are in shared memory.
-        default = Launch(4, 3, {"N": 64, "K": 32 if blocks is None and not warp_groups(x.device) else 64})
-    shape = f"m{rows} d{d} f{f} {x.dtype}"
     launches = []
     for kernel, weight, width, features in (
         (expand_kernel, gate_up, d, f),
         (project_kernel, down, f, d_out),
     ):
         first = kernel is expand_kernel
+        shape = f"m{rows} d{d} f{f} {x.dtype}{' fp8' if isinstance(weight, Fp8Matrix) else ''}"
+        default = _default_launch(x, weight, rows, blocks)
         launch = launch_for("moe_expand" if first else "moe_project", x.device, shape, default)
         arguments, of_weight = _weight_arguments(weight)
         arguments |= {
@@ -359,16 +405,18 @@ def _products(
     return launches, parts
 
 
-def _weight_arguments(weight: Weight) -> tuple[dict[str, Any], dict[str, Any]]:
+def _weight_arguments(weight: ExpertWeights) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the matrices of all experts as arguments and constants of a kernel."""
     if isinstance(weight, FourBitMatrix):
         arguments = arguments_of(weight)
         arguments |= {"weight": arguments.pop("codes"), "weight_expert": 0, "weight_row": 0}
-        return arguments, {"WEIGHT_UNIT": 1, "FORM": FORM[weight.code]}
-    unit = stride_unit(weight.stride()[:2])
-    strides = {"weight_expert": weight.stride(0) // unit, "weight_row": weight.stride(1) // unit}
-    none = dict.fromkeys(("scales", "zeros", "factors", "order"))
-    return {"weight": weight, **strides, **none, "groups": 0, "group": 0}, {
-        "WEIGHT_UNIT": unit,
-        "FORM": PLAIN,
-    }
+        return arguments, {"WEIGHT_UNIT": 1, "FORM": FORM[weight.code], "GROUPED": False}
+    numbers, scales = (weight.numbers, weight.scales) if isinstance(weight, Fp8Matrix) else (weight, None)
+    groups = 0 if scales is None else scales.shape[2]
+    unit = stride_unit(numbers.stride()[:2])
+    arguments = {
+        "weight": numbers, "scales": scales, "groups": groups, "group": 0,
+        "weight_expert": numbers.stride(0) // unit, "weight_row": numbers.stride(1) // unit,
+        **dict.fromkeys(("zeros", "factors", "order")),
+    }  # fmt: skip
+    return arguments, {"WEIGHT_UNIT": unit, "FORM": PLAIN, "GROUPED": groups > 1}

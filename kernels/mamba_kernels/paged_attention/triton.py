@@ -38,7 +38,11 @@ PROGRAMS = 128
 """Largest number of programs for one decode: about as many as a GPU runs."""
 TOGETHER = 4096
 """Elements of splits that a program of two warps combines at once."""
-MOST_HEAD_DIM = 256
+MOST_HEAD_DIM = 576
+"""Largest size of a head: a latent row of Kimi-Linear, which is a key of 576 and a value of 512."""
+WIDE_HEAD = 256
+WIDE: tl.constexpr = tl.constexpr(WIDE_HEAD)
+"""Largest size of a head whose sums stay in the registers of four warps, or of eight for a piece."""
 MOST_GROUP = 64
 """Largest number of query heads of one KV head."""
 
@@ -55,6 +59,8 @@ def _attend(
     Returns sums in parts of PART columns, maxima, and weights.
     """
     parts: tl.constexpr = (WIDTH + PART - 1) // PART
+    # Wide queries of float32 would take the shared memory: these are loaded again for each block.
+    kept: tl.constexpr = tl.float32 != DOT or WIDTH <= WIDE
     r = tl.arange(0, BLOCK_M)
     d = tl.arange(0, PART)
     # Rows beyond the last query repeat it: their results are never stored, and they stay finite.
@@ -66,9 +72,10 @@ def _attend(
     query_parts = ()
     totals = ()
     for part in tl.static_range(parts):
-        inside = part * PART + d < WIDTH
-        q = tl.load(query + rows[:, None] + (part * PART + d)[None, :], mask=inside[None, :], other=0)
-        query_parts = query_parts + (q.to(tl.float32).to(DOT),)
+        if kept:
+            inside = part * PART + d < WIDTH
+            q = tl.load(query + rows[:, None] + (part * PART + d)[None, :], mask=inside[None, :], other=0)
+            query_parts = query_parts + (q.to(tl.float32).to(DOT),)
         totals = totals + (tl.zeros([BLOCK_M, PART], tl.float32),)
     for start in range(begin, end, BLOCK):
         n = start + tl.arange(0, BLOCK)
@@ -79,7 +86,15 @@ def _attend(
         for part in tl.static_range(parts):
             mask = in_context[:, None] & (part * PART + d < WIDTH)[None, :]
             k = tl.load(kv + offsets[:, None] + (part * PART + d)[None, :], mask=mask, other=0).to(tl.float32)
-            scores = tl.dot(query_parts[part], tl.trans(k.to(DOT)), scores, input_precision="tf32x3")
+            if kept:
+                q = query_parts[part]
+            else:
+                inside = part * PART + d < WIDTH
+                at = query + rows[:, None] + (part * PART + d)[None, :]
+                # Volatile, so that the compiler does not load all of them before the loop.
+                q = tl.load(at, mask=inside[None, :], other=0, volatile=True)
+                q = q.to(tl.float32).to(DOT)
+            scores = tl.dot(q, tl.trans(k.to(DOT)), scores, input_precision="tf32x3")
         seen = in_context[None, :] & (n[None, :] <= position[:, None])
         scores = tl.where(seen, scores * scale, float("-inf"))
         higher = tl.maximum(top, tl.max(scores, 1))
@@ -357,6 +372,8 @@ def _decode(
 
 def _decode_default(width: int, kind: torch.dtype) -> Launch:
     padded = block_of(width, least=16)
+    if padded > WIDE_HEAD:
+        return Launch(8, 1 if kind == torch.float32 else 2, {"N": 16, "D": 64})
     if kind == torch.float32:
         return Launch(4, 2, {"N": 32 if padded <= 128 else 16, "D": min(padded, 64)})
     return Launch(4, 3, {"N": 64 if padded <= 128 else 32, "D": padded})
@@ -365,6 +382,8 @@ def _decode_default(width: int, kind: torch.dtype) -> Launch:
 def _extend_default(width: int, kind: torch.dtype, together: bool) -> Launch:
     """Return the default tiles of a piece; together: whether warps multiply in groups."""
     padded = block_of(width, least=16)
+    if padded > WIDE_HEAD:
+        return Launch(8, 1 if kind == torch.float32 else 2, {"M": 16, "N": 16, "D": 64})
     if kind == torch.float32:
         narrow = padded <= 128
         return Launch(4, 2, {"M": 16, "N": 32 if narrow else 16, "D": min(padded, 64 if narrow else 128)})

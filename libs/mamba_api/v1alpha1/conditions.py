@@ -62,6 +62,7 @@ class Reason(StrEnum):
     DOWNLOADING_MODEL = "DownloadingModel"
     LOADING_MODEL = "LoadingModel"
     SWITCHING_STRATEGY = "SwitchingStrategy"
+    SWITCHING_ADAPTERS = "SwitchingAdapters"
     STRATEGY_REFUSED = "StrategyRefused"
     CACHE_KEPT = "CacheKept"
     PROGRESS_DEADLINE_EXCEEDED = "ProgressDeadlineExceeded"
@@ -185,6 +186,10 @@ REASONS: dict[Reason, str] = {
         "Running engines are receiving another strategy or other checkpoint settings, which they apply while"
         " they serve; the message names the engines that have not confirmed yet."
     ),
+    Reason.SWITCHING_ADAPTERS: (
+        "Running engines load and unload adapters of spec.model.adapters while they serve; the message names "
+        "the engines that do not serve all of them yet."
+    ),
     Reason.STRATEGY_REFUSED: (
         "An engine does not apply the strategy while it has a request that would not fit under it; the "
         "message has the numbers. The engine serves as before, and the operator tries again; after a restart"
@@ -224,8 +229,8 @@ REASONS: dict[Reason, str] = {
         " files of spec.model.uri exist and are complete, and check spec.engine.extraArgs."
     ),
     Reason.ADAPTER_NOT_LOADED: (
-        "An engine cannot start because of an adapter of spec.model.adapters, which the message names with "
-        "the cause. Correct the adapter's URI, its files, or its Secret, or raise spec.model.maxAdapterRank; "
+        "An engine cannot load an adapter of spec.model.adapters, which the message names with the cause. "
+        " Correct the adapter's URI, its files, or its Secret, or raise spec.model.maxAdapterRank; "
         "or remove the adapter. Engines that serve already go on."
     ),
     Reason.ENGINE_CRASHING: "An engine crashes repeatedly; the message has its last output.",
@@ -376,6 +381,7 @@ REASONS_OF: dict[ConditionType, frozenset[Reason]] = {
             Reason.DOWNLOAD_FAILED,
             Reason.LOADING_MODEL,
             Reason.SWITCHING_STRATEGY,
+            Reason.SWITCHING_ADAPTERS,
             Reason.PROGRESS_DEADLINE_EXCEEDED,
             Reason.PLAN_MODE,
             Reason.INVALID_SPEC,

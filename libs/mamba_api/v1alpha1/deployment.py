@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
-from mamba_api.choices import DRAFT_MODEL, Transport
+from mamba_api.choices import DRAFT_MODEL, ON_CPUS, Transport
 from mamba_api.model_uri import DOWNLOADED, DOWNLOADED_PATTERN
 from mamba_api.names import MAX_NAME_LENGTH
 from mamba_api.v1alpha1.base import ApiModel, FreeForm, Rule
@@ -68,11 +68,11 @@ def _quantization_of_pool(pool: str) -> Rule:
         cel=f"self.engine.quantization != 'int8' || !has(self.disaggregation) || !has({resources}) || "
         f"!has({resources}.gpus) || {resources}.gpus == 0",
         message=(
-            f"engine.quantization int8 is for engines without GPUs: remove it, choose int4, or set "
+            f"engine.quantization int8 is for engines without GPUs: remove it, choose fp8 or int4, or set "
             f"disaggregation.{pool}.resources.gpus to 0"
         ),
         holds=lambda self: (
-            self.engine.quantization != "int8"
+            self.engine.quantization not in ON_CPUS
             or self.disaggregation is None
             or (own := getattr(self.disaggregation, pool).resources) is None
             or "gpus" not in own.model_fields_set
@@ -181,14 +181,22 @@ class Spec(ApiModel):
             "(has(self.resources.gpus) && self.resources.gpus == 0) || "
             "(has(self.resources.profile) && !has(self.resources.gpus))",
             message=(
-                "engine.quantization int8 is for engines without GPUs: remove it, choose int4, or set "
+                "engine.quantization int8 is for engines without GPUs: remove it, choose fp8 or int4, or set "
                 "resources.gpus to 0"
             ),
             holds=lambda self: (
-                self.engine.quantization != "int8"
+                self.engine.quantization not in ON_CPUS
                 or not self.resources.gpus
                 or self.resources.leaves_gpus_open
             ),
+        ),
+        Rule(
+            cel="self.engine.quantization != 'fp8' || !self.engine.batchInvariant",
+            message=(
+                "engine.quantization fp8 and batchInvariant exclude each other in this version: set "
+                "batchInvariant to false, or remove quantization"
+            ),
+            holds=lambda self: self.engine.quantization != "fp8" or not self.engine.batch_invariant,
         ),
         Rule(
             cel="!self.engine.batchInvariant || !(has(self.model.maxAdapters) || "

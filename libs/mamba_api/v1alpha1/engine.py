@@ -32,7 +32,7 @@ from mamba_api.v1alpha1.base import (
     each_once,
     map_by,
 )
-from mamba_api.v1alpha1.model_source import Adapter, Adapters, Drafts, Uri
+from mamba_api.v1alpha1.model_source import PLACES_STEP, Adapter, Adapters, Drafts, Uri
 
 
 class ModelCache(ApiModel):
@@ -132,11 +132,12 @@ class Model(ApiModel):
     """Volume that keeps downloaded weights. With size, the plan also knows their configuration
     before any engine starts. If absent, each pod downloads into its own scratch space."""
     adapters: Adapters = []
-    """LoRA adapters that each engine serves beside the model; a request names one as its `model`. A change
-    replaces engine and gateway pods."""
+    """LoRA adapters that each engine serves beside the model; a request names one as its `model`. Running
+    engines load and unload what changes. Pods are replaced only if the places of maxAdapters become more or
+    fewer, or a claim has to be mounted."""
     max_adapters: Annotated[int, Field(ge=1, le=256)] | None = None
     """Number of adapters that an engine can hold at once, for which memory is reserved. Defaults to one more
-    than adapters names, or to none without adapters."""
+    than adapters names, rounded up to a multiple of 4; to none without adapters."""
     max_adapter_rank: Annotated[int, Field(ge=1, le=512)] | None = None
     """Largest rank of an adapter, for which memory is reserved. Defaults to 16."""
 
@@ -237,6 +238,16 @@ class Model(ApiModel):
         return bool(self.adapters) or self.max_adapters is not None
 
     @property
+    def adapter_places(self) -> int | None:
+        """Number of adapters that memory is reserved for; None without adapters.
+
+        A list that grows or shrinks keeps the default for a while, and with it the pods.
+        """
+        if self.max_adapters is not None or not self.adapters:
+            return self.max_adapters
+        return PLACES_STEP * (len(self.adapters) // PLACES_STEP + 1)
+
+    @property
     def downloaded_adapters(self) -> list[Adapter]:
         """Adapters that are downloaded into the model cache, in the order of the spec."""
         return [adapter for adapter in self.adapters if adapter.location.scheme in DOWNLOADED]
@@ -279,7 +290,10 @@ class Engine(ApiModel):
     to int8. int8 takes half the memory of bfloat16 and yields more tokens per second; answers differ
     slightly; it is available without GPUs only (resources.gpus 0). int4: four bits for each weight and such a
     scale; answers differ more. With int4, embedding and head are int8 without GPUs; with GPUs they keep the
-    type that dtype names, as do activations."""
+    type that dtype names, as do activations. fp8: one byte (e4m3) for each weight and a scale for each
+    output, but embedding and head in the type that dtype names; checkpoints in FP8 keep their numbers, others
+    are rounded while loading, and activations are rounded to FP8 with a scale for each token. It is for GPUs
+    of compute capability 8.9 and later (L4, L40S, H100, B200); CPUs compute the same numbers, slowly."""
     tensor_parallel: Annotated[int, Field(ge=1, le=64)] = 1
     """Number of GPUs that one engine spreads the model over. This version runs each engine on one GPU and
     refuses more."""

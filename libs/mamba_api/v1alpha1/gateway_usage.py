@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from mamba_api.v1alpha1.base import ApiModel, Rule
+from mamba_api.v1alpha1.base import ApiModel, Rule, each_once, map_by
 
 Price = Annotated[float, Field(ge=0, le=1_000_000_000)]
 KeyName = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
@@ -42,6 +42,51 @@ class Prices(ApiModel):
     )
 
 
+class ModelPrices(ApiModel):
+    """Prices of one model, in place of those for all models."""
+
+    model: Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[^\x00-\x1f\x7f]+$")]
+    """Name of the model in the ledger: `spec.model.servedName` of its MambaDeployments."""
+    device_hour: Price | None = None
+    """Price of an hour of an engine's device. If absent, it has none."""
+    prompt_tokens: Price | None = None
+    """Price of a million prompt tokens that were computed. If absent, they have none."""
+    resumed_tokens: Price | None = None
+    """Price of a million prompt tokens that were resumed from a checkpoint. If absent, they have none."""
+    output_tokens: Price | None = None
+    """Price of a million tokens of answers. If absent, they have none."""
+
+    rules = (
+        Rule(
+            cel="has(self.deviceHour) || has(self.promptTokens) || has(self.resumedTokens) || "
+            "has(self.outputTokens)",
+            message="a model of prices.models has no price: set deviceHour, promptTokens, resumedTokens or "
+            "outputTokens, or remove it",
+            holds=lambda self: any(getattr(self, name) is not None for name in PRICED),
+        ),
+    )
+
+
+class PricesByModel(Prices):
+    """Prices at one address of several models."""
+
+    models: Annotated[
+        list[ModelPrices], Field(max_length=64, json_schema_extra=map_by("model")), each_once("model")
+    ] = []
+    """Models with prices of their own, in the same currency. The use of such a model costs what is set here,
+    and nothing of what is set for all models."""
+
+    rules = (
+        Rule(
+            cel="has(self.deviceHour) || has(self.promptTokens) || has(self.resumedTokens) || "
+            "has(self.outputTokens) || (has(self.models) && size(self.models) > 0)",
+            message="prices has no price: set deviceHour, promptTokens, resumedTokens, outputTokens or "
+            "models, or remove prices",
+            holds=lambda self: bool(self.models) or any(getattr(self, name) is not None for name in PRICED),
+        ),
+    )
+
+
 class Usage(ApiModel):
     """The ledger of the use of engines by day, model, API key and adapter, which `/v1/usage` shows."""
 
@@ -52,6 +97,14 @@ class Usage(ApiModel):
     """Names of the API keys that see the use of all keys; every other key sees its own. A change replaces the
     gateway pods."""
     prices: Prices | None = None
+    """Prices of the use. If absent, the ledger has no costs. A change replaces the gateway pods, and holds
+    for earlier days, too."""
+
+
+class UsageOfModels(Usage):
+    """The ledger of one address of several models."""
+
+    prices: PricesByModel | None = None
     """Prices of the use. If absent, the ledger has no costs. A change replaces the gateway pods, and holds
     for earlier days, too."""
 

@@ -10,7 +10,7 @@ from mamba_api.v1alpha1.base import ApiModel, FreeForm, Rule, each_once, map_by
 from mamba_api.v1alpha1.deployment import Metadata
 from mamba_api.v1alpha1.gateway import ORIGIN, Auth, Redis
 from mamba_api.v1alpha1.gateway_status import GatewayStatus
-from mamba_api.v1alpha1.gateway_usage import READERS_NEED_AUTH, KeyName, Usage
+from mamba_api.v1alpha1.gateway_usage import READERS_NEED_AUTH, KeyName, UsageOfModels
 
 ModelName = Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[^\x00-\x1f\x7f]+$")]
 LabelKey = Annotated[str, Field(min_length=1, max_length=317, pattern=r"^[A-Za-z0-9][-A-Za-z0-9_./]*$")]
@@ -169,8 +169,8 @@ class MambaGatewaySpec(ApiModel):
     ] = []
     """Models that each API key may use. If empty, every key may use every model; otherwise a key that is
     missing here may use none. A change reaches running gateways."""
-    usage: Usage = Usage()
-    """The ledger of the use of all engines, and its prices, which hold for every model. Without `redis`, each
+    usage: UsageOfModels = UsageOfModels()
+    """The ledger of the use of all engines, and its prices, for all models or by model. Without `redis`, each
     gateway pod keeps its ledger in its memory."""
     redis: Redis | None = None
     """Redis in which the gateway pods share stored responses, the ledger, and the counts of keys for models

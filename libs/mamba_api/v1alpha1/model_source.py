@@ -18,6 +18,9 @@ URI_RULE: JsonDict = {"rule": f"self.matches(r'{URI_PATTERN}')", "message": f"us
 MAX_ADAPTERS = 32
 """Maximum number of adapters of a deployment, whose names gateways know before any engine runs."""
 
+PLACES_STEP = 4
+"""Multiple to which the number of places for adapters is rounded up where a deployment names none."""
+
 
 def _check_uri(text: str) -> str:
     parse_model_uri(text)

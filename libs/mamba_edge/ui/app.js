@@ -5,6 +5,7 @@ import { byId, count, duration, rate, table, tiles, tone } from "./dom.js";
 import { EngineCard } from "./engine_card.js";
 import { Rates } from "./rates.js";
 import { ask, useKey } from "./server.js";
+import { look, showUsage } from "./usage.js";
 
 const EVERY = 1000;
 const SLOWEST = 10000;
@@ -47,6 +48,7 @@ function show(status) {
   state(status.status, tone(status.status));
   const gateway = status.gateway;
   byId("gateway").hidden = !gateway;
+  showUsage(Boolean(gateway));
   if (gateway) {
     const ready = status.engines.filter((engine) => engine.status === "ready").length;
     tiles(byId("gateway"), [
@@ -97,7 +99,7 @@ function showTraffic(models, engines) {
   looked = at;
   byId("traffic").hidden = !rows.length;
   byId("traffic").replaceChildren(table("Traffic by deployment, last ten seconds",
-    ["model", "requests/s", "errors/s", "refused/s", "first byte", "tokens/s", "queue"], rows));
+    ["model", "requests\u200b/s", "errors\u200b/s", "refused\u200b/s", "first byte", "tokens\u200b/s", "queue"], rows));
 }
 
 function fail(error) {
@@ -146,5 +148,11 @@ byId("theme").addEventListener("click", () => {
   document.documentElement.dataset.theme = now === "dark" ? "light" : "dark";
 });
 
-document.addEventListener("visibilitychange", () => (document.hidden ? clearTimeout(timer) : poll()));
+document.addEventListener("visibilitychange", () => {
+  if (document.hidden) clearTimeout(timer);
+  else {
+    poll();
+    look();
+  }
+});
 poll();

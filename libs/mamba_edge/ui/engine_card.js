@@ -71,7 +71,7 @@ export class EngineCard {
       first: engine.first_tokens, seconds: engine.first_token_seconds });
     const failures = this.rates.perSecond("failed");
     return [
-      ["first token", duration(this.rates.mean("seconds", "first")), "mean of 10 s", "Time to first token"],
+      ["first token", duration(this.rates.mean("seconds", "first")), "mean of 10\u00a0s", "Time to first token"],
       ["answers", rate(this.rates.perSecond("finished")), `a second, ${failures ? rate(failures) : "0"} failed`],
       ["generated", rate(this.rates.perSecond("tokens")), "tokens/s"],
       ["running", count(engine.running), `${count(engine.waiting)} waiting`],

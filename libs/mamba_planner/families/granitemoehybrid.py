@@ -56,7 +56,9 @@ def model_config(fields: Fields, architecture: str) -> ModelConfig:
         tie_embeddings=fields.flag("tie_word_embeddings", default=False),
         residual_in_fp32=False,
         max_position=(
-            positions.max_position(fields) if with_rope else fields.integer("max_position_embeddings")
+            positions.max_position(fields)
+            if with_rope
+            else positions.without_window(fields, fields.integer("max_position_embeddings"))
         ),
         multipliers=_multipliers(fields),
         **blocks.common(fields, bos=1, eos=2),

@@ -3,7 +3,7 @@
 The registry calls `model_config`.
 """
 
-from mamba_planner.families import blocks
+from mamba_planner.families import blocks, positions
 from mamba_planner.families.fields import Fields
 from mamba_planner.model_config import (
     AttentionConfig,
@@ -47,7 +47,9 @@ def model_config(fields: Fields, architecture: str) -> ModelConfig:
         norm_eps=eps,
         tie_embeddings=fields.flag("tie_word_embeddings", default=False),
         residual_in_fp32=False,
-        max_position=fields.integer("max_position_embeddings", "model_max_length", default=1 << 20),
+        max_position=positions.without_window(
+            fields, fields.integer("max_position_embeddings", "model_max_length", default=1 << 20)
+        ),
         **blocks.common(fields, bos=163_584, eos=163_586),
     )
 

@@ -90,15 +90,23 @@ def rope_scaling(fields: Fields) -> RopeScaling | None:
     return _longrope(section, original, factor)
 
 
+def without_window(fields: Fields, longest: int) -> int:
+    """Return `longest`, the number of tokens that a model is meant for.
+
+    Raises `WrongField` for a window of attention, which no served family has.
+    """
+    window = fields.integer("sliding_window", default=None)
+    if window is not None and window < longest and fields.flag("use_sliding_window", default=True):
+        raise fields.wrong("sliding_window", f"attention to the last {window} tokens alone is not supported")
+    return longest
+
+
 def max_position(fields: Fields) -> int:
     """Read how many tokens the model is meant for, with the factor of scaled positions.
 
     Raises `WrongField` for a window of attention, which no served family has.
     """
-    longest = fields.integer("max_position_embeddings")
-    window = fields.integer("sliding_window", default=None)
-    if window is not None and window < longest and fields.flag("use_sliding_window", default=True):
-        raise fields.wrong("sliding_window", f"attention to the last {window} tokens alone is not supported")
+    longest = without_window(fields, fields.integer("max_position_embeddings"))
     scaling = rope_scaling(fields)
     if scaling is None:
         return longest

@@ -1,6 +1,6 @@
-"""Client of the engines' admin ports: sends live settings and fetches memory plans.
+"""Client of the engines' admin ports: sends live settings and other calls, and fetches memory plans.
 
-Called by `reconcile` and by `ReportedPlanPoller`. Failures are returned, not raised.
+Called by `reconcile`, by `AdapterUpdates` and by `ReportedPlanPoller`. Failures are returned, not raised.
 """
 
 import asyncio
@@ -18,6 +18,8 @@ from mamba_operator.children.admin_key import AdminKey
 from mamba_operator.render.live_settings import RejectedUpdate, SettingsUpdate
 
 TIMEOUT = aiohttp.ClientTimeout(total=5)
+LONG_CALL = aiohttp.ClientTimeout(total=330, connect=5)
+"""Time of a call for which an engine may download files, a little longer than the engine allows itself."""
 MAX_ERROR_CHARS = 500
 """Characters of an error message that are kept."""
 MAX_PLAN_BYTES = 1 << 20
@@ -28,6 +30,9 @@ Put = Callable[[str, str, Mapping[str, Any]], Awaitable[AdminResponse]]
 """Sends `PUT /admin/strategy` to (address of the pod, token, body)."""
 GetPlan = Callable[[str, str], Awaitable[str | None]]
 """Sends `GET /admin/plan` to (address of the pod, token) and returns JSON; None without such an answer."""
+AdminCall = Callable[[str, str, str, Mapping[str, Any] | None], Awaitable[tuple[int, Any]]]
+"""Calls (address of the pod, token, path, body) and returns (HTTP status, JSON of the body, or the message of
+an error); status 0 without a response."""
 
 
 async def put_strategy(
@@ -43,6 +48,23 @@ async def put_strategy(
         ):
             return answer.status, _error_message(await answer.text())
     except (TimeoutError, aiohttp.ClientError, OSError) as error:
+        return 0, str(error) or type(error).__name__
+
+
+async def call_admin(
+    address: str, token: str, path: str, body: Mapping[str, Any] | None = None, port: int = names.ADMIN_PORT
+) -> tuple[int, Any]:
+    """Send one call, a GET without a body and a POST with one; return its status and what it answered."""
+    url, headers = f"http://{authority(address, port)}{path}", {"Authorization": f"Bearer {token}"}
+    method = "GET" if body is None else "POST"
+    try:
+        async with (
+            aiohttp.ClientSession(timeout=LONG_CALL) as session,
+            session.request(method, url, json=body, headers=headers) as answer,
+        ):
+            text = await answer.text()
+            return answer.status, _error_message(text) if answer.status >= 400 else json.loads(text)
+    except (TimeoutError, aiohttp.ClientError, OSError, ValueError) as error:
         return 0, str(error) or type(error).__name__
 
 
@@ -96,5 +118,7 @@ class EngineAccess:
     """Key from which admin tokens are derived; None = engines cannot be reached."""
     put: Put = put_strategy
     """Sends live settings to one engine."""
+    call: AdminCall = call_admin
+    """Sends other calls to one engine."""
     read: ReadMetrics | None = None
     """Reads the `/metrics` of a pod; None = no deletion costs are written to pods."""

@@ -20,6 +20,8 @@ from mamba_operator.observation.snapshot import Snapshot
 from mamba_operator.render.context import Context, EngineRevision
 from mamba_operator.render.engine import engine_revision, last_ready, revision_in
 from mamba_operator.render.live_settings import LiveSettings, SettingsUpdate, live_settings, pending_updates
+from mamba_operator.rollout.adapter_outcome import AdapterUpdate
+from mamba_operator.rollout.adapter_rollout import AdapterRollout, adapter_rollout
 from mamba_operator.rollout.in_place_rollout import InPlaceRollout, in_place_rollout, without_room_since
 from mamba_operator.rollout.rollback import RevisionChoice, choose_revision, is_ready
 
@@ -38,6 +40,8 @@ class EngineRollout:
     in_place: InPlaceRollout
     settings_updates: tuple[SettingsUpdate, ...]
     """Live settings to send to running engines."""
+    adapter_updates: tuple[AdapterUpdate, ...]
+    """Running engines that may not serve the adapters of the spec yet."""
     last_ready: EngineRevision | None
     """Revision that is recorded as the last ready one; None = none is."""
     later: frozenset[Ref]
@@ -68,7 +72,8 @@ def engine_rollout(context: Context, snapshot: Snapshot, now: datetime, *, loadi
     )  # fmt: skip
     choice, begins = _in_turn(context, snapshot, choice, recorded, revision, loading=loading)
     choice, canary = canary_choice(context, snapshot, choice, revision, recorded, now)
-    revision = choice.instead or revision
+    adapters = _adapters(context, snapshot, choice.instead or revision, now, loading=loading)
+    revision = adapters.revision
     in_place = in_place_rollout(
         engine, snapshot.pods, revision.label, rollout, context.replicas,
         snapshot.engine_times.still_since, now, back=choice.failed is not None,
@@ -83,6 +88,7 @@ def engine_rollout(context: Context, snapshot: Snapshot, now: datetime, *, loadi
             missing=in_place.missing,
             retry=in_place.retry,
             tuned=tuned.annotation() if tuned is not None else None,
+            adapters=adapters.annotation if context.key_id else None,
             candidate=canary.candidate() if canary is not None else None,
         ),
         revision,
@@ -91,6 +97,7 @@ def engine_rollout(context: Context, snapshot: Snapshot, now: datetime, *, loadi
         pending_updates(snapshot.pods, tuned, revision.label, snapshot.sent_settings)
         if tuned is not None
         else (),
+        adapters.updates,
         recorded,
         _engine_refs(context) if loading and choice.instead is None else frozenset(),
         begins,
@@ -147,6 +154,25 @@ def _tuned(
         return None
     engine = snapshot.child("Deployment", context.children.engine)
     return live_settings(revision.document, snapshot.child("ConfigMap", context.children.engine), engine, now)
+
+
+def _adapters(
+    context: Context, snapshot: Snapshot, revision: EngineRevision, now: datetime, *, loading: bool
+) -> AdapterRollout:
+    """Return the decision about the adapters of running engines, if the operator can reach these.
+
+    While files are downloaded, engines keep what they serve.
+    """
+    if not context.key_id:
+        return AdapterRollout(revision, (), "")
+    return adapter_rollout(
+        revision,
+        snapshot.child("ConfigMap", context.children.engine),
+        snapshot.child("Deployment", context.children.engine),
+        () if loading else snapshot.pods,
+        snapshot.adapter_outcomes,
+        now,
+    )
 
 
 def _engine_refs(context: Context) -> frozenset[Ref]:
@@ -226,5 +252,5 @@ def _is_ready_now(engines: EngineRollout, snapshot: Snapshot, compared: ChildCom
     """Return whether all engines run the spec's own revision and are ready, and none is about to change."""
     deployment = Ref("Deployment", engines.context.children.engine)
     changing = any(ref(apply.manifest) == deployment for apply in compared.applies)
-    waits = changing or engines.later or engines.choice.instead is not None
+    waits = changing or engines.adapter_updates or engines.later or engines.choice.instead is not None
     return not waits and is_ready(snapshot.children.get(deployment), engines.revision.label, snapshot.pods)

@@ -16,6 +16,7 @@ from mamba_operator.memory.verdict import DoesNotFit, MemoryVerdict, ModelNotSer
 from mamba_operator.objects.manifest import label_of
 from mamba_operator.objects.recorded_status import WorkloadState
 from mamba_operator.observation.snapshot import Snapshot
+from mamba_operator.rollout.adapter_outcome import AdapterOutcome
 from mamba_operator.rollout.rollback import is_ready
 
 
@@ -85,6 +86,20 @@ class ConditionInputs:
         """Whether all engines that have room run the desired revision and are ready."""
         child = self.snapshot.engine
         return child is not None and is_ready(child, label_of(child), self.snapshot.pods)
+
+    @property
+    def adapter_outcomes(self) -> Mapping[str, AdapterOutcome | None]:
+        """Outcome of the last attempt by name of each engine that may not serve the spec's adapters yet.
+
+        None where the first attempt has not ended.
+        """
+        outcomes = self.snapshot.adapter_outcomes
+        current = {
+            update.pod: outcome
+            for update in self.plan.adapter_updates
+            if (outcome := outcomes.get(update.run)) is not None and outcome.settings == update.settings
+        }
+        return {update.pod: current.get(update.pod) for update in self.plan.adapter_updates}
 
     @property
     def blocked(self) -> ConditionResult | None:

@@ -142,6 +142,14 @@ def strategy_is_refused(view: ConditionInputs) -> ConditionResult | None:
     return ConditionResult("True", Reason.STRATEGY_REFUSED, "; ".join(messages)) if messages else None
 
 
+def adapter_is_refused(view: ConditionInputs) -> ConditionResult | None:
+    refusals = [one.message for one in view.adapter_outcomes.values() if one is not None and one.refused]
+    if not refusals:
+        return None
+    reason = Reason.ADAPTER_NOT_LOADED
+    return ConditionResult("True", reason, advised(reason, "; ".join(refusals)))
+
+
 def cache_claim_cannot_be_changed(view: ConditionInputs) -> ConditionResult | None:
     message = view.plan.cache_kept
     return ConditionResult("True", Reason.CACHE_KEPT, message) if message is not None else None
@@ -175,6 +183,7 @@ DEGRADED: Chain = (
     rollout_is_stuck,
     revision_was_rolled_back,
     strategy_is_refused,
+    adapter_is_refused,
     cache_claim_cannot_be_changed,
     kind_is_not_served,
     prefix_index_is_unavailable,

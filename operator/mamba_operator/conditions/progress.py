@@ -161,6 +161,21 @@ def settings_are_being_sent(view: ConditionInputs) -> ConditionResult | None:
     )
 
 
+def adapters_are_changing(view: ConditionInputs) -> ConditionResult | None:
+    outcomes = view.adapter_outcomes
+    if not outcomes:
+        return None
+    left = [outcome for outcome in outcomes.values() if outcome is None or outcome.message]
+    detail = "; ".join(outcome.message for outcome in left if outcome is not None)
+    text = (
+        f"{len(left)} of {view.desired} engines do not serve the adapters of spec.model.adapters yet: "
+        f"{detail or 'they are loading them'}"
+        if left
+        else "engines serve the adapters of spec.model.adapters, with which new engines will start as well"
+    )
+    return ConditionResult("True", Reason.SWITCHING_ADAPTERS, text)
+
+
 def engine_is_draining(view: ConditionInputs) -> ConditionResult | None:
     if not any(is_draining(pod, view.now) for pod in view.snapshot.pods):
         return None
@@ -253,6 +268,7 @@ PROGRESSING: Chain = (
     engines_were_just_written,
     rollout_is_queued,
     settings_are_being_sent,
+    adapters_are_changing,
     engine_is_draining,
     rollout_is_paused,
     old_revision_runs,  # before the next rule, because a roll-out runs more engines than are desired

@@ -13,6 +13,7 @@ from mamba_operator.memory.verdict import MemoryVerdict
 from mamba_operator.model.model_load import ModelLoad
 from mamba_operator.objects.manifest import Ref
 from mamba_operator.render.live_settings import RejectedUpdate, SettingsUpdate
+from mamba_operator.rollout.adapter_outcome import AdapterUpdate
 from mamba_operator.rollout.rollback import FailedRevision
 
 
@@ -51,6 +52,8 @@ class ReconcilePlan:
     """Live settings to send to running engines."""
     rejected_updates: tuple[RejectedUpdate, ...] = ()
     """Updates of `settings_updates` that engines did not accept."""
+    adapter_updates: tuple[AdapterUpdate, ...] = ()
+    """Running engines that may not serve the adapters of the spec yet."""
     ready_revision: str | None = None
     """Label of the last revision of which all engine pods were ready."""
     failed: FailedRevision | None = None
@@ -89,3 +92,10 @@ class ReconcilePlan:
     fields of this object."""
     outgoing: tuple[Role, ...] = ()
     """Roles whose engines run until those of the spec's roles serve."""
+
+    @property
+    def changes_something(self) -> bool:
+        """Whether the pass has to write to the cluster or to call an engine."""
+        return any(
+            (self.settings_updates, self.adapter_updates, self.applies, self.deletes, self.terminating)
+        )

@@ -2,8 +2,8 @@
 
 Called by `child_comparison`, by `model_load` when a loader is created, and by `reconcile`. The volume holds a
 copy of the model for each commit. A loader that lacks room removes the copies that are not needed. An
-annotation of each engine pod names the commits of model and adapters that the pod reads; while a pod that
-mounts the volume has none, no copy may be removed.
+annotation of each engine pod names the commits that the pod reads; while a pod that mounts the volume has
+none, no copy may be removed. The commits of adapters stand in the settings of the engines.
 """
 
 from collections.abc import Iterable, Mapping
@@ -11,6 +11,7 @@ from typing import Any
 
 from mamba_api import names
 from mamba_api.choices import ROLES
+from mamba_api.model_uri import is_model_uri, parse_model_uri
 from mamba_api.quantity import parse_quantity
 from mamba_operator.objects.indices import Indices
 from mamba_operator.objects.kinds import MAMBA_DEPLOYMENT, POD
@@ -18,7 +19,8 @@ from mamba_operator.objects.manifest import Key, Manifest, annotation, metadata,
 from mamba_operator.objects.pod_trouble import has_ended, is_loader
 from mamba_operator.observation.snapshot import Snapshot
 from mamba_operator.render.context import Context
-from mamba_operator.render.engine import revision_in
+from mamba_operator.render.engine import adapters_in, revision_in, settings_in
+from mamba_settings.adapter_settings import paths_of
 
 
 def why_unchanged(desired: Manifest, observed: Manifest) -> str | None:
@@ -77,7 +79,23 @@ def commits_in_use(context: Context, snapshot: Snapshot) -> frozenset[str] | Non
         users += [engine["spec"]["template"]] if engine is not None else []
         users += [last_ready.template] if last_ready is not None else []
     texts = {annotation(user, names.ANNOTATION_COMMIT) for user in users if _mounts(user, claim)}
-    return frozenset(commit for text in texts if text for commit in text.split()) if all(texts) else None
+    if not all(texts):
+        return None
+    commits = {commit for text in texts if text for commit in text.split()}
+    return frozenset(commits | _adapters_in_use(context, snapshot))
+
+
+def _adapters_in_use(context: Context, snapshot: Snapshot) -> set[str]:
+    """Return the commits of the adapters with which engines start, and of those that were last ready."""
+    documents = []
+    for role in ROLES:
+        of_role = names.Children(context.deployment.name, role)
+        last_ready = revision_in(snapshot.child("ConfigMap", of_role.last_ready))
+        documents += [settings_in(snapshot.child("ConfigMap", of_role.engine))]
+        documents += [last_ready.document] if last_ready is not None else []
+    uris = [uri for document in documents for uri in paths_of(adapters_in(document)).values()]
+    pins = (parse_model_uri(uri).pin for uri in uris if is_model_uri(uri))
+    return {commit for commit in pins if commit}
 
 
 def is_cache_shared(indices: Indices, key: Key) -> bool:

@@ -15,6 +15,7 @@ from mamba_operator.canary.analysis import CanaryFigures
 from mamba_operator.objects.manifest import Key, Manifest, Ref
 from mamba_operator.objects.pod_trouble import is_candidate, is_engine, role_of
 from mamba_operator.observation.placement import Node
+from mamba_operator.rollout.adapter_outcome import AdapterOutcome
 from mamba_operator.rollout.attempts import Attempts
 from mamba_operator.rollout.rollback import EngineTimes
 from mamba_operator.workload.measured_workload import MeasuredWorkload
@@ -64,6 +65,9 @@ class Snapshot:
     sent_settings: Mapping[str, str] = field(default_factory=dict)
     """Hash of the live settings that an engine has accepted, by run of the engine (see
     `SettingsUpdate.run`)."""
+
+    adapter_outcomes: Mapping[str, AdapterOutcome] = field(default_factory=dict)
+    """Result of the last attempt to give an engine its adapters, by run of the engine."""
 
     latest_decision: LatestDecision | None = None
     """Last decision of the autoscaler about the engines of `role`."""

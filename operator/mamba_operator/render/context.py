@@ -130,6 +130,8 @@ class Context:
     cannot send updates to engines."""
     tuned: str | None = None
     """Annotation with the settings that running engines apply; None where engines accept no updates."""
+    adapters: str | None = None
+    """Annotation with the adapters with which engines start; None where engines accept no updates."""
     planned_for: str | None = None
     """Annotation with the inputs of the memory plan; None where the spec gives the amount of memory."""
     chosen_for: str | None = None

@@ -6,6 +6,7 @@ that running engines apply (`live_settings`) are not part of the hash.
 """
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from mamba_api import names
@@ -14,6 +15,9 @@ from mamba_operator.objects.kinds import CLAIM, CONFIG_MAP, DEPLOYMENT, DISRUPTI
 from mamba_operator.objects.manifest import Manifest
 from mamba_operator.render.context import Context, EngineRevision, child
 from mamba_operator.render.engine_pod import SETTINGS_FILE, engine_document, engine_pod_template
+from mamba_operator.render.gateway_pod import ADAPTER_NAMES_FILE
+from mamba_settings.adapter_settings import paths_of
+from mamba_settings.live_settings import ADAPTERS
 
 RECORD_KEY = "revision.json"
 """Key of the ConfigMap X-last-ready under which it holds a revision, as JSON."""
@@ -52,18 +56,36 @@ def revision_in(config: Manifest | None) -> EngineRevision | None:
         return None
 
 
+def settings_in(config: Manifest | None) -> Mapping[str, Any]:
+    """Return the settings that the ConfigMap X-engine holds; empty where it holds no readable ones."""
+    try:
+        settings = json.loads(((config or {}).get("data") or {})[SETTINGS_FILE])
+    except (KeyError, TypeError, ValueError):
+        return {}
+    return settings if isinstance(settings, dict) else {}
+
+
+def adapters_in(settings: Mapping[str, Any]) -> list[str]:
+    """Return the adapters in a settings document, as NAME=URI."""
+    adapters = settings.get(ADAPTERS)
+    return [*map(str, adapters)] if isinstance(adapters, list | tuple) else []
+
+
 def engine_config(context: Context) -> Manifest:
     """Return the ConfigMap X-engine with the settings document."""
+    candidates = {names.ANNOTATION_TUNED: context.tuned, names.ANNOTATION_ADAPTERS: context.adapters}
+    notes = {name: text for name, text in candidates.items() if text}
+    settings = engine_revision(context).document
     return {
-        **child(
-            context,
-            CONFIG_MAP,
-            context.children.engine,
-            "engine",
-            {names.ANNOTATION_TUNED: context.tuned} if context.tuned else None,
-        ),
-        "data": {SETTINGS_FILE: json.dumps(engine_revision(context).document, indent=2) + "\n"},
+        **child(context, CONFIG_MAP, context.children.engine, "engine", notes),
+        "data": {SETTINGS_FILE: json.dumps(settings, indent=2) + "\n", **_adapter_names(settings)},
     }
+
+
+def _adapter_names(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Return the file with the names of the adapters, which gateways mount; empty without adapters."""
+    adapters = paths_of(adapters_in(settings))
+    return {ADAPTER_NAMES_FILE: "".join(f"{name}\n" for name in adapters)} if adapters else {}
 
 
 def engine_deployment(context: Context) -> Manifest:

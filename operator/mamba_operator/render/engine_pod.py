@@ -176,11 +176,14 @@ def _restart(context: Context) -> dict[str, str]:
 
 
 def _commit(context: Context) -> dict[str, str]:
-    """Return the annotation that keeps the copies of model and adapters that a pod reads on the volume."""
+    """Return the annotation that keeps the copy of the model that a pod reads on the volume.
+
+    Copies of adapters, which change while engines serve, are kept by the settings in the ConfigMap.
+    """
     has_copies = context.deployment.spec.model.has_download_job
     if not has_copies or context.loaded is None or not context.loaded.commit:
         return {}
-    return {names.ANNOTATION_COMMIT: " ".join((context.loaded.commit, *context.loaded.adapters))}
+    return {names.ANNOTATION_COMMIT: context.loaded.commit}
 
 
 def _pod_spec(context: Context) -> dict[str, Any]:

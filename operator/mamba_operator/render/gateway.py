@@ -12,8 +12,12 @@ from mamba_operator.objects.manifest import Manifest
 from mamba_operator.render.access import KEY_FILE, key_mount, key_volume
 from mamba_operator.render.context import Context, child, number
 from mamba_operator.render.gateway_pod import (
+    ADAPTER_NAMES_FILE,
+    ADAPTER_NAMES_MOUNT,
     API_KEYS_FILE,
     GatewayPod,
+    adapter_names_mount,
+    adapter_names_volume,
     api_keys_mount,
     api_keys_volume,
     budget_spec,
@@ -57,6 +61,9 @@ def _pod(context: Context) -> GatewayPod:
         arguments += ["--backend-key-file", KEY_FILE]
         mounts.append(key_mount())
         volumes.append(key_volume(context))
+    if deployment.spec.model.has_adapters and context.key_id:
+        mounts.append(adapter_names_mount())
+        volumes.append(adapter_names_volume(context.children.engine))
     if gateway.inference_pool is not None:
         arguments += ["--endpoint-picker-port", str(names.ENDPOINT_PICKER_PORT)]
         ports[names.ENDPOINT_PICKER_PORT_NAME] = names.ENDPOINT_PICKER_PORT
@@ -95,7 +102,10 @@ def _environment(context: Context) -> list[dict[str, Any]]:
         "PREFIX_WEIGHT": number(routing.prefix_weight),
         "LOAD_WEIGHT": number(routing.load_weight),
     }
-    if spec.model.adapters:
+    if spec.model.has_adapters and context.key_id:
+        # Running engines take over other adapters, and gateways follow without new pods.
+        settings["ADAPTER_NAMES_FILE"] = f"{ADAPTER_NAMES_MOUNT}/{ADAPTER_NAMES_FILE}"
+    elif spec.model.adapters:
         settings["ADAPTER_NAME"] = " ".join(adapter.name for adapter in spec.model.adapters)
     if context.hand_over_tokens is not None:
         settings["HAND_OVER_TOKENS"] = str(context.hand_over_tokens)

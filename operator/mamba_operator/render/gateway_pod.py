@@ -20,6 +20,9 @@ GATEWAY_GRACE_MARGIN_SECONDS = 15
 """Seconds of the grace period beyond the drain timeout."""
 API_KEYS_MOUNT = "/run/mambaserve/api-keys"
 API_KEYS_FILE = f"{API_KEYS_MOUNT}/{names.API_KEYS_KEY}"
+ADAPTER_NAMES_MOUNT = "/etc/mambaserve/adapters"
+ADAPTER_NAMES_FILE = "adapters.txt"
+"""File of the names of adapters, and the key of the ConfigMap X-engine that holds it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +142,17 @@ def api_keys_mount() -> dict[str, Any]:
 def api_keys_volume(secret: str) -> dict[str, Any]:
     """Return the volume of the clients' API keys."""
     return {"name": "api-keys", "secret": {"secretName": secret, "defaultMode": 0o440}}
+
+
+def adapter_names_mount() -> dict[str, Any]:
+    """Return the mount of the names of adapters."""
+    return {"name": "adapter-names", "mountPath": ADAPTER_NAMES_MOUNT, "readOnly": True}
+
+
+def adapter_names_volume(config: str) -> dict[str, Any]:
+    """Return the volume of the names of adapters, which the ConfigMap lacks where there are none."""
+    items = [{"key": ADAPTER_NAMES_FILE, "path": ADAPTER_NAMES_FILE}]
+    return {"name": "adapter-names", "configMap": {"name": config, "items": items, "optional": True}}
 
 
 def service_port() -> dict[str, Any]:

@@ -12,10 +12,10 @@ from typing import Any
 
 from mamba_api import names
 from mamba_api.v1alpha1.conditions import timestamp
-from mamba_operator.objects.manifest import Manifest, annotation, digest, metadata, pod_revision
+from mamba_operator.objects.manifest import Manifest, annotation, digest, metadata, name_of, pod_revision
 from mamba_operator.objects.pod_trouble import serves
 from mamba_operator.objects.recorded_status import parse_timestamp
-from mamba_settings.live_settings import LIVE
+from mamba_settings.live_settings import ADAPTERS, LIVE
 
 MOUNT_LAG = 120.0
 """Seconds after a change for which a pod that starts may still read the previous file."""
@@ -71,7 +71,7 @@ class RejectedUpdate:
 
 def restart_settings(document: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of the document whose change needs a new pod."""
-    return {name: value for name, value in document.items() if name not in LIVE}
+    return {name: value for name, value in document.items() if name not in LIVE and name != ADAPTERS}
 
 
 def live_settings(
@@ -84,9 +84,17 @@ def live_settings(
     current = LiveSettings({name: document.get(name) for name in LIVE}, None)
     if engine is None:
         return current
-    recorded = _recorded(config)
-    changed = recorded.get("changed") if recorded.get("settings") == current.digest else timestamp(now)
-    return LiveSettings(current.settings, changed if isinstance(changed, str) else None)
+    return LiveSettings(current.settings, changed_at(config, names.ANNOTATION_TUNED, current.digest, now))
+
+
+def changed_at(config: Manifest | None, annotation_name: str, settings: str, now: datetime) -> str | None:
+    """Return since when the ConfigMap has settings of that hash: `now` if it has others.
+
+    None = since before the first engine.
+    """
+    recorded = _recorded(config, annotation_name)
+    changed = recorded.get("changed") if recorded.get("settings") == settings else timestamp(now)
+    return changed if isinstance(changed, str) else None
 
 
 def pending_updates(
@@ -97,35 +105,45 @@ def pending_updates(
     Such an engine started before the change and has not accepted it. `sent`: hash of the settings that each
     run of an engine accepted, as `Snapshot.sent_settings`.
     """
-    changed = parse_timestamp(tuned.changed) if tuned.changed is not None else None
-    if changed is None:
+    if tuned.changed is None:
         return ()
-    updates = []
-    for pod in pods:
-        meta, status = metadata(pod), pod.get("status") or {}
-        started = parse_timestamp(str(meta.get("creationTimestamp")))
-        run = _run(pod)
-        if (
-            serves(pod)
-            and status.get("podIP")
+    return tuple(
+        SettingsUpdate(name_of(pod), run_of(pod), str(pod["status"]["podIP"]), tuned.digest, tuned.body())
+        for pod in engines_before(pods, tuned.changed, revision)
+        if sent.get(run_of(pod)) != tuned.digest
+    )
+
+
+def engines_before(pods: Iterable[Manifest], changed: str, revision: str) -> list[Manifest]:
+    """Return the ready engines of the revision that may have started before a change, by name."""
+    since = parse_timestamp(changed)
+    return sorted(
+        (
+            pod
+            for pod in pods
+            if serves(pod)
+            and (pod.get("status") or {}).get("podIP")
             and pod_revision(pod) == revision
-            and (started is None or (started - changed).total_seconds() < MOUNT_LAG)
-            and sent.get(run) != tuned.digest
-        ):
-            updates.append(
-                SettingsUpdate(str(meta.get("name")), run, str(status["podIP"]), tuned.digest, tuned.body())
-            )
-    return tuple(sorted(updates, key=lambda update: update.pod))
+            and _may_be_older(pod, since)
+        ),
+        key=name_of,
+    )
 
 
-def _run(pod: Manifest) -> str:
+def _may_be_older(pod: Manifest, since: datetime | None) -> bool:
+    started = parse_timestamp(str(metadata(pod).get("creationTimestamp")))
+    return since is not None and (started is None or (started - since).total_seconds() < MOUNT_LAG)
+
+
+def run_of(pod: Manifest) -> str:
+    """Return the identity of one start of the pod's containers."""
     containers = (pod.get("status") or {}).get("containerStatuses") or ()
     restarts = sum(int(container.get("restartCount") or 0) for container in containers)
     return f"{metadata(pod).get('uid')}/{restarts}"
 
 
-def _recorded(config: Manifest | None) -> dict[str, Any]:
-    text = annotation(config, names.ANNOTATION_TUNED) if config is not None else None
+def _recorded(config: Manifest | None, annotation_name: str) -> dict[str, Any]:
+    text = annotation(config, annotation_name) if config is not None else None
     try:
         recorded = json.loads(text) if text is not None else None
     except ValueError:

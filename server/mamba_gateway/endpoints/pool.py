@@ -136,6 +136,8 @@ class Pool:
         self._expected_model = expected_model
         self._names: frozenset[str] | None = None
         """Cached `names`; None = they may have changed."""
+        self._last_names: frozenset[str] = frozenset()
+        """The value of `names` before the targets last changed."""
         self.expect_adapters(expected_adapters)
         self.synced = False
         """Whether a source has set the engines, and each of them was probed at least once."""
@@ -153,8 +155,6 @@ class Pool:
         """Share of the conversations that candidates of a canary get, 0 to 1; None = there is none."""
         self.shadow: Shadow | None = None
         """Copies that candidates of a canary get; None = they get none."""
-        self._last_names: frozenset[str] = frozenset()
-        """The value of `names` before the targets last changed."""
 
     def set_targets(self, targets: Iterable[Target]) -> tuple[set[str], set[str]]:
         """Replace the engines; return the URLs that were added and those that were removed."""
@@ -355,11 +355,11 @@ class Pool:
         return self._names
 
     def expect_adapters(self, names: Iterable[str]) -> None:
-        """Wait for engines that serve these adapters beside the expected model."""
+        """Wait for engines that serve these adapters beside the expected model, and for no earlier ones."""
         self._expected_adapters = tuple(names) if self._expected_model is not None else ()
         own = () if self._expected_model is None else (self._expected_model,)
         self._expected = frozenset((*own, *self._expected_adapters))
-        self._names = None
+        self._names, self._last_names = None, frozenset()
 
     def serves(self, name: str) -> bool:
         """Return whether `names` contains this model."""

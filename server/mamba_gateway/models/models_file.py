@@ -73,7 +73,13 @@ def model_settings(base: GatewaySettings, entry: ModelEntry) -> GatewaySettings:
             + ", ".join(sorted(OF_ONE_MODEL))
         )
     values: dict[str, Any] = base.model_dump(
-        exclude={"models_file", "prefix_index_scope", "served_model_name", "adapter_name"}
+        exclude={
+            "models_file",
+            "prefix_index_scope",
+            "served_model_name",
+            "adapter_name",
+            "adapter_names_file",
+        }
     )
     for alternatives in _ONE_OF_EACH:
         if any(name in entry.settings for name in alternatives):

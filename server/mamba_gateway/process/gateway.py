@@ -24,6 +24,7 @@ from mamba_gateway.api.local_routes import EngineView, LocalRoutes, OneModel
 from mamba_gateway.api.serving_status import EngineStatusClient, StatusEndpoint
 from mamba_gateway.endpoints.pool import Pool
 from mamba_gateway.metrics.gateway_metrics import GatewayMetrics
+from mamba_gateway.models.adapter_names import AdapterNames, follow_names
 from mamba_gateway.models.model_parts import (
     ModelParts,
     SharedCounts,
@@ -161,7 +162,14 @@ async def _one_model(
         )
         fetch = EngineStatusClient(parts.session, engine_key_of(keys.engines)).fetch
         status = StatusEndpoint(pool, admission, metrics, routes.readiness, fetch)
-        yield _Front(pool, admission, metrics, parts.lane, routes, status, parts, settings.connections)
+        front = _Front(pool, admission, metrics, parts.lane, routes, status, parts, settings.connections)
+        if settings.adapter_names_file is None:
+            yield front
+            return
+        names = AdapterNames(settings.adapter_names_file)
+        pool.expect_adapters(names.read())
+        async with running(follow_names(names, pool), "adapter names"):
+            yield front
 
 
 @contextlib.asynccontextmanager

@@ -1,14 +1,19 @@
 """`PromptReader`: converts the prompt of a request to the token ids that the engine will compute.
 
-It works in threads, with limits on size and time: a request whose prompt is not ready in time is routed by
-load alone. Without a tokenizer the bytes of the text replace the token ids, so that requests with the same
+It works in threads, with limits on size and time. Messages that the gateway has encoded before cost almost
+nothing. If the others take longer than the request may wait, it is routed by the beginning of its prompt, and
+the rest is encoded for the next turn. A request of whose prompt nothing is ready in time is routed by load
+alone. Without a tokenizer the bytes of the text replace the token ids, so that requests with the same
 text still go to the same engine. An invalid request is passed on, and the engine reports the error.
 """
 
 import asyncio
+import math
+import time
 from collections.abc import Callable
 
 import msgspec
+import numpy as np
 from pydantic import ValidationError
 from pydantic_core import from_json
 
@@ -19,18 +24,25 @@ from mamba_gateway.prompt_prefix import PromptPrefix
 from mamba_gateway.prompts.text_processors import ModelText, TextProcessors
 from mamba_gateway.upstream.connector import UpstreamRequest
 from mamba_prefix.adapter_salt import adapted_salt
-from mamba_text.encoder_pool import EncoderPool, GivenUp
+from mamba_text.encoder_pool import LONG_FROM_CHARS, EncoderPool, GivenUp
 from mamba_text.errors import TemplateRefused
-from mamba_text.prompt import chat_token_ids, completion_token_ids
+from mamba_text.prompt import chat_text, completion_token_ids
+from mamba_text.segment_cache import EncodedText, TokenIds
 
 MAX_BODY_BYTES = 512 * 1024
 """Maximum size in bytes of a body that is read. Parsing blocks everything else, and computing such a prompt
 takes so long that any engine will do."""
-MAX_PENDING = 16
+MAX_PENDING = 64
 """Maximum number of prompts that are read at the same time; further requests are routed without their
 prompt."""
 READ_SECONDS = 0.25
 """Longest time, in seconds, that a request waits for its prompt to be read."""
+NEW_TEXT_SECONDS = 0.04
+"""Seconds after the arrival of a request from which it waits for no further message to be encoded."""
+MAX_RESTS = 32
+"""Maximum number of prompts whose rest waits to be encoded; the rest of others is left to a later turn."""
+ASSUMED_CHARS_PER_TOKEN = 4.0
+"""Characters per token of a text of which nothing is encoded yet."""
 
 
 class _Texts(msgspec.Struct, frozen=True):
@@ -51,11 +63,14 @@ class PromptReader:
         texts: TextProcessors,
         metrics: GatewayMetrics,
         adapter_of: Callable[[str | None], str] = lambda _: "",
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Create the reader. `adapter_of` returns the fingerprint of the adapter of a name; "" = none."""
-        self._texts, self._metrics, self._adapter_of = texts, metrics, adapter_of
+        self._texts, self._metrics, self._adapter_of, self._clock = texts, metrics, adapter_of, clock
         self._encoders = EncoderPool()
         self._pending = 0
+        self.rests = 0
+        """Number of prompts whose rest is not encoded yet."""
 
     async def read(self, request: UpstreamRequest) -> PromptPrefix | None:
         """Return the (first) prompt of the request; None if it cannot be read, or not in time."""
@@ -71,48 +86,98 @@ class PromptReader:
             return text_of(request.path, request.body, adapter), "no_tokenizer"
         if self._pending >= MAX_PENDING:
             return None, "busy"
-        path, body = request.path, request.body
+        path, body, deadline = request.path, request.body, self._clock() + NEW_TEXT_SECONDS
+
+        def work(given_up: GivenUp) -> PromptPrefix | None:
+            def stop() -> bool:
+                return given_up() or self._clock() > deadline
+
+            return prompt_of(path, body, text, stop, adapter, self._encode_later)
+
         self._pending += 1
         try:
             async with asyncio.timeout(READ_SECONDS):
-                prompt = await self._encoders.run(
-                    len(body), lambda given_up: prompt_of(path, body, text, given_up, adapter)
-                )
+                # Only the rests of prompts go to the thread of long texts: no request waits behind them.
+                prompt = await self._encoders.run(min(len(body), LONG_FROM_CHARS - 1), work)
         except TimeoutError:
             return None, "late"
         finally:
             self._pending -= 1
-        return prompt, "read" if prompt is not None else "unusable"
+        if prompt is None:
+            return None, "unusable"
+        return prompt, "part" if prompt.unread_tokens else "read"
+
+    def _encode_later(self, text: ModelText, prompt: str) -> None:
+        """Encode a prompt that no request waits for, so that its pieces are cached for the next turn."""
+        if self.rests >= MAX_RESTS:
+            return
+
+        def work() -> None:
+            try:
+                text.segments.encode(prompt)
+            finally:
+                self.rests -= 1
+
+        self.rests += 1
+        self._encoders.hand_over(work)
+
+
+Later = Callable[[ModelText, str], None]
+"""Function that takes the text of a prompt that was not encoded to its end."""
 
 
 def prompt_of(
-    path: str, body: bytes, text: ModelText, given_up: GivenUp = lambda: False, adapter: str = ""
+    path: str,
+    body: bytes,
+    text: ModelText,
+    stop: GivenUp = lambda: False,
+    adapter: str = "",
+    later: Later = lambda _text, _prompt: None,
 ) -> PromptPrefix | None:
     """Return the (first) prompt in a body, as an engine with these files reads it; None if it is invalid.
 
-    `adapter`: fingerprint of the adapter that computes it, with which alone it shares prefixes.
+    `adapter`: fingerprint of the adapter that computes it, with which alone it shares prefixes. If `stop`
+    returns true, the ids of a chat end before the first message that was not encoded before, and `later` gets
+    its text.
     """
+    unread = 0
     try:
         fields = from_json(body, allow_inf_nan=False)
         if path != COMPLETIONS:
             chat = chat_request(path, fields)
             if text.processor.template is None:
                 return None
-            token_ids = chat_token_ids(text.processor.template, chat, text.segments.encode)
+            prompt = chat_text(text.processor.template, chat)
+            encoded = text.segments.encode(prompt, stop)
+            token_ids: TokenIds = encoded.token_ids
+            unread = _unread_tokens(encoded, prompt)
+            if unread:
+                later(text, prompt)
             cut, salt = chat.truncate_prompt_tokens, chat.cache_salt
             whole = chat.prompt_logprobs is not None
         else:
             completion = CompletionRequest.model_validate(fields)
-            token_ids = completion_token_ids(text.processor.tokenizer, completion, given_up)[0]
+            first = completion.model_copy(update={"prompt": completion.prompts[0]})
+            token_ids = np.array(completion_token_ids(text.processor.tokenizer, first)[0], np.int32)
             cut, salt = completion.truncate_prompt_tokens, completion.cache_salt
             echoed = completion.echo and completion.logprobs is not None
             whole = completion.prompt_logprobs is not None or bool(echoed)
-    except (ValidationError, ValueError, RecursionError, TemplateRefused):
+    except (ValidationError, ValueError, RecursionError, OverflowError, TemplateRefused):
         return None
     if cut is not None:
-        token_ids = token_ids[-cut:]
+        # The ids that are left are the last ones, so those of the beginning say nothing.
+        token_ids, unread = (token_ids[:0] if unread else token_ids[-cut:]), 0
     salt = adapted_salt(adapter, salt or "")
-    return PromptPrefix.of(token_ids, salt, computed_whole=whole) if token_ids else None
+    if not len(token_ids) and not unread:
+        return None
+    return PromptPrefix.of(token_ids, salt, computed_whole=whole, unread_tokens=unread)
+
+
+def _unread_tokens(encoded: EncodedText, prompt: str) -> int:
+    """Return the tokens of the rest of a prompt, estimated by those of its beginning."""
+    tokens = len(encoded.token_ids)
+    chars_per_token = encoded.chars / tokens if tokens else ASSUMED_CHARS_PER_TOKEN
+    return math.ceil((len(prompt) - encoded.chars) / chars_per_token)
 
 
 def text_of(path: str, body: bytes, adapter: str = "") -> PromptPrefix | None:

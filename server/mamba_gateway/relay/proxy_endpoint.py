@@ -25,6 +25,7 @@ from mamba_edge.exchange.request_context import CLIENT_HEADER, RequestContext, c
 from mamba_edge.exchange.request_middleware import CLIENT_GONE, FAILED_FROM
 from mamba_edge.history.kept_answer import HISTORY_HEADER, KEPT, NOT_KEPT, KeptAnswer
 from mamba_edge.history.response_history import OpenTurn, ResponseHistory
+from mamba_edge.usage.prices import COST_HEADER
 from mamba_gateway.admission.admission import DRAINING, Admission, PermitRequest
 from mamba_gateway.admission.rate_limiter import RequestCharge
 from mamba_gateway.body_fields import NO_FIELDS, RoutingFields, UsageMeter, routing_fields, with_model
@@ -273,6 +274,8 @@ class ProxyEndpoint:
             headers.append((USAGE_HEADER, b"1"))
         if explain:
             headers.append((EXPLAIN_HEADER, b"1"))
+        if COST_HEADER in context.header_values and (prices := lane.prices_of(fields.model)).known:
+            headers.append(prices.header())
         if client.path == RESPONSES:
             kept = client.turn is not None and client.turn.keeps
             headers.append((HISTORY_HEADER, KEPT if kept else NOT_KEPT))

@@ -9,10 +9,13 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from mamba_edge.api_keys import KeyFile
+from mamba_edge.usage.prices import Prices
 from mamba_gateway.admission.admission import Admission
 from mamba_gateway.admission.rate_limiter import RateLimiter
 from mamba_gateway.prompts.prompt_reader import PromptReader
 from mamba_gateway.relay.relay import Relay
+
+NO_PRICES = Prices()
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +29,14 @@ class RequestLane:
     """Reader of prompts; None = routing and limits need none."""
     backend_keys: KeyFile | None
     """Keys for the engines, of which the first is sent; None = no key is sent."""
+    prices: Prices = NO_PRICES
+    """Prices of the use of the model's engines."""
+    ledger_name: str | None = None
+    """Name of the model in the ledger, where the settings say it."""
+
+    def prices_of(self, model: str | None) -> Prices:
+        """Return the prices of a request for `model`, which counts where the settings name no model."""
+        return self.prices.of(self.ledger_name or model or "")
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,7 +49,7 @@ class RecentPrefixes:
 
     def __init__(self, clock: Callable[[], float], most: int = MAX_PREFIXES) -> None:
         self._clock, self._most = clock, most
-        self._engines: OrderedDict[bytes, dict[str, float]] = OrderedDict()
+        self._engines: OrderedDict[int, dict[str, float]] = OrderedDict()
         """Time of the clock, in seconds, at which each prefix (by its digest) was sent to each engine (by its
         name)."""
 
@@ -276,8 +276,8 @@ class Router:
         """
         if usage is None or usage.cached_tokens is None or prompt is None or record.index == "off":
             return
-        if not prompt.exact or usage.prompt_tokens != prompt.tokens:
-            return  # the request has several prompts, or the engine reads the prompt differently
+        if not prompt.exact or usage.prompt_tokens != len(prompt.token_ids):
+            return  # it has several prompts, was read in part, or the engine reads it differently
         cost, resumed = cost or record.decision.cost, usage.cached_tokens
         engine = cost.endpoint.name
         promised = record.published.resumable.get(engine, 0)

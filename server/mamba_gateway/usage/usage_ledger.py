@@ -17,8 +17,8 @@ from starlette.responses import Response
 from mamba_edge.app.application import JsonResponse
 from mamba_edge.errors import InvalidRequest
 from mamba_edge.exchange.request_context import context_of
+from mamba_edge.usage.prices import Prices
 from mamba_edge.usage.usage_sum import OTHER, UsageEntry, UsageFeed, UsageSum
-from mamba_gateway.prices import Prices
 from mamba_gateway.usage.ledger_store import LedgerStore
 from mamba_gateway.usage.usage_report import By, days_between, report
 
@@ -96,12 +96,12 @@ class UsageLedger(Collector):
                 counter.add_metric(names, numbers[kind])
             yield counter
         prices = self._prices
-        for kind, price in (("cost", prices.cost), ("saved_cost", prices.saved)):
+        for kind, price in (("cost", Prices.cost), ("saved_cost", Prices.saved)):
             costs = CounterMetricFamily(
                 f"mambaserve_gateway_usage_{kind}", HELP[kind], labels=["model", "key", "adapter", "currency"]
             )
             for names, total in self._series.items() if prices.known else ():
-                costs.add_metric((*names, prices.currency), price(total))
+                costs.add_metric((*names, prices.currency), price(prices.of(names[0]), total))
             yield costs
 
     async def usage(self, request: Request, by: By = "key", since: Day = None, until: Day = None) -> Response:

@@ -1,16 +1,18 @@
 """`UsageReport`: the ledger of some days as one table, grouped by key, model, adapter or day. Pure."""
 
+import math
 from collections.abc import Iterable
 from datetime import date, timedelta
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from mamba_edge.usage.prices import Prices
 from mamba_edge.usage.usage_sum import UsageSum
-from mamba_gateway.prices import Prices
 from mamba_gateway.usage.ledger_store import LedgerEntry
 
 By = Literal["key", "model", "adapter", "day"]
+SumsByModel = dict[str, UsageSum]
 
 
 class UsageLine(BaseModel):
@@ -77,15 +79,15 @@ def report(
     only_key: str | None = None,
 ) -> UsageReport:
     """Return the report of some entries with their days. `only_key`: the only key whose use is shown."""
-    sums: dict[str, UsageSum] = {}
-    whole = UsageSum()
+    sums: dict[str, SumsByModel] = {}
+    whole: SumsByModel = {}
     for day, entry in entries:
         if only_key is not None and entry.key != only_key:
             continue
         name = day if by == "day" else str(getattr(entry, by))
-        sums[name] = sums.get(name, UsageSum()).plus(entry.total)
-        whole = whole.plus(entry.total)
-    lines = [_line(name, total, prices) for name, total in sums.items()]
+        for models in (sums.setdefault(name, {}), whole):
+            models[entry.model] = models.get(entry.model, UsageSum()).plus(entry.total)
+    lines = [_line(name, models, prices) for name, models in sums.items()]
     lines.sort(key=lambda line: line.name if by == "day" else (-line.device_seconds, line.name))
     return UsageReport(
         by=by,
@@ -97,7 +99,16 @@ def report(
     )
 
 
-def _line(name: str, total: UsageSum, prices: Prices) -> UsageLine:
+def _line(name: str, models: SumsByModel, prices: Prices) -> UsageLine:
+    """Return the line of some use, which each model adds to at its own prices."""
+    total = UsageSum()
+    for part in models.values():
+        total = total.plus(part)
     numbers: dict[str, Any] = dict(total.named())
-    costs = {"cost": prices.cost(total), "saved_cost": prices.saved(total)} if prices.known else {}
+    costs = {}
+    if prices.known:
+        costs = {
+            "cost": math.fsum(prices.of(model).cost(part) for model, part in models.items()),
+            "saved_cost": math.fsum(prices.of(model).saved(part) for model, part in models.items()),
+        }
     return UsageLine(name=name, **numbers, **costs)

@@ -23,7 +23,7 @@ from mamba_edge.exchange.request_context import RequestContext, context_of
 from mamba_server.api.adapter_table import own_salt
 from mamba_server.api.answers import responses
 from mamba_server.api.answers.active_request import ActiveRequest
-from mamba_server.api.requests.cost_header import wants_cost
+from mamba_server.api.requests.cost_header import request_prices, wants_cost
 from mamba_server.api.requests.errors import ContextTooLong
 from mamba_server.api.requests.prompts import PromptBuilder
 from mamba_server.api.serving import ChosenModel, Serving
@@ -93,7 +93,8 @@ class EmbeddingsEndpoint:
         context.log_fields.update(prompt_tokens=tokens, cached_tokens=active.counts.cached_total)
         usage: dict[str, Any] = {"prompt_tokens": tokens, "total_tokens": tokens}
         if (cost := active.counts.cost) is not None:
-            usage["engine_cost"] = responses.cost_body(cost)
+            cached, prices = active.counts.cached_total, request_prices(context.header_values)
+            usage["engine_cost"] = responses.cost_body(cost, tokens, 0, cached, prices)
         rest = {"model": model.name, "usage": usage}
         pieces = [b'{"object":"list","data":[']
         for number, vector in enumerate(vectors):

@@ -49,7 +49,7 @@ from mamba_server.api.forms.followed_schema import LEFT_OUT_HEADER
 from mamba_server.api.forms.output_grammar import GrammarCheck, OutputForm, output_grammar
 from mamba_server.api.prompt_state import NO_HAND_OVER, kept_state
 from mamba_server.api.requests.bad_words import bad_word_ids
-from mamba_server.api.requests.cost_header import wants_cost
+from mamba_server.api.requests.cost_header import request_prices, wants_cost
 from mamba_server.api.requests.hand_over_header import comes_from_gateway, hands_over, source_of
 from mamba_server.api.requests.model_limits import ModelLimits
 from mamba_server.api.requests.pin_header import check_pins, pin_seconds
@@ -346,6 +346,7 @@ class GenerationEndpoints:
         active = ActiveRequest(
             serving.engine, text.tokenizer, adds, visibility, serving.metrics, trace, serving.usage
         )
+        active.counts.prices = request_prices(context.header_values)
         try:
             async with active:
                 if request.stream:

@@ -254,6 +254,11 @@ class ReplayRows:
             return 0
         return last - first
 
+    @property
+    def idle(self) -> bool:
+        """Whether no row holds a lane, so that nothing waits in one."""
+        return self._batch.free_lanes == self._batch.lanes
+
     def waiting(self, rows: Ints) -> Ints:
         """Return the accepted drafts of each of `rows`, which its next launch absorbs."""
         return self._batch.waiting[rows]

@@ -18,14 +18,18 @@ from mamba_server.model.adapters.adapter_files import AdapterWeights
 from mamba_server.model.checkpoint.errors import AdapterError, DownloadFailed, SourceError
 from mamba_server.model.checkpoint.source import Progress, resolve_adapter
 from mamba_server.wire import AdminCall, AdminReply, LoadedAdapter
+from mamba_settings.adapter_settings import AdapterSettings
 
 LOAD, UNLOAD = "adapter_load", "adapter_unload"
 """Names of the admin calls."""
 
 
-def make_bank(places: int, rank: int, device: torch.device, dtype: torch.dtype) -> AdapterBank | None:
+def make_bank(settings: AdapterSettings, device: torch.device, dtype: torch.dtype) -> AdapterBank | None:
     """Return the places for adapters of an engine; None = it has none."""
-    return AdapterBank(places, rank, device, dtype) if places else None
+    if not settings.lora_places:
+        return None
+    rank, expert_rank = settings.max_lora_rank, settings.max_lora_expert_rank
+    return AdapterBank(settings.lora_places, rank, device, dtype, expert_rank=expert_rank)
 
 
 def held_adapters(bank: AdapterBank | None) -> HeldAdapters:

@@ -65,7 +65,7 @@ from mamba_server.engine.state_replay import (
 from mamba_server.engine.stepping.answer_audits import AnswerAudits, NoAudits
 from mamba_server.engine.stepping.core import EngineCore
 from mamba_server.engine.stepping.forward_stream import ForwardStream, InlineStream, ThreadStream
-from mamba_server.engine.stepping.speculation import DraftSource, DraftSwitch, Speculation
+from mamba_server.engine.stepping.speculation import DraftSource, DraftSwitch, Speculation, work_clock
 from mamba_server.engine.stepping.step_pace import STEP_TIME, StepPace
 from mamba_server.grammar_matcher import mask_words
 from mamba_server.host_memory import available_bytes
@@ -161,7 +161,9 @@ def boot(settings: EngineSettings, report: Report, overrides: BootOverrides = NO
     device_memory = _memory(settings, device)
     weights = _weights(directory, config, dtype, settings, device)
     plan = plan_engine(config, settings, device_memory, weights)
-    _compile_kernels(device, DTYPES[dtype], report)
+    if settings.quantization != "fp8":
+        # No C++ kernel multiplies FP8.
+        _compile_kernels(device, DTYPES[dtype], report)
     check_kernels(rule, device, DTYPES[dtype])
     model = HybridModel(
         config,
@@ -170,7 +172,7 @@ def boot(settings: EngineSettings, report: Report, overrides: BootOverrides = NO
         dtype=DTYPES[dtype],
         batch_invariant=settings.batch_invariant,
         quantization=settings.quantization,
-        adapters=make_bank(settings.lora_places, settings.max_lora_rank, device, DTYPES[dtype]),
+        adapters=make_bank(settings, device, DTYPES[dtype]),
     )
     second = None if draft_model is None else draft_model.load(config, settings, device, report)
     adapters = load_at_start(model.adapters, settings.lora_paths, report)
@@ -233,7 +235,7 @@ def boot(settings: EngineSettings, report: Report, overrides: BootOverrides = NO
         pace=_pace(settings, limits, device),
         attention_ratio=attention_ratio(config),
         pin_share=settings.pin_share if settings.prefix_caching else 0.0,
-        speculation=None if drafts is None else Speculation(drafts, runner.prepare_absorption),
+        speculation=None if drafts is None else _speculation(drafts, runner, stream),
     )
     if follower is not None:
         core.scheduler.on_leave.append(follower.lanes.release)
@@ -340,6 +342,12 @@ def _drafts(
         return DraftSwitch(head if is_only else AutoDrafts(settings.speculative_tokens, rows, head))
     source = NgramDrafts(settings.speculative_tokens, rows, always=settings.speculation == "ngram")
     return DraftSwitch(source)
+
+
+def _speculation(drafts: DraftSwitch, runner: ModelRunner, stream: ForwardStream) -> Speculation:
+    """Return what the core needs of drafts: steps in its own thread are timed by that thread's work."""
+    clock = work_clock() if isinstance(stream, InlineStream) else None
+    return Speculation(drafts, runner.prepare_absorption, clock)
 
 
 def _lanes(limits: SchedulerLimits, drafts: DraftSource | None, rule: ReplayRule | None) -> int:
@@ -546,7 +554,8 @@ def _audits(
         bounds=Precision(
             dtype,
             plan.state_dtype,
-            int8=settings.quantization == "int8" or (device.type == "cpu" and _stores_integers(config)),
+            int8=settings.quantization in ("int8", "fp8")
+            or (device.type == "cpu" and _stores_integers(config)),
             experts=config.moe is not None,
             batch_invariant=settings.batch_invariant and device.type == "cpu",
         ).bounds,

@@ -117,3 +117,76 @@ def merged_checkpoint(checkpoint: Path, adapter: Path, directory: Path) -> Path:
         tensors[f"{name}.weight"] = (weight.double() + change).to(weight.dtype)
     save_file(tensors, file, {"format": "pt"})
     return directory
+
+
+def write_expert_adapter(
+    directory: Path,
+    model: torch.nn.Module,
+    *,
+    form: str,
+    seed: int,
+    names: tuple[str, ...] = ("gate_proj", "up_proj", "down_proj"),
+    rank: int = 4,
+    size: float = 0.3,
+) -> dict[str, torch.Tensor]:
+    """Write an adapter of all experts of a transformers model; return the change of each stacked parameter.
+
+    form: "each", with modules for each expert, whose last parts are `names`, the last projection last;
+    "stacked", as PEFT writes the adapter of such a parameter; "turned", the same by its first versions.
+    """
+    generator = torch.Generator().manual_seed(seed)
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator) * size
+
+    tensors, deltas = {}, {}
+    parameters = [(n, p) for n, p in model.named_parameters() if p.dim() == 3 and ".experts." in n]
+    for name, parameter in parameters:
+        module, _, own = name.rpartition(".")
+        experts, outputs, inputs = parameter.shape
+        is_last = own.startswith("down")
+        key = f"base_model.model.{module}"
+        if form == "each":
+            parts = names[-1:] if is_last else names[:-1]
+            deltas[name] = torch.zeros(experts, outputs, inputs, dtype=torch.float64)
+            for expert in range(experts):
+                for part, rows in zip(parts, deltas[name][expert].chunk(len(parts)), strict=True):
+                    first, second = random(rank, inputs), random(len(rows), rank)
+                    tensors[f"{key}.{expert}.{part}.lora_A.weight"] = first
+                    tensors[f"{key}.{expert}.{part}.lora_B.weight"] = second
+                    rows += 2 * (second.double() @ first.double())
+            continue
+        sides = (outputs, inputs) if form == "turned" else (inputs, outputs)
+        first, second = random(rank * experts, sides[0]), random(sides[1], rank * experts)
+        wrapped = key if is_last else f"{key}.base_layer"
+        tensors[f"{wrapped}.lora_A.weight"], tensors[f"{wrapped}.lora_B.weight"] = first, second
+        change = 2 * torch.einsum(
+            "ore,eri->eoi",
+            second.double().reshape(sides[1], rank, experts),
+            first.double().reshape(experts, rank, sides[0]),
+        )
+        deltas[name] = change.transpose(1, 2) if form == "turned" else change
+    config = {
+        "peft_type": "LORA", "r": rank, "lora_alpha": 2 * rank, "bias": "none", "use_rslora": False,
+        "target_modules": list(names) if form == "each" else [],
+        "target_parameters": None if form == "each" else ["experts.gate_up_proj", "experts.down_proj"],
+    }  # fmt: skip
+    directory.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, directory / "adapter_model.safetensors", {"format": "pt"})
+    (directory / "adapter_config.json").write_text(json.dumps(config, indent=2))
+    return deltas
+
+
+@contextlib.contextmanager
+def with_deltas(model: torch.nn.Module, deltas: dict[str, torch.Tensor]) -> Iterator[torch.nn.Module]:
+    """Add changes to the parameters of a transformers model while the context is open."""
+    before = {name: model.get_parameter(name).detach().clone() for name in deltas}
+    with torch.no_grad():
+        for name, delta in deltas.items():
+            model.get_parameter(name).copy_((before[name].double() + delta).to(before[name].dtype))
+    try:
+        yield model
+    finally:
+        with torch.no_grad():
+            for name, weight in before.items():
+                model.get_parameter(name).copy_(weight)

@@ -9,6 +9,8 @@ import torch
 
 from mamba_kernels.activate import Function
 from mamba_kernels.four_bit import Code
+from mamba_kernels.fp8 import Fp8Matrix
+from mamba_kernels.fp8.matrix import quantized
 from mamba_kernels.moe import Routing
 from mamba_kernels.sample import PenaltyCounts, SampleParameters
 from mamba_kernels.sample.noise import seed_words
@@ -60,6 +62,16 @@ def chunks(rows: int = 6, device: torch.device = CPU) -> ChunkPlan:
 def _four_bits() -> dict[str, Any]:
     matrix, _ = random_matrix(Code.INTEGER_ZEROS, 5, inputs=64, group=32, ordered=True)
     return {"x": numbers(3, 64), "matrix": matrix, "bias": numbers(5), "out": torch.zeros(3, 5)}
+
+
+def _fp8_norm() -> dict[str, Any]:
+    return {**_norm(), "dtype": WIDE, "groups": 1}
+
+
+def _fp8_product() -> dict[str, Any]:
+    rows, outputs = (quantized(numbers(count, 200), 2) for count in (3, 5))
+    matrix = Fp8Matrix(outputs.numbers, outputs.scales)
+    return {"rows": rows, "matrix": matrix, "bias": numbers(5), "dtype": WIDE}
 
 
 def _norm() -> dict[str, Any]:
@@ -180,6 +192,12 @@ _OF_THE_DELTA_RULE: dict[str, str | None] = {
 
 CALLS = {
     "rms_norm": OperatorCall(_norm, ("x", "weight"), {"x.0": "added", "x.1": "weight"}),
+    "fp8_norm": OperatorCall(_fp8_norm, ("x", "weight"), {"x.0": "added", "x.1": "weight"}),
+    "fp8_product": OperatorCall(
+        _fp8_product, ("rows.numbers", "numbers"),
+        {"rows.numbers.0": "scales", "matrix.numbers.0": "scales"},
+        dense_from={"rows.numbers": 0, "rows.scales": 0, "matrix.scales": 0},
+    ),
     "gated_norm": OperatorCall(_gated, ("y", "gate"), {"y.0": "gate", "y.1": "gate"}),
     "activate": OperatorCall(_activation, ("x", "factor"), {"x.0": "factor", "x.1": "factor"}),
     "route": OperatorCall(

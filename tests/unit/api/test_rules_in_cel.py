@@ -35,7 +35,7 @@ from mamba_api.v1alpha1 import (
     TieredStateCache,
 )
 from mamba_api.v1alpha1.base import ApiModel
-from mamba_api.v1alpha1.gateway_usage import Prices
+from mamba_api.v1alpha1.gateway_usage import ModelPrices, Prices, PricesByModel
 from mamba_api.v1alpha1.mamba_gateway import (
     LabelRequirement,
     MambaGatewaySpec,
@@ -215,12 +215,15 @@ ADAPTERS = st.lists(
     some(
         {
             "name": NAMES,
-            "uri": st.sampled_from(["hf://a/c", f"hf://a/c@{COMMIT}", "s3://bucket/c", "pvc://claim/c"]),
+            "uri": st.sampled_from(
+                ["hf://a/c", f"hf://a/c@{COMMIT}", "s3://bucket/c", "gs://bucket/c", "pvc://claim/c"]
+            ),
         }
     ),
     max_size=2,
     unique_by=lambda adapter: adapter["name"],
 )
+PRICED = dict.fromkeys(("deviceHour", "promptTokens", "resumedTokens", "outputTokens"), st.just(0))
 OBJECTS: dict[type[ApiModel], st.SearchStrategy[dict[str, Any]]] = {
     Scaling: SCALING,
     Limits: some({}, queueTimeout=TIMES, requestTimeout=TIMES, maxBodySize=SIZES),
@@ -233,7 +236,8 @@ OBJECTS: dict[type[ApiModel], st.SearchStrategy[dict[str, Any]]] = {
     Resources: some({}, gpus=COUNT, profile=st.just("a")),
     Model: some(
         {"uri": st.sampled_from(["hf://a/b", f"hf://a/b@{COMMIT}", "pvc://claim/hf://a/b", "builtin://x", "file:///hf://a/b",
-            "s3://bucket/a", f"s3://bucket/a?revision={COMMIT}", "oci://registry/a:v1"])},
+            "s3://bucket/a", f"s3://bucket/a?revision={COMMIT}", "gs://bucket/a", f"gs://bucket/a?revision={COMMIT}",
+            "oci://registry/a:v1"])},
         cache=st.sampled_from([{"size": "1Gi"}, {"claimName": "c"}]), tokenSecretRef=st.just({"name": "hub"}),
         secretRef=st.just({"name": "bucket"}), servedName=NAMES, adapters=ADAPTERS, maxAdapters=SMALL,
         maxAdapterRank=SMALL,
@@ -285,10 +289,12 @@ OBJECTS: dict[type[ApiModel], st.SearchStrategy[dict[str, Any]]] = {
             transport=st.sampled_from(["Sockets", "Nixl"]),
         ),
     ),
-    Prices: some(
-        {}, currency=st.just("EUR"),
-        **dict.fromkeys(("deviceHour", "promptTokens", "resumedTokens", "outputTokens"), st.just(0)),
+    Prices: some({}, currency=st.just("EUR"), **PRICED),
+    PricesByModel: some(
+        {}, currency=st.just("EUR"), **PRICED,
+        models=st.sampled_from([[], [{"model": "m", "deviceHour": 1}]]),
     ),
+    ModelPrices: some({"model": st.just("m")}, **PRICED),
     DiskCache: some({"size": SIZES}, storageClassName=st.just("ssd"), claimName=st.just("c")),
     TieredStateCache: some({}, prefixCaching=st.booleans(), hostMemory=SIZES, disk=st.just({"size": "1Gi"})),
     PoolStateCache: some({}, hostMemory=SIZES, trackInterval=SMALL),

@@ -9,6 +9,7 @@ import pytest
 from asgi import Asked, ask
 from eventually import until
 from mamba_edge.api_keys import KeyFile
+from mamba_edge.usage.prices import Prices
 from mamba_edge.usage.usage_sum import UsageFeed, UsageSum
 from mamba_server.api.metrics.usage_metrics import UsageMetrics
 from mamba_server.api.usage.usage_totals import MOST_ACCOUNTS, UsageTotals
@@ -58,6 +59,28 @@ async def test_a_stream_has_the_cost_once_in_its_last_usage(path: str) -> None:
     assert '"device_seconds":1.5' in text
     plain = (await answered(Api(), path, {}, stream=True)).body.decode()
     assert "engine_cost" not in plain
+
+
+@pytest.mark.parametrize("path", BODIES)
+async def test_the_cost_has_the_price_that_the_gateway_names(path: str) -> None:
+    prices = Prices("EUR", device_hour=3600.0, output_tokens=1e6)
+    [name, value] = [part.decode() for part in prices.header()]
+    headers = {"x-mambaserve-cost": "1", name: value}
+    whole = (await answered(Api(), path, headers)).json["usage"]["engine_cost"]
+    assert whole == {**IN_SECONDS, "cost": 1.5 + 4, "saved_cost": 0.25, "currency": "EUR"}
+    text = (await answered(Api(), path, headers, stream=True)).body.decode()
+    assert '"cost":5.5,"saved_cost":0.25,"currency":"EUR"' in text
+
+
+@pytest.mark.parametrize("value", [b"", b"EUR", b"euro device-hour=1", b"EUR device-hour=x", b"EUR hour=1"])
+def test_a_header_of_another_form_names_no_price(value: bytes) -> None:
+    prices = Prices.from_header(value)
+    assert prices is None or not prices.known
+
+
+def test_the_header_names_each_price() -> None:
+    prices = Prices("CHF", 2.5, 0.0, 1e-7, 1e9)
+    assert Prices.from_header(prices.header()[1]) == prices
 
 
 @pytest.mark.parametrize(("value", "wanted"), [("1", True), ("0", False)])

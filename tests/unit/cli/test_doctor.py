@@ -6,6 +6,7 @@ import resource
 import socket
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -16,6 +17,8 @@ import pytest
 import yaml
 
 from mamba_api.v1alpha1.schema import crd_yaml
+from mamba_cli.doctor import engine
+from mamba_cli.doctor.engine import Torch
 from prefork import FORK_SERVER
 from testcluster.control_plane import ControlPlane
 
@@ -110,6 +113,34 @@ def test_a_broken_torch_a_missing_compiler_low_limits_and_a_refused_token_are_na
     assert "ulimit" in findings["memory"]["cure"]
     assert findings["Hub"]["verdict"] == "broken"
     assert "HF_TOKEN" in findings["Hub"]["cure"]
+
+
+def test_a_torch_that_is_too_old_and_a_gpu_that_it_cannot_use_are_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    old = engine.torch(Torch("2.8.1+cpu", "", [], ""))
+    assert (old.verdict, old.cure) == ("broken", "pip install --upgrade 'torch>=2.9'")
+    declared = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
+    assert "torch>=2.9" in declared["optional-dependencies"]["server"]
+    for version in ("2.9.0", "2.15.0+cpu", "3.0.0a0"):
+        assert engine.torch(Torch(version, "13.2", [], "")).verdict == "ok"
+    monkeypatch.setattr(os.path, "exists", lambda path: path == "/dev/nvidia0")
+    blind = engine.gpu(Torch("2.15.0", "", [], ""))
+    assert (blind.verdict, "torch for CUDA" in blind.cure) == ("broken", True)
+    outdated = engine.gpu(Torch("2.15.0", "13.2", [], "the NVIDIA driver on your system is too old"))
+    assert "too old" in outdated.text
+    assert "nvidia-smi" in outdated.cure
+
+
+def test_a_place_for_compiled_kernels_that_cannot_be_written_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setattr("mamba_kernels.cpu.build.SHIPPED", tmp_path / "nothing-shipped")
+    monkeypatch.delenv("MAMBASERVE_KERNELS", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    finding = engine.kernels(Torch("2.15.0", "", [], ""))
+    assert (finding.verdict, "XDG_CACHE_HOME" in finding.cure) == ("warning", True)
 
 
 @pytest.mark.kube

@@ -73,6 +73,22 @@ def inside(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
     return run
 
 
+def test_a_quantization_is_planned_without_a_file_that_names_it(inside: Callable[..., Any]) -> None:
+    def weights(*flags: str) -> int:
+        shown = inside("known://nemotron-3-nano-30b-a3b", "--device-memory", "80Gi", *flags)
+        return int(shown["model"]["weightsBytes"])
+
+    plain = weights()
+    on_cpus = [weights("--gpus", "0", "--quantization", each) for each in ("none", "int8", "int4")]
+    assert on_cpus[0] == plain
+    assert on_cpus[1] / plain == pytest.approx(34 / 64, abs=0.001)
+    assert 18 / 64 < on_cpus[2] / plain < 0.3
+    for each in ("int8", "int4"):
+        refused = inside("builtin://tiny-recall", "--gpu", "H100", "--quantization", each)
+        assert f"quantization {each} is for engines without GPUs" in refused
+        assert "--gpus 0" in refused
+
+
 def test_a_model_is_planned_by_its_uri(inside: Callable[..., Any], nano: Path) -> None:
     shown = inside("builtin://tiny-recall")
     assert (shown["name"], shown["fits"]) == ("tiny-recall", True)

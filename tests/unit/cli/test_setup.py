@@ -1,4 +1,4 @@
-"""`scripts/setup` without uv: what pip says is kept, shown are lines that one reads."""
+"""`scripts/setup`: uv installs, pip where uv cannot; all they say is kept, shown are lines that one reads."""
 
 import os
 import shutil
@@ -12,6 +12,7 @@ ROOT = Path(__file__).parents[3]
 PIP = """#!/bin/bash
 case "$*" in
   -c*) exit 0;;
+  *requirements/uv.lock*) [ -z "$UV" ] || { echo "$UV" > .venv/bin/uv; chmod +x .venv/bin/uv; };;
   *--require-hashes*)
     for number in $(seq 60); do echo "Collecting package-$number==1"; echo "  Downloading it"; done
     echo "$FAILURE"; [ -z "$FAILURE" ] || exit 1
@@ -19,11 +20,17 @@ case "$*" in
 esac
 """
 
+UV = """#!/bin/bash
+echo "Downloading small (1.2MiB)"; echo "Downloading torch (514.2MiB)"
+echo "Installed 171 packages in 3.1s"; for number in $(seq 60); do echo " + package-$number==1"; done
+"""
+
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
     """Return a source tree whose Python has a stub pip, with no uv on the path."""
-    for name in ("scripts/setup", "scripts/install_hooks", "requirements/dev.lock", "pyproject.toml"):
+    locks = "requirements/dev.lock", "requirements/uv.lock"
+    for name in ("scripts/setup", "scripts/install_hooks", *locks, "pyproject.toml"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
     python = tmp_path / ".venv/bin/python"
@@ -33,7 +40,7 @@ def checkout(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def set_up(checkout: Path, failure: str = "") -> subprocess.CompletedProcess[str]:
+def set_up(checkout: Path, *, uv: str = "", failure: str = "") -> subprocess.CompletedProcess[str]:
     tools = checkout / "tools"
     tools.mkdir(exist_ok=True)
     for name in (
@@ -50,14 +57,34 @@ def set_up(checkout: Path, failure: str = "") -> subprocess.CompletedProcess[str
         "awk",
         "tail",
         "seq",
+        "chmod",
     ):
         if (found := shutil.which(name)) and not (tools / name).exists():
             (tools / name).symlink_to(found)
-    environment = {"PATH": str(tools), "PYTHON": str(checkout / ".venv/bin/python"), "FAILURE": failure}
+    python = str(checkout / ".venv/bin/python")
+    environment = {"PATH": str(tools), "PYTHON": python, "UV": uv, "FAILURE": failure}
     return subprocess.run(
         [str(tools / "bash"), str(checkout / "scripts/setup")],
         env={**environment, "LC_ALL": os.environ.get("LC_ALL", "C")}, capture_output=True, text=True,
     )  # fmt: skip
+
+
+def test_the_uv_that_pip_fetches_installs_everything(checkout: Path) -> None:
+    done = set_up(checkout, uv=UV, failure="pip is not asked for packages")
+    assert done.returncode == 0, done.stderr
+    lines = done.stderr.splitlines()
+    assert len(lines) < 10
+    assert "setup: Downloading torch (514.2MiB)" in lines
+    assert (checkout / ".venv/setup.log").read_text().count(" + package") == 120
+    assert (checkout / ".venv/.ready").is_file()
+
+
+def test_pip_installs_where_uv_cannot(checkout: Path) -> None:
+    done = set_up(checkout, uv="#!/bin/bash\necho 'error: no such index'; exit 2")
+    assert done.returncode == 0, done.stderr
+    assert "error: no such index" in done.stderr
+    assert "setup: 50 packages found" in done.stderr
+    assert (checkout / ".venv/.ready").is_file()
 
 
 def test_some_lines_of_progress_and_all_of_it_in_a_file(checkout: Path) -> None:

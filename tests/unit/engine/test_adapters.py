@@ -238,7 +238,7 @@ def expert(folder: Path) -> Path:
         (wrong_rank, "--max-lora-rank 9"),
         (wrong_model, "trained for another model"),
         (wrong_module, "mixer.conv1d, which is no projection"),
-        (expert, "adapters of experts"),
+        (expert, "start with --max-lora-expert-rank 4"),
     ],
 )
 def test_an_adapter_that_does_not_fit_is_refused_with_what_to_do(

@@ -1,10 +1,11 @@
-"""Engines that hold their matrices as int8 or as int4."""
+"""Engines that hold their matrices as int8, as int4 or as FP8."""
 
 import gc
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 import mamba_server
 from mamba_kernels.cpu.library import library
@@ -75,9 +76,20 @@ def test_matrices_of_four_bits_are_held_as_they_were_planned(tmp_path: Path) -> 
 def test_states_computed_with_other_matrices_are_never_taken_for_each_other() -> None:
     prints = [
         start(dtype="float32", quantization=each).core.cache.tree.fingerprint
-        for each in ("none", "int8", "int4")
+        for each in ("none", "int8", "int4", "fp8")
     ]
-    assert len(set(prints)) == 3
+    assert len(set(prints)) == 4
+
+
+def test_fp8_is_held_as_it_was_planned_and_computed_by_torch_on_a_cpu() -> None:
+    whole, small = (start(dtype="bfloat16", quantization=each) for each in ("none", "fp8"))
+    assert small.kernels.name == TORCH.name
+    assert 0.5 < small.plan.weights_bytes / whole.plan.weights_bytes < 0.75
+
+
+def test_fp8_and_batch_invariant_mode_are_refused_together() -> None:
+    with pytest.raises(ValidationError, match="fp8 and batch_invariant exclude each other"):
+        start(quantization="fp8", batch_invariant=True)
 
 
 @pytest.mark.parametrize("quantization", ["int8", "int4"])

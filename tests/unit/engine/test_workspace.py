@@ -17,6 +17,7 @@ from mamba_planner.arithmetic import WeightsSize
 from mamba_planner.memory import RUNTIME_BYTES
 from mamba_server.engine import boot as booting
 from mamba_server.engine.boot import NO_OVERRIDES, BootOverrides, Engine
+from mamba_server.model.checkpoint.tensor_source import Fp8Form
 from mamba_server.wire import AddRequest, SamplingParams
 from mamba_settings.engine_settings import EngineSettings
 from peak_memory import peak_bytes
@@ -61,6 +62,13 @@ class AnyWeights:
         return None
 
     def four_bits(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
+        return None
+
+    @property
+    def fp8_form(self) -> Fp8Form:
+        return ""
+
+    def fp8(self, name: str, shape: tuple[int, ...]) -> None:
         return None
 
     def take(

@@ -90,7 +90,11 @@ async def test_the_commands_of_the_readme_name_what_the_operator_makes(
             assert int(port) in [one["port"] for one in cluster.find("Service", name)["spec"]["ports"]]
     named = re.findall(r"kubectl (?:get|patch|wait|describe) mdep[ /](\S+)", readme)
     assert set(named) == names
-    served = {each.values[1].served_name for each in EXAMPLES if each.values[0] == file}
+    served = {
+        name
+        for one in (each.values[1] for each in EXAMPLES if each.values[0] == file)
+        for name in (one.served_name, *(adapter.name for adapter in one.spec.model.adapters))
+    }
     assert {*re.findall(r'"model": "([^"]+)"', readme)} <= served
 
 

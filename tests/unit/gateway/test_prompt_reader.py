@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -15,6 +16,7 @@ from mamba_gateway.prompts import prompt_reader
 from mamba_gateway.prompts.prompt_reader import (
     MAX_BODY_BYTES,
     MAX_PENDING,
+    NEW_TEXT_SECONDS,
     READ_SECONDS,
     PromptReader,
     prompt_of,
@@ -138,9 +140,9 @@ class Texts:
 
 
 class Reading:
-    def __init__(self, text: ModelText | None = MODEL_TEXT) -> None:
+    def __init__(self, text: ModelText | None = MODEL_TEXT, clock: Callable[[], float] = lambda: 0.0) -> None:
         self.metrics = GatewayMetrics(lambda: ())
-        self.reader = PromptReader(Texts(text), self.metrics)  # type: ignore[arg-type]
+        self.reader = PromptReader(Texts(text), self.metrics, clock=clock)  # type: ignore[arg-type]
 
     async def read(self, text: str = "x", model: str = "m") -> PromptPrefix | None:
         body = json.dumps({"prompt": text}).encode()
@@ -196,6 +198,38 @@ async def test_nobody_waits_for_a_prompt_longer_than_the_bound_and_few_at_a_time
     assert await asyncio.gather(*waiting) == [None] * MAX_PENDING
     assert loop.time() - begin == pytest.approx(READ_SECONDS)
     assert reading.outcomes() == {"busy": 1, "late": MAX_PENDING}
+
+
+async def test_a_prompt_that_takes_too_long_is_routed_by_its_beginning_and_its_next_turn_by_all() -> None:
+    now, step = 0.0, NEW_TEXT_SECONDS / 2
+
+    def clock() -> float:
+        nonlocal now
+        now += step
+        return now
+
+    reading = Reading(model_text(), clock)
+    contents = [f"message {number} " + "of some words " * 300 for number in range(20)]
+    body = chat(*contents)
+    beginning = await reading.reader.read(UpstreamRequest(CHAT, "", [], body, "m"))
+    await until(lambda: reading.reader.rests == 0)
+    step = 2 * NEW_TEXT_SECONDS  # no time for a piece that is not cached
+    whole = await reading.reader.read(UpstreamRequest(CHAT, "", [], body, "m"))
+    true = prompt_of(CHAT, body, MODEL_TEXT)
+    assert beginning is not None
+    assert whole is not None
+    assert true is not None
+    assert 0 < len(beginning.token_ids) < len(true.token_ids) / 5
+    assert beginning.token_ids.tolist() == true.token_ids[: len(beginning.token_ids)].tolist()
+    assert beginning.tokens == pytest.approx(true.tokens, rel=0.1)
+    assert beginning.home == whole.home
+    assert whole.token_ids.tolist() == true.token_ids.tolist()
+    assert reading.outcomes() == {"part": 1, "read": 1}
+
+
+def test_a_prompt_cut_at_its_beginning_is_not_routed_by_that_beginning() -> None:
+    body = chat("some words " * 300, "more words " * 300, truncate_prompt_tokens=50)
+    assert prompt_of(CHAT, body, model_text(), stop=lambda: True) is None
 
 
 def chat(*contents: str, **more: Any) -> bytes:

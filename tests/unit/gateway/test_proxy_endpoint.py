@@ -20,6 +20,7 @@ from mamba_api.openai import CompletionRequest
 from mamba_edge.api_keys import KeyFile
 from mamba_edge.app.validation import invalid
 from mamba_edge.errors import ApiError, InvalidRequest
+from mamba_edge.usage.prices import PRICES_HEADER, Prices
 from mamba_gateway.body_fields import routing_fields
 from mamba_gateway.errors import NoEndpoint, UpstreamLost
 from mamba_gateway.relay.answer import ResponseTruncated
@@ -299,6 +300,20 @@ async def test_engines_are_shown_the_gateway_s_own_key(tmp_path: Path) -> None:
         value for call in harness.relay.calls for name, value in call.headers if name == b"authorization"
     ]
     assert shown == [b"Bearer gateway-key", b"Bearer next-key"]
+
+
+async def test_an_engine_is_told_the_prices_of_the_gateway_and_never_those_of_a_client() -> None:
+    forged, asks = ("X-Mambaserve-Prices", "EUR device-hour=0.0"), ("X-Mambaserve-Cost", "1")
+    priced = ProxyHarness(prices=Prices("CHF", device_hour=2.0).with_models(["m:output-tokens=0.5"]))
+    for headers in ([forged], [forged, asks]):
+        assert (await priced.ask(headers=headers).done()).status == 200
+    free = ProxyHarness()
+    assert (await free.ask(headers=[forged, asks]).done()).status == 200
+    shown = [
+        [value for name, value in call.headers if name.lower() == PRICES_HEADER]
+        for call in (*priced.relay.calls, *free.relay.calls)
+    ]
+    assert shown == [[], [b"CHF output-tokens=0.5"], []]
 
 
 async def test_no_trace_is_made_up_by_a_gateway_that_records_none() -> None:

@@ -58,7 +58,8 @@ class Shadowed:
 
     async def ended(self, outcome: str, count: int = 1) -> None:
         await until(
-            lambda: self.gateway.count("shadow_copies_total", deployment="", outcome=outcome) == count
+            lambda: self.gateway.count("shadow_copies_total", deployment="", outcome=outcome) == count,
+            longest_pause=1.0,
         )
 
     def counted(self) -> dict[str, float]:

@@ -10,9 +10,10 @@ from starlette.requests import Request
 
 from mamba_edge.errors import InvalidRequest
 from mamba_edge.exchange.request_context import CONTEXT
+from mamba_edge.usage.prices import Prices
 from mamba_edge.usage.usage_sum import UsageEntry, UsageFeed, UsageSum
 from mamba_gateway.errors import LedgerAway
-from mamba_gateway.prices import Prices
+from mamba_gateway.settings import GatewaySettings
 from mamba_gateway.usage.ledger_store import LedgerStore, MemoryLedger, UsageFileError
 from mamba_gateway.usage.redis_ledger import RedisLedger
 from mamba_gateway.usage.usage_ledger import MOST_SERIES, UsageLedger
@@ -70,6 +71,44 @@ async def test_days_models_and_adapters_are_lines_of_their_own_and_the_oldest_da
     assert (await lines(one, by="key", since=YESTERDAY, until=YESTERDAY))["alice"]["prompt_tokens"] == 10
     await one.take(feed(entry("alice", 9, 1, 1, day="2026-11-30")))
     assert YESTERDAY not in await lines(one, by="day", since=YESTERDAY)
+
+
+async def test_a_model_with_prices_of_its_own_costs_those_alone_in_every_grouping() -> None:
+    prices = Prices(currency="EUR", device_hour=3.0).with_models(["org/a:b:output-tokens=10,prompt-tokens=0"])
+    one = ledger(MemoryLedger(30), prices=prices)
+    million = 10**6
+    await one.take(feed(entry("alice", 1, 1, million, 0, million, HOUR), model="org/a:b"))
+    await one.take(feed(entry("alice", 1, 1, million, 0, million, HOUR), engine="two", model="other"))
+    models = await lines(one, by="model")
+    assert {name: line["cost"] for name, line in models.items()} == {"org/a:b": 10, "other": 3, "total": 13}
+    assert (await lines(one, by="key"))["alice"]["cost"] == 13
+    assert (await lines(one, by="day"))[TODAY]["cost"] == 13
+    costs = {
+        sample.labels["model"]: sample.value
+        for family in one.collect()
+        for sample in family.samples
+        if sample.name == "mambaserve_gateway_usage_cost_total"
+    }
+    assert costs == {"org/a:b": 10, "other": 3}
+    only = ledger(MemoryLedger(30), prices=Prices().with_models(["m:device-hour=1"]))
+    await only.take(feed(entry("bob", 1, 1, 0, 0, 0, HOUR), entry("carol", 2, 1)))
+    assert (await lines(only))["bob"]["cost"] == 1
+
+
+@pytest.mark.parametrize(
+    ("prices", "words"),
+    [
+        (["device-hour=1"], "begins with no name"),
+        (["m:hour=1"], "these have: device-hour"),
+        (["m:device-hour=-1"], "no price from 0"),
+        (["m:device-hour=nan"], "no price from 0"),
+        (["m:device-hour="], "no price from 0"),
+        (["m:device-hour=1", "m:output-tokens=1"], "has prices already"),
+    ],
+)
+def test_prices_of_a_model_that_cannot_be_are_refused(prices: list[str], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        GatewaySettings(backend=("http://e:1",), model_price=prices)
 
 
 @pytest.mark.parametrize(

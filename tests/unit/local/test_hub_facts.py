@@ -42,6 +42,12 @@ def test_without_an_index_the_weights_follow_from_the_parameters(hub: Hub) -> No
     assert facts().size is None
 
 
+def test_bytes_of_an_index_are_no_number_of_fp8_weights(hub: Hub) -> None:
+    section = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    hub.files["config.json"] = json.dumps({**json.loads(CONFIG), "quantization_config": section}).encode()
+    assert facts().size is None
+
+
 @pytest.mark.parametrize("indexed", [False, True])
 def test_each_file_is_asked_for_once_but_an_index_that_is_there(hub: Hub, indexed: bool) -> None:
     if not indexed:

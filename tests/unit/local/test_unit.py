@@ -173,17 +173,38 @@ def test_the_ledger_here_has_the_days_and_prices_of_the_spec_and_no_readers(
         variables = of.commands()[of.gateway].environment
         start = "MAMBASERVE_"
         told = {name.removeprefix(start).lower(): value for name, value in variables.items()}
-        return {name: told[name] for name in told if name.startswith(("usage_days", "usage_r", "price_"))}
+        return {
+            name: told[name]
+            for name in told
+            if name.startswith(("usage_days", "usage_r", "price_", "model_p"))
+        }
 
     prices = {"currency": "EUR", "deviceHour": 2.5}
-    told = {"price_currency": "EUR", "price_device_hour": "2.5"}
+    said = {"price_currency": "EUR", "price_device_hour": "2.5"}
     priced = unit("one", retentionDays=30, readers=["finance"], prices=prices)
-    assert ledger(priced) == {"usage_days": "30", **told}
+    assert ledger(priced) == {"usage_days": "30", **said}
     place: dict[str, Any] = {"host": "127.0.0.1", "port": 1, "directory": tmp_path}
-    [shared, _] = behind_one_address([priced, unit("two", retentionDays=400)], **place)
-    assert ledger(shared) == {"usage_days": "400", **told}
-    with pytest.raises(InvalidInput, match="one set of prices"):
+    other = unit("two", retentionDays=400, prices={"currency": "EUR", "outputTokens": 1})
+    [shared, *_] = behind_one_address([priced, other, unit("free")], **place)
+    assert ledger(shared) == {
+        "usage_days": "400", "price_currency": "EUR",
+        "model_price": "one:device-hour=2.5\ntwo:output-tokens=1.0",
+    }  # fmt: skip
+    with pytest.raises(InvalidInput, match="EUR and USD"):
         behind_one_address([priced, unit("two", prices={"deviceHour": 3})], **place)
+
+
+def test_one_name_at_two_prices_is_refused_at_one_address(planned: MemoryPlan, tmp_path: Path) -> None:
+    def unit(name: str, price: float) -> Unit:
+        gateway = {"usage": {"prices": {"deviceHour": price}}}
+        spec = deployment(gateway=gateway, model={"uri": "file:///m", "servedName": "same"})
+        metadata = spec.metadata.model_copy(update={"name": name})
+        return unit_for(spec.model_copy(update={"metadata": metadata}), planned, tmp_path)
+
+    place: dict[str, Any] = {"host": "127.0.0.1", "port": 1, "directory": tmp_path}
+    with pytest.raises(InvalidInput, match="serve same at different prices"):
+        behind_one_address([unit("one", 1), unit("two", 2)], **place)
+    assert behind_one_address([unit("one", 1), unit("two", 1)], **place)
 
 
 def test_the_redis_of_the_spec_is_told_to_both_children(planned: MemoryPlan, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from mamba_server.model.adapters.adapter_files import AdapterWeights
+from mamba_server.model.adapters.adapter_files import AdapterWeights, StackedLowRank
 from mamba_server.model.checkpoint.errors import AdapterError
 from testmodels.adapters import write_adapter
 
@@ -52,7 +52,7 @@ def test_the_scale_is_that_of_ranks_and_alphas_of_the_module(
         {"use_dora": True}, {"modules_to_save": ["lm_head"]}, {"bias": "all"}, {"fan_in_fan_out": True},
         {"lora_bias": True}, {"peft_type": "LOHA"}, {"layer_replication": [[0, 4]]},
         {"trainable_token_indices": [1]}, {"init_lora_weights": "pissa"}, {"a_new_field": {"x": 1}},
-        {"target_parameters": ["experts.gate_up_proj"]}, {"r": 0}, {"target_modules": []},
+        {"target_parameters": "experts.gate_up_proj"}, {"r": 0}, {"target_modules": []},
     ],
     ids=lambda fields: next(iter(fields)),
 )  # fmt: skip
@@ -105,3 +105,16 @@ def test_missing_damaged_and_contradicting_files_are_named(tmp_path: Path) -> No
     file.rename(tmp_path / "adapter_model.bin")
     with pytest.raises(AdapterError, match="safe_serialization"):
         AdapterWeights.read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("shape", "experts", "words"),
+    [((8, 8), 3, "is square"), ((8, 6), 4, "is for 3 experts, and the model has 4")],
+)
+def test_a_change_of_all_experts_that_cannot_be_told_apart_or_counted_is_refused(
+    shape: tuple[int, int], experts: int, words: str
+) -> None:
+    outputs, inputs = shape
+    change = StackedLowRank(torch.zeros(3 * 2, inputs), torch.zeros(outputs, 2 * 3), 2)
+    with pytest.raises(AdapterError, match=words):
+        change.split("experts.down_proj", experts, shape)

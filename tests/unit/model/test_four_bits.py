@@ -14,7 +14,10 @@ import torch
 from mamba_kernels.dispatch.backend import TRITON, Backend
 from mamba_kernels.dispatch.operators import REFERENCE
 from mamba_kernels.four_bit import FourBitMatrix
+from mamba_kernels.fp8 import Fp8Matrix
 from mamba_planner.families.registry import load_model_config
+from mamba_server.model.adapters.adapter_bank import AdapterBank
+from mamba_server.model.checkpoint.errors import UnsupportedModel
 from mamba_server.model.checkpoint.weight_files import weights_size
 from mamba_server.model.checkpoint.weights import Weights
 from mamba_server.model.layers.hybrid import HybridModel
@@ -48,10 +51,12 @@ def sparse(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )  # fmt: skip
 
 
-def load(directory: Path, dtype: torch.dtype, quantization: str = "none") -> HybridModel:
+def load(
+    directory: Path, dtype: torch.dtype, quantization: str = "none", adapters: AdapterBank | None = None
+) -> HybridModel:
     return HybridModel(
         load_model_config(directory), Weights(directory), device=CPU, dtype=dtype,
-        quantization=quantization, backend=Backend(TRITON, REFERENCE),
+        quantization=quantization, backend=Backend(TRITON, REFERENCE), adapters=adapters,
     )  # fmt: skip
 
 
@@ -143,3 +148,49 @@ def test_fitted_matrices_are_near_the_weights_and_as_large_as_planned(sparse: Pa
     exact = logits(load(sparse, torch.float64))
     far = (logits(model) - exact).square().mean().sqrt() / exact.std()
     assert 1e-3 < far < 0.4
+
+
+@pytest.mark.parametrize(
+    ("name", "quantization", "form"), [("nvfp4", "fp8", Fp8Matrix), ("fp8", "int4", FourBitMatrix)]
+)
+def test_a_checkpoint_takes_another_form_if_that_is_asked_for(
+    dense: Path, tmp_path: Path, name: str, quantization: str, form: type[Fp8Matrix | FourBitMatrix]
+) -> None:
+    made = rewrite(dense, tmp_path / "made", METHODS[name])
+    gc.collect()
+    before = [each for each in gc.get_objects() if isinstance(each, Fp8Matrix | FourBitMatrix)]
+    model = load(made, torch.float32, quantization)
+    size = weights_size(made)
+    assert size is not None
+    gc.collect()
+    own = [
+        each
+        for each in gc.get_objects()
+        if isinstance(each, Fp8Matrix | FourBitMatrix) and not any(each is other for other in before)
+    ]
+    assert {type(each) for each in own} == {form}
+    planned = size.loaded(model.config, "float32", quantization)
+    assert sum(4 * prod(each.shape) - each.nbytes for each in own) == 4 * size.elements - planned
+    exact = logits(load(made / "plain", torch.float64))
+    far = (logits(model) - exact).square().mean().sqrt() / exact.std()
+    assert 1e-3 < far < 0.4
+
+
+@pytest.mark.parametrize(
+    ("quantization", "says"),
+    [("fp8", "experts in FP8 .* or --quantization fp8"), ("int4", "four bits .* or --quantization int4")],
+)
+def test_experts_of_fewer_bits_refuse_places_for_adapters(sparse: Path, quantization: str, says: str) -> None:
+    bank = AdapterBank(1, 2, CPU, torch.float32, expert_rank=2)
+    with pytest.raises(UnsupportedModel, match=says):
+        load(sparse, torch.float32, quantization, bank)
+
+
+def test_experts_that_a_checkpoint_stores_in_four_bits_refuse_places_for_adapters(
+    sparse: Path, tmp_path: Path
+) -> None:
+    made = rewrite(sparse, tmp_path / "made", METHODS["mxfp4"], keep=lambda name: name.endswith(("_b", "_a")))
+    bank = AdapterBank(1, 2, CPU, torch.float32, expert_rank=2)
+    with pytest.raises(UnsupportedModel, match="serve a checkpoint whose experts are bfloat16"):
+        load(made, torch.float32, "none", bank)
+    assert load(made, torch.float32, "none", AdapterBank(1, 2, CPU, torch.float32)).blocks

@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 import torch
 
+from forced_instructions import FEWER_INSTRUCTIONS, forced_instructions
 from gate_cases import LARGE
-from mamba_kernels.cpu.library import library
-from mamba_kernels.kernel_choice import VARIABLE, UnknownKernels
 from mamba_planner.families.registry import load_model_config
 from mamba_server.model.layers.hybrid import HybridModel
 from testmodels.batches import Driver, Run, Sequence, poisoned_views
@@ -436,25 +435,13 @@ OF_EACH_FAMILY = tuple(FAMILIES) if LARGE else (
     "Zamba2, two shared blocks", "Kimi-Linear, experts behind a dense layer",
     "Mamba2 alone, tied, float32 stream",
 )  # fmt: skip
-FEWER_INSTRUCTIONS = ("avx2", "avx512")
-"""Instruction sets that are forced; `test_prefill_and_greedy_decode…` has what this processor is best at."""
 
 
 @pytest.fixture
-def forced(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Compute with one instruction set alone, as a process does that is told so."""
-    monkeypatch.setenv(VARIABLE, request.param)
-    library.cache_clear()
-    try:
-        if library() is None:
-            pytest.skip("there is no compiler here")
-        yield request.param
-    except UnknownKernels as why:
-        pytest.skip(str(why))
-    finally:
-        monkeypatch.undo()
-        library.cache_clear()
-        library()
+def forced(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Compute with one instruction set; `test_prefill_and_greedy_decode…` has what this CPU is best at."""
+    with forced_instructions(request.param) as name:
+        yield name
 
 
 @pytest.mark.slow

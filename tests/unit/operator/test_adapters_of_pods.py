@@ -8,6 +8,7 @@ import pytest
 
 from mamba_api.v1alpha1 import MambaDeployment
 from mamba_operator.conditions.status import summarize
+from mamba_operator.model.model_cache import commits_in_use
 from mamba_operator.objects.manifest import Manifest
 from mamba_operator.objects.pod_trouble import trouble
 from mamba_operator.render import render
@@ -71,6 +72,14 @@ def test_no_copy_of_an_adapter_that_engines_read_makes_room_for_another() -> Non
     assert {COMMIT, PIN} <= set(kept.split())
 
 
+def test_copies_stay_that_engines_read_by_their_settings() -> None:
+    of = cached(model={"adapters": [SQL]})
+    data = {"engine.json": json.dumps({"lora": [f"sql=hf://org/sql@{PIN}", "x=/a/folder"]})}
+    config = {"kind": "ConfigMap", "metadata": {"name": "nano-engine"}, "data": data}
+    context = Context(MambaDeployment.model_validate({k: v for k, v in of.items() if k != "status"}), 1, None)
+    assert commits_in_use(context, snapshot(of, [config])) == {PIN}
+
+
 def test_a_rename_downloads_nothing_again_and_a_model_without_adapters_is_loaded_as_before() -> None:
     def job_name(adapters: list[dict[str, str]]) -> str:
         of = cached(model={"adapters": adapters})
@@ -81,7 +90,7 @@ def test_a_rename_downloads_nothing_again_and_a_model_without_adapters_is_loaded
     assert job_name([SQL]) != job_name([]) == job_name([FRENCH])
 
 
-@pytest.mark.parametrize(("most", "places"), [(None, 3), (8, 8)])
+@pytest.mark.parametrize(("most", "places"), [(None, 4), (8, 8), (2, 2)])
 def test_the_plan_counts_the_places_of_adapters_to_the_byte(most: int | None, places: int) -> None:
     model: dict[str, Any] = {"uri": "hf://org/model", "config": nano_config(), "adapters": [SQL, FRENCH]}
     model |= {"maxAdapterRank": 32, **({"maxAdapters": most} if most else {})}

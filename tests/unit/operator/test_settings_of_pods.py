@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from mamba_api import names
 from mamba_api.quantity import Duration, Quantity
+from mamba_edge.usage.prices import Prices
 from mamba_gateway.key_limits import KeyLimits
-from mamba_gateway.prices import Prices
 from mamba_gateway.settings import GatewaySettings
 from mamba_operator.objects.manifest import Manifest
 from mamba_operator.render.context import number

@@ -7,10 +7,11 @@ import pytest
 
 from fake_cluster import FakeCluster
 from mamba_api.v1alpha1.mamba_gateway import MambaGateway
+from mamba_edge.usage.prices import Prices
+from mamba_edge.usage.usage_sum import UsageSum
 from mamba_gateway.errors import ModelForbidden
 from mamba_gateway.models.model_table import ModelTable
 from mamba_gateway.models.models_file import ModelsFile, model_settings
-from mamba_gateway.prices import Prices
 from mamba_gateway.settings import GatewaySettings
 from mamba_operator.gateway_reconcile import GatewayReconciler
 from mamba_operator.objects.errors import NameTaken
@@ -222,6 +223,20 @@ def test_the_ledger_of_the_address_has_its_own_days_readers_and_prices() -> None
     assert (told.usage_days, told.usage_reader) == (7, ("finance",))
     assert told.prices == Prices("EUR", output_tokens=0.6)
     assert "price_" not in made["ConfigMap"]["data"]["models.json"]
+
+
+def test_models_at_one_address_have_prices_of_their_own() -> None:
+    every = {"deviceHour": 2.5, "promptTokens": 0.25, "resumedTokens": 0, "outputTokens": 1e-7}
+    prices = {"currency": "EUR", "models": [{"model": "org/a b:c", **every}, {"model": "m", "deviceHour": 1}]}
+    made = children(planned(gateway(usage={"prices": prices}), served("chat")))
+    [container] = made["Deployment"]["spec"]["template"]["spec"]["containers"]
+    variables = {each["name"].removeprefix("MAMBASERVE_").lower(): each["value"] for each in container["env"]}
+    ledger = {name: value for name, value in variables.items() if name.startswith(("model_price", "price_"))}
+    told = GatewaySettings(models_file="m", **ledger).prices
+    assert not Prices(told.currency, told.device_hour).known
+    assert told.of("org/a b:c") == Prices("EUR", 2.5, 0.25, 0.0, 1e-7)
+    assert told.of("m") == Prices("EUR", 1.0)
+    assert told.of("another").cost(UsageSum(1, 10**6, 0, 10**6, 10**15)) == 0
 
 
 def test_the_redis_of_the_address_is_no_prefix_index_of_models_that_publish_none(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from mamba_operator.objects.manifest import Manifest, ref
 from mamba_operator.observation.placement import Node
 from mamba_operator.plan import make_plan
 from mamba_operator.render.live_settings import RejectedUpdate, SettingsUpdate
+from mamba_operator.rollout.adapter_outcome import AdapterOutcome, AdapterUpdate
 from mamba_operator.workload.measured_workload import MeasuredWorkload
 from model_configs import unserved_config
 from model_loads import loaded, loading, with_status
@@ -77,6 +78,17 @@ def told(*, answers: bool) -> Status:
         rejected_updates=(RejectedUpdate(tune, "needs 12 slots", final=answers),),
     )
     status = summarize(snapshot(OF, children), plan, (), now=NOW)
+    assert status is not None
+    return status
+
+
+def given_adapters(outcome: AdapterOutcome | None) -> Status:
+    """Return the status while an engine is given other adapters; None = it has not answered yet."""
+    children = running(applied(OF))
+    update = AdapterUpdate("nano-engine-1", "run", "10.0.0.1", "hash", {"sql": "hf://org/sql"})
+    outcomes = {"run": outcome} if outcome is not None else {}
+    plan = replace(planned(OF, children), adapter_updates=(update,))
+    status = summarize(snapshot(OF, children, adapter_outcomes=outcomes), plan, (), now=NOW)
     assert status is not None
     return status
 
@@ -382,6 +394,14 @@ TABLE: list[tuple[str, Status, dict[str, tuple[str, str]]]] = [
     ("an engine refuses another strategy", told(answers=True), {
         "Progressing": ("True", "SwitchingStrategy"), "Degraded": ("True", "StrategyRefused"),
         "UpToDate": ("False", "SwitchingStrategy"), "Ready": ("True", "Serving")}),
+    *((f"an engine {words}", given_adapters(outcome), {
+        "Progressing": ("True", "SwitchingAdapters"), "UpToDate": ("False", "SwitchingAdapters"),
+        "Degraded": degraded, "Ready": ("True", "Serving")}) for words, outcome, degraded in (
+            ("loads adapters", None, ("False", "AsExpected")),
+            ("serves adapters that are not written yet", AdapterOutcome("hash"), ("False", "AsExpected")),
+            ("was given other adapters", AdapterOutcome("old", "no", True), ("False", "AsExpected")),
+            ("has no place yet", AdapterOutcome("hash", "no place"), ("False", "AsExpected")),
+            ("refuses an adapter", AdapterOutcome("hash", "no", True), ("True", "AdapterNotLoaded")))),
     ("the node of an engine is gone", status_of(OF, running(applied(OF), engines=0), pods=(
         pod(conditions=[{"type": "Ready", "status": "False"}, {"type": "ContainersReady", "status": "True"}]),
     )), {

@@ -232,6 +232,8 @@ def test_a_directory_in_the_place_of_the_file_is_named(tmp_path: Path) -> None:
         ("qwen3.5-0.8b", {"rope_parameters": {"full_attention": {"rope_type": "yarn"}}}, "rope_parameters"),
         ("qwen3.5-0.8b", {"rope_scaling": {"type": "yarn", "factor": 0.5}}, "factor"),
         ("qwen3-next-80b-a3b", {"sliding_window": 4096}, "sliding_window"),
+        ("granite-4.0-h-small", {"sliding_window": 4096}, "sliding_window"),
+        ("kimi-linear-48b-a3b", {"sliding_window": 4096}, "sliding_window"),
         ("falcon-h1-7b", {"rope_scaling": {"rope_type": "longrope", "short_factor": [0.0]}}, "short_factor"),
         ("qwen3.6-27b", {"output_gate_type": "sigmoid"}, "output_gate_type"),
         ("qwen3.6-27b", {"linear_num_key_heads": 5}, "linear_num_key_heads"),

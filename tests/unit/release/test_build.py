@@ -26,7 +26,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def dist(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("dist")
-    assert build.build(project, folder) == "0.1.0"
+    assert build.build(project, folder, library=False) == "0.1.0"
     return folder
 
 
@@ -62,7 +62,7 @@ def test_another_clone_elsewhere_gives_the_same_bytes(project: Path, dist: Path,
     (tmp_path / "dist" / build.SUMS).write_text("0  mambaserve-0.0.9.tgz\n")
     (tmp_path / "dist/mambaserve-0.0.9.tgz").write_text("an earlier release")
     (tmp_path / "dist/site.html").write_text("no file of a release")
-    build.build(clone, tmp_path / "dist")
+    build.build(clone, tmp_path / "dist", library=False)
     assert (tmp_path / "dist" / build.SUMS).read_text() == (dist / build.SUMS).read_text()
     assert not (tmp_path / "dist/mambaserve-0.0.9.tgz").exists()
     assert (tmp_path / "dist/site.html").exists()
@@ -75,7 +75,7 @@ def test_a_commit_after_the_tag_is_a_development_version_everywhere(project: Pat
     (clone / "libs/mamba_api/new.py").write_text('"""A file that was not committed."""\n')
     (clone / "libs/mamba_api/cache.pyc").write_text("a file that git ignores")
     (clone / ".git/info/exclude").write_text("*.pyc\n")
-    version = build.build(clone, tmp_path / "dist")
+    version = build.build(clone, tmp_path / "dist", library=False)
     assert version.startswith("0.1.1.dev0+g")
     assert version.endswith(".changed")
     [wheel] = (tmp_path / "dist").glob("*.whl")
@@ -121,7 +121,7 @@ def test_a_failed_build_leaves_the_release_before_it(project: Path, dist: Path, 
     (tmp_path / "clone/README.md").unlink()
     before = {path.name: path.read_bytes() for path in dist.iterdir()}
     with pytest.raises(CannotRelease, match="README"):
-        build.build(tmp_path / "clone", dist)
+        build.build(tmp_path / "clone", dist, library=False)
     assert {path.name: path.read_bytes() for path in dist.iterdir()} == before
 
 

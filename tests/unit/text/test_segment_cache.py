@@ -7,13 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken
 
-from mamba_text.segment_cache import SegmentCache
-from mamba_text.tokenizer import Tokenizer
+from mamba_text.segment_cache import NO_IDS, PIECE_BYTES, EncodedText, SegmentCache
+from mamba_text.tokenizer import BATCH_FROM_CHARS, Tokenizer
 from tiny_model import byte_level_tokenizer
 
 TOKENIZER = Tokenizer(byte_level_tokenizer(), {"bos_token": "<s>"})
 SPECIAL = [token.content for token in TOKENIZER.rust.get_added_tokens_decoder().values()]
-CACHE = SegmentCache(TOKENIZER, most_chars=2000)
+CACHE = SegmentCache(TOKENIZER, most_bytes=9000)
 TEXTS = st.lists(
     st.sampled_from([*SPECIAL, *(s[:-1] for s in SPECIAL), " ", "\n", "word ", "x" * 70])
     | st.text(max_size=9),
@@ -24,8 +24,10 @@ TEXTS = st.lists(
 @settings(max_examples=150)
 @given(TEXTS)
 def test_the_ids_are_those_of_the_whole_text(text: str) -> None:
-    assert CACHE.encode(text) == TOKENIZER.encoding(text).ids
-    assert CACHE.chars <= 2000
+    encoded = CACHE.encode(text)
+    assert encoded.token_ids.tolist() == TOKENIZER.encoding(text).ids
+    assert encoded.chars == len(text)
+    assert CACHE.held_bytes <= 9000
 
 
 def turns(count: int) -> str:
@@ -34,25 +36,41 @@ def turns(count: int) -> str:
 
 def test_of_a_conversation_only_what_is_new_is_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
     cache, encoded = SegmentCache(TOKENIZER), list[str]()
-    encoding = TOKENIZER.encoding
+    token_ids = TOKENIZER.token_ids
     cache.encode(turns(20))
 
     def counting(text: str) -> Any:
         encoded.append(text)
-        return encoding(text)
+        return token_ids(text)
 
-    monkeypatch.setattr(TOKENIZER, "encoding", counting)
-    assert cache.encode(turns(21)) == encoding(turns(21)).ids
-    assert [text for text in encoded if len(text) > 20] == [
-        turns(21).removeprefix(turns(20))[: -len("<|im_end|>\n")]
-    ]
+    monkeypatch.setattr(TOKENIZER, "token_ids", counting)
+    assert cache.encode(turns(21)).token_ids.tolist() == TOKENIZER.encoding(turns(21)).ids
+    assert encoded == [turns(21).removeprefix(turns(20))[: -len("<|im_end|>\n")]]
 
 
-def test_memory_is_bounded_by_characters() -> None:
-    cache = SegmentCache(TOKENIZER, most_chars=1000)
+def test_a_stopped_encoding_has_the_ids_of_all_that_is_cached_and_goes_on_later() -> None:
+    cache, whole = SegmentCache(TOKENIZER), turns(6)
+    assert cache.encode(whole, stop=lambda: True) == EncodedText(NO_IDS, 0)
+    known = turns(4)
+    cache.encode(known)
+    encoded = cache.encode(whole, stop=lambda: True)
+    assert known == whole[: encoded.chars]
+    assert encoded.token_ids.tolist() == TOKENIZER.encoding(known).ids
+    cache.encode(whole)
+    assert cache.encode(whole, stop=lambda: True).token_ids.tolist() == TOKENIZER.encoding(whole).ids
+
+
+@pytest.mark.parametrize("chars", [BATCH_FROM_CHARS - 1, BATCH_FROM_CHARS, 3000])
+def test_ids_without_offsets_are_those_with_them(chars: int) -> None:
+    text = ("plain words <|im_end|> \u2603" * 200)[:chars]
+    assert TOKENIZER.token_ids(text).tolist() == TOKENIZER.encoding(text).ids
+
+
+def test_memory_is_bounded() -> None:
+    cache = SegmentCache(TOKENIZER, most_bytes=9000)
     for _ in range(3):
         cache.encode(turns(50))
-        assert 0 < cache.chars <= 1000
+        assert 0 < cache.held_bytes <= 9000
 
 
 def test_a_tokenizer_whose_special_tokens_look_around_is_not_cut() -> None:
@@ -61,5 +79,5 @@ def test_a_tokenizer_whose_special_tokens_look_around_is_not_cut() -> None:
     tokenizer = Tokenizer(rust, {})
     text = "a  <strip>  b <|im_start|> " * 9
     cache = SegmentCache(tokenizer)
-    assert cache.encode(text) == tokenizer.encoding(text).ids
-    assert cache.chars == 0
+    assert cache.encode(text).token_ids.tolist() == tokenizer.encoding(text).ids
+    assert cache.held_bytes == PIECE_BYTES + 4 * len(tokenizer.encoding(text).ids)

@@ -108,6 +108,39 @@ class Followed {
   int64_t *before_, *left_;
 };
 
+// Keeps the hidden states of a step that later steps go on from. `left(row)`: a row of `kept`.
+template <typename Left>
+void keep_states(const DecodeStep& step, const char* hidden, Left left) {
+  const DraftHead& head = *step.head;
+  char* kept = static_cast<char*>(head.kept);
+  const int64_t bytes = bytes_of_norm(step.norm), page_size = head.step.blocks[0].attention.page_size;
+  const int32_t* key_rows = step.integers + kKeyRow * step.integers_stride;
+  for (int64_t row = 0; row < step.rows; ++row) {
+    const char* state = hidden + row * bytes;
+    std::memcpy(kept + left(row) * bytes, state, static_cast<size_t>(bytes));
+    const int64_t key_row = key_rows[row];
+    if (key_row % page_size < page_size - 1) continue;
+    char* tail = static_cast<char*>(head.tails) + key_row / page_size * head.tails_stride * (bytes / step.norm.width);
+    std::memcpy(tail, state, static_cast<size_t>(bytes));
+  }
+}
+
+// Leaves keys and values of zeros for the tokens of a step without drafts, and keeps their hidden states.
+void pass_over(const DecodeStep& step, const char* hidden) {
+  const PagedDecode& call = step.head->step.blocks[0].attention;
+  const int64_t width = call.kind == kFloat32 ? 4 : 2, bytes = width * call.kv_heads * call.head_dim;
+  char* pages = static_cast<char*>(const_cast<void*>(call.kv));
+  const int32_t* key_rows = step.integers + kKeyRow * step.integers_stride;
+  for (int64_t row = 0; row < step.rows; ++row) {
+    const int64_t page = key_rows[row] / call.page_size, offset = key_rows[row] % call.page_size;
+    char* key = pages + page * call.page_stride * width + offset * bytes;
+    std::memset(key, 0, static_cast<size_t>(bytes));
+    std::memset(key + call.value_offset * width, 0, static_cast<size_t>(bytes));
+  }
+  const int32_t* table_row = step.integers + kTableRow * step.integers_stride;
+  keep_states(step, hidden, [&](int64_t row) { return table_row[row]; });
+}
+
 // Lets the head read the tokens of a step, whose normed hidden states are `hidden`: their keys and values, and the
 // hidden states that later steps go on from.
 void follow(const KernelTable& kernels, const DecodeStep& step, const int32_t* tokens, const char* hidden) {
@@ -120,21 +153,14 @@ void follow(const KernelTable& kernels, const DecodeStep& step, const int32_t* t
   own.rows = step.rows;
   HeadRows rows(kernels, head, own);
   const Followed places(step);
-  char* kept = static_cast<char*>(head.kept);
-  const int64_t bytes = bytes_of_norm(step.norm), page_size = own.blocks[0].attention.page_size;
+  const char* kept = static_cast<const char*>(head.kept);
+  const int64_t bytes = bytes_of_norm(step.norm);
   rows.begin(tokens, [&](int64_t row) {
     const int64_t before = places.before(row);
     return before < 0 ? hidden + (-1 - before) * bytes : kept + before * bytes;
   });
   rows.rows().write_first_keys();
-  for (int64_t row = 0; row < step.rows; ++row) {
-    const char* state = hidden + row * bytes;
-    std::memcpy(kept + places.left(row) * bytes, state, static_cast<size_t>(bytes));
-    const int64_t key_row = rows.rows().field(kKeyRow)[row];
-    if (key_row % page_size < page_size - 1) continue;
-    char* tail = static_cast<char*>(head.tails) + key_row / page_size * head.tails_stride * (bytes / step.norm.width);
-    std::memcpy(tail, state, static_cast<size_t>(bytes));
-  }
+  keep_states(step, hidden, [&](int64_t row) { return places.left(row); });
 }
 
 }  // namespace
@@ -143,7 +169,9 @@ void decode_step(const KernelTable& kernels, const DecodeStep& step, void* out) 
   thread_local Values values;
   Step rows(kernels, step, values);
   rows.run(out);
-  if (step.head != nullptr) follow(kernels, step, rows.tokens(), static_cast<const char*>(out));
+  if (step.head == nullptr) return;
+  const char* hidden = static_cast<const char*>(out);
+  step.head_passes ? pass_over(step, hidden) : follow(kernels, step, rows.tokens(), hidden);
 }
 
 void draft(const KernelTable& kernels, const DraftHead& head, const DraftTurns& turns) {

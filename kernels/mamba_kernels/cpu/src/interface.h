@@ -385,11 +385,12 @@ struct DecodeStep {
   const float* sin;
   const int32_t* places;  // [rows] place of the adapter of each row, or -1; null = no row has one
   const Replay* replay;   // null = there are no drafts, and nothing waits
-  const DraftHead* head;  // head that reads the tokens of the step as well; null = there is none
+  const DraftHead* head;  // head that reads the tokens of the step as well, or passes over them; null = there is none
   float embedding_scale;  // factor of the embedding's rows
   int32_t rope_half;      // pairs that are rotated; 0 = no rotation
   int32_t block_count;
   int32_t rows;
+  int32_t head_passes;  // whether the head leaves zeros as keys and values of the tokens; never with replay
 };
 
 // A head that drafts behind a model. It reads a token together with the model's hidden state of the token before it.
@@ -484,6 +485,17 @@ struct SigmoidGate {
   int64_t rows;
   int64_t width;
   int32_t kind;
+};
+
+// Bytes between a socket and pieces of memory, which are a row of blocks with a checksum each.
+struct CheckedBytes {
+  const int64_t* addresses;  // [pieces]
+  const int64_t* lengths;    // [pieces], above 0
+  const int64_t* sizes;      // [blocks], together as many bytes as the pieces
+  uint64_t* digests;         // [blocks], written
+  int64_t blocks;
+  int32_t sends;  // from memory to the socket; otherwise into memory
+  int32_t wide;   // whether vectors of 512 bits may be used
 };
 
 // The functions that one instruction set implements.

@@ -11,7 +11,7 @@
 
 namespace {
 
-constexpr int kMostVectors = 16;     // vectors of a head: MOST_HEAD_DIM of ../paged_decode.py
+constexpr int kMostVectors = 36;     // vectors of a head: MOST_HEAD_DIM of ../paged_decode.py
 constexpr int32_t kPositions = 64;  // positions of a block: tens of kilobytes of keys, in the first or second cache
 
 // kVectors: vectors of a head, all of them whole; 0 = any number, of which the last may be partial. If the number is

@@ -1,7 +1,7 @@
 """The calls of a head that drafts behind a model: see "draft" in README.md.
 
-`StepDecoder` lets the head read the tokens of its steps or pass over them; the runner calls `draft` between
-two steps.
+The call of `StepDecoder` lets the head read the tokens of a step, or pass over them; the runner calls `draft`
+between two steps.
 """
 
 import ctypes
@@ -95,24 +95,8 @@ class HeadSteps:
             tails_stride=tails.stride(0),
             lane_rows=lane_rows,
         )
-        self._keys, self._states, self._tails = map(_bits, (calls.attention.kv, kept, tails))
-        self._page_size = calls.attention.kv.shape[2]
         self.address = ctypes.addressof(self._head)
         """Address of the structure, valid as long as this object lives."""
-
-    def pass_over(self, hidden: torch.Tensor, table_row: IntArray, kv_row: IntArray) -> None:
-        """Leave keys and values of zeros for the tokens of a step, and keep their hidden states.
-
-        Args:
-            hidden: [n, d] normed hidden states of the step's rows, none of which is a draft.
-            table_row: [n] row of each in the table of pages.
-            kv_row: [n] page * page_size + offset of each token.
-        """
-        page, offset, states = kv_row // self._page_size, kv_row % self._page_size, _bits(hidden)
-        self._keys[page, :, offset] = 0
-        self._states[table_row] = states
-        for row in np.flatnonzero(offset == self._page_size - 1):
-            self._tails[page[row]] = states[row]
 
     def draft(
         self, last_tokens: IntArray, places: IntArray, counts: IntArray, rows: IntArray, depths: IntArray
@@ -138,9 +122,3 @@ class HeadSteps:
         call = DraftTurns(*addresses, drafted.ctypes.data, len(rows), most)
         self._run(self.address, ctypes.addressof(call))
         return drafted
-
-
-def _bits(values: torch.Tensor) -> IntArray:
-    """Return the same memory as an array of integers, which copies any type."""
-    bits: IntArray = values.view(torch.int32 if values.element_size() == 4 else torch.int16).numpy()
-    return bits

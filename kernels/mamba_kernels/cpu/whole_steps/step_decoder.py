@@ -101,7 +101,7 @@ class StepDecoder:
             last_token: [at least R] int32, read in each step.
             most_rows: largest number of rows of a step.
             replay: memory of drafts; None = steps have none.
-            head: head that reads the tokens of each step as well; None = there is none.
+            head: head that reads the tokens of each step as well, or passes over them; None = there is none.
         """
         # Addresses do not keep objects alive.
         self._kept = (embedding, norm, page_table, last_token)
@@ -155,8 +155,7 @@ class StepDecoder:
         step = self._step
         step.rows, step.places, step.replay = rows, None, None
         # A step with drafts is read in any case: their hidden states lie in lanes.
-        passes_over = self.head is not None and not head_reads and decodes.replay is None
-        step.head = None if self.head is None or passes_over else self.head.address
+        step.head_passes = not head_reads and decodes.replay is None
         if decodes.replay is not None:
             assert self._replay is not None
             assert drafted is not None
@@ -168,6 +167,4 @@ class StepDecoder:
             cos, sin = turns(torch.from_numpy(decodes.context_len - 1), self._frequencies, self._turn_factor)
             step.cos, step.sin = cos.data_ptr(), sin.data_ptr()
         self._run(self._address, out.data_ptr())
-        if self.head is not None and passes_over:
-            self.head.pass_over(out, decodes.table_row, decodes.kv_row)
         return out

@@ -13,6 +13,7 @@ from typing import Self
 import msgspec
 
 from mamba_edge.errors import ApiError, InternalError, InvalidRequest
+from mamba_edge.usage.prices import Prices
 from mamba_server.api.engine_link.engine_client import EngineClient
 from mamba_server.api.engine_link.inbox import Inbox
 from mamba_server.api.forms.grammar_words import readable_failure
@@ -79,6 +80,8 @@ class TokenCounts:
     cached: dict[str, int] = field(default_factory=dict)
     costs: dict[tuple[str, int], Cost] = field(default_factory=dict)
     """Cost so far by sequence, if requested."""
+    prices: Prices | None = None
+    """Prices of the request's model; None = the gateway has none."""
 
     @property
     def cached_total(self) -> int:

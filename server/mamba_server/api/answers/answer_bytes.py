@@ -53,7 +53,7 @@ class ResponseBuilder(Protocol):
 def _usage(active: ActiveRequest, *, ended: bool = False) -> UsageBody:
     counts = active.counts
     cost = counts.cost if ended else None
-    return responses.usage_body(counts.prompt, counts.completion, counts.cached_total, cost)
+    return responses.usage_body(counts.prompt, counts.completion, counts.cached_total, cost, counts.prices)
 
 
 def free_scores(scores: list[list[TokenLogprobs | None]], encoders: EncoderPool) -> None:

@@ -9,7 +9,8 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from mamba_edge.usage.usage_sum import NANOSECONDS
+from mamba_edge.usage.prices import Prices
+from mamba_edge.usage.usage_sum import NANOSECONDS, UsageSum
 from mamba_server.wire import Cost, FinishReason, TokenLogprobs
 from mamba_text.tokenizer import Tokenizer
 
@@ -31,6 +32,9 @@ class EngineCostBody(msgspec.Struct, frozen=True):
     slot_seconds: float
     page_seconds: float
     saved_device_seconds: float
+    cost: float | UnsetType = UNSET
+    saved_cost: float | UnsetType = UNSET
+    currency: str | UnsetType = UNSET
 
 
 class UsageBody(msgspec.Struct, frozen=True):
@@ -194,17 +198,32 @@ def usage_comment(usage: UsageBody) -> bytes:
     return b": " + _ENCODER.encode({"usage": usage}) + b"\n\n"
 
 
-def usage_body(prompt: int, completion: int, cached: int, cost: Cost | None = None) -> UsageBody:
-    """Build the token counts of one request. `cost`: None = the client does not want to know it."""
+def usage_body(
+    prompt: int, completion: int, cached: int, cost: Cost | None = None, prices: Prices | None = None
+) -> UsageBody:
+    """Build the token counts of one request.
+
+    `cost`: None = the client does not want to know it; `prices`: None = the gateway has none.
+    """
     details = PromptTokensDetailsBody(cached)
-    engine_cost = UNSET if cost is None else cost_body(cost)
+    engine_cost = UNSET if cost is None else cost_body(cost, prompt, completion, cached, prices)
     return UsageBody(prompt, completion, prompt + completion, details, engine_cost=engine_cost)
 
 
-def cost_body(cost: Cost) -> EngineCostBody:
-    """Build the cost of one request, in seconds."""
-    amounts = (cost.device, cost.slots, cost.pages, cost.saved)
-    return EngineCostBody(*(amount / NANOSECONDS for amount in amounts))
+def cost_body(cost: Cost, prompt: int, completion: int, cached: int, prices: Prices | None) -> EngineCostBody:
+    """Build the cost of one request, in seconds, and in money where there are prices."""
+    body = EngineCostBody(
+        cost.device / NANOSECONDS,
+        cost.slots / NANOSECONDS,
+        cost.pages / NANOSECONDS,
+        cost.saved / NANOSECONDS,
+    )
+    if prices is None:
+        return body
+    total = UsageSum(1, prompt, cached, completion, cost.device, cost.slots, cost.pages, cost.saved)
+    return msgspec.structs.replace(
+        body, cost=prices.cost(total), saved_cost=prices.saved(total), currency=prices.currency
+    )
 
 
 def engine_cost(usage: UsageBody) -> dict[str, Any]:

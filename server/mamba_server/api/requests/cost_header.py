@@ -1,11 +1,9 @@
-"""The header by which a client asks what its request has cost. Pure."""
+"""The headers by which a client asks what its request has cost, and a gateway names the prices. Pure."""
 
 from collections.abc import Mapping
 
 from mamba_edge.errors import InvalidRequest
-
-COST_HEADER = b"x-mambaserve-cost"
-"""`1`: the `usage` of the answer has the costs, and a stream ends with a usage chunk."""
+from mamba_edge.usage.prices import COST_HEADER, PRICES_HEADER, Prices
 
 
 def wants_cost(headers: Mapping[bytes, bytes]) -> bool:
@@ -18,3 +16,9 @@ def wants_cost(headers: Mapping[bytes, bytes]) -> bool:
             param="X-Mambaserve-Cost",
         )
     return value == b"1"
+
+
+def request_prices(headers: Mapping[bytes, bytes]) -> Prices | None:
+    """Return the prices of the request's model as the gateway names them; None = it names none."""
+    value = headers.get(PRICES_HEADER)
+    return None if value is None else Prices.from_header(value)

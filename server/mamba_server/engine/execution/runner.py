@@ -469,6 +469,8 @@ class ModelRunner:
 
     def _whole_decoder(self, host: HostBatch) -> StepDecoder | None:
         """Return the C++ decoder for `host`, if it only decodes."""
+        if (bank := self._model.adapters) is not None and bank.changes_experts:
+            return None  # the C++ decoder computes experts without adapters
         return self._step_decoder if len(host.decode_track) == len(host.context_len) else None
 
     def _adapters_of(self, places: Ints | None, arrays: StepArrays) -> StepAdapters | None:

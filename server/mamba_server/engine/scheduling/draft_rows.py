@@ -50,13 +50,11 @@ class DraftRows:
         """
         if self._proposals is None:
             return (), ()
-        absorbed, waiting = [], self._cache.replay.waiting(rows)
-        for index in np.flatnonzero(waiting).tolist():
-            sequence = decodes[index]
-            assert sequence.allocation is not None
-            token = int(sequence.token_ids[sequence.allocation.depth])
-            absorbed.append(Absorption(index, sequence.allocation.lane, int(waiting[index]), token))
+        replay = self._cache.replay
+        absorbed = [] if replay.idle else self._absorptions(decodes, rows)
         proposed = self._proposals.propose(decodes)
+        if not proposed and replay.idle:
+            return (), ()
         for index in self._cache.replay.holders(rows):
             if index not in proposed:
                 self._cache.replay.release(int(rows[index]))
@@ -73,6 +71,16 @@ class DraftRows:
             else:
                 self._cache.replay.release(sequence.row)
         return tuple(drafts), tuple(absorbed)
+
+    def _absorptions(self, decodes: list[Sequence], rows: Ints) -> list[Absorption]:
+        """Return what waits in the lanes of the decodes."""
+        absorbed, waiting = [], self._cache.replay.waiting(rows)
+        for index in np.flatnonzero(waiting).tolist():
+            sequence = decodes[index]
+            assert sequence.allocation is not None
+            token = int(sequence.token_ids[sequence.allocation.depth])
+            absorbed.append(Absorption(index, sequence.allocation.lane, int(waiting[index]), token))
+        return absorbed
 
     def _usable(self, sequence: Sequence, tokens: Tokens) -> tuple[Tokens, Ints | None]:
         """Return the drafted tokens that the rules of the answer permit, and the masks of their rows."""

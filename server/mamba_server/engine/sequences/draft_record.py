@@ -43,7 +43,7 @@ class DraftRecord(DraftShare):
     """
 
     __slots__ = (
-        "head", "head_pause", "hits", "next_head_trial", "next_trial", "origin", "pause", "trial",
+        "foreseen", "head", "head_pause", "hits", "next_head_trial", "next_trial", "origin", "pause", "trial",
         "trial_start",
     )  # fmt: skip
 
@@ -63,10 +63,12 @@ class DraftRecord(DraftShare):
         """Tokens between two trials."""
         self.head = DraftShare(HEAD_FADING)
         """Share of the drafts of the model's head."""
+        self.foreseen: tuple[int, int] | None = None
+        """Number of known tokens, and the one that the head foresees next, on trial; None = no trial."""
         self.next_head_trial = 0
-        """Number of known tokens from which on the head drafts again, though that does not promise to pay."""
+        """Number of known tokens from which on the head is tried again, though it does not promise to pay."""
         self.head_pause = HEAD_PAUSE
-        """Tokens between two such drafts."""
+        """Tokens between two such trials."""
 
     def looked_up(self, *, hit: bool) -> None:
         """Record whether a look-up found something to propose."""

@@ -1,14 +1,13 @@
 """`AutoDrafts`: chooses for each step between look-ups, the model's head and no drafts. Pure.
 
 Measured gain decides. Look-ups are those of `NgramDrafts`, whose gain the head's has to exceed. The time of a
-step with drafts of the head includes that of drafting. While the head does not pay, it drafts two tokens of a
-sequence now and then, so that it returns when it would; where it is hardly ever right, it stops reading what
-steps compute.
+step with drafts of the head includes that of drafting. While the head does not pay, it foresees one token of
+a sequence now and then, which is compared with the answer without being computed, so that it returns when it
+would; where it is hardly ever right, it stops reading what steps compute.
 """
 
 from mamba_server.cache import Tokens
-from mamba_server.engine.sequences.draft_record import HEAD_FADING, HEAD_PAUSE, DraftShare
-from mamba_server.engine.sequences.schedule import Schedule
+from mamba_server.engine.sequences.draft_record import HEAD_FADING, HEAD_PAUSE, DraftRecord, DraftShare
 from mamba_server.engine.sequences.sequence import Sequence
 from mamba_server.engine.speculation.head_drafts import KIND, HeadDrafts
 from mamba_server.engine.speculation.ngram_drafts import (
@@ -20,11 +19,15 @@ from mamba_server.engine.speculation.ngram_drafts import (
     record_of,
 )
 
-TRIED = 2
-"""Drafts of a sequence on trial."""
+FEWEST = 2
+"""Number of drafts that is compared with more of them, and with one."""
+SEEN_WITHIN = 16
+"""Most steps after which the result of a trial is read, if nothing else is looked for before."""
+TIME_OF_TRIAL = 0.2
+"""Time of a trial, in steps: what a head costs that has a layer of the model's size, or twice that."""
 LONGEST_HEAD_PAUSE = 256
 """Most tokens of a sequence between two trials of the head."""
-QUIET_STEPS, MOST_QUIET_STEPS = 4, 32
+QUIET_STEPS, MOST_QUIET_STEPS = 4, 128
 """Steps between two trials, of whichever sequences: at first, and after several."""
 MISSES, MOST_MISSES = 3, 12
 """Drafts in a row without a right token, after which the head stops reading; the second where it was right
@@ -41,66 +44,78 @@ class AutoDrafts(NgramDrafts):
         super().__init__(most, rows)
         self.head = head
         self._share_of_head = DraftShare(HEAD_FADING)
-        self._misses = self._quiet = 0
-        self._next_quiet = QUIET_STEPS
-        self._steps_of_head = self._turns = 0
-        self._sizes = sorted({1, min(TRIED, most), -(-most // 2), most})
+        self._misses = self._turns = self._steps_of_head = 0
+        self._most_misses = MOST_MISSES
+        self._next_trial_step, self._quiet = 0, QUIET_STEPS
+        self._sizes = sorted({1, min(FEWEST, most), -(-most // 2), most})
 
     def reads(self) -> bool:
         """Return whether the head should read the tokens of the next step, or have keys of zeros for them."""
-        is_hopeless = self._share_of_head.share(0.0) < HOPELESS_SHARE
-        return self._misses < (MISSES if is_hopeless else MOST_MISSES)
+        return self._misses < self._most_misses
 
-    def propose(self, decodes: list[Sequence]) -> dict[int, Tokens]:
+    def _looked_for(self, decodes: list[Sequence]) -> dict[int, Tokens]:
         """Return the drafts that are expected to save the most time, by the index of the decode."""
-        look_ups, self._turns = super().propose(decodes), 0
-        if len(decodes) > CROWD * self._rows or not self.costs.knows(len(decodes)):
+        look_ups, self._turns = super()._looked_for(decodes), 0
+        is_crowd = len(decodes) > CROWD * self._rows
+        if is_crowd or self._losses.is_reached or not self.costs.knows(len(decodes)):
             return look_ups
         gainful = self._chosen(decodes, self._best if look_ups else LEAST_GAIN) if self.reads() else {}
-        self._quiet -= 1
-        trial = {} if gainful or look_ups or self._quiet > 0 else self._on_trial(decodes)
-        if not gainful and not trial:
+        is_early = self._step < self._next_trial_step
+        trial = None if gainful or look_ups or is_early else self._on_trial(decodes)
+        if not gainful and trial is None:
             return look_ups
-        self._promising = True
         if any(sequence.in_flight for sequence in decodes):
+            self._promising = True
             return {}
-        if trial:
-            self._quiet = self._next_quiet
-            self._next_quiet = min(2 * self._next_quiet, MOST_QUIET_STEPS)
-        else:
-            self._next_quiet = QUIET_STEPS
-            self._steps_of_head += 1
-            if self._steps_of_head % PLAIN_EVERY == 0:
-                return {}
-        return self._foreseen(decodes, gainful, trial) or look_ups
+        if trial is not None:
+            self._begin_trial_of_head(trial)
+            return {}
+        self._promising = True
+        self._quiet = QUIET_STEPS
+        self._steps_of_head += 1
+        if self._steps_of_head % PLAIN_EVERY == 0:
+            return {}
+        return self._foreseen(decodes, gainful) or look_ups
 
-    def _foreseen(
-        self, decodes: list[Sequence], gainful: dict[int, int], trial: dict[int, int]
-    ) -> dict[int, Tokens]:
-        """Return the head's drafts that promise to pay, or else those on trial."""
-        proposed = self.head.foresee(decodes, gainful or trial)
+    def _foreseen(self, decodes: list[Sequence], gainful: dict[int, int]) -> dict[int, Tokens]:
+        """Return the head's drafts that promise to pay."""
+        proposed = self.head.foresee(decodes, gainful)
         self._turns = max(map(len, proposed.values()), default=0)
         for index in proposed:
             record = record_of(decodes[index])
             record.origin = KIND
-            if gainful:
-                record.head_pause = HEAD_PAUSE
+            record.head_pause = HEAD_PAUSE
         return proposed
 
     def checked(self, sequence: Sequence, drafted: int, accepted: int) -> None:
         """Record what became of a draft."""
         super().checked(sequence, drafted, accepted)
         record = record_of(sequence)
-        if record.origin != KIND:
-            return
+        if record.origin == KIND:
+            self._observe_head(sequence, record, accepted, drafted)
+
+    def _observe_head(self, sequence: Sequence, record: DraftRecord, accepted: int, drafted: int) -> None:
+        """Record how much of what the head foresaw was right, and when the head is tried again."""
         record.head.observe(accepted, drafted)
         self._share_of_head.observe(accepted, drafted)
         self._misses = 0 if accepted else self._misses + 1
-        record.head_pause = min(4 * record.head_pause, LONGEST_HEAD_PAUSE)
+        is_hopeless = self._share_of_head.share(0.0) < HOPELESS_SHARE
+        self._most_misses = MISSES if is_hopeless else MOST_MISSES
         record.next_head_trial = sequence.known_tokens + record.head_pause
+        record.head_pause = min(4 * record.head_pause, LONGEST_HEAD_PAUSE)
 
-    def _turns_of(self, schedule: Schedule) -> int:
-        return self._turns if schedule.drafts else 0
+    @property
+    def _turns_of_head(self) -> int:
+        return self._turns
+
+    def _steps_to_trial(self, sequence: Sequence, record: DraftRecord) -> int:
+        of_look_ups = super()._steps_to_trial(sequence, record)
+        if record.foreseen is not None:
+            return min(of_look_ups, SEEN_WITHIN)
+        if self._losses.is_reached:
+            return of_look_ups
+        of_head = max(record.next_head_trial - sequence.known_tokens, self._next_trial_step - self._step)
+        return min(of_look_ups, of_head)
 
     def _chosen(self, decodes: list[Sequence], least: float) -> dict[int, int]:
         """Return the number of drafts of each sequence, by index, that promises the most and over `least`."""
@@ -124,9 +139,31 @@ class AutoDrafts(NgramDrafts):
                 self.costs.refuse(len(decodes), len(ranked) * drafts, drafts)
         return dict.fromkeys(ranked[:count], drafts)
 
-    def _on_trial(self, decodes: list[Sequence]) -> dict[int, int]:
+    # --- trials of the head ---------------------------------------------------------------------------
+
+    def _on_trial(self, decodes: list[Sequence]) -> Sequence | None:
         """Return the sequence, if any, whose turn it is to show whether the head would be right."""
-        for index, sequence in enumerate(decodes):
+        for sequence in decodes:
             if sequence.known_tokens >= record_of(sequence).next_head_trial:
-                return {index: min(TRIED, self.most)}
-        return {}
+                return sequence
+        return None
+
+    def _begin_trial_of_head(self, sequence: Sequence) -> None:
+        """Let the head foresee the next token of a sequence, which the step computes without a draft."""
+        self._next_trial_step = self._step + self._quiet
+        self._quiet = min(2 * self._quiet, MOST_QUIET_STEPS)
+        token = self.head.next_token(sequence)
+        if token is not None:
+            self._losses.drafted(0.0, TIME_OF_TRIAL)
+            record_of(sequence).foreseen = (sequence.known_tokens, token)
+
+    def _try_out(self, decodes: list[Sequence]) -> None:
+        """Compare what was foreseen with what was sampled since."""
+        super()._try_out(decodes)
+        for sequence in decodes:
+            record = record_of(sequence)
+            if record.foreseen is None or sequence.known_tokens <= record.foreseen[0]:
+                continue
+            place, token = record.foreseen
+            record.foreseen = None
+            self._observe_head(sequence, record, int(sequence.token_ids[place] == token), 1)

@@ -24,7 +24,8 @@ class DraftCounts:
 
     def step_ended(self, schedule: Schedule) -> None:
         """Count what a step absorbed, and whether it checked drafts."""
-        self._absorbed += sum(each.count for each in schedule.absorbed)
+        if schedule.absorbed:
+            self._absorbed += sum(each.count for each in schedule.absorbed)
         self._steps += bool(schedule.drafts)
 
     def counters(self) -> dict[str, float]:

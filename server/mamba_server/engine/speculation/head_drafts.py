@@ -56,7 +56,6 @@ class HeadDrafts:
     def foresee(self, decodes: list[Sequence], most: dict[int, int]) -> dict[int, Tokens]:
         """Return what the head foresees for some decodes; `most`: most drafts of each, by its index."""
         assert self.room is not None
-        assert self.compute is not None
         counts: dict[int, int] = {}
         for index, limit in most.items():
             if len(counts) == self._rows:
@@ -66,19 +65,30 @@ class HeadDrafts:
         if not counts:
             return {}
         order = sorted(counts, key=lambda index: -counts[index])
-        chosen = [decodes[index] for index in order]
+        drafts = self._computed([decodes[index] for index in order], [counts[index] for index in order])
+        return dict(zip(order, drafts, strict=True)) if drafts else {}
+
+    def next_token(self, sequence: Sequence) -> int | None:
+        """Return the one token that the head foresees for a sequence that is in no launched step, or None.
+
+        It takes no room: the head's key and value of the last token are written again by the step.
+        """
+        drafts = self._computed([sequence], [1])
+        return int(drafts[0][0]) if drafts else None
+
+    def _computed(self, chosen: list[Sequence], counts: list[int]) -> list[Tokens]:
+        assert self.compute is not None
         request = HeadRequest(
             rows=np.array([sequence.row for sequence in chosen], np.int32),
             last_tokens=np.array([_last_token(sequence) for sequence in chosen], np.int32),
-            counts=np.array([counts[index] for index in order], np.int32),
+            counts=np.array(counts, np.int32),
         )
         try:
-            drafts = self.compute(request)
+            return self.compute(request)
         except Exception as error:
             # The step decodes without drafts; a device that is lost fails there, where the core sees it.
             log.warning("the head's drafts failed: %s: %s", type(error).__name__, error)
-            return {}
-        return dict(zip(order, drafts, strict=True))
+            return []
 
     def checked(self, sequence: Sequence, drafted: int, accepted: int) -> None:
         """Record what became of a draft."""

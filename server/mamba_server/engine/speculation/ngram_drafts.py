@@ -3,7 +3,8 @@
 Where the form of an answer says what has to come next, that is its draft.
 
 The scheduler asks for drafts before each launch, the core reports what became of them. While drafts are left
-out, look-ups are compared with the answers all the same, so that drafts return when they would pay.
+out, look-ups are compared with the answers all the same, so that drafts return when they would pay. Between
+two such comparisons a step asks in vain, which costs a comparison of two numbers.
 """
 
 import numpy as np
@@ -13,6 +14,7 @@ from mamba_server.engine.sequences.draft_record import DraftRecord
 from mamba_server.engine.sequences.schedule import Schedule
 from mamba_server.engine.sequences.sequence import Sequence
 from mamba_server.engine.speculation.draft_counts import DraftCounts
+from mamba_server.engine.speculation.loss_limit import LossLimit
 from mamba_server.engine.speculation.ngram import continuation
 from mamba_server.engine.speculation.step_costs import StepCosts
 
@@ -25,6 +27,8 @@ LONGEST_PAUSE = 64
 CROWD = 4
 """Number of decodes, in sequences that may have drafts, beyond which none is looked for: such a step has many
 rows without drafts, and looking at each sequence would take time."""
+SHORTEST_REST, LONGEST_REST = 4, 64
+"""Least and most steps without drafts before another look, while the sequences stay the same."""
 PLAIN_EVERY = 64
 """Number of steps with drafts after which one is left without, so that its time is known."""
 
@@ -42,8 +46,16 @@ class NgramDrafts:
         self.most, self._rows, self._always = most, rows, always
         self.costs = StepCosts()
         self._share = DraftRecord()
+        self._losses = LossLimit()
         self._promising = always
+        self._step = self._next_look = self._last_look = 0
+        """Number of the step that asks, and of the first one that is not told at once that there is nothing;
+        and of the last one that was not."""
+        self._rested = (0, 0)
+        """For which sequences that holds: their number and the order of the last one, which joined last."""
         self._drafted_steps = 0
+        self._accepted = 0
+        """Drafts of the step that is being committed which were right."""
         self._best = 1.0
         """Gain that the last proposal promised; 1 = there was none."""
         self._counts = DraftCounts(*self.kinds)
@@ -54,6 +66,18 @@ class NgramDrafts:
 
     def propose(self, decodes: list[Sequence]) -> dict[int, Tokens]:
         """Return the drafts that are expected to save time, by the index of the decode."""
+        self._step += 1
+        if self._step < self._next_look and (len(decodes), decodes[-1].order) == self._rested:
+            return {}
+        self._losses.steps_ended(self._step - self._last_look)
+        self._last_look = self._step
+        proposed = self._looked_for(decodes)
+        if not proposed and not self._promising:
+            self._rest(decodes)
+        return proposed
+
+    def _looked_for(self, decodes: list[Sequence]) -> dict[int, Tokens]:
+        """Return the drafts of a step for which drafts are looked for."""
         self._best = 1.0
         if not self._always:
             if len(decodes) > CROWD * self._rows:
@@ -86,16 +110,26 @@ class NgramDrafts:
             record.observe(accepted, drafted)
             self._share.observe(accepted, drafted)
         self._counts.checked(record.origin, drafted, accepted)
+        self._accepted += accepted
 
     def step_ended(self, schedule: Schedule, seconds: float) -> None:
         """Record how long a step took."""
-        rows = schedule.decode_tokens - len(schedule.decodes)
+        decodes = len(schedule.decodes)
+        rows = schedule.decode_tokens - decodes if schedule.drafts else 0
         self._counts.step_ended(schedule)
-        if schedule.decodes and not schedule.pieces:
-            self.costs.observe(len(schedule.decodes), rows, seconds, self._turns_of(schedule))
+        if decodes and not schedule.pieces:
+            turns = self._turns_of_head if rows else 0
+            if seconds:
+                self.costs.observe(decodes, rows, seconds, turns)
+            if rows:
+                # Each row and turn is worth a step at most, however long an interrupted step took.
+                time = min(self.costs.ratio(decodes, rows, turns), 1.0 + rows + turns)
+                self._losses.drafted(1.0 + self._accepted / decodes, time)
+        self._accepted = 0
 
-    def _turns_of(self, schedule: Schedule) -> int:
-        """Return the tokens that the model's head drafted for a sequence of a step, one after another."""
+    @property
+    def _turns_of_head(self) -> int:
+        """Tokens that the model's head foresaw for a sequence before the step, one after another."""
         return 0
 
     def counters(self) -> dict[str, float]:
@@ -127,7 +161,10 @@ class NgramDrafts:
         for count, each in enumerate(best, 1):
             expected += each
             gain = max(gain, self._gain(len(decodes), count * self.most, expected))
-        return gain > LEAST_GAIN
+        if gain <= LEAST_GAIN and expected >= len(decodes):
+            self.costs.refuse(len(decodes), len(best) * self.most)
+        # What a form leaves no choice about is right, whatever other drafts have lost.
+        return gain > LEAST_GAIN and (bool(forced) or not self._losses.is_reached)
 
     def _forced(self, decodes: list[Sequence]) -> dict[int, Tokens]:
         """Return the tokens that the form of an answer leaves no choice about, by the index of the decode."""
@@ -177,6 +214,22 @@ class NgramDrafts:
             self.costs.refuse(len(decodes), self.most)
         return {index: proposed[index][:drafts] for index in ranked[:count]}
 
+    # --- rests ----------------------------------------------------------------------------------------
+
+    def _rest(self, decodes: list[Sequence]) -> None:
+        """Look for drafts again when a trial of a sequence is due, at one token a step."""
+        if not self.costs.knows(len(decodes)) or any(each.grammar is not None for each in decodes):
+            # The next step may have drafts; and what a form leaves no choice about shows at once.
+            return
+        steps = min(self._steps_to_trial(each, record_of(each)) for each in decodes)
+        self._next_look = self._step + min(max(steps, SHORTEST_REST), LONGEST_REST)
+        self._rested = (len(decodes), decodes[-1].order)
+
+    def _steps_to_trial(self, sequence: Sequence, record: DraftRecord) -> int:
+        """Return the number of tokens until a trial of a sequence ends or begins."""
+        due = record.trial_start + len(record.trial) if len(record.trial) else record.next_trial
+        return due - sequence.known_tokens
+
     # --- trials --------------------------------------------------------------------------------------
 
     def _try_out(self, decodes: list[Sequence]) -> None:
@@ -205,6 +258,7 @@ class NgramDrafts:
         if right == len(follows) < len(record.trial):
             return
         record.observe(right, len(record.trial))
+        self._losses.foreseen(1.0 + right, self.costs.ratio(1, len(record.trial)))
         record.trial = NO_TOKENS
         self._pause(sequence, record, right=right > 0)
 

@@ -1,13 +1,12 @@
 """Seconds of steps with and without drafts, by their sizes: the cost of drafts is measured. Pure."""
 
 from collections import deque
-from statistics import median
 
 Size = tuple[int, int, int]
 """Classes of the number of sequences and of rows of drafts, and the tokens that the head drafted for one."""
 KEPT = 7
-"""Number of last steps of a size whose median counts."""
-FORGOTTEN_AFTER = 256
+"""Number of last steps of a size that count."""
+FORGOTTEN_AFTER = 64
 """Number of refusals after which the cost of a size is measured again: it may have been an accident."""
 ASSUMED = 0.08
 """Cost of a row of drafts, in steps of one sequence, before it is measured: low, so that it is measured."""
@@ -17,35 +16,41 @@ class StepCosts:
     """Costs of the steps of one engine. `turns`: tokens that the model's head drafted before the step."""
 
     def __init__(self) -> None:
-        self._seconds: dict[Size, deque[float]] = {}
-        self._medians: dict[Size, float] = {}
+        self._plain: dict[int, deque[float]] = {}
+        """Seconds of the last steps without drafts, by the class of the number of sequences."""
+        self._ratios: dict[Size, deque[float]] = {}
+        """Times of the last steps with drafts, in steps without drafts that came before them, and 1 at least:
+        where the machine has become slower meanwhile, drafts have not become dearer."""
         self._refusals: dict[Size, int] = {}
 
     def observe(self, decodes: int, drafts: int, seconds: float, turns: int = 0) -> None:
         """Record a step of `decodes` sequences with `drafts` rows of drafts, and no prompts."""
         size = _size(decodes, drafts, turns)
-        last = self._seconds.setdefault(size, deque(maxlen=KEPT))
-        last.append(seconds)
-        self._medians[size] = median(last)
-        self._refusals[size] = 0
+        last = self._plain.get(size[0])
+        if not drafts:
+            if last is None:
+                last = self._plain[size[0]] = deque(maxlen=KEPT)
+            last.append(seconds)
+        elif last is not None:
+            self._ratios.setdefault(size, deque(maxlen=KEPT)).append(max(1.0, seconds / _typical(last)))
+            self._refusals.pop(size, None)
 
     def knows(self, decodes: int) -> bool:
         """Return whether a step of `decodes` sequences without drafts was measured."""
-        return _size(decodes, 0, 0) in self._medians
+        return _class(decodes) in self._plain
 
     def ratio(self, decodes: int, drafts: int, turns: int = 0) -> float:
         """Return the time of a step with drafts, as a multiple of the same step without."""
+        if not drafts:
+            return 1.0
         size = _size(decodes, drafts, turns)
-        plain = self._medians.get((size[0], 0, 0))
-        if plain is None:
-            return 1.0 + ASSUMED * drafts / decodes
-        if size in self._medians:
-            return self._medians[size] / plain
+        if size in self._ratios:
+            return _typical(self._ratios[size])
         # A row of drafts costs at least as much as it does in other steps of as many sequences.
         of_rows = [
-            (seconds / plain - 1.0) / rows
-            for (sequences, rows, others), seconds in self._medians.items()
-            if sequences == size[0] and rows and (others > 0) == (turns > 0)
+            (_typical(ratios) - 1.0) / rows
+            for (sequences, rows, others), ratios in self._ratios.items()
+            if sequences == size[0] and (others > 0) == (turns > 0)
         ]
         return 1.0 + min(of_rows, default=ASSUMED / decodes) * drafts
 
@@ -55,8 +60,12 @@ class StepCosts:
         self._refusals[size] = self._refusals.get(size, 0) + 1
         if self._refusals[size] >= FORGOTTEN_AFTER:
             self._refusals[size] = 0
-            self._seconds.pop(size, None)
-            self._medians.pop(size, None)
+            self._ratios.pop(size, None)
+
+
+def _typical(values: deque[float]) -> float:
+    """Return the lower quartile: other work of the machine makes steps longer, never shorter."""
+    return sorted(values)[len(values) // 4]
 
 
 def _size(decodes: int, drafts: int, turns: int) -> Size:

@@ -291,9 +291,11 @@ class EngineCore:
                     if sequence.phase is Phase.ARRIVING:
                         sequence.arrived = True
                         self.scheduler.add(sequence)
-        if self.speculation is not None and self._launched and self.speculation.drafts.wanted():
-            # A draft begins with the last token, which the host has only after the commit.
-            self._commit_launched(0)
+        if self.speculation is not None:
+            self.speculation.step_began()
+            if self._launched and self.speculation.drafts.wanted():
+                # A draft begins with the last token, which the host has only after the commit.
+                self._commit_launched(0)
         tokens = self._pace.tokens(len(self.scheduler.decoding)) if self._pace is not None else None
         schedule = self.scheduler.schedule(self.step_number + 1, tokens)
         for piece in schedule.pieces:
@@ -343,11 +345,8 @@ class EngineCore:
             self._end_nonfinite(launched, result.finite)
         self.cache.advance(schedule.step)
         tokens = result.tokens.tolist()
-        drafts = (
-            dict(zip((draft.index for draft in schedule.drafts), result.drafts, strict=True))
-            if schedule.drafts
-            else {}
-        )
+        numbers = [draft.index for draft in schedule.drafts]
+        drafts = dict(zip(numbers, result.drafts, strict=True)) if numbers else {}
         for index, sequence in enumerate(schedule.decodes):
             sequence.in_flight -= 1
             self._take_token(sequence, tokens[index], result.logprobs.get(index), schedule.step)
@@ -356,7 +355,7 @@ class EngineCore:
         if self.speculation is not None:
             # Planning counts where nothing ran meanwhile.
             begun = max(launched.started - launched.schedule_seconds, step_before)
-            self.speculation.drafts.step_ended(schedule, step_end - begun)
+            self.speculation.step_ended(schedule, step_end - begun)
         self._commit_pieces(schedule, result, tokens, step_end - seconds, step_end)
         self.cache.release_retired()
         self.times.seconds.append(

@@ -3,6 +3,7 @@
 `DraftSwitch` stands between them: a wrong answer switches drafts off until a person has looked.
 """
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -14,6 +15,10 @@ from mamba_server.engine.sequences.sequence import Sequence
 from mamba_telemetry.logs import get_logger
 
 log = get_logger(__name__)
+TIMED_EVERY = 8
+"""Steps without drafts of which one is timed: a clock of work is a call of the operating system."""
+CLOCK_READINGS = 100
+"""Readings, each of some hundred nanoseconds, within which a clock has to tick."""
 
 
 class DraftSource(Proposals, Protocol):
@@ -28,7 +33,10 @@ class DraftSource(Proposals, Protocol):
         ...
 
     def step_ended(self, schedule: Schedule, seconds: float) -> None:
-        """Record that a step was committed whole, `seconds` after the one before it or its launch."""
+        """Record that a step was committed whole, `seconds` after the one before it or its launch.
+
+        0 = it was not timed.
+        """
         ...
 
     def counters(self) -> dict[str, float]:
@@ -82,9 +90,40 @@ class DraftSwitch:
         return self.source.counters()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Speculation:
-    """Drafts of one engine. `absorb(row, lane, count)` returns the work of an absorption outside a step."""
+    """Drafts of one engine. `absorb(row, lane, count)` returns the work of an absorption outside a step.
+
+    `work_clock`: time that this thread has computed, where steps run in it, so that the worth of drafts does
+    not depend on other programs of the machine; None = steps take what the engine's clock says.
+    """
 
     drafts: DraftSwitch
     absorb: Callable[[int, int, int], Callable[[], object]]
+    work_clock: Callable[[], float] | None = None
+    _began: float = 0.0
+    _steps: int = 0
+
+    def step_began(self) -> None:
+        """Remember when the planning of a step began; without drafts only of some steps."""
+        if self.work_clock is not None:
+            self._steps += 1
+            is_timed = self._steps % TIMED_EVERY == 0 or self.drafts.wanted()
+            self._began = self.work_clock() if is_timed else 0.0
+
+    def step_ended(self, schedule: Schedule, seconds: float) -> None:
+        """Tell the source of drafts of a step, unless there is nothing to tell.
+
+        `seconds`: its time by the engine's clock.
+        """
+        if self.work_clock is None:
+            self.drafts.step_ended(schedule, seconds)
+        elif self._began or schedule.drafts or schedule.absorbed:
+            self.drafts.step_ended(schedule, self.work_clock() - self._began if self._began else 0.0)
+
+
+def work_clock() -> Callable[[], float] | None:
+    """Return the clock of the work of a thread; None where it ticks too rarely to time a step."""
+    began = time.thread_time()
+    ticks = any(time.thread_time() > began for _ in range(CLOCK_READINGS))
+    return time.thread_time if ticks else None

@@ -26,6 +26,7 @@ from mamba_server.engine.transfers.bundle_memory import (
     HostBundleMemory,
     shape_of,
 )
+from mamba_server.engine.transfers.byte_mover import byte_mover
 from mamba_server.engine.transfers.departure import Departure
 from mamba_server.engine.transfers.engine_transfers import EngineTransfers
 from mamba_server.engine.transfers.exporter import Exporter
@@ -52,6 +53,7 @@ from mamba_transfer import (
     Verdict,
     Wanted,
 )
+from mamba_transfer.socket_transport import SocketTransport
 
 log = get_logger(__name__)
 MAX_SHARED_FOLDERS = 1024
@@ -111,7 +113,8 @@ def start_transfers(
         )  # fmt: skip
     endpoint, transport = TransferEndpoint(sessions=sessions), None
     if serves:
-        transport = transport_of(settings, arena)
+        sockets = SocketTransport(byte_mover())
+        transport = transport_of(settings, arena) or sockets
         incarnation = secrets.token_hex(8)
         heir = Heir(
             cache, layout, settings.role, core.speed, importer.bandwidth,
@@ -119,7 +122,7 @@ def start_transfers(
         )  # fmt: skip
         server = TransferServer(
             layout, incarnation, exporter, heir=heir, clock=core.clock,
-            transports=(transport,) if transport is not None else (),
+            transports=(sockets, transport),
         )  # fmt: skip
         address = _listen(server, settings)
         endpoint = TransferEndpoint(str(address), incarnation, sessions)

@@ -13,24 +13,36 @@ import torch
 from mamba_kernels.cpu.library import Library
 from mamba_kernels.cpu.packed_linear import PackedLinear
 from mamba_kernels.cpu.row_operations import AdapterRows
+from mamba_server.model.adapters.adapted_experts import AdaptedExperts, ExpertNames, ExpertProducts, Group
 from mamba_server.model.adapters.adapted_product import AdaptedProduct, Part, Rows
 from mamba_server.model.adapters.adapter_files import AdapterWeights
 from mamba_server.model.adapters.step_adapters import BASE, StepAdapters
 from mamba_server.model.checkpoint.errors import AdapterError
 
-_EXPERTS = re.compile(r"\.(experts|shared_experts?|block_sparse_moe|router|gate|fc[12]_latent_proj)(\.|$)")
+_EXPERTS = re.compile(
+    r"\.(experts|shared_experts?|shared_mlp|block_sparse_moe|router|gate|expert_bias|fc[12]_latent_proj)(\.|$)"
+)
 """Part of the names of modules of sparse feed-forwards."""
 
 
 class AdapterBank:
     """Places for `places` adapters of up to `rank`."""
 
-    def __init__(self, places: int, rank: int, device: torch.device, dtype: torch.dtype) -> None:
-        """Reserve nothing yet. `dtype`: type of the model's activations, in which the places are kept."""
-        self.places, self.rank = places, rank
+    def __init__(
+        self, places: int, rank: int, device: torch.device, dtype: torch.dtype, *, expert_rank: int = 0
+    ) -> None:
+        """Reserve nothing yet.
+
+        dtype: type of the model's activations, in which the places are kept; expert_rank: largest rank of the
+        changes of experts, 0 = experts have no places.
+        """
+        self.places, self.rank, self.expert_rank = places, rank, expert_rank
         self._device, self._dtype = device, dtype
         self._products: dict[str, list[tuple[AdaptedProduct, Part]]] = {}
         self._all: list[AdaptedProduct] = []
+        self._experts: list[AdaptedExperts] = []
+        self._of_experts: set[str] = set()
+        """Names of modules and stacked parameters of experts that have places."""
         self.nbytes = 0
         """Bytes of the reserved memory."""
         self._place_of: dict[str, int] = {}
@@ -61,6 +73,32 @@ class AdapterBank:
             self._products.setdefault(part.module, []).append((product, part))
         return product
 
+    def adapt_experts(
+        self,
+        names: ExpertNames,
+        routed: ExpertProducts,
+        shared: tuple[ExpertProducts, tuple[str, ...], str] | None,
+    ) -> AdaptedExperts:
+        """Reserve the places of the experts of one block, and return what computes their changes.
+
+        shared: the shared expert, with the names of its first projections and of its last; None = it has
+        none here.
+        """
+
+        def group(products: ExpertProducts) -> Group:
+            return Group(products, self._zeros, (self.places, self.expert_rank))
+
+        own = None if shared is None else (group(shared[0]), shared[1], shared[2])
+        experts = AdaptedExperts(group(routed), names, self, own)
+        self._experts.append(experts)
+        self._of_experts.update(experts.modules)
+        return experts
+
+    @property
+    def changes_experts(self) -> bool:
+        """Whether an adapter of the step that is being computed changes experts."""
+        return any(experts.changes_step() for experts in self._experts)
+
     def _zeros(self, *shape: int) -> torch.Tensor:
         tensor = torch.zeros(shape, dtype=self._dtype, device=self._device)
         self.nbytes += tensor.nbytes
@@ -68,14 +106,21 @@ class AdapterBank:
 
     def check(self, adapter: AdapterWeights) -> None:
         """Raise AdapterError if the adapter does not fit the model or its places."""
-        if adapter.rank > self.rank:
+        plain = {name: change for name, change in adapter.modules.items() if name not in self._of_experts}
+        rank = max((len(change.first) for change in plain.values()), default=0)
+        if rank > self.rank:
             raise AdapterError(
-                f"the adapter has rank {adapter.rank}, and the places are for ranks up to {self.rank}: start "
-                f"with --max-lora-rank {adapter.rank}"
+                f"the adapter has rank {rank}, and the places are for ranks up to {self.rank}: start with "
+                f"--max-lora-rank {rank}"
             )
-        for module, change in adapter.modules.items():
+        for name, stacked in adapter.stacked.items():
+            if name not in self._of_experts:
+                raise self._not_adapted(name, stacked.rank)
+        for experts in self._experts:
+            experts.check(adapter, self.expert_rank)
+        for module, change in plain.items():
             if (products := self._products.get(module)) is None:
-                raise _not_adapted(module)
+                raise self._not_adapted(module, len(change.first))
             for product, part in products:
                 product.check(part, change)
 
@@ -113,6 +158,8 @@ class AdapterBank:
         with torch.inference_mode():
             for product in self._all:
                 product.install(place, adapter.modules)
+            for experts in self._experts:
+                experts.install(place, adapter)
 
     @contextlib.contextmanager
     def computing(self, step: StepAdapters | None) -> Iterator[None]:
@@ -123,15 +170,20 @@ class AdapterBank:
         finally:
             self.step = None
 
-
-def _not_adapted(module: str) -> AdapterError:
-    """Return the error for a module that has no place for changes."""
-    if _EXPERTS.search(module):
+    def _not_adapted(self, module: str, rank: int) -> AdapterError:
+        """Return the error for a module that has no place for changes."""
+        if _EXPERTS.search(module) and not self.expert_rank:
+            return AdapterError(
+                f"the adapter changes {module}, and this engine has no places for changes of experts: start "
+                f"with --max-lora-expert-rank {rank}, or merge the adapter into the model"
+            )
+        if _EXPERTS.search(module):
+            return AdapterError(
+                f"the adapter changes {module}: of sparse feed-forwards, experts are served with adapters; "
+                "routers, projections to a latent width and what stands between them are not: merge the "
+                "adapter into the model"
+            )
         return AdapterError(
-            f"the adapter changes {module}: adapters of experts and of routers are not served in this "
-            "version; merge the adapter into the model"
+            f"the adapter changes {module}, which is no projection of this model's attention, feed-forward "
+            "or recurrent mixers: other modules have no adapters; merge the adapter into the model"
         )
-    return AdapterError(
-        f"the adapter changes {module}, which is no projection of this model's attention, feed-forward or "
-        "recurrent mixers: other modules are not served with adapters; merge the adapter into the model"
-    )

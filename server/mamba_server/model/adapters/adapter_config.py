@@ -14,7 +14,9 @@ from typing import Any
 from mamba_server.model.checkpoint.errors import AdapterError
 
 CONFIG_FILE = "adapter_config.json"
-READ = ("r", "lora_alpha", "use_rslora", "target_modules", "rank_pattern", "alpha_pattern")
+READ = (
+    "r", "lora_alpha", "use_rslora", "target_modules", "target_parameters", "rank_pattern", "alpha_pattern"
+)  # fmt: skip
 """Fields that `AdapterConfig` holds."""
 WITHOUT_EFFECT = frozenset({
     "auto_mapping", "base_model_name_or_path", "corda_config", "ensure_weight_tying", "eva_config",
@@ -42,6 +44,8 @@ class AdapterConfig:
     """Other ranks, by regular expressions of the last parts of names."""
     alphas: dict[str, float] = field(default_factory=dict)
     """Other alphas, by such expressions."""
+    parameters: tuple[str, ...] = ()
+    """Last parts of the names of stacked parameters, such as `experts.gate_up_proj`."""
 
     @classmethod
     def read(cls, directory: Path) -> "AdapterConfig":
@@ -68,13 +72,7 @@ class AdapterConfig:
         """Return the configuration with these values. Raises ValueError, TypeError, re.error."""
         _refuse_unserved(values)
         rank, alpha = _positive_integer("r", values.get("r")), float(values.get("lora_alpha") or 0)
-        targets = values.get("target_modules")
-        if isinstance(targets, list) and targets:
-            targets = tuple(str(target) for target in targets)
-        elif not isinstance(targets, str) or not targets:
-            raise ValueError("target_modules names no modules: a list of names, or a regular expression")
-        elif targets != ALL_LINEAR:
-            re.compile(targets)
+        targets, parameters = _targets(values)
         ranks, alphas = values.get("rank_pattern") or {}, values.get("alpha_pattern") or {}
         for pattern in (*ranks, *alphas):
             re.compile(pattern)
@@ -85,6 +83,7 @@ class AdapterConfig:
             targets,
             {pattern: _positive_integer("rank_pattern", each) for pattern, each in ranks.items()},
             {pattern: float(each) for pattern, each in alphas.items()},
+            parameters,
         )
 
     def rank_of(self, module: str) -> int:
@@ -103,12 +102,38 @@ class AdapterConfig:
             return self.targets == ALL_LINEAR or re.fullmatch(self.targets, module) is not None
         return any(_is_last_part(target, module) for target in self.targets)
 
+    def parameters_of(self, module: str) -> list[str]:
+        """Return the parameters of a module that are targets, that of the last projection first."""
+        own = [
+            name
+            for stem, _, name in (parameter.rpartition(".") for parameter in self.parameters)
+            if stem and _is_last_part(stem, module)
+        ]
+        return sorted(own, key=lambda name: "down" not in name)
+
     def without_module(self, modules: list[str]) -> str | None:
         """Return a target that names none of the modules; None = each names one."""
         targets = () if isinstance(self.targets, str) else self.targets
         return next(
             (each for each in targets if not any(_is_last_part(each, module) for module in modules)), None
         )
+
+
+def _targets(values: dict[str, Any]) -> tuple[str | tuple[str, ...], tuple[str, ...]]:
+    """Return the targets among modules, and those among parameters. Raises ValueError, re.error."""
+    targets, parameters = values.get("target_modules"), values.get("target_parameters") or []
+    if not isinstance(parameters, list):
+        raise ValueError("target_parameters is not a list of names")
+    names = tuple(map(str, parameters))
+    if isinstance(targets, list) and targets:
+        return tuple(map(str, targets)), names
+    if not targets and names:
+        return (), names
+    if not isinstance(targets, str) or not targets:
+        raise ValueError("target_modules names no modules: a list of names, or a regular expression")
+    if targets != ALL_LINEAR:
+        re.compile(targets)
+    return targets, names
 
 
 def _is_last_part(target: str, module: str) -> bool:

@@ -3,7 +3,7 @@
 The engine reads one at its start, or in a thread while it serves, and the bank copies it to the device.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
 
@@ -20,6 +20,8 @@ OLD_WEIGHTS_FILE = "adapter_model.bin"
 PEFT_PREFIX = "base_model.model."
 FIRST, SECOND = ".lora_A.weight", ".lora_B.weight"
 """Endings of the names of the two matrices of a module."""
+WRAPPED = ".base_layer"
+"""Ending of the name of a module that PEFT has wrapped once more."""
 _BLOCK_BYTES = 1 << 20
 
 
@@ -34,6 +36,40 @@ class LowRank:
 
 
 @dataclass(frozen=True, slots=True)
+class StackedLowRank:
+    """The change of a parameter that holds the matrices of all experts, as PEFT stores it."""
+
+    first: torch.Tensor
+    """[experts * rank, a], float32"""
+    second: torch.Tensor
+    """[b, rank * experts], float32; the adapter's scale is a factor of it."""
+    rank: int
+
+    def split(self, name: str, experts: int, shape: tuple[int, int]) -> list[LowRank]:
+        """Return the changes of the experts, of outputs and inputs `shape`. Raises AdapterError.
+
+        PEFT has had two orders: `a` was the outputs of an expert at first, and its inputs later.
+        """
+        outputs, inputs = shape
+        a, b = self.first.shape[1], len(self.second)
+        if len(self.first) != experts * self.rank or self.second.shape[1] != experts * self.rank:
+            raise AdapterError(
+                f"the adapter's change of {name} is for {len(self.first) // self.rank} experts, and the "
+                f"model has {experts}: it was trained for another model"
+            )
+        first = self.first.view(experts, self.rank, a)
+        second = self.second.view(b, self.rank, experts).permute(2, 0, 1)
+        if (b, a) == (outputs, inputs) == (inputs, outputs):
+            raise AdapterError(
+                f"the adapter's change of {name} is square, so that its files do not say which side is that "
+                "of the outputs: merge the adapter into the model"
+            )
+        if (b, a) == (inputs, outputs):
+            return [LowRank(two.t(), one.t()) for one, two in zip(first, second, strict=True)]
+        return [LowRank(one, two) for one, two in zip(first, second, strict=True)]
+
+
+@dataclass(frozen=True, slots=True)
 class AdapterWeights:
     """One adapter on the host."""
 
@@ -43,6 +79,8 @@ class AdapterWeights:
     """Largest rank of a module."""
     modules: dict[str, LowRank]
     """Changes by name of the module, without the prefixes of PEFT and of the model."""
+    stacked: dict[str, StackedLowRank] = field(default_factory=dict)
+    """Changes of parameters that hold the matrices of all experts, by such names of the parameters."""
 
     @classmethod
     def read(cls, directory: Path) -> "AdapterWeights":
@@ -60,9 +98,62 @@ class AdapterWeights:
                 tensors = {name: _tensor(path, name, file) for name in file.keys()}  # noqa: SIM118 - no mapping
         except (SafetensorError, OSError) as error:
             raise AdapterError(f"{path}: the file cannot be read: {error}") from error
-        modules = _modules(path, config, tensors)
-        rank = max(len(change.first) for change in modules.values())
-        return cls(fingerprint, rank, modules)
+        stacked = _stacked(path, config, tensors)
+        others = {name: each for name, each in tensors.items() if _module_of(name) not in stacked.names}
+        modules = _modules(path, config, others)
+        if not modules and not stacked.changes:
+            raise AdapterError(f"{path}: the file contains no tensor")
+        ranks = [len(change.first) for change in modules.values()]
+        ranks += [change.rank for change in stacked.changes.values()]
+        return cls(fingerprint, max(ranks), modules, stacked.changes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Stacked:
+    """Changes of stacked parameters, and the names in the file of the modules that hold them."""
+
+    changes: dict[str, StackedLowRank]
+    names: frozenset[str]
+
+
+def _module_of(name: str) -> str:
+    """Return the module to which a tensor of the file belongs, as the file writes it."""
+    return name.removeprefix(PEFT_PREFIX).removesuffix(FIRST).removesuffix(SECOND)
+
+
+def _stacked(path: Path, config: AdapterConfig, tensors: dict[str, torch.Tensor]) -> _Stacked:
+    """Return the changes of stacked parameters. Raises AdapterError.
+
+    PEFT wraps a module once for each of its parameters, in the order in which the module has them, and the
+    last wrapper is the outermost: `experts.base_layer.lora_A` belongs to the first projection.
+    """
+    changes: dict[str, StackedLowRank] = {}
+    names: set[str] = set()
+    modules = dict.fromkeys(_module_of(name) for name in tensors)
+    multimodal = is_multimodal([name.removeprefix(PEFT_PREFIX) for name in tensors])
+    for written in modules:
+        module, depth = written, 0
+        while module.endswith(WRAPPED):
+            module, depth = module.removesuffix(WRAPPED), depth + 1
+        own = config.parameters_of(module)
+        if not own:
+            continue
+        if depth >= len(own):
+            raise AdapterError(f"{path}: {written} is wrapped more often than target_parameters says")
+        parameter = f"{module}.{own[depth]}"
+        rank = config.rank_of(parameter)
+        key = f"{PEFT_PREFIX}{written}"
+        first, second = tensors.get(key + FIRST), tensors.get(key + SECOND)
+        if first is None or second is None or first.dim() != 2 or second.dim() != 2 or len(first) % rank:
+            raise AdapterError(
+                f"{path}: {written} needs matrices lora_A and lora_B of rank {rank} for each expert"
+            )
+        text = text_name(parameter) if multimodal else parameter
+        if text is None:
+            raise AdapterError(f"{path}: {parameter} is of a part that is not served: only text models are")
+        changes[short_name(text)] = StackedLowRank(first, second * config.scale_of(parameter), rank)
+        names.add(written)
+    return _Stacked(changes, frozenset(names))
 
 
 def _tensor(path: Path, name: str, file: "safe_open") -> torch.Tensor:
@@ -95,8 +186,6 @@ def _modules(path: Path, config: AdapterConfig, tensors: dict[str, torch.Tensor]
         if text is None:
             raise AdapterError(f"{path}: tensor {name} is of a part that is not served: only text models are")
         modules[short_name(text)] = change
-    if not modules:
-        raise AdapterError(f"{path}: the file contains no tensor")
     if (target := config.without_module([name.removesuffix(FIRST) for name in whole])) is not None:
         raise AdapterError(f"{path}: the file has no tensor of the target module {target!r}")
     return modules

@@ -46,6 +46,13 @@ class StepAdapters:
     pieces: tuple[tuple[int, int, int], ...]
     """First row, last row plus one, and place of the adapter of parts of prompts."""
 
+    def places_of_rows(self, rows: int) -> list[int]:
+        """Return the place of the adapter of each of the step's rows, or `BASE`."""
+        places = [*self.decode_places.tolist(), *[BASE] * (rows - len(self.decode_places))]
+        for start, stop, place in self.pieces:
+            places[start:stop] = [place] * (stop - start)
+        return places
+
     @classmethod
     def build(
         cls, places: Ints, query_start: Ints, decodes: int, device: torch.device

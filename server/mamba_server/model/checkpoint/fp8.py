@@ -1,4 +1,4 @@
-"""Converts weights that are stored as FP8 with scales into ordinary weights.
+"""Converts weights that are stored as FP8 with scales into ordinary weights, or keeps them.
 
 `weights` uses it while a model is loaded. It knows three layouts: one scale for a tensor (ModelOpt), one for
 each row (compressed-tensors), one for each block of 128 x 128 (the FP8 of DeepSeek and Qwen). All scales are
@@ -7,8 +7,8 @@ multiplied, even those that are called an inverse.
 
 import torch
 
-BLOCK = 128
-"""Rows and columns of a block."""
+from mamba_kernels.fp8 import Fp8Matrix
+from mamba_kernels.fp8.matrix import GROUP as BLOCK
 
 
 def dequantize(weight: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -25,6 +25,27 @@ def dequantize(weight: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) ->
         piece_factors = factors[..., piece.start // rows : -(-piece.stop // rows), :] if rows else factors
         values[..., piece, :] = weight[..., piece, :].to(torch.float32) * piece_factors
     return values
+
+
+def kept(weight: torch.Tensor, scale: torch.Tensor) -> Fp8Matrix | None:
+    """Return `weight`, [..., r, c], as the FP8 that it is, with the scales of each output.
+
+    None: a product cannot keep the scales apart from the numbers. Raises ValueError as `dequantize`.
+    """
+    factors, rows = _factors(weight, scale)
+    lead = weight.shape[:-1]
+    if factors.shape[-1] == 1:
+        return Fp8Matrix(weight, factors.expand(*lead, 1).contiguous())
+    if rows != BLOCK or (weight.shape[-1] <= BLOCK) != (scale.shape[-1] == 1):
+        return None
+    # Each output has its own copy of its block's scales, so that outputs can be joined and chosen.
+    of_rows = scale.to(torch.float32).repeat_interleave(BLOCK, -2)[..., : lead[-1], :]
+    return Fp8Matrix(weight, of_rows.contiguous())
+
+
+def is_of_blocks(shape: tuple[int, ...], scale: tuple[int, ...]) -> bool:
+    """Return whether a scale of that shape has several groups of inputs for a weight [..., r, c]."""
+    return len(scale) == len(shape) >= 2 and 1 < scale[-1] < shape[-1]
 
 
 def _factors(weight: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, int]:

@@ -1,11 +1,15 @@
 """`TensorSource`: the interface from which a model takes its tensors; `Weights` implements it over files."""
 
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 
 from mamba_kernels.cpu.quantized.block_numbers import BlockNumbers
 from mamba_kernels.four_bit import FourBitMatrix
+from mamba_kernels.fp8 import Fp8Matrix
+
+Fp8Form = Literal["", "rows", "blocks"]
+"""Scales of FP8 matrices: of outputs or of blocks of `GROUP` inputs; "" = no matrix is stored as FP8."""
 
 
 class TensorSource(Protocol):
@@ -34,6 +38,18 @@ class TensorSource(Protocol):
 
         None: it is stored otherwise, or no kernel of a GPU computes with its codes, so that `take` has to be
         called. Raises WeightsError.
+        """
+        ...
+
+    @property
+    def fp8_form(self) -> Fp8Form:
+        """How the checkpoint stores FP8 matrices."""
+        ...
+
+    def fp8(self, name: str, shape: tuple[int, ...]) -> Fp8Matrix | None:
+        """Return the matrix of exactly that shape, or one of each expert, as the FP8 that is stored.
+
+        None: it is stored otherwise, so that `take` has to be called. Raises WeightsError.
         """
         ...
 

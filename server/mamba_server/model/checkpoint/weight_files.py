@@ -32,6 +32,7 @@ TEXT_PARTS = ("model.language_model.", "language_model.")
 DRAFT_HEADS = "mtp."
 """Prefix of the tensors of heads that predict several tokens, which are loaded only to draft with."""
 _HEAD = "lm_head."
+_OF_VOCABULARY = ("lm_head.weight", "embed_tokens.weight", "embeddings.weight")
 _LARGEST_HEADER = 100 << 20
 
 
@@ -70,11 +71,12 @@ def _size(stored: int, entries: dict[str, Entry], directory: Path) -> WeightsSiz
     matrices = find(entries)
     quantization = quantization_in(directory) if matrices else None
     held: Counter[Held] = Counter()
-    packed = packed_bytes = 0
+    packed = packed_bytes = rows = 0
     for name, matrix in matrices.items():
         module = name.removesuffix(".weight").removeprefix("model.").removeprefix("backbone.")
         size = size_of(matrix, module, entries, quantization)
         held[size.form.held] += size.elements
+        rows += size.rows
         if size.packed_bytes:
             packed, packed_bytes = packed + size.elements, packed_bytes + size.packed_bytes
     others = shapes_of(matrices.values()).union(*(matrix.tensors.values() for matrix in matrices.values()))
@@ -91,7 +93,28 @@ def _size(stored: int, entries: dict[str, Entry], directory: Path) -> WeightsSiz
         held["int4_zeros"],
         packed,
         packed_bytes,
+        sum(prod(shape[:-1]) for shape in plain if _of_matrices(shape)) + rows,
+        *_stored_fp8(entries),
     )
+
+
+def _stored_fp8(entries: dict[str, Entry]) -> tuple[int, int]:
+    """Return the elements of FP8 matrices and the scales that they have in memory, one for each output.
+
+    Those of the vocabulary are left out, which engines hold in another type.
+    """
+    elements = scales = 0
+    for name, (kind, shape) in entries.items():
+        if kind != FP8 or name.endswith(_OF_VOCABULARY) or len(shape) < 2:
+            continue
+        scale = next((entries[name + end][1] for end in SCALES if name + end in entries), None)
+        if scale is None:
+            # The scales of NVFP4 are FP8 themselves.
+            continue
+        groups = scale[-1] if len(scale) == len(shape) and 1 < scale[-1] < shape[-1] else 1
+        elements += prod(shape)
+        scales += prod(shape[:-1]) * groups
+    return elements, scales
 
 
 def is_multimodal(names: Iterable[str]) -> bool:

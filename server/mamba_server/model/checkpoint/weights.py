@@ -20,8 +20,9 @@ from safetensors import SafetensorError, safe_open
 
 from mamba_kernels.cpu.quantized.block_numbers import BlockNumbers
 from mamba_kernels.four_bit import FourBitMatrix
+from mamba_kernels.fp8 import Fp8Matrix
 from mamba_server.model.checkpoint.errors import WeightsError
-from mamba_server.model.checkpoint.fp8 import dequantize
+from mamba_server.model.checkpoint.fp8 import dequantize, is_of_blocks, kept
 from mamba_server.model.checkpoint.mapped_pages import give_back
 from mamba_server.model.checkpoint.quantized.stored_matrix import (
     Numbers,
@@ -38,6 +39,7 @@ from mamba_server.model.checkpoint.quantized.stored_names import (
     shapes_of,
 )
 from mamba_server.model.checkpoint.source import Progress, silent
+from mamba_server.model.checkpoint.tensor_source import Fp8Form
 from mamba_server.model.checkpoint.weight_files import (
     DRAFT_HEADS,
     FP8,
@@ -155,19 +157,13 @@ class Weights:
         if entry is None:
             files = sorted({str(entry.file) for entry in self._entries.values()})
             raise WeightsError(f"{files[0]}: tensor {name} is missing (looked in {len(files)} files)")
-        scale = None
-        if entry.dtype == FP8:
-            scale = next((name + ending for ending in SCALES if name + ending in self._entries), None)
+        scale = self._scale_of(name)
         if entry.dtype not in STORED and scale is None:
             raise WeightsError(
                 f"{entry.file}: tensor {entry.name} is stored as {entry.dtype}: this version loads weights "
                 f"that are stored as {', '.join(STORED)}, or as {FP8} with a scale"
             )
-        if entry.shape != shape:
-            raise WeightsError(
-                f"{entry.file}: tensor {entry.name} has the shape {list(entry.shape)}, and by the "
-                f"configuration it should have {list(shape)}"
-            )
+        _check_shape(entry, shape)
         tensor = self._read(name, entry)
         if scale is None:
             converted = tensor.to(device=device, dtype=dtype, copy=tensor.nbytes <= MAX_COPIED_BYTES)
@@ -179,6 +175,38 @@ class Weights:
         if converted is not tensor:
             give_back(tensor)
         return converted
+
+    @property
+    def fp8_form(self) -> Fp8Form:
+        """How the files store FP8 matrices."""
+        form: Fp8Form = ""
+        for name, entry in self._entries.items():
+            if (scale := self._scale_of(name)) is not None:
+                form = "rows"
+                if is_of_blocks(entry.shape, self._entries[scale].shape):
+                    return "blocks"
+        return form
+
+    def fp8(self, name: str, shape: tuple[int, ...]) -> Fp8Matrix | None:
+        """Return the matrix `name` of exactly that shape as the FP8 that is stored; None = `take` it.
+
+        Raises WeightsError, whose message names file and tensor.
+        """
+        if (scale := self._scale_of(name)) is None:
+            return None
+        entry = self._entries[name]
+        _check_shape(entry, shape)
+        try:
+            return kept(self._read(name, entry), self._read(scale, self._entries[scale]))
+        except ValueError as error:
+            raise WeightsError(f"{entry.file}: tensor {entry.name} has {error}") from error
+
+    def _scale_of(self, name: str) -> str | None:
+        """Return the name of the scale of an FP8 tensor; None = it has none, or is not FP8."""
+        entry = self._entries.get(name)
+        if entry is None or entry.dtype != FP8:
+            return None
+        return next((name + ending for ending in SCALES if name + ending in self._entries), None)
 
     def _stored(
         self, name: str, matrix: StoredMatrix, shape: tuple[int, ...], device: torch.device = CPU
@@ -254,6 +282,15 @@ class Weights:
             _warm(path)
             self._files[path] = safe_open(path, framework="pt", device="cpu").__enter__()
         return self._files[path]
+
+
+def _check_shape(entry: WeightEntry, shape: tuple[int, ...]) -> None:
+    """Raise WeightsError unless the tensor has that shape."""
+    if entry.shape != shape:
+        raise WeightsError(
+            f"{entry.file}: tensor {entry.name} has the shape {list(entry.shape)}, and by the "
+            f"configuration it should have {list(shape)}"
+        )
 
 
 def _entries(directory: Path, *, heads: bool) -> dict[str, WeightEntry]:

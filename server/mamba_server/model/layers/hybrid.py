@@ -34,6 +34,7 @@ from mamba_server.model.forward_batch import ForwardBatch, HostBatch
 from mamba_server.model.hidden_rows import HiddenPlan
 from mamba_server.model.layers.attention import Attention, Turns
 from mamba_server.model.layers.draft_head import DraftHead
+from mamba_server.model.layers.fp8 import fp8_backend
 from mamba_server.model.layers.gated_delta import GatedDeltaMixer
 from mamba_server.model.layers.latent_attention import LatentAttention
 from mamba_server.model.layers.loader import Loader, Norm, Rows
@@ -89,14 +90,16 @@ class TokenEmbedding:
 def _has_four_bits(
     backend: Backend, device: torch.device, dtype: torch.dtype, quantization: Quantization
 ) -> bool:
-    """Return whether operators multiply by matrices of four bits.
+    """Return whether operators multiply by matrices of four bits; with fp8 all matrices are that.
 
     Raises UnsupportedModel if matrices are to be quantized, and nothing computes with such ones.
     """
+    if quantization == "fp8":
+        return False
     four_bits = backend.library is None and (device.type == "cuda" or backend.name == TRITON)
     if quantization == "none" or backend.library is not None or (four_bits and quantization == "int4"):
         return four_bits
-    on_gpu = " int4 on a GPU," if device.type == "cuda" else ""
+    on_gpu = " fp8 or int4 on a GPU," if device.type == "cuda" else ""
     raise UnsupportedModel(
         f"quantization {quantization} needs the C++ kernels of a CPU, which are not used here "
         f"({device.type}, {str(dtype).removeprefix('torch.')}): serve with --quantization none,"
@@ -130,7 +133,8 @@ class HybridModel:
         self._batch_invariant = batch_invariant
         self.adapters = adapters
         self.backend = backend or backend_for(device, dtype)
-
+        if quantization == "fp8":
+            self.backend = fp8_backend(self.backend, device, batch_invariant=batch_invariant)
         loader = Loader(
             weights,
             device,
@@ -404,7 +408,9 @@ class HybridModel:
             layer = loader.at_layer(number, factors)
             after = index in config.norm_after
             norm_name = layer.first_of(names.norms_after if after else names.norms)
-            norm = layer.norm(norm_name, config.hidden_size, self._norm_eps)
+            # Rows of experts are not rounded, and what a later norm returns is added.
+            multiplied = kind != "moe" and not after
+            norm = layer.norm(norm_name, config.hidden_size, self._norm_eps, before_product=multiplied)
             prefix = names.mixer
             if names.other_mixer and layer.at(names.other_mixer).has(f"{self._names.down_proj}.weight"):
                 prefix = names.other_mixer

@@ -20,9 +20,12 @@ from mamba_kernels.cpu.quantized.int4_weight import Int4Weight, pack_numbers
 from mamba_kernels.cpu.quantized.int8_weight import QuantizedWeight
 from mamba_kernels.cpu.rms_norm import RowNorm
 from mamba_kernels.dispatch.operators import REFERENCE, Operators
-from mamba_kernels.four_bit import FourBitMatrix, Weight
+from mamba_kernels.four_bit import FourBitMatrix
 from mamba_kernels.four_bit import matrix as four_bit
+from mamba_kernels.fp8 import Fp8Matrix
+from mamba_kernels.fp8.matrix import GROUP, joined
 from mamba_kernels.invariant import sound_row_tile
+from mamba_kernels.moe import ExpertWeights, expert_weights
 from mamba_kernels.precision import accumulator
 from mamba_server.model.adapters.adapted_product import Part
 from mamba_server.model.adapters.adapter_bank import AdapterBank
@@ -30,6 +33,7 @@ from mamba_server.model.checkpoint.mapped_pages import give_back
 from mamba_server.model.checkpoint.tensor_factors import Factors
 from mamba_server.model.checkpoint.tensor_source import TensorSource
 from mamba_server.model.layers.four_bit_linear import FourBitLinear
+from mamba_server.model.layers.fp8 import Fp8Linear, Fp8Norm, JoinedProducts, NormedRows
 from mamba_server.model.layers.linear import Linear
 
 Rows = Callable[[torch.Tensor], torch.Tensor]
@@ -37,8 +41,8 @@ Rows = Callable[[torch.Tensor], torch.Tensor]
 Norm = Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]
 """Function (x, added) -> norm(x + added), all [T, a]. x becomes the sum; None adds nothing."""
 
-Matrix = torch.Tensor | BlockNumbers | FourBitMatrix
-"""A matrix [outputs, inputs]: its weights, or the integers or codes as which the checkpoint stores them."""
+Matrix = torch.Tensor | BlockNumbers | FourBitMatrix | Fp8Matrix
+"""A matrix [outputs, inputs]: its weights, the integers or codes as which they are stored, or FP8."""
 
 PACKED: dict[Quantization, Callable[[torch.Tensor, Callable[[torch.Tensor], None]], PackedMatrix]] = {
     "none": PackedWeight,
@@ -62,9 +66,9 @@ class Loader:
     library: Library | None = None
     """The C++ kernels, if they are used instead of operators; otherwise None."""
     quantization: Quantization = "none"
-    """Quantization of matrices in the C++ kernels; int4 also where `four_bits` is true."""
+    """Quantization of matrices in the C++ kernels; fp8 without these, and int4 where `four_bits` is true."""
     four_bits: bool = False
-    """Whether operators multiply by matrices of four bits, as on GPUs."""
+    """Whether operators multiply by matrices of four bits, as on GPUs; never with quantization fp8."""
     factors: Factors = field(default_factory=dict)
     """Factors by which rows of the layer's tensors are multiplied."""
     layer: str = ""
@@ -73,6 +77,8 @@ class Loader:
     """Offset that is added to the weights of norms, in float32 because such weights are near zero."""
     adapters: AdapterBank | None = None
     """Places for adapters of projections; None = the model has none."""
+    normed: NormedRows = field(default_factory=NormedRows)
+    """FP8 form of rows that norms leave for products."""
 
     def at(self, *parts: str | int) -> "Loader":
         """Return a loader for the tensors whose names continue with `parts`, joined by dots."""
@@ -87,9 +93,10 @@ class Loader:
         """Return the loader of the embedding and of the head, which have eight bits where others have four.
 
         Each token's probability depends on a row of its own there, so an error there counts most
-        (docs/notes/kernels-cpu.md). They have no adapters.
+        (docs/notes/kernels-cpu.md). They are not FP8, and have no adapters.
         """
-        quantization: Quantization = "int8" if self.quantization == "int4" else self.quantization
+        other: dict[Quantization, Quantization] = {"int4": "int8", "fp8": "none"}
+        quantization = other.get(self.quantization, self.quantization)
         return replace(self, quantization=quantization, adapters=None)
 
     def has(self, name: str) -> bool:
@@ -110,7 +117,7 @@ class Loader:
         Raises WeightsError if it is missing or has another shape.
         """
         target = dtype or self.dtype
-        factor = self.factors.get((self.prefix + name).removeprefix(self.layer))
+        factor = self.factor(name)
         if factor is None:
             return self.weights.take(self.prefix + name, shape, target, self.device)
         exact = self.weights.take(self.prefix + name, shape, accumulator(target), self.device)
@@ -122,8 +129,10 @@ class Loader:
     def matrix(self, name: str, outputs: int, inputs: int) -> Matrix:
         """Return the matrix `name` below the prefix, as integers if the kernels keep those of the checkpoint.
 
-        Raises WeightsError.
+        With quantization fp8 it is FP8. Raises WeightsError.
         """
+        if self.quantization == "fp8":
+            return self.fp8(name, outputs, inputs)
         place = self.prefix + name
         if self.four_bits:
             codes = self.weights.four_bits(place, (outputs, inputs), self.dtype, self.device)
@@ -139,13 +148,38 @@ class Loader:
                 )
         return self.tensor(name, outputs, inputs)
 
+    def fp8(self, name: str, *shape: int) -> Fp8Matrix | torch.Tensor:
+        """Return the matrix `name`, or one of each expert, as FP8: as it is stored, or rounded to FP8.
+
+        A checkpoint in FP8 decides itself which of its matrices are not, and these stay as they are. Raises
+        WeightsError.
+        """
+        place = self.prefix + name
+        stored = self.weights.fp8(place, shape)
+        if stored is None:
+            weight = self.tensor(name, *shape)
+            if self.weights.fp8_form:
+                return weight
+            rounded = Fp8Matrix.of(weight)
+            give_back(weight)
+            return rounded
+        matrix = Fp8Matrix(stored.numbers.to(self.device), stored.scales.to(self.device))
+        factor = self.factors.get(place.removeprefix(self.layer))
+        return matrix if factor is None else matrix.scaled(factor)
+
     def wide(self, name: str, *shape: int) -> torch.Tensor:
         """Return a small tensor in the type of sums: float32, or float64 in a float64 model."""
         return self.tensor(name, *shape, dtype=accumulator(self.dtype))
 
-    def norm(self, name: str, width: int, eps: float) -> Norm:
-        """Return the RMSNorm with the weight `name`."""
+    def norm(self, name: str, width: int, eps: float, *, before_product: bool = False) -> Norm:
+        """Return the RMSNorm with the weight `name`.
+
+        before_product: whether all that the norm returns is multiplied, so that it may round to FP8 as well.
+        """
         weight, dtype = self.norm_weight(name, width), self.dtype
+        if before_product and self.quantization == "fp8":
+            groups = -(-width // GROUP) if self.weights.fp8_form == "blocks" else 1
+            return Fp8Norm(weight, eps, dtype, groups, self.operators, self.normed)
         if self.library is not None:
             return RowNorm(self.library, weight, eps, dtype)
         norm = self.operators.rms_norm
@@ -184,6 +218,14 @@ class Loader:
             for start, (name, count) in zip(starts, outputs.items(), strict=True)
         ]
         return self.product_of(weights, added, activation, parts=parts)
+
+    def factor(self, name: str) -> torch.Tensor | None:
+        """Return the factor by which the tensor `name` below the prefix is multiplied; None = 1."""
+        return self.factors.get((self.prefix + name).removeprefix(self.layer))
+
+    def module(self, weight: str) -> str:
+        """Return the name of the module of a weight below the prefix."""
+        return (self.prefix + weight).removesuffix(".weight")
 
     def part(self, name: str, start: int, outputs: int, rows: torch.Tensor | None = None) -> Part:
         """Return the part of a product that has the outputs of the projection `name` from `start` on.
@@ -236,7 +278,9 @@ class Loader:
         return self.adapters.adapt(product, linear, activation, inputs, tuple(parts), self.library)
 
     def _of_operators(self, weights: Sequence[Matrix], bias: torch.Tensor | None) -> Rows:
-        """Return the product of matrices that follow one another, by torch or in four bits."""
+        """Return the product of matrices that follow one another, by torch, in four bits or in FP8."""
+        if self.quantization == "fp8":
+            return self._in_fp8(weights, bias)
         parts: list[torch.Tensor | FourBitMatrix] = []
         for is_plain, group in groupby(weights, lambda each: isinstance(each, torch.Tensor)):
             if is_plain:
@@ -257,11 +301,28 @@ class Loader:
         product = self.operators.four_bit_product
         return FourBitLinear(products, bias, product, invariant=self.batch_invariant)
 
+    def _in_fp8(self, weights: Sequence[Matrix], bias: torch.Tensor | None) -> Rows:
+        """Return the product in FP8. Neighbours of one form become one matrix."""
+        products: list[Rows] = []
+        start = 0
+        for groups, group in groupby(weights, _groups):
+            parts = list(group)
+            end = start + sum(part.shape[0] for part in parts)
+            own = None if bias is None else bias[start:end]
+            if groups:
+                whole = joined([each for each in parts if isinstance(each, Fp8Matrix)])
+                products.append(Fp8Linear(whole, own, self.dtype, self.operators, self.normed))
+            else:
+                plain = one_matrix([each for each in parts if isinstance(each, torch.Tensor)])
+                products.append(self.plain(plain, own))
+            start = end
+        return products[0] if len(products) == 1 else JoinedProducts(products)
+
     def fits(self, inputs: int) -> bool:
         """Return whether ordinary matrices with so many inputs become ones of four bits for operators."""
         return self.four_bits and self.quantization == "int4" and four_bit.fits_runs(inputs)
 
-    def fitted(self, weight: torch.Tensor) -> Weight:
+    def fitted(self, weight: torch.Tensor) -> torch.Tensor | FourBitMatrix:
         """Return a matrix in four bits if that is set for operators, otherwise as it is.
 
         The caller must not read `weight` afterwards.
@@ -272,17 +333,20 @@ class Loader:
         give_back(weight)
         return codes
 
-    def one_weight(self, parts: Sequence[Matrix]) -> Weight:
-        """Return matrices whose outputs follow one another as one for operators.
+    def one_weight(self, parts: Sequence[Matrix]) -> ExpertWeights:
+        """Return matrices of an expert whose outputs follow one another as one for operators.
 
-        Codes that cannot be one matrix become ordinary weights.
+        Codes and FP8 that cannot be one matrix become ordinary weights.
         """
-        codes = [each for each in parts if isinstance(each, FourBitMatrix)]
-        if len(codes) == len(parts) and len(joined := four_bit.join(codes)) == 1:
-            return joined[0]
-        plain = [each.plain(self.dtype) if isinstance(each, FourBitMatrix) else each for each in parts]
-        whole = one_matrix([each for each in plain if isinstance(each, torch.Tensor)])
-        return whole if codes else self.fitted(whole)
+        packed = [each for each in parts if isinstance(each, FourBitMatrix | Fp8Matrix)]
+        if len(packed) == len(parts) and (joint := expert_weights.joined(packed)) is not None:
+            return joint
+        whole = one_matrix([self.widened(each) for each in parts if not isinstance(each, BlockNumbers)])
+        return whole if packed else self.fitted(whole)
+
+    def widened(self, matrix: ExpertWeights) -> torch.Tensor:
+        """Return the ordinary weights of one matrix."""
+        return matrix if isinstance(matrix, torch.Tensor) else matrix.plain(self.dtype)
 
     def pack(self, weight: torch.Tensor) -> PackedMatrix:
         """Return the matrix as the C++ kernels read it. The caller must not read `weight` afterwards."""
@@ -312,6 +376,11 @@ class Loader:
         outputs, inputs = weight.shape
         tile = sound_row_tile(inputs, outputs, bias is not None, weight.dtype, weight.device)
         return Linear(weight, bias, tile)
+
+
+def _groups(matrix: Matrix) -> int:
+    """Return the number of scales of an output; 0 = the matrix is not FP8."""
+    return matrix.groups if isinstance(matrix, Fp8Matrix) else 0
 
 
 def rows_of(matrix: Matrix, rows: torch.Tensor | slice) -> Matrix:

@@ -14,15 +14,19 @@ from mamba_kernels.cpu.experts import PackedExperts
 from mamba_kernels.cpu.library import Library
 from mamba_kernels.cpu.packed_linear import PackedWeight
 from mamba_kernels.dispatch.operators import REFERENCE
-from mamba_kernels.four_bit.matrix import FourBitMatrix, Weight, stack
-from mamba_kernels.moe import Activation, Routing, SharedExpert
+from mamba_kernels.fp8 import Fp8Matrix
+from mamba_kernels.moe import Activation, ExpertWeights, Routing, SharedExpert, expert_weights
+from mamba_kernels.moe.expert_weights import of_one
 from mamba_planner.model_config import MoeConfig
+from mamba_server.model.adapters.adapted_experts import AdaptedExperts, ExpertNames, ExpertProducts
+from mamba_server.model.adapters.adapter_bank import AdapterBank
+from mamba_server.model.adapters.step_adapters import MOST_ROWS
 from mamba_server.model.checkpoint.errors import UnsupportedModel
 from mamba_server.model.checkpoint.mapped_pages import give_back
-from mamba_server.model.checkpoint.tensor_names import TensorNames
+from mamba_server.model.checkpoint.tensor_names import MoeNames, TensorNames
 from mamba_server.model.layers.latent_projections import LatentProjections
 from mamba_server.model.layers.linear import Linear
-from mamba_server.model.layers.loader import Loader, Matrix, one_matrix
+from mamba_server.model.layers.loader import Loader, Matrix, Rows, one_matrix
 
 log = logging.getLogger(__name__)
 ACTIVATIONS = {
@@ -33,7 +37,11 @@ ACTIVATIONS = {
 """Activations by whether an expert has a gate, and the activation's name in Hugging Face configurations."""
 Matrices = Iterable[list[Matrix]]
 """Matrices of each expert, whose outputs follow one another: [outputs, inputs] together."""
+Chosen = tuple[torch.Tensor, torch.Tensor]
+"""Experts and weights of rows, as `route` returns them."""
 SharedMatrices = tuple[list[Matrix], list[Matrix]]
+Stacked = torch.Tensor | Fp8Matrix
+"""One matrix of each expert: [E, outputs, inputs]"""
 
 
 class Moe:
@@ -68,12 +76,7 @@ class Moe:
             first, last = (own.stacked[0],), own.stacked[1]
         gate_up = _of_experts(first, (config.experts, per_inner * inner, width), loader)
         down = _of_experts([last], (config.experts, width, inner), loader)
-        shared: SharedMatrices | None = None
-        if (shared_inner := config.shared_intermediate) and config.latent is None:
-            shared = (
-                _in_parts(own.shared_gate_up, (per_inner * shared_inner, hidden_size), loader),
-                _in_parts([own.shared_down], (hidden_size, shared_inner), loader),
-            )
+        shared = _shared(config, hidden_size, own, loader)
         # In batch-invariant mode a row's bits must not depend on the number of rows.
         self.compute = (REFERENCE if loader.batch_invariant else loader.operators).moe
         self.route = loader.operators.route
@@ -81,32 +84,72 @@ class Moe:
         """C++ kernel that computes scores and chooses experts; None = `scores` and `route` are used."""
         self.packed: PackedExperts | None = None
         """C++ kernel that computes all experts; None = `compute` is used, with unpacked weights."""
+        self.adapted: AdaptedExperts | None = None
+        """Experts with places for adapters; None = the engine has no places for changes of experts."""
+        self._shared_gate = gate
         if (library := loader.library) is not None:
             self.router = ExpertRouter(library, PackedWeight(router), self.routing, self.correction)
             self.packed = self._pack(library, gate_up, down, shared, gate, loader)
         else:
             self.scores = _scores(router, gate, loader)
             self.gate_up, self.down = _stack(gate_up, loader), _stack(down, loader)
-            self.shared = (
-                None
-                if shared is None
-                else SharedExpert(loader.one_weight(shared[0]), loader.one_weight(shared[1]))
-            )
+            self.shared: SharedExpert | None = None
+            if shared is not None:
+                self.shared = SharedExpert(loader.one_weight(shared[0]), loader.one_weight(shared[1]))
             self.gated = gate is not None
             """Whether the last score of a row is the logit of the shared expert's weight."""
+        if loader.adapters is not None and loader.adapters.expert_rank:
+            self.adapted = self._with_adapters(loader.adapters, names, config, hidden_size, loader)
+
+    def _with_adapters(
+        self, bank: AdapterBank, names: TensorNames, config: MoeConfig, hidden_size: int, loader: Loader
+    ) -> AdaptedExperts:
+        """Reserve the places of adapters for the experts."""
+        own, inners = names.moe, self.activation.projections
+        assert own is not None
+        width = config.latent or hidden_size
+        first, last = self._products(loader)
+        routed = ExpertProducts(
+            first[: config.experts], last[: config.experts], (width, config.intermediate, width), inners,
+            (loader.factor(own.gate_up[0]), loader.factor(own.down)),
+        )  # fmt: skip
+        shared = None
+        if len(first) > config.experts:
+            products = ExpertProducts(
+                first[config.experts :], last[config.experts :], (width, config.shared_intermediate, width),
+                inners, (loader.factor(own.shared_gate_up[0]), loader.factor(own.shared_down)),
+            )  # fmt: skip
+            shared = products, tuple(map(loader.module, own.shared_gate_up)), loader.module(own.shared_down)
+        return bank.adapt_experts(_expert_names(own, loader), routed, shared)
+
+    def _products(self, loader: Loader) -> tuple[list[Rows], list[Rows]]:
+        """Return the first and the last products of all experts; a shared one here comes last.
+
+        Raises UnsupportedModel if operators multiply by experts of fewer than 16 bits.
+        """
+        if self.packed is not None:
+            pairs = self.packed.products()
+            return [first for first, _ in pairs], [last for _, last in pairs]
+        own = [(self.gate_up, self.down)]
+        own += [] if self.shared is None else [(of_one(self.shared.gate_up), of_one(self.shared.down))]
+        firsts, lasts = ([_ordinary(each, loader) for each in weights] for weights in zip(*own, strict=True))
+        return (
+            [Linear(first, None) for matrices in firsts for first in matrices],
+            [Linear(last, None) for matrices in lasts for last in matrices],
+        )
 
     def _pack(
         self,
         library: Library,
-        gate_up: Matrices | torch.Tensor,
-        down: Matrices | torch.Tensor,
+        gate_up: Matrices | Stacked,
+        down: Matrices | Stacked,
         shared: SharedMatrices | None,
         gate: torch.Tensor | None,
         loader: Loader,
     ) -> PackedExperts:
         pairs = [
             (loader.pack_parts(_listed(up)), loader.pack_parts(_listed(back)))
-            for up, back in zip(gate_up, down, strict=True)
+            for up, back in zip(_each(gate_up), _each(down), strict=True)
         ]
         own = None if shared is None else (loader.pack_parts(shared[0]), loader.pack_parts(shared[1]))
         return PackedExperts(library, pairs, self.activation, own, None if gate is None else gate[0])
@@ -120,7 +163,10 @@ class Moe:
     def _routed(self, x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         """Return the result of the experts for `rows`, which are chosen by x, and of a shared one of them."""
         if self.packed is not None and self.router is not None:
-            return self.packed(rows, *self.router(x))
+            chosen = self.router(x)
+            out = self.packed(rows, *chosen)
+            self._change(x, rows, chosen, out)
+            return out
         logits, shared = self.scores(x.to(self.scores.weight.dtype)), self.shared
         if self.gated:
             shared = None if shared is None else replace(shared, logit=logits[:, -1])
@@ -128,7 +174,54 @@ class Moe:
         experts, weights = self.route(logits, self.routing, self.correction)
         out = torch.empty_like(rows)
         self.compute(rows, experts, weights, self.gate_up, self.down, self.activation, out, shared)
+        self._change(x, rows, (experts, weights), out)
         return out
+
+    def _change(self, x: torch.Tensor, rows: torch.Tensor, chosen: Chosen, out: torch.Tensor) -> None:
+        """Compute the rows of the step whose adapters change these experts, in place of what `out` has."""
+        if self.adapted is None or (adapted := self.adapted.rows(len(x))) is None:
+            return
+        for first in range(0, len(adapted[0]), MOST_ROWS):
+            own = torch.tensor(adapted[0][first : first + MOST_ROWS], device=x.device)
+            gate = None
+            if self._shared_gate is not None:
+                wide = self._shared_gate.dtype
+                gate = torch.sigmoid(x[own].to(wide) @ self._shared_gate[0])
+            result = self.adapted(
+                rows[own], adapted[1][first : first + MOST_ROWS], chosen[0][own], chosen[1][own], gate
+            )
+            out[own] = result.to(out.dtype)
+
+
+def _shared(config: MoeConfig, hidden_size: int, own: MoeNames, loader: Loader) -> SharedMatrices | None:
+    """Return the matrices of the shared expert; None = there is none that is computed with the others."""
+    inner, per_inner = config.shared_intermediate, 2 if config.gated else 1
+    if not inner or config.latent is not None:
+        return None
+    return (
+        _in_parts(own.shared_gate_up, (per_inner * inner, hidden_size), loader),
+        _in_parts([own.shared_down], (hidden_size, inner), loader),
+    )
+
+
+def _expert_names(own: MoeNames, loader: Loader) -> ExpertNames:
+    """Return the names by which adapters change the experts, in checkpoints of both forms."""
+    per_expert = "{expert}" in own.down
+    if own.stacked is not None:
+        first, last = own.stacked
+    elif per_expert:
+        # The names that transformers gives to the joined matrices of such checkpoints.
+        folder = own.down.partition(".{expert}")[0]
+        first = f"{folder}.up_proj" if len(own.gate_up) == 1 else f"{folder}.gate_up_proj"
+        last = f"{folder}.down_proj"
+    else:
+        first, last = own.gate_up[0], own.down
+    return ExpertNames(
+        tuple(map(loader.module, own.gate_up)) if per_expert else (),
+        loader.module(own.down) if per_expert else "",
+        loader.prefix + first,
+        loader.prefix + last,
+    )
 
 
 def _scores(router: torch.Tensor, gate: torch.Tensor | None, loader: Loader) -> Linear:
@@ -140,29 +233,50 @@ def _listed(parts: list[Matrix] | torch.Tensor) -> list[Matrix]:
     return [parts] if isinstance(parts, torch.Tensor) else parts
 
 
-def _stack(matrices: Matrices | torch.Tensor, loader: Loader) -> Weight:
+def _each(matrices: Matrices | Stacked) -> Matrices | torch.Tensor:
+    """Return the matrices of each expert, which are not FP8 where the C++ kernels compute."""
+    assert not isinstance(matrices, Fp8Matrix)
+    return matrices
+
+
+def _ordinary(weights: ExpertWeights, loader: Loader) -> torch.Tensor:
+    """Return the weights of experts for adapters. Raises UnsupportedModel unless they are ordinary."""
+    if isinstance(weights, torch.Tensor):
+        return weights
+    form = "FP8" if isinstance(weights, Fp8Matrix) else "four bits"
+    other = "serve a checkpoint whose experts are bfloat16"
+    if loader.quantization != "none":
+        other = f"--quantization {loader.quantization}"
+    raise UnsupportedModel(
+        f"experts in {form} take no adapters: leave out --max-lora-expert-rank, or {other}"
+    )
+
+
+def _stack(matrices: Matrices | Stacked, loader: Loader) -> ExpertWeights:
     """Return the matrices of all experts for operators."""
+    if isinstance(matrices, Fp8Matrix):
+        return matrices
+    every: list[ExpertWeights]
     if not isinstance(matrices, torch.Tensor):
         every = [loader.one_weight(parts) for parts in matrices]
     elif loader.fits(matrices.shape[2]):
         every = [loader.fitted(matrix) for matrix in matrices]
     else:
         return matrices
-    codes = [each for each in every if isinstance(each, FourBitMatrix)]
-    if len(codes) == len(every) and (stacked := stack(codes)) is not None:
-        return stacked
-    if codes:
+    if (whole := expert_weights.stacked(every)) is not None:
+        return whole
+    if any(not isinstance(each, torch.Tensor) for each in every):
         # An engine writes nothing below a warning.
         log.warning(
             "experts of a layer are stored in different forms, and %d of them are held as %s",
             len(every),
             str(loader.dtype).removeprefix("torch."),
         )
-    plain = [each.plain(loader.dtype) if isinstance(each, FourBitMatrix) else each for each in every]
-    whole = torch.stack(plain)
+    plain = [loader.widened(each) for each in every]
+    joint = torch.stack(plain)
     for matrix in plain:
         give_back(matrix)
-    return whole
+    return joint
 
 
 class _OfExperts:
@@ -177,10 +291,11 @@ class _OfExperts:
             yield _in_parts(own, (self._shape[1], self._shape[2]), self._loader)
 
 
-def _of_experts(names: Sequence[str], shape: tuple[int, int, int], loader: Loader) -> Matrices | torch.Tensor:
+def _of_experts(names: Sequence[str], shape: tuple[int, int, int], loader: Loader) -> Matrices | Stacked:
     """Return the matrices of all experts; `names` contain "{expert}" if each expert has its own tensors."""
     if "{expert}" not in names[0]:
-        return loader.tensor(names[0], *shape)
+        fp8 = loader.quantization == "fp8"
+        return loader.fp8(names[0], *shape) if fp8 else loader.tensor(names[0], *shape)
     return _OfExperts(names, shape, loader)
 
 

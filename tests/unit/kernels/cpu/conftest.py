@@ -29,8 +29,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if LARGE:
         return
     matrices: dict[str, dict[tuple[Any, ...], pytest.Item]] = defaultdict(dict)
+    texts: dict[int, str] = {}
     for item in items:
-        if item.path.parent == HERE and len(row := _values(item)) > 2:
+        if item.path.parent == HERE and len(row := _values(item, texts)) > 2:
             matrices[item.nodeid.partition("[")[0]][row] = item
     left_out = {
         item
@@ -41,9 +42,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = [item for item in items if item not in left_out]
 
 
-def _values(item: pytest.Item) -> tuple[Any, ...]:
-    """Return the value of each parameter as text; those that change together are one."""
-    values = {name: repr(value) for name, value in getattr(item, "callspec", _NONE).params.items()}
+def _values(item: pytest.Item, texts: dict[int, str]) -> tuple[Any, ...]:
+    """Return the value of each parameter as text; those that change together are one.
+
+    `texts`: those of earlier items by the id of their values, which all items of a test share. Each process
+    of a run asks for those of all items, and that of a tensor takes a millisecond.
+    """
+    params = getattr(item, "callspec", _NONE).params
+    for value in params.values():
+        if id(value) not in texts:
+            texts[id(value)] = repr(value)
+    values = {name: texts[id(value)] for name, value in params.items()}
     chosen = []
     for marker in item.iter_markers("parametrize"):
         names = marker.args[0]

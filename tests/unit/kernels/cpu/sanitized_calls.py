@@ -6,6 +6,7 @@ Free of torch: the sanitizer would watch all of it. The last call reads beyond a
 import ctypes
 import math
 import os
+import socket
 import sys
 import types
 from itertools import product
@@ -35,6 +36,7 @@ from mamba_kernels.cpu.structures import (  # noqa: E402
     WHOLE,
     AdapterChanges,
     AdapterPart,
+    CheckedBytes,
     DecodeBlock,
     DecodeStep,
     DeltaDecode,
@@ -495,6 +497,23 @@ def largest(library: Library) -> None:
         library.largest(array(3, columns, kind=kind), 3, columns, kind, array(3, 2), array(3, 1, kind=BYTE))
 
 
+def passing(library: Library) -> None:
+    for sizes in ((241,), (1025, 256, 300)):
+        near, far = socket.socketpair()
+        count = sum(sizes)
+        for end, sends in ((near, 1), (far, 0)):
+            memory, digests = array(count, kind=BYTE), array(len(sizes), 2)
+            # The second piece begins and ends within a stripe.
+            rows = [np.array(row, np.int64) for row in ((memory, memory + 7), (7, count - 7), sizes)]
+            addresses, lengths, blocks = (row.ctypes.data for row in rows)
+            call = CheckedBytes(addresses, lengths, blocks, digests, len(sizes), sends, 1)
+            moving = library.begin_checked_bytes(ctypes.addressof(call))
+            assert moving is not None
+            assert library.move_checked_bytes(moving, end.fileno()) == count
+            library.end_checked_bytes(moving)
+            end.close()
+
+
 def caught(library: Library) -> None:
     """Call a norm with four more numbers than there are, in a child that the sanitizer ends."""
     child = os.fork()
@@ -511,7 +530,7 @@ library.set_threads(2)
 for check in (
     linear, decode, prefill, delta_update, delta_prefill, delta_mixer_decode, delta_mixer_prefill,
     short_conv_decode, short_conv_prefill, norm, gate, change, choose, turn, attend, extend, mixture, step,
-    largest, caught,
+    largest, passing, caught,
 ):  # fmt: skip
     check(library)
     sys.stdout.write(check.__name__ + "\n")

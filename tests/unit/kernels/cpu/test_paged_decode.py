@@ -66,7 +66,15 @@ EVERYONE = list(range(len(CONTEXTS)))
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-6), (torch.bfloat16, 2**-8)])
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "head_dim", "page_size"),
-    [(4, 4, 64, 16), (6, 2, 63, 4), (5, 1, 100, 1), (4, 2, 128, 5), (2, 1, 256, 16), (1, 1, 1, 3)],
+    [
+        (4, 4, 64, 16),
+        (6, 2, 63, 4),
+        (5, 1, 100, 1),
+        (4, 2, 128, 5),
+        (2, 1, 256, 16),
+        (3, 1, 576, 16),
+        (1, 1, 1, 3),
+    ],
 )
 def test_each_row_attends_to_its_own_context(
     library: Library, heads: int, kv_heads: int, head_dim: int, page_size: int, dtype: torch.dtype,

@@ -84,7 +84,15 @@ EVERYONE = list(range(len(PIECES)))
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-6), (torch.bfloat16, 2**-8)])
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "head_dim", "page_size"),
-    [(4, 4, 64, 16), (6, 2, 63, 4), (5, 1, 100, 1), (2, 1, 256, 16), (1, 1, 1, 3), (70, 1, 8, 16)],
+    [
+        (4, 4, 64, 16),
+        (6, 2, 63, 4),
+        (5, 1, 100, 1),
+        (2, 1, 256, 16),
+        (3, 1, 576, 16),
+        (1, 1, 1, 3),
+        (70, 1, 8, 16),
+    ],
 )
 def test_each_row_attends_to_its_own_past(
     library: Library, heads: int, kv_heads: int, head_dim: int, page_size: int, dtype: torch.dtype,

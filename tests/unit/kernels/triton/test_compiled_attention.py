@@ -50,6 +50,11 @@ def plan() -> AttentionPlan:
         (16, 2, 256, 90, torch.bfloat16),
         (12, 4, 128, 89, torch.bfloat16),
         (32, 8, 128, 89, torch.float32),
+        (32, 1, 576, 80, torch.bfloat16),
+        (32, 1, 576, 89, torch.bfloat16),
+        (32, 1, 576, 90, torch.bfloat16),
+        (32, 1, 576, 100, torch.bfloat16),
+        (32, 1, 576, 90, torch.float32),
     ],
 )
 def test_attention(

@@ -1,0 +1,33 @@
+"""`AdapterUpdate` and `AdapterOutcome`: adapters that one engine is to serve, and whether it does. Pure data.
+
+`adapter_rollout` decides the updates, `AdapterUpdates` carries them out, and conditions show the outcomes.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterUpdate:
+    """Adapters that one engine is to serve."""
+
+    pod: str
+    run: str
+    """Identity of one start of the pod's containers. After a restart the engine reads the file again."""
+    address: str
+    settings: str
+    """Hash of the adapters."""
+    adapters: Mapping[str, str] = field(hash=False)
+    """URI by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterOutcome:
+    """Result of the last attempt to give an engine its adapters."""
+
+    settings: str
+    """Hash of the adapters."""
+    message: str = ""
+    """Why the engine does not serve them yet; "" = it serves them."""
+    refused: bool = False
+    """Whether the engine refused an adapter; False = it gave no answer, or needs more time."""

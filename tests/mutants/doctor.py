@@ -1,0 +1,26 @@
+"""Defects of `mambaserve doctor`: set-ups that are broken and reported as sound."""
+
+from seeded import Mutant
+
+MUTANTS = (
+    Mutant(
+        name="a torch that the engine cannot run on is reported as sound",
+        keeps="Doctor names a torch that is older than the engine needs.",
+        where="mamba_cli.doctor.engine:torch",
+        old="numbers < OLDEST_TORCH",
+        new="False",
+        tests=(
+            "tests/unit/cli/test_doctor.py::test_a_torch_that_is_too_old_and_a_gpu_that_it_cannot_use_are_named",
+        ),
+    ),
+    Mutant(
+        name="a cache that cannot keep compiled kernels is reported as sound",
+        keeps="Doctor names a place for compiled kernels that cannot be written.",
+        where="mamba_cli.doctor.engine:kernels",
+        old="not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK)",
+        new="False",
+        tests=(
+            "tests/unit/cli/test_doctor.py::test_a_place_for_compiled_kernels_that_cannot_be_written_is_named",
+        ),
+    ),
+)

@@ -1,0 +1,139 @@
+"""What drafts cost where they fail: few steps lose, and steps without drafts hardly look for them."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from mamba_server.cache import Tokens
+from mamba_server.engine.sequences.schedule import Draft, Schedule
+from mamba_server.engine.sequences.sequence import Sequence
+from mamba_server.engine.speculation.loss_limit import CREDIT, SPENT_A_STEP, LossLimit
+from mamba_server.engine.speculation.ngram_drafts import NgramDrafts
+from mamba_server.engine.speculation.step_costs import StepCosts
+from mamba_server.engine.stepping.speculation import DraftSwitch, Speculation
+from mamba_server.wire import SamplingParams
+
+RANDOM = np.random.default_rng(3).integers(100, 30_000, 600).astype(np.int32)
+
+
+class CountedLooks(NgramDrafts):
+    """Drafts that count how often they are looked for."""
+
+    looks = 0
+
+    def _looked_for(self, decodes: list[Sequence]) -> dict[int, Tokens]:
+        self.looks += 1
+        return super()._looked_for(decodes)
+
+
+def sequence(order: int) -> Sequence:
+    each = Sequence(f"{order}", 0, RANDOM[:20], SamplingParams(max_tokens=500, ignore_eos=True), order=order)
+    each.make_room()
+    return each
+
+
+def step(drafts: NgramDrafts, sequences: list[Sequence]) -> None:
+    """Let each sequence get the next of its random tokens, of which nothing can be foreseen."""
+    assert not drafts.propose(sequences)
+    for each in sequences:
+        each.token_ids[each.known_tokens] = RANDOM[each.known_tokens]
+        each.known_tokens += 1
+    rows = np.zeros(len(sequences), np.int32)
+    drafts.step_ended(Schedule(1, rows, rows, sequences, []), 1.0)
+
+
+def test_steps_in_which_nothing_can_be_foreseen_hardly_look_for_drafts() -> None:
+    drafts, only = CountedLooks(7, 4), sequence(0)
+    for _ in range(400):
+        step(drafts, [only])
+
+    assert drafts.looks < 400 / 10
+
+
+def test_drafts_of_a_sequence_that_joins_are_looked_for_at_once() -> None:
+    drafts, first, second = NgramDrafts(7, 4), sequence(0), sequence(1)
+    for _ in range(100):
+        step(drafts, [first])
+    step(drafts, [first, second])
+
+    assert second.draft_record is not None
+
+
+def test_drafts_end_once_they_have_lost_some_steps_and_return_when_they_would_gain() -> None:
+    limit, lost = LossLimit(), 0.0
+    while not limit.is_reached:
+        limit.drafted(1.0, 1.5)
+        lost += 0.5
+    assert CREDIT <= lost <= CREDIT + 0.5
+
+    limit.foreseen(1.0, 1.5)
+    assert limit.is_reached, "a draft that would have lost shows no gain"
+    limit.foreseen(7.0, 2.0)
+    assert not limit.is_reached
+
+
+def test_drafts_that_always_lose_cost_a_small_share_of_all_steps() -> None:
+    limit, lost, steps = LossLimit(), 0.0, 20_000
+    for _ in range(steps):
+        limit.steps_ended(1)
+        if not limit.is_reached:
+            limit.drafted(1.0, 1.5)
+            lost += 0.5
+
+    assert lost <= CREDIT + 0.5 + SPENT_A_STEP * steps
+    assert SPENT_A_STEP <= 0.01
+
+
+def test_the_cost_of_drafts_does_not_follow_other_programs_of_the_machine() -> None:
+    costs = StepCosts()
+    for _ in range(7):
+        costs.observe(1, 0, 1.0)
+    for seconds in (1.3, 30.0, 1.2, 40.0):
+        costs.observe(1, 4, seconds)
+    assert costs.ratio(1, 4) == 1.3
+
+    for _ in range(7):
+        costs.observe(1, 0, 10.0)
+    assert costs.ratio(1, 4) == 1.3, "the machine is slower now, with drafts and without"
+
+
+def test_what_a_form_leaves_no_choice_about_is_drafted_whatever_other_drafts_have_lost() -> None:
+    drafts, only = NgramDrafts(7, 4), sequence(0)
+    step(drafts, [only])
+    drafts._losses.drafted(0.0, 2 * CREDIT)
+    assert not drafts.propose([only])
+    form: Any = SimpleNamespace(forced=lambda: [1, 2, 3])
+    only.grammar = form
+
+    drafts.propose([only])  # the rest of before
+    for _ in range(4):
+        proposed = drafts.propose([only])
+    assert proposed[0].tolist() == [1, 2, 3]
+
+
+class Recorded:
+    """Source of drafts that keeps the seconds of steps."""
+
+    most = 1
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+
+    def wanted(self) -> bool:
+        return True
+
+    def step_ended(self, _: Schedule, seconds: float) -> None:
+        self.seconds.append(seconds)
+
+
+def test_steps_of_one_thread_are_timed_by_its_own_work() -> None:
+    source: Any = Recorded()
+    readings = iter((5.0, 5.25))
+    speculation = Speculation(DraftSwitch(source), lambda *_: lambda: None, lambda: next(readings))
+    none = np.zeros(1, np.int32)
+
+    speculation.step_began()
+    speculation.step_ended(Schedule(1, none, none, [sequence(0)], [], (Draft(0, 0, none),)), 9.0)
+
+    assert source.seconds == [0.25]
