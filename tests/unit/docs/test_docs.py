@@ -142,7 +142,10 @@ def test_make_targets_named_in_the_readme_exist() -> None:
 @pytest.fixture(scope="module")
 def sources() -> dict[str, str]:
     """Return the text of every source file, by its path from the project's root."""
-    folders = ("libs", "operator", "server", "cli", "kernels", "tests", "benchmarks", "scripts", "training")
+    folders = (
+        *("libs", "operator", "server", "cli", "kernels", "tests", "benchmarks", "scripts", "training"),
+        *("images", "observability", "release"),
+    )
     paths = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
     return {f"/{path.relative_to(ROOT)}": path.read_text() for path in paths}
 
