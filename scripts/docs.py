@@ -393,6 +393,30 @@ def _title(page: Path) -> str:
     return next(line[2:] for line in page.read_text().splitlines() if line.startswith("# "))
 
 
+def distances() -> list[str]:
+    """Return the lines on how far answers with quantized weights are from others, by the newest result."""
+    path = max((ROOT / "benchmarks/results").glob("*-quantization-kl.json"), default=None)
+    if path is None:
+        return []
+    kept, text = json.loads(path.read_text()), path.with_suffix(".md")
+    machine = kept["machine"]
+    positions = ", ".join(
+        f"{each['positions']} positions of the {name} model" for name, each in kept["models"].items()
+    )
+    return [
+        "",
+        "## Distance of quantized weights",
+        "",
+        "Mean KL(bfloat16 || weights) over the positions of a text, in nats, and the share of positions",
+        "whose best token stays. Numbers of published forms are rounded to the nearest here; what GPTQ",
+        "and AWQ calibrate is nearer. Written by `python -m benchmarks.quantization_kl`",
+        f"([result](../../{text.relative_to(ROOT)})): {machine['processor'].strip()}, torch",
+        f"{machine['versions']['torch']}, {positions}.",
+        "",
+        *(line for line in text.read_text().splitlines() if line.startswith("|")),
+    ]
+
+
 def _between(page: Path, lines: list[str]) -> str:
     """Replace the text between the page's markers."""
     head, rest = (ROOT / page).read_text().split(BEGIN, 1)
@@ -464,7 +488,7 @@ def main() -> int:
         (GATEWAY_REFERENCE, gateway_reference),
         (EFFECTS, effects),
         (COMMANDS, reference_page),
-        (MODELS, lambda: _between(MODELS, model_tables())),
+        (MODELS, lambda: _between(MODELS, [*model_tables(), *distances()])),
         (CHART_README, chart_readme),
         (INDEX, index),
     ):

@@ -28,6 +28,9 @@ class RandomWeights:
     def numbers(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
         """Return None: weights are drawn as floating point numbers."""
 
+    def four_bits(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
+        """Return None, as `numbers` does."""
+
     @property
     def fp8_form(self) -> Fp8Form:
         """How FP8 matrices are stored: there are none."""

@@ -17,10 +17,11 @@ Eviction = Literal["RecomputeCost", "LRU"]
 Quantization = Literal["none", "int8", "int4", "fp8"]
 """How an engine holds and multiplies the matrices of a model: none = in the type of the weights; int8 = one
 byte a weight with a scale for 32 inputs of an output, multiplied by activations quantized in the same way;
-int4 = four bits a weight with such a scale, but embedding and head as int8, multiplied by the same
-activations; fp8 = one byte (e4m3) a weight with a scale for each output, but embedding and head in the type
-of the weights, multiplied by activations that are rounded to FP8 with a scale for each token."""
-ON_CPUS: tuple[Quantization, ...] = ("int8", "int4")
+int4 = four bits a weight with such a scale. On CPUs embedding and head are int8 then, and activations are
+quantized; on GPUs, which have no int8, both keep the type of the weights; fp8 = one byte (e4m3) a weight with
+a scale for each output, but embedding and head in the type of the weights, multiplied by activations that are
+rounded to FP8 with a scale for each token."""
+ON_CPUS: tuple[Quantization, ...] = ("int8",)
 """Quantizations that engines on GPUs refuse."""
 
 Speculation = Literal["off", "auto", "ngram", "mtp"]

@@ -145,7 +145,14 @@ def weights_bytes(
     # Matrices are 99 percent of a model.
     size = WeightsSize(0, model.parameters, model.parameters)
     if (stored := model.stored) is not None:
-        size = replace(size, int8=stored.int8, int4=stored.int4, int4_zeros=stored.int4_zeros)
+        size = replace(
+            size,
+            int8=stored.int8,
+            int4=stored.int4,
+            int4_zeros=stored.int4_zeros,
+            packed=stored.packed,
+            packed_bytes=stored.packed_bytes,
+        )
     return -(-size.loaded(model, dtype, quantization, on_cpu=on_cpu) // tensor_parallel)
 
 
@@ -215,6 +222,10 @@ class WeightsSize:
     """Elements of matrices whose stored numbers are held as int8 on CPUs."""
     int4: int = 0
     int4_zeros: int = 0
+    packed: int = 0
+    """Elements of matrices that stay in four bits on GPUs."""
+    packed_bytes: int = 0
+    """Bytes of these matrices there."""
     rows: int = 0
     """Rows of the matrices: the outputs, of which each has a scale in FP8. 0 = they are not known."""
     fp8: int = 0
@@ -232,13 +243,16 @@ class WeightsSize:
     ) -> int:
         """Return the bytes in memory in the type `dtype`, whatever type the files of `model` have.
 
-        int8, int4 and fp8 are the forms of matrices alone; with int4 embedding and head are int8, and with
-        fp8 they keep their type, as routers do. On CPUs matrices that are stored as integers stay so, unless
-        the quantization asks for fewer bits or for FP8.
+        int8, int4 and fp8 are the forms of matrices alone; with int4 embedding and head are int8 on CPUs, and
+        of the type `dtype` on GPUs, as they are with fp8, which leaves out routers as well. On CPUs matrices
+        that are stored as integers stay so, unless the quantization asks for fewer bits or for FP8; on GPUs
+        those of four bits do, unless it asks for FP8.
         """
         if quantization == "fp8":
             fp8, scales = (self.fp8, self.fp8_scales) if self.fp8 else self._rounded(model)
             return fp8 + scales * FP8_SCALE_BYTES + (self.elements - fp8) * DTYPE_BYTES[dtype]
+        if not on_cpu and quantization != "int8":
+            return self._on_gpu(model, dtype, fitted=quantization == "int4")
         kept = on_cpu and dtype in BLOCK_DTYPES
         int8 = self.int8 if kept and quantization != "int4" else 0
         int4, int4_zeros = (self.int4, self.int4_zeros) if kept else (0, 0)
@@ -251,6 +265,14 @@ class WeightsSize:
         in_blocks = int8 + int4 + int4_zeros
         of_blocks = int8 * INT8_BLOCK_BYTES + int4 * INT4_BLOCK_BYTES + int4_zeros * INT4_ZEROS_BLOCK_BYTES
         return -(-of_blocks // INT8_BLOCK) + (self.elements - in_blocks) * DTYPE_BYTES[dtype]
+
+    def _on_gpu(self, model: ModelConfig, dtype: str, *, fitted: bool) -> int:
+        """Return the bytes on a GPU; `fitted`: whether ordinary matrices become ones of four bits."""
+        rest = self.of_matrices - self.packed
+        blocks = rest - min(vocabulary_elements(model), rest) if fitted else 0
+        ordinary = self.elements - self.packed - blocks
+        of_blocks = -(-blocks * INT4_BLOCK_BYTES // INT8_BLOCK)
+        return self.packed_bytes + of_blocks + ordinary * DTYPE_BYTES[dtype]
 
     def _rounded(self, model: ModelConfig) -> tuple[int, int]:
         """Return the elements and the scales of the matrices that quantization fp8 rounds to FP8."""

@@ -254,7 +254,7 @@ class Multipliers:
 
 @dataclass(frozen=True, slots=True)
 class StoredWeights:
-    """Elements of quantized matrices by the form in which engines on CPUs hold them."""
+    """Elements of quantized matrices by the forms in which engines on CPUs and on GPUs hold them."""
 
     summary: str
     """How they are stored, in words."""
@@ -263,13 +263,20 @@ class StoredWeights:
     int4_zeros: int = 0
     plain: int = 0
     """Elements that no kernel multiplies in few bits: they are held as the type of the weights."""
+    packed: int = 0
+    """Elements of matrices that stay in four bits on GPUs."""
+    packed_bytes: int = 0
+    """Bytes of these matrices there."""
 
     def held(self, *, on_cpu: bool, dtype: str) -> str:
         """Return how an engine holds the weights without further quantization, in words."""
         few = self.int8 + self.int4 + self.int4_zeros
-        if not on_cpu or dtype == "float16" or not few:
+        plain = self.plain
+        if not on_cpu:
+            few, plain = self.packed, few + plain - self.packed
+        if (on_cpu and dtype == "float16") or not few:
             return f"the checkpoint stores {self.summary}, held as {dtype}"
-        rest = f", {self.plain / 1e9:.3g}B weights of them as {dtype}" if self.plain else ""
+        rest = f", {plain / 1e9:.3g}B weights of them as {dtype}" if plain else ""
         return f"the checkpoint stores {self.summary}, held in as few bits{rest}"
 
 

@@ -20,12 +20,19 @@ MAX_UTILIZATION = 0.95
 MEMORY_FACTORS = (1, 1.1, 1.5, 2, 4)
 """Factors on the memory known to be needed. Where the weights alone were too large, a sequence comes on
 top."""
-_SMALLER_MATRICES: dict[Quantization, tuple[Quantization, ...]] = {
+_SMALLER_ON_CPUS: dict[Quantization, tuple[Quantization, ...]] = {
     "none": ("int8", "int4"),
     "int8": ("int4",),
     "int4": (),
     "fp8": ("int4",),
 }
+_SMALLER_ON_GPUS: dict[Quantization, tuple[Quantization, ...]] = {
+    "none": ("fp8", "int4"),
+    "int8": (),
+    "int4": (),
+    "fp8": ("int4",),
+}
+_QUANTIZED: dict[Quantization, str] = {"fp8": "quantization fp8 (on L4, H100 and later GPUs)"}
 
 
 def ways_to_fit(
@@ -55,17 +62,13 @@ def ways_to_fit(
             _other_arena(constraints, misfit, device),
         )
     ]
-    smaller_forms = _SMALLER_MATRICES[constraints.quantization]
-    if device.kind == "cuda":
-        smaller_forms = ("fp8",) if constraints.quantization == "none" else ()
+    on_cpu = device.kind == "cpu"
+    forms = (_SMALLER_ON_CPUS if on_cpu else _SMALLER_ON_GPUS)[constraints.quantization]
     # The size of the files in another form is unknown here, so the parameter count is used.
-    for smaller in smaller_forms:
-        if fits(replace(constraints, quantization=smaller), None):
-            ways.append(
-                f"quantization {smaller}{' (on L4, H100 and later GPUs)' if smaller == 'fp8' else ''}"
-            )
-            break
-    if device.kind == "cpu" and constraints.arena_bytes is None:
+    smaller = [form for form in forms if fits(replace(constraints, quantization=form), None)]
+    # A GPU without FP8 needs the next form, too; a CPU has them all.
+    ways += [_QUANTIZED.get(form, f"quantization {form}") for form in smaller[: 1 if on_cpu else None]]
+    if on_cpu and constraints.arena_bytes is None:
         for factor in MEMORY_FACTORS:
             memory = ceil(misfit.need * factor / constraints.utilization)
             if fits(constraints, target=device.resized(memory)):

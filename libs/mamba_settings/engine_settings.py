@@ -54,8 +54,8 @@ class ModelSettings(SettingsGroup):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Type of weights and activations; auto = the checkpoint's type."""
     quantization: Quantization = _default(Engine, "quantization")
-    """Type of the matrices in memory: none = as dtype; int8 = half the bytes of bfloat16;
-    int4 = nearly a quarter. Both on a CPU only."""
+    """Type of the matrices in memory: none = as dtype; int8 = half the bytes of bfloat16, on CPUs;
+    int4 = nearly a quarter; fp8 = half, on GPUs from L4 and H100 on, and on CPUs slowly."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device that the model runs on; auto = cuda if there is one."""
     pooling: Literal["auto", "mean", "last"] = "auto"

@@ -79,11 +79,10 @@ WRONG_SPECS: dict[str, list[dict[str, Any]]] = {
     **{
         f"set disaggregation.{pool}.resources.gpus to 0": [
             {
-                "engine": {"quantization": quantization},
+                "engine": {"quantization": "int8"},
                 "resources": {"gpus": 0},
                 "disaggregation": {pool: {"resources": {"gpus": 1}}},
             }
-            for quantization in ("int8", "int4")
         ]
         for pool in ("prefill", "decode")
     },
@@ -247,9 +246,8 @@ WRONG_SPECS: dict[str, list[dict[str, Any]]] = {
     "engine.quantization fp8 and batchInvariant exclude": [
         {"engine": {"quantization": "fp8", "batchInvariant": True}},
     ],
-    "engine.quantization int8 and int4 are for engines without GPUs": [
+    "engine.quantization int8 is for engines without GPUs": [
         {"engine": {"quantization": "int8"}},
-        {"engine": {"quantization": "int4"}},
         {"engine": {"quantization": "int8", "dtype": "bfloat16"}, "resources": {"gpus": 1}},
     ],
     **{

@@ -7,6 +7,7 @@ import torch
 from benchmarks.gpu.case import Absent, Case, Job, Numbers
 from benchmarks.gpu.device_facts import facts
 from benchmarks.gpu.forecasts import beside
+from benchmarks.gpu.four_bit_products import four_bit_cases
 from benchmarks.gpu.measured_model import measured_model
 from benchmarks.gpu.models import NANO, published
 from benchmarks.gpu.operator_calls import OperatorCall, recorded
@@ -83,6 +84,7 @@ def cases(job: Job) -> Iterator[Case]:
         for rows in (2,) if job.small else ROWS:
             case = f"{name}, {rows} rows"
             yield Case(case, partial(_projection, case, rows, outputs, inputs, device))
+    yield from four_bit_cases(_projections(small=job.small), device, small=job.small)
     for rows in (2,) if job.small else (1, 64, 256):
         for top_p in (1.0, 0.9):
             case = f"sample, {rows} rows" + (f", top-p {top_p:g}" if top_p < 1 else "")

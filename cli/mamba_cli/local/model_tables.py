@@ -77,6 +77,8 @@ HELD: dict[Held, str] = {
     "int4": "the same numbers in four bits",
     "int4_zeros": "the same numbers in four bits, with zeros",
 }
+WEIGHTS = 1 << 20
+"""Weights of the matrix whose bits on a GPU the table gives."""
 MIXERS = {
     "mamba": "Mamba2",
     "gated_delta": "gated delta rule",
@@ -123,21 +125,28 @@ def _quantized_table() -> list[str]:
         "",
         "## Quantized checkpoints",
         "",
-        "| published as | stored | held on CPUs | bits of a weight there |",
-        "| --- | --- | --- | --- |",
+        "| published as | stored | held on CPUs | bits there | held on GPUs | bits there |",
+        "| --- | --- | --- | --- | --- | --- |",
     ]
     for title, section in QUANTIZED:
         quantization = read_quantization(Fields(section, title))
         assert quantization is not None
         form = quantization.form_of("layers.0.mlp.up_proj")
         assert form is not None
-        bits = (
-            f"{BLOCK_BYTES[form.held] * 8 / INT8_BLOCK:g}"
-            if form.held in BLOCK_BYTES
-            else "those of `--dtype`"
+        on_cpus = BLOCK_BYTES[form.held] * 8 / INT8_BLOCK if form.held in BLOCK_BYTES else None
+        on_gpus = form.packed_bytes(WEIGHTS) * 8 / WEIGHTS if form.packs_on_gpus else None
+        of_gpus: Held = "plain"
+        if on_gpus is not None:
+            of_gpus = "int4" if form.symmetric else "int4_zeros"
+        lines.append(
+            f"| {title} | {form.words} | {HELD[form.held]} | {_bits(on_cpus)} | {HELD[of_gpus]} "
+            f"| {_bits(on_gpus)} |"
         )
-        lines.append(f"| {title} | {form.words} | {HELD[form.held]} | {bits} |")
     return lines
+
+
+def _bits(of_weight: float | None) -> str:
+    return "those of `--dtype`" if of_weight is None else f"{of_weight:.4g}"
 
 
 def _published(name: str) -> ModelConfig:

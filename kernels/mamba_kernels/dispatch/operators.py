@@ -22,6 +22,7 @@ from mamba_kernels.dispatch.kernel_or_reference import (
     KernelOrReference,
     computes_by_reference,
 )
+from mamba_kernels.four_bit import four_bit_product
 from mamba_kernels.fp8 import fp8_norm, fp8_product
 from mamba_kernels.fp8.reference import fp8_rows
 from mamba_kernels.gated_delta import gated_delta_prefill, gated_delta_update
@@ -47,6 +48,7 @@ class Operators:
     activate: signatures.Activate
     conv1d_prefill: signatures.Conv1dPrefill
     conv1d_update: signatures.Conv1dUpdate
+    four_bit_product: signatures.FourBitProduct
     fp8_norm: signatures.Fp8NormRows
     fp8_product: signatures.Fp8Product
     fp8_rows: signatures.Fp8Quantize
@@ -119,6 +121,7 @@ REFERENCE = Operators(
     activate=activate,
     conv1d_prefill=conv1d_prefill,
     conv1d_update=conv1d_update,
+    four_bit_product=four_bit_product,
     fp8_norm=fp8_norm,
     fp8_product=fp8_product,
     fp8_rows=fp8_rows,
@@ -172,6 +175,7 @@ def triton_operators() -> Operators:
     from mamba_kernels.conv1d_prefill import triton as conv1d_prefill_kernel
     from mamba_kernels.conv1d_update import triton as conv1d_update_kernel
     from mamba_kernels.delta_replay import triton as delta_replay_kernel
+    from mamba_kernels.four_bit import triton as four_bit_kernel
     from mamba_kernels.fp8 import triton as fp8_kernels
     from mamba_kernels.gated_delta import triton as gated_delta_kernels
     from mamba_kernels.gated_norm import triton as gated_norm_kernel
@@ -192,6 +196,9 @@ def triton_operators() -> Operators:
             "conv1d_prefill", conv1d_prefill_kernel.conv1d_prefill, conv1d_prefill
         ),
         conv1d_update=KernelOrReference("conv1d_update", conv1d_update_kernel.conv1d_update, conv1d_update),
+        four_bit_product=KernelOrReference(
+            "four_bit_product", four_bit_kernel.four_bit_product, four_bit_product
+        ),
         fp8_norm=KernelOrReference("fp8_norm", fp8_kernels.fp8_norm, fp8_norm),
         fp8_product=KernelOrReference("fp8_product", fp8_kernels.fp8_product, fp8_product),
         fp8_rows=KernelOrReference("fp8_rows", fp8_kernels.fp8_rows, fp8_rows),

@@ -8,9 +8,10 @@ from typing import Protocol
 import torch
 
 from mamba_kernels.activate import Function
+from mamba_kernels.four_bit import FourBitMatrix
 from mamba_kernels.fp8 import Fp8Matrix, Fp8Rows
 from mamba_kernels.gated_delta import DeltaInputs
-from mamba_kernels.moe import Activation, ExpertScales, Routing, SharedExpert
+from mamba_kernels.moe import Activation, ExpertWeights, Routing, SharedExpert
 from mamba_kernels.paged_attention import AttentionPlan
 from mamba_kernels.sample import PenaltyCounts, SampleParameters, TokenChoice
 from mamba_kernels.scan_inputs import ScanInputs
@@ -41,6 +42,14 @@ class Conv1dUpdate(Protocol):
     def __call__(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, window: Tensor, plan: SlotPlan, /
     ) -> Tensor: ...
+
+
+class FourBitProduct(Protocol):
+    """Signature of `four_bit_product`."""
+
+    def __call__(
+        self, x: Tensor, matrix: FourBitMatrix, bias: Tensor | None, out: Tensor, invariant: bool = False, /
+    ) -> None: ...
 
 
 class Fp8NormRows(Protocol):
@@ -121,12 +130,11 @@ class Moe(Protocol):
         hidden: Tensor,
         experts: Tensor,
         weights: Tensor,
-        gate_up: Tensor,
-        down: Tensor,
+        gate_up: ExpertWeights,
+        down: ExpertWeights,
         activation: Activation,
         out: Tensor,
         shared: SharedExpert | None = None,
-        scales: ExpertScales | None = None,
         /,
     ) -> None: ...
 

@@ -3,9 +3,8 @@
 import torch
 import torch.nn.functional as F
 
-from mamba_kernels.fp8.matrix import of_inputs
 from mamba_kernels.moe.activation import Activation
-from mamba_kernels.moe.expert_scales import ExpertScales
+from mamba_kernels.moe.expert_weights import ExpertWeights, of_expert, of_one
 from mamba_kernels.moe.shared_expert import SharedExpert
 from mamba_kernels.precision import accumulator
 
@@ -18,22 +17,18 @@ def moe(
     hidden: torch.Tensor,
     experts: torch.Tensor,
     weights: torch.Tensor,
-    gate_up: torch.Tensor,
-    down: torch.Tensor,
+    gate_up: ExpertWeights,
+    down: ExpertWeights,
     activation: Activation,
     out: torch.Tensor,
     shared: SharedExpert | None = None,
-    scales: ExpertScales | None = None,
 ) -> None:
     """Compute out_i = sum over j of weights_ij * expert_ij(hidden_i), and add the shared expert last.
 
     hidden: [n, d]; experts: [n, k] int32, -1 = none; weights: [n, k]; gate_up: [E, f or 2 f, d]; down:
     [E, d_out, f]; out: [n, d_out], written. Sums are at least float32, those over k in the order of k.
-    With `scales` the weights are FP8, and are multiplied by these; rows are not rounded.
     """
-    own: tuple[torch.Tensor | None, torch.Tensor | None]
-    own = (None, None) if scales is None else (scales.gate_up, scales.down)
-    parts = _parts(hidden, experts, weights, gate_up, down, activation, own)
+    parts = _parts(hidden, experts, weights, gate_up, down, activation)
     total = parts[:, 0].clone()
     for j in range(1, parts.shape[1]):
         total += parts[:, j]
@@ -42,59 +37,39 @@ def moe(
         weight = torch.ones_like(total[:, :1])
         if shared.logit is not None:
             weight = shared.logit.unsqueeze(1).sigmoid()
-        own = (_only(shared.gate_up_scales), _only(shared.down_scales))
-        total += _parts(hidden, first, weight, shared.gate_up[None], shared.down[None], activation, own)[:, 0]
+        up, down = of_one(shared.gate_up), of_one(shared.down)
+        total += _parts(hidden, first, weight, up, down, activation)[:, 0]
     out.copy_(total)
-
-
-def _only(scales: torch.Tensor | None) -> torch.Tensor | None:
-    """Return the scales as those of the only expert."""
-    return None if scales is None else scales[None]
 
 
 def _parts(
     hidden: torch.Tensor,
     experts: torch.Tensor,
     weights: torch.Tensor,
-    gate_up: torch.Tensor,
-    down: torch.Tensor,
+    gate_up: ExpertWeights,
+    down: ExpertWeights,
     activation: Activation,
-    scales: tuple[torch.Tensor | None, torch.Tensor | None],
 ) -> torch.Tensor:
-    """Compute the weighted result of each pair, [n, k, d_out]; a pair without an expert gives zero.
-
-    scales: those of `gate_up` and of `down`, if these are FP8.
-    """
+    """Compute the weighted result of each pair, [n, k, d_out]; a pair without an expert gives zero."""
     wide = accumulator(hidden.dtype)
     n, k = experts.shape
     pairs = n * k
     # The last row receives the results of the padding of blocks.
     parts = torch.zeros(pairs + 1, down.shape[1], dtype=wide, device=hidden.device)
     counts = F.pad(weights.flatten().to(wide), (0, 1))
-    block_expert, block_pairs = _blocks(experts, len(gate_up))
+    block_expert, block_pairs = _blocks(experts, gate_up.shape[0])
     for block in range(len(block_expert)):
         expert, block_pair = block_expert[block : block + 1], block_pairs[block]
         x = hidden.index_select(0, (block_pair // k).clamp(max=n - 1)).to(wide)
-        inner = F.linear(x, _weight(gate_up, scales[0], expert, wide))
+        inner = F.linear(x, of_expert(gate_up, expert, wide))
         if activation is Activation.GATED_SILU:
             gate, up = inner.chunk(2, -1)
             inner = F.silu(gate) * up
         else:
             inner = F.relu(inner).square()
-        result = F.linear(inner, _weight(down, scales[1], expert, wide))
+        result = F.linear(inner, of_expert(down, expert, wide))
         parts.index_copy_(0, block_pair, result * counts.index_select(0, block_pair).unsqueeze(1))
     return parts[:pairs].view(n, k, -1) if pairs else parts.new_zeros(n, k, down.shape[1])
-
-
-def _weight(
-    weights: torch.Tensor, scales: torch.Tensor | None, expert: torch.Tensor, wide: torch.dtype
-) -> torch.Tensor:
-    """Return the weights [outputs, inputs] of an expert; weights: [E, outputs, inputs]; expert: [1]."""
-    if scales is None:
-        return weights.index_select(0, expert)[0].to(wide)
-    # Torch indexes bytes on every device, and FP8 on some.
-    numbers = weights.view(torch.uint8).index_select(0, expert)[0].view(weights.dtype)
-    return numbers.to(wide) * of_inputs(scales.index_select(0, expert)[0], weights.shape[2])
 
 
 def _blocks(experts: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -13,11 +13,14 @@ import torch
 import triton
 import triton.language as tl
 
-from mamba_kernels.fp8.matrix import GROUP
+from mamba_kernels.four_bit.matrix import FourBitMatrix
+from mamba_kernels.four_bit.tiles import FORM, PLAIN, accumulate
+from mamba_kernels.four_bit.triton import arguments_of, check_matrix
+from mamba_kernels.fp8.matrix import GROUP, Fp8Matrix
 from mamba_kernels.fp8.matrix import KIND as FP8
 from mamba_kernels.moe.activation import Activation
 from mamba_kernels.moe.expert_blocks import LEAST_ROWS, ExpertBlocks, rows_of_a_block, sort_calls
-from mamba_kernels.moe.expert_scales import ExpertScales
+from mamba_kernels.moe.expert_weights import ExpertWeights, of_one
 from mamba_kernels.moe.route_kernel import route_call
 from mamba_kernels.moe.routing import Routing
 from mamba_kernels.moe.shared_expert import SharedExpert
@@ -25,6 +28,7 @@ from mamba_kernels.triton_support import (
     KernelCall,
     Launch,
     UnsupportedArgument,
+    WrongArgument,
     block_of,
     ceil_div,
     check,
@@ -36,6 +40,7 @@ from mamba_kernels.triton_support import (
 
 MOST_EXPERTS = 4096
 MOST_PAIRS = 1 << 30
+_PLAIN = tl.constexpr(PLAIN)
 
 
 @triton.jit
@@ -49,6 +54,28 @@ def _pairs_of(block, block_pairs, pairs, ROUTED: tl.constexpr, ROWS: tl.constexp
         pair = places
         valid = places < pairs
     return pair, valid
+
+
+@triton.jit
+def _four_bit_product(
+    x, row, valid, expert, codes, scales, zeros, factors, order, n, groups, group,
+    WIDTH: tl.constexpr, FEATURES: tl.constexpr, GATED: tl.constexpr, ROWS: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, DOT: tl.constexpr, FORM: tl.constexpr,
+):  # fmt: skip
+    """Do what `_product` does with the matrix of an expert that has four bits."""
+    mask = n < FEATURES
+    feature = tl.cast(expert, tl.int64) * (FEATURES * (2 if GATED else 1)) + n
+    if order is not None:
+        order += tl.cast(expert, tl.int64) * WIDTH
+    total, second = accumulate(
+        x, row, valid, codes, scales, zeros, order, feature, mask, feature + FEATURES,
+        0, WIDTH // 32, WIDTH, groups, group, FORM, GATED, ROWS, BLOCK_N, BLOCK_K // 32, DOT,
+    )  # fmt: skip
+    if factors is not None:
+        total *= tl.load(factors + feature, mask=mask, other=0.0)[:, None]
+        if GATED:
+            second *= tl.load(factors + feature + FEATURES, mask=mask, other=0.0)[:, None]
+    return tl.trans(total), tl.trans(second)
 
 
 @triton.jit
@@ -96,13 +123,14 @@ def _product(
     return total, second
 
 
-@triton.jit(do_not_specialize=["pairs", "x_row", "weight_expert", "weight_row", "groups"])
+@triton.jit(do_not_specialize=["pairs", "x_row", "weight_expert", "weight_row"])
 def expand_kernel(
-    x, weight, scales, block_expert, block_pairs, inner, pairs, groups,
-    x_row: tl.int64, weight_expert: tl.int64, weight_row: tl.int64,
+    x, weight, scales, zeros, factors, order, block_expert, block_pairs, inner, pairs,
+    x_row: tl.int64, weight_expert: tl.int64, weight_row: tl.int64, groups, group,
     TOP_K: tl.constexpr, WIDTH: tl.constexpr, FEATURES: tl.constexpr, GATED: tl.constexpr,
     ROUTED: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    X_UNIT: tl.constexpr, WEIGHT_UNIT: tl.constexpr, DOT: tl.constexpr, GROUPED: tl.constexpr,
+    X_UNIT: tl.constexpr, WEIGHT_UNIT: tl.constexpr, DOT: tl.constexpr, FORM: tl.constexpr,
+    GROUPED: tl.constexpr,
 ):  # fmt: skip
     """Grid (blocks, tiles of inner features): store activation(x W^T) of each pair, [pairs, FEATURES]."""
     block = tl.program_id(0)
@@ -111,17 +139,22 @@ def expand_kernel(
         expert = tl.load(block_expert + block)
     if expert >= 0:
         pair, valid = _pairs_of(block, block_pairs, pairs, ROUTED, ROWS)
-        matrix = weight + tl.cast(expert, tl.int64) * weight_expert * WEIGHT_UNIT
-        own_scales = scales
-        if scales is not None:
-            own_scales = scales + tl.cast(expert, tl.int64) * (FEATURES * (2 if GATED else 1)) * groups
         feature = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
-        inner_value, up = _product(
-            x, (pair // TOP_K).to(tl.int64) * x_row * X_UNIT, valid,
-            matrix, feature, weight_row * WEIGHT_UNIT,
-            own_scales, groups,
-            WIDTH, FEATURES, GATED, ROWS, BLOCK_N, BLOCK_K, DOT, GROUPED,
-        )  # fmt: skip
+        row = (pair // TOP_K).to(tl.int64) * x_row * X_UNIT
+        if FORM == _PLAIN:
+            matrix = weight + tl.cast(expert, tl.int64) * weight_expert * WEIGHT_UNIT
+            own_scales = scales
+            if scales is not None:
+                own_scales = scales + tl.cast(expert, tl.int64) * (FEATURES * (2 if GATED else 1)) * groups
+            inner_value, up = _product(
+                x, row, valid, matrix, feature, weight_row * WEIGHT_UNIT, own_scales, groups,
+                WIDTH, FEATURES, GATED, ROWS, BLOCK_N, BLOCK_K, DOT, GROUPED,
+            )  # fmt: skip
+        else:
+            inner_value, up = _four_bit_product(
+                x, row, valid, expert, weight, scales, zeros, factors, order, feature, groups, group,
+                WIDTH, FEATURES, GATED, ROWS, BLOCK_N, BLOCK_K, DOT, FORM,
+            )  # fmt: skip
         if GATED:
             inner_value = inner_value / (1.0 + tl.exp(-inner_value)) * up
         else:
@@ -132,13 +165,13 @@ def expand_kernel(
         tl.store(inner + offsets, inner_value.to(inner.dtype.element_ty), mask=mask)
 
 
-@triton.jit(do_not_specialize=["pairs", "weight_expert", "weight_row", "count_row", "groups"])
+@triton.jit(do_not_specialize=["pairs", "weight_expert", "weight_row", "count_row"])
 def project_kernel(
-    inner, weight, scales, block_expert, block_pairs, counts_for, parts, pairs, groups,
-    weight_expert: tl.int64, weight_row: tl.int64, count_row: tl.int64,
+    inner, weight, scales, zeros, factors, order, block_expert, block_pairs, counts_for, parts, pairs,
+    weight_expert: tl.int64, weight_row: tl.int64, count_row: tl.int64, groups, group,
     WIDTH: tl.constexpr, FEATURES: tl.constexpr, ROUTED: tl.constexpr, ROWS: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, WEIGHT_UNIT: tl.constexpr, DOT: tl.constexpr,
-    GROUPED: tl.constexpr,
+    FORM: tl.constexpr, GROUPED: tl.constexpr,
 ):  # fmt: skip
     """Grid (blocks, tiles of outputs): store what each pair adds to its row, float32 [pairs, FEATURES].
 
@@ -150,17 +183,22 @@ def project_kernel(
         expert = tl.load(block_expert + block)
     if expert >= 0:
         pair, valid = _pairs_of(block, block_pairs, pairs, ROUTED, ROWS)
-        matrix = weight + tl.cast(expert, tl.int64) * weight_expert * WEIGHT_UNIT
-        own_scales = scales
-        if scales is not None:
-            own_scales = scales + tl.cast(expert, tl.int64) * FEATURES * groups
         feature = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
         wide = pair.to(tl.int64)
-        result, _ = _product(
-            inner, wide * WIDTH, valid, matrix, feature, weight_row * WEIGHT_UNIT,
-            own_scales, groups,
-            WIDTH, FEATURES, False, ROWS, BLOCK_N, BLOCK_K, DOT, GROUPED,
-        )  # fmt: skip
+        if FORM == _PLAIN:
+            matrix = weight + tl.cast(expert, tl.int64) * weight_expert * WEIGHT_UNIT
+            own_scales = scales
+            if scales is not None:
+                own_scales = scales + tl.cast(expert, tl.int64) * FEATURES * groups
+            result, _ = _product(
+                inner, wide * WIDTH, valid, matrix, feature, weight_row * WEIGHT_UNIT, own_scales, groups,
+                WIDTH, FEATURES, False, ROWS, BLOCK_N, BLOCK_K, DOT, GROUPED,
+            )  # fmt: skip
+        else:
+            result, _ = _four_bit_product(
+                inner, wide * WIDTH, valid, expert, weight, scales, zeros, factors, order, feature, groups,
+                group, WIDTH, FEATURES, False, ROWS, BLOCK_N, BLOCK_K, DOT, FORM,
+            )  # fmt: skip
         if counts_for is not None:
             counts = tl.load(counts_for + wide * count_row, mask=valid, other=0.0)
             if not ROUTED:
@@ -207,20 +245,19 @@ def moe(
     hidden: torch.Tensor,
     experts: torch.Tensor,
     weights: torch.Tensor,
-    gate_up: torch.Tensor,
-    down: torch.Tensor,
+    gate_up: ExpertWeights,
+    down: ExpertWeights,
     activation: Activation,
     out: torch.Tensor,
     shared: SharedExpert | None = None,
-    scales: ExpertScales | None = None,
 ) -> None:
     """Compute out_i = sum over j of weights_ij * expert_ij(hidden_i), and add the shared expert last.
 
     hidden: [n, d]; experts: [n, k] int32, -1 = none; weights: [n, k] float32; gate_up: [E, f or 2 f, d] and
-    down: [E, d_out, f] in the type of hidden, or FP8 with `scales`; out: [n, d_out], written. Raises
+    down: [E, d_out, f], in the type of hidden, of four bits or FP8; out: [n, d_out], written. Raises
     WrongArgument.
     """
-    for call in calls(hidden, experts, weights, gate_up, down, activation, out, shared, scales):
+    for call in calls(hidden, experts, weights, gate_up, down, activation, out, shared):
         call.run()
 
 
@@ -228,12 +265,11 @@ def calls(
     hidden: torch.Tensor,
     experts: torch.Tensor,
     weights: torch.Tensor,
-    gate_up: torch.Tensor,
-    down: torch.Tensor,
+    gate_up: ExpertWeights,
+    down: ExpertWeights,
     activation: Activation,
     out: torch.Tensor,
     shared: SharedExpert | None = None,
-    scales: ExpertScales | None = None,
 ) -> list[KernelCall]:
     """Check the arguments of `moe` and return its launches.
 
@@ -246,25 +282,25 @@ def calls(
     check("experts", experts, (n, None), dtypes=(torch.int32,), device=device, dense_from=0)
     k = experts.shape[1]
     check("weights", weights, (n, k), dtypes=(torch.float32,), device=device, dense_from=0)
-    _check_experts("", hidden, gate_up, down, activation, scales)
-    count, d_out = down.shape[0], down.shape[1]
+    _check_experts("", hidden, gate_up, down, activation)
+    count, d_out = int(down.shape[0]), int(down.shape[1])
     check("out", out, (n, d_out), device=device)
     if not 0 < count <= MOST_EXPERTS:
         raise UnsupportedArgument(f"gate_up has {count} experts; there must be 1 to {MOST_EXPERTS}")
     if not n:
         return []
     blocks = ExpertBlocks.empty(experts, count)
-    products, parts = _products(hidden, gate_up, down, activation, k, weights, blocks, scales)
+    products, parts = _products(hidden, gate_up, down, activation, k, weights, blocks)
     shared_parts = None
     if shared is not None:
-        one_up, one_down = shared.gate_up.unsqueeze(0), shared.down.unsqueeze(0)
-        own = _scales_of(shared)
-        _check_experts("shared.", hidden, one_up, one_down, activation, own)
-        check("shared.down", shared.down, (d_out, None), dtypes=(shared.down.dtype,))
+        one_up, one_down = of_one(shared.gate_up), of_one(shared.down)
+        _check_experts("shared.", hidden, one_up, one_down, activation)
+        if one_down.shape[1] != d_out:
+            raise WrongArgument(f"shared.down has {one_down.shape[1]} outputs; it must have {d_out}")
         if shared.logit is not None:
             check("shared.logit", shared.logit[..., None], (n, 1), dtypes=(torch.float32,), device=device)
-        of_shared, shared_parts = _products(hidden, one_up, one_down, activation, 1, shared.logit, None, own)
-        products += of_shared
+        shared_products, shared_parts = _products(hidden, one_up, one_down, activation, 1, shared.logit, None)
+        products += shared_products
     unit, block = stride_unit(out.stride()[:1]), block_of(d_out, least=128, most=1024)
     combine = KernelCall(
         combine_kernel,
@@ -282,39 +318,32 @@ def calls(
     return [*sort_calls(experts, count, blocks), *products, combine]
 
 
-def _scales_of(shared: SharedExpert) -> ExpertScales | None:
-    """Return the scales of a shared expert as those of the only one of its kind."""
-    if shared.gate_up_scales is None or shared.down_scales is None:
-        return None
-    return ExpertScales(shared.gate_up_scales.unsqueeze(0), shared.down_scales.unsqueeze(0))
-
-
 def _check_experts(
-    owner: str,
-    hidden: torch.Tensor,
-    gate_up: torch.Tensor,
-    down: torch.Tensor,
-    activation: Activation,
-    scales: ExpertScales | None,
+    owner: str, hidden: torch.Tensor, gate_up: ExpertWeights, down: ExpertWeights, activation: Activation
 ) -> None:
-    kind: dict[str, Any] = {"dtypes": (hidden.dtype if scales is None else FP8,), "device": hidden.device}
-    check(f"{owner}down", down, (None, None, None), **kind)
+    _check_weight(f"{owner}down", down, (None, None, None), hidden)
     count, _, f = down.shape
-    check(f"{owner}gate_up", gate_up, (count, activation.projections * f, hidden.shape[1]), **kind)
-    if scales is None:
+    _check_weight(f"{owner}gate_up", gate_up, (count, activation.projections * f, hidden.shape[1]), hidden)
+
+
+def _check_weight(
+    name: str, weight: ExpertWeights, shape: tuple[int | None, ...], hidden: torch.Tensor
+) -> None:
+    if isinstance(weight, FourBitMatrix):
+        check_matrix(name, weight, hidden.device, shape)
         return
-    kind = {"dtypes": (torch.float32,), "device": hidden.device, "dense_from": 0}
-    for name, numbers, own in (("gate_up", gate_up, scales.gate_up), ("down", down, scales.down)):
-        check(f"{owner}{name}_scales", own, (*numbers.shape[:2], None), **kind)
-        if own.shape[2] not in (1, groups := ceil_div(numbers.shape[2], GROUP)):
-            raise UnsupportedArgument(
-                f"{owner}{name}_scales has {own.shape[2]} groups; it must have {groups}"
-            )
+    if isinstance(weight, torch.Tensor):
+        check(name, weight, shape, dtypes=(hidden.dtype,), device=hidden.device)
+        return
+    numbers, scales = weight.numbers, weight.scales
+    check(name, numbers, shape, dtypes=(FP8,), device=hidden.device)
+    rows: dict[str, Any] = {"device": hidden.device, "dense_from": 0}
+    check(f"{name}.scales", scales, (*numbers.shape[:2], None), dtypes=(torch.float32,), **rows)
+    if scales.shape[2] not in (1, groups := ceil_div(numbers.shape[2], GROUP)):
+        raise UnsupportedArgument(f"{name}.scales has {scales.shape[2]} groups; it must have {groups}")
 
 
-def _default_launch(
-    x: torch.Tensor, rows: int, blocks: ExpertBlocks | None, scales: ExpertScales | None
-) -> Launch:
+def _default_launch(x: torch.Tensor, weight: ExpertWeights, rows: int, blocks: ExpertBlocks | None) -> Launch:
     """Return the tiles of a product of blocks of `rows` rows."""
     if x.dtype == torch.float32:
         # A float32 operand takes the registers of two while it is multiplied.
@@ -324,7 +353,7 @@ def _default_launch(
     else:
         # A shared expert's rows leave no registers for wide operands, unless those are in shared memory.
         default = Launch(4, 3, {"N": 64, "K": 32 if blocks is None and not warp_groups(x.device) else 64})
-    if scales is not None and scales.gate_up.shape[2] > 1:
+    if isinstance(weight, Fp8Matrix) and weight.groups > 1:
         # Each tile is summed by itself, beside the sum of all.
         default = replace(default, blocks={"N": 32, "K": min(64, default.blocks["K"])})
     return default
@@ -332,40 +361,36 @@ def _default_launch(
 
 def _products(
     x: torch.Tensor,
-    gate_up: torch.Tensor,
-    down: torch.Tensor,
+    gate_up: ExpertWeights,
+    down: ExpertWeights,
     activation: Activation,
     k: int,
     weights: torch.Tensor | None,
     blocks: ExpertBlocks | None,
-    scales: ExpertScales | None,
 ) -> tuple[list[KernelCall], torch.Tensor]:
     """Return both products and the tensor of their results; without blocks every row goes to expert 0."""
     pairs, d, (_, d_out, f) = len(x) * k, x.shape[1], down.shape
     inner, parts = x.new_empty(pairs, f), x.new_empty(pairs, d_out, dtype=torch.float32)
     rows = rows_of_a_block(pairs, 1) if blocks is None else blocks.rows
     count = ceil_div(pairs, rows) if blocks is None else len(blocks.expert)
-    default = _default_launch(x, rows, blocks, scales)
-    shape = f"m{rows} d{d} f{f} {x.dtype}{'' if scales is None else ' fp8'}"
     launches = []
-    up_scales, down_scales = (None, None) if scales is None else (scales.gate_up, scales.down)
-    for kernel, weight, width, features, own in (
-        (expand_kernel, gate_up, d, f, up_scales),
-        (project_kernel, down, f, d_out, down_scales),
+    for kernel, weight, width, features in (
+        (expand_kernel, gate_up, d, f),
+        (project_kernel, down, f, d_out),
     ):
         first = kernel is expand_kernel
+        shape = f"m{rows} d{d} f{f} {x.dtype}{' fp8' if isinstance(weight, Fp8Matrix) else ''}"
+        default = _default_launch(x, weight, rows, blocks)
         launch = launch_for("moe_expand" if first else "moe_project", x.device, shape, default)
-        unit, groups = stride_unit(weight.stride()[:2]), 1 if own is None else own.shape[2]
-        arguments: dict[str, Any] = {
-            "weight": weight, "scales": own, "groups": groups, "inner": inner, "pairs": pairs,
+        arguments, of_weight = _weight_arguments(weight)
+        arguments |= {
+            "inner": inner, "pairs": pairs,
             "block_expert": None if blocks is None else blocks.expert,
             "block_pairs": None if blocks is None else blocks.pairs,
-            "weight_expert": weight.stride(0) // unit, "weight_row": weight.stride(1) // unit,
         }  # fmt: skip
-        constants = {
+        constants = of_weight | {
             "WIDTH": width, "FEATURES": features, "ROUTED": blocks is not None, "ROWS": rows,
-            "BLOCK_N": launch.blocks["N"], "BLOCK_K": launch.blocks["K"], "WEIGHT_UNIT": unit,
-            "DOT": dot_dtype(x.dtype), "GROUPED": groups > 1,
+            "BLOCK_N": launch.blocks["N"], "BLOCK_K": launch.blocks["K"], "DOT": dot_dtype(x.dtype),
         }  # fmt: skip
         if first:
             x_unit = stride_unit(x.stride()[:1])
@@ -378,3 +403,20 @@ def _products(
         grid = (count, ceil_div(features, launch.blocks["N"]))
         launches.append(KernelCall(kernel, grid, arguments, constants, launch))
     return launches, parts
+
+
+def _weight_arguments(weight: ExpertWeights) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the matrices of all experts as arguments and constants of a kernel."""
+    if isinstance(weight, FourBitMatrix):
+        arguments = arguments_of(weight)
+        arguments |= {"weight": arguments.pop("codes"), "weight_expert": 0, "weight_row": 0}
+        return arguments, {"WEIGHT_UNIT": 1, "FORM": FORM[weight.code], "GROUPED": False}
+    numbers, scales = (weight.numbers, weight.scales) if isinstance(weight, Fp8Matrix) else (weight, None)
+    groups = 0 if scales is None else scales.shape[2]
+    unit = stride_unit(numbers.stride()[:2])
+    arguments = {
+        "weight": numbers, "scales": scales, "groups": groups, "group": 0,
+        "weight_expert": numbers.stride(0) // unit, "weight_row": numbers.stride(1) // unit,
+        **dict.fromkeys(("zeros", "factors", "order")),
+    }  # fmt: skip
+    return arguments, {"WEIGHT_UNIT": unit, "FORM": PLAIN, "GROUPED": groups > 1}

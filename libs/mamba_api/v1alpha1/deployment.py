@@ -62,14 +62,13 @@ def _interval_of_pool(pool: str) -> Rule:
 
 
 def _quantization_of_pool(pool: str) -> Rule:
-    """Return the rule that engines of a pool with quantized matrices have no GPUs."""
+    """Return the rule that engines of a pool with matrices of eight bits have no GPUs."""
     resources = f"self.disaggregation.{pool}.resources"
     return Rule(
-        cel=f"self.engine.quantization == 'none' || self.engine.quantization == 'fp8' || "
-        f"!has(self.disaggregation) || !has({resources}) || "
+        cel=f"self.engine.quantization != 'int8' || !has(self.disaggregation) || !has({resources}) || "
         f"!has({resources}.gpus) || {resources}.gpus == 0",
         message=(
-            f"engine.quantization int8 and int4 are for engines without GPUs: remove it, or set "
+            f"engine.quantization int8 is for engines without GPUs: remove it, choose fp8 or int4, or set "
             f"disaggregation.{pool}.resources.gpus to 0"
         ),
         holds=lambda self: (
@@ -178,11 +177,11 @@ class Spec(ApiModel):
             holds=lambda self: self.state_cache.track_interval % self.engine.page_size == 0,
         ),
         Rule(
-            cel="self.engine.quantization == 'none' || self.engine.quantization == 'fp8' || "
+            cel="self.engine.quantization != 'int8' || "
             "(has(self.resources.gpus) && self.resources.gpus == 0) || "
             "(has(self.resources.profile) && !has(self.resources.gpus))",
             message=(
-                "engine.quantization int8 and int4 are for engines without GPUs: remove it, or set "
+                "engine.quantization int8 is for engines without GPUs: remove it, choose fp8 or int4, or set "
                 "resources.gpus to 0"
             ),
             holds=lambda self: (

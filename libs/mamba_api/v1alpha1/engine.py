@@ -288,12 +288,12 @@ class Engine(ApiModel):
     """How matrices are stored and multiplied. none: in the type that dtype names. int8: one byte for each
     weight and a scale for every 32 of them, quantized while loading and multiplied by activations quantized
     to int8. int8 takes half the memory of bfloat16 and yields more tokens per second; answers differ
-    slightly. int4: four bits for each weight and such a scale, but embedding and head as int8; answers differ
-    more. Both are available without GPUs only (resources.gpus 0). fp8: one byte (e4m3) for each weight and a
-    scale for each output, but embedding and head in the type that dtype names; checkpoints in FP8 keep their
-    numbers, others are rounded while loading, and activations are rounded to FP8 with a scale for each token.
-    It is for GPUs of compute capability 8.9 and later (L4, L40S, H100, B200); CPUs compute the same numbers,
-    slowly."""
+    slightly; it is available without GPUs only (resources.gpus 0). int4: four bits for each weight and such a
+    scale; answers differ more. With int4, embedding and head are int8 without GPUs; with GPUs they keep the
+    type that dtype names, as do activations. fp8: one byte (e4m3) for each weight and a scale for each
+    output, but embedding and head in the type that dtype names; checkpoints in FP8 keep their numbers, others
+    are rounded while loading, and activations are rounded to FP8 with a scale for each token. It is for GPUs
+    of compute capability 8.9 and later (L4, L40S, H100, B200); CPUs compute the same numbers, slowly."""
     tensor_parallel: Annotated[int, Field(ge=1, le=64)] = 1
     """Number of GPUs that one engine spreads the model over. This version runs each engine on one GPU and
     refuses more."""

@@ -56,6 +56,19 @@ class StoredForm:
         return "int4" if self.symmetric else "int4_zeros"
 
     @property
+    def packs_on_gpus(self) -> bool:
+        """Whether the matrix stays in four bits on a GPU."""
+        return self.bits == 4 and self.multiplied and (self.layout == "nvfp4" or not self.group % BLOCK)
+
+    def packed_bytes(self, elements: int, rows: int = 0) -> int:
+        """Return the bytes of a matrix that stays in four bits on a GPU; `rows`: of the matrix, if known."""
+        groups = elements // self.group if self.group else rows
+        if self.layout in ("nvfp4", "mxfp4"):
+            # Scales have a byte; a factor of each row is a float32.
+            return elements // 2 + groups + 4 * rows
+        return elements // 2 + groups * (2 if self.symmetric else 3)
+
+    @property
     def words(self) -> str:
         """The form in a few words."""
         groups = f" by groups of {self.group}" if self.group else ""

@@ -41,13 +41,16 @@ _MIXER = {"nemotron_h": "mixer", "mamba2": "mixer"}
 
 
 def stored_weights(model: ModelConfig, quantization: Quantization) -> StoredWeights:
-    """Count the elements of the matrices by the form in which engines on CPUs hold them."""
+    """Count the elements of the matrices by the forms in which engines hold them."""
     elements: Counter[Held] = Counter()
+    packed = packed_bytes = 0
     words: Counter[str] = Counter()
     for module, size in matrices(model):
         if (form := quantization.form_of(module)) is not None:
             elements[form.held] += size
             words[form.words] += size
+            if form.packs_on_gpus:
+                packed, packed_bytes = packed + size, packed_bytes + form.packed_bytes(size)
     return StoredWeights(
         summary=" and ".join(text for text, _ in words.most_common())
         or f"{quantization.method} of no matrix",
@@ -55,6 +58,8 @@ def stored_weights(model: ModelConfig, quantization: Quantization) -> StoredWeig
         int4=elements["int4"],
         int4_zeros=elements["int4_zeros"],
         plain=elements["plain"],
+        packed=packed,
+        packed_bytes=packed_bytes,
     )
 
 

@@ -138,6 +138,7 @@ def test_where_every_kernel_fails_torch_computes(
         break_kernel(monkeypatch, name, RuntimeError("Failed to find C compiler"))
     engine = start(granite)
     of_other_families_and_settings = {
+        "four_bit_product",
         "gated_delta_prefill",
         "gated_delta_replay",
         "gated_delta_update",

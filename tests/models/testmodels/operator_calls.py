@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from mamba_kernels.activate import Function
+from mamba_kernels.four_bit import Code
 from mamba_kernels.fp8 import Fp8Matrix
 from mamba_kernels.fp8.matrix import quantized
 from mamba_kernels.moe import Routing
@@ -19,6 +20,7 @@ from mamba_kernels.state_replay import RingPlan, delta_width, scan_width
 from testmodels.chunks import CPU, Mixer, PiecePlan, chunk_plan, ints
 from testmodels.delta import Delta
 from testmodels.experts import ExpertBatch
+from testmodels.four_bits import random_matrix
 from testmodels.paged import SCALE, PagedBatch
 
 WIDE = torch.float32
@@ -55,6 +57,11 @@ def slots(*, noise: bool = True) -> SlotPlan:
 
 def chunks(rows: int = 6, device: torch.device = CPU) -> ChunkPlan:
     return chunk_plan([PiecePlan(0, rows - 2, -1, 1, {3: 2}), PiecePlan(8, 2, 3, 3, {})], 4, device=device)
+
+
+def _four_bits() -> dict[str, Any]:
+    matrix, _ = random_matrix(Code.INTEGER_ZEROS, 5, inputs=64, group=32, ordered=True)
+    return {"x": numbers(3, 64), "matrix": matrix, "bias": numbers(5), "out": torch.zeros(3, 5)}
 
 
 def _fp8_norm() -> dict[str, Any]:
@@ -237,6 +244,11 @@ CALLS = {
             "plan.page_table.0": None, "plan.page_table.1": None, "plan.context_len.0": "table_row",
         },
         means_another=("kv.2",), may_be_shorter=("kv.3",),
+    ),
+    "four_bit_product": OperatorCall(
+        _four_bits, ("x", "codes"),
+        {"x.0": "out", "matrix.codes.0": "scales", "matrix.codes.1": "x"},
+        dense_from={f"matrix.{part}": 0 for part in ("codes", "scales", "zeros", "order")},
     ),
     "slot_copy": OperatorCall(
         _copy, ("source", "target"),

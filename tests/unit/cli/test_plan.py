@@ -83,10 +83,11 @@ def test_a_quantization_is_planned_without_a_file_that_names_it(inside: Callable
     assert on_cpus[0] == plain
     assert on_cpus[1] / plain == pytest.approx(34 / 64, abs=0.001)
     assert 18 / 64 < on_cpus[2] / plain < 0.3
-    for each in ("int8", "int4"):
-        refused = inside("builtin://tiny-recall", "--gpu", "H100", "--quantization", each)
-        assert f"quantization {each} is for engines without GPUs" in refused
-        assert "--gpus 0" in refused
+    for each, least, most in (("int4", 18 / 64, 0.3), ("fp8", 0.5, 0.52)):
+        assert least < weights("--quantization", each) / plain < most
+    refused = inside("builtin://tiny-recall", "--gpu", "H100", "--quantization", "int8")
+    assert "quantization int8 is for engines without GPUs" in refused
+    assert "--gpus 0" in refused
 
 
 def test_a_model_is_planned_by_its_uri(inside: Callable[..., Any], nano: Path) -> None:

@@ -61,6 +61,9 @@ class AnyWeights:
     def numbers(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
         return None
 
+    def four_bits(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
+        return None
+
     @property
     def fp8_form(self) -> Fp8Form:
         return ""

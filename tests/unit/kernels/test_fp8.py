@@ -5,7 +5,7 @@ import torch
 
 from mamba_kernels.fp8 import Fp8Matrix, Fp8Rows, fp8_norm, fp8_product
 from mamba_kernels.fp8.matrix import KIND, joined, of_inputs, quantized, stacked
-from mamba_kernels.moe import Activation, ExpertScales, SharedExpert
+from mamba_kernels.moe import Activation, SharedExpert
 from mamba_kernels.moe.reference import moe
 from testmodels.experts import ExpertBatch
 
@@ -87,14 +87,9 @@ def test_experts_in_fp8_are_those_that_their_numbers_stand_for(activation: Activ
     up, down = Fp8Matrix.of(batch.gate_up), Fp8Matrix.of(batch.down)
     assert batch.shared is not None
     of_all = Fp8Matrix.of(batch.shared.gate_up), Fp8Matrix.of(batch.shared.down)
-    shared = SharedExpert(
-        of_all[0].numbers, of_all[1].numbers, batch.shared.logit, of_all[0].scales, of_all[1].scales
-    )
+    shared = SharedExpert(*of_all, batch.shared.logit)
     out = torch.empty(6, 40)
-    moe(
-        batch.hidden, batch.experts, batch.weights, up.numbers, down.numbers, activation, out, shared,
-        ExpertScales(up.scales, down.scales),
-    )  # fmt: skip
+    moe(batch.hidden, batch.experts, batch.weights, up, down, activation, out, shared)
     batch.gate_up, batch.down = up.plain(torch.float32), down.plain(torch.float32)
     batch.shared = SharedExpert(*(each.plain(torch.float32) for each in of_all), batch.shared.logit)
     torch.testing.assert_close(out.double(), batch.expected(), rtol=1e-5, atol=1e-5)

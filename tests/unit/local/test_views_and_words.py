@@ -384,7 +384,7 @@ def test_weights_are_measured_from_the_headers_of_all_files(tmp_path: Path) -> N
     assert weights_size(tmp_path) is None
     safetensors(tmp_path / "a.safetensors", {"x": ("BF16", [2, 3], 12)})
     safetensors(tmp_path / "b.safetensors", {"y": ("F32", [4], 16), "z": ("F32", [], 4)})
-    assert weights_size(tmp_path) == WeightsSize(32, 11, 6)
+    assert weights_size(tmp_path) == WeightsSize(32, 11, 6, rows=2)
 
 
 @pytest.mark.parametrize(
@@ -406,7 +406,7 @@ def test_weights_follow_the_type_they_are_loaded_as(tmp_path: Path) -> None:
     assert facts.weights_bytes("float32", "int8") == 32 + 64 + 2 * 2
 
 
-def test_matrices_of_four_bits_count_so_beside_an_embedding_and_a_head_of_eight(tmp_path: Path) -> None:
+def test_matrices_of_four_bits_count_so_beside_an_embedding_and_a_head_of_more(tmp_path: Path) -> None:
     folder = model_directory(tmp_path / "m")
     config = json.loads((folder / "config.json").read_text())
     shape = [config["vocab_size"], config["hidden_size"]]
@@ -417,8 +417,10 @@ def test_matrices_of_four_bits_count_so_beside_an_embedding_and_a_head_of_eight(
         safetensors(
             folder / "a.safetensors", {**tensors, "x": ("BF16", [8], 16), "y": ("BF16", [4, 64], 512)}
         )
-        held = facts_of_directory(folder).weights_bytes(None, "int4")
-        assert held == 16 + len(tensors) * vocabulary * 34 // 32 + 4 * 64 * 18 // 32
+        facts, of_block = facts_of_directory(folder), 4 * 64 * 18 // 32
+        on_cpus = facts.weights_bytes(None, "int4", on_cpu=True)
+        assert on_cpus == 16 + len(tensors) * vocabulary * 34 // 32 + of_block
+        assert facts.weights_bytes(None, "int4") == 16 + len(tensors) * vocabulary * 2 + of_block
 
 
 def test_weights_stored_wider_than_the_configuration_says_are_counted_as_the_engine_loads_them(

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from mamba_kernels.dispatch.backend import TORCH
+from mamba_kernels.fp8 import Fp8Matrix
 from mamba_kernels.fp8.matrix import of_inputs, quantized
 from mamba_kernels.moe import SharedExpert
 from mamba_planner.families.registry import load_model_config
@@ -161,7 +162,7 @@ def test_experts_and_projections_are_fp8_and_routers_and_the_vocabulary_are_not(
     moe = model.blocks[1].mixer
     assert isinstance(moe, Moe)
     assert isinstance(moe.shared, SharedExpert)
-    assert moe.scales is not None
+    assert {type(each) for each in (moe.gate_up, moe.down, moe.shared.down)} == {Fp8Matrix}
     assert {moe.gate_up.shape, moe.down.shape, moe.shared.down.shape} <= narrow
     assert moe.scores.weight.dtype == torch.float32
     assert model.embedding.weight.dtype == torch.float32

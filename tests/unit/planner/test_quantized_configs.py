@@ -51,8 +51,20 @@ def test_four_bits_of_published_models_fit_the_machines_that_people_have(section
     assert why_not_served(nano) is None
     assert weights_bytes(nano, "bfloat16", on_cpu=True) <= 20e9
     assert weights_bytes(qwen, "bfloat16", on_cpu=True) <= 24e9
-    # On a GPU they are ordinary weights.
-    assert weights_bytes(nano, "bfloat16") == 2 * nano.parameters
+
+
+@pytest.mark.parametrize(
+    ("name", "most"), [("nemotron-3-nano-30b-a3b", 20_000_000_000), ("qwen3.6-35b-a3b", 24_000_000_000)]
+)
+def test_four_bits_of_models_with_experts_fit_one_card_of_24_gigabytes(name: str, most: int) -> None:
+    """Embedding and head are in bfloat16 there."""
+    sections = (
+        {**GPTQ, "sym": False},
+        {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"]},
+    )
+    planned = [weights_bytes(model(name, section), "bfloat16") for section in sections]
+    planned.append(weights_bytes(model(name, {}), "bfloat16", quantization="int4"))
+    assert all(0.8 * most < size <= most for size in planned), planned
 
 
 def test_each_form_takes_the_bytes_of_its_blocks() -> None:
@@ -127,7 +139,7 @@ def test_quantization_keeps_what_is_stored_in_as_few_bits() -> None:
     eight = model("qwen3.5-0.8b", {**GPTQ, "bits": 8})
     plain = model("qwen3.5-0.8b", {})
     assert weights_bytes(eight, "bfloat16", quantization="int4", on_cpu=True) == weights_bytes(
-        plain, "bfloat16", quantization="int4"
+        plain, "bfloat16", quantization="int4", on_cpu=True
     )
 
 

@@ -33,7 +33,9 @@ CASES: tuple[tuple[ModelConfig, Device, dict[str, Any], set[str]], ...] = (
     (NANO, Device("cuda", 20 * GIB + GIB // 2), {},
      {"chunked_prefill_tokens", "utilization", "quantization"}),
     (NANO, Device("cuda", 16 * GIB), {}, {"quantization"}),
-    (NANO, Device("cuda", 8 * GIB), {}, set()),
+    (NANO, Device("cuda", 10 * GIB), {}, {"quantization"}),
+    (NANO, Device("cuda", 10 * GIB), {"quantization": "fp8"}, {"quantization"}),
+    (NANO, Device("cuda", 6 * GIB), {}, set()),
     (NANO, CPU, {}, {"quantization", "a machine"}),
     (TINY, CPU, {"max_model_len": 99_999_999}, {"max_model_len", "a machine"}),
     (TINY, CPU, {"arena_bytes": "20Gi"}, {"arena_bytes"}),
@@ -65,7 +67,7 @@ def test_every_remedy_that_a_refusal_names_makes_it_fit(
             continue
         name, value = re.match(r"(\w+) (?:of at (?:most|least) )?(\S+)", way).groups()  # type: ignore[union-attr]
         changed = {**settings, name: value.replace(",", "")}
-        weights = int(of.parameters * 1.1) if name == "quantization" else None
+        weights = int(of.parameters * (0.8 if value == "int4" else 1.1)) if name == "quantization" else None
         plan_engine(of, EngineSettings(model="any", **changed), device, weights)
 
 

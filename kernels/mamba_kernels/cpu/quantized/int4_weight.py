@@ -10,10 +10,8 @@ from mamba_kernels.cpu.quantized.block_numbers import BLOCK, BlockNumbers
 from mamba_kernels.cpu.quantized.block_weight import QUAD, BlockWeight, FittedWeight
 from mamba_kernels.cpu.quantized.int8_weight import QuantizedWeight
 from mamba_kernels.cpu.structures import INT4, INT4_ZEROS
+from mamba_kernels.four_bit.fit import SMALLEST, fit_integers
 
-SMALLEST, LARGEST = -8, 7
-ENDS = (-8.5, -7.0)
-"""Numbers that are tried for the weight of a block that is farthest from zero, before rounding."""
 QUADS = BLOCK // QUAD
 
 
@@ -30,7 +28,7 @@ class Int4Weight(FittedWeight):
 
     def _pack(self, weight: torch.Tensor, out: torch.Tensor) -> None:
         # Reductions over the first dimension are vectorised; over the last one they take much longer.
-        scale, number = quantized(weight.permute(3, 0, 2, 1).contiguous())
+        scale, number = fit_integers(weight.permute(3, 0, 2, 1).contiguous())
         self._scales(out).copy_(scale)
         self._store(number, out)
 
@@ -94,24 +92,3 @@ def _halves(numbers: torch.Tensor) -> torch.Tensor:
 def _whole(halves: torch.Tensor) -> torch.Tensor:
     """Return bytes [n, blocks, QUADS / 2, QUAD] as float32 numbers [n, blocks, BLOCK] in 0..15."""
     return torch.stack([halves & 15, halves >> 4], dim=3).flatten(2).float()
-
-
-def quantized(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the float16 scale [...] of blocks [BLOCK, ...] and their numbers in -8..7, as float32."""
-    high, low = blocks.amax(0), blocks.amin(0)
-    farthest = torch.where(high > -low, high, low)
-    scale, least = farthest / SMALLEST, torch.zeros_like(farthest)
-    for end in ENDS:
-        number = _numbers_for(blocks, farthest / end)
-        product = (blocks * number).sum(0)
-        squares = number.square_().sum(0)
-        # The best scale for these numbers leaves an error of the block's squares minus this.
-        explained = product.square() / squares
-        better = explained > least
-        scale, least = torch.where(better, product / squares, scale), torch.where(better, explained, least)
-    scale = scale.half()
-    return scale, _numbers_for(blocks, scale.float())
-
-
-def _numbers_for(blocks: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    return (blocks * scale.reciprocal()).nan_to_num_(0.0).round_().clamp_(SMALLEST, LARGEST)

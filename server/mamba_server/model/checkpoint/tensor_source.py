@@ -5,6 +5,7 @@ from typing import Literal, Protocol
 import torch
 
 from mamba_kernels.cpu.quantized.block_numbers import BlockNumbers
+from mamba_kernels.four_bit import FourBitMatrix
 from mamba_kernels.fp8 import Fp8Matrix
 
 Fp8Form = Literal["", "rows", "blocks"]
@@ -26,6 +27,16 @@ class TensorSource(Protocol):
         """Return the matrix of exactly that shape as the integers that the checkpoint stores.
 
         None: it is stored otherwise, or no kernel computes with its integers, so that `take` has to be
+        called. Raises WeightsError.
+        """
+        ...
+
+    def four_bits(
+        self, name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+    ) -> FourBitMatrix | None:
+        """Return the matrix of exactly that shape as the codes of four bits that the checkpoint stores.
+
+        None: it is stored otherwise, or no kernel of a GPU computes with its codes, so that `take` has to be
         called. Raises WeightsError.
         """
         ...

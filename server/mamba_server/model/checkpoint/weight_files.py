@@ -71,10 +71,14 @@ def _size(stored: int, entries: dict[str, Entry], directory: Path) -> WeightsSiz
     matrices = find(entries)
     quantization = quantization_in(directory) if matrices else None
     held: Counter[Held] = Counter()
+    packed = packed_bytes = rows = 0
     for name, matrix in matrices.items():
         module = name.removesuffix(".weight").removeprefix("model.").removeprefix("backbone.")
-        elements, form = size_of(matrix, module, entries, quantization)
-        held[form.held] += elements
+        size = size_of(matrix, module, entries, quantization)
+        held[size.form.held] += size.elements
+        rows += size.rows
+        if size.packed_bytes:
+            packed, packed_bytes = packed + size.elements, packed_bytes + size.packed_bytes
     others = shapes_of(matrices.values()).union(*(matrix.tensors.values() for matrix in matrices.values()))
     scales = scale_endings(kind for kind, _ in entries.values())
     plain = [
@@ -87,7 +91,9 @@ def _size(stored: int, entries: dict[str, Entry], directory: Path) -> WeightsSiz
         held["int8"],
         held["int4"],
         held["int4_zeros"],
-        sum(prod(shape[:-1]) for shape in plain if _of_matrices(shape)),
+        packed,
+        packed_bytes,
+        sum(prod(shape[:-1]) for shape in plain if _of_matrices(shape)) + rows,
         *_stored_fp8(entries),
     )
 
@@ -101,7 +107,10 @@ def _stored_fp8(entries: dict[str, Entry]) -> tuple[int, int]:
     for name, (kind, shape) in entries.items():
         if kind != FP8 or name.endswith(_OF_VOCABULARY) or len(shape) < 2:
             continue
-        scale = next((entries[name + end][1] for end in SCALES if name + end in entries), ())
+        scale = next((entries[name + end][1] for end in SCALES if name + end in entries), None)
+        if scale is None:
+            # The scales of NVFP4 are FP8 themselves.
+            continue
         groups = scale[-1] if len(scale) == len(shape) and 1 < scale[-1] < shape[-1] else 1
         elements += prod(shape)
         scales += prod(shape[:-1]) * groups

@@ -9,20 +9,29 @@ ones, and reading a few bytes of a mapping brings the bytes around them into mem
 import json
 import logging
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
 
 from mamba_kernels.cpu.quantized.block_numbers import BlockNumbers
+from mamba_kernels.four_bit import FourBitMatrix
 from mamba_kernels.fp8 import Fp8Matrix
 from mamba_server.model.checkpoint.errors import WeightsError
 from mamba_server.model.checkpoint.fp8 import dequantize, is_of_blocks, kept
 from mamba_server.model.checkpoint.mapped_pages import give_back
-from mamba_server.model.checkpoint.quantized.stored_matrix import Numbers, blocks, plain, read_matrix
+from mamba_server.model.checkpoint.quantized.stored_matrix import (
+    Numbers,
+    Read,
+    blocks,
+    four_bits,
+    plain,
+    read_matrix,
+)
 from mamba_server.model.checkpoint.quantized.stored_names import (
     OF_ACTIVATIONS,
     StoredMatrix,
@@ -45,6 +54,8 @@ from mamba_server.model.checkpoint.weight_files import (
 )
 
 log = logging.getLogger(__name__)
+CPU = torch.device("cpu")
+Result = TypeVar("Result")
 PREFIXES = ("model.", "backbone.")
 """Prefixes of all names of a checkpoint, which depend on the version of transformers that wrote it."""
 STORED = ("F32", "BF16", "F16", "F64")
@@ -113,6 +124,23 @@ class Weights:
             return None
         return numbers
 
+    def four_bits(
+        self, name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+    ) -> FourBitMatrix | None:
+        """Return the quantized matrix `name` as codes of four bits on the device.
+
+        None: `take` has to be called. Raises WeightsError, whose message names file and tensor.
+        """
+        if (matrix := self._matrices.get(name)) is None:
+            return None
+        codes = self._checked(
+            name, matrix, lambda read: four_bits(matrix, shape, read, self._zero_offset, dtype), device
+        )
+        if isinstance(codes, str):
+            self._why[name] = codes
+            return None
+        return codes
+
     def take(
         self, name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
     ) -> torch.Tensor:
@@ -124,7 +152,7 @@ class Weights:
             why = self._why.pop(name, "")
             reason = f"{matrix.layout}, since {why}" if why else matrix.layout
             self._widened.setdefault(reason, []).append(prod(shape))
-            return plain(self._stored(name, matrix, shape), dtype).view(shape).to(device)
+            return plain(self._stored(name, matrix, shape, device), dtype).view(shape)
         entry = self._entries.get(name)
         if entry is None:
             files = sorted({str(entry.file) for entry in self._entries.values()})
@@ -180,15 +208,26 @@ class Weights:
             return None
         return next((name + ending for ending in SCALES if name + ending in self._entries), None)
 
-    def _stored(self, name: str, matrix: StoredMatrix, shape: tuple[int, ...]) -> Numbers:
+    def _stored(
+        self, name: str, matrix: StoredMatrix, shape: tuple[int, ...], device: torch.device = CPU
+    ) -> Numbers:
+        return self._checked(
+            name, matrix, lambda read: read_matrix(matrix, shape, read, self._zero_offset), device
+        )
+
+    def _checked(
+        self, name: str, matrix: StoredMatrix, convert: Callable[[Read], Result], device: torch.device
+    ) -> Result:
+        """Return what `convert` makes of a matrix's tensors, which it reads onto the device."""
+
         def read(part: str) -> torch.Tensor:
             if part not in self._entries:
                 raise WeightsError(f"{file}: tensor {part} is missing, which belongs to {name}")
-            return self._read(part, self._entries[part])
+            return self._read(part, self._entries[part]).to(device)
 
         file = next(self._entries[part].file for part in matrix.tensors.values() if part in self._entries)
         try:
-            return read_matrix(matrix, shape, read, self._zero_offset)
+            return convert(read)
         except ValueError as error:
             raise WeightsError(f"{file}: {name} is stored as {matrix.layout}, with {error}") from error
 

@@ -101,6 +101,6 @@ def fp8_backend(backend: Backend, device: torch.device, *, batch_invariant: bool
         if capability < LEAST_CAPABILITY:
             raise UnsupportedModel(
                 f"quantization fp8 needs a GPU of compute capability 8.9 or later, such as L4 or H100, and "
-                f"this one has {capability[0]}.{capability[1]}: serve with --quantization none"
+                f"this one has {capability[0]}.{capability[1]}: serve with --quantization none or int4"
             )
     return backend if backend.library is None else TORCH

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
-from mamba_api.choices import ON_CPUS, Quantization
+from mamba_api.choices import Quantization
 from mamba_kernels.cpu.packed_linear import PackedLinear
 from mamba_kernels.cpu.short_conv import PARTS
 from mamba_kernels.dispatch.backend import TRITON, Backend, backend_for
@@ -87,6 +87,26 @@ class TokenEmbedding:
         return PackedLinear(self._loader.library, self.weight, None)
 
 
+def _has_four_bits(
+    backend: Backend, device: torch.device, dtype: torch.dtype, quantization: Quantization
+) -> bool:
+    """Return whether operators multiply by matrices of four bits; with fp8 all matrices are that.
+
+    Raises UnsupportedModel if matrices are to be quantized, and nothing computes with such ones.
+    """
+    if quantization == "fp8":
+        return False
+    four_bits = backend.library is None and (device.type == "cuda" or backend.name == TRITON)
+    if quantization == "none" or backend.library is not None or (four_bits and quantization == "int4"):
+        return four_bits
+    on_gpu = " fp8 or int4 on a GPU," if device.type == "cuda" else ""
+    raise UnsupportedModel(
+        f"quantization {quantization} needs the C++ kernels of a CPU, which are not used here "
+        f"({device.type}, {str(dtype).removeprefix('torch.')}): serve with --quantization none,"
+        f"{on_gpu} or as bfloat16 or float32 on a CPU with AVX2"
+    )
+
+
 class HybridModel:
     """Weights and forward of a whole model."""
 
@@ -115,24 +135,19 @@ class HybridModel:
         self.backend = backend or backend_for(device, dtype)
         if quantization == "fp8":
             self.backend = fp8_backend(self.backend, device, batch_invariant=batch_invariant)
-        library = self.backend.library
-        if quantization in ON_CPUS and library is None:
-            raise UnsupportedModel(
-                f"quantization {quantization} needs the C++ kernels of a CPU, which are not used here "
-                f"({device.type}, {str(dtype).removeprefix('torch.')}): serve with --quantization none, or "
-                "as bfloat16 or float32 on a CPU with AVX2"
-            )
         loader = Loader(
             weights,
             device,
             dtype,
             batch_invariant=batch_invariant,
             operators=self.backend.operators,
-            library=library,
+            library=self.backend.library,
             quantization=quantization,
+            four_bits=_has_four_bits(self.backend, device, dtype, quantization),
             norm_offset=NAMES[config.family].norm_offset,
             adapters=adapters,
         )
+        self._four_bits, self._fits = loader.four_bits, quantization == "int4"
         self.residual_dtype = torch.float32 if config.residual_in_fp32 and dtype.itemsize < 4 else dtype
         d = config.hidden_size
         self._names = NAMES[config.family]
@@ -293,14 +308,20 @@ class HybridModel:
 
         The list is empty if no kernel depends on the number of tokens.
         """
-        moe = self.config.moe
-        if moe is None or self.backend.name != TRITON or self._batch_invariant:
+        if self.backend.name != TRITON or self._batch_invariant:
             return []
-        from mamba_kernels.moe.expert_blocks import row_counts_of_forms
+        counts = set[int]()
+        if (moe := self.config.moe) is not None:
+            from mamba_kernels.moe.expert_blocks import row_counts_of_forms
 
-        # Beside experts of a latent width, a shared expert has products of its own.
-        shared = moe.shared_intermediate > 0 and moe.latent is None
-        return row_counts_of_forms(most, moe.experts_per_token, moe.experts, shared=shared)
+            # Beside experts of a latent width, a shared expert has products of its own.
+            shared = moe.shared_intermediate > 0 and moe.latent is None
+            counts.update(row_counts_of_forms(most, moe.experts_per_token, moe.experts, shared=shared))
+        if self._four_bits and (self._fits or self.config.stored is not None):
+            from mamba_kernels.four_bit.triton import row_counts_of_tiles
+
+            counts.update(row_counts_of_tiles(most))
+        return sorted(counts)
 
     @property
     def alignments(self) -> int:

@@ -20,15 +20,19 @@ from mamba_kernels.cpu.quantized.int4_weight import Int4Weight, pack_numbers
 from mamba_kernels.cpu.quantized.int8_weight import QuantizedWeight
 from mamba_kernels.cpu.rms_norm import RowNorm
 from mamba_kernels.dispatch.operators import REFERENCE, Operators
+from mamba_kernels.four_bit import FourBitMatrix
+from mamba_kernels.four_bit import matrix as four_bit
 from mamba_kernels.fp8 import Fp8Matrix
 from mamba_kernels.fp8.matrix import GROUP, joined
 from mamba_kernels.invariant import sound_row_tile
+from mamba_kernels.moe import ExpertWeights, expert_weights
 from mamba_kernels.precision import accumulator
 from mamba_server.model.adapters.adapted_product import Part
 from mamba_server.model.adapters.adapter_bank import AdapterBank
 from mamba_server.model.checkpoint.mapped_pages import give_back
 from mamba_server.model.checkpoint.tensor_factors import Factors
 from mamba_server.model.checkpoint.tensor_source import TensorSource
+from mamba_server.model.layers.four_bit_linear import FourBitLinear
 from mamba_server.model.layers.fp8 import Fp8Linear, Fp8Norm, JoinedProducts, NormedRows
 from mamba_server.model.layers.linear import Linear
 
@@ -37,8 +41,8 @@ Rows = Callable[[torch.Tensor], torch.Tensor]
 Norm = Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]
 """Function (x, added) -> norm(x + added), all [T, a]. x becomes the sum; None adds nothing."""
 
-Matrix = torch.Tensor | BlockNumbers | Fp8Matrix
-"""A matrix [outputs, inputs]: its weights, the integers as which the checkpoint stores them, or FP8."""
+Matrix = torch.Tensor | BlockNumbers | FourBitMatrix | Fp8Matrix
+"""A matrix [outputs, inputs]: its weights, the integers or codes as which they are stored, or FP8."""
 
 PACKED: dict[Quantization, Callable[[torch.Tensor, Callable[[torch.Tensor], None]], PackedMatrix]] = {
     "none": PackedWeight,
@@ -62,7 +66,9 @@ class Loader:
     library: Library | None = None
     """The C++ kernels, if they are used instead of operators; otherwise None."""
     quantization: Quantization = "none"
-    """Quantization of matrices in the C++ kernels, or fp8 without these."""
+    """Quantization of matrices in the C++ kernels; fp8 without these, and int4 where `four_bits` is true."""
+    four_bits: bool = False
+    """Whether operators multiply by matrices of four bits, as on GPUs; never with quantization fp8."""
     factors: Factors = field(default_factory=dict)
     """Factors by which rows of the layer's tensors are multiplied."""
     layer: str = ""
@@ -128,6 +134,11 @@ class Loader:
         if self.quantization == "fp8":
             return self.fp8(name, outputs, inputs)
         place = self.prefix + name
+        if self.four_bits:
+            codes = self.weights.four_bits(place, (outputs, inputs), self.dtype, self.device)
+            if codes is not None:
+                factor = self.factors.get(place.removeprefix(self.layer))
+                return codes if factor is None else codes.scaled(factor.to(self.device))
         if self.library is not None and place.removeprefix(self.layer) not in self.factors:
             numbers = self.weights.numbers(place, (outputs, inputs), self.dtype)
             if numbers is not None:
@@ -255,7 +266,7 @@ class Loader:
         """
         inputs = weights[0].shape[1]
         if self.library is None:
-            plain = self._product(weights, bias)
+            plain = self._of_operators(weights, bias)
             if self.adapters is None:
                 return plain
             return self.adapters.adapt(plain, plain, "", inputs, tuple(parts))
@@ -266,8 +277,32 @@ class Loader:
         linear = PackedLinear(self.library, packed, bias) if activation else product
         return self.adapters.adapt(product, linear, activation, inputs, tuple(parts), self.library)
 
-    def _product(self, weights: Sequence[Matrix], bias: torch.Tensor | None) -> Rows:
-        """Return the product that operators compute. Neighbours of one form become one matrix."""
+    def _of_operators(self, weights: Sequence[Matrix], bias: torch.Tensor | None) -> Rows:
+        """Return the product of matrices that follow one another, by torch, in four bits or in FP8."""
+        if self.quantization == "fp8":
+            return self._in_fp8(weights, bias)
+        parts: list[torch.Tensor | FourBitMatrix] = []
+        for is_plain, group in groupby(weights, lambda each: isinstance(each, torch.Tensor)):
+            if is_plain:
+                parts.append(
+                    self.fitted(one_matrix([each for each in group if isinstance(each, torch.Tensor)]))
+                )
+            else:
+                parts += four_bit.join([each for each in group if isinstance(each, FourBitMatrix)])
+        if len(parts) == 1 and isinstance(parts[0], torch.Tensor):
+            return self.plain(parts[0], bias)
+        products: list[Linear | FourBitMatrix] = []
+        begun = 0
+        for part in parts:
+            end = begun + part.shape[0]
+            own = None if bias is None else bias[begun:end]
+            products.append(self.plain(part, own) if isinstance(part, torch.Tensor) else part)
+            begun = end
+        product = self.operators.four_bit_product
+        return FourBitLinear(products, bias, product, invariant=self.batch_invariant)
+
+    def _in_fp8(self, weights: Sequence[Matrix], bias: torch.Tensor | None) -> Rows:
+        """Return the product in FP8. Neighbours of one form become one matrix."""
         products: list[Rows] = []
         start = 0
         for groups, group in groupby(weights, _groups):
@@ -282,6 +317,36 @@ class Loader:
                 products.append(self.plain(plain, own))
             start = end
         return products[0] if len(products) == 1 else JoinedProducts(products)
+
+    def fits(self, inputs: int) -> bool:
+        """Return whether ordinary matrices with so many inputs become ones of four bits for operators."""
+        return self.four_bits and self.quantization == "int4" and four_bit.fits_runs(inputs)
+
+    def fitted(self, weight: torch.Tensor) -> torch.Tensor | FourBitMatrix:
+        """Return a matrix in four bits if that is set for operators, otherwise as it is.
+
+        The caller must not read `weight` afterwards.
+        """
+        if not self.fits(weight.shape[1]):
+            return weight
+        codes = FourBitMatrix.fit(weight)
+        give_back(weight)
+        return codes
+
+    def one_weight(self, parts: Sequence[Matrix]) -> ExpertWeights:
+        """Return matrices of an expert whose outputs follow one another as one for operators.
+
+        Codes and FP8 that cannot be one matrix become ordinary weights.
+        """
+        packed = [each for each in parts if isinstance(each, FourBitMatrix | Fp8Matrix)]
+        if len(packed) == len(parts) and (joint := expert_weights.joined(packed)) is not None:
+            return joint
+        whole = one_matrix([self.widened(each) for each in parts if not isinstance(each, BlockNumbers)])
+        return whole if packed else self.fitted(whole)
+
+    def widened(self, matrix: ExpertWeights) -> torch.Tensor:
+        """Return the ordinary weights of one matrix."""
+        return matrix if isinstance(matrix, torch.Tensor) else matrix.plain(self.dtype)
 
     def pack(self, weight: torch.Tensor) -> PackedMatrix:
         """Return the matrix as the C++ kernels read it. The caller must not read `weight` afterwards."""

@@ -3,6 +3,7 @@
 `HybridModel` calls each block once per step; the host reads no value.
 """
 
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
@@ -12,11 +13,10 @@ from mamba_kernels.cpu.expert_router import ExpertRouter
 from mamba_kernels.cpu.experts import PackedExperts
 from mamba_kernels.cpu.library import Library
 from mamba_kernels.cpu.packed_linear import PackedWeight
-from mamba_kernels.cpu.quantized.block_numbers import BlockNumbers
 from mamba_kernels.dispatch.operators import REFERENCE
 from mamba_kernels.fp8 import Fp8Matrix
-from mamba_kernels.fp8.matrix import joined, stacked
-from mamba_kernels.moe import Activation, ExpertScales, Routing, SharedExpert
+from mamba_kernels.moe import Activation, ExpertWeights, Routing, SharedExpert, expert_weights
+from mamba_kernels.moe.expert_weights import of_one
 from mamba_planner.model_config import MoeConfig
 from mamba_server.model.adapters.adapted_experts import AdaptedExperts, ExpertNames, ExpertProducts
 from mamba_server.model.adapters.adapter_bank import AdapterBank
@@ -28,6 +28,7 @@ from mamba_server.model.layers.latent_projections import LatentProjections
 from mamba_server.model.layers.linear import Linear
 from mamba_server.model.layers.loader import Loader, Matrix, Rows, one_matrix
 
+log = logging.getLogger(__name__)
 ACTIVATIONS = {
     (True, "silu"): Activation.GATED_SILU,
     (True, "swish"): Activation.GATED_SILU,
@@ -51,7 +52,6 @@ class Moe:
         own = names.moe
         if own is None:
             raise UnsupportedModel("this version knows no names of experts of the model's family")
-        self.dtype = loader.dtype
         self.activation = ACTIVATIONS[config.gated, config.activation]
         self.routing = Routing(
             top_k=config.experts_per_token,
@@ -87,14 +87,15 @@ class Moe:
         self.adapted: AdaptedExperts | None = None
         """Experts with places for adapters; None = the engine has no places for changes of experts."""
         self._shared_gate = gate
-        self.scales: ExpertScales | None = None
-        """Scales of routed experts that are FP8; None = they are not."""
         if (library := loader.library) is not None:
             self.router = ExpertRouter(library, PackedWeight(router), self.routing, self.correction)
             self.packed = self._pack(library, gate_up, down, shared, gate, loader)
         else:
             self.scores = _scores(router, gate, loader)
-            self._take_operands(_stack(gate_up), _stack(down), shared)
+            self.gate_up, self.down = _stack(gate_up, loader), _stack(down, loader)
+            self.shared: SharedExpert | None = None
+            if shared is not None:
+                self.shared = SharedExpert(loader.one_weight(shared[0]), loader.one_weight(shared[1]))
             self.gated = gate is not None
             """Whether the last score of a row is the logit of the shared expert's weight."""
         if loader.adapters is not None and loader.adapters.expert_rank:
@@ -106,12 +107,8 @@ class Moe:
         """Reserve the places of adapters for the experts."""
         own, inners = names.moe, self.activation.projections
         assert own is not None
-        if self.scales is not None:
-            raise UnsupportedModel(
-                "experts in FP8 take no adapters: leave out --max-lora-expert-rank, or --quantization fp8"
-            )
         width = config.latent or hidden_size
-        first, last = self._products()
+        first, last = self._products(loader)
         routed = ExpertProducts(
             first[: config.experts], last[: config.experts], (width, config.intermediate, width), inners,
             (loader.factor(own.gate_up[0]), loader.factor(own.down)),
@@ -125,30 +122,21 @@ class Moe:
             shared = products, tuple(map(loader.module, own.shared_gate_up)), loader.module(own.shared_down)
         return bank.adapt_experts(_expert_names(own, loader), routed, shared)
 
-    def _products(self) -> tuple[list[Rows], list[Rows]]:
-        """Return the first and the last products of all experts; a shared one here comes last."""
+    def _products(self, loader: Loader) -> tuple[list[Rows], list[Rows]]:
+        """Return the first and the last products of all experts; a shared one here comes last.
+
+        Raises UnsupportedModel if operators multiply by experts of fewer than 16 bits.
+        """
         if self.packed is not None:
             pairs = self.packed.products()
             return [first for first, _ in pairs], [last for _, last in pairs]
-        shared = [] if self.shared is None else [(self.shared.gate_up, self.shared.down)]
-        matrices = [*zip(self.gate_up, self.down, strict=True), *shared]
-        return [Linear(first, None) for first, _ in matrices], [Linear(last, None) for _, last in matrices]
-
-    def _take_operands(self, gate_up: Stacked, down: Stacked, shared: SharedMatrices | None) -> None:
-        """Set the weights as the operator takes them."""
-        if isinstance(gate_up, Fp8Matrix) and isinstance(down, Fp8Matrix):
-            self.gate_up, self.down = gate_up.numbers, down.numbers
-            self.scales = ExpertScales(gate_up.scales, down.scales)
-        else:
-            self.gate_up, self.down = _plain(gate_up, self.dtype), _plain(down, self.dtype)
-        self.shared: SharedExpert | None = None
-        if shared is None:
-            return
-        up, back = map(_whole, shared)
-        if isinstance(up, Fp8Matrix) and isinstance(back, Fp8Matrix):
-            self.shared = SharedExpert(up.numbers, back.numbers, None, up.scales, back.scales)
-        else:
-            self.shared = SharedExpert(_plain(up, self.dtype), _plain(back, self.dtype))
+        own = [(self.gate_up, self.down)]
+        own += [] if self.shared is None else [(of_one(self.shared.gate_up), of_one(self.shared.down))]
+        firsts, lasts = ([_ordinary(each, loader) for each in weights] for weights in zip(*own, strict=True))
+        return (
+            [Linear(first, None) for matrices in firsts for first in matrices],
+            [Linear(last, None) for matrices in lasts for last in matrices],
+        )
 
     def _pack(
         self,
@@ -185,9 +173,7 @@ class Moe:
             logits = logits[:, :-1]
         experts, weights = self.route(logits, self.routing, self.correction)
         out = torch.empty_like(rows)
-        self.compute(
-            rows, experts, weights, self.gate_up, self.down, self.activation, out, shared, self.scales
-        )
+        self.compute(rows, experts, weights, self.gate_up, self.down, self.activation, out, shared)
         self._change(x, rows, (experts, weights), out)
         return out
 
@@ -253,32 +239,44 @@ def _each(matrices: Matrices | Stacked) -> Matrices | torch.Tensor:
     return matrices
 
 
-def _whole(parts: list[Matrix]) -> Stacked:
-    """Join parts of a matrix by their rows; the whole is FP8 if all parts are, with scales of one form."""
-    numbers = [part for part in parts if isinstance(part, Fp8Matrix)]
-    if len(numbers) == len(parts) and len({part.groups for part in numbers}) == 1:
-        return joined(numbers)
-    plain = next((part.dtype for part in parts if isinstance(part, torch.Tensor)), torch.bfloat16)
-    return one_matrix([_plain(part, plain) for part in parts if not isinstance(part, BlockNumbers)])
+def _ordinary(weights: ExpertWeights, loader: Loader) -> torch.Tensor:
+    """Return the weights of experts for adapters. Raises UnsupportedModel unless they are ordinary."""
+    if isinstance(weights, torch.Tensor):
+        return weights
+    form = "FP8" if isinstance(weights, Fp8Matrix) else "four bits"
+    other = "serve a checkpoint whose experts are bfloat16"
+    if loader.quantization != "none":
+        other = f"--quantization {loader.quantization}"
+    raise UnsupportedModel(
+        f"experts in {form} take no adapters: leave out --max-lora-expert-rank, or {other}"
+    )
 
 
-def _plain(matrix: Stacked, dtype: torch.dtype) -> torch.Tensor:
-    return matrix.plain(dtype) if isinstance(matrix, Fp8Matrix) else matrix
-
-
-def _stack(matrices: Matrices | Stacked) -> Stacked:
-    if isinstance(matrices, torch.Tensor | Fp8Matrix):
+def _stack(matrices: Matrices | Stacked, loader: Loader) -> ExpertWeights:
+    """Return the matrices of all experts for operators."""
+    if isinstance(matrices, Fp8Matrix):
         return matrices
-    every = [_whole(parts) for parts in matrices]
-    numbers = [matrix for matrix in every if isinstance(matrix, Fp8Matrix)]
-    if len(numbers) == len(every):
-        return stacked(numbers)
-    kind = next(matrix.dtype for matrix in every if isinstance(matrix, torch.Tensor))
-    plain = [_plain(matrix, kind) for matrix in every]
-    whole = torch.stack(plain)
-    for each in plain:
-        give_back(each)
-    return whole
+    every: list[ExpertWeights]
+    if not isinstance(matrices, torch.Tensor):
+        every = [loader.one_weight(parts) for parts in matrices]
+    elif loader.fits(matrices.shape[2]):
+        every = [loader.fitted(matrix) for matrix in matrices]
+    else:
+        return matrices
+    if (whole := expert_weights.stacked(every)) is not None:
+        return whole
+    if any(not isinstance(each, torch.Tensor) for each in every):
+        # An engine writes nothing below a warning.
+        log.warning(
+            "experts of a layer are stored in different forms, and %d of them are held as %s",
+            len(every),
+            str(loader.dtype).removeprefix("torch."),
+        )
+    plain = [loader.widened(each) for each in every]
+    joint = torch.stack(plain)
+    for matrix in plain:
+        give_back(matrix)
+    return joint
 
 
 class _OfExperts:

@@ -7,7 +7,7 @@ from compiled_kernel import compiled
 from mamba_kernels.fp8 import Fp8Matrix, Fp8Rows
 from mamba_kernels.fp8.matrix import KIND
 from mamba_kernels.fp8.triton import norm_call, product_call
-from mamba_kernels.moe import Activation, ExpertScales, SharedExpert
+from mamba_kernels.moe import Activation, SharedExpert
 from mamba_kernels.moe.triton import calls
 from matrix_size import LARGE
 
@@ -74,10 +74,10 @@ def test_experts(capability: int, n: int, activation: Activation, grouped: bool)
     E, k, d, f = (512, 10, 2048, 512) if activation is Activation.GATED_SILU else (128, 6, 2688, 1856)
     up, down = fp8(E, activation.projections * f, d, grouped=grouped), fp8(E, d, f, grouped=grouped)
     one_up, one_down = fp8(activation.projections * f, d, grouped=grouped), fp8(d, f, grouped=grouped)
-    shared = SharedExpert(one_up.numbers, one_down.numbers, None, one_up.scales, one_down.scales)
+    shared = SharedExpert(one_up, one_down)
     made = calls(
-        meta(n, d), meta(n, k, dtype=torch.int32), meta(n, k, dtype=torch.float32), up.numbers, down.numbers,
-        activation, meta(n, d), shared, ExpertScales(up.scales, down.scales),
+        meta(n, d), meta(n, k, dtype=torch.int32), meta(n, k, dtype=torch.float32), up, down,
+        activation, meta(n, d), shared,
     )  # fmt: skip
     products = [call for call in made if "GROUPED" in call.constants]
     assert len(products) == 4

@@ -5,10 +5,10 @@
 
 import torch
 
+from mamba_kernels.four_bit.matrix import E2M1
+
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 """Output of each number of a word, from the lowest bits up, among the eight outputs of the word."""
-E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-"""Values of the lower three bits of an FP4 number; the fourth is its sign."""
 E8M0_BIAS = 127
 
 
@@ -18,7 +18,7 @@ def unpack_columns(words: torch.Tensor, bits: int, order: tuple[int, ...] | None
     order: the column of each number among those of its word; None = ascending.
     """
     count = 32 // bits
-    numbers = torch.empty(*words.shape, count, dtype=torch.uint8)
+    numbers = torch.empty(*words.shape, count, dtype=torch.uint8, device=words.device)
     for place in range(count):
         column = place if order is None else order[place]
         numbers[..., column] = ((words >> (bits * place)) & ((1 << bits) - 1)).to(torch.uint8)
@@ -38,7 +38,7 @@ def nibbles(bytes_: torch.Tensor) -> torch.Tensor:
 def twice_e2m1(codes: torch.Tensor) -> torch.Tensor:
     """Return the doubled values of FP4 numbers, which are integers in -12..12, as int8."""
     sizes = torch.tensor([2 * value for value in E2M1], dtype=torch.int8)
-    return torch.cat([sizes, -sizes])[codes.long()]
+    return torch.cat([sizes, -sizes]).to(codes.device)[codes.long()]
 
 
 def e8m0(exponents: torch.Tensor) -> torch.Tensor:

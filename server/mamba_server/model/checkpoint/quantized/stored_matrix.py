@@ -10,6 +10,16 @@ from dataclasses import dataclass
 import torch
 
 from mamba_kernels.cpu.quantized.block_numbers import BLOCK, BlockNumbers
+from mamba_kernels.four_bit.fit import SMALLEST
+from mamba_kernels.four_bit.matrix import (
+    RUN,
+    Code,
+    FourBitMatrix,
+    fits_runs,
+    mxfp4_matrix,
+    nvfp4_matrix,
+    packed,
+)
 from mamba_planner.families.quantization import Layout
 from mamba_server.model.checkpoint.quantized.bit_fields import (
     AWQ_ORDER,
@@ -91,7 +101,7 @@ def _words_by_output(
         # The first version of GPTQ's format stores zeros less one, modulo the range of a number.
         zeros = zeros + zero_offset & (1 << bits) - 1 if layout == "gptq" else zeros
     else:
-        zeros = torch.full((groups, outputs), 1 << (bits - 1), dtype=torch.uint8)
+        zeros = torch.full((groups, outputs), 1 << (bits - 1), dtype=torch.uint8, device=scale.device)
     places = _places(parts, inputs, groups)
     return Numbers(numbers.t().contiguous(), scale.t().contiguous(), zeros.t().contiguous(), bits, places)
 
@@ -116,7 +126,7 @@ def _words_by_input(parts: Mapping[str, torch.Tensor], shape: tuple[int, ...]) -
     numbers = unpack_columns(words, bits)[:, :inputs].contiguous()
     scale = scale.reshape(-1, 1) if scale.dim() < 2 else scale
     _expect("weight_scale", scale, (outputs, scale.shape[-1]), (1, 1))
-    zeros = torch.full(scale.shape, 1 << (bits - 1), dtype=torch.uint8)
+    zeros = torch.full(scale.shape, 1 << (bits - 1), dtype=torch.uint8, device=scale.device)
     if "zeros" in parts:
         zeros = unpack_rows(parts["zeros"], bits)[:outputs]
         _expect("weight_zero_point", zeros, tuple(scale.shape))
@@ -136,12 +146,8 @@ def _bytes(parts: Mapping[str, torch.Tensor], shape: tuple[int, ...]) -> Numbers
 
 def _fp4(layout: Layout, parts: Mapping[str, torch.Tensor], shape: tuple[int, ...]) -> Numbers:
     """Read FP4 as integers: twice the value of a number times half of its scale."""
-    group = 16 if layout == "nvfp4" else 32
-    groups = -(-shape[-1] // group)
-    codes, scale = parts["codes"], parts["scale"]
-    codes = codes.flatten(-2) if codes.dim() == len(shape) + 1 else codes
-    _expect("the packed weight", codes, (*shape[:-1], shape[-1] // 2))
-    _expect("its scale", scale, (*shape[:-1], groups))
+    codes, scale = _fp4_tensors(layout, parts, shape)
+    groups = scale.shape[-1]
     if layout == "mxfp4":
         factors = e8m0(scale.view(torch.uint8)) / 2
         # Groups of zeros have the least scale, which is no float16 number.
@@ -156,12 +162,65 @@ def _fp4(layout: Layout, parts: Mapping[str, torch.Tensor], shape: tuple[int, ..
     return Numbers(twice_e2m1(nibbles(codes.flatten(0, -2))), factors.flatten(0, -2), None, 8)
 
 
+def _fp4_tensors(
+    layout: Layout, parts: Mapping[str, torch.Tensor], shape: tuple[int, ...]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the bytes with two codes each, and the scales of groups, of a matrix or of all experts."""
+    groups = -(-shape[-1] // (16 if layout == "nvfp4" else 32))
+    codes, scale = parts["codes"], parts["scale"]
+    codes = codes.flatten(-2) if codes.dim() == len(shape) + 1 else codes
+    _expect("the packed weight", codes, (*shape[:-1], shape[-1] // 2))
+    _expect("its scale", scale, (*shape[:-1], groups))
+    return codes, scale
+
+
+def four_bits(
+    matrix: StoredMatrix, shape: tuple[int, ...], read: Read, zero_offset: int, dtype: torch.dtype
+) -> FourBitMatrix | str | None:
+    """Return a matrix as the codes of four bits that a GPU multiplies by, or why it does not.
+
+    None: the checkpoint stores other bits. Arguments and errors are those of `read_matrix`; the result is on
+    the device of the tensors.
+    """
+    if len(shape) != 2:
+        return "one tensor has the matrices of all experts"
+    if not fits_runs(shape[1]):
+        return f"its {shape[1]} inputs are no multiple of {RUN}"
+    if matrix.layout not in ("nvfp4", "mxfp4"):
+        stored = read_matrix(matrix, shape, read, zero_offset)
+        if stored.bits != 4:
+            return None
+        numbers = blocks(stored, dtype)
+        return numbers if isinstance(numbers, str) else _codes(numbers)
+    parts = {part: read(name) for part, name in matrix.tensors.items()}
+    codes, scale = _fp4_tensors(matrix.layout, parts, shape)
+    if matrix.layout == "mxfp4":
+        return mxfp4_matrix(nibbles(codes), scale.view(torch.uint8))
+    factor = 1.0
+    if "factor" in parts:
+        factor *= float(parts["factor"].double())
+    if "divisor" in parts:
+        factor /= float(parts["divisor"].double())
+    return nvfp4_matrix(nibbles(codes), scale, factor)
+
+
+def _codes(stored: BlockNumbers) -> FourBitMatrix:
+    """Return integers of four bits as codes, unchanged."""
+    scales, order = stored.scales.contiguous(), stored.order
+    if stored.zeros is None:
+        codes = packed((stored.numbers - SMALLEST).to(torch.uint8))
+        return FourBitMatrix(Code.INTEGER, codes, scales, stored.group, order=order)
+    zeros = stored.zeros.to(torch.uint8).contiguous()
+    codes = packed(stored.numbers)
+    return FourBitMatrix(Code.INTEGER_ZEROS, codes, scales, stored.group, zeros, order=order)
+
+
 def plain(stored: Numbers, dtype: torch.dtype) -> torch.Tensor:
     """Return the weights [outputs, inputs], rounded once to `dtype`."""
     outputs, inputs = stored.numbers.shape
     wide = torch.float64 if torch.float64 in (dtype, stored.scales.dtype) else torch.float32
     place = _group_of_inputs(stored)
-    values = torch.empty(outputs, inputs, dtype=dtype)
+    values = torch.empty(outputs, inputs, dtype=dtype, device=stored.numbers.device)
     for first in range(0, outputs, _ROWS):
         rows = slice(first, first + _ROWS)
         numbers = stored.numbers[rows].to(wide)
@@ -178,7 +237,7 @@ def _group_of_inputs(stored: Numbers) -> torch.Tensor:
     inputs, groups = stored.numbers.shape[1], stored.scales.shape[1]
     if stored.groups is not None:
         return stored.groups.long()
-    return torch.arange(inputs) // _group(inputs, groups)
+    return torch.arange(inputs, device=stored.numbers.device) // _group(inputs, groups)
 
 
 def _group(inputs: int, groups: int) -> int:
@@ -198,9 +257,10 @@ def blocks(stored: Numbers, dtype: torch.dtype) -> BlockNumbers | str:
     order = None
     if stored.groups is not None and groups > 1:
         order = torch.argsort(stored.groups, stable=True).to(torch.int32)
-        if not torch.equal(stored.groups[order.long()].long(), torch.arange(inputs) // group):
+        places = torch.arange(inputs, device=order.device)
+        if not torch.equal(stored.groups[order.long()].long(), places // group):
             return "its groups have different sizes"
-        if torch.equal(order.long(), torch.arange(inputs)):
+        if torch.equal(order.long(), places):
             order = None
     # Inputs of a group lie side by side in the kernels' blocks.
     ordered = stored.numbers if order is None else stored.numbers[:, order.long()]

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from math import prod
 
 from mamba_planner.families.quantization import (
+    BLOCK,
     MXFP4_GROUP,
     NVFP4_GROUP,
     Layout,
@@ -42,6 +43,26 @@ class StoredMatrix:
     """Names of its tensors by their part, such as "scale"."""
     rows: int
     """First dimension of the matrix; 0 = it depends on the number of bits."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredSize:
+    """Size and form of a quantized matrix, or of those of all experts together."""
+
+    rows: int
+    inputs: int
+    form: StoredForm
+
+    @property
+    def elements(self) -> int:
+        return self.rows * self.inputs
+
+    @property
+    def packed_bytes(self) -> int:
+        """Bytes of a matrix that stays in four bits on a GPU; 0 = it does not."""
+        if not self.form.packs_on_gpus or self.inputs % BLOCK:
+            return 0
+        return self.form.packed_bytes(self.elements, self.rows)
 
 
 def find(entries: Mapping[str, Entry]) -> dict[str, StoredMatrix]:
@@ -104,8 +125,8 @@ def shapes_of(matrices: Iterable[StoredMatrix]) -> set[str]:
 
 def size_of(
     matrix: StoredMatrix, module: str, entries: Mapping[str, Entry], quantization: Quantization | None
-) -> tuple[int, StoredForm]:
-    """Return the elements of a matrix and its form, by the headers of its tensors and the configuration.
+) -> StoredSize:
+    """Return the size of a matrix and its form, by the headers of its tensors and the configuration.
 
     module: name of the module without the prefix of all layers.
     """
@@ -118,7 +139,7 @@ def size_of(
         codes = shapes["codes"]
         form = replace(form, bits=4, group=NVFP4_GROUP if matrix.layout == "nvfp4" else MXFP4_GROUP)
         # No kernel computes with a tensor of all experts.
-        return 2 * prod(codes), replace(form, multiplied=len(codes) == 2)
+        return StoredSize(prod(codes[:-1]), 2 * codes[-1], replace(form, multiplied=len(codes) == 2))
     bits, numbers = _numbers(matrix.layout, shapes, form.bits)
     groups = shapes["scale"][0 if matrix.layout in ("gptq", "awq") else -1] if len(shapes["scale"]) > 1 else 1
     inputs = numbers[-1]
@@ -127,7 +148,8 @@ def size_of(
         form = replace(form, symmetric="zeros" not in shapes)
     # Nor with scales that are no float16 numbers.
     multiplied = len(numbers) == 2 and kind != "F32"
-    return prod(numbers), replace(form, bits=bits, group=group, multiplied=multiplied)
+    form = replace(form, bits=bits, group=group, multiplied=multiplied)
+    return StoredSize(prod(numbers[:-1]), inputs, form)
 
 
 def _numbers(layout: Layout, shapes: Mapping[str, tuple[int, ...]], bits: int) -> tuple[int, tuple[int, ...]]:

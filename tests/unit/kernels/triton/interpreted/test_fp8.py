@@ -7,7 +7,7 @@ from mamba_kernels.fp8 import Fp8Matrix
 from mamba_kernels.fp8 import triton as kernels
 from mamba_kernels.fp8.matrix import quantized
 from mamba_kernels.fp8.reference import fp8_norm, fp8_product
-from mamba_kernels.moe import Activation, ExpertScales, SharedExpert
+from mamba_kernels.moe import Activation, SharedExpert
 from mamba_kernels.moe.reference import moe as moe_reference
 from mamba_kernels.moe.triton import moe
 from testmodels.experts import ExpertBatch
@@ -62,12 +62,9 @@ def test_experts_equal_the_reference(activation: Activation, groups: int) -> Non
         return Fp8Matrix(rows.numbers.view(weight.shape), rows.scales.view(*weight.shape[:-1], groups))
 
     up, down, *own = map(fp8, (batch.gate_up, batch.down, batch.shared.gate_up, batch.shared.down))
-    shared = SharedExpert(*(each.numbers for each in own), batch.shared.logit, *(each.scales for each in own))
+    shared = SharedExpert(*own, batch.shared.logit)
     outs = []
     for operator in (moe, moe_reference):
         outs.append(torch.empty(5, 150))
-        operator(
-            batch.hidden, batch.experts, batch.weights, up.numbers, down.numbers, activation, outs[-1],
-            shared, ExpertScales(up.scales, down.scales),
-        )  # fmt: skip
+        operator(batch.hidden, batch.experts, batch.weights, up, down, activation, outs[-1], shared)
     close(*outs, 4)
