@@ -57,7 +57,8 @@ def fails(error: Exception) -> Callable[..., None]:
 
 def break_kernel(patch: pytest.MonkeyPatch, name: str, error: Exception) -> None:
     """Let the kernels of an operator fail in every engine that is booted from now on."""
-    family = next((each for each in ("gated_delta", "short_conv") if name.startswith(each)), name)
+    families = ("four_bit", "fp8", "gated_delta", "short_conv")
+    family = next((each for each in families if name.startswith(each)), name)
     module = {"route": "moe", "gated_delta_replay": "delta_replay"}.get(name, family)
     patch.setattr(importlib.import_module(f"mamba_kernels.{module}.triton"), name, fails(error))
 
@@ -139,6 +140,9 @@ def test_where_every_kernel_fails_torch_computes(
     engine = start(granite)
     of_other_families_and_settings = {
         "four_bit_product",
+        "fp8_norm",
+        "fp8_product",
+        "fp8_rows",
         "gated_delta_prefill",
         "gated_delta_replay",
         "gated_delta_update",
