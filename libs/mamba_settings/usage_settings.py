@@ -8,7 +8,7 @@ MOST_PRICE = 1e9
 
 
 class UsageSettings(BaseModel):
-    """Ledger of the use of engines by day, model, API key and adapter."""
+    """The ledger of the use of engines."""
 
     model_config = ConfigDict(use_attribute_docstrings=True)
 

@@ -58,7 +58,7 @@ class SegmentCache:
             if (cached := self._cached(digest)) is None:
                 if stop():
                     return EncodedText(_joined(ids), start)
-                cached = self._keep(digest, self._tokenizer.token_ids(piece))
+                cached = self._keep(digest, np.array(self._tokenizer.token_ids(piece), np.int32))
             ids.append(cached)
         return EncodedText(_joined(ids), len(text))
 

@@ -13,8 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
 from tokenizers import Encoding
 from tokenizers import Tokenizer as RustTokenizer
 
@@ -150,12 +148,14 @@ class Tokenizer:
         """Return token ids with character offsets, without special tokens of the tokenizer's own."""
         return self._encoded(text, special=False)
 
-    def token_ids(self, text: str) -> npt.NDArray[np.int32]:
+    def token_ids(self, text: str) -> list[int]:
         """Return the ids of `encoding`, in two thirds of its time: the offsets of characters are left out."""
         # Short texts keep the thread: handing over to others takes as long as encoding them.
         if len(text) < BATCH_FROM_CHARS:
-            return np.array(self.rust.encode(text, add_special_tokens=False).ids, np.int32)
-        return np.array(self.rust.encode_batch_fast([text], add_special_tokens=False)[0].ids, np.int32)
+            short: list[int] = self.rust.encode(text, add_special_tokens=False).ids
+            return short
+        token_ids: list[int] = self.rust.encode_batch_fast([text], add_special_tokens=False)[0].ids
+        return token_ids
 
     def _encoded(self, text: str, *, special: bool) -> Encoding:
         if len(text) < THREAD_FROM_CHARS:

@@ -111,6 +111,7 @@ def test_adapters_change_in_a_running_engine_and_one_that_cannot_be_loaded_loses
 
         plane.apply(deployment(sql=uris["sql-v2"], wrong=uris["other"]), namespace)
         wait(lambda: condition("Degraded")[1] == "AdapterNotLoaded", "the refusal")
+        assert condition("UpToDate")[:2] == ("False", "SwitchingAdapters")
         engine_pod = next(pod for pod in pods() if "-engine-" in pod["metadata"]["name"])["metadata"]["name"]
         assert f"engine {engine_pod}: adapter wrong: " in condition("Degraded")[2]
         assert served() == {"nano", "sql", "french"}

@@ -181,10 +181,9 @@ def test_adapters_are_downloaded_beside_the_model_and_before_engines_change(
     assert lora() == [f"sql=hf://org/sql@{first}"]
     cache.ends(second, 0, replace(REPORT, adapters=(first, "b" * 40)).text())
     cache.plane.wait_for(lambda: len(lora()) == 2, "both adapters in the settings")
-    gateway = cache.get("deployment", "tuned")
-    assert gateway is not None
-    [container] = gateway["spec"]["template"]["spec"]["containers"]
-    assert {"name": "MAMBASERVE_ADAPTER_NAME", "value": "sql french"} in container["env"]
+    config = cache.get("configmap", "tuned-engine")
+    assert config is not None
+    assert config["data"]["adapters.txt"] == "sql\nfrench\n", "the names that gateways read"
 
 
 def test_bytes_that_a_loader_tells_are_in_the_status_and_cost_a_write_in_ten_seconds(cache: Cache) -> None:

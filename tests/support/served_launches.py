@@ -260,6 +260,8 @@ def _latent(config: AttentionConfig, dtype: torch.dtype) -> Iterator[KernelCall]
     key, pages = _meta(ROWS, 1, config.head_dim, dtype=dtype), _meta(ROWS, dtype=torch.int64)
     kv = _meta(64, 4, 1, 16, 1, config.head_dim, dtype=dtype)[:, 1].expand(-1, 2, -1, -1, -1)
     yield write_call(kv, key, key, pages, pages)
+    if attention_kernels.why_not(config.heads, config.kv_heads, config.head_dim, dtype):
+        return
     query = _meta(ROWS, config.heads, config.head_dim, dtype=dtype)
     yield from paged_attention(query, kv, config.scale, _attention_plan(), torch.empty_like(query))
 

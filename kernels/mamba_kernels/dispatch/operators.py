@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, replace
 from typing import TypeVar
 
+import torch
+
 from mamba_kernels.activate import activate
 from mamba_kernels.conv1d_prefill import conv1d_prefill
 from mamba_kernels.conv1d_update import conv1d_update
@@ -69,9 +71,9 @@ class Operators:
     state_update: signatures.StateUpdate
     sample: signatures.Sample | None
     """None = the engine's sampler calls the parts of the reference for the rows that ask for them."""
-    why_not_attend: Callable[[int, int, int], str]
-    """(heads, kv_heads, head_dim) -> why `paged_attention` cannot take them; empty if it can. Called when a
-    model is loaded, since its plans depend on the answer."""
+    why_not_attend: Callable[[int, int, int, torch.dtype], str]
+    """(heads, kv_heads, head_dim, type of the cache) -> why `paged_attention` cannot take them; empty if it
+    can. Called when a model is loaded, since its plans depend on the answer."""
 
     @property
     def gathers(self) -> bool:
@@ -141,7 +143,7 @@ REFERENCE = Operators(
     state_replay=state_replay,
     state_update=state_update,
     sample=None,
-    why_not_attend=lambda heads, kv_heads, head_dim: "",
+    why_not_attend=lambda heads, kv_heads, head_dim, kind: "",
 )
 
 

@@ -41,8 +41,7 @@ TOGETHER = 4096
 MOST_HEAD_DIM = 576
 """Largest size of a head: a latent row of Kimi-Linear, which is a key of 576 and a value of 512."""
 WIDE_HEAD = 256
-WIDE: tl.constexpr = tl.constexpr(WIDE_HEAD)
-"""Largest size of a head whose sums stay in the registers of four warps, or of eight for a piece."""
+"""Largest size of a head of float32, whose operands are larger, and of one with the tiles of small heads."""
 MOST_GROUP = 64
 """Largest number of query heads of one KV head."""
 
@@ -59,8 +58,6 @@ def _attend(
     Returns sums in parts of PART columns, maxima, and weights.
     """
     parts: tl.constexpr = (WIDTH + PART - 1) // PART
-    # Wide queries of float32 would take the shared memory: these are loaded again for each block.
-    kept: tl.constexpr = tl.float32 != DOT or WIDTH <= WIDE
     r = tl.arange(0, BLOCK_M)
     d = tl.arange(0, PART)
     # Rows beyond the last query repeat it: their results are never stored, and they stay finite.
@@ -72,10 +69,9 @@ def _attend(
     query_parts = ()
     totals = ()
     for part in tl.static_range(parts):
-        if kept:
-            inside = part * PART + d < WIDTH
-            q = tl.load(query + rows[:, None] + (part * PART + d)[None, :], mask=inside[None, :], other=0)
-            query_parts = query_parts + (q.to(tl.float32).to(DOT),)
+        inside = part * PART + d < WIDTH
+        q = tl.load(query + rows[:, None] + (part * PART + d)[None, :], mask=inside[None, :], other=0)
+        query_parts = query_parts + (q.to(tl.float32).to(DOT),)
         totals = totals + (tl.zeros([BLOCK_M, PART], tl.float32),)
     for start in range(begin, end, BLOCK):
         n = start + tl.arange(0, BLOCK)
@@ -86,15 +82,7 @@ def _attend(
         for part in tl.static_range(parts):
             mask = in_context[:, None] & (part * PART + d < WIDTH)[None, :]
             k = tl.load(kv + offsets[:, None] + (part * PART + d)[None, :], mask=mask, other=0).to(tl.float32)
-            if kept:
-                q = query_parts[part]
-            else:
-                inside = part * PART + d < WIDTH
-                at = query + rows[:, None] + (part * PART + d)[None, :]
-                # Volatile, so that the compiler does not load all of them before the loop.
-                q = tl.load(at, mask=inside[None, :], other=0, volatile=True)
-                q = q.to(tl.float32).to(DOT)
-            scores = tl.dot(q, tl.trans(k.to(DOT)), scores, input_precision="tf32x3")
+            scores = tl.dot(query_parts[part], tl.trans(k.to(DOT)), scores, input_precision="tf32x3")
         seen = in_context[None, :] & (n[None, :] <= position[:, None])
         scores = tl.where(seen, scores * scale, float("-inf"))
         higher = tl.maximum(top, tl.max(scores, 1))
@@ -250,12 +238,13 @@ def extend_kernel(
             tl.store(out + offsets[:, None] + column[None, :], total, mask=mask)
 
 
-def why_not(heads: int, kv_heads: int, head_dim: int) -> str:
-    """Return why the kernels cannot attend with such heads; empty if they can."""
+def why_not(heads: int, kv_heads: int, head_dim: int, kind: torch.dtype) -> str:
+    """Return why the kernels cannot attend with such heads of type `kind`; empty if they can."""
     if heads % kv_heads:
         return f"query has {heads} heads; it must be a multiple of the {kv_heads} of kv"
-    if head_dim > MOST_HEAD_DIM:
-        return f"kv has heads of {head_dim}; they must be at most {MOST_HEAD_DIM}"
+    most = WIDE_HEAD if kind == torch.float32 else MOST_HEAD_DIM
+    if head_dim > most:
+        return f"kv has heads of {head_dim}; they must be at most {most}"
     if heads // kv_heads > MOST_GROUP:
         return f"query has {heads // kv_heads} heads for each of kv; they must be at most {MOST_GROUP}"
     return ""
@@ -297,7 +286,7 @@ def calls(
         ("query_start", plan.query_start, [sequences + 1]),
     ):
         check(f"plan.{name}", tensor, shape, dtypes=(torch.int32,), device=device)
-    if why := why_not(heads, kv_heads, width):
+    if why := why_not(heads, kv_heads, width, kv.dtype):
         raise (WrongArgument if heads % kv_heads else UnsupportedArgument)(why)
     group = heads // kv_heads
     query_unit, kv_unit = stride_unit(query.stride()[:2]), stride_unit(kv.stride()[:4])
@@ -373,7 +362,7 @@ def _decode(
 def _decode_default(width: int, kind: torch.dtype) -> Launch:
     padded = block_of(width, least=16)
     if padded > WIDE_HEAD:
-        return Launch(8, 1 if kind == torch.float32 else 2, {"N": 16, "D": 64})
+        return Launch(8, 2, {"N": 16, "D": 64})
     if kind == torch.float32:
         return Launch(4, 2, {"N": 32 if padded <= 128 else 16, "D": min(padded, 64)})
     return Launch(4, 3, {"N": 64 if padded <= 128 else 32, "D": padded})
@@ -383,7 +372,7 @@ def _extend_default(width: int, kind: torch.dtype, together: bool) -> Launch:
     """Return the default tiles of a piece; together: whether warps multiply in groups."""
     padded = block_of(width, least=16)
     if padded > WIDE_HEAD:
-        return Launch(8, 1 if kind == torch.float32 else 2, {"M": 16, "N": 16, "D": 64})
+        return Launch(8, 2, {"M": 16, "N": 16, "D": 64})
     if kind == torch.float32:
         narrow = padded <= 128
         return Launch(4, 2, {"M": 16, "N": 32 if narrow else 16, "D": min(padded, 64 if narrow else 128)})

@@ -48,7 +48,7 @@ def run(*arguments: str) -> str:
 def test_the_report_has_commit_configuration_and_the_size_of_the_weights(hub: Hub, tmp_path: Path) -> None:
     run("hf://owner/name", "--report", str(tmp_path / "report"))
     found = ModelReport.read((tmp_path / "report").read_text())
-    assert found == ModelReport(COMMIT, CONFIG, WeightsSize(32, 8, 8))
+    assert found == ModelReport(COMMIT, CONFIG, WeightsSize(32, 8, 8, rows=4))
     assert found.config == CONFIG
 
 

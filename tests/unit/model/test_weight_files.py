@@ -71,7 +71,7 @@ def test_matrices_of_all_experts_are_matrices_and_a_convolution_is_none(tmp_path
         header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [offset, offset + size]}
         offset += size
     write(tmp_path / FILE, header, bytes(offset))
-    assert weights_size(tmp_path) == WeightsSize(offset, 188, 150)
+    assert weights_size(tmp_path) == WeightsSize(offset, 188, 150, rows=30)
 
 
 def test_a_second_splitting_of_the_same_weights_is_not_counted(tmp_path: Path) -> None:

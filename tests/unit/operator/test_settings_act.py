@@ -24,7 +24,7 @@ READ_AS: dict[tuple[type[BaseModel], str], str] = {
     **{
         (GatewaySettings, name): "prices"
         for name in GatewaySettings.model_fields
-        if name.startswith("price_")
+        if name.startswith("price_") or name == "model_price"
     },
     **{
         (EngineSettings, name): "workload"

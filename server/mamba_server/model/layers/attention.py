@@ -96,7 +96,7 @@ class Attention:
         config, operators = self.config, loader.operators
         if loader.batch_invariant:
             return attention_by_row
-        if why := operators.why_not_attend(config.heads, config.kv_heads, config.head_dim):
+        if why := operators.why_not_attend(config.heads, config.kv_heads, config.head_dim, loader.dtype):
             log.warning("torch computes attention, because the Triton kernels cannot: %s", why)
             operators = REFERENCE
         return operators.paged_attention

@@ -25,8 +25,7 @@ def few_splits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def close(got: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> None:
-    # A score is a sum over the columns of a head.
-    step = max(torch.finfo(dtype).eps, 4e-7 * max(1, got.shape[-1] // 64))
+    step = max(torch.finfo(dtype).eps, 4e-7)
     torch.testing.assert_close(got.double(), expected, rtol=4 * step, atol=4 * step)
 
 
@@ -38,8 +37,8 @@ def close(got: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> None
         (10, 2, 5, 40, torch.bfloat16),
         (33, 1, 64, 16, torch.float16),
         (4, 2, 16, 72, torch.float32),
+        (4, 2, 16, 72, torch.float16),
         (4, 1, 16, 272, torch.bfloat16),
-        (2, 1, 64, 272, torch.float32),
     ][:: 1 if LARGE else 2],
 )
 def test_decodes_and_pieces_equal_plain_attention(
@@ -116,7 +115,7 @@ def test_no_rows_are_no_launch() -> None:
 
 @pytest.mark.parametrize(
     ("heads", "width", "named"),
-    [(3, 16, "query has 3 heads"), (2, 600, "kv has heads of 600"), (130, 16, "65 heads for each")],
+    [(3, 16, "query has 3 heads"), (2, 300, "kv has heads of 300"), (130, 16, "65 heads for each")],
 )
 def test_what_the_kernels_cannot_attend_to_is_named(heads: int, width: int, named: str) -> None:
     batch = PagedBatch([1], [4], heads=2, kv_heads=2, width=width, dtype=torch.float32)
