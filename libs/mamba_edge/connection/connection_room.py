@@ -85,12 +85,13 @@ class ConnectionRoom:
         """Return whether to take a request whose head arrived at `now`, in the loop's seconds."""
         # A connection that has left is about to be closed and is not counted.
         if connection in self._waiting or connection in self._unread:
-            self._waiting.pop(connection, None)
             self._unread.discard(connection)
             if path in PROBES:
-                # A connection with a probe takes no room, and may be closed like one without a request.
-                self._waiting[connection] = None
+                # A connection with a probe takes no room, and may be closed like one without a request. It
+                # keeps its place: one that asks without end must not outlast those that have just come.
+                self._waiting.setdefault(connection)
                 return True
+            self._waiting.pop(connection, None)
             if self.busy > self.limit and not self._evict_slow_body(now):
                 self.leave(connection)
                 return False

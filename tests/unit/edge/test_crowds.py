@@ -155,3 +155,22 @@ def test_a_client_that_has_not_written_yet_outlasts_older_ones_whose_probes_are_
         room.end_first_read(connection)
     assert [connection.closed for connection in late] == [False] * len(late)
     assert sum(not connection.closed for connection in unread) == FEW - len(late)
+
+
+def test_a_client_that_sends_probes_without_end_does_not_outlast_one_that_has_just_come() -> None:
+    room = ConnectionRoom(FEW)
+    probing, late = [Connection() for _ in range(FEW)], Connection()
+    for connection in probing:
+        room.enter(connection)
+        room.admit(connection, "/livez", 0.0)
+    room.enter(late)
+    room.end_first_read(late)
+    for connection in probing:
+        if not connection.closed:
+            room.admit(connection, "/livez", 0.0)
+            room.wait(connection)
+    others = [Connection() for _ in range(FEW - 2)]
+    for connection in others:
+        room.enter(connection)
+        room.end_first_read(connection)
+    assert not late.closed
