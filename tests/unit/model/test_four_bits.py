@@ -158,7 +158,7 @@ def test_a_checkpoint_takes_another_form_if_that_is_asked_for(
 ) -> None:
     made = rewrite(dense, tmp_path / "made", METHODS[name])
     gc.collect()
-    before = [each for each in gc.get_objects() if isinstance(each, Fp8Matrix | FourBitMatrix)]
+    before = [each for each in gc.get_objects() if type(each) in (Fp8Matrix, FourBitMatrix)]
     model = load(made, torch.float32, quantization)
     size = weights_size(made)
     assert size is not None
@@ -166,7 +166,7 @@ def test_a_checkpoint_takes_another_form_if_that_is_asked_for(
     own = [
         each
         for each in gc.get_objects()
-        if isinstance(each, Fp8Matrix | FourBitMatrix) and not any(each is other for other in before)
+        if type(each) in (Fp8Matrix, FourBitMatrix) and not any(each is other for other in before)
     ]
     assert {type(each) for each in own} == {form}
     planned = size.loaded(model.config, "float32", quantization)
