@@ -35,6 +35,7 @@ from mamba_api.choices import Quantization
 from mamba_kernels.cpu.quantized.block_numbers import BLOCK
 from mamba_kernels.four_bit.fit import fit_integers
 from mamba_kernels.four_bit.matrix import E2M1, FourBitMatrix
+from mamba_kernels.fp8 import Fp8Matrix
 from mamba_planner.families.registry import load_model_config
 from mamba_planner.families.stored_matrices import matrices
 from mamba_server.model.checkpoint.weights import Weights
@@ -97,8 +98,7 @@ def _mxfp4(groups: torch.Tensor) -> torch.Tensor:
 
 
 def _fp8(weight: torch.Tensor) -> torch.Tensor:
-    scale = weight.abs().amax(1, keepdim=True).clamp(min=1e-30) / 448
-    return (weight / scale).to(torch.float8_e4m3fn).float() * scale
+    return Fp8Matrix.of(weight).plain(weight.dtype)
 
 
 def _fitted(weight: torch.Tensor) -> torch.Tensor:

@@ -12,13 +12,15 @@ from typing import Any, Self
 import torch
 
 from mamba_kernels.four_bit.fit import SMALLEST, fit_integers
+from mamba_kernels.precision import accumulator
 
 RUN = 32
 """Inputs whose codes lie in 16 bytes, one after another; groups of integers are whole runs."""
 HALF = RUN // 2
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 """Values of the lower three bits of a floating point code; the fourth is its sign."""
-EXPONENT_BIAS = 127
+E8M0_BIAS = 127
+"""Added to the exponents of scales that are powers of two."""
 _FITTED_WEIGHTS = 1 << 24
 """Weights that are fitted at once, since the fit holds several copies in float32."""
 
@@ -125,7 +127,7 @@ class FourBitMatrix:
 
     def plain(self, dtype: torch.dtype) -> torch.Tensor:
         """Return the weights [outputs, inputs] of one matrix, rounded once to `dtype`."""
-        wide = torch.float64 if dtype is torch.float64 else torch.float32
+        wide = accumulator(dtype)
         codes, inputs = unpacked(self.codes), self.shape[-1]
         spread = min(self.group, inputs)
         scales = self._scales(wide).repeat_interleave(spread, -1)[..., :inputs]
@@ -149,7 +151,7 @@ class FourBitMatrix:
             numbers: torch.Tensor = self.scales.view(torch.float8_e4m3fn).to(wide)
             return numbers
         if self.code is Code.MXFP4:
-            powers = torch.exp2(self.scales.to(wide) - EXPONENT_BIAS)
+            powers = torch.exp2(self.scales.to(wide) - E8M0_BIAS)
             return powers.masked_fill(self.scales == 0, 0.0)
         return self.scales.to(wide)
 
@@ -192,8 +194,8 @@ def mxfp4_matrix(codes: torch.Tensor, exponents: torch.Tensor) -> FourBitMatrix 
     empty = (codes & 7).unflatten(-1, (-1, RUN)).amax(-1) == 0
     wide = exponents.to(torch.int16).masked_fill(empty, 0)
     top = wide.amax(-1, keepdim=True)
-    relative = (wide - top + EXPONENT_BIAS).clamp(min=0).to(torch.uint8)
-    factors = torch.exp2(top[:, 0].to(torch.float32) - EXPONENT_BIAS)
+    relative = (wide - top + E8M0_BIAS).clamp(min=0).to(torch.uint8)
+    factors = torch.exp2(top[:, 0].to(torch.float32) - E8M0_BIAS)
     return FourBitMatrix(Code.MXFP4, packed(codes), relative, RUN, factors=factors)
 
 

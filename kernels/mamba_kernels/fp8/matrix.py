@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 import torch
 
+from mamba_kernels.precision import accumulator
+
 KIND = torch.float8_e4m3fn
 """Type of the numbers."""
 LARGEST = 448.0
@@ -71,6 +73,11 @@ class Fp8Matrix:
         numbers = self.numbers.view(torch.uint8)[rows].view(KIND)
         return Fp8Matrix(numbers, self.scales[rows])
 
+    def expert(self, index: torch.Tensor) -> "Fp8Matrix":
+        """Return the matrix of one expert; `index`: [1] integer on the device."""
+        numbers = self.numbers.view(torch.uint8).index_select(0, index)[0].view(KIND)
+        return Fp8Matrix(numbers, self.scales.index_select(0, index)[0])
+
     def scaled(self, factor: torch.Tensor) -> "Fp8Matrix":
         """Return the matrix with each output multiplied by its factor: [outputs], or [] for all."""
         factors = factor.to(self.scales).reshape(-1, 1) if factor.dim() else factor.to(self.scales)
@@ -78,7 +85,7 @@ class Fp8Matrix:
 
     def plain(self, dtype: torch.dtype) -> torch.Tensor:
         """Return the weights, rounded to `dtype`."""
-        wide = self.numbers.to(torch.float32)
+        wide = self.numbers.to(accumulator(dtype))
         return wide.mul_(of_inputs(self.scales, wide.shape[-1])).to(dtype)
 
 

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 from mamba_kernels.fp8.matrix import GROUP, KIND, Fp8Matrix, Fp8Rows
+from mamba_kernels.rms_norm.triton import MOST_WIDTH, row_of_stream
 from mamba_kernels.triton_support import (
     KernelCall,
     Launch,
@@ -24,8 +25,6 @@ from mamba_kernels.triton_support import (
     launch_for,
 )
 
-MOST_WIDTH = 1 << 15
-"""Largest width of a row, which stays in the registers of one program."""
 MOST_ROWS = 64
 """Largest number of rows of a tile."""
 TORCH_MULTIPLE = 16
@@ -59,13 +58,7 @@ def norm_kernel(
     row = tl.program_id(0).to(tl.int64)
     part = tl.arange(0, BLOCK)
     inside = part < WIDTH
-    value = tl.load(x + row * x_row + part, mask=inside, other=0.0).to(tl.float32)
-    if added is not None:
-        value += tl.load(added + row * added_row + part, mask=inside, other=0.0).to(tl.float32)
-        # The stored, rounded sum is normed, as if the sum were a separate pass.
-        stored = value.to(x.dtype.element_ty)
-        tl.store(x + row * x_row + part, stored, mask=inside)
-        value = stored.to(tl.float32)
+    value = row_of_stream(x, row * x_row + part, added, row * added_row + part, inside)
     if weight is not None:
         factor = tl.load(weight + part, mask=inside, other=0.0).to(tl.float32)
         scale = tl.rsqrt(tl.sum(value * value, 0) / WIDTH + eps)

@@ -11,7 +11,7 @@ import torch
 from mamba_kernels.four_bit import matrix as four_bit
 from mamba_kernels.four_bit.matrix import FourBitMatrix
 from mamba_kernels.fp8 import matrix as fp8
-from mamba_kernels.fp8.matrix import KIND, Fp8Matrix, of_inputs
+from mamba_kernels.fp8.matrix import Fp8Matrix
 
 ExpertWeights = torch.Tensor | FourBitMatrix | Fp8Matrix
 """Matrices [E, outputs, inputs], or one [outputs, inputs], of ordinary weights, of four bits or in FP8."""
@@ -28,13 +28,9 @@ def of_one(weights: ExpertWeights) -> ExpertWeights:
 
 def of_expert(weights: ExpertWeights, expert: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Return the ordinary weights [outputs, inputs] of one expert; `expert`: [1] integer on the device."""
-    if isinstance(weights, FourBitMatrix):
-        return weights.expert(expert).plain(dtype)
     if isinstance(weights, torch.Tensor):
         return weights.index_select(0, expert)[0].to(dtype)
-    # Torch indexes bytes on every device, and FP8 on some.
-    numbers = weights.numbers.view(torch.uint8).index_select(0, expert)[0].view(KIND)
-    return numbers.to(dtype) * of_inputs(weights.scales.index_select(0, expert)[0], numbers.shape[1])
+    return weights.expert(expert).plain(dtype)
 
 
 def joined(parts: Sequence[ExpertWeights]) -> FourBitMatrix | Fp8Matrix | None:

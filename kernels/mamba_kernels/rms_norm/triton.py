@@ -85,6 +85,19 @@ def call(
     )
 
 
+@triton.jit
+def row_of_stream(x, x_place, added, added_place, inside):
+    """Return a row of x in float32, after `added` is added to it there, if there is any."""
+    value = tl.load(x + x_place, mask=inside, other=0.0).to(tl.float32)
+    if added is not None:
+        value += tl.load(added + added_place, mask=inside, other=0.0).to(tl.float32)
+        # The stored, rounded sum is normed, as if the sum were a separate pass.
+        value = value.to(x.dtype.element_ty)
+        tl.store(x + x_place, value, mask=inside)
+        value = value.to(tl.float32)
+    return value
+
+
 @triton.jit(do_not_specialize=["T", "rows"])
 def _rms_norm(
     x, x_row, added, added_row, weight, out, out_row, eps, T, rows, WIDTH: tl.constexpr, BLOCK: tl.constexpr
@@ -97,13 +110,7 @@ def _rms_norm(
     first = tl.program_id(0) * rows
     for i in range(tl.minimum(rows, T - first)):
         row = (first + i).to(tl.int64)
-        value = tl.load(x + row * x_row + offsets, mask=inside, other=0.0).to(tl.float32)
-        if added is not None:
-            value += tl.load(added + row * added_row + offsets, mask=inside, other=0.0).to(tl.float32)
-            # The stored, rounded sum is normed, as if the sum were a separate pass.
-            value = value.to(x.dtype.element_ty)
-            tl.store(x + row * x_row + offsets, value, mask=inside)
-            value = value.to(tl.float32)
+        value = row_of_stream(x, row * x_row + offsets, added, row * added_row + offsets, inside)
         scale = tl.rsqrt(tl.sum(value * value, 0) / WIDTH + eps)
         normed = value * scale * factor.to(tl.float32)
         tl.store(out + row * out_row + offsets, normed.to(out.dtype.element_ty), mask=inside)

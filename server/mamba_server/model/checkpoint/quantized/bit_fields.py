@@ -5,11 +5,10 @@
 
 import torch
 
-from mamba_kernels.four_bit.matrix import E2M1
+from mamba_kernels.four_bit.matrix import E2M1, E8M0_BIAS
 
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 """Output of each number of a word, from the lowest bits up, among the eight outputs of the word."""
-E8M0_BIAS = 127
 
 
 def unpack_columns(words: torch.Tensor, bits: int, order: tuple[int, ...] | None = None) -> torch.Tensor:
