@@ -39,31 +39,41 @@ async def put_strategy(
     address: str, token: str, body: Mapping[str, Any], port: int = names.ADMIN_PORT
 ) -> AdminResponse:
     """Send live settings to one engine and return its response; status 0 if the engine gives none."""
-    url = f"http://{authority(address, port)}/admin/strategy"
-    headers = {"Authorization": f"Bearer {token}"}
-    try:
-        async with (
-            aiohttp.ClientSession(timeout=TIMEOUT) as session,
-            session.put(url, json=dict(body), headers=headers) as answer,
-        ):
-            return answer.status, _error_message(await answer.text())
-    except (TimeoutError, aiohttp.ClientError, OSError) as error:
-        return 0, str(error) or type(error).__name__
+    status, text = await _answer("PUT", f"http://{authority(address, port)}/admin/strategy", token, body)
+    return status, _error_message(text) if status else text
 
 
 async def call_admin(
     address: str, token: str, path: str, body: Mapping[str, Any] | None = None, port: int = names.ADMIN_PORT
 ) -> tuple[int, Any]:
     """Send one call, a GET without a body and a POST with one; return its status and what it answered."""
-    url, headers = f"http://{authority(address, port)}{path}", {"Authorization": f"Bearer {token}"}
-    method = "GET" if body is None else "POST"
+    method, url = "GET" if body is None else "POST", f"http://{authority(address, port)}{path}"
+    status, text = await _answer(method, url, token, body, LONG_CALL)
+    if status >= 400:
+        return status, _error_message(text)
+    try:
+        return status, json.loads(text) if status else text
+    except ValueError as error:
+        return 0, str(error)
+
+
+async def _answer(
+    method: str,
+    url: str,
+    token: str,
+    body: Mapping[str, Any] | None,
+    timeout: aiohttp.ClientTimeout = TIMEOUT,
+) -> tuple[int, str]:
+    """Send one call and return status and text of the response; status 0 and the error if there is none."""
+    headers = {"Authorization": f"Bearer {token}"}
     try:
         async with (
-            aiohttp.ClientSession(timeout=LONG_CALL) as session,
-            session.request(method, url, json=body, headers=headers) as answer,
+            aiohttp.ClientSession(timeout=timeout) as session,
+            session.request(
+                method, url, json=None if body is None else dict(body), headers=headers
+            ) as answer,
         ):
-            text = await answer.text()
-            return answer.status, _error_message(text) if answer.status >= 400 else json.loads(text)
+            return answer.status, await answer.text()
     except (TimeoutError, aiohttp.ClientError, OSError, ValueError) as error:
         return 0, str(error) or type(error).__name__
 

@@ -47,8 +47,8 @@ class LiveSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class SettingsUpdate:
-    """Live settings that the operator has to send to one engine."""
+class EngineUpdate:
+    """Settings that the operator has to bring to one running engine."""
 
     pod: str
     run: str
@@ -56,6 +56,12 @@ class SettingsUpdate:
     address: str
     settings: str
     """Hash of the settings."""
+
+
+@dataclass(frozen=True, slots=True)
+class SettingsUpdate(EngineUpdate):
+    """Live settings that the operator has to send to one engine."""
+
     body: Mapping[str, Any] = field(hash=False)
 
 
@@ -109,29 +115,20 @@ def pending_updates(
         return ()
     return tuple(
         SettingsUpdate(name_of(pod), run_of(pod), str(pod["status"]["podIP"]), tuned.digest, tuned.body())
-        for pod in engines_before(pods, tuned.changed, revision)
-        if sent.get(run_of(pod)) != tuned.digest
+        for pod in running_engines(pods, revision)
+        if may_be_older(pod, tuned.changed) and sent.get(run_of(pod)) != tuned.digest
     )
 
 
-def engines_before(pods: Iterable[Manifest], changed: str, revision: str) -> list[Manifest]:
-    """Return the ready engines of the revision that may have started before a change, by name."""
-    since = parse_timestamp(changed)
-    return sorted(
-        (
-            pod
-            for pod in pods
-            if serves(pod)
-            and (pod.get("status") or {}).get("podIP")
-            and pod_revision(pod) == revision
-            and _may_be_older(pod, since)
-        ),
-        key=name_of,
-    )
+def running_engines(pods: Iterable[Manifest], revision: str) -> list[Manifest]:
+    """Return the ready engines of the revision that can be called, by name."""
+    engines = (pod for pod in pods if serves(pod) and (pod.get("status") or {}).get("podIP"))
+    return sorted((pod for pod in engines if pod_revision(pod) == revision), key=name_of)
 
 
-def _may_be_older(pod: Manifest, since: datetime | None) -> bool:
-    started = parse_timestamp(str(metadata(pod).get("creationTimestamp")))
+def may_be_older(pod: Manifest, changed: str) -> bool:
+    """Return whether an engine may have started with the settings before a change."""
+    started, since = parse_timestamp(str(metadata(pod).get("creationTimestamp"))), parse_timestamp(changed)
     return since is not None and (started is None or (started - since).total_seconds() < MOUNT_LAG)
 
 

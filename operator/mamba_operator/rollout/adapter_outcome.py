@@ -6,17 +6,13 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from mamba_operator.render.live_settings import EngineUpdate
+
 
 @dataclass(frozen=True, slots=True)
-class AdapterUpdate:
-    """Adapters that one engine is to serve."""
+class AdapterUpdate(EngineUpdate):
+    """Adapters that one engine is to serve; `settings` is their hash."""
 
-    pod: str
-    run: str
-    """Identity of one start of the pod's containers. After a restart the engine reads the file again."""
-    address: str
-    settings: str
-    """Hash of the adapters."""
     adapters: Mapping[str, str] = field(hash=False)
     """URI by name."""
 

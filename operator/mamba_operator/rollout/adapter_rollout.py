@@ -12,19 +12,10 @@ from datetime import datetime
 from typing import Any
 
 from mamba_api import names
-from mamba_operator.objects.manifest import (
-    Manifest,
-    annotation,
-    digest,
-    label_of,
-    name_of,
-    pod_revision,
-    section,
-)
-from mamba_operator.objects.pod_trouble import serves
+from mamba_operator.objects.manifest import Manifest, annotation, digest, label_of, name_of
 from mamba_operator.render.context import EngineRevision
 from mamba_operator.render.engine import adapters_in, settings_in
-from mamba_operator.render.live_settings import changed_at, engines_before, run_of
+from mamba_operator.render.live_settings import changed_at, may_be_older, run_of, running_engines
 from mamba_operator.rollout.adapter_outcome import AdapterOutcome, AdapterUpdate
 from mamba_settings.adapter_settings import paths_of
 from mamba_settings.live_settings import ADAPTERS
@@ -68,17 +59,18 @@ def adapter_rollout(
     changed = changed_at(config, names.ANNOTATION_ADAPTERS, settings, now)
     if adapters == recorded and (config is None or annotation(config, names.ANNOTATION_ADAPTERS) is None):
         changed = None  # an older operator wrote these adapters, with which its engines have started
-    older = engines_before(pods, changed, revision.label) if changed is not None else []
-    outdated = {*map(name_of, older)} | {
-        name_of(pod) for pod in _left_halfway(pods, revision, outcomes, settings)
-    }
-    running = [pod for pod in pods if name_of(pod) in outdated]
-    pending = [pod for pod in running if outcomes.get(run_of(pod)) != AdapterOutcome(settings)]
+    outdated = [
+        pod
+        for pod in running_engines(pods, revision.label)
+        if (changed is not None and may_be_older(pod, changed))
+        or _is_left_halfway(outcomes.get(run_of(pod)), settings)
+    ]
+    pending = [pod for pod in outdated if outcomes.get(run_of(pod)) != AdapterOutcome(settings)]
     updates = tuple(
         AdapterUpdate(name_of(pod), run_of(pod), str(pod["status"]["podIP"]), settings, paths_of(adapters))
-        for pod in sorted(pending, key=name_of)
+        for pod in pending
     )
-    if adapters != recorded and label_of(engine) == revision.label and 0 < len(pending) == len(running):
+    if adapters != recorded and label_of(engine) == revision.label and 0 < len(pending) == len(outdated):
         revision = replace(revision, document=_with_adapters(revision.document, recorded))
         settings = digest(recorded)
         return AdapterRollout(
@@ -87,22 +79,9 @@ def adapter_rollout(
     return AdapterRollout(revision, updates, _note(adapters, changed))
 
 
-def _left_halfway(
-    pods: Sequence[Manifest],
-    revision: EngineRevision,
-    outcomes: Mapping[str, AdapterOutcome],
-    settings: str,
-) -> list[Manifest]:
-    """Return the ready engines that were last given other adapters, and may have loaded some of them."""
-    return [
-        pod
-        for pod in pods
-        if serves(pod)
-        and section(pod, "status").get("podIP")
-        and pod_revision(pod) == revision.label
-        and (outcome := outcomes.get(run_of(pod))) is not None
-        and outcome.settings != settings
-    ]
+def _is_left_halfway(outcome: AdapterOutcome | None, settings: str) -> bool:
+    """Return whether an engine was last given other adapters, of which it may have loaded some."""
+    return outcome is not None and outcome.settings != settings
 
 
 def _note(adapters: Sequence[str], changed: str | None) -> str:
