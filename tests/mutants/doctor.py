@@ -17,7 +17,7 @@ MUTANTS = (
         name="a cache that cannot keep compiled kernels is reported as sound",
         keeps="Doctor names a place for compiled kernels that cannot be written.",
         where="mamba_cli.doctor.engine:kernels",
-        old="not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK)",
+        old="not can_be_written(nearest_existing(folder))",
         new="False",
         tests=(
             "tests/unit/cli/test_doctor.py::test_a_place_for_compiled_kernels_that_cannot_be_written_is_named",

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 
 from mamba_cli.doctor.finding import Finding, broken, note, ok, warning
+from mamba_cli.doctor.folders import can_be_written, nearest_existing
 from mamba_cli.extras import SERVER, install
 
 IMPORT_TIMEOUT = 120.0
@@ -154,8 +155,7 @@ def kernels(facts: Torch | str) -> Finding:
         from mamba_kernels.cpu.build import cache_root
 
         folder = cache_root(os.environ)
-        existing = next(path for path in (folder, *folder.parents) if path.exists())
-        if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+        if not can_be_written(nearest_existing(folder)):
             return warning(
                 "kernels", f"the compiled C++ kernels cannot be kept in {folder}",
                 "set XDG_CACHE_HOME to a directory that this user can write: until then torch computes, "

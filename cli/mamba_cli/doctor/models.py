@@ -1,11 +1,11 @@
 """Checks of where models come from: the Hub's cache, the Hub, and the token for gated models."""
 
-import os
 import shutil
 from importlib.util import find_spec
 from pathlib import Path
 
 from mamba_cli.doctor.finding import Finding, broken, note, ok, warning
+from mamba_cli.doctor.folders import can_be_written, nearest_existing
 from mamba_settings.byte_size import binary_size
 
 SMALL_CACHE = 10 << 30
@@ -19,11 +19,11 @@ def cache() -> Finding:
     from huggingface_hub import constants
 
     place = Path(constants.HF_HUB_CACHE)
-    existing = next(path for path in (place, *place.parents) if path.exists())
+    existing = nearest_existing(place)
     cure = "set HF_HOME to a directory that this user can write"
     if not existing.is_dir():
         return broken("model cache", f"{place} lies below {existing}, which is no directory", cure)
-    if not os.access(existing, os.W_OK | os.X_OK):
+    if not can_be_written(existing):
         return broken("model cache", f"{existing} cannot be written by this user", cure)
     free = shutil.disk_usage(existing).free
     text = f"{place}, {binary_size(free)} free"

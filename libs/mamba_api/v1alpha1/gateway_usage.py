@@ -15,6 +15,18 @@ PRICED: tuple[Literal["device_hour", "prompt_tokens", "resumed_tokens", "output_
     "output_tokens",
 )
 """Fields of `Prices` that are prices."""
+_HAS_PRICE = (
+    "has(self.deviceHour) || has(self.promptTokens) || has(self.resumedTokens) || has(self.outputTokens)"
+)
+
+
+def _some_price(message: str) -> Rule:
+    """Return the rule that one of the prices is set."""
+    return Rule(
+        cel=_HAS_PRICE,
+        message=message,
+        holds=lambda self: any(getattr(self, name) is not None for name in PRICED),
+    )
 
 
 class Prices(ApiModel):
@@ -32,12 +44,9 @@ class Prices(ApiModel):
     """Price of a million tokens of answers. If absent, they have none."""
 
     rules = (
-        Rule(
-            cel="has(self.deviceHour) || has(self.promptTokens) || has(self.resumedTokens) || "
-            "has(self.outputTokens)",
-            message="prices has no price: set deviceHour, promptTokens, resumedTokens or outputTokens, or "
-            "remove prices",
-            holds=lambda self: any(getattr(self, name) is not None for name in PRICED),
+        _some_price(
+            "prices has no price: set deviceHour, promptTokens, resumedTokens or outputTokens, or "
+            "remove prices"
         ),
     )
 
@@ -57,12 +66,9 @@ class ModelPrices(ApiModel):
     """Price of a million tokens of answers. If absent, they have none."""
 
     rules = (
-        Rule(
-            cel="has(self.deviceHour) || has(self.promptTokens) || has(self.resumedTokens) || "
-            "has(self.outputTokens)",
-            message="a model of prices.models has no price: set deviceHour, promptTokens, resumedTokens or "
-            "outputTokens, or remove it",
-            holds=lambda self: any(getattr(self, name) is not None for name in PRICED),
+        _some_price(
+            "a model of prices.models has no price: set deviceHour, promptTokens, resumedTokens or "
+            "outputTokens, or remove it"
         ),
     )
 
@@ -78,8 +84,7 @@ class PricesByModel(Prices):
 
     rules = (
         Rule(
-            cel="has(self.deviceHour) || has(self.promptTokens) || has(self.resumedTokens) || "
-            "has(self.outputTokens) || (has(self.models) && size(self.models) > 0)",
+            cel=f"{_HAS_PRICE} || (has(self.models) && size(self.models) > 0)",
             message="prices has no price: set deviceHour, promptTokens, resumedTokens, outputTokens or "
             "models, or remove prices",
             holds=lambda self: bool(self.models) or any(getattr(self, name) is not None for name in PRICED),

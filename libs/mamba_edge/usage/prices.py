@@ -21,7 +21,7 @@ PRICES_HEADER = b"x-mambaserve-prices"
 """`EUR device-hour=2.5,output-tokens=0.6`: prices of a request's model, from a gateway to an engine."""
 _CURRENCY = re.compile("[A-Z]{3}")
 PRICED = ("device-hour", "prompt-tokens", "resumed-tokens", "output-tokens")
-"""Names of the prices in the option `--model-price`."""
+"""Names of the prices in the option `--model-price` and in the header; fields have underscores."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +43,7 @@ class Prices:
     @property
     def known(self) -> bool:
         """Whether anything has a price."""
-        prices = (self.device_hour, self.prompt_tokens, self.resumed_tokens, self.output_tokens)
-        return any(price is not None for price in prices) or any(each.known for each in self.models.values())
+        return bool(self._amounts()) or any(each.known for each in self.models.values())
 
     def of(self, model: str) -> "Prices":
         """Return the prices of one model."""
@@ -67,9 +66,13 @@ class Prices:
 
     def header(self) -> tuple[bytes, bytes]:
         """Return the header that names these prices to an engine."""
-        amounts = [(key, getattr(self, key.replace("-", "_"))) for key in PRICED]
-        text = ",".join(f"{key}={amount!r}" for key, amount in amounts if amount is not None)
+        text = ",".join(f"{key}={amount!r}" for key, amount in self._amounts().items())
         return PRICES_HEADER, f"{self.currency} {text}".encode()
+
+    def _amounts(self) -> dict[str, float]:
+        """Return the prices that are set, by the names of `PRICED`."""
+        amounts = {key: getattr(self, key.replace("-", "_")) for key in PRICED}
+        return {key: amount for key, amount in amounts.items() if amount is not None}
 
     @classmethod
     def from_header(cls, value: bytes | None) -> Self | None:
