@@ -170,5 +170,19 @@ class Driver:
         )
 
 
+def logits_of(model: HybridModel, *, prompt: int, decoded: int) -> torch.Tensor:
+    """Return the logits of a random prompt of so many tokens, and of more tokens that are decoded.
+
+    The prompt with these tokens has at most 32.
+    """
+    tokens = torch.randint(0, 250, (prompt + decoded,), generator=torch.Generator().manual_seed(3)).tolist()
+    cache = poisoned_views(model.config, slabs=3, pages=4, page_size=16, dtype=model.dtype)
+    driver = Driver(model, cache, guard=False)
+    sequence = Sequence(tokens, slot=1, pages=[1, 2])
+    rows = [driver.step([Run(sequence, prompt, logits="all")])]
+    rows += [driver.step([Run(sequence, 1, decode=True, logits="all")]) for _ in range(decoded)]
+    return torch.cat(rows)
+
+
 def _ints(values: object) -> IntArray:
     return np.asarray(values, dtype=np.int32)

@@ -1,4 +1,4 @@
-"""What drafts cost where they fail: few steps lose, and steps without drafts hardly look for them."""
+"""Drafts cost little where they fail: few steps lose, and steps without drafts hardly look for them."""
 
 from types import SimpleNamespace
 from typing import Any

@@ -22,7 +22,7 @@ from mamba_server.model.checkpoint.weight_files import weights_size
 from mamba_server.model.checkpoint.weights import Weights
 from mamba_server.model.layers.hybrid import HybridModel
 from matrix_size import LARGE
-from testmodels.batches import Driver, Run, Sequence, poisoned_views
+from testmodels.batches import logits_of
 from testmodels.checkpoints import random_nemotron_h, random_qwen3_5
 from testmodels.quantized import METHODS, rewrite
 
@@ -62,13 +62,7 @@ def load(
 
 def logits(model: HybridModel) -> torch.Tensor:
     """Return the logits of a prompt of 12 tokens and of two more tokens that are decoded."""
-    tokens = torch.randint(0, 250, (14,), generator=torch.Generator().manual_seed(3)).tolist()
-    cache = poisoned_views(model.config, slabs=3, pages=4, page_size=16, dtype=model.dtype)
-    driver = Driver(model, cache, guard=False)
-    sequence = Sequence(tokens, slot=1, pages=[1, 2])
-    rows = [driver.step([Run(sequence, 12, logits="all")])]
-    rows += [driver.step([Run(sequence, 1, decode=True, logits="all")]) for _ in range(2)]
-    return torch.cat(rows)
+    return logits_of(model, prompt=12, decoded=2)
 
 
 def held() -> list[FourBitMatrix]:

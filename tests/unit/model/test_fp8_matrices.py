@@ -21,7 +21,7 @@ from mamba_server.model.layers.linear import Linear
 from mamba_server.model.layers.moe import Moe
 from matrix_size import LARGE
 from testmodels import checkpoints
-from testmodels.batches import Driver, Run, Sequence, poisoned_views
+from testmodels.batches import logits_of
 from testmodels.checkpoints import VOCAB, random_nemotron_h, random_qwen3_5
 from testmodels.quantized import METHODS, Method, Tensors, rewrite
 
@@ -80,13 +80,7 @@ def load(directory: Path, quantization: Any = "fp8", dtype: torch.dtype = torch.
 
 def logits(model: HybridModel) -> torch.Tensor:
     """Return the logits of a prompt of 24 tokens and of four more tokens that are decoded."""
-    tokens = torch.randint(0, 250, (28,), generator=torch.Generator().manual_seed(3)).tolist()
-    cache = poisoned_views(model.config, slabs=3, pages=4, page_size=16, dtype=model.dtype)
-    driver = Driver(model, cache, guard=False)
-    sequence = Sequence(tokens, slot=1, pages=[1, 2])
-    rows = [driver.step([Run(sequence, 24, logits="all")])]
-    rows += [driver.step([Run(sequence, 1, decode=True, logits="all")]) for _ in range(4)]
-    return torch.cat(rows)
+    return logits_of(model, prompt=24, decoded=4)
 
 
 def tensors(each: object, seen: set[int] | None = None) -> Iterator[torch.Tensor]:

@@ -1,7 +1,7 @@
 """`LossLimit`: bounds the time that drafts lose, whatever they promise. Pure.
 
 A source of drafts that may leave them out asks it before it proposes any, and tells it what each step with
-drafts has cost and yielded. Times are in steps without drafts, from measured medians, so that one step that
+drafts has cost and yielded. Times are in steps without drafts, from measured quartiles, so that one step that
 another process has interrupted counts as any other.
 """
 

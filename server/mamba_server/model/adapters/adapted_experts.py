@@ -5,19 +5,17 @@ computed here, expert by expert, because the change of the first projection stan
 other rows keep the kernel that computes experts together. The host reads which experts such rows have chosen.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 
-from mamba_server.model.adapters.adapted_product import CurrentStep
+from mamba_server.model.adapters.adapted_product import CurrentStep, Rows
 from mamba_server.model.adapters.adapter_files import AdapterWeights, LowRank, StackedLowRank
 from mamba_server.model.adapters.step_adapters import StepAdapters
 from mamba_server.model.checkpoint.errors import AdapterError
 
-Rows = Callable[[torch.Tensor], torch.Tensor]
-"""Function of rows: [T, a] -> [T, b]"""
 EXPERT = "{expert}"
 """Part of the name of a module that stands for the number of its expert."""
 
@@ -157,7 +155,7 @@ class AdaptedExperts:
     def rows(self, rows: int) -> tuple[list[int], list[int]] | None:
         """Return the rows of the step that are computed here, and their places; None = none is."""
         step = self._current.step
-        if step is None or self._used.isdisjoint(step.places):
+        if step is None or not self.changes_step():
             return None
         places = step.places_of_rows(rows)
         own = [row for row, place in enumerate(places) if place in self._used]
@@ -198,30 +196,28 @@ class AdaptedExperts:
 
     def check(self, adapter: AdapterWeights, rank: int) -> None:
         """Raise AdapterError if changes of these experts do not fit the model or the places."""
-        for name, change in adapter.modules.items():
-            if name in self._modules:
-                group, _, part = self._modules[name]
-                for one, its_part in _parts(group, part, change):
-                    _check(name, one, group.shape(its_part), rank)
-        for name, stacked in adapter.stacked.items():
-            for group, _, part, change in self._of_stacked(name, stacked):
-                _check(name, change, group.shape(part), rank)
+        for name, group, _, part, change in self._changes(adapter):
+            _check(name, change, group.shape(part), rank)
 
     def install(self, place: int, adapter: AdapterWeights) -> None:
         """Write the changes of an adapter into `place`; an adapter without any empties it."""
         for group in self._groups:
             group.clear(place)
         self._used.discard(place)
+        for _, group, expert, part, change in self._changes(adapter):
+            group.install(place, expert, part, change)
+            self._used.add(place)
+
+    def _changes(self, adapter: AdapterWeights) -> Iterator[tuple[str, Group, int, int, LowRank]]:
+        """Yield an adapter's changes of single projections here: name, group, expert, part and change."""
         for name, change in adapter.modules.items():
             if name in self._modules:
                 group, expert, part = self._modules[name]
                 for one, its_part in _parts(group, part, change):
-                    group.install(place, expert, its_part, one)
-                self._used.add(place)
+                    yield name, group, expert, its_part, one
         for name, stacked in adapter.stacked.items():
-            for group, expert, part, change in self._of_stacked(name, stacked):
-                group.install(place, expert, part, change)
-                self._used.add(place)
+            for place in self._of_stacked(name, stacked):
+                yield name, *place
 
     def _of_stacked(self, name: str, stacked: StackedLowRank) -> list[tuple[Group, int, int, LowRank]]:
         """Return the changes of single projections that a change of a stacked parameter holds."""
