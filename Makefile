@@ -29,11 +29,11 @@ MANY := $(PYTEST) -n $(WORKERS) --fork-workers --dist loadfile --no-loadscope-re
 test: setup ## every test that needs neither root nor a GPU nor minutes, a real control plane included (WORKERS=1: one by one)
 	@$(MANY) $(TIMES) -m "not slow and not gpu and not e2e and not tools"
 
-test-slow: setup ## the tests that need much of a processor for one outcome
-	@$(MANY) $(TIMES) -m "slow and not gpu and not e2e and not tools"
+test-slow: setup ## the tests that take two seconds of a processor or more (WITHOUT=interpreted: but for those, as .ci/run does)
+	@$(MANY) $(TIMES) -m "slow and not gpu and not e2e and not tools$(if $(WITHOUT), and not $(WITHOUT))"
 
-test-all: setup ## `test` and `test-slow` in one run (WITHOUT=interpreted: but for those, as .ci/run does)
-	@$(MANY) $(TIMES) -m "not gpu and not e2e and not tools$(if $(WITHOUT), and not $(WITHOUT))"
+test-all: setup ## `test` and `test-slow` in one run, which collects once
+	@$(MANY) $(TIMES) -m "not gpu and not e2e and not tools"
 
 interpreted: setup ## those of the tests on Triton's interpreter that take minutes, in two processes
 	@$(PYTEST) -n 2 --dist loadfile $(TIMES) tests/gates/test_interpreted_kernels.py tests/unit/kernels/triton/test_interpreted.py

@@ -63,6 +63,7 @@ def truth(request: pytest.FixtureRequest, random_model: Path) -> tuple[str, Answ
     return request.param, alone(random_model, requests(1), dtype=request.param)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("truth", "budget"),
     (
@@ -86,6 +87,7 @@ def test_neighbours_and_splits_change_no_bit(
     assert_same_bits(run(engine, requests(1)), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("state_dtype", ["float32", "float16"] if LARGE else ["float16"])
 def test_a_hit_changes_no_bit(random_model: Path, state_dtype: str) -> None:
     wanted = requests(2)

@@ -58,6 +58,7 @@ def answered(api: ApiProcess) -> Answer:
     return api.call("POST", TEXT, {"prompt": "x", "max_tokens": 1})
 
 
+@pytest.mark.slow
 def test_hostile_bodies_cost_little(api: ApiProcess) -> None:
     plain = plain_body()
     tokens = b'{"prompt":[' + b"1," * 300_000 + b'1],"max_tokens":-1}'

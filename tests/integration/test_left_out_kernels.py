@@ -3,7 +3,11 @@
 import re
 import urllib.request
 
+import pytest
+
 from servers import Command, call
+
+pytestmark = pytest.mark.slow
 
 SERVE = ("serve", "--model", "builtin://tiny-recall", "--device", "cpu", "--port", "0", "--admin-port", "0")
 

@@ -140,6 +140,7 @@ async def live(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Live]:
             await gateway
 
 
+@pytest.mark.slow
 @in_one_loop
 async def test_every_panel_has_data(live: Live) -> None:
     def empty() -> dict[str, str]:
@@ -283,6 +284,7 @@ SILENT: tuple[tuple[str, dict[str, str], str], ...] = (
 """An alert, series as they go, and a time at which nobody is to be woken up for it."""
 
 
+@pytest.mark.slow
 def test_each_rule_fires_when_it_should_and_not_before(tmp_path: Path) -> None:
     rules = rule_file()
     names = [rule["alert"] for rule in rules["groups"][0]["rules"]]

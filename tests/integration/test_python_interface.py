@@ -27,6 +27,7 @@ def llm() -> Iterator[LLM]:
         yield loaded
 
 
+@pytest.mark.slow
 def test_answers_come_in_the_order_of_the_prompts(llm: LLM) -> None:
     prompts = [f"{FACTS}{number} is" for number in range(60)]
     together = llm.generate(prompts, **GREEDY)

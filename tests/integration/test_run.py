@@ -4,6 +4,7 @@ import signal
 from pathlib import Path
 
 import psutil
+import pytest
 
 from servers import Command
 
@@ -18,6 +19,7 @@ def test_one_message_is_answered_and_the_engine_ends() -> None:
     assert not any(engine.is_running() for engine in engines)
 
 
+@pytest.mark.slow
 def test_an_interrupted_start_ends_the_engine_too() -> None:
     with Command("run", "builtin://tiny-recall", "Hello") as run:
         run.wait_for("importing torch")

@@ -115,6 +115,7 @@ async def chat(page: Page, text: str) -> str:
     return str(await page.run(text_of("chat-log")))
 
 
+@pytest.mark.slow
 async def test_through_a_gateway_it_shows_engines_and_chats_with_what_was_resumed(page: Page) -> None:
     api = Api()
     makes(api)

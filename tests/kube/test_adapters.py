@@ -52,6 +52,7 @@ def deployment(**adapters: str) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 def test_adapters_change_in_a_running_engine_and_one_that_cannot_be_loaded_loses_nothing(
     plane: ControlPlane, namespace: str, operator: OperatorProcess, uris: dict[str, str], tmp_path: Path
 ) -> None:

@@ -53,6 +53,7 @@ async def answer(life: Life) -> bool:
     return any(name_of(pod).startswith(CANDIDATE_PODS) for pod in pods)
 
 
+@pytest.mark.slow
 async def test_gateways_see_the_candidate_and_its_weight_until_a_person_ends_it(
     life: Life, plane: ControlPlane, namespace: str
 ) -> None:
@@ -125,6 +126,7 @@ class EachWriteOnce(Mapping[str, Blow]):
         return True
 
 
+@pytest.mark.slow
 async def test_a_promotion_ends_although_the_operator_dies_after_each_of_its_writes(
     plane: ControlPlane, namespace: str
 ) -> None:

@@ -381,6 +381,7 @@ def test_the_operator_can_give_a_gateway_what_it_reads_and_not_more(
         )
 
 
+@pytest.mark.slow
 def test_uninstalling_keeps_the_crd_and_the_objects_of_the_users(
     control_plane: ControlPlane, helm: Command, namespace: str
 ) -> None:

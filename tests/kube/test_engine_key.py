@@ -59,6 +59,7 @@ def switch(plane: ControlPlane, namespace: str, auth: dict[str, Any] | None) -> 
     plane.kubectl("patch", "mdep", "nano", "-n", namespace, "--type=merge", "-p", patch)
 
 
+@pytest.mark.slow
 def test_gateways_show_a_key_before_engines_ask_for_it_and_until_none_does(
     plane: ControlPlane, serving: str
 ) -> None:

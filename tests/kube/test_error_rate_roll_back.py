@@ -37,6 +37,7 @@ def rolled_back(plane: ControlPlane, namespace: str) -> dict[str, Any] | None:
     return status if (status.get("rollout") or {}).get("reason") else None
 
 
+@pytest.mark.slow
 def test_a_revision_that_answers_and_fails_requests_is_taken_back(
     plane: ControlPlane, namespace: str, tmp_path: Path
 ) -> None:

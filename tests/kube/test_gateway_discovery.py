@@ -111,6 +111,7 @@ async def test_slices_are_followed_as_they_come_change_and_go(control_plane, nam
         await seen.until({"b": False})
 
 
+@pytest.mark.slow
 async def test_losing_the_api_server_loses_no_endpoint_and_changes_meanwhile_arrive(
     control_plane, namespace
 ) -> None:

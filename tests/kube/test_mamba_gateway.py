@@ -252,6 +252,7 @@ def operator(plane: ControlPlane, namespace: str, tmp_path: Path) -> Iterator[No
         yield
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("operator")
 def test_apply_serves_the_models_of_a_namespace_which_join_and_leave_without_a_lost_request(
     plane: ControlPlane, namespace: str, tmp_path: Path
@@ -316,6 +317,7 @@ def test_apply_serves_the_models_of_a_namespace_which_join_and_leave_without_a_l
     plane.wait_for(lambda: not children(plane, namespace), "the cluster to collect the children")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("operator")
 def test_what_others_change_is_repaired_and_a_route_waits_for_its_kind(
     plane: ControlPlane, namespace: str

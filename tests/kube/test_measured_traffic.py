@@ -150,6 +150,7 @@ async def world(plane: ControlPlane, namespace: str) -> AsyncIterator[World]:
             yield World(server, Key(namespace, "nano"), reader, engine)
 
 
+@pytest.mark.slow
 async def test_engines_that_report_traffic_are_told_the_strategy_for_it_and_no_pod_is_replaced(
     world: World,
 ) -> None:

@@ -70,6 +70,7 @@ async def test_pods_that_nodes_refuse_or_evict_one_after_the_other_are_told_with
     assert await life.becomes("Degraded", "AsExpected"), "the next one is ready, and the rest are records"
 
 
+@pytest.mark.slow
 async def test_a_node_that_is_gone_is_told_instead_of_an_engine_that_loads_or_drains(
     plane: ControlPlane, life: Life
 ) -> None:

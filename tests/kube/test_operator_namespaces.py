@@ -46,6 +46,7 @@ def engines(plane: ControlPlane, namespace: str) -> int:
     return int((plane.get("deployment", "nano-engine", namespace) or {})["spec"]["replicas"])
 
 
+@pytest.mark.slow
 def test_a_namespace_that_is_gone_takes_no_other_from_the_operator_and_is_served_when_it_is_back(
     plane: ControlPlane, namespace: str, tmp_path: Path
 ) -> None:

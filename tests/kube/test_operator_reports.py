@@ -90,6 +90,7 @@ def touch(plane: ControlPlane, namespace: str, value: str) -> None:
     plane.kubectl("annotate", "mdep/nano", f"touched={value}", "--overwrite", "-n", namespace)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_pools")
 def test_a_pool_is_made_mended_and_removed_and_a_cluster_without_the_kind_is_told(
     plane: ControlPlane, namespace: str, operator: OperatorProcess
@@ -160,6 +161,7 @@ def engine_with_a_plan() -> Iterator[tuple[str, list[str]]]:
             thread.join()
 
 
+@pytest.mark.slow
 def test_the_plan_of_an_engine_is_shown_for_a_model_that_the_operator_does_not_know(
     plane: ControlPlane, namespace: str, operator: OperatorProcess
 ) -> None:

@@ -82,6 +82,7 @@ async def test_two_pools_appear_and_scale_alone(life: Life) -> None:
     assert {metadata(pod)["name"] for pod in await engines(life, "prefill")} == before
 
 
+@pytest.mark.slow
 async def test_unified_engines_end_once_both_pools_serve_and_come_back_in_the_same_way(life: Life) -> None:
     await life.make(**NOW)
     await count(life, "unified", 1)

@@ -98,6 +98,7 @@ def all_new(count: int) -> Callable[[list[Manifest]], bool]:
     return lambda pods: sum(says_ready(pod["status"]) and image_of(pod) == NEW for pod in pods) == count
 
 
+@pytest.mark.slow
 async def test_one_engine_more_than_there_are_gpus_keeps_no_change_from_the_others(life: Life) -> None:
     await serve(life, replicas=3)
     await life.change(replicas=4, engine={"image": NEW})
@@ -124,6 +125,7 @@ async def test_a_quota_of_the_gpus_that_there_are_lets_a_change_through(
     await life.becomes("UpToDate", "UpToDate")
 
 
+@pytest.mark.slow
 async def test_one_engine_that_crashes_beside_two_that_serve_takes_nothing_back(life: Life) -> None:
     await serve(life, replicas=3)
     later = timedelta()

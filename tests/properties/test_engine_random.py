@@ -102,6 +102,7 @@ def test_no_run_that_failed_once_fails_again() -> None:
         driven(**run)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(7200 if LARGE else 1800)
 def test_every_token_is_the_one_served_alone_whatever_happens(outcome: tuple[int, Counter[str]]) -> None:
     assert outcome[0] >= {"large": 1_000_000, "small": 2_000}.get(BUDGET, 4_200)

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -31,6 +32,7 @@ def fleets(draw: st.DrawFn) -> RolloutFleet:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @settings(max_examples=8)
 @given(fleets(), st.sampled_from([0, 0, 1, 3]), st.none() | st.integers(0, 60))
 def test_every_roll_out_ends_takes_nothing_back_that_serves_and_says_why(

@@ -48,6 +48,7 @@ def seen() -> Counter[str]:
     return total
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(7200 if LARGE else 600)
 def test_no_schedule_puts_a_byte_into_foreign_memory_or_loses_memory(seen: Counter[str]) -> None:
     assert seen["schedules"] == SCHEDULES

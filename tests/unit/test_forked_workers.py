@@ -35,6 +35,7 @@ def run(folder: Path, **modules: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux")
 def test_modules_are_imported_once_and_skips_and_crashes_are_reported(tmp_path: Path) -> None:
     ran = run(tmp_path, first=COUNTED, second=COUNTED, skipped=SKIPPED, crashes=CRASHES)
@@ -44,6 +45,7 @@ def test_modules_are_imported_once_and_skips_and_crashes_are_reported(tmp_path: 
     assert ran.returncode == pytest.ExitCode.TESTS_FAILED
 
 
+@pytest.mark.slow
 def test_a_module_that_raises_is_an_error_of_the_run(tmp_path: Path) -> None:
     ran = run(tmp_path, first=COUNTED, broken="def test_early(): ...\n\nraise ValueError('broken')\n")
     assert "ValueError: broken" in ran.stdout, ran.stdout + ran.stderr

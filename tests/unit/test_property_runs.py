@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from property_runs import EXAMPLES, FACTOR, KeptFailures, kept_in
 
 ROOT = Path(__file__).parents[2]
@@ -72,6 +74,7 @@ def run(folder: Path, *options: str, **environment: str) -> tuple[set[str], str]
     return {line.partition("::")[2] for line in lines}, done.stdout
 
 
+@pytest.mark.slow
 def test_what_a_random_run_finds_is_replayed_by_every_plain_run_until_it_is_fixed(tmp_path: Path) -> None:
     assert run(tmp_path)[0] == set(), "the simplest example is too few"
     found, said = run(tmp_path, "-s", "-k", "not all_of_them", MAMBASERVE_PROPS="large")

@@ -70,6 +70,7 @@ def leases(redis: RedisServer) -> int:
     return int(redis.command("ZCARD", RUNNING)[1:])
 
 
+@pytest.mark.slow
 def test_streams_break_off_the_engine_is_freed_and_another_gateway_goes_on(
     api: ApiProcess, redis_server: RedisServer, tmp_path: Path
 ) -> None:

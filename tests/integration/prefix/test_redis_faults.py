@@ -49,6 +49,7 @@ async def is_noticed_and_heals(
     await until(lambda: made.agrees)
 
 
+@pytest.mark.slow
 async def test_a_redis_that_hangs_is_waited_for_by_nobody(redis_server: RedisServer) -> None:
     try:
         async with followed(redis_server.port) as made:

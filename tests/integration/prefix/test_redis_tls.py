@@ -76,6 +76,7 @@ async def by_itself(start_redis: Start, certificate: Certificate) -> AsyncIterat
     yield port
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("speaks", [by_itself, proxied])
 async def test_with_tls_the_authority_and_the_password_in_the_file_s_address_decide(
     speaks: Callable[..., AsyncIterator[int]], start_redis: Start, certificate: Certificate, tmp_path: Path

@@ -162,6 +162,7 @@ async def test_what_ends_the_process_that_makes_a_grammar_is_a_failure_of_that_g
     assert good == ""
 
 
+@pytest.mark.slow
 async def test_a_short_form_does_not_wait_for_long_ones_nor_a_client_for_another(
     checker: GrammarChecker, tokens: GrammarTokens
 ) -> None:

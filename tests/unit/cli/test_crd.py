@@ -35,6 +35,7 @@ def test_writing_elsewhere_than_into_the_source_tree_is_wrong_usage(tmp_path: Pa
     assert done.stdout == ""
 
 
+@pytest.mark.slow
 def test_all_copies_are_written_once_and_again_after_an_edit(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

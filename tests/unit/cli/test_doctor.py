@@ -43,6 +43,7 @@ def doctor(
     return done.returncode, {finding["subject"]: finding for finding in json.loads(done.stdout)}
 
 
+@pytest.mark.slow
 def test_a_sound_machine_has_nothing_broken() -> None:
     code, findings = doctor()
     assert code == 0

@@ -31,6 +31,7 @@ async def kept(store: Store, client: str, *ids: str) -> list[bool]:
     return [entry is not None for entry in await store.load(client, ids)]
 
 
+@pytest.mark.slow
 async def test_an_entry_is_found_by_its_client_until_it_is_deleted(store: Store) -> None:
     assert await store.save("a", "resp_1", b"\n{}")
     assert await store.load("a", ["resp_1", "resp_2"]) == [b"\n{}", None]

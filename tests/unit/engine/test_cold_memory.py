@@ -115,6 +115,7 @@ def test_beside_another_thread_and_without_the_library_nothing_is_done(kernels: 
         other.join()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_process_that_imported_torch_is_smaller_by_half_and_computes_as_before(kernels: Library) -> None:
     code = """

@@ -43,6 +43,7 @@ print(counts)
 """
 
 
+@pytest.mark.slow
 def test_a_kernel_that_triton_compiles_while_serving_is_counted_and_named(tmp_path: Path) -> None:
     ran = subprocess.run(
         [sys.executable, "-c", COMPILE],

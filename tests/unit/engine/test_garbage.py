@@ -54,6 +54,7 @@ def test_objects_grow_old_with_the_step_that_made_them_however_many_go_as_they_c
     assert young() < before + 500
 
 
+@pytest.mark.slow
 def test_a_busy_engine_leaves_no_cycles() -> None:
     setup = TrialSetup(slabs=24, pages_per_slab=4, rows=3, step_tokens=32, policy="RecomputeCost")
     engine = EngineTrial(setup, random.Random(0))

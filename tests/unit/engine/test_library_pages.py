@@ -49,6 +49,7 @@ def test_where_the_kernel_does_not_tell_nothing_is_dropped(
     assert not dropped
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_process_is_smaller_by_most_of_its_libraries_and_computes_as_before() -> None:
     code = """

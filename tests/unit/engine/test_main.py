@@ -171,6 +171,7 @@ def test_the_threads_are_chosen_before_torch_could_look(port: Port, monkeypatch:
     assert port.sent == [Fatal("enough", 3)]
 
 
+@pytest.mark.slow
 def test_no_full_search_for_garbage_stops_a_serving_engine(
     port: Port, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -78,6 +78,7 @@ if LARGE:
     CHANGES += [(USUAL, USUAL), (SHORT, USUAL), (USUAL, READERS)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("before", "after"), CHANGES)
 def test_clients_whose_answers_end_as_they_like_fill_the_memory(before: Lengths, after: Lengths) -> None:
     clients = Clients(StepLoad(SIX_MIB), before, declared=False)

@@ -178,6 +178,7 @@ def test_a_salt_in_debt_is_remembered_however_many_others_come() -> None:
     assert served[-2:] == ["later", "greedy"]
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.integers(-3, 3), st.sampled_from("abc"), st.integers(0, 50)), max_size=60))
 def test_everyone_starts_exactly_once(pushes: list[tuple[int, str, int]]) -> None:
     queue = WaitingQueue()

@@ -492,6 +492,7 @@ def test_what_a_step_runs_on_is_what_was_there_when_it_was_launched() -> None:
 # --- what is left ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_requests_that_ask_for_log_probabilities_leave_neither_objects_nor_cycles() -> None:
     bench = Bench(overlap=True)
 

@@ -91,6 +91,7 @@ def saved(small: Path, whole: Path, dtype: str) -> int:
     return plain - own
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FOUR_BITS)
 def test_a_model_computes_with_the_numbers_of_its_checkpoint_and_holds_what_was_planned(
     dense: Path, tmp_path: Path, name: str
@@ -144,6 +145,7 @@ def test_fitted_matrices_are_near_the_weights_and_as_large_as_planned(sparse: Pa
     assert 1e-3 < far < 0.4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "quantization", "form"), [("nvfp4", "fp8", Fp8Matrix), ("fp8", "int4", FourBitMatrix)]
 )

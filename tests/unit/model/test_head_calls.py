@@ -43,6 +43,7 @@ def recorded(path: Path, *, in_one_call: bool) -> tuple[list[dict[int, list[int]
     return record, run(engine, requests()), engine
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("write", MODELS)
 def test_drafts_and_caches_have_the_bits_of_the_layers(write: Callable[..., Path], tmp_path: Path) -> None:
     path = add_draft_head(write(tmp_path / "model"), agrees=True)
