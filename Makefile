@@ -29,8 +29,8 @@ MANY := $(PYTEST) -n $(WORKERS) --fork-workers --dist loadfile --no-loadscope-re
 test: setup ## every test that needs neither root nor a GPU nor minutes, a real control plane included (WORKERS=1: one by one)
 	@$(MANY) $(TIMES) -m "not slow and not gpu and not e2e and not tools"
 
-test-slow: setup ## the tests that take two seconds of a processor or more (WITHOUT=interpreted: but for those, as .ci/run does)
-	@$(MANY) $(TIMES) -m "slow and not gpu and not e2e and not tools$(if $(WITHOUT), and not $(WITHOUT))"
+test-slow: setup ## the tests that take two seconds of a processor or more
+	@$(MANY) $(TIMES) -m "slow and not gpu and not e2e and not tools"
 
 test-all: setup ## `test` and `test-slow` in one run, which collects once
 	@$(MANY) $(TIMES) -m "not gpu and not e2e and not tools"
