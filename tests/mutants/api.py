@@ -54,7 +54,7 @@ MUTANTS = (
     Mutant(
         name="prompt and output together may exceed the context",
         keeps="A request's tokens fit the context of the model.",
-        where="api.sampling:output_tokens",
+        where="api.requests.sampling:output_tokens",
         old="wanted > room",
         new="False",
         tests=("tests/unit/api/test_sampling.py",),
@@ -62,7 +62,7 @@ MUTANTS = (
     Mutant(
         name="a request may use a token id that the model does not have",
         keeps="Ids are below the size of the vocabulary: one more kills the engine.",
-        where="api.model_limits:ModelLimits.check_ids",
+        where="api.requests.model_limits:ModelLimits.check_ids",
         old="(largest := max(ids)) >= self.vocab_size",
         new="(largest := max(ids)) > self.vocab_size",
         tests=("tests/unit/api/test_sampling.py",),
@@ -70,7 +70,7 @@ MUTANTS = (
     Mutant(
         name="a client that leaves keeps its sequence running",
         keeps="A request whose client has gone is aborted in the engine.",
-        where="api.active_request:ActiveRequest.__aexit__",
+        where="api.answers.active_request:ActiveRequest.__aexit__",
         old="self._engine.close(request_id, abort=True)",
         new="self._engine.close(request_id, abort=False)",
         tests=("tests/unit/api/test_active_request.py",),
@@ -78,7 +78,7 @@ MUTANTS = (
     Mutant(
         name="cached tokens are counted once for each answer",
         keeps="cached_tokens never exceeds prompt_tokens.",
-        where="api.active_request:ActiveRequest._count",
+        where="api.answers.active_request:ActiveRequest._count",
         old="max(cached.get(delta.request_id, 0), delta.cached_tokens)",
         new="cached.get(delta.request_id, 0) + delta.cached_tokens",
         tests=("tests/unit/api/test_active_request.py",),
@@ -86,7 +86,7 @@ MUTANTS = (
     Mutant(
         name="the engine goes on after a stop string",
         keeps="A sequence that ended by its text is stopped in the engine.",
-        where="api.active_request:ActiveRequest._update",
+        where="api.answers.active_request:ActiveRequest._update",
         old="if finish is None:\n    ...",
         new="if False:\n    ...",
         tests=("tests/unit/api/test_active_request.py",),
@@ -94,7 +94,7 @@ MUTANTS = (
     Mutant(
         name="tokens are lost behind a slow client",
         keeps="Deltas that are joined for a slow client keep all tokens.",
-        where="api.inbox:join",
+        where="api.engine_link.inbox:join",
         old="first.token_ids + second.token_ids",
         new="second.token_ids",
         tests=("tests/unit/api/test_inbox.py",),
@@ -102,7 +102,7 @@ MUTANTS = (
     Mutant(
         name="an error overtakes the tokens before it",
         keeps="A client gets all tokens that were computed before an error.",
-        where="api.inbox:Inbox.take",
+        where="api.engine_link.inbox:Inbox.take",
         old="not deltas",
         new="True",
         tests=("tests/unit/api/test_inbox.py",),
@@ -150,7 +150,7 @@ MUTANTS = (
     Mutant(
         name="a prompt that cannot fit is tokenized first",
         keeps="A prompt with too many characters for the context is refused before tokenizing.",
-        where="api.prompts:PromptBuilder._check_chars",
+        where="api.requests.prompts:PromptBuilder._check_chars",
         old="each is not None and chars > limit * each",
         new="False",
         tests=("tests/unit/api/test_prompts.py",),

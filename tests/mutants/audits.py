@@ -71,7 +71,7 @@ MUTANTS = (
     Mutant(
         name="an audit keeps its memory while requests run",
         keeps="An audit gives way to a request.",
-        where="engine.core:EngineCore._interrupt_audit",
+        where="stepping.core:EngineCore._interrupt_audit",
         old="self.audits.interrupt()",
         new="pass",
         tests=(GIVES_WAY,),

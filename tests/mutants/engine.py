@@ -22,7 +22,7 @@ MUTANTS = (
     Mutant(
         name="a damaged download is taken for a model",
         keeps="Each file of a copied model is compared with its checksum.",
-        where="model.hub_copy:_damaged_files",
+        where="checkpoint.hub_copy:_damaged_files",
         old="not blob.is_file() or _checksum(blob) != blob.name",
         new="not blob.is_file()",
         tests=("tests/unit/model/test_hub_copy.py",),
@@ -54,7 +54,7 @@ MUTANTS = (
     Mutant(
         name="a grammar's mask is computed before the token that it depends on is known",
         keeps="A constrained sequence waits until its last token has been decided.",
-        where="engine.scheduler:Scheduler",
+        where="scheduling.scheduler:Scheduler",
         old="stalled.update(map(id, self.decoding.undecided))",
         new="pass",
         tests=("tests/unit/engine/test_output_grammar.py",),
@@ -62,7 +62,7 @@ MUTANTS = (
     Mutant(
         name="answers of one request share one grammar state",
         keeps="Each answer of a request follows the grammar by itself.",
-        where="engine.core:EngineCore",
+        where="stepping.core:EngineCore",
         old="grammar.fork(stops) if grammar is not None else None",
         new="grammar",
         tests=("tests/unit/engine/test_output_grammar.py",),
@@ -70,21 +70,21 @@ MUTANTS = (
     Mutant(
         name="a preempted sequence keeps its allocation",
         keeps="W9: nothing is left of a preempted sequence.",
-        where="engine.scheduler:Scheduler._release",
+        where="scheduling.scheduler:Scheduler._release",
         old="sequence.allocation = None",
         new="pass",
     ),
     Mutant(
         name="results of a failed step are cached",
         keeps="Nothing that a failed step wrote is donated.",
-        where="engine.core:EngineCore._fail",
+        where="stepping.core:EngineCore._fail",
         old="self.cache.advance(_1, failed=True)",
         new="self.cache.advance(_1)",
     ),
     Mutant(
         name="a token is sampled from logits that are not finite",
         keeps="A sequence whose logits are not finite ends with an error.",
-        where="engine.core:EngineCore._commit",
+        where="stepping.core:EngineCore._commit",
         old="result.finite is not None and (not result.finite.all())",
         new="False",
         tests=(
@@ -95,7 +95,7 @@ MUTANTS = (
     Mutant(
         name="the state of a sequence that ended with NaN is donated",
         keeps="Results that are not finite never enter the cache.",
-        where="engine.core:EngineCore._end_nonfinite",
+        where="stepping.core:EngineCore._end_nonfinite",
         old="self.cache.discard_results(allocation)",
         new="pass",
         tests=("tests/unit/engine/test_core.py",),
@@ -103,7 +103,7 @@ MUTANTS = (
     Mutant(
         name="NaN in a piece of a prompt that samples no token is not noticed",
         keeps="Every row of a step is checked for results that are not finite, not only those that sample.",
-        where="engine.step_arrays:build",
+        where="execution.step_arrays:build",
         old="sampling + [decodes + i for i, piece in enumerate(pieces) if not piece.final]",
         new="sampling",
         tests=(
@@ -114,7 +114,7 @@ MUTANTS = (
     Mutant(
         name="an engine whose every step fails stays ready",
         keeps="Failures in a row end the engine, so that it is restarted.",
-        where="engine.core:EngineCore._fail",
+        where="stepping.core:EngineCore._fail",
         old="self._failures >= FAILURES_IN_A_ROW",
         new="False",
         tests=("tests/unit/engine/test_core.py",),
@@ -141,7 +141,7 @@ MUTANTS = (
     Mutant(
         name="a decode reads the state of another sequence",
         keeps="Row, slot and pages of one sequence stay together in a step's arrays.",
-        where="engine.step_arrays:build",
+        where="execution.step_arrays:build",
         old="_join(batch.live[row], [piece.slot_in for piece in pieces])",
         new="_join(batch.live[np.roll(row, 1)], [piece.slot_in for piece in pieces])",
         tests=("tests/unit/engine/test_step_arrays.py",),
@@ -157,7 +157,7 @@ MUTANTS = (
     Mutant(
         name="an admission resumes a checkpoint that the one before it has evicted",
         keeps="A match is checked again when an admission in the same step could have evicted it.",
-        where="engine.admission:Admission._resumable",
+        where="scheduling.admission:Admission._resumable",
         old="match is None or match.evicted",
         new="match is None",
         tests=("tests/unit/engine/test_scheduler.py",),
@@ -165,7 +165,7 @@ MUTANTS = (
     Mutant(
         name="a prompt waits for the checkpoint of another salt",
         keeps="Prompts of different salts have nothing in common.",
-        where="engine.shared_prefix:common_depth",
+        where="scheduling.shared_prefix:common_depth",
         old="if one.salt != other.salt:\n    return 0",
         new="pass",
         tests=("tests/unit/engine/test_shared_prefix.py",),
@@ -173,7 +173,7 @@ MUTANTS = (
     Mutant(
         name="a tenant escapes its debt by pausing",
         keeps="A flow that has used more than its share is remembered until the others have caught up.",
-        where="engine.fair_turns:FairTurns._forget_idle",
+        where="scheduling.fair_turns:FairTurns._forget_idle",
         old="while self._idle and self._idle[0][0] <= self._virtual: ...",
         new="for key in [key for key, member in self.members.items() if not member.active]:\n"
         "    del self.members[key]\n"
@@ -183,7 +183,7 @@ MUTANTS = (
     Mutant(
         name="more sequences are admitted than may run",
         keeps="A sequence counts as running until its memory is back.",
-        where="engine.admission:Admission",
+        where="scheduling.admission:Admission",
         old="self.cache.capacity.admitted",
         new="self.running",
         tests=("tests/unit/engine/test_scheduler.py",),
@@ -191,7 +191,7 @@ MUTANTS = (
     Mutant(
         name="a later prompt takes the memory that an older prefill waits for",
         keeps="Prefills get memory in the order of their arrival.",
-        where="engine.admission:Admission.next",
+        where="scheduling.admission:Admission.next",
         old="short is not None and sequence.rank() > short.rank()",
         new="False",
         tests=("tests/unit/engine/test_fair_prefill.py",),
@@ -199,7 +199,7 @@ MUTANTS = (
     Mutant(
         name="a result is read before the device has written it",
         keeps="The host reads a step's result after its event.",
-        where="engine.cuda_stream:CudaStream.wait",
+        where="execution.cuda_stream:CudaStream.wait",
         old="event.synchronize()",
         new="pass",
         tests=("tests/unit/engine/test_cuda_stream.py",),
@@ -207,7 +207,7 @@ MUTANTS = (
     Mutant(
         name="an engine does not start because a CUDA graph could not be captured",
         keeps="A step that cannot be captured runs without a graph.",
-        where="engine.decode_steps:DecodeSteps._capture",
+        where="execution.decode_steps:DecodeSteps._capture",
         old="RuntimeError",
         new="ZeroDivisionError",
         tests=("tests/unit/engine/test_decode_steps.py",),
@@ -215,7 +215,7 @@ MUTANTS = (
     Mutant(
         name="the parts of a step's time do not add up to it",
         keeps="What an engine charges to requests is exactly what its steps took.",
-        where="engine.cost_account:_split",
+        where="stepping.cost_account:_split",
         old="parts[-1] += time - passed",
         new="pass",
         tests=("tests/unit/engine/test_costs.py",),
@@ -223,7 +223,7 @@ MUTANTS = (
     Mutant(
         name="a sequence that gives its memory back is not charged for the time since the last look",
         keeps="Slots and pages are charged for as long as a sequence holds them.",
-        where="engine.scheduler:Scheduler._release",
+        where="scheduling.scheduler:Scheduler._release",
         old="leave(sequence)",
         new="pass",
         tests=("tests/unit/engine/test_costs.py",),

@@ -15,6 +15,7 @@ import re
 import tomllib
 from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -401,13 +402,31 @@ def seeded(root: Path, mutant: Mutant) -> Seeded:
     Raises:
         Unseedable: there is no such function, or the text does not occur exactly once in it.
     """
+    with changed(root, mutant) as (module, _):
+        text = ast.unparse(ast.fix_missing_locations(module.tree)) + "\n"
+    compile(text, str(module.path), "exec")
+    return Seeded(module.path, text)
+
+
+def check(root: Path, mutant: Mutant) -> None:
+    """Check that the defect has its place and leaves a program behind, of which only that part is compiled.
+
+    Raises:
+        Unseedable: as for `seeded`.
+    """
+    with changed(root, mutant) as (module, part):
+        tree = ast.parse(ast.unparse(ast.fix_missing_locations(part)))
+    compile(tree, str(module.path), "exec")
+
+
+@contextmanager
+def changed(root: Path, mutant: Mutant) -> Iterator[tuple[Source, ast.AST]]:
+    """Put the defect into the parsed module for a while; yield the module and its outermost changed part."""
     module, spot = located(candidates(root, mutant.where), mutant)
     before = getattr(spot.owner, spot.part)
     setattr(spot.owner, spot.part, copy.copy(before))
     try:
         spot.put([Renamed(spot.binding).visit(statement) for statement in ast.parse(mutant.new).body])
-        text = ast.unparse(ast.fix_missing_locations(module.tree)) + "\n"
+        yield module, [*definition(module.tree, qualified(mutant.where)), module.tree][0]
     finally:
         setattr(spot.owner, spot.part, before)
-    compile(text, str(module.path), "exec")
-    return Seeded(module.path, text)

@@ -19,7 +19,7 @@ MUTANTS = (
     Mutant(
         name="drafts are accepted without a look at what was sampled",
         keeps="A draft is accepted as far as it is what the model samples.",
-        where="engine.core:EngineCore._take_draft",
+        where="stepping.core:EngineCore._take_draft",
         old="foreseen != token or sequence.phase is Phase.FINISHED or allocation is None",
         new="sequence.phase is Phase.FINISHED or allocation is None",
         tests=(RUNS,),
@@ -27,7 +27,7 @@ MUTANTS = (
     Mutant(
         name="a draft passes the end of an answer",
         keeps="What follows the end of an answer is dropped, drafted or not.",
-        where="engine.core:EngineCore._take_draft",
+        where="stepping.core:EngineCore._take_draft",
         old="foreseen != token or sequence.phase is Phase.FINISHED or allocation is None",
         new="foreseen != token",
         tests=(RUNS,),

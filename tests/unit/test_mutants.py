@@ -40,7 +40,7 @@ def test_each_defect_has_one_place_and_leaves_a_program_behind(
     problems = []
     for mutant in mutants:
         try:
-            seeding.seeded(ROOT, mutant)
+            seeding.check(ROOT, mutant)
         except seeding.Unseedable as error:
             problems.append(f"{mutant.name}: {error}")
     assert not problems, "\n".join(problems)
