@@ -74,7 +74,7 @@ def row(node: Node, namespace: str, *options: str) -> dict[str, str]:
 
 
 def test_helm_test_finds_the_operator_alive_and_the_api_served(installed: Node) -> None:
-    said = installed.helm("test", RELEASE, "-n", SYSTEM, "--timeout", "1m")
+    said = installed.helm("test", RELEASE, "-n", SYSTEM, "--timeout", "5m", timeout=330)
 
     assert "Phase:          Succeeded" in said
 

@@ -35,12 +35,12 @@ QUICK = {"minReadyTime": "5s"}
 def chart(node: Node, *options: str) -> Iterator[None]:
     """Install the chart as the user does, operator Ready, until the end of the block."""
     load_images(node)
-    where = ["-n", SYSTEM, "--wait", "--timeout", "2m"]
-    node.helm("install", RELEASE, str(CHART), *where, "--create-namespace", *options, timeout=150)
+    where = ["-n", SYSTEM, "--wait", "--timeout", "10m"]
+    node.helm("install", RELEASE, str(CHART), *where, "--create-namespace", *options, timeout=620)
     try:
         yield
     finally:
-        node.helm("uninstall", RELEASE, *where, "--ignore-not-found", timeout=150)
+        node.helm("uninstall", RELEASE, *where, "--ignore-not-found", timeout=620)
 
 
 def load_images(node: Node) -> None:

@@ -53,7 +53,7 @@ class ApiClient:
         *,
         content_type: str = "application/json",
         accept: str = "application/json",
-        timeout: float = 30.0,
+        timeout: float = 120.0,
     ) -> tuple[int, Any]:
         """Send a request; return (status, body), parsed if JSON. Raises OSError when the server is away."""
         payload = None if body is None else json.dumps(body)
