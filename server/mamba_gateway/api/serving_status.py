@@ -59,7 +59,7 @@ class EngineStatusClient:
 
 
 class StatusEndpoint:
-    """Status of one gateway. `fetch` returns an engine's status by URL, or raises StatusUnavailable."""
+    """Handler of `/v1/status`. `fetch` returns an engine's status by URL, or raises StatusUnavailable."""
 
     def __init__(
         self,

@@ -108,7 +108,7 @@ class _EndpointRecord:
     names: frozenset[str] | None = None
     """Names of the models that the engine serves; None = unknown."""
     speed: EngineSpeed | None = None
-    """Speed of the engine, corrected by that of the fleet; None = not measured, or not reported."""
+    """Speed of the engine, corrected by the speeds of the fleet; None = not measured, or not reported."""
     states_sent: int = 0
     """Number of states that this gateway has sent to the engine since its last report."""
     frozen: Endpoint | None = None
@@ -130,7 +130,7 @@ class Pool:
         """Create an empty pool.
 
         `expected_model` is the name of the engines' model, if it is known before any engine exists, and
-        `expected_adapters` are those of its adapters.
+        `expected_adapters` are the names of its adapters.
         `on_change` is called after each change of the engines or their reports.
         """
         self._expected_model = expected_model

@@ -91,7 +91,7 @@ class _EndpointCollector(Collector):
 
 
 class GatewayMetrics:
-    """All series of one gateway."""
+    """All Prometheus series of one gateway, in a registry of their own."""
 
     def __init__(
         self,

@@ -67,7 +67,10 @@ class _RunningModel:
 
 
 class ModelSet:
-    """Models of one gateway. `front` admits requests whose model is not known yet."""
+    """The models that one gateway serves now, each with its parts.
+
+    `front` admits the requests whose model is not known yet. `start` starts the parts of a model.
+    """
 
     def __init__(self, settings: GatewaySettings, front: Admission, start: Start) -> None:
         self._settings, self._front, self._start = settings, front, start
@@ -262,7 +265,10 @@ class ModelSet:
             yield ModelLoad(name, ready, admission.in_flight, admission.queued, model.parts.index)
 
     def _serving(self, entry: ModelEntry) -> _RunningModel | None:
-        """Return the model whose engines serve an entry: for an adapter, that of its parent."""
+        """Return the model whose engines serve `entry`: its parent, if `entry` is an adapter.
+
+        The result is None if that model does not run.
+        """
         return self._models.get(entry.parent or entry.name)
 
     def _stand_in(self, entry: ModelEntry, key: str) -> tuple[ModelEntry, _RunningModel] | None:
@@ -358,7 +364,7 @@ CHECKS_PER_START = 10
 
 
 async def follow(file: ModelsFile, models: ModelSet) -> None:
-    """Apply each change of the file to the set; runs until it is cancelled."""
+    """Apply each change of the file to the set, until the task is cancelled."""
     document = None
     for count in itertools.count(1):
         await asyncio.sleep(CHECK_FILE_SECONDS)
