@@ -36,7 +36,11 @@ _decode = msgspec.json.Decoder(_Body).decode
 
 
 def conversation_of(path: str, body: bytes) -> int | None:
-    """Return a hash of the conversation, the same for all its turns; None if the body tells of none."""
+    """Return a hash of the conversation that is the same for all requests of it.
+
+    The result is None if the body is longer than `MAX_CONVERSATION_BYTES`, cannot be decoded, or has neither
+    a system prompt nor a message of the user.
+    """
     if len(body) > MAX_CONVERSATION_BYTES:
         return None
     try:

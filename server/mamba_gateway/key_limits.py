@@ -29,8 +29,8 @@ class KeyLimits:
     concurrent_requests: int | None = None
     """Requests under way at the same time, including those that wait."""
     weight: int = 1
-    """Weight of the key's requests while those of other keys wait too: engines are shared in proportion to
-    the weights."""
+    """Weight of the key's requests while requests of other keys wait, too: engines are shared in proportion
+    to the weights."""
 
     @property
     def limited(self) -> bool:

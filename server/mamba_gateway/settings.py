@@ -22,7 +22,7 @@ from mamba_settings.trace_settings import TraceSettings
 from mamba_settings.usage_settings import UsageSettings
 
 _LIMITS, _ROLLOUT, _ROUTING = Limits(), Rollout(), Routing()
-"""Sections of a MambaDeployment, whose defaults are also those of the corresponding settings."""
+"""Sections of a MambaDeployment. Their defaults are the defaults of the corresponding settings, too."""
 
 
 MAX_REFUSED_AT_ONCE = 512

@@ -26,8 +26,8 @@ RECOMPUTE_FACTOR = 4.0
 """Cost of computing again what another engine has, as a multiple of the time it takes: it also delays queued
 requests, its copy evicts cache entries, and later prompts that share the prefix are split between engines."""
 RECOMPUTE_FACTOR_PER_WAITING = 2.0
-"""Added to that factor for each request that waits at the engine: the work delays all requests that arrive
-until the queue is empty, which at half utilization takes twice as long as the queue itself."""
+"""Added to `RECOMPUTE_FACTOR` for each request that waits at the engine: the work delays all requests that
+arrive until the queue is empty, which at half utilization takes twice as long as the queue itself."""
 JITTER = 0.1
 """Load caused by other gateways is known from the last report only: it is scaled by a random factor from 1 to
 1 + JITTER for each engine, so that several gateways do not all pick the same one."""
@@ -127,9 +127,10 @@ class CostComparison(msgspec.Struct):
     """Largest number of tokens of the prompt seen by one endpoint, or assumed to be shared by later
     prompts."""
     recompute_factor: float
-    """Cost of computing those again at an engine without a queue, as a multiple of the time it takes."""
+    """Cost of computing the tokens of `most_seen` again at an engine without a queue, as a multiple of the
+    time it takes."""
     recompute_factor_per_waiting: float
-    """Added to that factor for each request that waits at the engine."""
+    """Added to `recompute_factor` for each request that waits at the engine."""
     home: str
     """Name of the home engine, which is not charged for the assumed sharing; "" = none."""
 

@@ -83,7 +83,7 @@ class Origin:
 
 
 class UpstreamConnector:
-    """Connections of one gateway. Their number is limited by the permits of requests."""
+    """Connections of one gateway to its engines. Their number is limited by the permits of requests."""
 
     def __init__(self, connect_timeout: float, idle_timeout: float) -> None:
         self._connect_timeout = connect_timeout

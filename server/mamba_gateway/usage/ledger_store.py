@@ -60,7 +60,10 @@ class _LedgerFile(msgspec.Struct):
 
 
 class MemoryLedger:
-    """Entries of one gateway. `days`: number of days that are kept; `path`: its file; None = none."""
+    """Entries of one gateway, in memory, for the last `days` days.
+
+    `path` is the file to which they are saved; None if they are lost with the process.
+    """
 
     def __init__(self, days: int, path: Path | None = None) -> None:
         """Read the file, if it is there. Raises UsageFileError."""

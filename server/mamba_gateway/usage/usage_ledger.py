@@ -43,10 +43,10 @@ Names = tuple[str, str, str]
 
 
 class UsageLedger(Collector):
-    """Ledger of one gateway.
+    """The use of all engines of one gateway by day, model, key and adapter, also as metrics.
 
-    `store`: where entries are kept; `days`: number of days that are kept; `readers`: names of the keys that
-    may see the use of all keys, where keys are required.
+    `store` keeps the entries of the last `days` days. `readers` are the names of the keys that may see the
+    use of all keys, where keys are required.
     """
 
     def __init__(
@@ -105,9 +105,10 @@ class UsageLedger(Collector):
             yield costs
 
     async def usage(self, request: Request, by: By = "key", since: Day = None, until: Day = None) -> Response:
-        """Return what was used from day `since` to day `until`; default: today, in UTC.
+        """Return the use of engines from day `since` to day `until`; by default of today, in UTC.
 
-        Where keys are required, a key sees its own use, and the keys of `--usage-reader` see all.
+        Where keys are required, a key sees its own use, and the keys of `--usage-reader` see all. `by` is the
+        grouping of the lines.
         """
         today = datetime.fromtimestamp(self._clock(), UTC).date()
         last = _day("until", until) or today
@@ -133,7 +134,10 @@ class UsageLedger(Collector):
 
 
 def _day(name: str, text: str | None) -> date | None:
-    """Return the day of that text. Raises InvalidRequest."""
+    """Return the day that `text`, the query parameter `name`, gives; None if there is no text.
+
+    Raises InvalidRequest.
+    """
     try:
         return None if text is None else date.fromisoformat(text)
     except ValueError as error:
