@@ -25,7 +25,7 @@ UNLOAD_PAUSE_SECONDS = 1.0
 
 
 class NoSuchAdapter(ApiError):
-    """No adapter of that name is loaded."""
+    """No adapter with the name in the request is loaded."""
 
     status, kind, code = 404, "invalid_request_error", "not_found"
 
@@ -40,7 +40,7 @@ def own_salt(cache_salt: str | None) -> str:
 
 
 class AdapterTable:
-    """Adapters of one engine.
+    """Names of the adapters that one engine has loaded, with the requests that use each of them.
 
     `on_change` is called after each change of the names, before the next request.
     """
@@ -67,7 +67,7 @@ class AdapterTable:
         return [*self._by_name.values()]
 
     def get(self, name: str) -> LoadedAdapter | None:
-        """Return the adapter of that name; None = there is none."""
+        """Return the adapter with the name `name`; None if there is none."""
         return self._by_name.get(name)
 
     @contextlib.contextmanager
@@ -83,7 +83,7 @@ class AdapterTable:
                 self._ended.set()
 
     async def load(self, name: str, path: str) -> LoadedAdapter:
-        """Load an adapter, which takes the place of an earlier one of that name; return it.
+        """Load the adapter at `path` under `name`, in place of an earlier one with this name; return it.
 
         Requests that have begun end with the earlier one. Raises AdminRefused, NotReady, EngineLost,
         AdminTimeout.

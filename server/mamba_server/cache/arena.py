@@ -46,7 +46,7 @@ class PageOwner:
     FENCED = 3
     PADDING = 4
     TRANSFER = 5
-    """The page belongs to a reception: it is being filled, or what it holds is not in the tree yet."""
+    """The page belongs to a reception: it is being filled, or its contents are not in the tree yet."""
     QUARANTINED = 6
     """The page belongs to a reception that was given up before anybody saw the end of its writer."""
 
@@ -159,7 +159,9 @@ class Arena:
     ) -> Allocation | None:
         """Take slots (`live` ones first) and pages for a sequence; return None, with no change, if short.
 
-        `writer`: number of a reception, which gets one slot and the pages instead of a sequence.
+        `site` is the purpose of the allocation. `writer` is the number of a reception, which gets one slot
+        and the pages instead of a sequence; 0 = a sequence gets them. A fault that a test injects also
+        returns None.
         """
         if self._fail is not None and self._fail(site):
             return None

@@ -70,7 +70,7 @@ class Donation:
     ) -> tuple[Node, bool]:
         """Insert the pages of `token_ids`, and the state in `slot` unless that is 0.
 
-        Returns the node that ends there, and whether the tree took the state.
+        Return the node that ends there, and whether the tree took the state. `step` wrote the state.
         """
         count = len(token_ids) // self._tree.page_size
         pages = allocation.pages[:count]

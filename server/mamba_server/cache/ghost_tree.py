@@ -103,7 +103,7 @@ class Ghost:
     def adopt_returns(self, other: ReturnForecast) -> bool:
         """Count the returns to `other`, a deeper ghost without a checkpoint, for this checkpoint too.
 
-        Returns whether that adds to the rate. Only the deeper ghost with the highest rate counts.
+        Return whether that adds to the rate. Only the deeper ghost with the highest rate counts.
         """
         if other is self or (self.adopted is not None and self.adopted.rate >= other.rate):
             return False
@@ -174,7 +174,7 @@ class GhostTree:
 
     @property
     def unknown(self) -> float:
-        """Rate of a checkpoint whose ghost was forgotten: that of a very old one."""
+        """Rate of a checkpoint whose ghost was forgotten: the rate of a very old checkpoint."""
         return self._all_returns.rate(BINS // 2)
 
     def hashes(self, token_ids: Tokens, salt: str) -> bytes:
@@ -189,7 +189,7 @@ class GhostTree:
     def observe(self, token_ids: Tokens, salt: str) -> tuple[GhostMatch, list[Ghost]]:
         """Record a request for `token_ids`.
 
-        Returns its match, and the ghosts whose age has entered another bin since the request before.
+        Return its match, and the ghosts whose age has entered another bin since the request before.
         """
         self.now += 1
         aged = self._age()

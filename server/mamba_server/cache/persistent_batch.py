@@ -32,8 +32,9 @@ class PersistentBatch:
         self.depth: Ints = np.zeros(self.rows, np.int32)
         """Tokens that launched steps have folded into the live slot, and accepted drafts behind them."""
         self.waiting: Ints = np.zeros(self.rows, np.int32)
-        """Tokens whose inputs wait in the row's lane, accepted drafts or those of a ring: the live slot is at
-        `depth - waiting`. The next launch of the row absorbs drafts, and those of a ring when it writes."""
+        """Tokens whose inputs are kept in the row's lane, because its live slot lacks them: accepted drafts,
+        or tokens since the last write of a ring. The live slot is at `depth - waiting`. The next launch of
+        the row computes accepted drafts into the state; the tokens of a ring when it writes."""
         self.lane: Ints = np.full(self.rows, -1, np.int32)
         """Lane that holds the inputs of the row's drafts or its part of a ring; -1 = none."""
         self.last_step: npt.NDArray[np.int64] = np.zeros(self.rows, np.int64)

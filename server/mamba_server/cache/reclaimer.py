@@ -133,19 +133,23 @@ class Reclaimer:
         self.counters.evicted += 1
 
     def drop_forgotten(self, node: Node) -> None:
-        """Drop the unlocked checkpoint of `node`, which is forgotten, and what only it could resume."""
+        """Drop the unlocked checkpoint of `node`, which a flush has forgotten, and pages only it needed."""
         self.arena.free_slot(self.tree.drop_state(node))
         self._drop_useless(node)
 
     def _drop_useless(self, node: Node) -> None:
-        """Drop the pages of `node`, which has lost its checkpoint, that no other checkpoint needs."""
+        """Drop the pages that no checkpoint needs any more, now that `node` has lost its checkpoint.
+
+        In an arena with slabs of pages, these may also be pages of the nodes below and above `node`. In any
+        other arena, they are only the pages of `node`, and only if it is a leaf whose pages nobody reads.
+        """
         if self.arena.pages_per_slab:
             self._drop_bare(node)
         elif not node.children and not node.kv_lock:
             self._drop_leaf(node)
 
     def _drop_bare(self, node: Node) -> None:
-        """Drop the pages that no checkpoint needs any more: below `node`, its own, and those above it."""
+        """Drop the pages of `node`, and of nodes below and above it, that no checkpoint needs any more."""
         below = self.tree.bare_below(node)
         if below is None:
             return

@@ -106,7 +106,17 @@ class ActiveRequest:
         trace: RequestTrace = UNTRACED,
         usage: UsageTotals | None = None,
     ) -> None:
-        """Prepare a request. `usage`: totals to which its tokens are added; None = they count elsewhere."""
+        """Prepare a request; nothing is sent to the engine yet.
+
+        Args:
+            engine: the engine that generates.
+            tokenizer: turns tokens into text.
+            requests: messages for the engine, one for each prompt, with the same number of choices.
+            visibility: parts of the text that the client gets.
+            metrics: metrics of requests.
+            trace: trace of the HTTP request.
+            usage: totals to which the tokens of the request are added; None = they count elsewhere.
+        """
         self._usage = usage
         self._engine = engine
         self._trace = trace

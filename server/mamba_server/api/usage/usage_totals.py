@@ -55,7 +55,11 @@ class UsageTotals:
         return number
 
     def ended(self, account: int, prompt: int, resumed: int, output: int, *, requests: int = 1) -> None:
-        """Count the tokens of a request that has ended."""
+        """Count a request that has ended, or `requests` of them, for `account`.
+
+        `prompt` is the number of tokens of its prompt, of which `resumed` were cached, and `output` the
+        number of tokens of its answer.
+        """
         self._add(account, UsageSum(requests, prompt, resumed, output))
 
     def on_costs(self, costs: Iterable[tuple[int, Cost]]) -> None:
@@ -106,7 +110,7 @@ class UsageTotals:
                 await self._closing.wait()
 
     def close(self) -> None:
-        """Let everybody go who waits: the process is about to end."""
+        """Release all callers that wait for a change: the process is about to end."""
         self._closing.set()
         self._changed.set()
 
