@@ -40,9 +40,10 @@ def held_adapters(bank: AdapterBank | None) -> HeldAdapters:
 def load_at_start(
     bank: AdapterBank | None, paths: dict[str, str], report: Progress
 ) -> tuple[LoadedAdapter, ...]:
-    """Load the adapters of the settings before there is a forward stream, downloading what is missing.
+    """Load the adapters of the settings before there is a forward stream, downloading missing files.
 
-    Raises AdapterError, and DownloadFailed for what a later start may mend.
+    `bank` is None only if the settings name no adapter. Raises AdapterError, and DownloadFailed for what a
+    later start may mend.
     """
     loaded = []
     for number, (name, path) in enumerate(paths.items()):
@@ -91,7 +92,7 @@ class AdapterCalls:
         return replies
 
     def _read_files(self, call: AdminCall) -> None:
-        """Read the files of an adapter, downloading what is missing. Runs in a thread."""
+        """Read the files of an adapter, downloading missing ones. Runs in a thread."""
         try:
             adapter: AdapterWeights | Exception = AdapterWeights.read(resolve_adapter(call.body["path"]))
         except Exception as error:

@@ -52,7 +52,10 @@ def with_rule(settings: EngineSettings, rule: ReplayRule | None) -> EngineSettin
 def rings_of(
     rule: ReplayRule | None, config: ModelConfig, lanes: int, dtype: torch.dtype, device: torch.device
 ) -> list[torch.Tensor]:
-    """Allocate the rings of all recurrent layers; none without a rule."""
+    """Allocate the rings of all recurrent layers, with `lanes` lanes each; none without a rule.
+
+    A ring keeps the inputs of the last tokens of each row between two writes of its state.
+    """
     if rule is None:
         return []
     return ring_memory(config, lanes=lanes, tokens=rule.tokens, dtype=dtype, device=device)

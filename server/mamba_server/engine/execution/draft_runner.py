@@ -55,7 +55,20 @@ class DraftRunner:
         vocabulary: int,
         device: torch.device,
     ) -> None:
-        """Allocate the tables. `vocabulary`: number of token ids of the model that checks the drafts."""
+        """Allocate the tables.
+
+        Args:
+            model: the draft model.
+            cache: its states and pages.
+            lanes: sequences that it follows, each with two states and its pages.
+            sampling: sampler of the engine.
+            table_width: most pages of a lane.
+            page_size: tokens of a page.
+            chunk: tokens of a chunk.
+            catch_up_tokens: most tokens that one step reads.
+            vocabulary: number of token ids of the model that checks the drafts.
+            device: device of all tensors.
+        """
         self._model, self._cache, self.lanes, self._sampling = model, cache, lanes, sampling
         self._page_size, self._chunk, self._device = page_size, chunk, device
         self._catch_up_tokens, self._vocabulary = catch_up_tokens, vocabulary
@@ -229,7 +242,7 @@ def _index(values: list[int], device: torch.device) -> torch.Tensor:
 
 
 def _reading(pieces: list[DraftPiece], chunk: int, page_size: int) -> HostBatch:
-    """Return the step that reads `pieces`, of which those of one token come first, into the first states."""
+    """Return the step that reads `pieces` into the first states; pieces of one token come first."""
     lengths = np.array([len(piece.token_ids) for piece in pieces], np.int32)
     decodes = int((lengths == 1).sum())
     query_start = np.zeros(len(pieces) + 1, np.int32)

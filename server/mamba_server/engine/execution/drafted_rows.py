@@ -36,7 +36,7 @@ def rules_of_rows(schedule: Schedule) -> list[NextTokens | Ints | None]:
 
 
 def with_drafts(schedule: Schedule, read: Callable[[], StepResult]) -> StepResult:
-    """Read the result of a step, and divide it into that of its sequences and that of its drafts."""
+    """Read the result of a step, and divide it into the results of its sequences and of its drafts."""
     result, decodes = read(), len(schedule.decodes)
     end = schedule.decode_tokens
     finite = result.finite if result.finite is not None else np.ones(end, np.bool_)

@@ -76,7 +76,7 @@ planner reserves memory for. Drafts of such sequences have counts in addition.""
 
 SMALLEST = 0.05
 """Part of a layer's largest number below which the numbers of a head count as small: their rounding errors
-are those of the layer."""
+are as large as the layer's."""
 
 
 class ModelRunner:
@@ -100,8 +100,19 @@ class ModelRunner:
     ) -> None:
         """Allocate the tables and prepare nothing yet.
 
-        `sample`: as in `Sampler`; `graphs`: captures decode steps where only kernels compute;
-        `longest_piece`, `step_tokens`: most tokens of one prompt, and of all, in a step.
+        Args:
+            model: the model.
+            cache: states and pages on the device.
+            persistent: rows of the sequences.
+            chunk: tokens of a prefill chunk.
+            page_size: tokens of a page.
+            vocab_size: number of token ids.
+            eos_token_ids: tokens that end an answer.
+            device: device of all tensors.
+            sample: as `operator` in `Sampler`.
+            graphs: captures decode steps in which only kernels compute; None = nothing is captured.
+            longest_piece: most tokens of one prompt in a step.
+            step_tokens: most tokens of a step.
         """
         self._model = model
         self._cache = cache
@@ -127,7 +138,7 @@ class ModelRunner:
         self.head_reads: Callable[[], bool] = lambda: True
         """Whether the model's head for drafts, if any, reads the tokens of a step that only decodes."""
         self._drafted: list[DraftedRow] = []
-        """Rows of drafts of that batch."""
+        """Rows of drafts of the last batch."""
         self._segments: set[int] = set()
         """Numbers of segments into which layers have cut a long piece so far; later steps provide for
         them."""
@@ -148,8 +159,8 @@ class ModelRunner:
     def warm_up(self, report: Progress) -> bool:
         """Compile and capture all work of kernels, so that none of this happens while serving.
 
-        On the forward stream, before the first step. Returns False where there is nothing to prepare. It runs
-        again after a kernel that failed in it has been left out.
+        Called on the forward stream, before the first step, and again after a kernel that failed in it has
+        been left out. Return False if there is nothing to prepare.
         """
         if self._model.backend.name != TRITON:
             return False
@@ -315,7 +326,11 @@ class ModelRunner:
     def _draft_in_one_call(
         self, head: HeadSteps, request: HeadRequest, places: Ints, depth: Ints, pages: tuple[Ints, Ints]
     ) -> Callable[[], list[Tokens]]:
-        """Do the work of `prepare_drafts` by the C++ kernels."""
+        """Do the work of `prepare_drafts` in one call of the C++ kernels.
+
+        `places` are the rows of memory with the hidden states before the last tokens, `depth` the positions
+        of these tokens, and `pages` the entries to set in the page table and their page ids.
+        """
         self._page_table.write(*pages)
         drafted = head.draft(request.last_tokens, places, request.counts, request.rows, depth)
         return lambda: [row[:count] for row, count in zip(drafted, request.counts.tolist(), strict=True)]
@@ -480,7 +495,10 @@ class ModelRunner:
         return StepAdapters.build(places, arrays.query_start, len(arrays.decode_track), self._device)
 
     def _prepared(self, host: HostBatch, adapters: StepAdapters | None) -> DecodeStep | None:
-        """Return the prepared step for `host`, if it only decodes, without adapters."""
+        """Return the prepared step for `host`; None = there is none, and the kernels are launched one by one.
+
+        Only a step has one that decodes alone, without adapters and drafts.
+        """
         sequences = len(host.context_len)
         if adapters is not None:
             return None

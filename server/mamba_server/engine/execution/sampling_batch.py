@@ -54,9 +54,9 @@ class Penalties:
 
     rows: Rows
     counts_rows: torch.Tensor
-    """[r] int64"""
+    """Rows in the count tables, [r] int64."""
     repetition: torch.Tensor
-    """[r, 1]"""
+    """Repetition penalty of each row, [r, 1]."""
     presence: torch.Tensor
     frequency: torch.Tensor
 
@@ -91,7 +91,7 @@ class SamplingBatch:
     random: Rows | None
     """Rows with temperature > 0; the other filters hold positions in this list."""
     temperature: torch.Tensor | None
-    """[random, 1]"""
+    """Temperature of each row that is drawn at random, [random, 1]."""
     words: torch.Tensor | None
     """[random, 2] int32 seed words"""
     min_p: Filter | None

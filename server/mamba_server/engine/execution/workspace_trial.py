@@ -42,7 +42,8 @@ def measured_workspace(
 ) -> int:
     """Return the bytes that the worst steps within `limits` take, including tables of rows and pages.
 
-    Raises `InsufficientMemory` if the device has no room for one.
+    `dtype` is the type of activations and pages. `measure` runs work and returns the bytes that it took.
+    Raises `InsufficientMemory` if the device has no room for one of the steps.
     """
     layout = replace(CacheLayout.of(config, plan, dtype), slabs=SLABS)
     views = DeviceArena(layout, device).views(config, plan.state_dtype, DTYPES[dtype])

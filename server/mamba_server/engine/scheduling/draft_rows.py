@@ -73,7 +73,10 @@ class DraftRows:
         return tuple(drafts), tuple(absorbed)
 
     def _absorptions(self, decodes: list[Sequence], rows: Ints) -> list[Absorption]:
-        """Return what waits in the lanes of the decodes."""
+        """Return the inputs of accepted drafts that the lanes of `decodes` still hold.
+
+        The step computes them into the states.
+        """
         absorbed, waiting = [], self._cache.replay.waiting(rows)
         for index in np.flatnonzero(waiting).tolist():
             sequence = decodes[index]

@@ -196,7 +196,10 @@ class Scheduler:
         return used
 
     def _piece(self, sequence: Sequence, budget: int, step: int) -> PrefillPiece | None:
-        """Launch the next piece of a running prefill, as far as budget and memory allow."""
+        """Launch the next piece of a running prefill, of at most `budget` tokens.
+
+        The result is None if the budget is too small for a piece, or memory is short.
+        """
         allocation = sequence.allocation
         assert allocation is not None
         start = allocation.depth

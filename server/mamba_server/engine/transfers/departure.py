@@ -26,7 +26,7 @@ MOST_PEERS = 16
 
 
 class Departure:
-    """The departure of one engine.
+    """The part of one engine that hands its most valuable states to its peers before the engine ends.
 
     Args:
         exporter: exports of the engine.
@@ -36,7 +36,7 @@ class Departure:
         own: address and incarnation of the engine's transfer server.
         role: role of the engine.
         wake: interrupts the wait of an idle loop; may be called by any thread.
-        clock: clock of deadlines.
+        clock: clock of deadlines, in seconds.
     """
 
     def __init__(
@@ -94,7 +94,10 @@ class Departure:
         self._wake()
 
     def _shares(self, prefixes: list[HotPrefix], deadline: float) -> dict[Address, list[HotPrefix]]:
-        """Return what each peer is to fetch, the most valuable states dealt out first."""
+        """Return the prefixes that each peer is to fetch, the most valuable ones dealt out first.
+
+        Peers have until `deadline` (seconds of the clock) to say how many states they take.
+        """
         names, own = self._peers.split(","), self._own[0]
         addresses = [address for name in names for address in addresses_of(name, own)]
         addresses = list(dict.fromkeys(addresses))[:MOST_PEERS]

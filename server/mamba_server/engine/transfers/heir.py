@@ -104,7 +104,7 @@ class Heir:
         return question.places
 
     def inherit(self, bequest: Bequest) -> int:
-        """Fetch what is worth it, and return the number of states that were fetched."""
+        """Fetch the states that are worth the time, and return the number of states that were fetched."""
         deadline = self._clock() + bequest.seconds
         inheritance = _Inheritance(bequest, deadline, deque(bequest.prefixes), 0)
         self._arriving.append(inheritance)

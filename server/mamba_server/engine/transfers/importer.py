@@ -71,7 +71,7 @@ class _Import:
     """State that is being fetched, with the sequences that wait for it, if any do."""
 
     token_ids: Tokens
-    """Token ids of the prompt; the state of the source is that of the first ones."""
+    """Token ids of the prompt. The source has the state of the first of them."""
     salt: str
     source: StateSource
     began: float
@@ -92,7 +92,10 @@ class _Import:
 
 
 class Importer:
-    """Imports of one engine. `wake` makes an idle loop look for work; any thread may call it."""
+    """The states that one engine fetches from elsewhere, and the requests that wait for them.
+
+    `wake` makes an idle loop look for work; any thread may call it.
+    """
 
     def __init__(
         self,
@@ -144,7 +147,10 @@ class Importer:
         deadline: float,
         ended: Callable[[str], None],
     ) -> None:
-        """Bring in a state for which no request waits; `ended` gets the outcome, from the loop."""
+        """Bring in a state for which no request waits; `ended` gets the outcome, from the loop.
+
+        `deadline` is a time of the engine's clock in seconds.
+        """
         self._await(_Import(token_ids, salt, source, self._clock(), deadline, source.size, ended=ended))
 
     def _await(self, awaited: _Import) -> None:

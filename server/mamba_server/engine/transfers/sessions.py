@@ -113,7 +113,7 @@ class Sessions:
         return self._reply(call, 200, {"depth": depth, "bytes": size})
 
     def _split(self, buffers: Sequence[memoryview]) -> tuple[Sequence[memoryview], Sequence[memoryview]]:
-        """Return the buffers of the state, and those of the pages."""
+        """Divide `buffers` into the buffers of the state and the buffers of the pages."""
         number, rest = 0, self._state_bytes
         while rest > 0:
             rest -= buffers[number].nbytes
