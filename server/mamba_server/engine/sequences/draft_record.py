@@ -9,7 +9,7 @@ HEAD_FADING = 0.97
 HEAD_PAUSE = 8
 """Least number of tokens between two trials of the head."""
 PRIOR = 2.0
-"""Number of tokens for which the share of all sequences counts in that of a new one."""
+"""Number of tokens for which the share of all sequences counts in the share of a new one."""
 
 
 class DraftShare:
@@ -27,7 +27,10 @@ class DraftShare:
         self._checked = self._fading * self._checked + min(accepted + 1, drafted)
 
     def share(self, prior: float) -> float:
-        """Return the probability that the next token of a draft is right. `prior`: that of all sequences."""
+        """Return the probability that the next token of a draft is right.
+
+        `prior` is the probability over all sequences.
+        """
         return (self._accepted + PRIOR * prior) / (self._checked + PRIOR)
 
     def expected(self, drafts: int, prior: float) -> float:
@@ -37,9 +40,10 @@ class DraftShare:
 
 
 class DraftRecord(DraftShare):
-    """Record of one sequence. A trial is a draft that is compared with the answer without being computed.
+    """Results of the drafts of one sequence, by which their source decides whether to draft.
 
-    Its own share is that of look-ups.
+    A trial is a draft that is compared with the answer without being computed. The share that the record
+    counts itself is the share of look-ups.
     """
 
     __slots__ = (

@@ -34,7 +34,11 @@ class SequenceCost:
         return self._looked_at is not None
 
     def look(self, allocation: SequenceAllocation, now: int) -> tuple[int, int]:
-        """Add the slots and pages since the last look, and return what was added."""
+        """Add the memory that the sequence has held since the last call to its cost.
+
+        The result is what was added, (slot-nanoseconds, page-nanoseconds). `now` is the engine's time in
+        nanoseconds.
+        """
         slots = (allocation.live > 0) + len(allocation.tracking_slots)
         pages = allocation.page_count
         added = 0, 0

@@ -89,7 +89,7 @@ class TokenRules:
         return copy
 
     def forced(self) -> list[int]:
-        """Return tokens that have to come next: the rest of an end marker, or those of the form."""
+        """Return tokens that have to come next: the rest of an end marker, or tokens of the form."""
         if self._thoughts is not None and self._thoughts.forced is not None:
             return self._thoughts.rest
         return [] if self._grammar is None else self._grammar.forced()

@@ -158,7 +158,7 @@ class AutoDrafts(NgramDrafts):
             record_of(sequence).foreseen = (sequence.known_tokens, token)
 
     def _try_out(self, decodes: list[Sequence]) -> None:
-        """Compare what was foreseen with what was sampled since."""
+        """Compare the tokens that the head foresaw with the tokens that were sampled since."""
         super()._try_out(decodes)
         for sequence in decodes:
             record = record_of(sequence)

@@ -18,7 +18,7 @@ class DraftCounts:
         self._absorbed = self._steps = 0
 
     def checked(self, kind: str, drafted: int, accepted: int) -> None:
-        """Count the tokens of a draft, and those of them that were right."""
+        """Count a draft of `drafted` tokens, of which `accepted` were right."""
         self._drafted[kind] += drafted
         self._accepted[kind] += accepted
 

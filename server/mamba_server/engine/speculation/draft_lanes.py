@@ -30,8 +30,8 @@ class DraftLane:
 class DraftLanes:
     """All lanes and pages of one draft model; page 0 belongs to nobody.
 
-    `pages`: number of pages with page 0, or 0 for a model without attention; `table_width`: most pages of a
-    lane.
+    A lane holds two states of the draft model and the pages of one sequence. `pages` is the number of pages
+    with page 0, or 0 for a model without attention; `table_width` is the most pages of a lane.
     """
 
     def __init__(self, lanes: int, *, pages: int, page_size: int, table_width: int) -> None:

@@ -32,11 +32,11 @@ class HeadRequest:
 
 
 class HeadDrafts:
-    """Drafts of one engine.
+    """Source of drafts that the model's own head writes, for one engine.
 
-    `most`: most drafts behind a token; `rows`: most sequences of a step with drafts. `compute` returns the
-    tokens of each sequence of a request, and `room` how many of some drafts a sequence may have, for which it
-    takes the pages; the boot sets both.
+    `most` is the largest number of drafts behind a token, and `rows` the largest number of sequences of a
+    step with drafts. The boot sets `compute`, which returns the tokens of each sequence of a request, and
+    `room`, which returns how many of some drafts a sequence may have and takes their pages.
     """
 
     def __init__(self, most: int, rows: int) -> None:
@@ -50,7 +50,7 @@ class HeadDrafts:
         return True
 
     def propose(self, decodes: list[Sequence]) -> dict[int, Tokens]:
-        """Return what the head foresees for the first sequences that have room for drafts, by their index."""
+        """Return the tokens that the head foresees for the first sequences that have room, by their index."""
         return self.foresee(decodes, dict.fromkeys(range(len(decodes)), self.most))
 
     def foresee(self, decodes: list[Sequence], most: dict[int, int]) -> dict[int, Tokens]:

@@ -19,7 +19,7 @@ class AuditRecords(Protocol):
         ...
 
     def take_distances(self) -> list[tuple[str, float]]:
-        """Return and clear kind and distance of what was compared since the last call."""
+        """Return and clear the kind and the distance of each comparison since the last call."""
         ...
 
     def take_spans(self) -> list[AuditSpan]:

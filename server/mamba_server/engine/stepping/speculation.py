@@ -86,16 +86,18 @@ class DraftSwitch:
         self.source.step_ended(schedule, seconds)
 
     def counters(self) -> dict[str, float]:
-        """Return those of the source."""
+        """Return the counters of the source."""
         return self.source.counters()
 
 
 @dataclass(slots=True)
 class Speculation:
-    """Drafts of one engine. `absorb(row, lane, count)` returns the work of an absorption outside a step.
+    """Drafts of one engine.
 
-    `work_clock`: time that this thread has computed, where steps run in it, so that the worth of drafts does
-    not depend on other programs of the machine; None = steps take what the engine's clock says.
+    `absorb(row, lane, count)` returns work that computes the first `count` inputs of a lane into the row's
+    state, outside a step. `work_clock` returns the time that this thread has computed, in seconds, where
+    steps run in this thread, so that the worth of drafts does not depend on other programs of the machine;
+    None = steps take what the engine's clock says.
     """
 
     drafts: DraftSwitch
