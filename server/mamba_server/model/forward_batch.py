@@ -148,9 +148,9 @@ class ForwardBatch:
     ) -> "ForwardBatch":
         """Copy all integers that layers read in this step to the device, in one buffer and one copy.
 
-        `token_ids` [T]: host integers are copied in the same buffer; a tensor on the device (the engine runs
-        one step ahead of the sampled tokens) is used as it is, and so is `page_table`. `segments`: the
-        numbers with which layers will call `pieces.segments`. `extras`: more integers, by name.
+        `token_ids` are [T]: host integers are copied in the same buffer; a tensor on the device (the engine
+        runs one step ahead of the sampled tokens) is used as it is, and so is `page_table`. `segments` are
+        the numbers with which layers will call `pieces.segments`. `extras` are more integers, by name.
         """
         decodes, extras = len(host.decode_track), extras or {}
         page, offset = np.divmod(host.kv_row, page_size)

@@ -54,9 +54,10 @@ class Group:
     def __init__(
         self, products: ExpertProducts, zeros: Callable[..., torch.Tensor], places: tuple[int, int]
     ) -> None:
-        """Reserve the places.
+        """Reserve memory for the matrices of adapters.
 
-        zeros: returns zeros of a shape, and counts their bytes; places: their number and their largest rank.
+        `zeros` returns zeros of a shape and counts their bytes. `places` are the number of adapters for which
+        memory is reserved, and their largest rank.
         """
         self._up, self._down = products.up, products.down
         self.sizes, self.inners, self._factors = products.sizes, products.inners, products.factors
@@ -171,8 +172,12 @@ class AdaptedExperts:
     ) -> torch.Tensor:
         """Return the block's result for rows that have adapters.
 
-        x: [n, d] rows; places: place of each row; experts, weights: [n, k] as `route` returns them; gate: [n]
-        factor of the shared expert; None = 1.
+        Args:
+            x: [n, d] rows.
+            places: [n] place of each row's adapter.
+            experts: [n, k] experts of each row, as `route` returns them.
+            weights: [n, k] weights of these experts.
+            gate: [n] factor of the shared expert; None = 1.
         """
         chosen = experts.tolist()
         pairs: dict[int, list[tuple[int, int]]] = {}

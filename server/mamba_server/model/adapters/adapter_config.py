@@ -87,23 +87,23 @@ class AdapterConfig:
         )
 
     def rank_of(self, module: str) -> int:
-        """Return the rank of the module of that name."""
+        """Return the rank of the adapter's matrices for the module with the name `module`."""
         return next((rank for key, rank in self.ranks.items() if _ends(key, module)), self.rank)
 
     def scale_of(self, module: str) -> float:
-        """Return the factor on the product of both matrices of the module of that name."""
+        """Return the factor on the product of both matrices for the module with the name `module`."""
         alpha = next((each for key, each in self.alphas.items() if _ends(key, module)), self.alpha)
         rank = self.rank_of(module)
         return alpha / (math.sqrt(rank) if self.rslora else rank)
 
     def names(self, module: str) -> bool:
-        """Return whether the module of that name is one of the targets."""
+        """Return whether the module with the name `module` is one of the targets."""
         if isinstance(self.targets, str):
             return self.targets == ALL_LINEAR or re.fullmatch(self.targets, module) is not None
         return any(_is_last_part(target, module) for target in self.targets)
 
     def parameters_of(self, module: str) -> list[str]:
-        """Return the parameters of a module that are targets, that of the last projection first."""
+        """Return the parameters of a module that are targets, the last projection's parameter first."""
         own = [
             name
             for stem, _, name in (parameter.rpartition(".") for parameter in self.parameters)

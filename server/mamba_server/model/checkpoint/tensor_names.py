@@ -70,8 +70,8 @@ class MoeNames:
     shared_gate: str = ""
     """Name of the weight of the shared expert's gate; "" = the shared expert has the weight 1."""
     latent: tuple[str, str] = ("", "")
-    """Names of the projections to the width of the experts and back; "" = the family's experts have that of
-    the model."""
+    """Names of the projections to the width of the experts and back; "" = experts work in the width of the
+    model."""
     stacked: tuple[str, str] | None = None
     """Names of the first and the last projection in checkpoints with one tensor for all experts; None = the
     family has no such checkpoints besides those that `gate_up` and `down` name."""

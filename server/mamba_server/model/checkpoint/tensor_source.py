@@ -16,11 +16,11 @@ class TensorSource(Protocol):
     """Source of a model's tensors, under names without a prefix such as `layers.0.mixer.A_log`."""
 
     def has(self, name: str) -> bool:
-        """Return whether there is a tensor of that name."""
+        """Return whether there is a tensor with the name `name`."""
         ...
 
     def rows(self, name: str) -> int:
-        """Return the first dimension of the tensor of that name; 0 = there is none."""
+        """Return the first dimension of the tensor with the name `name`; 0 = there is none."""
         ...
 
     def numbers(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> BlockNumbers | None:

@@ -114,7 +114,8 @@ class Weights:
     def numbers(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> BlockNumbers | None:
         """Return the quantized matrix `name` as integers that the C++ kernels multiply by.
 
-        None: `take` has to be called. Raises WeightsError, whose message names file and tensor.
+        The result is None, and `take` has to be called, if the matrix is not quantized or the kernels cannot
+        use its form. Raises WeightsError, whose message names file and tensor.
         """
         if (matrix := self._matrices.get(name)) is None or matrix.layout == "nvfp4" or len(shape) != 2:
             return None
@@ -129,7 +130,8 @@ class Weights:
     ) -> FourBitMatrix | None:
         """Return the quantized matrix `name` as codes of four bits on the device.
 
-        None: `take` has to be called. Raises WeightsError, whose message names file and tensor.
+        The result is None, and `take` has to be called, if the matrix is not quantized, or its form is none
+        that a GPU multiplies by. Raises WeightsError, whose message names file and tensor.
         """
         if (matrix := self._matrices.get(name)) is None:
             return None
@@ -242,9 +244,9 @@ class Weights:
         return tensor
 
     def finish(self, unused: tuple[str, ...] = ()) -> None:
-        """Raise WeightsError if a tensor was not taken: the model is not that of the configuration.
+        """Raise WeightsError if a tensor was not taken: the configuration describes another model.
 
-        unused: prefixes of tensors that need not be taken.
+        `unused` are prefixes of tensors that need not be taken.
         """
         scales = scale_endings(entry.dtype for entry in self._entries.values())
         if self._matrices:

@@ -76,10 +76,10 @@ class GatedDeltaMixer:
         plans: StepPlans,
         ring: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Compute one step. Returns [T, d].
+        """Compute one step of the rows `x`, [T, d]; return [T, d].
 
-        x: [T, d]; conv: [slabs, K-1, C] and ssm: [slabs, H, V, K], which are both written; ring: inputs of
-        drafts or those that states lack, for steps with some.
+        `conv`, [slabs, K-1, C], and `ssm`, [slabs, H, V, K], are windows and states, which are written.
+        `ring` keeps the inputs of drafts, or inputs that states lack; None = the engine has neither.
         """
         projected = self.in_proj(x)
         if self.kernels is None:
@@ -95,7 +95,7 @@ class GatedDeltaMixer:
         return self.out_proj(gated)
 
     def absorb(self, conv: torch.Tensor, ssm: torch.Tensor, ring: torch.Tensor, replay: ReplayPlan) -> None:
-        """Absorb what waits in the ring into the live slots, outside a step."""
+        """Compute the inputs of accepted drafts that `ring` holds into the live slots, outside a step."""
         if self.kernels is not None:
             replay.absorb(self.kernels.decode, conv, ssm, ring, ring.new_empty(0, self.widths[1]))
             return
@@ -120,7 +120,10 @@ class GatedDeltaMixer:
         ring: torch.Tensor,
         y: torch.Tensor,
     ) -> None:
-        """Decode as `_decode`, and write the states that are due. Windows, which are small, always move."""
+        """Decode as `_decode`, and write the states that are due. Windows, which are small, always move.
+
+        `lanes` says which inputs of `ring` each state lacks. The results are written to `y`.
+        """
         mixed, _, b, a = projected.split(self.widths, dim=-1)
         rows = self.operators.conv1d_update(mixed, self.conv_weight, None, conv, plan)
         self.operators.gated_delta_replay(ssm, self._inputs(rows, a, b), plan, lanes, ring, y)
@@ -133,7 +136,7 @@ class GatedDeltaMixer:
         plans: StepPlans,
         ring: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Compute convolution, recurrence, norm and gate with operators. Returns [T, H*V]."""
+        """Compute convolution, recurrence, norm and gate with operators; return [T, H*V]."""
         config, operators, cut = self.config, self.operators, plans.decodes
         mixed, z, b, a = projected.split(self.widths, dim=-1)
         y = projected.new_empty(plans.tokens, config.value_heads, config.value_dim)

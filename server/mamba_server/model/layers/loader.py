@@ -127,7 +127,7 @@ class Loader:
         return scaled
 
     def matrix(self, name: str, outputs: int, inputs: int) -> Matrix:
-        """Return the matrix `name` below the prefix, as integers if the kernels keep those of the checkpoint.
+        """Return the matrix `name` below the prefix, as the checkpoint's integers if the kernels use them.
 
         With quantization fp8 it is FP8. Raises WeightsError.
         """
@@ -230,7 +230,8 @@ class Loader:
     def part(self, name: str, start: int, outputs: int, rows: torch.Tensor | None = None) -> Part:
         """Return the part of a product that has the outputs of the projection `name` from `start` on.
 
-        outputs: number of outputs of the projection; rows: those that are in the product; None = all.
+        `outputs` is the number of outputs of the projection. `rows` are the outputs that are in the product;
+        None = all.
         """
         module = self.prefix + name
         factor = self.factors.get(f"{module}.weight".removeprefix(self.layer))

@@ -48,7 +48,10 @@ class Moe:
     """Weights and forward of one block. The router computes in float32, since its scores are compared."""
 
     def __init__(self, config: MoeConfig, hidden_size: int, names: TensorNames, loader: Loader) -> None:
-        """Take the weights. `loader` is that of the block's layer. Raises UnsupportedModel, WeightsError."""
+        """Take the weights. `loader` loads the tensors of the block's layer.
+
+        Raises UnsupportedModel, WeightsError.
+        """
         own = names.moe
         if own is None:
             raise UnsupportedModel("this version knows no names of experts of the model's family")
@@ -104,7 +107,7 @@ class Moe:
     def _with_adapters(
         self, bank: AdapterBank, names: TensorNames, config: MoeConfig, hidden_size: int, loader: Loader
     ) -> AdaptedExperts:
-        """Reserve the places of adapters for the experts."""
+        """Reserve the memory of `bank` for adapters of the block's experts."""
         own, inners = names.moe, self.activation.projections
         assert own is not None
         width = config.latent or hidden_size
@@ -225,7 +228,10 @@ def _expert_names(own: MoeNames, loader: Loader) -> ExpertNames:
 
 
 def _scores(router: torch.Tensor, gate: torch.Tensor | None, loader: Loader) -> Linear:
-    """Return the product that yields the experts' logits, then that of the shared expert's gate, if any."""
+    """Return the product that yields the experts' logits, and the logit of the shared expert's gate last.
+
+    Without a `gate` it yields the experts' logits alone.
+    """
     return loader.plain(router if gate is None else one_matrix([router, gate]), None)
 
 

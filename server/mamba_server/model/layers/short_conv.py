@@ -40,10 +40,10 @@ class ShortConvMixer:
         plans: StepPlans,
         ring: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Compute one step. Returns [T, d].
+        """Compute one step of the rows `x`, [T, d]; return [T, d].
 
-        x: [T, d]; conv: [slabs, K-1, C], which is written; ssm: [slabs, 0, 0, 0]; ring: inputs of drafts, for
-        steps with some.
+        `conv`, [slabs, K-1, C], are the windows, which are written; `ssm`, [slabs, 0, 0, 0], is empty. `ring`
+        keeps the inputs of drafts; None = the engine has no drafts.
         """
         rows = self.in_proj(x)
         if self.batch_invariant:
@@ -60,7 +60,7 @@ class ShortConvMixer:
         return self.out_proj(out)
 
     def absorb(self, conv: torch.Tensor, ssm: torch.Tensor, ring: torch.Tensor, replay: ReplayPlan) -> None:
-        """Absorb what waits in the ring into the live slots, outside a step."""
+        """Compute the inputs of accepted drafts that `ring` holds into the live slots, outside a step."""
         replay.absorb(self._decode, conv, ssm, ring, ring.new_empty(0, self.channels))
 
     def _decode(

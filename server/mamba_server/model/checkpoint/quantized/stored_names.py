@@ -47,7 +47,7 @@ class StoredMatrix:
 
 @dataclass(frozen=True, slots=True)
 class StoredSize:
-    """Size and form of a quantized matrix, or of those of all experts together."""
+    """Size and form of a quantized matrix, or of the matrices of all experts together."""
 
     rows: int
     inputs: int
