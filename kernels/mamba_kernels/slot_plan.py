@@ -149,7 +149,7 @@ class SlotPlan:
         return states
 
     def write(self, cache: torch.Tensor, states: torch.Tensor) -> None:
-        """Store `states` [n, ...] in their target slots, and those of tracked rows in second slots too."""
+        """Store `states` [n, ...] in their target slots, and states of tracked rows in second slots, too."""
         states = states.to(cache.dtype)
         cache[self.target] = states
         if self.tracked is not None:

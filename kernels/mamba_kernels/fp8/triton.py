@@ -53,7 +53,7 @@ def norm_kernel(
 ):  # fmt: skip
     """Grid (rows,): norm a row if there is a `weight`, and store it as FP8 with SCALES scales.
 
-    GROUPS: parts of BLOCK numbers that have a scale each, of which the last ones may lie beyond the row.
+    A row has GROUPS parts with a scale each; the last ones may lie beyond the row, which has WIDTH numbers.
     """
     row = tl.program_id(0).to(tl.int64)
     part = tl.arange(0, BLOCK)

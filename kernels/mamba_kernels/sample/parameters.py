@@ -68,7 +68,7 @@ class TokenChoice:
     """Chosen tokens of L rows."""
 
     ids: torch.Tensor
-    """[L] int64"""
+    """Ids of the chosen tokens, [L] int64."""
     finite: torch.Tensor
     """[L] bool: whether the row has neither NaN nor plus infinity, and a token that may be chosen; otherwise
     its id is arbitrary."""

@@ -85,10 +85,11 @@ class ChunkPlan:
         device: torch.device,
         noise: IntArray | None = None,
     ) -> "ChunkPlan":
-        """Plan m pieces: slot_in, slot_out [m]; piece_start [m+1] row offsets, beginning with 0.
+        """Plan m pieces of n chunks.
 
-        chunk_* are [n], with `chunk_sequence` counted from the first piece and `chunk_start` from row 0.
-        noise: [T] as for `SlotPlan.build`, for the state after each row.
+        `slot_in` and `slot_out` are [m]; `piece_start` are the first rows of the pieces, [m+1], beginning
+        with 0. The arrays `chunk_*` are [n], with `chunk_sequence` counted from the first piece and
+        `chunk_start` from row 0. `noise` is [T] as for `SlotPlan.build`, for the state after each row.
         """
         tokens, chunks = int(piece_start[-1]), len(chunk_start)
         last = np.flatnonzero(np.diff(chunk_sequence, append=-1))
@@ -117,7 +118,7 @@ class ChunkPlan:
     def integers(self, segments: Iterable[int] = ()) -> dict[str, HostIntegers]:
         """Return the arrays that kernels read by name, to be sent with others and passed to `with_resident`.
 
-        segments: the arguments with which `segments` will be called.
+        `segments` are the arguments with which the method `segments` will be called.
         """
         arrays = {**self.host_chunks, "routes": self.slots.host}
         for most in segments:

@@ -25,7 +25,10 @@ def scan_width(heads: int, head_dim: int, groups: int, state_size: int) -> int:
 
 
 def delta_width(value_heads: int, value_dim: int, key_heads: int, key_dim: int, decays: int = 1) -> int:
-    """Return the elements of an input of the gated delta rule with `decays` decays of each head."""
+    """Return the elements of an input of the gated delta rule with `decays` decays of each head.
+
+    An input has a key for each key head, a value for each value head, the decays and beta.
+    """
     return _aligned(key_heads * key_dim + value_heads * value_dim + (1 + decays) * value_heads)
 
 
