@@ -83,7 +83,10 @@ class RecentExplanations:
                 del self._answers[request]
 
     def find(self, name: str) -> list[dict[str, Any]] | None:
-        """Return the explanations of the request or answer that `name` identifies; None = none is kept."""
+        """Return the explanations of the request or answer with the identifier `name`.
+
+        None means that none is kept.
+        """
         # The server makes the identifiers of answers, and clients those of requests.
         entry = self._kept.get(name) or self._kept.get(self._answers.get(name, ""))
         return entry[1] if entry is not None else None

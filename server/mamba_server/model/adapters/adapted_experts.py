@@ -72,7 +72,7 @@ class Group:
     def __call__(self, expert: int, x: torch.Tensor, places: Sequence[tuple[int, int, int]]) -> torch.Tensor:
         """Return the result [n, outputs] of one expert for rows x, in float32 or wider.
 
-        places: first row, last row plus one, and place of each run of rows with one adapter.
+        `places` are runs of rows with one adapter: first row, last row plus one, and the adapter's place.
         """
         wide = torch.promote_types(x.dtype, torch.float32)
         inner = self._up[expert](x).to(wide)

@@ -158,7 +158,7 @@ class Attention:
     ) -> None:
         """Write keys and values of rows x [T, d] at page and offset [T], without attending.
 
-        empty: rows whose key and value are zeros.
+        `empty` are the rows whose key and value are zeros.
         """
         _, key, value, _ = self._project(x, turns)
         if len(empty):

@@ -105,7 +105,7 @@ class GatedDeltaMixer:
     def _decode(
         self, projected: torch.Tensor, conv: torch.Tensor, ssm: torch.Tensor, plan: SlotPlan, y: torch.Tensor
     ) -> None:
-        """Decode the plan's rows with operators, up to the recurrence; y: [n, H, V], written."""
+        """Decode the plan's rows with operators, up to the recurrence; `y` is [n, H, V], written."""
         mixed, _, b, a = projected.split(self.widths, dim=-1)
         rows = self.operators.conv1d_update(mixed, self.conv_weight, None, conv, plan)
         self.operators.gated_delta_update(ssm, self._inputs(rows, a, b), plan, y)
@@ -162,7 +162,10 @@ class GatedDeltaMixer:
         return gated
 
     def _inputs(self, mixed: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> DeltaInputs:
-        """Divide mixed, [n, C] = q | k | v after the convolution, into the scan's inputs; a, b: [n, H]."""
+        """Divide the convolved rows `mixed`, [n, C] = q | k | v, into the scan's inputs.
+
+        `a` and `b` are the inputs of decay and beta, [n, H].
+        """
         config = self.config
         q, k, v = mixed.split(_parts(config), dim=-1)
         return DeltaInputs(

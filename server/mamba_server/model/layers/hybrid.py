@@ -257,8 +257,8 @@ class HybridModel:
     ) -> list[torch.Tensor]:
         """Return the tokens that the head foresees behind `token_ids` [n], one tensor for each of `plans`.
 
-        preceding: [n, d] the model's hidden states of the tokens before. Each plan is of the sequences that
-        go on, which are the first ones.
+        `preceding` are the model's hidden states of the tokens before, [n, d]. Each plan has the sequences
+        that go on, which are the first ones.
         """
         assert self.draft_head is not None
         foreseen = []

@@ -174,7 +174,8 @@ class Loader:
     def norm(self, name: str, width: int, eps: float, *, before_product: bool = False) -> Norm:
         """Return the RMSNorm with the weight `name`.
 
-        before_product: whether all that the norm returns is multiplied, so that it may round to FP8 as well.
+        `before_product` says whether products alone read the norm's result, so that it may round to FP8 as
+        well.
         """
         weight, dtype = self.norm_weight(name, width), self.dtype
         if before_product and self.quantization == "fp8":

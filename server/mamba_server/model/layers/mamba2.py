@@ -125,7 +125,7 @@ class Mamba2Mixer:
     def _decode(
         self, projected: torch.Tensor, conv: torch.Tensor, ssm: torch.Tensor, plan: SlotPlan, y: torch.Tensor
     ) -> None:
-        """Decode the plan's rows with operators, up to the recurrence; y: [n, H, P], written."""
+        """Decode the plan's rows with operators, up to the recurrence; `y` is [n, H, P], written."""
         config = self.config
         _, inputs, dt = projected.split([config.inner, config.conv_dim, config.heads], dim=-1)
         mixed = self.operators.conv1d_update(inputs, self.conv_weight, self.conv_bias, conv, plan)
@@ -151,7 +151,7 @@ class Mamba2Mixer:
         self.operators.state_replay(ssm, self._scan_inputs(mixed, dt), plan, lanes, ring, y)
 
     def _scan_inputs(self, mixed: torch.Tensor, dt: torch.Tensor) -> ScanInputs:
-        """Divide mixed, [n, C] = x | B | C after the convolution, into the scan's inputs; dt: [n, H]."""
+        """Divide mixed, [n, C] = x | B | C after the convolution, into the scan's inputs; `dt` is [n, H]."""
         config = self.config
         shared = config.groups * config.state_size
         x, B, C = mixed.split([config.inner, shared, shared], dim=-1)

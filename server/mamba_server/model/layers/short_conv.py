@@ -66,7 +66,7 @@ class ShortConvMixer:
     def _decode(
         self, rows: torch.Tensor, conv: torch.Tensor, _: torch.Tensor, plan: SlotPlan, out: torch.Tensor
     ) -> None:
-        """Decode the plan's rows up to the last projection; out: [n, C], written."""
+        """Decode the plan's rows up to the last projection; `out` is [n, C], written."""
         if self.kernels is not None:
             self.kernels.decode(rows, conv, plan, out)
         else:

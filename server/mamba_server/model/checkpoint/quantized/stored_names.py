@@ -128,7 +128,7 @@ def size_of(
 ) -> StoredSize:
     """Return the size of a matrix and its form, by the headers of its tensors and the configuration.
 
-    module: name of the module without the prefix of all layers.
+    `module` is the name of the module without the prefix of all layers.
     """
     shapes = {part: entries[name][1] for part, name in matrix.tensors.items() if name in entries}
     form = None if quantization is None else quantization.form_of(module)
