@@ -282,10 +282,7 @@ def _with_heads(
     device: torch.device,
     overrides: BootOverrides,
 ) -> ModelConfig:
-    """Return the model with its head for drafts, if the settings use it to draft.
-
-    Raises UnsupportedModel if the settings require the head and the files have none.
-    """
+    """Return the model with its head if that drafts. Raises UnsupportedModel if the files lack it."""
     needs_files = settings.speculation == "mtp" or (settings.speculation == "auto" and config.has_head)
     has_files = not needs_files or overrides.weights is not None or has_draft_heads(directory)
     if config.has_head and not has_files:
@@ -310,10 +307,7 @@ def _with_draft_memory(
     dtype: torch.dtype,
     device: torch.device,
 ) -> CacheViews:
-    """Return the views with memory for drafts; without drafts, return them unchanged.
-
-    If a head of the model drafts, they also have memory for the hidden states from which it continues.
-    """
+    """Return `views` with memory for drafts, if there are any, and for hidden states that a head reads."""
     if drafts is None:
         return views
     lanes, most = batch.lanes, drafts.most
@@ -334,10 +328,7 @@ def _drafts(
     overrides: BootOverrides,
     second: LoadedDraftModel | None,
 ) -> DraftSwitch | None:
-    """Return the source of drafts behind its switch; None = speculation is off.
-
-    `second` is the draft model, if the settings name one.
-    """
+    """Return the source of drafts, which may be the model `second`, behind a switch; None = there is none."""
     if settings.speculation == "off":
         return None
     if overrides.drafts is not None:
@@ -549,7 +540,7 @@ def _audits(
     stream: ForwardStream,
     runner: ModelRunner,
 ) -> AnswerAudits:
-    """Return the audits for which the settings ask: `NoAudits` if no answer can resume or have drafts."""
+    """Return the audits that the settings ask for; `NoAudits` if there are none to make."""
     speculation = core.speculation
     if not settings.audit_share or not (settings.prefix_caching or speculation is not None):
         return NoAudits()

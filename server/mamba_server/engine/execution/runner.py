@@ -100,19 +100,9 @@ class ModelRunner:
     ) -> None:
         """Allocate the tables and prepare nothing yet.
 
-        Args:
-            model: the model.
-            cache: states and pages on the device.
-            persistent: rows of the sequences.
-            chunk: tokens of a prefill chunk.
-            page_size: tokens of a page.
-            vocab_size: number of token ids.
-            eos_token_ids: tokens that end an answer.
-            device: device of all tensors.
-            sample: as `operator` in `Sampler`.
-            graphs: captures decode steps in which only kernels compute; None = nothing is captured.
-            longest_piece: most tokens of one prompt in a step.
-            step_tokens: most tokens of a step.
+        `sample` is the `operator` of `Sampler`. `graphs` captures decode steps where only kernels compute;
+        None = no step is captured. `longest_piece` and `step_tokens` are the most tokens of one prompt, and
+        of all, in a step.
         """
         self._model = model
         self._cache = cache

@@ -129,10 +129,9 @@ class EngineCore:
     # --- requests ------------------------------------------------------------------------------------
 
     def add(self, request: AddRequest, grammar: NextTokens | None = None) -> RequestRejected | None:
-        """Queue the sequences of `request`, or return why it can never run here.
+        """Queue the sequences of `request` and return None, or return why it can never run here.
 
-        `grammar` restricts the tokens of the answer, and is at its beginning. None = the request was
-        accepted.
+        `grammar` restricts the tokens of the answer, and is at its beginning.
         """
         rejected = rejection(
             request, self.cache.capacity, runs_already=request.request_id in self.sequences,
@@ -385,10 +384,7 @@ class EngineCore:
     def _commit_pieces(
         self, schedule: Schedule, result: StepResult, tokens: list[int], began: float, ended: float
     ) -> None:
-        """Commit the prompts of a step that ran from `began` to `ended`, in seconds.
-
-        `tokens` are all tokens that the step sampled, the tokens of the decodes first.
-        """
+        """Commit the prompts of a step; `tokens` are all sampled tokens, the decodes' tokens first."""
         sampled = len(schedule.decodes)
         for number, piece in enumerate(schedule.pieces):
             sequence = piece.sequence
