@@ -482,10 +482,7 @@ def _pace(settings: EngineSettings, limits: SchedulerLimits, device: torch.devic
 def _weights(
     directory: Path, config: ModelConfig, dtype: str, settings: EngineSettings, device: torch.device
 ) -> int | None:
-    """Return the bytes of the weights in memory, from the files' headers; None without files.
-
-    `dtype` is the type of the weights in memory.
-    """
+    """Return the bytes of the weights in memory as `dtype`, by the files' headers; None without files."""
     size = weights_size(directory, heads=config.draft_head)
     on_cpu = device.type == "cpu"
     return None if size is None else size.loaded(config, dtype, settings.quantization, on_cpu=on_cpu)
