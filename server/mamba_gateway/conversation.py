@@ -84,7 +84,10 @@ def _beginning(fields: _Body) -> Iterator[str]:
 
 
 def _text(content: Any) -> str:
-    """Return the text of a message. Marks beside it, such as cache_control, change from turn to turn."""
+    """Return the text of a message, without fields beside it that later requests change.
+
+    An example of such a field is cache_control.
+    """
     if isinstance(content, str):
         return content
     if isinstance(content, list):

@@ -313,7 +313,10 @@ class Admission:
         self._release(claim.key)
 
     def release(self, key: str, begin: float) -> None:
-        """Return a permit for good. `begin`: time of the clock, in seconds, at which it was acquired."""
+        """Return a permit for good.
+
+        `begin` is the time of the clock, in seconds, at which it was acquired.
+        """
         self._release(key)
         self._service_seconds += 0.1 * (self.clock() - begin - self._service_seconds)
 

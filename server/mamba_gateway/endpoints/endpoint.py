@@ -173,10 +173,10 @@ class _QueuedPrompt(msgspec.Struct, eq=False):
 class PromptQueue:
     """Estimate of the prompt tokens queued at one engine: its report, corrected by this gateway's requests.
 
-    A report describes an earlier moment than that at which it is read. So prompts that were sent within `LAG`
-    seconds before the reading count in addition. Some tokens may be counted twice for that time; without it
-    they might not count at all, and the engine would attract the next request. A ticket identifies a request.
-    Times are monotonic, in seconds.
+    A report describes an earlier moment than the moment at which it is read. So prompts that were sent within
+    `LAG` seconds before the reading count in addition. Some tokens may be counted twice for that time;
+    without it they might not count at all, and the engine would attract the next request. A ticket identifies
+    a request. Times are monotonic, in seconds.
     """
 
     def __init__(self) -> None:

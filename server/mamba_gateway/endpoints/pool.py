@@ -33,7 +33,7 @@ class Shadow:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Engine that a source has found."""
+    """Engine as a source, which is the command line or Kubernetes, reports it."""
 
     url: str
     """Base URL without a slash at its end."""
@@ -223,10 +223,10 @@ class Pool:
         return doubted + 1 <= len(alike) // 2
 
     def reject(self, url: str, *, full: bool) -> int:
-        """Record that the engine rejected a request with a status 4xx; return the consecutive number of that.
+        """Record that the engine rejected a request with a status 4xx; return the number of these in a row.
 
-        `full`: the engine has too many requests. It then gets none until its next report, and for longer
-        after each further such rejection, as long as there are other engines.
+        `full` says whether the engine has too many requests. It then gets none until its next report, and for
+        longer after each further such rejection, as long as there are other engines.
         """
         if (record := self._records.get(url)) is None:
             return 0

@@ -292,7 +292,10 @@ class ModelSet:
         return itertools.chain(self._models.values(), self._leaving)
 
     def _bound_front(self) -> None:
-        """Let the front admit all that the models admit: a full model must not keep out others' requests."""
+        """Let as many requests wait for their model as all models admit together.
+
+        A full model must not keep out requests for other models.
+        """
         limits = (model.admission.max_in_flight + model.admission.max_queue for model in self._all())
         self._front.max_queue = self._arriving + sum(limits)
 
@@ -301,7 +304,7 @@ class ModelSet:
         self._changed = asyncio.Event()
 
     async def _started(self, entry: ModelEntry) -> _RunningModel:
-        """Start a model in a task of its own, which also ends it. Raises what its start raises."""
+        """Start a model in a task of its own, which also ends it. Raises the errors of its start."""
         stop, parts = asyncio.Event(), asyncio.get_running_loop().create_future()
 
         async def run() -> None:
@@ -322,7 +325,7 @@ class ModelSet:
             raise
 
     def _retire(self, model: _RunningModel) -> None:
-        """End a model once its requests have ended, all of which the longest life of a request bounds."""
+        """End a model once its requests have ended, or the longest life of a request has passed."""
 
         async def leave() -> None:
             settings = self._settings

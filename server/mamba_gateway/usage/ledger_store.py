@@ -49,7 +49,7 @@ class LedgerStore(Protocol):
         """Return the entries of these days, each with its day. Raises LedgerAway."""
 
     async def close(self) -> None:
-        """Give up what the store holds open."""
+        """Close the files and connections of the store."""
 
 
 class _LedgerFile(msgspec.Struct):

@@ -31,7 +31,10 @@ class NoSuchAdapter(ApiError):
 
 
 def own_salt(cache_salt: str | None) -> str:
-    """Return the salt that a client has chosen. Raises InvalidRequest for one of the form of adapters'."""
+    """Return the salt that a client has chosen; "" = none.
+
+    Raises InvalidRequest for a salt in the form that is reserved for adapters.
+    """
     if cache_salt and is_adapted(cache_salt):
         raise InvalidRequest(
             "cache_salt: this form of salts belongs to adapters; choose another one", param="cache_salt"
@@ -104,7 +107,7 @@ class AdapterTable:
         return adapter
 
     async def unload(self, name: str) -> None:
-        """Let no further request use the adapter; it leaves the engine behind the last one.
+        """Let no further request use the adapter, and unload it after the last request that uses it.
 
         Raises NoSuchAdapter.
         """
@@ -127,7 +130,7 @@ class AdapterTable:
         task.add_done_callback(self._retiring.discard)
 
     async def _unload_unused(self, fingerprint: str) -> None:
-        """Take an adapter from the engine once no request uses it, unless a name means it again."""
+        """Unload an adapter from the engine once no request uses it, unless it has a name again by then."""
         while True:
             while self._users[fingerprint]:
                 self._ended.clear()

@@ -20,7 +20,7 @@ from mamba_server.wire import PrefixExplanation
 
 
 class NoExplanation(ApiError):
-    """No explanation is kept under that identifier."""
+    """No explanation is kept under the identifier in the request."""
 
     status, kind, code = 404, "invalid_request_error", "no_explanation"
 

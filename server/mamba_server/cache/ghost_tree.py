@@ -260,10 +260,10 @@ class GhostTree:
         return end
 
     def arrival(self) -> Ghost:
-        """Return a ghost for a received checkpoint, with the forecast of a place that was used just now.
+        """Return a ghost for a received checkpoint, with the forecast of a checkpoint that was used just now.
 
         The request for which a checkpoint is received is no return to it, so nothing is counted until that
-        request has a place of its own.
+        request has a ghost of its own in the tree.
         """
         ghost = Ghost(self._root, b"", CheckpointKind.END)
         ghost.arrived = True

@@ -23,7 +23,10 @@ class PersistentBatch:
     """Rows of up to `max_pages` pages for `max_running` sequences; the arrays are indexed by row number."""
 
     def __init__(self, max_running: int, max_pages: int, lanes: int = 0) -> None:
-        """Create empty rows. `lanes`: places for inputs of drafts or of a ring, each held by one row."""
+        """Create empty rows. `lanes` is the number of buffers for inputs of drafts, or of a ring.
+
+        Each of these lanes is held by one row at a time.
+        """
         self.max_running = max_running
         self.rows = 2 * max_running
         """Number of rows, twice as many as may run: a sequence that leaves keeps its row until its last
@@ -129,7 +132,7 @@ class PersistentBatch:
         return places, self.pages.reshape(-1)[places]
 
     def launch(self, rows: int | Ints, depth: int | Ints, step: int) -> None:
-        """Record that `step` takes the live slots of `rows` to `depth`, waiting inputs included."""
+        """Record that `step` takes the live slots of `rows` to `depth`, with the inputs in their lanes."""
         self.depth[rows] = depth
         if self.lanes:
             self.waiting[rows] = 0

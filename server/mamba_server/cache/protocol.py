@@ -7,8 +7,8 @@ launched step names is free only after `advance` has passed that step, however i
 
 A state leaves the arena between `export` and `end_export`, and comes in between `receive` and `install` or
 `abandon`. Whoever reads or writes that memory is outside the forward stream, and no step says when it has
-ended: the caller has to see its end, and says so. Drafted tokens would be another argument of `launch`, whose
-depth may then shrink at the commit.
+ended: the caller has to see its end, and says so. Drafts are no part of a launch: `replay` records at the
+commit which of them were accepted.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -50,7 +50,7 @@ class Reclaimer:
         return self.arena.allocate(site, live=live, tracking=tracking, pages=pages, writer=writer)
 
     def _spares_pins(self, site: AllocationSite) -> bool:
-        """Return whether only pins are left to evict, and a checkpoint is no reason for them to give way."""
+        """Return whether only pinned checkpoints are left to evict, which an allocation at `site` spares."""
         return site in _SPARING and bool(self.tree.pins) and self.tree.eviction.only_pins
 
     @property
@@ -118,7 +118,7 @@ class Reclaimer:
     def evict(self, node: Node, *, report: bool = True) -> None:
         """Evict the unlocked checkpoint of `node` and the pages that only this checkpoint could resume.
 
-        `report`: the eviction listener may copy the checkpoint before; not one that is wrong.
+        With `report`, the eviction listener may copy the checkpoint before. A wrong one is not reported.
         """
         self.evict_state(node, report=report)
         self._drop_useless(node)

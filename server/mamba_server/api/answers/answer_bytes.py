@@ -164,7 +164,7 @@ def _last_usage(
     *,
     include: bool,
 ) -> bytes:
-    """Return the usage chunk; empty if the client asks for none, and not for the cost either."""
+    """Return the usage chunk; b"" if the client asks neither for the usage nor for the cost."""
     if include and explanation is not None:
         builder.vendor = explanation.vendor_body(active.explanations)
     return builder.usage_chunk(_usage(active, ended=True)) if include or active.counts.costs else b""

@@ -41,7 +41,10 @@ class UsageTotals:
         self._closing = asyncio.Event()
 
     def account(self, client: str, adapter: str) -> int:
-        """Return the number of the account of a client and an adapter; "" = unknown, and none."""
+        """Return the number of the account of `client` and `adapter`.
+
+        "" is a client without a name, or the base model without an adapter.
+        """
         pair = client or ANYONE, adapter
         number = self._numbers.get(pair)
         if number is None:
