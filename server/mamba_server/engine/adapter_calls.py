@@ -33,7 +33,7 @@ def make_bank(settings: AdapterSettings, device: torch.device, dtype: torch.dtyp
 
 
 def held_adapters(bank: AdapterBank | None) -> HeldAdapters:
-    """Return what the core asks about adapters."""
+    """Return the adapters of `bank` as the core sees them; without a bank there are none."""
     return NO_ADAPTERS if bank is None else bank
 
 
@@ -64,7 +64,10 @@ def load_at_start(
 
 
 class AdapterCalls:
-    """Loads and unloads of one engine. `wake` makes an idle loop look for work; any thread may call it."""
+    """Loads and unloads the adapters of one engine, for admin calls.
+
+    `wake` makes an idle loop look for work; any thread may call it.
+    """
 
     def __init__(self, core: EngineCore, bank: AdapterBank | None, wake: Callable[[], None]) -> None:
         self._core, self._bank, self._wake = core, bank, wake
@@ -128,7 +131,7 @@ class AdapterCalls:
         return self._reply(call, 200, fingerprint=adapter.fingerprint, rank=adapter.rank)
 
     def _forget_unknown(self, bank: AdapterBank, names: set[str]) -> None:
-        """Take back the places of adapters that the API process does not know, since nobody awaited them."""
+        """Free the places of adapters that are not in `names`: the API process did not wait for them."""
         for fingerprint in bank.fingerprints:
             if fingerprint not in names and not self._core.sequences_with(fingerprint):
                 self._core.audits.interrupt()

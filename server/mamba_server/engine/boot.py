@@ -345,7 +345,7 @@ def _drafts(
 
 
 def _speculation(drafts: DraftSwitch, runner: ModelRunner, stream: ForwardStream) -> Speculation:
-    """Return what the core needs of drafts: steps in its own thread are timed by that thread's work."""
+    """Return the drafts as the core uses them; steps in its own thread are timed by that thread's work."""
     clock = work_clock() if isinstance(stream, InlineStream) else None
     return Speculation(drafts, runner.prepare_absorption, clock)
 
@@ -472,7 +472,7 @@ def _start_budget(overrides: BootOverrides) -> StartBudget | None:
 
 
 def _pace(settings: EngineSettings, limits: SchedulerLimits, device: torch.device) -> StepPace | None:
-    """Return the pace; None where a number of tokens is set instead of a time."""
+    """Return the pace of steps; None if the settings set a number of tokens instead of a time."""
     target = settings.step_time_asked
     if target is None:
         target = STEP_TIME[device.type]

@@ -28,7 +28,7 @@ class CacheMaintenance:
         return self._cache.sweeping or not self.recounted
 
     def changed(self) -> None:
-        """Record a change: an unfinished recount is void."""
+        """Record a change: an unfinished recount has to begin anew."""
         self._audit = None
         self.recounted = False
 

@@ -32,7 +32,10 @@ empty: no GPU was measured, and the C++ kernels of CPUs have no ring."""
 
 
 def replay_rule(settings: EngineSettings, config: ModelConfig, device: torch.device) -> ReplayRule | None:
-    """Return the rule of the settings; None = each step writes all states. The plan counts the ring."""
+    """Return the rule of the settings, or else the rule measured for the device.
+
+    None means that each step writes all states.
+    """
     if settings.ring_tokens:
         return ReplayRule(settings.ring_tokens)
     recurrent = config.mamba is not None or config.gated_delta is not None
@@ -45,7 +48,7 @@ def replay_rule(settings: EngineSettings, config: ModelConfig, device: torch.dev
 
 
 def with_rule(settings: EngineSettings, rule: ReplayRule | None) -> EngineSettings:
-    """Return the settings with the number of tokens of the rule, by which the plan counts the ring."""
+    """Return the settings with the rule's number of tokens, from which the plan computes the ring's size."""
     return settings if rule is None else settings.model_copy(update={"state_replay": str(rule.tokens)})
 
 

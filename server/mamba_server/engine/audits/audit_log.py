@@ -32,7 +32,8 @@ class AuditResult:
     lineage: Lineage | None
     """Lineage of the checkpoint in question; None = nobody recorded it."""
     reason: str = ""
-    """Why it was abandoned, or what differed: `scores`, or the part of the state and its recurrent layer."""
+    """Why the audit was abandoned, or what differed: `scores`, or the part of the state and its recurrent
+    layer."""
     distance: float | None = None
     """Worst mean difference of log-probabilities, in nats; None = they were not compared."""
     bound: float | None = None
@@ -45,7 +46,7 @@ class AuditResult:
 
     @property
     def origin(self) -> Origin:
-        """Place at which the checkpoint was before."""
+        """Where the checkpoint was before this engine's arena had it; "device" = it was computed here."""
         return self.lineage.provenance.origin if self.lineage is not None else "device"
 
     def as_dict(self) -> dict[str, Any]:

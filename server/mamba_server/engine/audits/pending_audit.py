@@ -69,7 +69,7 @@ class PendingAudit:
 
     @property
     def last(self) -> int:
-        """Tokens that are computed: the last one is predicted, and nothing follows it."""
+        """Number of tokens that are computed: all but the last one, which is only predicted."""
         return len(self.token_ids) - 1
 
     def next_stop(self, chunk: int) -> int:

@@ -213,7 +213,7 @@ class ResumedAnswers:
         return None
 
     def _next_piece(self, audit: PendingAudit, step: int) -> Schedule:
-        """Launch the next piece in the books of the cache, and return its step."""
+        """Record in the cache that `step` computes the next piece; return the schedule of the step."""
         allocation, sequence = audit.allocation, audit.sequence
         assert sequence is not None
         start, stop = allocation.depth, audit.next_stop(self._chunk)

@@ -84,7 +84,10 @@ class DraftRunner:
         self._head = model.logits if model.backend.library is None else model.head
 
     def prepare(self, pieces: list[DraftPiece]) -> Callable[[], Callable[[], list[Tokens]]]:
-        """Return the work whose result reads the drafts of each piece; none for a text that goes on."""
+        """Return the work whose result reads the drafts of each piece; a piece may have none.
+
+        A piece has no drafts if the text of its sequence goes on behind it.
+        """
         places = self.lanes.unsent_pages([piece.lane for piece in pieces])
         # Rows that decode come first.
         order = sorted(range(len(pieces)), key=lambda place: len(pieces[place].token_ids) > 1)
@@ -202,7 +205,7 @@ class DraftRunner:
         return batch
 
     def _drafting(self, pieces: list[DraftPiece], turn: int) -> HostBatch:
-        """Return the step that reads draft `turn` of each piece, which moves the lane's second state."""
+        """Return the step that reads draft `turn` of each piece, and writes the lane's second state."""
         lanes = np.array([piece.lane.number for piece in pieces], np.int32)
         first, second = lanes + 1, lanes + 1 + self.lanes.lanes
         positions = np.array([piece.stop + turn - 1 for piece in pieces], np.int32)
@@ -225,7 +228,7 @@ class DraftRunner:
 
 
 def _plain(row: SamplingRow) -> SamplingRow:
-    """Return the row without what changes no token, and without penalties, whose counts are the engine's."""
+    """Return the row without log-probabilities and penalties: a draft changes no counts of the engine."""
     params = msgspec.structs.replace(
         row.params, logprobs=-1, repetition_penalty=1.0, presence_penalty=0.0, frequency_penalty=0.0
     )

@@ -16,7 +16,10 @@ from mamba_server.engine.stepping.step_result import StepResult
 
 
 def by_sequence(drafts: Ints, sizes: list[int], counts: Ints) -> list[Tokens]:
-    """Return the draft of each sequence, from the tokens of all sequences by their places in the drafts."""
+    """Return the draft of each sequence, from `drafts`: all first tokens, then all second ones, and so on.
+
+    `sizes` are the numbers of first tokens, second tokens and so on, and `counts` the tokens of each draft.
+    """
     starts = np.concatenate([[0], np.cumsum(sizes)])
     return [
         np.array([drafts[starts[turn] + index] for turn in range(count)], np.int32)

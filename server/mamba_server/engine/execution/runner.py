@@ -178,7 +178,7 @@ class ModelRunner:
             self._model.draft(_to(zeros, self._device), hidden, plans, self._cache)
 
     def _warm_up_drafts(self, memory: ReplayMemory) -> None:
-        """Compute steps in which one, two and many sequences have drafts and absorb others."""
+        """Compute steps in which one, two and many sequences have drafts, or accepted ones from before."""
         for sequences in {1, 2, min(len(memory.conv) - 1, self._persistent.max_running)}:
             zeros, ones = np.zeros(sequences, np.int32), np.ones(sequences, np.int32)
             replay = HostReplay(zeros, zeros, ones, zeros[:, None], zeros, zeros, ones)
@@ -263,7 +263,7 @@ class ModelRunner:
         return self._places[arrays.table_row]
 
     def prepare_absorption(self, row: int, lane: int, count: int) -> Callable[[], object]:
-        """Return the work that absorbs the first `count` inputs of `lane` into the live slot of `row`."""
+        """Return the work that computes the first `count` inputs of `lane` into the live slot of `row`."""
         memory, batch = self._cache.replay, self._persistent
         assert memory is not None
         only, turns = np.array([row]), np.arange(1, count + 1, dtype=np.int32)
@@ -347,7 +347,7 @@ class ModelRunner:
         return work
 
     def _state_noise(self, arrays: StepArrays) -> Ints:
-        """Return the noise of `HostBatch`."""
+        """Return `HostBatch.state_noise`: the words by which float16 states are rounded, or none."""
         if not self._rounds:
             return NO_TOKENS
         rows = arrays.table_row[arrays.token_sequence]
@@ -429,7 +429,7 @@ class ModelRunner:
         return nullcontext() if bank is None else bank.computing(adapters)
 
     def _go_on_behind(self, accepted: dict[int, Tokens]) -> None:
-        """Let rows go on with the last of the tokens that were sampled behind accepted drafts; count all."""
+        """Make the last of the tokens sampled behind accepted drafts the next input of its row; count all."""
         last = {row: int(tokens[-1]) for row, tokens in accepted.items()}
         if self._last_on_host is not None:
             self._last_on_host[[*last]] = [*last.values()]
@@ -439,7 +439,7 @@ class ModelRunner:
         self._sampler.count([(self._sampling[row].counts_row, tokens) for row, tokens in accepted.items()])
 
     def _hidden(self, batch: ForwardBatch) -> torch.Tensor:
-        """Run the layers: normed hidden states of the rows `batch.logits_rows`."""
+        """Run the layers; return the normed hidden states of the rows `batch.logits_rows`."""
         hidden = self._model.hidden(batch, self._cache)
         if batch.pieces is not None:
             # All layers cut alike in every step.

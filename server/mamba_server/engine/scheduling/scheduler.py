@@ -185,7 +185,10 @@ class Scheduler:
         return pieces
 
     def _start(self, pieces: list[PrefillPiece], budget: int, step: int, before: Turn | None = None) -> int:
-        """Append the first pieces of starting sequences, of flows `before` that turn; return their tokens."""
+        """Append the first pieces of starting sequences; return their tokens, at most `budget`.
+
+        `before` admits only flows whose turn comes before it; None = all.
+        """
         used = 0
         while admitted := self.admission.next(budget - used, before=before, short=self._short):
             sequence, tokens = admitted

@@ -10,7 +10,7 @@ from mamba_server.wire import Cost
 
 
 class SequenceCost:
-    """Cost of one sequence, for `account`."""
+    """Cost of one sequence, which counts for the account with the number `account`."""
 
     __slots__ = ("_held_pages", "_held_slots", "_looked_at", "account", "device", "pages", "saved", "slots")
 

@@ -36,7 +36,7 @@ HOPELESS_SHARE = 0.1
 
 
 class AutoDrafts(NgramDrafts):
-    """Drafts of one engine whose model has a head. `head`: its drafts."""
+    """Source of drafts for one engine whose model has a head: look-ups, drafts of `head`, or none."""
 
     kinds = (*KINDS, KIND)
 
@@ -88,14 +88,14 @@ class AutoDrafts(NgramDrafts):
         return proposed
 
     def checked(self, sequence: Sequence, drafted: int, accepted: int) -> None:
-        """Record what became of a draft."""
+        """Record that `accepted` of the `drafted` tokens of a draft were right."""
         super().checked(sequence, drafted, accepted)
         record = record_of(sequence)
         if record.origin == KIND:
             self._observe_head(sequence, record, accepted, drafted)
 
     def _observe_head(self, sequence: Sequence, record: DraftRecord, accepted: int, drafted: int) -> None:
-        """Record how much of what the head foresaw was right, and when the head is tried again."""
+        """Record how many tokens that the head foresaw were right, and when the head is tried again."""
         record.head.observe(accepted, drafted)
         self._share_of_head.observe(accepted, drafted)
         self._misses = 0 if accepted else self._misses + 1

@@ -23,7 +23,7 @@ class DraftCounts:
         self._accepted[kind] += accepted
 
     def step_ended(self, schedule: Schedule) -> None:
-        """Count what a step absorbed, and whether it checked drafts."""
+        """Count the accepted drafts that a step computed into states, and whether it checked drafts."""
         if schedule.absorbed:
             self._absorbed += sum(each.count for each in schedule.absorbed)
         self._steps += bool(schedule.drafts)

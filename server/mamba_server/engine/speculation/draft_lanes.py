@@ -14,7 +14,7 @@ from mamba_server.engine.sequences.sequence import Sequence
 
 @dataclass(slots=True, eq=False)
 class DraftLane:
-    """One sequence that the draft model follows."""
+    """States and pages of one sequence that the draft model follows, and how far they have been read."""
 
     number: int
     """Number of the lane: its row in the table of pages, and the place of its states."""
@@ -24,7 +24,7 @@ class DraftLane:
     tokens_read: int = 0
     """Tokens of the sequence that are in the lane's first state."""
     pages_sent: int = 0
-    """Number of the first pages that the device's table has, too."""
+    """Number of pages, from the first on, that the device's table has, too."""
 
 
 class DraftLanes:

@@ -46,7 +46,7 @@ class HeadDrafts:
         self._counts = DraftCounts(KIND)
 
     def wanted(self) -> bool:
-        """Return that every step should have drafts."""
+        """Return True: every step should have drafts."""
         return True
 
     def propose(self, decodes: list[Sequence]) -> dict[int, Tokens]:
@@ -91,11 +91,11 @@ class HeadDrafts:
             return []
 
     def checked(self, sequence: Sequence, drafted: int, accepted: int) -> None:
-        """Record what became of a draft."""
+        """Record that `accepted` of the `drafted` tokens of a draft were right."""
         self._counts.checked(KIND, drafted, accepted)
 
     def step_ended(self, schedule: Schedule, seconds: float) -> None:
-        """Record what a step absorbed and checked."""
+        """Count a committed step: its drafts, and the accepted ones that it computed into states."""
         self._counts.step_ended(schedule)
 
     def counters(self) -> dict[str, float]:

@@ -105,7 +105,7 @@ class NgramDrafts:
         return proposed
 
     def checked(self, sequence: Sequence, drafted: int, accepted: int) -> None:
-        """Record what became of a draft."""
+        """Record that `accepted` of the `drafted` tokens of a draft were right."""
         record = record_of(sequence)
         if record.origin == "ngram":
             record.observe(accepted, drafted)
@@ -194,7 +194,7 @@ class NgramDrafts:
     def _worthwhile(
         self, decodes: list[Sequence], proposed: dict[int, Tokens], forced: dict[int, Tokens]
     ) -> dict[int, Tokens]:
-        """Return the drafts of the sequences, and as much of each, that promise the most tokens per time."""
+        """Choose the sequences and lengths of drafts that promise the most tokens per time; return them."""
 
         def expected_of(index: int, drafts: int) -> float:
             if index in forced:

@@ -555,7 +555,7 @@ class EngineCore:
         self.cache.release_retired()
 
     def _end_nonfinite(self, launched: _LaunchedStep, finite: npt.NDArray[np.bool_]) -> None:
-        """End only the sequences whose results are NaN or infinity, before anything of them is donated.
+        """End only the sequences whose results are NaN or infinity, before the tree gets any of their states.
 
         That includes results of the next step, which may be in flight.
         """

@@ -65,7 +65,7 @@ class CostAccount:
             self._add(cost.account, (0, 0, 0, saved))
 
     def step_ended(self, schedule: Schedule, seconds: float, now: float) -> None:
-        """Charge the members of a step that took `seconds`, and the prompts' memory until now."""
+        """Charge the members of a step that took `seconds`, and the prompts' memory until `now` (seconds)."""
         time, unreported = _nanoseconds(max(0.0, seconds)), self._unreported
         self._total[0] += time
         shares = step_shares(schedule, time, self._speed)

@@ -45,7 +45,7 @@ class DraftSource(Proposals, Protocol):
 
 
 class DraftSwitch:
-    """A `DraftSource` that proposes nothing while it is off; what earlier drafts left is absorbed as ever."""
+    """A `DraftSource` that proposes nothing while it is off. Steps still compute drafts accepted before."""
 
     def __init__(self, source: DraftSource) -> None:
         self.source = source
@@ -78,11 +78,11 @@ class DraftSwitch:
         return self.source.propose(decodes) if self.is_on else {}
 
     def checked(self, sequence: Sequence, drafted: int, accepted: int) -> None:
-        """Tell the source."""
+        """Report to the source that `accepted` of the `drafted` tokens of a draft were right."""
         self.source.checked(sequence, drafted, accepted)
 
     def step_ended(self, schedule: Schedule, seconds: float) -> None:
-        """Tell the source."""
+        """Report to the source that a step was committed, as `DraftSource.step_ended` describes it."""
         self.source.step_ended(schedule, seconds)
 
     def counters(self) -> dict[str, float]:
@@ -114,9 +114,9 @@ class Speculation:
             self._began = self.work_clock() if is_timed else 0.0
 
     def step_ended(self, schedule: Schedule, seconds: float) -> None:
-        """Tell the source of drafts of a step, unless there is nothing to tell.
+        """Report a step to the source of drafts, unless it had no drafts and was not timed.
 
-        `seconds`: its time by the engine's clock.
+        `seconds` is its time by the engine's clock.
         """
         if self.work_clock is None:
             self.drafts.step_ended(schedule, seconds)

@@ -57,7 +57,7 @@ class Departure:
         self._replies: deque[AdminReply] = deque()
 
     def begin(self, call: AdminCall) -> bool:
-        """Begin to leave, in a thread; return False for a call of another verb. By the loop."""
+        """Begin to leave, in a thread; return False for a call of another verb. Called by the loop."""
         if call.verb != LEAVE:
             return False
         self._heir.leaving = True
@@ -69,7 +69,7 @@ class Departure:
         return True
 
     def take_replies(self) -> list[AdminReply]:
-        """Return and clear the replies to calls that have ended. By the loop."""
+        """Return and clear the replies to calls that have ended. Called by the loop."""
         replies = []
         while self._replies:
             replies.append(self._replies.popleft())

@@ -51,7 +51,7 @@ class _Inheritance:
     done: threading.Event = field(default_factory=threading.Event)
 
     def end(self, outcome: str) -> None:
-        """Count a fetch that has ended. By the loop."""
+        """Count a fetch that has ended. Called by the loop."""
         self.under_way -= 1
         self.fetched += outcome == "valid"
 
@@ -115,7 +115,7 @@ class Heir:
     # --- by the loop ---------------------------------------------------------------------------------
 
     def poll(self, bring: Bring) -> None:
-        """Answer the server's threads, and begin fetches. Between two steps."""
+        """Answer the server's threads, and begin fetches. Called by the loop between two steps."""
         while self._questions:
             question = self._questions.popleft()
             question.places = min(self._room(), MOST_HOT)

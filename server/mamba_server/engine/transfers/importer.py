@@ -29,7 +29,8 @@ MOST_RECEPTIONS = 8
 
 
 RENEWALS = 4
-"""Signs of life to the source of a state that waits for a place, in each lease."""
+"""Number of messages in each lease by which a request that waits for a reception keeps the source's state
+alive."""
 
 
 @dataclass(frozen=True, slots=True)

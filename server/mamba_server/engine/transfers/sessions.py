@@ -28,7 +28,10 @@ SAVED, LOADED = "session_save", "session_load"
 
 
 class Sessions:
-    """Saves and loads of one engine. `wake` makes an idle loop look for work; any thread may call it."""
+    """Saves conversations of one engine to files, and loads them.
+
+    `wake` makes an idle loop look for work; any thread may call it.
+    """
 
     def __init__(
         self,

@@ -26,7 +26,7 @@ _EXPERTS = re.compile(
 
 
 class AdapterBank:
-    """Places for `places` adapters of up to `rank`."""
+    """Memory on the device for `places` adapters of up to `rank`, each in a place of its own."""
 
     def __init__(
         self, places: int, rank: int, device: torch.device, dtype: torch.dtype, *, expert_rank: int = 0

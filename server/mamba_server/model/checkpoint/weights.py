@@ -190,7 +190,7 @@ class Weights:
         return form
 
     def fp8(self, name: str, shape: tuple[int, ...]) -> Fp8Matrix | None:
-        """Return the matrix `name` of exactly that shape as the FP8 that is stored; None = `take` it.
+        """Return the matrix `name` of exactly `shape` as the FP8 that is stored; None = `take` it.
 
         Raises WeightsError, whose message names file and tensor.
         """
@@ -287,7 +287,7 @@ class Weights:
 
 
 def _check_shape(entry: WeightEntry, shape: tuple[int, ...]) -> None:
-    """Raise WeightsError unless the tensor has that shape."""
+    """Raise WeightsError unless the tensor has exactly `shape`."""
     if entry.shape != shape:
         raise WeightsError(
             f"{entry.file}: tensor {entry.name} has the shape {list(entry.shape)}, and by the "

@@ -22,7 +22,10 @@ from mamba_server.model.step_plans import StepPlans
 
 
 class GatedDeltaMixer:
-    """Weights and forward of one mixer. A and dt_bias are float32, like the states that they act on."""
+    """Weights and forward of one mixer of the gated delta rule.
+
+    A and dt_bias are float32, like the states that they act on.
+    """
 
     def __init__(self, config: GatedDeltaConfig, hidden_size: int, names: DeltaNames, loader: Loader) -> None:
         """Take the weights of one layer. Raises UnsupportedModel, WeightsError."""

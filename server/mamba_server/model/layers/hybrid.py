@@ -281,7 +281,7 @@ class HybridModel:
             return self.norm(*self._layers(token_ids, plans, cache))
 
     def absorb(self, replay: ReplayPlan, cache: CacheViews) -> None:
-        """Absorb the waiting inputs of a plan into live slots, outside a step."""
+        """Compute the accepted drafts of a plan into the live slots, outside a step."""
         with torch.inference_mode():
             for block in self.blocks:
                 mixer = block.mixer

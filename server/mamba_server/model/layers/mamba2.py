@@ -22,7 +22,10 @@ from mamba_server.model.step_plans import StepPlans
 
 
 class Mamba2Mixer:
-    """Weights and forward of one mixer. A, D and dt_bias are float32, like the states that they act on."""
+    """Weights and forward of one Mamba2 mixer.
+
+    A, D and dt_bias are float32, like the states that they act on.
+    """
 
     def __init__(self, config: MambaConfig, hidden_size: int, loader: Loader) -> None:
         self.config = config

@@ -45,7 +45,10 @@ Stacked = torch.Tensor | Fp8Matrix
 
 
 class Moe:
-    """Weights and forward of one block. The router computes in float32, since its scores are compared."""
+    """Weights and forward of one sparse feed-forward block.
+
+    The router computes in float32, since its scores are compared.
+    """
 
     def __init__(self, config: MoeConfig, hidden_size: int, names: TensorNames, loader: Loader) -> None:
         """Take the weights. `loader` loads the tensors of the block's layer.

@@ -157,7 +157,7 @@ class SharedTransformers:
         return tuple(layer.at(self._names.block).prefix for layer in self._layers)
 
     def use(self, number: int) -> SharedUse:
-        """Return the use of that number, whose layer is the `number`-th that has one. Raises WeightsError."""
+        """Return use `number`, which belongs to the `number`-th layer that has one. Raises WeightsError."""
         names, d = self._names, self._hidden_size
         block = number % len(self._blocks)
         weights, source = self._blocks[block], self._sources[block]

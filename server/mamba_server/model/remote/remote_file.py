@@ -97,7 +97,10 @@ def _digest(checksum: Checksum | None) -> str:
 
 
 def require_model(files: Sequence[RemoteFile], uri: str, advice: str) -> Sequence[RemoteFile]:
-    """Return `files` if they can be a model or an adapter. Raises MissingFiles."""
+    """Return `files` if they can be a model or an adapter.
+
+    Raises MissingFiles, whose message ends with `advice`.
+    """
     if any(file.packing or file.path in CONFIG_FILES for file in files):
         return files
     listed = f"{len(files)} other files of a model are there" if files else "nothing of a model is there"
