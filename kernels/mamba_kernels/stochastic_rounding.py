@@ -60,7 +60,7 @@ def _mix(x: torch.Tensor) -> torch.Tensor:
 
 
 def _round(x: torch.Tensor, random: torch.Tensor) -> torch.Tensor:
-    """Round x, float32; random: int32, of which all 32 bits are used."""
+    """Round x, float32; `random` are int32, of which all 32 bits are used."""
     size = x.abs()
     bits = size.view(torch.int32)
     # Normal numbers: 13 bits of the mantissa are dropped; a random addend carries with their probability.

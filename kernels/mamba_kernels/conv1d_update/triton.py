@@ -105,7 +105,10 @@ def channels_of(x: torch.Tensor, *, gated: bool) -> int:
 
 @triton.jit
 def load_inputs(pointers, mask, CHANNELS: tl.constexpr, GATED: tl.constexpr):
-    """Load inputs of the convolution, rounded to the type of the rows; pointers: to their first part."""
+    """Load inputs of the convolution, rounded to the type of the rows.
+
+    `pointers` point to the first part of each row.
+    """
     values = tl.load(pointers, mask=mask, other=0.0)
     if GATED:
         factors = tl.load(pointers + 2 * CHANNELS, mask=mask, other=0.0)

@@ -31,8 +31,8 @@ class RowNorm:
     def __call__(self, x: torch.Tensor, added: torch.Tensor | None = None) -> torch.Tensor:
         """Add `added` to x and return the norm y, [T, d]. Raises WrongArgument.
 
-        `x` is [T, d], rows may be strided, float32 or in the type of y, written if there is `added`: [T, d],
-        dense, in the type of y.
+        `x` is [T, d], rows may be strided, float32 or in the type of y, written if there is `added`, which is
+        [T, d], dense, in the type of y.
         """
         kind, width = self.dtype, len(self._weight)
         check("x", x, (None, width), dtypes=(torch.float32, kind), device=CPU)

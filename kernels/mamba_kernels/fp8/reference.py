@@ -17,7 +17,7 @@ MOST_CONVERTED = 1 << 22
 def fp8_rows(x: torch.Tensor, groups: int) -> Fp8Rows:
     """Round rows x [T, inputs] to FP8.
 
-    groups: 1 for a scale of each row, or the number of groups of `GROUP` inputs that a row has.
+    `groups` is 1 for a scale of each row, or the number of groups of `GROUP` inputs that a row has.
     """
     return quantized(x, groups)
 

@@ -18,7 +18,8 @@ from mamba_kernels.stochastic_rounding import round_to_float16_
 CHUNK = 64
 """Largest number of tokens that are solved for together."""
 CHANNEL_CHUNK = 16
-"""The same where each channel has a decay, and pairs of tokens have one for each channel."""
+"""Largest number of tokens that are solved for together if each channel has a decay, of which pairs of tokens
+then have one for each channel."""
 GATHER_ELEMENTS = 1 << 23
 """Bound on the elements of states that a decode gathers at once; one state may exceed it."""
 STARTED_STATES, STARTED_CHUNKS = 1 << 24, 32

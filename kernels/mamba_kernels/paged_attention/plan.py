@@ -14,7 +14,7 @@ class DecodeGroup:
     """Decoding sequences whose contexts are padded to one length."""
 
     rows: torch.Tensor | slice
-    """[g] rows of the batch"""
+    """Rows of the batch, [g]"""
     pages: torch.Tensor
     """[g, L] int64: page of each context position; positions beyond the end repeat the last page."""
     offsets: torch.Tensor

@@ -33,7 +33,7 @@ def short_conv_update(
 def short_conv_prefill(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, window: torch.Tensor, plan: ChunkPlan
 ) -> torch.Tensor:
-    """Compute the same for the pieces of the plan, [T, C] in the type of x.
+    """Compute what `short_conv_update` computes for the pieces of the plan, [T, C] in the type of x.
 
     `x` is [T, b | c | v]. Windows are written at the plan's targets and checkpoints, as in `conv1d_prefill`.
     """

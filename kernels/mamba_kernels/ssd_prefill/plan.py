@@ -181,7 +181,7 @@ class ChunkPlan:
 
     @cached_property
     def row_noise(self) -> torch.Tensor:
-        """[T] int32 on the device: the noise of `host_noise`."""
+        """`host_noise` on the device, [T] int32."""
         if self.device_noise is not None:
             return self.device_noise
         if self.host_noise is None:
@@ -190,22 +190,22 @@ class ChunkPlan:
 
     @cached_property
     def piece_chunk(self) -> torch.Tensor:
-        """[m + 1] int32 on the host: first chunk of each piece."""
+        """First chunk of each piece, on the host, [m + 1] int32."""
         return torch.from_numpy(self.host_chunks["piece_chunk"])
 
     @cached_property
     def chunk_start(self) -> torch.Tensor:
-        """[n + 1] int32 on the host: first row of each chunk."""
+        """First row of each chunk, on the host, [n + 1] int32."""
         return torch.from_numpy(self.host_chunks["chunk_start"])
 
     @cached_property
     def chunk_track(self) -> torch.Tensor:
-        """[n] int32 on the host: slot of the checkpoint at the chunk's end, or -1."""
+        """Slot of the checkpoint at each chunk's end, on the host, [n] int32; -1 = none."""
         return torch.from_numpy(self.host_chunks["chunk_track"])
 
     @cached_property
     def chunk_noise(self) -> torch.Tensor:
-        """[n] int32 on the host: word of `noise_words` for the state at the chunk's end."""
+        """Word of `noise_words` for the state at each chunk's end, on the host, [n] int32."""
         return torch.from_numpy(self.host_chunks["chunk_noise"])
 
     @cached_property

@@ -49,7 +49,7 @@ class SegmentCuts:
         )
 
     def arrays_by_name(self, most: int) -> dict[str, HostIntegers]:
-        """Return the arrays under names that are unique in a step; most: the argument of `cut`."""
+        """Return the arrays under names that are unique in a step; `most` is the argument of `cut`."""
         return {f"{most} segments {field.name}": getattr(self, field.name) for field in fields(self)}
 
 

@@ -42,14 +42,15 @@ class RingPlan:
 
     device: torch.device
     host_rows: IntArray | None
-    """[3, n]: lane (-1 = none, as of padding), number of inputs that wait in it, and whether the row writes
-    its state (1) or leaves its own input in the lane behind the others (0). None = on the device alone."""
+    """[3, n]: lane of each row (-1 = none, as of padding), number of inputs in the lane, and whether the row
+    writes its state (1) or leaves its own input in the lane behind the others (0). None = on the device
+    alone."""
     lanes: torch.Tensor | None = None
     """[3, n] int32: the same on the device if it was sent already; each row is dense."""
 
     @cached_property
     def device_rows(self) -> torch.Tensor:
-        """[3, n] int32 on the device."""
+        """`host_rows` on the device, [3, n] int32."""
         if self.lanes is not None:
             return self.lanes
         return to_device(torch.from_numpy(self.host.astype(np.int32)), self.device)
