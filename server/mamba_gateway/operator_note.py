@@ -102,7 +102,7 @@ class IndexReporter:
             try:
                 await self.check()
             except Exception as error:
-                log.warning("could not tell of the prefix index", error=short(error))
+                log.warning("could not report on the prefix index", error=short(error))
             await asyncio.sleep(CHECK_SECONDS)
 
     async def check(self) -> None:

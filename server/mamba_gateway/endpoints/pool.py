@@ -451,7 +451,7 @@ def _role(record: _EndpointRecord) -> Role:
 
 def _reason(record: _EndpointRecord) -> str:
     if record.report.ready and record.outlier.comparisons:
-        return "it rejected a request, which another engine is asked"
+        return "it rejected a request, and another engine is asked whether the request is wrong"
     if record.report.ready and record.outlier.doubted:
         return f"{record.outlier.failures} requests failed in a row: {record.outlier.reason}"
     return record.report.reason or "not ready"

@@ -257,7 +257,7 @@ class ModelSet:
         return counts
 
     def loads(self) -> Iterable[ModelLoad]:
-        """Yield what metrics show of each model."""
+        """Yield the load of each model, as metrics show it."""
         for name, model in self._models.items():
             endpoints = model.parts.pool.snapshot()
             ready = sum(endpoint.ready and not endpoint.draining for endpoint in endpoints)

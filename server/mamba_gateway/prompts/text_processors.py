@@ -93,7 +93,7 @@ class TextProcessors:
                 await asyncio.sleep(ROUND_SECONDS)
 
     async def refresh(self) -> None:
-        """Query each ready engine that is due."""
+        """Query each ready engine that is new, or whose time to be queried again has come."""
         snapshot = self._pool.snapshot()
         ready = {endpoint.url for endpoint in snapshot if endpoint.ready}
         for url in self._engines.keys() - ready:

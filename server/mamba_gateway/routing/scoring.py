@@ -23,8 +23,9 @@ SECONDS_PER_REQUEST = 1.0
 ASSUMED_SHARE = 0.5
 """Share of a prompt unknown to all engines that later prompts are assumed to share with it."""
 RECOMPUTE_FACTOR = 4.0
-"""Cost of computing again what another engine has, as a multiple of the time it takes: it also delays queued
-requests, its copy evicts cache entries, and later prompts that share the prefix are split between engines."""
+"""Cost of computing again the tokens that another engine has cached, as a multiple of the time it takes: it
+also delays queued requests, its copy evicts cache entries, and later prompts that share the prefix are split
+between engines."""
 RECOMPUTE_FACTOR_PER_WAITING = 2.0
 """Added to `RECOMPUTE_FACTOR` for each request that waits at the engine: the work delays all requests that
 arrive until the queue is empty, which at half utilization takes twice as long as the queue itself."""
@@ -91,8 +92,8 @@ class Cost(msgspec.Struct):
     decode: float
     """Delay by the answers that are being written."""
     apart: float = 0.0
-    """Penalty for computing again what another engine has, or, for a prompt that no engine has, what later
-    prompts may share with it at their home engine."""
+    """Penalty for computing again the tokens that another engine has cached, or, for a prompt that no engine
+    has cached, the tokens that later prompts may share with it at their home engine."""
 
     @property
     def total(self) -> float:
@@ -229,7 +230,7 @@ class CostComparison(msgspec.Struct):
 
     @property
     def charges(self) -> bool:
-        """Whether some endpoint is charged for recomputing what another one has."""
+        """Whether some endpoint is charged for computing tokens that another one has cached."""
         if self.weights.prefix <= 0:
             return False
         return any(self._charged(endpoint.name) for endpoint in self.endpoints)

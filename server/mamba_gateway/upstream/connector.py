@@ -287,7 +287,7 @@ class UpstreamRequest(msgspec.Struct, eq=False):
     """Fields for the request's line in the log."""
 
     def __repr__(self) -> str:
-        """Return a text that contains nothing of what the client wrote."""
+        """Return a text without any part of the request that the client wrote."""
         return f"{type(self).__name__}({self.request_id!r})"
 
     def release_body(self) -> None:

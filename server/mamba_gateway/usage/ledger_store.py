@@ -138,7 +138,10 @@ class MemoryLedger:
         self._forget()
 
     def _save(self) -> None:
-        """Replace the file as a whole, and keep what another gateway has written. Raises UsageFileError."""
+        """Replace the file as a whole, and keep the entries that another gateway has written.
+
+        Raises UsageFileError.
+        """
         if self._path is None or not self._unsaved:
             return
         self._load(self._path)

@@ -25,7 +25,7 @@ from mamba_gateway.usage.usage_report import By, days_between, report
 MOST_SERIES = 256
 """Most triples of model, key and adapter that are series; all others of a model are one more."""
 KEPT_ENTRIES = 100_000
-"""Most entries of engines that are remembered to see what an engine has added."""
+"""Most entries of engines that are remembered, to see by how much a later entry is larger."""
 HELP = {
     "requests": "Requests that ended, by key and adapter, as engines report them.",
     "prompt_tokens": "Prompt tokens, resumed ones included, by key and adapter.",
@@ -65,7 +65,10 @@ class UsageLedger(Collector):
         self._series: dict[Names, UsageSum] = {}
 
     async def take(self, feed: UsageFeed) -> None:
-        """Keep what an engine reports. Raises LedgerAway; the same report can be taken again then."""
+        """Keep the entries that an engine reports.
+
+        Raises LedgerAway; the same report can be taken again then.
+        """
         await self._store.put(feed)
         for entry in feed.entries:
             self._count(feed, entry)
