@@ -62,7 +62,7 @@ def _four_bit_product(
     WIDTH: tl.constexpr, FEATURES: tl.constexpr, GATED: tl.constexpr, ROWS: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, DOT: tl.constexpr, FORM: tl.constexpr,
 ):  # fmt: skip
-    """Do what `_product` does with the matrix of an expert that has four bits."""
+    """Compute `_product` with the matrix of an expert that has four bits."""
     mask = n < FEATURES
     feature = tl.cast(expert, tl.int64) * (FEATURES * (2 if GATED else 1)) + n
     if order is not None:

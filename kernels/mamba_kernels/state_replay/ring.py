@@ -38,7 +38,7 @@ def _aligned(width: int) -> int:
 
 @dataclass(frozen=True)
 class RingPlan:
-    """Lanes of `n` rows in one step, for all layers alike."""
+    """Lanes of the ring that `n` rows use in one step, and how they use them, for all layers alike."""
 
     device: torch.device
     host_rows: IntArray | None

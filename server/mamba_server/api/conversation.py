@@ -89,9 +89,10 @@ async def fields_of(body: bytes) -> dict[str, Any]:
 async def tokenized(
     serving: Serving, fields: dict[str, Any], size: int, purpose: str
 ) -> TokenizedConversation:
-    """Return the prompt of a body of `size` bytes. `purpose`: what the prompt is for, in errors.
+    """Return the prompt of a body of `size` bytes.
 
-    Raises InvalidRequest, RequestValidationError, NotReady, TooManyRequests.
+    `purpose` says, in errors, for which operation the prompt is. Raises InvalidRequest,
+    RequestValidationError, NotReady, TooManyRequests.
     """
     limits, text = serving.limits(), serving.text
     if text is None:

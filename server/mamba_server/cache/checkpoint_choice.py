@@ -90,7 +90,7 @@ class CheckpointChooser:
         match: Match,
         awaited_depths: Sequence[int],
     ) -> CheckpointChoice:
-        """Keep `awaited_depths`, and the depths of `placement` that are worth more than what they evict."""
+        """Keep `awaited_depths`, and the depths of `placement` worth more than the checkpoints they evict."""
         required, optional = placement.required, placement.optional
         by_depth = self._ghosts_by_depth(ghosts, ghost_match, placement)
         rejected = {depth: ghost for depth, ghost in by_depth.items() if ghost is not None}

@@ -33,7 +33,7 @@ class PersistentBatch:
         launched step is complete, and at most one such step is in flight when new sequences are admitted (O6:
         lookahead 0 or 1)."""
         self.depth: Ints = np.zeros(self.rows, np.int32)
-        """Tokens that launched steps have folded into the live slot, and accepted drafts behind them."""
+        """Tokens that launched steps have computed into the live slot, and accepted drafts behind them."""
         self.waiting: Ints = np.zeros(self.rows, np.int32)
         """Tokens whose inputs are kept in the row's lane, because its live slot lacks them: accepted drafts,
         or tokens since the last write of a ring. The live slot is at `depth - waiting`. The next launch of
@@ -99,7 +99,7 @@ class PersistentBatch:
             self.lane[row] = -1
 
     def append_pages(self, row: int, pages: Pages) -> None:
-        """Append page ids to those of `row`. Raises LedgerViolation beyond `max_pages`."""
+        """Append page ids to the pages of `row`. Raises LedgerViolation beyond `max_pages`."""
         count = int(self.page_count[row])
         total = count + len(pages)
         if total > self.pages.shape[1]:

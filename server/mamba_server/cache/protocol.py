@@ -358,7 +358,7 @@ class StateCache(Protocol):
         """
 
     def discard_results(self, allocation: SequenceAllocation) -> None:
-        """Drop everything that was computed for the sequence, also from the tree. Before it is retired."""
+        """Drop everything that was computed for the sequence, from the tree, too; called before it ends."""
 
     # States that leave the cache or come in belong to no sequence; these calls may come at any time.
 

@@ -477,7 +477,7 @@ class RadixStateCache(Quarantine):
         allocation.pending = unusable
 
     def _donate_end(self, allocation: SequenceAllocation, token_ids: Tokens, usable: int) -> None:
-        """Donate the deepest state on the page grid, then the pages up to the end."""
+        """Give the tree the deepest state on the page grid, then the pages up to the end."""
         is_deep_enough = usable >= self.min_checkpoint_depth
         is_live = allocation.depth == usable and not allocation.waiting
         if is_deep_enough and is_live and usable and usable % self.page_size == 0:

@@ -20,7 +20,10 @@ from mamba_settings.engine_settings import EngineSettings
 
 @dataclass(frozen=True, slots=True)
 class ReplayRule:
-    """States are written once in `tokens` tokens, in steps of at least `least_rows` decodes."""
+    """Rule for rings: states are written once in `tokens` tokens.
+
+    It holds for steps of at least `least_rows` decodes; smaller steps write all states.
+    """
 
     tokens: int
     least_rows: int = 1

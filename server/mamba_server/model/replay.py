@@ -72,7 +72,8 @@ class ReplayPlan:
 
     memory: ReplayMemory
     absorbed: list[tuple[torch.Tensor, SlotPlan]]
-    """Rows of the ring, and the live slots that absorb them, one input of each sequence at a time."""
+    """Rows of the ring with accepted drafts, and the plan of the live slots that get them, one input of each
+    sequence at a time."""
     copied: list[int]
     """Live slot of each sequence with drafts, whose copy has the number of its place plus one."""
     drafts: list[tuple[slice, torch.Tensor, SlotPlan]]

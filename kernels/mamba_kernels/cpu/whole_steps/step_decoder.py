@@ -62,7 +62,7 @@ class DecodeRows(Protocol):
 
     @property
     def replay(self) -> HostDrafts | None:
-        """Drafts, which are the last rows, and inputs that wait; None = there is neither."""
+        """Drafts, which are the last rows, and accepted drafts that live slots lack; None = neither."""
         ...
 
 

@@ -66,7 +66,7 @@ class UsageTotals:
         self._add(account, UsageSum(requests, prompt, resumed, output))
 
     def on_costs(self, costs: Iterable[tuple[int, Cost]]) -> None:
-        """Count what the engine process reports since its last report."""
+        """Count the costs that the engine process reports, each since its last report."""
         for account, cost in costs:
             self._add(account, UsageSum(0, 0, 0, 0, cost.device, cost.slots, cost.pages, cost.saved))
 

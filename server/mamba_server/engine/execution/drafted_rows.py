@@ -28,7 +28,10 @@ def by_sequence(drafts: Ints, sizes: list[int], counts: Ints) -> list[Tokens]:
 
 
 def rules_of_rows(schedule: Schedule) -> list[NextTokens | Ints | None]:
-    """Return what restricts each row that samples: a mask where drafts were planned by it, or the rules."""
+    """Return the restriction of each row that samples: a mask if drafts were planned by it, else the rules.
+
+    None means that any token may come.
+    """
     rules: list[NextTokens | Ints | None] = [sequence.grammar for sequence in schedule.sampling]
     decodes = len(schedule.decodes)
     for draft in schedule.drafts:

@@ -333,7 +333,10 @@ class ModelRunner:
 
     @property
     def sampling(self) -> Sampling:
-        """How the runner samples, for a draft model. On the forward stream alone."""
+        """Sampler and parameters of the engine's rows, for a draft model.
+
+        Used on the forward stream alone.
+        """
         return Sampling(self._sampler, self._sampling.__getitem__)
 
     def compare_states(self, slot: int, truth: int) -> Callable[[], Callable[[], list[float]]]:

@@ -191,9 +191,9 @@ class Sampler:
         return changed, drafted
 
     def count_drafts(self, drafted: Sequence[DraftedRow], tokens: Tokens) -> None:
-        """Count, in the rows of drafts, what their sequences have and the drafted tokens up to each row.
+        """Fill the counts of rows of drafts: their sequences' counts, and the drafted tokens up to each row.
 
-        `tokens`: all drafted tokens of the step, in the order of their rows. Before `sample`.
+        Called before `sample`. `tokens` are all drafted tokens of the step, in the order of their rows.
         """
         if not drafted:
             return

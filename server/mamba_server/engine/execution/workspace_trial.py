@@ -68,7 +68,8 @@ def measured_workspace(
         remaining = plan.bytes_beside_models
         raise InsufficientMemory(
             f"a step of {limits.step_tokens} tokens needs more than the {binary_size(remaining)} that the "
-            "weights leave: fewer chunked prefill tokens, a shorter model length, or a larger device",
+            "weights leave: set fewer chunked prefill tokens or a shorter model length, or use a device with "
+            "more memory",
             need=plan.budget_bytes + 1,
             have=plan.budget_bytes,
         ) from error

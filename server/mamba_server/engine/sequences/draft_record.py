@@ -54,7 +54,8 @@ class DraftRecord(DraftShare):
     def __init__(self) -> None:
         super().__init__()
         self.origin = "ngram"
-        """Kind of its last draft: ngram, form (what the form of the answer leaves no choice about) or mtp."""
+        """Kind of its last draft: ngram, form (tokens that the form of the answer leaves no choice about) or
+        mtp."""
         self.hits = 1.0
         """Share of the last look-ups that found something."""
         self.trial: Tokens = NO_TOKENS

@@ -34,10 +34,9 @@ class SequenceCost:
         return self._looked_at is not None
 
     def look(self, allocation: SequenceAllocation, now: int) -> tuple[int, int]:
-        """Add the memory that the sequence has held since the last call to its cost.
+        """Add the memory that the sequence has held since the last call to its cost; return the difference.
 
-        The result is what was added, (slot-nanoseconds, page-nanoseconds). `now` is the engine's time in
-        nanoseconds.
+        The difference is (slot-nanoseconds, page-nanoseconds). `now` is the engine's time in nanoseconds.
         """
         slots = (allocation.live > 0) + len(allocation.tracking_slots)
         pages = allocation.page_count

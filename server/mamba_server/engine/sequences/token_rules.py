@@ -24,9 +24,9 @@ def rules_for(
     grammar: OutputGrammar | None = None,
     decode: Decode | None = None,
 ) -> NextTokens | None:
-    """Return what restricts the tokens of a request; None = nothing does.
+    """Return the restrictions of the tokens of a request; None = there are none.
 
-    `decode`: only read with a budget of thoughts.
+    `decode` is only called with a budget of thoughts.
     """
     if not needs_rules(params):
         return grammar

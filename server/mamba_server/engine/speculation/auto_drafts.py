@@ -24,7 +24,7 @@ FEWEST = 2
 SEEN_WITHIN = 16
 """Most steps after which the result of a trial is read, if nothing else is looked for before."""
 TIME_OF_TRIAL = 0.2
-"""Time of a trial, in steps: what a head costs that has a layer of the model's size, or twice that."""
+"""Time of a trial, in steps: the cost of a head with one layer of the model's size, or twice that."""
 LONGEST_HEAD_PAUSE = 256
 """Most tokens of a sequence between two trials of the head."""
 QUIET_STEPS, MOST_QUIET_STEPS = 4, 128

@@ -54,7 +54,10 @@ class HeadDrafts:
         return self.foresee(decodes, dict.fromkeys(range(len(decodes)), self.most))
 
     def foresee(self, decodes: list[Sequence], most: dict[int, int]) -> dict[int, Tokens]:
-        """Return what the head foresees for some decodes; `most`: most drafts of each, by its index."""
+        """Return the tokens that the head foresees for some decodes, by their index.
+
+        `most` is the largest number of drafts of each decode, by its index.
+        """
         assert self.room is not None
         counts: dict[int, int] = {}
         for index, limit in most.items():

@@ -70,7 +70,7 @@ class ModelDrafts:
         return True
 
     def propose(self, decodes: list[Sequence]) -> dict[int, Tokens]:
-        """Return what the draft model writes behind the sequences that it has read, by their index."""
+        """Return the tokens that the draft model writes behind the sequences it has read, by their index."""
         assert self.compute is not None
         planned = self._pieces(decodes)
         if not planned:
@@ -102,9 +102,10 @@ class ModelDrafts:
     # --- pieces --------------------------------------------------------------------------------------
 
     def _pieces(self, decodes: list[Sequence]) -> list[tuple[int, DraftPiece]]:
-        """Return what the draft model reads before this step, with the index of each sequence.
+        """Return the pieces that the draft model reads before this step, with the index of each sequence.
 
-        Short pieces come first, so that a long prompt takes no drafts from those that are being read along.
+        Short pieces come first, so that a long prompt takes no drafts from sequences that are being read
+        along.
         """
         followed = []
         for index, sequence in enumerate(decodes):

@@ -65,7 +65,7 @@ class AnswerAudits(Protocol):
     def compute(self, step: int, fail: Callable[[Schedule, BaseException], None]) -> bool:
         """Compute the next piece of an audit as `step`, and wait for it; return whether there was one.
 
-        Called while nothing else is in flight. `fail`: called with what the device raised.
+        Called while nothing else is in flight. `fail` is called with the error that the device raised.
         """
         ...
 

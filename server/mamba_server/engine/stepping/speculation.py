@@ -22,14 +22,14 @@ CLOCK_READINGS = 100
 
 
 class DraftSource(Proposals, Protocol):
-    """Source of drafts that hears what became of them."""
+    """Source of drafts, to which the core reports how many drafts were right."""
 
     def wanted(self) -> bool:
         """Return whether the next step should have drafts, for which the launched step is committed first."""
         ...
 
     def checked(self, sequence: Sequence, drafted: int, accepted: int) -> None:
-        """Record that `accepted` of `drafted` tokens of one draft were what the model sampled."""
+        """Record that the model sampled `accepted` of the `drafted` tokens of one draft."""
         ...
 
     def step_ended(self, schedule: Schedule, seconds: float) -> None:

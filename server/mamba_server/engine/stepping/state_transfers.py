@@ -36,7 +36,7 @@ class StateTransfers(Protocol):
         ...
 
     def withdraw(self, quarantined: list[Quarantined]) -> None:
-        """Remove copies of checkpoints that are wrong, and of what continues them, from the tiers."""
+        """Remove copies of wrong checkpoints, and of checkpoints that continue them, from the tiers."""
         ...
 
     @property

@@ -95,7 +95,7 @@ class MovingBytes:
         return moved
 
     def close(self) -> None:
-        """Free what the library keeps for these bytes."""
+        """Free the memory that the library keeps for these bytes."""
         if self._bytes is not None:
             self._library.end_checked_bytes(self._bytes)
             self._bytes = None

@@ -203,7 +203,7 @@ class EngineTransfers:
         return self.exporter.export(token_ids, salt, self._step())
 
     def withdraw(self, quarantined: list[Quarantined]) -> None:
-        """Remove copies of checkpoints that are wrong, and of what continues them, from the tiers."""
+        """Remove copies of wrong checkpoints, and of checkpoints that continue them, from the tiers."""
         if self.tier is not None:
             self.tier.withdraw(quarantined)
 

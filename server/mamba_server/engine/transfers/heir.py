@@ -25,7 +25,7 @@ INHERITED_SHARE = 0.25
 MOST_AT_ONCE = 4
 """States that are fetched at once: half of the receptions stay for requests."""
 PLACES_SECONDS = 5.0
-"""Longest wait of a server's thread for the loop to say what there is room for."""
+"""Longest time, in seconds, that a thread of the server waits for the loop to say how many states fit."""
 Bring = Callable[[Fetch, HotPrefix, float, Callable[[str], None]], None]
 """Begins to fetch a state: source, prefix, deadline, function that gets the outcome."""
 

@@ -60,7 +60,7 @@ class StateSource:
     place: str = ""
     """Engine or tier by which the lineage of the checkpoint names the source."""
     size: int = 0
-    """Expected bytes, by which others that wait behind it judge; 0 = unknown."""
+    """Expected bytes, from which imports that wait behind this one estimate their time; 0 = unknown."""
     unread: Callable[[], None] = lambda: None
     """Called by the loop if nothing will be read."""
     waits: Callable[[], None] = lambda: None

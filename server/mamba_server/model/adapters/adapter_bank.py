@@ -79,9 +79,9 @@ class AdapterBank:
         routed: ExpertProducts,
         shared: tuple[ExpertProducts, tuple[str, ...], str] | None,
     ) -> AdaptedExperts:
-        """Reserve the places of the experts of one block, and return what computes their changes.
+        """Reserve memory for adapters of the experts of one block; return an object that computes changes.
 
-        shared: the shared expert, with the names of its first projections and of its last; None = it has
+        `shared` is the shared expert, with the names of its first projections and of its last; None = it has
         none here.
         """
 
@@ -166,7 +166,7 @@ class AdapterBank:
 
     @contextlib.contextmanager
     def computing(self, step: StepAdapters | None) -> Iterator[None]:
-        """Compute with these adapters while the context is open. On the forward stream."""
+        """Compute with these adapters while the context is open. Called on the forward stream."""
         self.step = step
         try:
             yield

@@ -24,7 +24,7 @@ WITHOUT_EFFECT = frozenset({
     "loftq_config", "lora_dropout", "lora_ga_config", "megatron_core", "peft_type", "peft_version",
     "qalora_group_size", "revision", "runtime_config", "task_type",
 })  # fmt: skip
-"""Fields that describe the training, or that repeat what the tensors' names say."""
+"""Fields that describe the training, or that repeat facts in the names of the tensors."""
 SAME_BASE = (True, False, None, "gaussian", "orthogonal", "eva", "true", "false")
 """Values of `init_lora_weights` that leave the base model as it is."""
 ALL_LINEAR = "all-linear"
@@ -151,7 +151,7 @@ def _positive_integer(name: str, value: Any) -> int:
 
 
 def _refuse_unserved(values: dict[str, Any]) -> None:
-    """Raise ValueError for what this version cannot compute."""
+    """Raise ValueError for values with which this version cannot compute."""
     if values.get("peft_type") != "LORA":
         raise ValueError(f"peft_type {values.get('peft_type')!r} is not served: adapters must be LORA")
     if values.get("bias", "none") != "none":

@@ -285,7 +285,10 @@ def _check_remote(uri: str) -> None:
 
 
 def _remote_failure(error: RemoteError) -> SourceError:
-    """Translate an error of a store: what a later attempt may mend is a failure, the rest is wrong input."""
+    """Translate an error of a store.
+
+    An error that a later attempt may mend is a failure of the download; any other is a wrong input.
+    """
     match error:
         case FullDisk():
             return InsufficientDiskSpace(str(error), error.commit)

@@ -59,7 +59,7 @@ def weights_size(directory: Path, *, heads: bool = False) -> WeightsSize | None:
 
 
 def quantization_in(directory: Path) -> Quantization | None:
-    """Return what the configuration of a model says of quantized weights, if there is one."""
+    """Return the description of quantized weights in the configuration of a model; None = there is none."""
     try:
         return quantization_of(json.loads((directory / "config.json").read_text(encoding="utf-8")))
     except (OSError, ValueError, AttributeError, RecursionError):

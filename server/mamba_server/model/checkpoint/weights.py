@@ -220,7 +220,10 @@ class Weights:
     def _checked(
         self, name: str, matrix: StoredMatrix, convert: Callable[[Read], Result], device: torch.device
     ) -> Result:
-        """Return what `convert` makes of a matrix's tensors, which it reads onto the device."""
+        """Return the result of `convert` for a matrix's tensors, which are read onto the device.
+
+        Raises WeightsError for the errors of `convert`.
+        """
 
         def read(part: str) -> torch.Tensor:
             if part not in self._entries:

@@ -143,7 +143,7 @@ class Attention:
         return self.o_proj(flat)
 
     def _flat(self, attended: torch.Tensor) -> torch.Tensor:
-        """Return the input of the last projection, [T, any], for what each head gathered, [T, H, h]."""
+        """Return the input of the last projection, [T, any], from the results of all heads, [T, H, h]."""
         return attended.flatten(1)
 
     def remember(

@@ -24,7 +24,9 @@ class LatentProjections:
         Raises UnsupportedModel, WeightsError.
         """
         if config.latent is None or names.moe is None or not all(names.moe.latent):
-            raise UnsupportedModel("this version knows no names of projections around the model's experts")
+            raise UnsupportedModel(
+                "this version does not know the tensors of the projections around the model's experts"
+            )
         # Like experts, what is around them has no adapters.
         plain = replace(loader, adapters=None)
         first, last = names.moe.latent

@@ -336,7 +336,7 @@ class Loader:
         return codes
 
     def one_weight(self, parts: Sequence[Matrix]) -> ExpertWeights:
-        """Return matrices of an expert whose outputs follow one another as one for operators.
+        """Join matrices of an expert by their outputs into one matrix for operators.
 
         Codes and FP8 that cannot be one matrix become ordinary weights.
         """

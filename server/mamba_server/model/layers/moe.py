@@ -57,7 +57,7 @@ class Moe:
         """
         own = names.moe
         if own is None:
-            raise UnsupportedModel("this version knows no names of experts of the model's family")
+            raise UnsupportedModel("this version does not know the tensors of experts of the model's family")
         self.activation = ACTIVATIONS[config.gated, config.activation]
         self.routing = Routing(
             top_k=config.experts_per_token,
@@ -184,7 +184,7 @@ class Moe:
         return out
 
     def _change(self, x: torch.Tensor, rows: torch.Tensor, chosen: Chosen, out: torch.Tensor) -> None:
-        """Compute the rows of the step whose adapters change these experts, in place of what `out` has."""
+        """Compute the rows of the step whose adapters change these experts; overwrite their results."""
         if self.adapted is None or (adapted := self.adapted.rows(len(x))) is None:
             return
         for first in range(0, len(adapted[0]), MOST_ROWS):
