@@ -73,9 +73,10 @@ NO_PAGES: Pages = np.empty(0, np.int32)
 
 
 class Arena:
-    """Slots and pages over `slabs` slabs; slot id = slab id, page id = slab id * P + index.
+    """Slots and pages over `slabs` slabs of equal size; slab n serves as slot n or as P pages.
 
-    With `pages_per_slab` = 0 (a pure recurrent model) pages take no memory: every page id is 0.
+    P is `pages_per_slab`; the pages of slab n have the ids n * P to n * P + P - 1. With P = 0 (a pure
+    recurrent model) pages take no memory: every page id is 0.
     """
 
     def __init__(

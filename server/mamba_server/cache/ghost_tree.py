@@ -288,7 +288,10 @@ class GhostTree:
         self._enter(ghost, 0)
 
     def _traffic_above(self, ghost: Ghost) -> HazardRatio | None:
-        """Return the ratio for the traffic through the nearest branch above; None if there is no branch."""
+        """Return the hazard ratio for as much traffic as passes the nearest branch above `ghost`.
+
+        The result is None if there is no such branch.
+        """
         branch = ghost.parent
         while branch is not None and branch.kind is not CheckpointKind.BRANCH:
             branch = branch.parent

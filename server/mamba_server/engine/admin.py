@@ -62,7 +62,7 @@ class AdminCalls:
     def answer(self, call: AdminCall, *, recounted: bool = False) -> AdminReply:
         """Return the reply to `call`; an unknown verb or a bad body is a 4xx.
 
-        `recounted`: the books were recounted and nothing has changed since.
+        `recounted` says whether the memory was recounted and nothing has changed since.
         """
         if call.verb == "ledger":
             return AdminReply(call.call_id, 200, self._ledger(recounted=recounted))

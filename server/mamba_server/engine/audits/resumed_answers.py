@@ -97,7 +97,7 @@ class ResumedAnswers:
 
     @property
     def holding(self) -> bool:
-        """Whether an audit holds memory."""
+        """Whether an audit is under way, which holds memory of the cache."""
         return self._current is not None
 
     # --- while answers are served --------------------------------------------------------------------

@@ -34,7 +34,10 @@ class DraftShare:
         return (self._accepted + PRIOR * prior) / (self._checked + PRIOR)
 
     def expected(self, drafts: int, prior: float) -> float:
-        """Return the number of tokens of a draft that are expected to be right."""
+        """Return how many of the next `drafts` tokens are expected to be right.
+
+        `prior` is the probability of a right token over all sequences.
+        """
         share = min(self.share(prior), 0.999)
         return share * (1.0 - share**drafts) / (1.0 - share)
 

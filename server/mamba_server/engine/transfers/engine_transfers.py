@@ -106,7 +106,10 @@ class EngineTransfers:
     # --- by the core ---------------------------------------------------------------------------------
 
     def expect(self, group: list[Sequence], fetch: Fetch | None) -> bool:
-        """Begin to fetch the state of the group's prompt; return False if it cannot or need not come."""
+        """Begin to fetch the state of the group's prompt.
+
+        Return False if the group need not wait: there is no source, or computing is faster than fetching.
+        """
         source = self._source(group[0], fetch)
         if fetch is not None and (source is None or source.kind != "peer"):
             self._give_up(fetch)

@@ -118,7 +118,7 @@ def _activated(inner: torch.Tensor, inners: int) -> torch.Tensor:
 
 
 class AdaptedExperts:
-    """The experts of one block, and a shared one, with places for the changes by adapters."""
+    """The experts of one block, and a shared one, with memory for changes by several adapters."""
 
     def __init__(
         self,
@@ -225,7 +225,7 @@ class AdaptedExperts:
                 yield name, *place
 
     def _of_stacked(self, name: str, stacked: StackedLowRank) -> list[tuple[Group, int, int, LowRank]]:
-        """Return the changes of single projections that a change of a stacked parameter holds."""
+        """Return the changes of single projections that the change `stacked` of a stacked parameter has."""
         routed = self._groups[0]
         inputs, inner, outputs = routed.sizes
         if name == self._names.stacked_first:

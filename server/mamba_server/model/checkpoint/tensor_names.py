@@ -99,7 +99,7 @@ class SharedNames:
     gate_up: str = "feed_forward.gate_up_proj"
     down: str = "feed_forward.down_proj"
     gate_up_changes: str = "feed_forward.gate_up_proj_adapter_list"
-    """Prefix of the changes of all uses, followed by the number of a use among all of the model."""
+    """Prefix of the low-rank changes of all uses, followed by the number of a use among all of the model."""
     attention_changes: tuple[str, ...] = tuple(f"self_attn.linear_{part}_adapter_list" for part in "qkv")
 
 

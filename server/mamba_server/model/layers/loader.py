@@ -325,7 +325,7 @@ class Loader:
         return self.four_bits and self.quantization == "int4" and four_bit.fits_runs(inputs)
 
     def fitted(self, weight: torch.Tensor) -> torch.Tensor | FourBitMatrix:
-        """Return a matrix in four bits if that is set for operators, otherwise as it is.
+        """Fit a matrix to four bits if operators multiply by such matrices; otherwise return it unchanged.
 
         The caller must not read `weight` afterwards.
         """

@@ -107,7 +107,7 @@ def _words_by_output(
 
 
 def _places(parts: Mapping[str, torch.Tensor], inputs: int, groups: int) -> torch.Tensor | None:
-    """Return the group of each input; None = groups follow one another."""
+    """Return the group of each input, from the checkpoint; None = groups of inputs follow one another."""
     if (places := parts.get("groups")) is None:
         return None
     _expect("g_idx", places, (inputs,))
@@ -205,7 +205,7 @@ def four_bits(
 
 
 def _codes(stored: BlockNumbers) -> FourBitMatrix:
-    """Return integers of four bits as codes, unchanged."""
+    """Return a matrix of four-bit integers as the codes that a GPU multiplies by, unchanged."""
     scales, order = stored.scales.contiguous(), stored.order
     if stored.zeros is None:
         codes = packed((stored.numbers - SMALLEST).to(torch.uint8))
