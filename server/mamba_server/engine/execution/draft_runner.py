@@ -245,7 +245,10 @@ def _index(values: list[int], device: torch.device) -> torch.Tensor:
 
 
 def _reading(pieces: list[DraftPiece], chunk: int, page_size: int) -> HostBatch:
-    """Return the step that reads `pieces` into the first states; pieces of one token come first."""
+    """Return the batch that computes `pieces` and writes the first of each sequence's states.
+
+    Pieces of one token come first.
+    """
     lengths = np.array([len(piece.token_ids) for piece in pieces], np.int32)
     decodes = int((lengths == 1).sum())
     query_start = np.zeros(len(pieces) + 1, np.int32)

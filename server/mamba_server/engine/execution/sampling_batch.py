@@ -124,7 +124,11 @@ class SamplingBatch:
         *,
         together: bool = False,
     ) -> "SamplingBatch":
-        """Group L rows, in the order of their logits. `together`: for an operator that takes all rows."""
+        """Group L rows, in the order of their logits.
+
+        With `together` one operator samples all rows from `parameters`, and columns that it does not read are
+        left out.
+        """
         columns = _Columns(rows, vocab_size, device)
         # The operator reads its features from `parameters` and has no columns of its own.
         random = [] if together else columns.where(lambda row: row.params.temperature > 0)

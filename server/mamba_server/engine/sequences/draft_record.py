@@ -13,7 +13,10 @@ PRIOR = 2.0
 
 
 class DraftShare:
-    """Share of the tokens of one kind of drafts that were right, of late. `fading`: weight of older ones."""
+    """Share of the recently drafted tokens of one kind that were right.
+
+    Each new draft multiplies the weight of the older ones by `fading`.
+    """
 
     __slots__ = ("_accepted", "_checked", "_fading")
 

@@ -246,7 +246,10 @@ _ALL_PARTS = -2
 
 
 def _parts(group: Group, part: int, change: LowRank) -> list[tuple[LowRank, int]]:
-    """Return the changes of single projections, with their numbers."""
+    """Return the changes of single projections with the projections' numbers.
+
+    A change of all first projections of an expert is cut into one for each.
+    """
     if part != _ALL_PARTS:
         return [(change, part)]
     halves = change.second.chunk(group.inners)
