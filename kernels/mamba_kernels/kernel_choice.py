@@ -14,14 +14,14 @@ INSTRUCTION_SETS = ("avx2", "avx512", "avx512_bf16", "amx_bf16")
 
 
 class UnknownKernels(Exception):
-    """The variable names no kernels or operators, or some that this machine cannot run."""
+    """The environment variable names no kernels or operators, or some that this machine cannot run."""
 
     exit_code = 2
 
 
 @dataclass(frozen=True, slots=True)
 class KernelChoice:
-    """The parsed value of the variable."""
+    """The parsed value of the environment variable `VARIABLE`."""
 
     kernels: str
     """auto, torch, triton or an instruction set."""
@@ -30,7 +30,7 @@ class KernelChoice:
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> "KernelChoice":
-        """Read the variable. Raises UnknownKernels."""
+        """Read the environment variable `VARIABLE`. Raises UnknownKernels."""
         text = environment.get(VARIABLE, AUTO)
         kernels, *rest = (part.strip() for part in text.split(","))
         if kernels not in (AUTO, TORCH, TRITON, *INSTRUCTION_SETS):

@@ -12,8 +12,8 @@ from mamba_kernels.transfer import aligned, to_device
 def send_together(parts: Mapping[str, HostIntegers], device: torch.device) -> dict[str, torch.Tensor]:
     """Copy host arrays to `device` in one buffer and return them as int32 tensors under the same names.
 
-    parts: [n] or [r, n]. Every row of every part begins at a multiple of 16 bytes, for which kernels are
-    compiled. The host may overwrite its arrays immediately afterwards.
+    Each of `parts` is [n] or [r, n]. Every row of every part begins at a multiple of 16 bytes, for which
+    kernels are compiled. The host may overwrite its arrays immediately afterwards.
     """
     layout, size = [], 0
     for part in parts.values():

@@ -13,7 +13,7 @@ class ScanInputs:
     """
 
     x: torch.Tensor
-    """[T, H, P] values"""
+    """Values, [T, H, P]."""
     dt: torch.Tensor
     """[T, H] projected step sizes, before bias and softplus"""
     A: torch.Tensor

@@ -66,58 +66,61 @@ class SlotPlan:
 
     @cached_property
     def device_routes(self) -> torch.Tensor:
-        """[3, n] int32 on the device."""
+        """Routes on the device, [3, n] int32."""
         if self.resident is not None:
             return self.resident
         return to_device(torch.from_numpy(self.host.astype(np.int32)), self.device)
 
     @cached_property
     def noise(self) -> torch.Tensor:
-        """[n] int32 on the host: the words by which float16 states are rounded."""
+        """Words by which float16 states are rounded, on the host, [n] int32."""
         return torch.from_numpy(self._noise)
 
     @cached_property
     def device_noise(self) -> torch.Tensor:
-        """[n] int32 on the device: the words by which float16 states are rounded."""
+        """Words by which float16 states are rounded, on the device, [n] int32."""
         return to_device(self.noise, self.device) if self.resident_noise is None else self.resident_noise
 
     @cached_property
     def routes(self) -> torch.Tensor:
-        """[3, n] int64 on the host."""
+        """Routes on the host, [3, n] int64."""
         return torch.from_numpy(self.host)
 
     @cached_property
     def source_slots(self) -> list[int]:
-        """[n] on the host; -1 = the zero state."""
+        """Source slot of each state, on the host, [n]; -1 = the zero state."""
         slots: list[int] = self.host[0].tolist()
         return slots
 
     @cached_property
     def target_slots(self) -> list[int]:
-        """[n] on the host."""
+        """Target slot of each state, on the host, [n]."""
         slots: list[int] = self.host[1].tolist()
         return slots
 
     @cached_property
     def track_slots(self) -> list[int]:
-        """[n] on the host; -1 = not tracked."""
+        """Second slot of each state, on the host, [n]; -1 = not tracked."""
         slots: list[int] = self.host[2].tolist()
         return slots
 
     @cached_property
     def source(self) -> torch.Tensor:
-        """[n] int64; the zero state reads the padding slot and is masked by `fresh`."""
+        """Source slot of each state, [n] int64.
+
+        The zero state reads the padding slot and is masked by `fresh`.
+        """
         return index_tensor(np.maximum(self.host[0], 0), self.device)
 
     @cached_property
     def fresh(self) -> torch.Tensor | None:
-        """[n] bool: whether the state starts at zero; None if none does."""
+        """Whether each state starts at zero, [n] bool; None if none does."""
         fresh = self.host[0] < 0
         return index_tensor(fresh, self.device).bool() if fresh.any() else None
 
     @cached_property
     def target(self) -> torch.Tensor:
-        """[n] int64 target slots."""
+        """Target slot of each state, [n] int64."""
         return index_tensor(self.host[1], self.device)
 
     @cached_property
@@ -149,7 +152,7 @@ class SlotPlan:
         return states
 
     def write(self, cache: torch.Tensor, states: torch.Tensor) -> None:
-        """Store `states` [n, ...] in their target slots, and those of tracked rows in second slots too."""
+        """Store `states` [n, ...] in their target slots, and states of tracked rows in second slots, too."""
         states = states.to(cache.dtype)
         cache[self.target] = states
         if self.tracked is not None:

@@ -30,8 +30,9 @@ def noise_words(seed: IntArray, depth: IntArray) -> IntArray:
 def round_to_float16_(states: torch.Tensor, words: torch.Tensor) -> None:
     """Round each number of `states` [n, ...] (dense) in place to one that float16 can represent.
 
-    words: [n] int32 of `noise_words`, on the same device. A number of at least 65520 becomes infinite, as it
-    does when rounded to nearest; a smaller one never does. Below 2**-14 the probability has steps of 2**-23.
+    `words` are [n] int32 of `noise_words`, on the same device. A number of at least 65520 becomes infinite,
+    as it does when rounded to nearest; a smaller one never does. Below 2**-14 the probability has steps of
+    2**-23.
     """
     flat = states.view(len(states), -1)
     size = flat.shape[1]
@@ -59,7 +60,7 @@ def _mix(x: torch.Tensor) -> torch.Tensor:
 
 
 def _round(x: torch.Tensor, random: torch.Tensor) -> torch.Tensor:
-    """Round x, float32; random: int32, of which all 32 bits are used."""
+    """Round x, float32; `random` are int32, of which all 32 bits are used."""
     size = x.abs()
     bits = size.view(torch.int32)
     # Normal numbers: 13 bits of the mantissa are dropped; a random addend carries with their probability.

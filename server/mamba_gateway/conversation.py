@@ -36,7 +36,11 @@ _decode = msgspec.json.Decoder(_Body).decode
 
 
 def conversation_of(path: str, body: bytes) -> int | None:
-    """Return a hash of the conversation, the same for all its turns; None if the body tells of none."""
+    """Return a hash of the conversation that is the same for all requests of it.
+
+    The result is None if the body is longer than `MAX_CONVERSATION_BYTES`, cannot be decoded, or has neither
+    a system prompt nor a message of the user.
+    """
     if len(body) > MAX_CONVERSATION_BYTES:
         return None
     try:
@@ -80,7 +84,10 @@ def _beginning(fields: _Body) -> Iterator[str]:
 
 
 def _text(content: Any) -> str:
-    """Return the text of a message. Marks beside it, such as cache_control, change from turn to turn."""
+    """Return the text of a message, without fields beside it that later requests change.
+
+    An example of such a field is cache_control.
+    """
     if isinstance(content, str):
         return content
     if isinstance(content, list):

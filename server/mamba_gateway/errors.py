@@ -25,7 +25,7 @@ SILENT = "the engine sent nothing for too long"
 
 
 class ModelForbidden(ApiError):
-    """The API key may use other models only; the error is the same for a name that no model has."""
+    """The API key may not use the model. The error is the same if there is no such model."""
 
     status, kind, code = 403, "permission_error", "model_forbidden"
 

@@ -29,8 +29,8 @@ class KeyLimits:
     concurrent_requests: int | None = None
     """Requests under way at the same time, including those that wait."""
     weight: int = 1
-    """Weight of the key's requests while those of other keys wait too: engines are shared in proportion to
-    the weights."""
+    """Weight of the key's requests while requests of other keys wait, too: engines are shared in proportion
+    to the weights."""
 
     @property
     def limited(self) -> bool:
@@ -94,7 +94,7 @@ def _changes(entry: str, limits: str) -> dict[str, int]:
         word, _, number = part.partition("=")
         if word not in _FIELDS or _FIELDS[word] in changes or not (number.isascii() and number.isdecimal()):
             fields = ", ".join(f"{field}=NUMBER" for field in _FIELDS)
-            raise ValueError(f"{entry!r}: {part!r} is none of {fields}, once each")
+            raise ValueError(f"{entry!r}: {part!r} is not one of {fields}; write each at most once")
         if not 1 <= int(number[:12]) <= (1000 if word == "weight" else MOST):
             raise ValueError(f"{entry!r}: {part!r} is out of range")
         changes[_FIELDS[word]] = int(number)

@@ -62,7 +62,7 @@ class Waker:
         self._requested.set()
 
     async def work(self) -> None:
-        """Write the time whenever an engine was requested; runs until it is cancelled."""
+        """Write the time whenever an engine was requested, until the task is cancelled."""
         while True:
             await self._requested.wait()
             self._requested.clear()
@@ -97,12 +97,12 @@ class IndexReporter:
         self._written = False
 
     async def work(self) -> None:
-        """Check periodically; runs until it is cancelled."""
+        """Check every `CHECK_SECONDS` until the task is cancelled."""
         while True:
             try:
                 await self.check()
             except Exception as error:
-                log.warning("could not tell of the prefix index", error=short(error))
+                log.warning("could not report on the prefix index", error=short(error))
             await asyncio.sleep(CHECK_SECONDS)
 
     async def check(self) -> None:

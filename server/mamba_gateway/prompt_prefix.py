@@ -67,7 +67,10 @@ class PromptPrefix:
         computed_whole: bool = False,
         unread_tokens: int = 0,
     ) -> "PromptPrefix":
-        """Compute the digests of a prompt. Prompts with different salts share no prefix."""
+        """Compute the digests of a prompt. Prompts with different salts share no prefix.
+
+        The keyword arguments become the fields of the result with the same names.
+        """
         ids = np.ascontiguousarray(token_ids, np.int32)
         hashes = _CHAIN.hashes(ids[: DEPTHS[-1]], salt)
         pages = _PAGES[: int(np.searchsorted(_PAGES, len(hashes), "right"))]

@@ -97,11 +97,15 @@ class RedisHistory:
         return entries
 
     async def save(self, client: str, id_: str, entry: bytes, conversation: str = "") -> bool:
-        """Keep an entry, and add its identifier to the line of a conversation."""
+        """Keep an entry, and add its identifier to the list of `conversation`, if that is not "".
+
+        Return False if the entry alone exceeds the budget of its client, or if the conversation does not
+        exist.
+        """
         return bool(await self._eval(_SAVE, client, id_, entry, conversation))
 
     async def delete(self, client: str, id_: str) -> bool:
-        """Delete an entry; False: there is none."""
+        """Delete an entry; return whether there was one."""
         return bool(await self._eval(_DELETE, client, id_))
 
     async def close(self) -> None:

@@ -22,7 +22,7 @@ from mamba_settings.trace_settings import TraceSettings
 from mamba_settings.usage_settings import UsageSettings
 
 _LIMITS, _ROLLOUT, _ROUTING = Limits(), Rollout(), Routing()
-"""Sections of a MambaDeployment, whose defaults are also those of the corresponding settings."""
+"""Sections of a MambaDeployment. Their defaults are the defaults of the corresponding settings, too."""
 
 
 MAX_REFUSED_AT_ONCE = 512
@@ -97,8 +97,8 @@ class GatewaySettings(
     backend_key_file: str | None = None
     """File whose first key is sent to engines in place of the client's; default: none."""
     endpoint_picker_port: int | None = Field(None, ge=0, le=65535)
-    """Port of the endpoint picker: gRPC, for Envoy and what else speaks the Gateway API Inference Extension;
-    0 takes a free one; default: there is none."""
+    """Port of the endpoint picker: gRPC, for Envoy and other proxies that speak the Gateway API Inference
+    Extension; 0 takes a free one; default: there is none."""
     endpoint_picker_tls: bool = True
     """Whether the endpoint picker speaks TLS, as proxies of the Gateway API do."""
     endpoint_picker_certificate: str | None = None

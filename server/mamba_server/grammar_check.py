@@ -22,7 +22,7 @@ from llguidance import LLTokenizer
 from mamba_server.grammar_matcher import first_mask, make_matcher, make_tokenizer
 
 CPU_SECONDS = 1.5
-"""Bound on the CPU time of one grammar, in seconds; those of clients take some milliseconds."""
+"""Bound on the CPU time of one grammar, in seconds. Grammars of clients usually take some milliseconds."""
 MAX_MEMORY_BYTES = 512 << 20
 """Bytes of memory that one grammar may take."""
 STACK_BYTES = 8 << 20

@@ -84,7 +84,7 @@ def _nesting(text: str) -> int:
 
 
 def _depth_of_schema(schema: Any) -> int:
-    """Return the depth of a JSON schema: that of its values, along the references between them."""
+    """Return the depth of a JSON schema: the depth of its values, along the references between them."""
     owners: dict[str, dict[str, Any]] = {"#": {"root": schema}}
     references: dict[str, list[str]] = {}
     depth: dict[str, int] = {}

@@ -232,7 +232,7 @@ class TokenLogprobs(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class PrefillTiming(msgspec.Struct, array_like=True, frozen=True):
-    """Timing of one piece of a prompt: the step that computed it, and what else that step computed."""
+    """Timing of one piece of a prompt: the step that computed it, and the other work of that step."""
 
     began: float
     ended: float
@@ -430,11 +430,11 @@ class EngineStats(msgspec.Struct, tag="stats", frozen=True):
     transfer_seconds: list[tuple[str, float]] = []
     """Direction and seconds of each transfer that ended since the last message."""
     audit_distances: list[tuple[str, float]] = []
-    """Kind, `scores` or `states`, and distance of what audits have compared since the last message."""
+    """Kind, `scores` or `states`, and distance of each comparison of audits since the last message."""
     audit_spans: list[AuditSpan] = []
     """Audits of traced requests that ended since the last message."""
     costs: list[tuple[int, Cost]] = []
-    """Accounts, and what was added to each since the last message."""
+    """Accounts, and the costs that were added to each since the last message."""
 
 
 class PrefixChanges(msgspec.Struct, tag="prefix", frozen=True):

@@ -4,7 +4,7 @@ from enum import StrEnum
 
 
 class Function(StrEnum):
-    """A function of one element."""
+    """Function that `activate` applies to each element of its rows."""
 
     SQUARED_RELU = "squared_relu"
     """max(x, 0)^2"""

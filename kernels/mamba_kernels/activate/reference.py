@@ -20,7 +20,7 @@ _IN_PLACE: dict[Function, Callable[[torch.Tensor], object]] = {
 def activate(x: torch.Tensor, function: Function, factor: torch.Tensor | None = None) -> None:
     """Replace x by function(x) * factor in place, or by function(x) if there is no factor.
 
-    x, factor: [T, f]; rows may be strided, so that both may be halves of one product.
+    `x` and `factor` are [T, f]; rows may be strided, so that both may be halves of one product.
     """
     _IN_PLACE[function](x)
     if factor is not None:

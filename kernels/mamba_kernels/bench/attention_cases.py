@@ -13,7 +13,7 @@ PAGE = 16
 
 
 def attention_cases(name: str, shape: ModelShape, device: torch.device, *, small: bool) -> list[Case]:
-    """Return the cases at the shapes of a model; small: for a machine without a GPU."""
+    """Return the cases at the shapes of a model; `small` ones are for a machine without a GPU."""
     decodes = ((8, 512),) if small else ((1, 8192), (64, 1024), (64, 8192), (1, 131_072))
     pieces = ((128, 512),) if small else ((2048, 2048), (2048, 16_384))
     cases = [_attend(name, shape, device, rows, 1, context) for rows, context in decodes]

@@ -22,7 +22,8 @@ def measure_case(
 ) -> dict[str, Any]:
     """Measure a case and return seconds and shares of the machine's limits as JSON.
 
-    The seconds of the peer are added if requested, and those of torch for a kernel on a CPU.
+    With `peer`, the seconds of the peer are added. For a kernel on a CPU, the seconds of torch are added,
+    too.
     """
     report: dict[str, Any] = {"operator": case.operator, "shape": case.shape}
     try:
@@ -48,7 +49,7 @@ def measure_case(
 
 
 def check(case: Case, operators: Operators) -> None:
-    """Raise WrongResult if results differ from those of the reference in float64."""
+    """Raise WrongResult if results differ from the results of the reference in float64."""
     arguments = case.inputs(case.checked)
     results = case.run(operators, {name: copy_tensor(value) for name, value in arguments.items()})
     expected = case.run(REFERENCE, {name: widen(value) for name, value in arguments.items()})

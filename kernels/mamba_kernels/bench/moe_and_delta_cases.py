@@ -24,7 +24,7 @@ CHUNK = 64
 
 
 def moe_and_delta_cases(device: torch.device, *, small: bool) -> list[Case]:
-    """Return the cases; small: for a machine without a GPU, with an eighth of the heads and widths."""
+    """Return the cases; `small` ones, for a machine without a GPU, have an eighth of the heads and widths."""
     H, G, V, K = QWEN3_NEXT
     shape = (H // 8, G // 8, V, K) if small else QWEN3_NEXT
     cases = [_update(shape, device, rows) for rows in ((4,) if small else (1, 64, 256))]

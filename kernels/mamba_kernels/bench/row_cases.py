@@ -15,7 +15,7 @@ WIDENED = 3
 
 
 def row_cases(name: str, shape: ModelShape, device: torch.device, *, small: bool) -> list[Case]:
-    """Return the cases at the shapes of a model; small: for a machine without a GPU."""
+    """Return the cases at the shapes of a model; `small` ones are for a machine without a GPU."""
     rows = (8,) if small else (64, 4096)
     cases = [norm(name, shape, device, n) for n in rows for norm in (_rms_norm, _gated, _activation)]
     choices = ((4, 1.0), (4, 0.9)) if small else ((1, 1.0), (64, 1.0), (256, 1.0), (64, 0.9))

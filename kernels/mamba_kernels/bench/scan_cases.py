@@ -20,7 +20,7 @@ STATE = torch.float32
 
 
 def scan_cases(name: str, shape: ModelShape, device: torch.device, *, small: bool) -> list[Case]:
-    """Return the cases at the shapes of a model; small: for a machine without a GPU."""
+    """Return the cases at the shapes of a model; `small` ones are for a machine without a GPU."""
     batches = (1, 8) if small else (1, 8, 64, 256)
     prompts = ((512, 1),) if small else ((4096, 1), (16384, 1), (8192, 16))
     cases = [_decode(name, shape, device, rows, tracked=False) for rows in batches]

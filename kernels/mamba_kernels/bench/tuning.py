@@ -15,7 +15,8 @@ from mamba_kernels.triton_support.launch_table import Launch, LaunchTrial
 WARPS = (1, 2, 4, 8)
 STAGES = (1, 2, 3, 4)
 MAX_TIME_RATIO = 0.97
-"""Largest ratio of an entry's time to that of the default at which it is kept: smaller gains are noise."""
+"""Largest ratio of an entry's time to the time of the default at which it is kept: smaller gains are
+noise."""
 Entries = dict[tuple[str, str], dict[str, Any]]
 Clock = Callable[[Callable[[], object], torch.device], float]
 log = logging.getLogger(__name__)

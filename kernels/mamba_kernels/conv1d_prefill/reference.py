@@ -23,9 +23,9 @@ def conv1d_prefill(
 ) -> torch.Tensor:
     """Compute silu(sum_k weight[k] * input[t - K + 1 + k] + bias), [T, C] in the type of x.
 
-    x: [T, C] (rows may be strided); weight: [K, C]; bias: [C]; window: [slabs, K-1, C], any strides. Inputs
-    before a piece come from its window. A window at depth d holds the last K-1 inputs, before activation,
-    that end at d; a piece shorter than K-1 keeps the tail of the window before it.
+    `x` is [T, C] (rows may be strided); `weight` is [K, C]; `bias` is [C]; `window` is [slabs, K-1, C], any
+    strides. Inputs before a piece come from its window. A window at depth d holds the last K-1 inputs, before
+    activation, that end at d; a piece shorter than K-1 keeps the tail of the window before it.
     """
     return convolve_pieces(x, weight, bias, window, plan, lambda y, _: F.silu(y, inplace=True))
 
@@ -59,7 +59,10 @@ def _convolve(
     finish: Finish,
     row: int,
 ) -> None:
-    """Compute the rows of `out`, the first of which is row number `row` of the batch."""
+    """Compute the rows of `out`, the first of which is row number `row` of the batch.
+
+    `inputs` have K-1 rows before them. `finish` turns sums into results, as the activation does.
+    """
     kind = accumulator(inputs.dtype)
     rows, channels = out.shape
     block = max(1, BLOCK_ELEMENTS // channels)

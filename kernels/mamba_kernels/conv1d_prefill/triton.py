@@ -36,8 +36,8 @@ def conv1d_prefill(
 ) -> torch.Tensor:
     """Compute silu(sum_k weight[k] * input[t - K + 1 + k] + bias), [T, C] in the type of x.
 
-    x: [T, C], rows may be strided; weight: [K, C]; bias: [C]; window: [slabs, K-1, C], C dense, written at
-    the plan's targets and checkpoints. Raises WrongArgument.
+    `x` is [T, C], rows may be strided; `weight` is [K, C]; `bias` is [C]; `window` is [slabs, K-1, C], C
+    dense, written at the plan's targets and checkpoints. Raises WrongArgument.
     """
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     call(x, weight, bias, window, plan, out).run()
@@ -54,7 +54,7 @@ def call(
     *,
     gated: bool = False,
 ) -> KernelCall:
-    """Return the launch that writes `out` [T, C]; `gated`: see `conv1d_update`."""
+    """Return the launch that writes `out` [T, C]; `gated` is described at `conv1d_update`."""
     check("x", x, (None, None))
     check_plan("x", x, plan.tokens, plan.on_device.chunk_start.device)
     channels = channels_of(x, gated=gated)

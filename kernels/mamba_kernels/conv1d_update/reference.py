@@ -15,8 +15,9 @@ def conv1d_update(
 ) -> torch.Tensor:
     """Compute silu(sum_k weight[k] * input[t - K + 1 + k] + bias), [n, C] in the type of x.
 
-    Inputs before t come from the window. x: [n, C] (rows may be strided); weight: [K, C]; bias: [C]; window:
-    [slabs, K-1, C], any strides: the last K-1 inputs before activation, advanced by one token.
+    Inputs before t come from the window. `x` is [n, C] (rows may be strided); `weight` is [K, C]; `bias` is
+    [C]; `window` is [slabs, K-1, C], any strides: the last K-1 inputs before activation, advanced by one
+    token.
     """
     kind = accumulator(x.dtype)
     past = plan.read(window)  # [n, K-1, C]

@@ -28,8 +28,8 @@ def conv1d_update(
 ) -> torch.Tensor:
     """Compute silu(sum_k weight[k] * input[t - K + 1 + k] + bias), [n, C], and advance windows by one token.
 
-    x: [n, C], rows may be strided; weight: [K, C]; bias: [C]; window: [slabs, K-1, C], C dense. The result
-    has the type of x. Raises WrongArgument.
+    `x` is [n, C], rows may be strided; `weight` is [K, C]; `bias` is [C]; `window` is [slabs, K-1, C], C
+    dense. The result has the type of x. Raises WrongArgument.
     """
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     call(x, weight, bias, window, plan.device_routes, out).run()
@@ -46,7 +46,7 @@ def call(
     *,
     gated: bool = False,
 ) -> KernelCall:
-    """Return the launch that writes `out`; routes: [3, n] int32 of a `SlotPlan`.
+    """Return the launch that writes `out`; `routes` are [3, n] int32 of a `SlotPlan`.
 
     `gated`: x is [n, b | c | v] of 3 C, inputs are b * v, and c takes the place of the activation.
     """
@@ -105,7 +105,10 @@ def channels_of(x: torch.Tensor, *, gated: bool) -> int:
 
 @triton.jit
 def load_inputs(pointers, mask, CHANNELS: tl.constexpr, GATED: tl.constexpr):
-    """Load inputs of the convolution, rounded to the type of the rows; pointers: to their first part."""
+    """Load inputs of the convolution, rounded to the type of the rows.
+
+    `pointers` point to the first part of each row.
+    """
     values = tl.load(pointers, mask=mask, other=0.0)
     if GATED:
         factors = tl.load(pointers + 2 * CHANNELS, mask=mask, other=0.0)

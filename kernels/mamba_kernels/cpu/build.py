@@ -55,7 +55,7 @@ class CannotBuild(Exception):
 def ensure_built(environment: Mapping[str, str] = os.environ, *, sanitize: bool = False) -> Path:
     """Return the path of the library; build it first if it does not exist. Raises CannotBuild.
 
-    sanitize: build with checks of addresses and undefined behaviour, for tests.
+    `sanitize` says whether to build with checks of addresses and undefined behaviour, for tests.
 
     Several processes may call this at once: one builds, the others wait. A library appears complete or not at
     all.

@@ -23,23 +23,23 @@ class DeltaWeights:
     """Weights of a mixer between its projections, all float32."""
 
     conv_weight: torch.Tensor
-    """[K, C], C = q | k | v"""
+    """Weights of the convolution, [K, C], C = q | k | v."""
     A: torch.Tensor
-    """[H] negative"""
+    """Rates of the decay of each head, [H], negative."""
     dt_bias: torch.Tensor
-    """[H], or [H, K] if each channel of a key has a decay"""
+    """Bias of the decay's inputs, [H], or [H, K] if each channel of a key has a decay."""
     norm: torch.Tensor
-    """[V] of each head"""
+    """Weight of the norm of each head, [V]."""
 
 
 class GatedDeltaCalls:
     """Calls for one mixer: out = norm(o) * silu(z) by head, or norm(o) * sigmoid(z) with decays by channel.
 
-    o is the result of the rule of `DeltaInputs` for the convolved rows. projected: [n, q G*K | k G*K | v H*V
-    | z H*V | b H | a H or H*K], float32 or bfloat16, rows may be strided; window: [slabs, taps-1, C] in their
-    type; state: [slabs, H, V, K] float32, bfloat16 (rounded to nearest) or float16 (rounded stochastically).
-    Both are dense except for the slabs, and are read and written at the plan's slots. out: [n, H*V] in the
-    type of the rows, dense, written. Any other argument raises WrongArgument.
+    o is the result of the rule of `DeltaInputs` for the convolved rows. `projected` is [n, q G*K | k G*K | v
+    H*V | z H*V | b H | a H or H*K], float32 or bfloat16, rows may be strided; `window` is [slabs, taps-1, C]
+    in their type; `state` is [slabs, H, V, K] float32, bfloat16 (rounded to nearest) or float16 (rounded
+    stochastically). Both are dense except for the slabs, and are read and written at the plan's slots. `out`
+    is [n, H*V] in the type of the rows, dense, written. Any other argument raises WrongArgument.
     """
 
     def __init__(
@@ -52,7 +52,10 @@ class GatedDeltaCalls:
         norm_eps: float,
         beta_scale: float = 1.0,
     ) -> None:
-        """Prepare the calls for these weights, which they keep alive. Raises WrongArgument."""
+        """Prepare the calls for `weights`, which they keep alive. Raises WrongArgument.
+
+        `beta_scale` is the factor on beta, as in `DeltaInputs`.
+        """
         heads, value_dim, taps = len(weights.A), len(weights.norm), len(weights.conv_weight)
         self._values = heads * value_dim
         channels = 2 * key_heads * key_dim + self._values
@@ -105,7 +108,10 @@ class GatedDeltaCalls:
         plan: SlotPlan,
         out: torch.Tensor,
     ) -> None:
-        """Compute one token for each of the plan's sequences, none of them padding. Raises WrongArgument."""
+        """Compute one token for each of the plan's sequences, none of them padding. Raises WrongArgument.
+
+        The class describes the tensors.
+        """
         self._check(projected, window, state, out, plan.routes.shape[1])
         call = DeltaDecode(mixer=self._address, out=out.data_ptr())
         name_slots(call, plan)
@@ -122,7 +128,7 @@ class GatedDeltaCalls:
     ) -> None:
         """Compute the pieces of the plan with the same bits as `GatedDelta.prefill`.
 
-        Raises WrongArgument.
+        The class describes the tensors. Raises WrongArgument.
         """
         self._check(projected, window, state, out, plan.tokens)
         call = DeltaPrefill(mixer=self._address, out=out.data_ptr())

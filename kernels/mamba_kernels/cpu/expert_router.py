@@ -17,9 +17,9 @@ class ExpertRouter:
     def __init__(
         self, library: Library, weight: PackedWeight, routing: Routing, correction: torch.Tensor | None
     ) -> None:
-        """Prepare the call.
+        """Prepare the call that chooses the experts of rows.
 
-        weight: [E, d] float32; correction: [E] float32, added to the scores for the choice alone.
+        `weight` is [E, d] float32; `correction` is [E] float32, added to the scores for the choice alone.
         """
         experts = weight.outputs
         if correction is not None:
@@ -42,7 +42,7 @@ class ExpertRouter:
     def __call__(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the experts of each row, [T, k] int32, best first, and their weights, [T, k] float32.
 
-        x: [T, d]. Raises WrongArgument.
+        `x` is [T, d]. Raises WrongArgument.
         """
         logits = self._linear(x)
         experts = torch.empty(len(x), self._top_k, dtype=torch.int32)

@@ -28,8 +28,8 @@ class PackedExperts:
     ) -> None:
         """Prepare the call for these experts. Raises WrongArgument.
 
-        experts: at least one; shared: may have another inner size, and is weighted by the sigmoid of a row's
-        product with `shared_gate`, [d] float32, or by 1 if that is None.
+        There is at least one in `experts`. The expert `shared` may have another inner size, and is weighted
+        by the sigmoid of a row's product with `shared_gate`, [d] float32, or by 1 if that is None.
         """
         if shared_gate is not None:
             check(
@@ -61,7 +61,7 @@ class PackedExperts:
         self._address = ctypes.addressof(self.call)
 
     def products(self) -> list[tuple[PackedLinear, PackedLinear]]:
-        """Return both products of each expert, without the activation; those of the shared one come last."""
+        """Return both products of each expert, without the activation; the shared expert's come last."""
         return [
             (PackedLinear(self._library, up, None), PackedLinear(self._library, down, None))
             for up, down in self._kept
@@ -70,9 +70,9 @@ class PackedExperts:
     def __call__(self, hidden: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """Compute the weighted sum of the experts of each row, [n, d_out].
 
-        hidden: [n, d], rows may be strided, in the type of the weights; experts: [n, k] int32, -1 = none, and
-        weights: [n, k] float32, as `route` returns them. A row has the same bits alone and among others, and
-        with any number of threads. Raises WrongArgument.
+        `hidden` is [n, d], rows may be strided, in the type of the weights; `experts` are [n, k] int32, -1 =
+        none, and `weights` are [n, k] float32, as `route` returns them. A row has the same bits alone and
+        among others, and with any number of threads. Raises WrongArgument.
         """
         up, down = self._kept[0]
         if hidden.dtype is not down.dtype or hidden.stride(-1) != 1:

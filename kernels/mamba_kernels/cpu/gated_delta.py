@@ -22,10 +22,10 @@ from mamba_kernels.ssd_prefill.plan import ChunkPlan
 class GatedDelta:
     """The calls of one library, with the arguments of the reference.
 
-    state: [slabs, H, V, K] float32, bfloat16 (rounded to nearest) or float16 (rounded stochastically), K
-    dense, read and written at the plan's slots; inputs: float32 or bfloat16, all of one type except A and
-    dt_bias, which are float32; out: [T, H, V] in their type, V dense, written. Any other argument raises
-    WrongArgument.
+    `state` is [slabs, H, V, K] float32, bfloat16 (rounded to nearest) or float16 (rounded stochastically), K
+    dense, read and written at the plan's slots; `inputs` are float32 or bfloat16, all of one type except A
+    and dt_bias, which are float32; `out` is [T, H, V] in their type, V dense, written. Any other argument
+    raises WrongArgument.
     """
 
     def __init__(self, library: Library) -> None:

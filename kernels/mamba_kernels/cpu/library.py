@@ -110,7 +110,11 @@ def has_to_be_built(environment: Mapping[str, str] = os.environ) -> bool:
 
 
 def open_library(environment: Mapping[str, str]) -> Library | None:
-    """Open the library as `library` does, with this environment. Raises UnknownKernels."""
+    """Open the library as `library` does, with this environment. Raises UnknownKernels.
+
+    The result is None if the environment chooses torch or Triton. It is None, too, if the library cannot be
+    built or loaded, unless the environment names an instruction set.
+    """
     kernels = KernelChoice.of(environment).kernels
     if kernels in (TORCH, TRITON):
         return None

@@ -11,7 +11,7 @@ from mamba_kernels.slot_plan import SlotPlan
 
 
 class MambaDecoder:
-    """The decode call of one mixer."""
+    """The call that computes one token of each sequence in one Mamba2 mixer."""
 
     def __init__(self, library: Library, mixer: PreparedMixer) -> None:
         self._run = library.mamba_decode
@@ -36,10 +36,10 @@ class MambaDecoder:
     ) -> None:
         """Compute out = norm(y * silu(gate)), where y follows from convolution and recurrence (`ScanInputs`).
 
-        projected: [n, gate H*P | x H*P | B G*N | C G*N | dt H], rows may be strided; window: [slabs, K-1, C]
-        in the type of the rows; state: [slabs, H, P, N] float32 or float16; both are dense except for the
-        slabs and written at the plan's slots (float16 by stochastic rounding); out: [n, H*P], dense, written.
-        Raises WrongArgument.
+        `projected` is [n, gate H*P | x H*P | B G*N | C G*N | dt H], rows may be strided; `window` is [slabs,
+        K-1, C] in the type of the rows; `state` is [slabs, H, P, N] float32 or float16; both are dense except
+        for the slabs and written at the plan's slots (float16 by stochastic rounding); `out` is [n, H*P],
+        dense, written. Raises WrongArgument.
         """
         call = self._call
         self._mixer.check(projected, window, state, out, plan.routes.shape[1])

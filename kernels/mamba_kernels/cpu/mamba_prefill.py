@@ -11,7 +11,7 @@ from mamba_kernels.ssd_prefill import ChunkPlan
 
 
 class MambaPrefiller:
-    """The prefill call of one mixer."""
+    """The call that computes pieces of prompts in one Mamba2 mixer."""
 
     def __init__(self, library: Library, mixer: PreparedMixer) -> None:
         self._run = library.mamba_prefill
@@ -29,10 +29,10 @@ class MambaPrefiller:
     ) -> None:
         """Compute out = norm(y * silu(gate)), where y follows from convolution and recurrence (`ScanInputs`).
 
-        projected: [T, gate H*P | x H*P | B G*N | C G*N | dt H], T = plan.tokens, rows may be strided; window:
-        [slabs, K-1, C] in the type of the rows; state: [slabs, H, P, N] float32 or float16; both are dense
-        except for the slabs, and read and written at the plan's slots; out: [T, H*P], dense, written. Raises
-        WrongArgument.
+        `projected` is [T, gate H*P | x H*P | B G*N | C G*N | dt H], T = plan.tokens, rows may be strided;
+        `window` is [slabs, K-1, C] in the type of the rows; `state` is [slabs, H, P, N] float32 or float16;
+        both are dense except for the slabs, and read and written at the plan's slots; `out` is [T, H*P],
+        dense, written. Raises WrongArgument.
         """
         self._mixer.check(projected, window, state, out, plan.tokens)
         call = self._call

@@ -33,17 +33,17 @@ class MixerWeights:
     """Weights of a Mamba2 mixer between its projections, float32 except `norm`."""
 
     conv_weight: torch.Tensor
-    """[K, C]"""
+    """Weights of the convolution, [K, C]."""
     conv_bias: torch.Tensor | None
-    """[C]"""
+    """Bias of the convolution, [C]; None = it has none."""
     A: torch.Tensor
-    """[H] negative"""
+    """Rates of the decay of each head, [H], negative."""
     D: torch.Tensor
-    """[H]"""
+    """Weights with which a head's inputs are added to its outputs, [H]."""
     dt_bias: torch.Tensor
-    """[H]"""
+    """Bias of the step sizes, [H]."""
     norm: torch.Tensor | None
-    """[H * P] in the type of the rows; None = only the gate is applied."""
+    """Weight of the gated norm, [H * P] in the type of the rows; None = only the gate is applied."""
 
 
 class PreparedMixer:
@@ -60,7 +60,11 @@ class PreparedMixer:
         norm_eps: float,
         norm_groups: int,
     ) -> None:
-        """Prepare the structure for these weights, which it keeps alive. Raises WrongArgument."""
+        """Prepare the structure for `weights`, which it keeps alive. Raises WrongArgument.
+
+        `groups` are the groups of heads that share B and C. `dt_limit` are the least and the largest step
+        size.
+        """
         heads, taps = len(weights.A), len(weights.conv_weight)
         self._inner, channels = heads * head_dim, heads * head_dim + 2 * groups * state_size
         self._projected = self._inner + channels + heads

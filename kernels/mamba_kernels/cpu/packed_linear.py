@@ -59,7 +59,7 @@ def split_panels(
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Yield blocks of panels with the rows of the weight that they hold, so that packing needs little memory.
 
-    width: inputs of a row in a panel, padding included.
+    `width` is the number of inputs of a row in a panel, padding included.
     """
     panels_per_block = max(1, _BLOCK_WEIGHTS // (width * PANEL))
     for first in range(0, len(panels), panels_per_block):
@@ -80,7 +80,7 @@ class PackedWeight:
         pair = PAIR[weight.dtype]
         steps, panels = -(-self.inputs // pair), -(-self.outputs // PANEL)
         self.panels = weight.new_empty(panels, steps, PANEL, pair)
-        """[panels, steps, PANEL, pair]"""
+        """The matrix, [panels, steps, PANEL, pair]."""
         for part, whole in split_panels(self.panels, weight, steps * pair):
             missing = (0, -self.inputs % pair, 0, len(part) * PANEL - len(whole))
             padded = F.pad(whole, missing) if any(missing) else whole
@@ -129,7 +129,7 @@ class PackedLayers:
             first += part.outputs
 
     def change_by(self, changes: int) -> None:
-        """Let decode steps change the product's rows by the `AdapterChanges` at that address."""
+        """Let decode steps change the product's rows by the `AdapterChanges` at the address `changes`."""
         self._layers[0].changes = changes
 
     @property
@@ -148,7 +148,10 @@ class PackedLinear:
         bias: torch.Tensor | None,
         activation: str = "",
     ) -> None:
-        """Prepare the call. bias: [outputs] in the type of the weight; activation: one of ACTIVATIONS."""
+        """Prepare the call.
+
+        `bias` is [outputs] in the type of the weight; None = none. `activation` is one of ACTIVATIONS.
+        """
         self.weight = weight
         self._call = library.linear
         self._layers = PackedLayers(weight, bias, ACTIVATIONS[activation])
@@ -156,7 +159,7 @@ class PackedLinear:
         """Address of the structure, valid as long as this object lives."""
 
     def change_by(self, changes: int) -> None:
-        """Let decode steps change the product's rows by the `AdapterChanges` at that address."""
+        """Let decode steps change the product's rows by the `AdapterChanges` at the address `changes`."""
         self._layers.change_by(changes)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:

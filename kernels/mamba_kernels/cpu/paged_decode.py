@@ -32,9 +32,9 @@ class PagedDecoder:
     def __call__(self, query: torch.Tensor, kv: torch.Tensor, plan: AttentionPlan, out: torch.Tensor) -> None:
         """Compute softmax(scale q K^T) V over the contexts of the plan's n decodes.
 
-        query: [n, heads, head_dim] (rows may be strided) in the type of kv [pages, 2, page_size, kv_heads,
-        head_dim], in which the keys and the values of a page are dense; out: like query, dense, written.
-        Raises WrongArgument.
+        `query` is [n, heads, head_dim] (rows may be strided) in the type of kv [pages, 2, page_size,
+        kv_heads, head_dim], in which the keys and the values of a page are dense; `out` is like query, dense,
+        written. Raises WrongArgument.
         """
         call = self._call
         check_paged(call, query, kv, out, plan.decodes)

@@ -22,9 +22,9 @@ class PagedExtender:
     def __call__(self, query: torch.Tensor, kv: torch.Tensor, plan: AttentionPlan, out: torch.Tensor) -> None:
         """Compute softmax(scale q K^T) V, causal, over the contexts of the plan's prefill pieces.
 
-        query: [T, heads, head_dim], the rows of the pieces alone (they may be strided), in the type of kv
-        [pages, 2, page_size, kv_heads, head_dim], in which the keys and the values of a page are dense; out:
-        like query, dense, written. Raises WrongArgument.
+        `query` is [T, heads, head_dim], the rows of the pieces alone (they may be strided), in the type of kv
+        [pages, 2, page_size, kv_heads, head_dim], in which the keys and the values of a page are dense; `out`
+        is like query, dense, written. Raises WrongArgument.
         """
         call, first, table = self._call, plan.decodes, plan.page_table
         check_paged(call, query, kv, out, plan.tokens - first)

@@ -16,7 +16,10 @@ class RowNorm:
     def __init__(
         self, library: Library, weight: torch.Tensor, eps: float, dtype: torch.dtype | None = None
     ) -> None:
-        """Prepare the call. dtype: type of y and `added`, by default the weight's; float32 suits bfloat16."""
+        """Prepare the call. `dtype` is the type of y and `added`, by default the type of `weight`.
+
+        With `dtype` bfloat16, `weight` may be float32.
+        """
         self._run = library.rms_norm
         self._weight, self.dtype = weight, dtype or weight.dtype
         self.call = RmsNorm(
@@ -28,8 +31,8 @@ class RowNorm:
     def __call__(self, x: torch.Tensor, added: torch.Tensor | None = None) -> torch.Tensor:
         """Add `added` to x and return the norm y, [T, d]. Raises WrongArgument.
 
-        x: [T, d], rows may be strided, float32 or in the type of y, written if there is `added`: [T, d],
-        dense, in the type of y.
+        `x` is [T, d], rows may be strided, float32 or in the type of y, written if there is `added`, which is
+        [T, d], dense, in the type of y.
         """
         kind, width = self.dtype, len(self._weight)
         check("x", x, (None, width), dtypes=(torch.float32, kind), device=CPU)

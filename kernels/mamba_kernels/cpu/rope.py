@@ -20,8 +20,9 @@ class RowRope:
     def __call__(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
         """Rotate the heads of each row in place.
 
-        x: [T, heads, head_dim], float32 or bfloat16, rows may be strided; cos, sin: [T, h] float32. A row has
-        the same bits alone and among others, and with any instruction set. Raises WrongArgument.
+        `x` is [T, heads, head_dim], float32 or bfloat16, rows may be strided; `cos` and `sin` are [T, h]
+        float32. A row has the same bits alone and among others, and with any instruction set. Raises
+        WrongArgument.
         """
         check("x", x, (None, None, None), dtypes=KINDS, device=CPU, dense_from=1)
         rows, heads, width = x.shape

@@ -22,7 +22,7 @@ class RowArgmax:
     def __call__(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the first place of each row's largest number, [r] int64, and whether it is finite, [r] bool.
 
-        rows: [r, n], float32 or bfloat16, n at least one. A row is finite if it holds neither NaN nor
+        `rows` are [r, n], float32 or bfloat16, n at least one. A row is finite if it holds neither NaN nor
         positive infinity, nor negative infinity alone. The place is arbitrary in a row that holds NaN. Raises
         WrongArgument.
         """
@@ -45,8 +45,8 @@ class RowGate:
     def __call__(self, x: torch.Tensor, gate: torch.Tensor) -> None:
         """Multiply x by the sigmoid of `gate` in place.
 
-        x: [n, d], float32 or bfloat16, dense; gate: like x, rows may be strided. A row has the same bits
-        alone and among others, and with any instruction set. Raises WrongArgument.
+        `x` is [n, d], float32 or bfloat16, dense; `gate` is like x, rows may be strided. A row has the same
+        bits alone and among others, and with any instruction set. Raises WrongArgument.
         """
         check("x", x, (None, None), dtypes=KINDS, device=CPU, dense_from=0)
         check("gate", gate, x.shape, dtypes=(x.dtype,), device=CPU, dense_from=1)
@@ -70,15 +70,15 @@ class AdapterRows:
         seconds: Sequence[torch.Tensor],
         starts: Sequence[int],
     ) -> None:
-        """Prepare the call, and let decode steps of `product` make the changes too.
+        """Prepare the kernel's call, and let decode steps of `product` apply the adapters' changes, too.
 
         Args:
             library: the kernels.
             product: the product, with its activation.
             plain: the same product without its activation.
-            first: [places, parts, rank, inputs] matrices A.
-            seconds: [places, rank, width] matrices B of each part.
-            starts: first output of each part.
+            first: matrices A, [places, parts, rank, inputs]; each place holds one adapter.
+            seconds: matrices B of each part of the outputs, [places, rank, width].
+            starts: the first output that each part changes.
         """
         check("first", first, (None, len(seconds), None, plain.weight.inputs), dtypes=KINDS, device=CPU)
         self.ranks = np.zeros(len(first), np.int32)
@@ -104,11 +104,11 @@ class AdapterRows:
         product.change_by(self._address)
 
     def __call__(self, x: torch.Tensor, places: IntArray, out: torch.Tensor, activation: str = "") -> None:
-        """Add the changes of the first rows of x to those of `out`, and apply the activation to the sums.
+        """Add the changes of the first rows of `x` to the same rows of `out`, then apply the activation.
 
-        x: [T, inputs], rows may be strided; places: [n] int32 place of each of the first n rows, or -1; out:
-        [T, outputs] dense, of the type of the matrices; activation: one of ACTIVATIONS. Raises
-        WrongArgument.
+        `x` is [T, inputs], rows may be strided; `out` is [T, outputs] dense, of the type of the matrices.
+        `places` are the places of the adapters of the first n rows, [n] int32; -1 = a row has none.
+        `activation` is one of ACTIVATIONS. Raises WrongArgument.
         """
         first = self._kept[2]
         if x.dtype is not out.dtype or x.stride(-1) != 1:

@@ -22,9 +22,9 @@ PARTS = 3
 class ShortConvCalls:
     """Calls for one mixer, which compute what the reference in `mamba_kernels.short_conv` does.
 
-    rows: [n, b C | c C | v C], float32 or bfloat16, rows may be strided; window: [slabs, taps-1, C] in their
-    type, dense except for the slabs, read and written at the plan's slots; out: [n, C] in the type of the
-    rows, dense, written. Any other argument raises WrongArgument.
+    `rows` are [n, b C | c C | v C], float32 or bfloat16, rows may be strided; `window` is [slabs, taps-1, C]
+    in their type, dense except for the slabs, read and written at the plan's slots; `out` is [n, C] in the
+    type of the rows, dense, written. Any other argument raises WrongArgument.
     """
 
     def __init__(self, library: Library, weight: torch.Tensor, bias: torch.Tensor | None) -> None:

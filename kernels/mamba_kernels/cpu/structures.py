@@ -31,7 +31,7 @@ class LinearLayer(Structure):
 
 
 class AdapterPart(Structure):
-    """Outputs of a product that are those of one module of the checkpoint."""
+    """Outputs of a product that belong to one module of the checkpoint."""
 
     _fields_ = (
         ("second", c_void_p),

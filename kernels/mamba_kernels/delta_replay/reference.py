@@ -20,9 +20,9 @@ def gated_delta_replay(
     ring: torch.Tensor,
     out: torch.Tensor,
 ) -> None:
-    """Compute one token for each of the rows, whose states lack what waits in lanes.
+    """Compute one token for each row, whose state may lack the inputs in its lane of the ring.
 
-    state: [slabs, H, V, K]; out: [n, H, V]; as in `state_replay`.
+    `state` is [slabs, H, V, K] and `out` is [n, H, V]; `lanes` and `ring` are as in `state_replay`.
     """
     H, V = inputs.v.shape[1:]
     G, K = inputs.k.shape[1:]

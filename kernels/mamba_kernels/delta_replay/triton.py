@@ -35,7 +35,7 @@ def gated_delta_replay(
 ) -> None:
     """Compute one token for each row, as the reference does.
 
-    state: [slabs, H, V, K], K dense; out: [n, H, V], V dense. Raises WrongArgument.
+    `state` is [slabs, H, V, K], K dense; `out` is [n, H, V], V dense. Raises WrongArgument.
     """
     call(state, inputs, plan.device_routes, plan.device_noise, lanes.device_rows, ring, out).run()
 
@@ -51,7 +51,8 @@ def call(
 ) -> KernelCall:
     """Check the arguments of `gated_delta_replay` and return its launch.
 
-    routes: [3, n] int32 and noise: [n] int32 of a `SlotPlan`; lanes: [3, n] int32 of a `RingPlan`.
+    `routes` are [3, n] int32 and `noise` is [n] int32 of a `SlotPlan`; `lanes` are [3, n] int32 of a
+    `RingPlan`.
     """
     n, H, G, V, K = check_rows(state, inputs, out)
     check("routes", routes, (3, n), dtypes=(torch.int32,), device=state.device)

@@ -94,8 +94,8 @@ class Operators:
     def try_out(self, work: Callable[[], Result]) -> Result:
         """Do the work of a start, and repeat it without each kernel that fails.
 
-        A kernel that fails is left out for good. The work is repeated since what it had issued by then relied
-        on the kernel.
+        A kernel that fails is not used again. The work is repeated, because its earlier launches relied on
+        the kernel.
         """
         for each in self._kernels:
             each.on_trial = True

@@ -102,7 +102,7 @@ class FourBitMatrix:
     def mapped(
         self, change: Callable[[torch.Tensor], torch.Tensor], kept: tuple[str, ...] = ()
     ) -> "FourBitMatrix":
-        """Return the matrix with the results of `change` for its tensors, but those of the fields `kept`."""
+        """Return the matrix with the results of `change` for its tensors, except for the fields `kept`."""
         own: dict[str, Any] = {
             name: change(tensor) for name, tensor in self.tensors().items() if name not in kept
         }
@@ -120,7 +120,7 @@ class FourBitMatrix:
         return self.code is other.code and own.keys() == others.keys() and same_scales
 
     def joins(self, other: "FourBitMatrix") -> bool:
-        """Return whether both can be one matrix, with the outputs of `other` after those of this one."""
+        """Return whether both can be one matrix, in which the outputs of `other` follow those of this one."""
         if not self.alike(other) or self.shape[-1] != other.shape[-1]:
             return False
         return self.order is None or other.order is None or torch.equal(self.order, other.order)
@@ -172,7 +172,8 @@ def unpacked(codes: torch.Tensor) -> torch.Tensor:
 def nvfp4_matrix(codes: torch.Tensor, scales: torch.Tensor, factor: float) -> FourBitMatrix | str:
     """Return an NVFP4 matrix, or why the kernels do not compute with it.
 
-    codes: [outputs, inputs], one in each byte; scales: [outputs, inputs / 16] e4m3; factor: of all weights.
+    `codes` are [outputs, inputs], one in each byte; `scales` are [outputs, inputs / 16] e4m3; `factor`
+    multiplies all weights.
     """
     if bool(scales.float().isnan().any()):
         return "a scale is not a number"
@@ -185,8 +186,9 @@ def nvfp4_matrix(codes: torch.Tensor, scales: torch.Tensor, factor: float) -> Fo
 def mxfp4_matrix(codes: torch.Tensor, exponents: torch.Tensor) -> FourBitMatrix | str:
     """Return an MXFP4 matrix, or why the kernels do not compute with it.
 
-    codes: [outputs, inputs], one in each byte; exponents: [outputs, inputs / 32] uint8, plus 127. Those that
-    the matrix stores are relative to the largest one of an output, which is its factor: float16 has less.
+    `codes` are [outputs, inputs], one in each byte; `exponents` are [outputs, inputs / 32] uint8, plus 127.
+    The matrix stores exponents relative to the largest one of an output, which becomes a factor of the
+    output, because float16 has a smaller range.
     """
     if bool((exponents == 255).any()):
         return "a scale is not a number"

@@ -16,8 +16,8 @@ def four_bit_product(
 ) -> None:
     """Compute out = x W^T + bias with the weights that the codes stand for; sums are at least float32.
 
-    x: [n, inputs]; bias: [outputs]; out: [n, outputs], written; invariant: whether a row's bits must not
-    depend on the number of rows.
+    `x` is [n, inputs]; `bias` is [outputs]; `out` is [n, outputs], written; `invariant` says whether a row's
+    bits must not depend on the number of rows.
     """
     wide = accumulator(x.dtype)
     added = None if bias is None else bias.to(wide)

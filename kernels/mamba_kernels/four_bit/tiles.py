@@ -62,7 +62,10 @@ def _tiles(
     codes, scales, zeros, feature, mask, first, last, width, groups, group,
     FORM: tl.constexpr, BLOCK_N: tl.constexpr, RUNS: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
-    """Return the weights of the outputs `feature` for both halves of runs from `first` on."""
+    """Return the weights of the outputs `feature` for both halves of RUNS runs from `first` on, up to `last`.
+
+    `group` is the number of inputs that share a scale, and `groups` the number of scales of an output.
+    """
     byte = first * _HALF + tl.arange(0, RUNS * _HALF)
     inside = mask[:, None] & (byte < last * _HALF)[None, :]
     raw = tl.load(codes + feature[:, None] * (width // 2) + byte[None, :], mask=inside, other=0)
@@ -83,7 +86,10 @@ def _tiles(
 
 @triton.jit
 def _inputs(x, row, valid, order, k, inside, DOT: tl.constexpr):
-    """Return the inputs `k` of rows that begin at `row`: [inputs, rows]."""
+    """Return the inputs `k` of rows that begin at `row`: [inputs, rows].
+
+    `order` is the place in a row of each input; None = they are in order.
+    """
     place = k
     if order is not None:
         place = tl.load(order + k, mask=inside, other=0)
@@ -99,8 +105,8 @@ def accumulate(
 ):  # fmt: skip
     """Multiply the outputs `feature` of a matrix by rows of x, over the runs first..last: [BLOCK_N, BLOCK_M].
 
-    If GATED, the second result is that of the outputs `second_feature`. Numbers of outputs count those of the
-    experts before, as int64.
+    If GATED, the second result is the product with the outputs `second_feature`. Numbers of outputs are
+    int64, and count the outputs of all experts before.
     """
     total = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     second = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)

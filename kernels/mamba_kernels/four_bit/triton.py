@@ -105,8 +105,9 @@ def four_bit_product(
 ) -> None:
     """Compute out = x W^T + bias in one launch, or in two for few rows.
 
-    x: [n, inputs]; bias: [outputs]; out: [n, outputs] of the type of x, written; the rows of both may be
-    strided. invariant: whether a row's bits must not depend on the number of rows. Raises WrongArgument.
+    `x` is [n, inputs]; `bias` is [outputs]; `out` is [n, outputs] of the type of x, written; the rows of both
+    may be strided. `invariant` says whether a row's bits must not depend on the number of rows. Raises
+    WrongArgument.
     """
     for call in calls(x, matrix, bias, out, invariant):
         call.run()
@@ -200,7 +201,10 @@ def arguments_of(matrix: FourBitMatrix) -> dict[str, Any]:
 
 
 def check_matrix(name: str, matrix: FourBitMatrix, device: torch.device, shape: Sequence[int | None]) -> None:
-    """Raise WrongArgument unless the matrix, or those of experts, has this shape; None = any extent."""
+    """Raise WrongArgument unless the matrix, or the matrices of experts, have this shape; None = any extent.
+
+    `name` is the argument in the message.
+    """
     rows: dict[str, Any] = {"device": device, "dense_from": 0}
     inputs = shape[-1]
     extents = (*shape[:-1], None if inputs is None else inputs // 2)

@@ -14,7 +14,7 @@ from mamba_kernels.precision import accumulator
 KIND = torch.float8_e4m3fn
 """Type of the numbers."""
 LARGEST = 448.0
-"""Largest number of that type. Larger ones are rounded to it."""
+"""Largest number of the type `KIND`. Larger ones are rounded to it."""
 GROUP = 128
 """Inputs of a group in checkpoints whose blocks have scales."""
 
@@ -24,7 +24,7 @@ class Fp8Rows:
     """Rows of a step whose numbers stand for number * scale."""
 
     numbers: torch.Tensor
-    """[T, inputs] FP8"""
+    """Numbers of the rows, [T, inputs] FP8."""
     scales: torch.Tensor
     """[T, groups] float32; one group = a scale for the whole row, otherwise one for `GROUP` inputs."""
 
@@ -34,9 +34,9 @@ class Fp8Matrix:
     """A matrix, or one of each expert, whose weights are number * scale."""
 
     numbers: torch.Tensor
-    """[..., outputs, inputs] FP8"""
+    """Numbers of the weights, [..., outputs, inputs] FP8."""
     scales: torch.Tensor
-    """[..., outputs, groups] float32, as those of `Fp8Rows`."""
+    """Scales of the weights, [..., outputs, groups] float32; groups are as in `Fp8Rows`."""
 
     @classmethod
     def of(cls, weight: torch.Tensor) -> "Fp8Matrix":

@@ -17,7 +17,7 @@ MOST_CONVERTED = 1 << 22
 def fp8_rows(x: torch.Tensor, groups: int) -> Fp8Rows:
     """Round rows x [T, inputs] to FP8.
 
-    groups: 1 for a scale of each row, or the number of groups of `GROUP` inputs that a row has.
+    `groups` is 1 for a scale of each row, or the number of groups of `GROUP` inputs that a row has.
     """
     return quantized(x, groups)
 
@@ -30,9 +30,9 @@ def fp8_norm(
     dtype: torch.dtype,
     groups: int,
 ) -> tuple[torch.Tensor, Fp8Rows]:
-    """Compute `rms_norm` of x [T, d], and round its result to FP8 as `fp8_rows` does. Returns both.
+    """Return `rms_norm` of x [T, d], and the result rounded to FP8 as `fp8_rows` does.
 
-    x becomes x + added, if there is `added`. What is rounded to FP8 has been rounded to `dtype` before.
+    x becomes x + added, if there is `added`. The result has the type `dtype` before it is rounded to FP8.
     """
     normed = rms_norm(x, weight, eps, added, dtype)
     return normed, quantized(normed, groups)
@@ -43,7 +43,8 @@ def fp8_product(
 ) -> torch.Tensor:
     """Return rows W^T + bias, [T, outputs] of type `dtype`, with sums in float32.
 
-    rows: [T, inputs], with as many groups as `matrix`: [outputs, inputs]; bias: [outputs].
+    `rows` are [T, inputs] and have as many groups as `matrix`, which is [outputs, inputs]; `bias` is
+    [outputs].
     """
     outputs, inputs = matrix.shape
     out = torch.empty(len(rows.numbers), outputs, dtype=dtype, device=rows.numbers.device)

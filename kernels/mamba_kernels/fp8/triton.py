@@ -35,7 +35,7 @@ TORCH_MULTIPLE = 16
 def _nearest(x):
     """Return the e4m3 number nearest to each float32 in -448..448, as a float32.
 
-    The interpreter converts by truncation, to which exact numbers are indifferent.
+    Triton's interpreter truncates when it converts to e4m3, which leaves numbers of e4m3 as they are.
     """
     bits = tl.abs(x).to(tl.uint32, bitcast=True)
     rounded = (bits + 0x7FFFF + ((bits >> 20) & 1)) & 0xFFF00000
@@ -53,7 +53,7 @@ def norm_kernel(
 ):  # fmt: skip
     """Grid (rows,): norm a row if there is a `weight`, and store it as FP8 with SCALES scales.
 
-    GROUPS: parts of BLOCK numbers that have a scale each, of which the last ones may lie beyond the row.
+    A row has GROUPS parts with a scale each; the last ones may lie beyond the row, which has WIDTH numbers.
     """
     row = tl.program_id(0).to(tl.int64)
     part = tl.arange(0, BLOCK)

@@ -14,7 +14,7 @@ def check_delta(
 ) -> tuple[int, int, int, int, int]:
     """Check the tensors and return rows T, value heads H, key heads G, V, K. Raises WrongArgument.
 
-    states: types of states that the kernels store.
+    `states` are the types of states that the kernels store.
     """
     device = state.device
     check("state", state, (None, None, None, None), dtypes=states)
@@ -38,7 +38,10 @@ def check_delta(
 def delta_arguments(
     state: torch.Tensor, inputs: DeltaInputs, routes: torch.Tensor, out: torch.Tensor
 ) -> dict[str, Any]:
-    """Return tensors and strides under the names of both kernels; routes: [3, n] int32 of a `SlotPlan`."""
+    """Return tensors and strides under the names of both kernels.
+
+    `routes` are [3, n] int32 of a `SlotPlan`.
+    """
     named: dict[str, Any] = {
         "state": state,
         "state_slab": state.stride(0),

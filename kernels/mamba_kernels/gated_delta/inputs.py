@@ -21,11 +21,11 @@ class DeltaInputs:
     """
 
     q: torch.Tensor
-    """[T, G, K] queries"""
+    """Queries, [T, G, K]."""
     k: torch.Tensor
-    """[T, G, K] keys"""
+    """Keys, [T, G, K]."""
     v: torch.Tensor
-    """[T, H, V] values"""
+    """Values, [T, H, V]."""
     a: torch.Tensor
     """[T, H] or [T, H, K] projected values for the decay g, before bias and softplus; a row is dense"""
     b: torch.Tensor

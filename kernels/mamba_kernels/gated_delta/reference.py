@@ -18,7 +18,8 @@ from mamba_kernels.stochastic_rounding import round_to_float16_
 CHUNK = 64
 """Largest number of tokens that are solved for together."""
 CHANNEL_CHUNK = 16
-"""The same where each channel has a decay, and pairs of tokens have one for each channel."""
+"""Largest number of tokens that are solved for together if each channel has a decay, of which pairs of tokens
+then have one for each channel."""
 GATHER_ELEMENTS = 1 << 23
 """Bound on the elements of states that a decode gathers at once; one state may exceed it."""
 STARTED_STATES, STARTED_CHUNKS = 1 << 24, 32
@@ -30,14 +31,14 @@ class _Rows:
     """Inputs in the accumulation type, heads first; queries and keys are normalised."""
 
     q: torch.Tensor
-    """[H, T, K]"""
+    """Queries, [H, T, K]."""
     k: torch.Tensor
     v: torch.Tensor
-    """[H, T, V]"""
+    """Values, [H, T, V]."""
     log_decay: torch.Tensor
-    """[H, T, 1] or [H, T, K], never positive."""
+    """Logarithm of each token's decay, [H, T, 1] or [H, T, K], never positive."""
     beta: torch.Tensor
-    """[H, T]"""
+    """Strength with which each token's value is written, [H, T]."""
 
     @classmethod
     def of(cls, inputs: DeltaInputs) -> "_Rows":
@@ -70,8 +71,8 @@ class _Rows:
 def gated_delta_update(state: torch.Tensor, inputs: DeltaInputs, plan: SlotPlan, out: torch.Tensor) -> None:
     """Compute one token for each row.
 
-    state: [slabs, H, V, K], any strides, written at the plan's targets and tracking slots; out: [n, H, V],
-    written.
+    `state` is [slabs, H, V, K], any strides, written at the plan's targets and tracking slots; `out` is [n,
+    H, V], written.
     """
     rows = _Rows.of(inputs)
     for rows_of_part, part in plan.split(max(1, GATHER_ELEMENTS // state[0].numel())):
@@ -95,8 +96,8 @@ def _update_rows(state: torch.Tensor, rows: _Rows, plan: SlotPlan) -> torch.Tens
 def gated_delta_prefill(state: torch.Tensor, inputs: DeltaInputs, plan: ChunkPlan, out: torch.Tensor) -> None:
     """Compute the pieces of the plan, and store checkpoints and final states in their slots.
 
-    Each piece starts from its source slot. state: [slabs, H, V, K], any strides; out: [T, H, V], written;
-    T = plan.tokens. All sources are read before any slot is written.
+    Each piece starts from its source slot. `state` is [slabs, H, V, K], any strides; `out` is [T, H, V],
+    written; T = plan.tokens. All sources are read before any slot is written.
     """
     rows = _Rows.of(inputs)
     chunks_at_once = max(1, min(STARTED_CHUNKS, STARTED_STATES // state[0].numel()))
@@ -124,7 +125,7 @@ def _prefill_pieces(state: torch.Tensor, rows: _Rows, plan: ChunkPlan, out: torc
 
 
 def _as_stored(s: torch.Tensor, state: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
-    """Convert s, [H, V, K], to the type of the states; noise: word by which float16 is rounded."""
+    """Convert s, [H, V, K], to the type of the states; `noise` is the word by which float16 is rounded."""
     if state.dtype == torch.float16:
         s = s.clone(memory_format=torch.contiguous_format)
         round_to_float16_(s[None], noise[None])

@@ -38,7 +38,7 @@ MIN_TILE = 16
 def gated_delta_update(state: torch.Tensor, inputs: DeltaInputs, plan: SlotPlan, out: torch.Tensor) -> None:
     """Compute one token for each row, as the reference does.
 
-    state: [slabs, H, V, K], K dense; out: [n, H, V], V dense. Raises WrongArgument.
+    `state` is [slabs, H, V, K], K dense; `out` is [n, H, V], V dense. Raises WrongArgument.
     """
     update_call(state, inputs, plan.device_routes, plan.device_noise, out).run()
 
@@ -46,7 +46,7 @@ def gated_delta_update(state: torch.Tensor, inputs: DeltaInputs, plan: SlotPlan,
 def gated_delta_prefill(state: torch.Tensor, inputs: DeltaInputs, plan: ChunkPlan, out: torch.Tensor) -> None:
     """Compute the pieces of the plan, as the reference does.
 
-    state: [slabs, H, V, K], K dense; out: [T, H, V], V dense. Raises WrongArgument.
+    `state` is [slabs, H, V, K], K dense; `out` is [T, H, V], V dense. Raises WrongArgument.
     """
     prefill_call(state, inputs, plan, out).run()
 
@@ -54,7 +54,7 @@ def gated_delta_prefill(state: torch.Tensor, inputs: DeltaInputs, plan: ChunkPla
 def update_call(
     state: torch.Tensor, inputs: DeltaInputs, routes: torch.Tensor, noise: torch.Tensor, out: torch.Tensor
 ) -> KernelCall:
-    """Return the launch; routes: [3, n] int32 and noise: [n] int32 of a `SlotPlan`."""
+    """Return the launch; `routes` are [3, n] int32 and `noise` is [n] int32 of a `SlotPlan`."""
     n, H, G, V, K = check_rows(state, inputs, out)
     check("routes", routes, (3, n), dtypes=(torch.int32,), device=state.device)
     check("noise", noise, (n,), dtypes=(torch.int32,), device=state.device)
@@ -143,7 +143,8 @@ def with_token(s, key, value, a, b, rate, dt_bias, least, beta_scale, BY_CHANNEL
     """Return a state [BLOCK_V, BLOCK_K] with one token more.
 
     `key` [BLOCK_K], `value` [BLOCK_V], `a` and `b` are of the input's type; `a` and `dt_bias` are scalars, or
-    [BLOCK_K] if each channel of a key has a decay.
+    [BLOCK_K] if each channel of a key has a decay. `rate` is the head's rate of the decay, `least` the number
+    added to the key's sum of squares.
     """
     decay = tl.exp2(softplus(a.to(tl.float32) + dt_bias) * rate * LOG2_E_CONSTANT)
     if BY_CHANNEL:

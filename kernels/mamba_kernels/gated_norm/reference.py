@@ -16,9 +16,9 @@ def gated_norm(
 ) -> torch.Tensor:
     """Compute RMSNorm of y * silu(gate) over each of `groups` equal parts of the last dimension.
 
-    With `norm_first` compute RMSNorm of the parts of y, times silu(gate). y, gate: [T, d] (rows may be
-    strided); weight: [d], or [d / groups] shared by all parts, or None for the gate alone. Statistics are at
-    least float32; the result is [T, d] in the type of `gate`.
+    With `norm_first` compute RMSNorm of the parts of y, times silu(gate). `y` and `gate` are [T, d] (rows may
+    be strided); `weight` is [d], or [d / groups] shared by all parts, or None for the gate alone. Statistics
+    are at least float32; the result is [T, d] in the type of `gate`.
     """
     kind = accumulator(gate.dtype)
     gated = F.silu(gate.to(kind)).mul_(y)

@@ -33,9 +33,9 @@ def gated_norm(
 ) -> torch.Tensor:
     """Compute RMSNorm of y * silu(gate) over each of `groups` equal parts of a row.
 
-    With `norm_first` compute RMSNorm of the parts of y, times silu(gate). y, gate: [T, d], rows may be
-    strided; weight: [d], or [d / groups] shared by all parts, or None for the gate alone. The result is
-    [T, d] in the type of `gate`. Raises WrongArgument.
+    With `norm_first` compute RMSNorm of the parts of y, times silu(gate). `y` and `gate` are [T, d], rows may
+    be strided; `weight` is [d], or [d / groups] shared by all parts, or None for the gate alone. The result
+    is [T, d] in the type of `gate`. Raises WrongArgument.
     """
     out = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
     call(y, gate, weight, eps, groups, out, norm_first).run()
@@ -51,7 +51,7 @@ def call(
     out: torch.Tensor,
     norm_first: bool = False,
 ) -> KernelCall:
-    """Return the launch that writes `out` [T, d]."""
+    """Check the arguments of `gated_norm` and return the launch that writes `out` [T, d]."""
     check("y", y, (None, None))
     T, width = y.shape
     check("gate", gate, (T, width), device=y.device)
@@ -104,9 +104,9 @@ def _gated_norm(
 ):  # fmt: skip
     """Grid (blocks of `rows` rows, blocks of TOGETHER groups): write RMSNorm of y * silu(gate) to `out`.
 
-    The last block of rows ends at row T. WIDTH: elements of a group, which BLOCK pads to a power of two.
-    ALIKE: all groups share one weight [WIDTH]. NORM_FIRST: norm y before it is multiplied by silu(gate).
-    Without `weight`, `out` is y * silu(gate).
+    The last block of rows ends at row T. WIDTH is the number of elements of a group, which BLOCK pads to a
+    power of two. ALIKE: all groups share one weight [WIDTH]. NORM_FIRST: y is normed before it is multiplied
+    by silu(gate). Without `weight`, `out` is y * silu(gate).
     """
     group = (tl.program_id(1) * TOGETHER + tl.arange(0, TOGETHER))[:, None]
     part = tl.arange(0, BLOCK)[None, :]

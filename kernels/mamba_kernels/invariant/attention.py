@@ -20,8 +20,8 @@ def attention_by_row(
 ) -> None:
     """Compute softmax(scale q K^T) V over each row's context, causal, with grouped query heads.
 
-    query: [T, heads, head_dim]; kv: [pages, 2, page_size, kv_heads, head_dim], any strides; out: like query,
-    written. Query head h reads KV head h // (heads / kv_heads).
+    `query` is [T, heads, head_dim]; `kv` is [pages, 2, page_size, kv_heads, head_dim], any strides; `out` is
+    like query, written. Query head h reads KV head h // (heads / kv_heads).
     """
     most = max(1, BLOCK_ELEMENTS // (KEY_TILE * query.shape[1] * query.shape[2]))
     for group in plan.groups:
@@ -68,7 +68,8 @@ def _attend(
 ) -> torch.Tensor:
     """Attend to the positions in `seen` and return a tensor like query.
 
-    query: [r, heads, width]; pages, offsets: [r or 1, L], of written positions; seen: [r, L].
+    `query` is [r, heads, width]; `pages` and `offsets` are [r or 1, L], of written positions; `seen` is [r,
+    L].
     """
     kind = accumulator(query.dtype)
     r, heads, width = query.shape

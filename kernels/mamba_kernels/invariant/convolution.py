@@ -25,9 +25,9 @@ def convolution_by_tap(
 ) -> torch.Tensor:
     """Compute silu(sum_k weight[k] * input[t - K + 1 + k] + bias), [T, C] in the type of x.
 
-    With a gate [T, C], the sum is multiplied by it instead of being activated.
-    Inputs before a row's piece come from its window. x: [T, C], decoding rows first (rows may be strided);
-    weight: [K, C]; bias: [C]; window: [slabs, K-1, C], any strides, advanced to the depths of the plans.
+    With a gate [T, C], the sum is multiplied by it instead of being activated. Inputs before a row's piece
+    come from its window. `x` is [T, C], decoding rows first (rows may be strided); `weight` is [K, C]; `bias`
+    is [C]; `window` is [slabs, K-1, C], any strides, advanced to the depths of the plans.
     """
     K = weight.shape[0]
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)

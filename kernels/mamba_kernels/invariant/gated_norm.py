@@ -11,8 +11,8 @@ def gated_norm_by_row(
 ) -> torch.Tensor:
     """Compute RMSNorm of y * silu(gate) over each of `groups` equal parts of the last dimension.
 
-    y, gate: [T, d] (rows may be strided); weight: [d], or None for the gate alone. The result is [T, d] in
-    the type of `gate`. Every sum runs over contiguous elements of one row.
+    `y` and `gate` are [T, d] (rows may be strided); `weight` is [d], or None for the gate alone. The result
+    is [T, d] in the type of `gate`. Every sum runs over contiguous elements of one row.
     """
     gated = silu(gate.to(accumulator(gate.dtype)).contiguous()).mul_(y)
     if weight is None:

@@ -27,8 +27,8 @@ def recurrence_by_token(
 ) -> None:
     """Compute the recurrence of `ScanInputs` over all rows, decoding rows first.
 
-    state: [slabs, H, P, N], any strides, read and written at the plans' slots; out: [T, H, P], written. The
-    state is rounded to its stored type after each token, as it is when every token is a step.
+    `state` is [slabs, H, P, N], any strides, read and written at the plans' slots; `out` is [T, H, P],
+    written. The state is rounded to its stored type after each token, as it is when every token is a step.
     """
     rows = _Rows.of(inputs)
     cut = 0
@@ -55,15 +55,15 @@ class _Rows:
     """Terms of the recurrence for all rows, computed elementwise, so that a row's place does not matter."""
 
     decay: torch.Tensor
-    """[T, H, 1, 1]"""
+    """Factor of the state, [T, H, 1, 1]."""
     inflow: torch.Tensor
-    """[T, H, P, 1]"""
+    """Inputs times step sizes, [T, H, P, 1]."""
     B: torch.Tensor
-    """[T, H, 1, N]"""
+    """Input vectors of the state for each head, [T, H, 1, N]."""
     C: torch.Tensor
-    """[T, H, 1, N]"""
+    """Output vectors of the state for each head, [T, H, 1, N]."""
     skip: torch.Tensor
-    """[T, H, P]"""
+    """Part of the output that does not pass through the state, [T, H, P]."""
     kind: torch.dtype
 
     @classmethod

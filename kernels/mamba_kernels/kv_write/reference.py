@@ -8,8 +8,8 @@ def kv_write(
 ) -> None:
     """Store row t of key and value in kv[page[t], 0 | 1, offset[t]].
 
-    kv: [pages, 2, page_size, kv_heads, head_dim], any strides, written in place; key, value: [T, kv_heads,
-    head_dim]; page, offset: [T] int32 or int64. Padding rows have page 0.
+    `kv` is [pages, 2, page_size, kv_heads, head_dim], any strides, written in place; `key` and `value` are
+    [T, kv_heads, head_dim]; `page` and `offset` are [T] int32 or int64. Padding rows have page 0.
     """
     kv.select(1, 0)[page, offset] = key.to(kv.dtype)
     kv.select(1, 1)[page, offset] = value.to(kv.dtype)

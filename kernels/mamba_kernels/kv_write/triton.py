@@ -19,8 +19,8 @@ def write_kernel(
 ):  # fmt: skip
     """Grid (rows, 2): copy the key (0) or the value (1) of a row to its page of the cache.
 
-    Strides are in units of UNIT elements, those of `kv` in units of KV_UNIT, so that the compiler knows a
-    common divisor.
+    Strides are in units of UNIT elements, and the strides of `kv` in units of KV_UNIT, so that the compiler
+    knows a common divisor.
     """
     row, half = tl.program_id(0), tl.program_id(1)
     page = tl.load(pages + row).to(tl.int64)
@@ -44,9 +44,9 @@ def kv_write(
 ) -> None:
     """Store row t of key and value in kv[page[t], 0 | 1, offset[t]].
 
-    kv: [pages, 2, page_size, kv_heads, head_dim], written in place; key, value: [T, kv_heads, head_dim]; of
-    all three head_dim is dense. page, offset: [T] int32 or int64; padding rows have page 0. Raises
-    UnsupportedArgument.
+    `kv` is [pages, 2, page_size, kv_heads, head_dim], written in place; `key` and `value` are [T, kv_heads,
+    head_dim]; of all three head_dim is dense. `page` and `offset` are [T] int32 or int64; padding rows have
+    page 0. Raises UnsupportedArgument.
     """
     write_call(kv, key, value, page, offset).run()
 

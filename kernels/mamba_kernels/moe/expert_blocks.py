@@ -16,8 +16,8 @@ from mamba_kernels.triton_support import KernelCall, Launch, block_of, ceil_div
 TILE = 1024
 """Pairs that are processed together while they are sorted."""
 MAX_PAIRS_COUNTED_INLINE, MAX_EXPERTS_COUNTED_INLINE = 4096, 1024
-"""Largest number of pairs of which each program counts those of all experts itself, and largest number of
-experts whose counts it holds. Above either, a separate launch counts them, one expert per program."""
+"""Largest number of pairs for which each program counts the pairs of all experts itself, and largest number
+of experts whose counts it holds. Above either, a separate launch counts them, one expert per program."""
 LEAST_ROWS, MOST_ROWS = 16, 64
 """Bounds on the pairs of a block: the smallest tile of tensor cores, and enough to hide weight loads."""
 
@@ -61,7 +61,7 @@ def counted_apart(pairs: int, experts: int) -> bool:
 def row_counts_of_forms(most: int, k: int, experts: int, *, shared: bool) -> list[int]:
     """Return the smallest number of rows, up to `most`, for each form of a mixture's compiled kernels.
 
-    k: experts per row; experts: number of experts; shared: whether there is a shared expert too.
+    A row has `k` of the `experts` experts. `shared` says whether there is a shared expert, too.
     """
     row_counts, largest_form, previous = list[int](), (MOST_ROWS, True, MOST_ROWS), None
     for rows in range(1, most + 1):
@@ -137,9 +137,9 @@ def place_kernel(
 
 
 def sort_calls(experts: torch.Tensor, count: int, blocks: ExpertBlocks) -> list[KernelCall]:
-    """Return the launches that fill `blocks`: one for the pairs of a decode, two for those of a long prompt.
+    """Return the launches that fill `blocks`: one for few pairs, as in a decode, two for many.
 
-    experts: [n, k] int32, dense; count: number of experts.
+    `experts` are [n, k] int32, dense, and `count` is the number of experts.
     """
     pairs = experts.numel()
     counts = experts.new_empty(count) if counted_apart(pairs, count) else None

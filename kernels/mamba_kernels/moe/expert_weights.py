@@ -18,7 +18,7 @@ ExpertWeights = torch.Tensor | FourBitMatrix | Fp8Matrix
 
 
 def of_one(weights: ExpertWeights) -> ExpertWeights:
-    """Return the matrix of one expert as that of the only one."""
+    """Return the matrix of one expert with a leading dimension of one, as the matrices of many have it."""
     if isinstance(weights, torch.Tensor):
         return weights.unsqueeze(0)
     if isinstance(weights, Fp8Matrix):

@@ -25,8 +25,9 @@ def moe(
 ) -> None:
     """Compute out_i = sum over j of weights_ij * expert_ij(hidden_i), and add the shared expert last.
 
-    hidden: [n, d]; experts: [n, k] int32, -1 = none; weights: [n, k]; gate_up: [E, f or 2 f, d]; down:
-    [E, d_out, f]; out: [n, d_out], written. Sums are at least float32, those over k in the order of k.
+    `hidden` is [n, d]; `experts` are [n, k] int32, -1 = none; `weights` are [n, k]; `gate_up` is [E, f or 2
+    f, d]; `down` is [E, d_out, f]; `out` is [n, d_out], written. Sums are at least float32; the sum over j is
+    in the order of j.
     """
     parts = _parts(hidden, experts, weights, gate_up, down, activation)
     total = parts[:, 0].clone()

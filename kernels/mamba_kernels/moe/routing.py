@@ -8,12 +8,12 @@ import torch
 from mamba_kernels.precision import accumulator
 
 LEAST_SUM = 1e-20
-"""Number added to a sum of sigmoids before dividing by it: those of very negative logits are all zero."""
+"""Number added to a sum of sigmoids before dividing by it: sigmoids of very negative logits are all zero."""
 
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """The routing rule of one model."""
+    """The rule by which one model chooses and weights the experts of a row."""
 
     top_k: int
     """Number of experts of a row."""
@@ -35,10 +35,10 @@ def route(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the experts of each row, [n, k] int32, best first, and their weights, [n, k].
 
-    logits: [n, E]; correction: [E], added to the scores for the choice alone. Weights are float32, or float64
-    if the logits are. Of equal scores the expert with the lower number is chosen, so a row's choice does not
-    depend on its neighbours. Raises ValueError for a softmax with a correction or groups, which no family
-    has.
+    `logits` are [n, E]; `correction` is [E], added to the scores for the choice alone. Weights are float32,
+    or float64 if the logits are. Of equal scores the expert with the lower number is chosen, so a row's
+    choice does not depend on its neighbours. Raises ValueError for a softmax with a correction or groups,
+    which no family has.
     """
     check_rule(routing, correction)
     wide = logits.to(accumulator(logits.dtype))

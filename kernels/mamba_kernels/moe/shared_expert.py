@@ -12,8 +12,8 @@ class SharedExpert:
     """Weights of a shared expert, with its own inner size and the activation of the routed experts."""
 
     gate_up: ExpertWeights
-    """[f or 2 f, d]"""
+    """First projections, with the gate's outputs first if there is a gate, [f or 2 f, d]."""
     down: ExpertWeights
-    """[d, f]"""
+    """Last projection, [d, f]."""
     logit: torch.Tensor | None = None
     """[n] float32, may be strided: its sigmoid weights the shared expert's result in each row; None = 1."""

@@ -62,7 +62,7 @@ def _four_bit_product(
     WIDTH: tl.constexpr, FEATURES: tl.constexpr, GATED: tl.constexpr, ROWS: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, DOT: tl.constexpr, FORM: tl.constexpr,
 ):  # fmt: skip
-    """Do what `_product` does with the matrix of an expert that has four bits."""
+    """Compute `_product` with the matrix of an expert that has four bits."""
     mask = n < FEATURES
     feature = tl.cast(expert, tl.int64) * (FEATURES * (2 if GATED else 1)) + n
     if order is not None:
@@ -232,7 +232,8 @@ def route(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the experts of each row, [n, k] int32, best first, and their weights, in one launch.
 
-    logits: [n, E] float32, rows may be strided; correction: [E] float32. Raises ValueError, WrongArgument.
+    `logits` are [n, E] float32, rows may be strided; `correction` is [E] float32. Raises ValueError,
+    WrongArgument.
     """
     n, k = len(logits), routing.top_k
     experts = torch.empty(n, k, dtype=torch.int32, device=logits.device)
@@ -253,9 +254,9 @@ def moe(
 ) -> None:
     """Compute out_i = sum over j of weights_ij * expert_ij(hidden_i), and add the shared expert last.
 
-    hidden: [n, d]; experts: [n, k] int32, -1 = none; weights: [n, k] float32; gate_up: [E, f or 2 f, d] and
-    down: [E, d_out, f], in the type of hidden, of four bits or FP8; out: [n, d_out], written. Raises
-    WrongArgument.
+    `hidden` is [n, d]; `experts` are [n, k] int32, -1 = none; `weights` are [n, k] float32; `gate_up` is [E,
+    f or 2 f, d] and `down` is [E, d_out, f], in the type of `hidden`, of four bits or FP8; `out` is [n,
+    d_out], written. Raises WrongArgument.
     """
     for call in calls(hidden, experts, weights, gate_up, down, activation, out, shared):
         call.run()
@@ -368,7 +369,11 @@ def _products(
     weights: torch.Tensor | None,
     blocks: ExpertBlocks | None,
 ) -> tuple[list[KernelCall], torch.Tensor]:
-    """Return both products and the tensor of their results; without blocks every row goes to expert 0."""
+    """Return both products and the tensor of their results; without blocks every row goes to expert 0.
+
+    `k` is the number of experts of a row. `weights` are the weights of the pairs, or the logits of a shared
+    expert's weights; None = 1.
+    """
     pairs, d, (_, d_out, f) = len(x) * k, x.shape[1], down.shape
     inner, parts = x.new_empty(pairs, f), x.new_empty(pairs, d_out, dtype=torch.float32)
     rows = rows_of_a_block(pairs, 1) if blocks is None else blocks.rows

@@ -14,11 +14,11 @@ class DecodeGroup:
     """Decoding sequences whose contexts are padded to one length."""
 
     rows: torch.Tensor | slice
-    """[g] rows of the batch"""
+    """Rows of the batch, [g]"""
     pages: torch.Tensor
     """[g, L] int64: page of each context position; positions beyond the end repeat the last page."""
     offsets: torch.Tensor
-    """[g, L] int64"""
+    """Place of each context position in its page, [g, L] int64."""
     mask: torch.Tensor | None
     """[g, 1, 1, L] bool, True = attend; None when nothing is padded."""
 
@@ -31,9 +31,9 @@ class AttentionPiece:
     end: int
     context: int
     pages: torch.Tensor
-    """[context] int64"""
+    """Page of each position of the context, [context] int64."""
     offsets: torch.Tensor
-    """[context] int64"""
+    """Place of each position in its page, [context] int64."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class AttentionPlan:
     """Plan of the attention of one batch: which pages each of its S sequences reads, and for which rows."""
 
     groups: list[DecodeGroup]
-    """Decodes, those of one padded length together."""
+    """Decodes, in groups of sequences with the same padded length."""
     pieces: list[AttentionPiece]
     """Prefill pieces, one per sequence; `groups` and `pieces` are both empty if kernels attend."""
     tokens: int

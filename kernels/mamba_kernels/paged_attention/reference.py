@@ -24,8 +24,9 @@ def paged_attention(
 ) -> None:
     """Compute softmax(scale q K^T) V over each row's context, causal, with grouped query heads.
 
-    query: [T, heads, head_dim]; kv: [pages, 2, page_size, kv_heads, head_dim], any strides; out: like query,
-    written. Query head h reads KV head h // (heads / kv_heads). Raises NoHostRoutes for a plan without keys.
+    `query` is [T, heads, head_dim]; `kv` is [pages, 2, page_size, kv_heads, head_dim], any strides; `out` is
+    like query, written. Query head h reads KV head h // (heads / kv_heads). Raises NoHostRoutes for a plan
+    without keys.
     """
     if plan.tokens and not (plan.groups or plan.pieces):
         raise NoHostRoutes("this plan gathers no keys: only Triton's kernels can attend by it")

@@ -55,7 +55,8 @@ def _attend(
 ):  # fmt: skip
     """Attend with query rows r = (query r // GROUP, head r % GROUP) to positions begin..end.
 
-    Returns sums in parts of PART columns, maxima, and weights.
+    Return sums in parts of PART columns, maxima, and weights. The first query is row `first_row` at position
+    `first_position`.
     """
     parts: tl.constexpr = (WIDTH + PART - 1) // PART
     r = tl.arange(0, BLOCK_M)
@@ -260,8 +261,9 @@ def paged_attention(
 ) -> None:
     """Compute softmax(scale q K^T) V over each row's context, causal, with grouped query heads.
 
-    query: [T, heads, head_dim]; kv: [pages, 2, page_size, kv_heads, head_dim]; out: like query, written; of
-    all three head_dim is dense. The plan's tables lie on the kernels' device. Raises WrongArgument.
+    `query` is [T, heads, head_dim]; `kv` is [pages, 2, page_size, kv_heads, head_dim]; `out` is like query,
+    written; of all three head_dim is dense. The plan's tables lie on the kernels' device. Raises
+    WrongArgument.
     """
     for call in calls(query, kv, scale, plan, out):
         call.run()
@@ -369,7 +371,7 @@ def _decode_default(width: int, kind: torch.dtype) -> Launch:
 
 
 def _extend_default(width: int, kind: torch.dtype, together: bool) -> Launch:
-    """Return the default tiles of a piece; together: whether warps multiply in groups."""
+    """Return the default tiles of a piece; `together` says whether warps multiply in groups."""
     padded = block_of(width, least=16)
     if padded > WIDE_HEAD:
         return Launch(8, 2, {"M": 16, "N": 16, "D": 64})

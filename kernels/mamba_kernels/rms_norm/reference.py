@@ -15,10 +15,10 @@ def rms_norm(
 ) -> torch.Tensor:
     """Compute x = x + added and y = x / sqrt(mean(x^2) + eps) * weight (Zhang and Sennrich 2019, eq. 4).
 
-    The mean is over each of `groups` equal parts of the last dimension. x: [..., d], written if there is
-    `added`, of the same shape; weight: [d]. Statistics and the product with the weight are at least float32;
-    y has the type `dtype`, by default that of `weight`, so a float32 residual stream enters a bfloat16 mixer
-    without a second pass.
+    The mean is over each of `groups` equal parts of the last dimension. `x` is [..., d], written if there is
+    `added`, of the same shape; `weight` is [d]. Statistics and the product with the weight are at least
+    float32; y has the type `dtype`, by default the type of `weight`, so a float32 residual stream enters a
+    bfloat16 mixer without a second pass.
     """
     if added is not None:
         x.add_(added)

@@ -29,10 +29,10 @@ def rms_norm(
     dtype: torch.dtype | None = None,
     groups: int = 1,
 ) -> torch.Tensor:
-    """Compute x = x + added and y = x / sqrt(mean(x^2) + eps) * weight.
+    """Compute x = x + added and return y = x / sqrt(mean(x^2) + eps) * weight.
 
-    The mean is over each of `groups` equal parts. x: [T, d], rows may be strided, written if there is
-    `added`: [T, d]; weight: [d]. Returns y, [T, d] in the type `dtype`, by default that of `weight`. Raises
+    The mean is over each of `groups` equal parts. `x` is [T, d], rows may be strided, written if there is
+    `added`, [T, d]; `weight` is [d]. y is [T, d] in the type `dtype`, by default the type of `weight`. Raises
     WrongArgument.
     """
     out = torch.empty(x.shape, dtype=dtype or weight.dtype, device=x.device)
@@ -48,7 +48,7 @@ def call(
     out: torch.Tensor,
     groups: int = 1,
 ) -> KernelCall:
-    """Return the launch that writes `out` [T, d]."""
+    """Check the arguments of `rms_norm` and return the launch that writes `out` [T, d]."""
     check("x", x, (None, None))
     T, whole = x.shape
     if groups < 1 or whole % groups:

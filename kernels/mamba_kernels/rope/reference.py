@@ -15,8 +15,8 @@ def turns(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return cosine and sine of each row's angles times `factor`, [T, width / 2] float32.
 
-    positions: [T] int32 or int64. The angle is rounded to float32 as in training; its cosine is computed in
-    float64, so that it has the same bits at any place of the tensor.
+    `positions` are [T] int32 or int64. The angle is rounded to float32 as in training; its cosine is computed
+    in float64, so that it has the same bits at any place of the tensor.
     """
     angles = (positions.float().unsqueeze(1) * frequencies).double()
     cos, sin = angles.cos(), angles.sin()
@@ -28,8 +28,8 @@ def turns(
 def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
     """Rotate each head of each row in place (Su et al. 2021, eq. 34, with pairs half a width apart).
 
-    x: [T, heads, head_dim], rows and heads may be strided; cos, sin: [T, h] with 2 h <= head_dim. Elements
-    after the first 2 h are unchanged.
+    `x` is [T, heads, head_dim], rows and heads may be strided; `cos` and `sin` are [T, h] with 2 h <=
+    head_dim. Elements after the first 2 h are unchanged.
     """
     half = cos.shape[1]
     wide = accumulator(x.dtype)

@@ -33,7 +33,10 @@ def rope_kernel(
 
 
 def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
-    """Rotate each head of each row in place. x: head_dim dense; cos, sin: dense. Raises WrongArgument."""
+    """Rotate each head of each row in place, as the reference does. Raises WrongArgument.
+
+    The last dimension of `x` is dense, and `cos` and `sin` are dense.
+    """
     rope_call(x, cos, sin).run()
 
 

@@ -38,8 +38,8 @@ def scatter_tokens(vocab_size: int, device: torch.device) -> torch.Tensor:
 def gumbel(words: torch.Tensor, positions: torch.Tensor, scattered: torch.Tensor) -> torch.Tensor:
     """Compute standard Gumbel noise [R, vocab], float32, finite.
 
-    words: [R, 2] int32 from `seed_words`; positions: [R] int32; scattered: [vocab] from `scatter_tokens`.
-    argmax(logits + gumbel) is a sample of softmax(logits) (Gumbel-max).
+    `words` are [R, 2] int32 from `seed_words`; `positions` are [R] int32; `scattered` is [vocab] from
+    `scatter_tokens`. argmax(logits + gumbel) is a sample of softmax(logits) (Gumbel-max).
     """
     first = _mix(words[:, 0] ^ (positions * _GOLDEN))
     second = _mix(words[:, 1] + first)

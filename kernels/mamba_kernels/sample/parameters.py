@@ -12,19 +12,19 @@ class SampleParameters:
     """Sampling parameters of L rows, which do not change from step to step."""
 
     temperature: torch.Tensor
-    """[L] float32; 0 = the most likely token"""
+    """Temperature of each row, [L] float32; 0 = the most likely token"""
     top_k: torch.Tensor
-    """[L] int32; 0 = all tokens"""
+    """Number of most likely tokens to choose from, [L] int32; 0 = all tokens"""
     top_p: torch.Tensor
-    """[L] float32; 1 = all tokens"""
+    """Share of the probability to choose from, [L] float32; 1 = all tokens"""
     min_p: torch.Tensor
-    """[L] float32; 0 = all tokens"""
+    """Least probability relative to the best token's, [L] float32; 0 = all tokens"""
     words: torch.Tensor
-    """[L, 2] int32 from `seed_words`"""
+    """Words of the seed of each row, [L, 2] int32 from `seed_words`"""
     counts_row: torch.Tensor
-    """[L] int32 row of the count tables; -1 = no penalties"""
+    """Row of the count tables, [L] int32; -1 = no penalties"""
     repetition: torch.Tensor
-    """[L] float32; the three penalties are read for rows that have counts"""
+    """Repetition penalty, [L] float32; the three penalties are read for rows that have counts"""
     presence: torch.Tensor
     frequency: torch.Tensor
 
@@ -68,7 +68,7 @@ class TokenChoice:
     """Chosen tokens of L rows."""
 
     ids: torch.Tensor
-    """[L] int64"""
+    """Ids of the chosen tokens, [L] int64."""
     finite: torch.Tensor
     """[L] bool: whether the row has neither NaN nor plus infinity, and a token that may be chosen; otherwise
     its id is arbitrary."""

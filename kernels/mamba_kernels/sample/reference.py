@@ -19,9 +19,9 @@ def sample(
 ) -> TokenChoice:
     """Choose one token per row; a row's result depends on its own logits, parameters and position alone.
 
-    logits: [L, vocabulary] float32, overwritten; positions: [L] int32 positions of the tokens to choose.
-    Penalties come first, then temperature, `min_p`, `top_k` and `top_p` in that order; the noise is a
-    function of (words, position, token). The chosen tokens are counted.
+    `logits` are [L, vocabulary] float32, overwritten; `positions` are the positions of the tokens to choose,
+    [L] int32. Penalties come first, then temperature, `min_p`, `top_k` and `top_p` in that order; the noise
+    is a function of (words, position, token). The chosen tokens are counted.
     """
     size = max(1, BLOCK_LOGITS // logits.shape[1])
     if len(logits) > size:
@@ -70,8 +70,9 @@ def penalize(
 ) -> torch.Tensor:
     """Apply the penalties and return new logits.
 
-    logits, counts, in_prompt: [r, vocabulary]; strengths: [r, 1]. The repetition penalty (Keskar et al. 2019)
-    counts the prompt too; presence and frequency count generated tokens only.
+    `logits`, `counts` and `in_prompt` are [r, vocabulary]; `repetition`, `presence` and `frequency` are [r,
+    1]. The repetition penalty (Keskar et al. 2019) counts the prompt too; presence and frequency count
+    generated tokens only.
     """
     seen = counts > 0
     scaled = torch.where(logits > 0, logits / repetition, logits * repetition)
@@ -127,8 +128,8 @@ def _lowest_bucket(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the highest bucket at which the weights from above, plus `beyond`, reach `mass`.
 
-    The second result is the weight above that bucket. index, weight: [r, vocab]; beyond, mass: [r, 1]. Both
-    results are [r, 1].
+    The second result is the weight above that bucket. `index` and `weight` are [r, vocab]; `beyond` and
+    `mass` are [r, 1]. Both results are [r, 1].
     """
     totals = weight.new_zeros(len(index), buckets + 1).scatter_add_(1, index, weight)
     tail = totals.flip(-1).cumsum(-1).flip(-1).add_(beyond)  # tail[b]: weight of buckets >= b

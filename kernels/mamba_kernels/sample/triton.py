@@ -125,8 +125,8 @@ def check_kernel(
     """Grid (rows, BLOCKS): in rows with filters, count and weigh tokens likelier than the drawn one.
 
     Also find the best of them with noise, and count and weigh the tokens that `min_p` allows within several
-    distances of the best, since `top_p` is a share of what `top_k` keeps. Weights are probabilities relative
-    to that of the best token.
+    distances of the best, since `top_p` is a share of the tokens that `top_k` keeps. Weights are
+    probabilities relative to the probability of the best token.
     """
     row, tile = tl.program_id(0), tl.program_id(1)
     heat = tl.load(temperature + row)
@@ -246,8 +246,8 @@ def sample(
 ) -> TokenChoice:
     """Choose one token per row, from its own logits, parameters and position alone.
 
-    logits: [L, vocabulary] float32, rows may be strided, overwritten; positions: [L] int32. No two rows with
-    penalties may share a row of counts. Raises WrongArgument.
+    `logits` are [L, vocabulary] float32, rows may be strided, overwritten; `positions` are [L] int32. No two
+    rows with penalties may share a row of counts. Raises WrongArgument.
     """
     choice = TokenChoice(
         torch.empty(len(logits), dtype=torch.int64, device=logits.device),

@@ -38,9 +38,10 @@ def _kth(
 ):  # fmt: skip
     """Search for the order of the `target`-th likeliest token from `low` to `high`.
 
-    `below` tokens come before `low`. Each pass tries eight orders at once. Those of the first passes are
-    evenly spaced as distances, which finds most thresholds; those of the others as bits, so that eleven more
-    passes separate any two orders. The search ends as soon as a single token is left between the bounds.
+    `below` tokens come before `low`. Each pass tries eight orders at once. The orders of the first passes are
+    evenly spaced as distances, which finds most thresholds; the orders of later passes are evenly spaced as
+    bits, so that eleven more passes separate any two orders. The search ends as soon as a single token is
+    left between the bounds.
     """
     inside = 2.0
     passes = 0

@@ -16,9 +16,9 @@ def short_conv_update(
 ) -> torch.Tensor:
     """Compute c * (sum_k weight[k] * input[t - K + 1 + k] + bias), [n, C] in the type of x.
 
-    input = b * v, rounded to that type; inputs before t come from the window. x: [n, b | c | v] of 3 C (rows
-    may be strided); weight: [K, C]; bias: [C]; window: [slabs, K-1, C], any strides: the last K-1
-    inputs, advanced by one token.
+    input = b * v, rounded to that type; inputs before t come from the window. `x` is [n, b | c | v] of 3 C
+    (rows may be strided); `weight` is [K, C]; `bias` is [C]; `window` is [slabs, K-1, C], any strides: the
+    last K-1 inputs, advanced by one token.
     """
     b, c, v = x.chunk(3, 1)
     kind = accumulator(x.dtype)
@@ -33,9 +33,9 @@ def short_conv_update(
 def short_conv_prefill(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, window: torch.Tensor, plan: ChunkPlan
 ) -> torch.Tensor:
-    """Compute the same for the pieces of the plan, [T, C] in the type of x.
+    """Compute what `short_conv_update` computes for the pieces of the plan, [T, C] in the type of x.
 
-    x: [T, b | c | v]. Windows are written at the plan's targets and checkpoints, as in `conv1d_prefill`.
+    `x` is [T, b | c | v]. Windows are written at the plan's targets and checkpoints, as in `conv1d_prefill`.
     """
     b, c, v = x.chunk(3, 1)
     return convolve_pieces(b * v, weight, bias, window, plan, lambda y, some: y.mul_(c[some]))

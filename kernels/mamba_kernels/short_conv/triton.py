@@ -14,7 +14,7 @@ def short_conv_update(
 ) -> torch.Tensor:
     """Compute one token for each row, as the reference does.
 
-    x: [n, 3 C], rows may be strided; window: [slabs, K-1, C], C dense. Raises WrongArgument.
+    `x` is [n, 3 C], rows may be strided; `window` is [slabs, K-1, C], C dense. Raises WrongArgument.
     """
     out = torch.empty(len(x), weight.shape[-1], dtype=x.dtype, device=x.device)
     update_call(x, weight, bias, window, plan.device_routes, out).run()
@@ -26,7 +26,7 @@ def short_conv_prefill(
 ) -> torch.Tensor:
     """Compute the pieces of the plan, as the reference does.
 
-    x: [T, 3 C], rows may be strided; window: [slabs, K-1, C], C dense. Raises WrongArgument.
+    `x` is [T, 3 C], rows may be strided; `window` is [slabs, K-1, C], C dense. Raises WrongArgument.
     """
     out = torch.empty(len(x), weight.shape[-1], dtype=x.dtype, device=x.device)
     prefill_call(x, weight, bias, window, plan, out).run()
@@ -41,7 +41,7 @@ def update_call(
     routes: torch.Tensor,
     out: torch.Tensor,
 ) -> KernelCall:
-    """Return the launch that writes `out` [n, C]; routes: [3, n] int32 of a `SlotPlan`."""
+    """Return the launch that writes `out` [n, C]; `routes` are [3, n] int32 of a `SlotPlan`."""
     return conv1d_update_kernel.call(x, weight, bias, window, routes, out, gated=True)
 
 
@@ -53,5 +53,5 @@ def prefill_call(
     plan: ChunkPlan,
     out: torch.Tensor,
 ) -> KernelCall:
-    """Return the launch that writes `out` [T, C]."""
+    """Check the arguments of `short_conv_prefill` and return the launch that writes `out` [T, C]."""
     return conv1d_prefill_kernel.call(x, weight, bias, window, plan, out, gated=True)

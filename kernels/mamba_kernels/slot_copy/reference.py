@@ -6,8 +6,8 @@ import torch
 def slot_copy(source: torch.Tensor, target: torch.Tensor, routes: torch.Tensor) -> None:
     """Copy source[routes[0]] to target[routes[1]], all layers at once; -1 on either side = no copy.
 
-    source, target: [slabs, bytes] uint8 on one device, rows may be strided; they may be the same arena if no
-    slot is both read and written. routes: [2, k] int64 on that device.
+    `source` and `target` are [slabs, bytes] uint8 on one device, rows may be strided; they may be the same
+    arena if no slot is both read and written. `routes` are [2, k] int64 on that device.
     """
     valid = (routes >= 0).all(0)[:, None]
     slots = routes.clamp(min=0)

@@ -45,7 +45,7 @@ class RankPart:
     in_group: torch.Tensor | slice
     """Places of the chunks in the group."""
     in_rank: torch.Tensor | slice
-    """Places of the chunks among those of the rank."""
+    """Places of the chunks among all chunks of the rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class PaddedChunks:
     tracked: torch.Tensor | None
     """[k] int64: chunks whose end state is a checkpoint; None when there is none."""
     tracked_slots: torch.Tensor | None
-    """[k] int64"""
+    """Slots of these checkpoints, [k] int64; None when there is none."""
 
     @classmethod
     def build(
@@ -79,8 +79,9 @@ class PaddedChunks:
     ) -> "PaddedChunks":
         """Group the chunks by padded width and by rank.
 
-        bounds: [n + 1] first row of each chunk; last: [m] last chunk of each piece; rank, track: [n] place of
-        the chunk in its piece, and slot of the checkpoint at its end, or -1.
+        `bounds` are the first rows of the chunks, [n + 1]. `last` is the last chunk of each piece, [m].
+        `rank` is the place of each chunk in its piece, [n]. `track` is the slot of the checkpoint at its end,
+        or -1, [n].
         """
         length, tokens = np.diff(bounds), int(bounds[-1])
         width = np.where(length <= NARROW, min(NARROW, chunk_size), chunk_size)

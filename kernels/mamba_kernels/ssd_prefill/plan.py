@@ -85,10 +85,11 @@ class ChunkPlan:
         device: torch.device,
         noise: IntArray | None = None,
     ) -> "ChunkPlan":
-        """Plan m pieces: slot_in, slot_out [m]; piece_start [m+1] row offsets, beginning with 0.
+        """Plan m pieces of n chunks.
 
-        chunk_* are [n], with `chunk_sequence` counted from the first piece and `chunk_start` from row 0.
-        noise: [T] as for `SlotPlan.build`, for the state after each row.
+        `slot_in` and `slot_out` are [m]; `piece_start` are the first rows of the pieces, [m+1], beginning
+        with 0. The arrays `chunk_*` are [n], with `chunk_sequence` counted from the first piece and
+        `chunk_start` from row 0. `noise` is [T] as for `SlotPlan.build`, for the state after each row.
         """
         tokens, chunks = int(piece_start[-1]), len(chunk_start)
         last = np.flatnonzero(np.diff(chunk_sequence, append=-1))
@@ -117,7 +118,7 @@ class ChunkPlan:
     def integers(self, segments: Iterable[int] = ()) -> dict[str, HostIntegers]:
         """Return the arrays that kernels read by name, to be sent with others and passed to `with_resident`.
 
-        segments: the arguments with which `segments` will be called.
+        `segments` are the arguments with which the method `segments` will be called.
         """
         arrays = {**self.host_chunks, "routes": self.slots.host}
         for most in segments:
@@ -180,7 +181,7 @@ class ChunkPlan:
 
     @cached_property
     def row_noise(self) -> torch.Tensor:
-        """[T] int32 on the device: the noise of `host_noise`."""
+        """`host_noise` on the device, [T] int32."""
         if self.device_noise is not None:
             return self.device_noise
         if self.host_noise is None:
@@ -189,22 +190,22 @@ class ChunkPlan:
 
     @cached_property
     def piece_chunk(self) -> torch.Tensor:
-        """[m + 1] int32 on the host: first chunk of each piece."""
+        """First chunk of each piece, on the host, [m + 1] int32."""
         return torch.from_numpy(self.host_chunks["piece_chunk"])
 
     @cached_property
     def chunk_start(self) -> torch.Tensor:
-        """[n + 1] int32 on the host: first row of each chunk."""
+        """First row of each chunk, on the host, [n + 1] int32."""
         return torch.from_numpy(self.host_chunks["chunk_start"])
 
     @cached_property
     def chunk_track(self) -> torch.Tensor:
-        """[n] int32 on the host: slot of the checkpoint at the chunk's end, or -1."""
+        """Slot of the checkpoint at each chunk's end, on the host, [n] int32; -1 = none."""
         return torch.from_numpy(self.host_chunks["chunk_track"])
 
     @cached_property
     def chunk_noise(self) -> torch.Tensor:
-        """[n] int32 on the host: word of `noise_words` for the state at the chunk's end."""
+        """Word of `noise_words` for the state at each chunk's end, on the host, [n] int32."""
         return torch.from_numpy(self.host_chunks["chunk_noise"])
 
     @cached_property

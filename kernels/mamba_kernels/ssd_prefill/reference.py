@@ -25,8 +25,8 @@ SCANNED_CHUNKS = 32
 def ssd_prefill(state: torch.Tensor, inputs: ScanInputs, plan: ChunkPlan, out: torch.Tensor) -> None:
     """Compute the recurrence of `ScanInputs` over the plan's chunks.
 
-    state: [slabs, H, P, N], any strides, read and written at the plan's slots; out: [T, H, P], written;
-    T = plan.tokens.
+    `state` is [slabs, H, P, N], any strides, read and written at the plan's slots; `out` is [T, H, P],
+    written; T = plan.tokens.
     """
     chunks_at_once = max(1, min(SCANNED_CHUNKS, SCANNED_STATES // state[0].numel()))
     for rows, part in plan.split(chunks_at_once):
@@ -64,15 +64,15 @@ class _Part:
 
     group: ChunkGroup
     x: torch.Tensor
-    """[g, Q, H, P]"""
+    """Values, [g, Q, H, P]."""
     step: torch.Tensor
-    """[g, Q, H]"""
+    """Step sizes, [g, Q, H]."""
     log_decay: torch.Tensor
-    """[g, Q, H], from the chunk's start, inclusive."""
+    """Logarithm of the decay from the chunk's start to each row, inclusive, [g, Q, H]."""
     B: torch.Tensor
-    """[g, G, Q, N]"""
+    """Input vectors of the state, [g, G, Q, N]."""
     C: torch.Tensor
-    """[g, G, Q, N]"""
+    """Output vectors of the state, [g, G, Q, N]."""
 
     @classmethod
     def of(cls, inputs: ScanInputs, step: torch.Tensor, group: ChunkGroup, kind: torch.dtype) -> "_Part":

@@ -17,7 +17,7 @@ LEAST_CHUNKS = 4
 
 @dataclass(frozen=True, slots=True)
 class SegmentCuts:
-    """Segments of m pieces, q in all, on the host; the fields are those of `Segments`."""
+    """Segments of m pieces, q in all, on the host. `Segments` has the same fields on the device."""
 
     segment_chunk: HostIntegers
     routes: HostIntegers
@@ -27,8 +27,8 @@ class SegmentCuts:
     def cut(cls, piece_chunk: HostIntegers, targets: HostIntegers, most: int) -> "SegmentCuts | None":
         """Cut each piece into at most `most` segments of similar length; return None if all are too short.
 
-        piece_chunk: [m + 1] first chunk of each piece; targets: [m] target slots of the pieces. A piece's
-        cuts follow from its own length alone.
+        `piece_chunk` is the first chunk of each piece, [m + 1], and `targets` are the target slots of the
+        pieces, [m]. A piece's cuts follow from its own length alone.
         """
         lengths = np.diff(piece_chunk)
         counts = np.clip(lengths // LEAST_CHUNKS, 1, max(1, most))
@@ -49,7 +49,7 @@ class SegmentCuts:
         )
 
     def arrays_by_name(self, most: int) -> dict[str, HostIntegers]:
-        """Return the arrays under names that are unique in a step; most: the argument of `cut`."""
+        """Return the arrays under names that are unique in a step; `most` is the argument of `cut`."""
         return {f"{most} segments {field.name}": getattr(self, field.name) for field in fields(self)}
 
 

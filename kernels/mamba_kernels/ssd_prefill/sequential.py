@@ -15,10 +15,10 @@ def ssd_sequential(
     dt_limit: tuple[float, float] = (0.0, float("inf")),
     initial: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute the outputs and the state after every token.
+    """Return the outputs y [T, H, P] and the state after every token, [T, H, P, N], in the type of x.
 
-    x: [T, H, P]; dt: [T, H]; A, D, dt_bias: [H]; B, C: [T, G, N]; initial: [H, P, N] or None for zeros.
-    Returns y [T, H, P] and states [T, H, P, N], all in the type of x.
+    `x` is [T, H, P]; `dt` is [T, H]; `A`, `D` and `dt_bias` are [H]; `B` and `C` are [T, G, N]; `initial` is
+    [H, P, N] or None for zeros.
     """
     T, H, P = x.shape
     G, N = B.shape[1:]

@@ -36,8 +36,8 @@ COLUMNS = 64
 def ssd_prefill(state: torch.Tensor, inputs: ScanInputs, plan: ChunkPlan, out: torch.Tensor) -> None:
     """Compute the recurrence of `ScanInputs` over the plan's chunks.
 
-    state: [slabs, H, P, N], N dense, read and written at the plan's slots; out: [T, H, P], P dense, written;
-    T = plan.tokens. Raises WrongArgument.
+    `state` is [slabs, H, P, N], N dense, read and written at the plan's slots; `out` is [T, H, P], P dense,
+    written; T = plan.tokens. Raises WrongArgument.
     """
     for call in calls(state, inputs, plan, out):
         call.run()
@@ -261,9 +261,10 @@ def _contribution(
     P: tl.constexpr, N: tl.constexpr, HEADS_PER_GROUP: tl.constexpr, KIND: tl.constexpr,
     PRECISION: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_T: tl.constexpr,
 ):  # fmt: skip
-    """Store what each segment adds to the state in the place of its first state, and its total decay.
+    """Store the sum that each segment adds to the state, and the segment's total decay.
 
-    A piece's last segment is skipped, since no segment follows it.
+    The sum is stored where the state at the segment's start will be. A piece's last segment is skipped, since
+    no segment follows it.
     """
     blocks: tl.constexpr = (P + BLOCK_P - 1) // BLOCK_P
     head = tl.program_id(0) // blocks

@@ -20,10 +20,11 @@ def state_replay(
     ring: torch.Tensor,
     out: torch.Tensor,
 ) -> None:
-    """Compute one step of the recurrence of `ScanInputs` for rows whose states lack what waits in lanes.
+    """Compute one step of the recurrence of `ScanInputs` for rows whose states may lack inputs.
 
-    state: [slabs, H, P, N], any strides, written at targets and tracking slots of the rows that write; ring:
-    [lanes, inputs, width] of one layer, written by the others; out: [n, H, P], written.
+    The missing inputs are in the rows' lanes of `ring`, [lanes, inputs, width] of one layer. Rows that write
+    their states, according to `lanes`, write `state`, [slabs, H, P, N], any strides, at targets and tracking
+    slots; the others write their own input to the ring. `out` is [n, H, P], written.
     """
     H, P = inputs.x.shape[1:]
     G, N = inputs.B.shape[1:]

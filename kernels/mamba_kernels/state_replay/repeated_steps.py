@@ -27,7 +27,11 @@ def repeated_steps(
     ring: torch.Tensor,
     out: torch.Tensor,
 ) -> None:
-    """Fold what waits, compute the step, and write states or inputs. `kind`: the type of the sums."""
+    """Compute the inputs that lanes hold into copies of the states, then the step; write states or inputs.
+
+    `step` computes one token, `kind` is the type of the sums, and `parts` are the inputs of the step's
+    tokens, which rows that do not write their states keep in `ring`.
+    """
     lane, waiting, writes = lanes.host
     device, rows = state.device, np.arange(len(lane))
     states = plan.read(state).to(kind)

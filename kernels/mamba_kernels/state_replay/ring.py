@@ -25,7 +25,10 @@ def scan_width(heads: int, head_dim: int, groups: int, state_size: int) -> int:
 
 
 def delta_width(value_heads: int, value_dim: int, key_heads: int, key_dim: int, decays: int = 1) -> int:
-    """Return the elements of an input of the gated delta rule with `decays` decays of each head."""
+    """Return the elements of an input of the gated delta rule with `decays` decays of each head.
+
+    An input has a key for each key head, a value for each value head, the decays and beta.
+    """
     return _aligned(key_heads * key_dim + value_heads * value_dim + (1 + decays) * value_heads)
 
 
@@ -35,18 +38,19 @@ def _aligned(width: int) -> int:
 
 @dataclass(frozen=True)
 class RingPlan:
-    """Lanes of `n` rows in one step, for all layers alike."""
+    """Lanes of the ring that `n` rows use in one step, and how they use them, for all layers alike."""
 
     device: torch.device
     host_rows: IntArray | None
-    """[3, n]: lane (-1 = none, as of padding), number of inputs that wait in it, and whether the row writes
-    its state (1) or leaves its own input in the lane behind the others (0). None = on the device alone."""
+    """[3, n]: lane of each row (-1 = none, as of padding), number of inputs in the lane, and whether the row
+    writes its state (1) or leaves its own input in the lane behind the others (0). None = on the device
+    alone."""
     lanes: torch.Tensor | None = None
     """[3, n] int32: the same on the device if it was sent already; each row is dense."""
 
     @cached_property
     def device_rows(self) -> torch.Tensor:
-        """[3, n] int32 on the device."""
+        """`host_rows` on the device, [3, n] int32."""
         if self.lanes is not None:
             return self.lanes
         return to_device(torch.from_numpy(self.host.astype(np.int32)), self.device)

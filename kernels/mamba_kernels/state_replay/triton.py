@@ -35,7 +35,7 @@ def state_replay(
 ) -> None:
     """Compute one step for each row, as the reference does.
 
-    state: [slabs, H, P, N], N dense; out: [n, H, P], P dense. Raises WrongArgument.
+    `state` is [slabs, H, P, N], N dense; `out` is [n, H, P], P dense. Raises WrongArgument.
     """
     call(state, inputs, plan.device_routes, plan.device_noise, lanes.device_rows, ring, out).run()
 
@@ -51,7 +51,8 @@ def call(
 ) -> KernelCall:
     """Check the arguments of `state_replay` and return its launch.
 
-    routes: [3, n] int32 and noise: [n] int32 of a `SlotPlan`; lanes: [3, n] int32 of a `RingPlan`.
+    `routes` are [3, n] int32 and `noise` is [n] int32 of a `SlotPlan`; `lanes` are [3, n] int32 of a
+    `RingPlan`.
     """
     n, H, P, G, N = check_scan(state, inputs, out)
     check("routes", routes, (3, n), dtypes=(torch.int32,), device=state.device)
@@ -79,7 +80,7 @@ def call(
 
 @triton.jit
 def _folded(h, x, b, dt, A, dt_bias, dt_min, dt_max):
-    """Fold one token into the registers of a state, in the order of operations of a plain step."""
+    """Return the state `h`, in registers, after one token, in the order of operations of a plain step."""
     step = tl.minimum(tl.maximum(softplus(dt.to(tl.float32) + dt_bias), dt_min), dt_max)
     decay = tl.exp2(step * A * LOG2_E_CONSTANT)
     return h * decay + (x.to(tl.float32) * step)[:, None] * b.to(tl.float32)[None, :]

@@ -24,8 +24,8 @@ CACHED_ELEMENTS = 1 << 17
 def state_update(state: torch.Tensor, inputs: ScanInputs, plan: SlotPlan, out: torch.Tensor) -> None:
     """Compute one step of the recurrence of `ScanInputs` for each row.
 
-    state: [slabs, H, P, N], any strides, written at the plan's targets and tracking slots; out: [n, H, P],
-    written.
+    `state` is [slabs, H, P, N], any strides, written at the plan's targets and tracking slots; `out` is [n,
+    H, P], written.
     """
     x, B, C = inputs.x, inputs.B, inputs.C
     kind = accumulator(x.dtype)
@@ -73,7 +73,10 @@ def _update_in_place(
     C: torch.Tensor,
     plan: SlotPlan,
 ) -> torch.Tensor:
-    """Update states in place, block by block of heads, so that a block stays in the cache."""
+    """Update states without copies, block by block of heads, so that a block stays in the cache.
+
+    `inflow` are the inputs times step sizes. Return the outputs.
+    """
     n, G = inflow.shape[:2]
     H, P, N = state.shape[1:]
     block = max(1, min(H // G, CACHED_ELEMENTS // (P * N)))

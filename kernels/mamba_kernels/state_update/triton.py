@@ -30,8 +30,8 @@ program reads `B` and `C` once for all its elements."""
 def state_update(state: torch.Tensor, inputs: ScanInputs, plan: SlotPlan, out: torch.Tensor) -> None:
     """Compute one step of the recurrence of `ScanInputs` for each row.
 
-    state: [slabs, H, P, N], N dense, written at the plan's targets and tracking slots; out: [n, H, P], P
-    dense, written. Raises WrongArgument.
+    `state` is [slabs, H, P, N], N dense, written at the plan's targets and tracking slots; `out` is [n, H,
+    P], P dense, written. Raises WrongArgument.
     """
     call(state, inputs, plan.device_routes, plan.device_noise, out).run()
 
@@ -41,8 +41,8 @@ def call(
 ) -> KernelCall:
     """Check the arguments of `state_update` and return its launch.
 
-    routes: [3, n] int32, source (-1 = zero state), target and tracking slot (-1 = none) of each row; noise:
-    [n] int32, word by which a float16 state is rounded.
+    `routes` are source (-1 = zero state), target and tracking slot (-1 = none) of each row, [3, n] int32;
+    `noise` is the word by which a float16 state is rounded, [n] int32.
     """
     n, H, P, G, N = check_scan(state, inputs, out)
     check("routes", routes, (3, n), dtypes=(torch.int32,), device=state.device)

@@ -32,7 +32,7 @@ def extent_at(slot, extent):
 def stochastic(x, head, p, n, noise, P: tl.constexpr, N: tl.constexpr):
     """Round float32 numbers to ones that float16 has, as `stochastic_rounding` does, operation by operation.
 
-    x: rows `p` and columns `n` of a head's state; noise: the word of the state.
+    `x` are the rows `p` and columns `n` of a head's state; `noise` is the word of the state.
     """
     # Rows and columns are multiplied separately: their products stay in few registers inside a loop.
     row = ((head * P + p) * N).to(tl.uint32) * 0x9E3779B9

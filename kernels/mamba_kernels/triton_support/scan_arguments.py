@@ -35,7 +35,10 @@ def check_scan(state: torch.Tensor, inputs: ScanInputs, out: torch.Tensor) -> tu
 def scan_arguments(
     state: torch.Tensor, inputs: ScanInputs, routes: torch.Tensor, out: torch.Tensor
 ) -> dict[str, Any]:
-    """Return tensors and strides under the names of both kernels; routes: [3, n] int32 of a `SlotPlan`."""
+    """Return tensors and strides under the names of both kernels.
+
+    `routes` are [3, n] int32 of a `SlotPlan`.
+    """
     return {
         "state": state,
         "state_slab": state.stride(0),

@@ -37,8 +37,8 @@ class OnRefused(Protocol):
 def retry_after(queued: int, permits: int, service_seconds: float) -> float:
     """Return the seconds until a permit is likely to be free for a client that tries again.
 
-    The estimate is the number of requests that wait, divided by the permits, times the mean duration of a
-    request. It is a whole number from 1 to 60, since the header `Retry-After` has no fractions.
+    The estimate is the number of requests that wait, with this one, divided by the permits, times the mean
+    duration of a request. It is a whole number from 1 to 60, since `Retry-After` has no fractions.
     """
     return float(min(60, max(1, math.ceil((queued + 1) * service_seconds / permits))))
 
@@ -286,8 +286,8 @@ class Admission:
     ) -> None:
         """Wait for a permit for at most `seconds`. `release` must follow, unless this raises.
 
-        `number` is the position of the request among those of its key. With `shed`, one request is dismissed
-        if too many wait.
+        `number` is the position of the request among the waiting requests of its key. With `shed`, one
+        request is dismissed if too many wait. If `seconds` is None, the limit is `queue_timeout`.
         """
         turn = asyncio.get_running_loop().create_future()
         entry = WaitingRequest(claim.key, claim.priority, claim.cost, claim.model, turn, number)
@@ -313,7 +313,10 @@ class Admission:
         self._release(claim.key)
 
     def release(self, key: str, begin: float) -> None:
-        """Return a permit for good. `begin`: time of the clock, in seconds, at which it was acquired."""
+        """Return a permit for good.
+
+        `begin` is the time of the clock, in seconds, at which it was acquired.
+        """
         self._release(key)
         self._service_seconds += 0.1 * (self.clock() - begin - self._service_seconds)
 

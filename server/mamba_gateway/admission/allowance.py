@@ -46,7 +46,10 @@ class KeyAllowance:
     """Identifiers of the requests under way."""
 
     def enter(self, lease: str, cost: float, limits: KeyLimits, now: float) -> AllowanceResult:
-        """Count a request with `cost` tokens if it is within all limits; otherwise change nothing."""
+        """Count a request with `cost` tokens if it is within all limits; otherwise change nothing.
+
+        `lease` is the name by which the request ends. `now` is the time of the clock in seconds.
+        """
         self.refill(limits, now)
         refused = ""
         if limits.concurrent_requests is not None and len(self.leases) >= limits.concurrent_requests:
@@ -66,20 +69,23 @@ class KeyAllowance:
         self.leases.add(lease)
 
     def leave(self, lease: str, more: float, limits: KeyLimits, now: float) -> None:
-        """Record the end of a request that used `more` tokens beyond its cost."""
+        """Record the end of a request that used `more` tokens beyond its cost, at `now` seconds."""
         self.refill(limits, now)
         self.leases.discard(lease)
         self.tokens -= more
         self.refill(limits, now)
 
     def follow(self, verdict: AllowanceResult, lease: str | None, now: float) -> None:
-        """Adopt the levels that Redis counts for all gateways; the request `lease` is under way now."""
+        """Adopt the levels that Redis counts for all gateways at `now` seconds.
+
+        `lease` is the request that has just been admitted; None if none was.
+        """
         self.updated_at, self.requests, self.tokens = now, verdict.requests, verdict.tokens
         if lease is not None:
             self.leases.add(lease)
 
     def refill(self, limits: KeyLimits, now: float) -> None:
-        """Refill the buckets up to the time `now`."""
+        """Refill the buckets up to `now` seconds."""
         passed, self.updated_at = max(0.0, now - self.updated_at), now
         self.requests = _filled(self.requests, limits.requests_per_minute, passed)
         self.tokens = _filled(self.tokens, limits.tokens_per_minute, passed)

@@ -49,7 +49,10 @@ class _Flow:
 
 
 class FairQueue:
-    """Queue of one gateway. `weight` returns the weight of a flow, by the name of its key."""
+    """Requests that wait for a permit, and the order in which the flows of API keys get permits.
+
+    `weight` returns the weight of a flow, by the name of its key.
+    """
 
     def __init__(self, weight: Callable[[str], float]) -> None:
         self._weight = weight
@@ -222,13 +225,19 @@ class AdmittedRequests:
         _less(self._relayed, key)
 
     def begin_body(self, key: str, now: float, cut: Callable[[], object]) -> Dismissable:
-        """Record that a request is sending its body; `end` must follow."""
+        """Record that a request of `key` begins to send its body at `now` seconds; `end` must follow.
+
+        `cut` ends the request if it is dismissed.
+        """
         body = Dismissable(key, now, cut)
         self._arriving[body] = None
         return body
 
     def begin_hold(self, key: str, now: float, cut: Callable[[], object]) -> Dismissable:
-        """Record that a request waits for an engine; `end` must follow."""
+        """Record that a request of `key` waits for an engine since `now` seconds; `end` must follow.
+
+        `cut` ends the request if it is dismissed.
+        """
         request = Dismissable(key, now, cut)
         self._held[request] = None
         return request
@@ -258,7 +267,10 @@ class AdmittedRequests:
         return next((request for request in requests if request.key == key), None)
 
     def slow_body(self, now: float) -> Dismissable | None:
-        """Return the oldest request that is sending its body, if it has taken too long."""
+        """Return the request that has been sending its body for longest, if that takes too long.
+
+        `now` is the time of the clock in seconds.
+        """
         oldest = next(iter(self._arriving), None)
         return oldest if oldest is not None and now - oldest.since >= SLOW_BODY_SECONDS else None
 

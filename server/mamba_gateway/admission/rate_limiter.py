@@ -69,7 +69,10 @@ class _UnlimitedScope(AbstractAsyncContextManager[RequestCharge]):
 
 
 class RateLimiter:
-    """Rate limiter of one gateway."""
+    """Admits or refuses requests by the limits of their API keys, and counts their tokens.
+
+    It counts in `shared`, which is Redis; without `shared`, or while Redis is away, for this gateway alone.
+    """
 
     def __init__(
         self,
@@ -123,7 +126,7 @@ class RateLimiter:
         return self._table.limits_of(name)
 
     async def work(self) -> None:
-        """Renew the leases of the requests under way; runs until it is cancelled."""
+        """Renew the leases of the requests under way until the task is cancelled."""
         while True:
             await asyncio.sleep(LEASE_SECONDS / 3)
             for name, allowance in list(self._allowances.items()):

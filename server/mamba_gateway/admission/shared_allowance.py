@@ -142,7 +142,7 @@ def _verdict(answer: Any, limits: KeyLimits) -> AllowanceResult:
             refused, _level(requests, limits.requests_per_minute), _level(tokens, limits.tokens_per_minute)
         )
     except (AttributeError, TypeError, ValueError) as error:
-        raise RedisAway(f"the answer is not that of the script: {error}") from error
+        raise RedisAway(f"Redis did not give the answer of the script that counts: {error}") from error
 
 
 def _level(text: str, limit: int | None) -> float:

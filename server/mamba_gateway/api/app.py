@@ -78,7 +78,10 @@ def make_app(
     history: ResponseHistory | None = None,
     ledger: UsageLedger | None = None,
 ) -> ASGIApp:
-    """Return the application. With `keys`, all paths below /v1/ require one; the proxy checks its own."""
+    """Return the application. With `keys`, all paths below /v1/ require a key; `proxy` checks keys itself.
+
+    Without `history` or `ledger`, the application has no routes for kept responses or for `/v1/usage`.
+    """
     guard = KeyGuard(keys, "One of the keys in `--api-key-file`; without that option nobody needs one.")
     app = make_application(
         "mambaserve gateway",

@@ -186,7 +186,7 @@ OTHERS_ENGINES = (
 
 
 class LocalRoutes:
-    """Handlers of one gateway."""
+    """Handlers of the routes that one gateway answers without an engine."""
 
     def __init__(
         self,
@@ -196,7 +196,10 @@ class LocalRoutes:
         catalog: ModelCatalog,
         missing: Callable[[], str] = str,
     ) -> None:
-        """Create the handlers. `missing` returns what the gateway lacks to be ready; "" = nothing."""
+        """Create the handlers.
+
+        `missing` returns what the gateway lacks to be ready; "" if nothing is missing.
+        """
         self._engines, self._queue, self._metrics = engines, queue, metrics
         self._catalog, self._missing = catalog, missing
 

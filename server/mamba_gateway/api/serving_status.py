@@ -47,19 +47,21 @@ class EngineStatusClient:
                 async for chunk in answer.content.iter_any():
                     body += chunk
                     if len(body) > MAX_STATUS_BYTES:
-                        raise StatusUnavailable("/v1/status answered too much")
+                        raise StatusUnavailable(f"/v1/status answered more than {MAX_STATUS_BYTES} bytes")
             [status] = ServingStatus.model_validate_json(bytes(body)).engines
         except TimeoutError as error:
             raise StatusUnavailable("/v1/status did not answer in time") from error
         except (aiohttp.ClientError, OSError) as error:
             raise StatusUnavailable(str(error) or type(error).__name__) from error
         except ValueError as error:
-            raise StatusUnavailable("/v1/status answered something else") from error
+            raise StatusUnavailable(
+                "/v1/status answered something that is not the status of an engine"
+            ) from error
         return status
 
 
 class StatusEndpoint:
-    """Status of one gateway. `fetch` returns an engine's status by URL, or raises StatusUnavailable."""
+    """Handler of `/v1/status`. `fetch` returns an engine's status by URL, or raises StatusUnavailable."""
 
     def __init__(
         self,

@@ -70,7 +70,7 @@ class SharedParts:
 
 
 class EndpointPicker:
-    """Endpoint picker of one gateway."""
+    """Chooses an engine for each request that a proxy of the Gateway API passes through one gateway."""
 
     def __init__(
         self,
@@ -95,7 +95,10 @@ class EndpointPicker:
         self._hold_timeout, self._most_addresses, self._clock = hold_timeout, most_addresses, clock
 
     async def process(self, incoming: Messages, write: Write) -> None:
-        """Handle one stream until the proxy ends it. A cancellation releases all that the request holds."""
+        """Handle one stream until the proxy ends it.
+
+        A cancellation releases all that the request has taken.
+        """
         first = await anext(incoming, None)
         if first is None or not first.HasField("request_headers"):
             return  # without headers there is no request to choose for
@@ -239,7 +242,7 @@ class EndpointPicker:
         exchange.share.release()
 
     def _addresses(self, exchange: Exchange) -> list[str]:
-        """Return the address of the chosen engine, and as fallbacks those of the next cheapest engines."""
+        """Return the addresses of the chosen engine and, as fallbacks, of the next cheapest engines."""
         assert exchange.record is not None
         decision = exchange.record.decision
         others = decision.comparison.cheapest_first()

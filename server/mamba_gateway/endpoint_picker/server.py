@@ -45,7 +45,7 @@ class PickerServer:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
 
     async def follow_readiness(self) -> None:
-        """Publish the health status whenever the pool changes; runs until it is cancelled."""
+        """Publish the health status whenever the pool changes, until the task is cancelled."""
         while True:
             await self._publish_health()
             await self._pool.changed()
@@ -87,7 +87,10 @@ def make_picker(
     backend_keys: KeyFile | None,
     tracing: Tracing = OFF,
 ) -> EndpointPicker:
-    """Return a picker that shares the parts and the limits of its gateway."""
+    """Return a picker that shares `parts`, and so all limits, with its gateway.
+
+    `keys` are the API keys of clients and `backend_keys` those for engines; None if none are required.
+    """
     name = settings.inference_pool or settings.deployment or "mambaserve"
     metrics = PickerMetrics(parts.metrics, name, settings.namespace or "", parts.pool.snapshot)
     return EndpointPicker(

@@ -19,7 +19,7 @@ Sink = Callable[[Iterable[Target]], None]
 
 
 async def watch_engines(server: ApiServer, namespace: str, deployment: str, sink: Sink, rng: Random) -> None:
-    """Pass the engines of the deployment to `sink` after every change; runs until it is cancelled."""
+    """Pass the engines of `deployment` to `sink` after every change, until the task is cancelled."""
 
     def changed(slices: Objects) -> None:
         sink(targets(slices.values(), names.Children(deployment).candidate_pods))

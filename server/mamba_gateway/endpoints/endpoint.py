@@ -57,7 +57,8 @@ class Endpoint(msgspec.Struct, frozen=True, gc=False):
     """Expected seconds until a prompt that does not fit into the engine's memory now would fit. Derived from
     the other fields."""
     answered: int = 0
-    """Number of this gateway's requests that the engine answered completely, without those of status 4xx."""
+    """Number of this gateway's requests that the engine answered completely. Answers of status 4xx do not
+    count."""
     failed: int = 0
     """Number of this gateway's requests that failed there: status 5xx, no connection, an answer that broke
     off, or no answer."""
@@ -172,10 +173,10 @@ class _QueuedPrompt(msgspec.Struct, eq=False):
 class PromptQueue:
     """Estimate of the prompt tokens queued at one engine: its report, corrected by this gateway's requests.
 
-    A report describes an earlier moment than that at which it is read. So prompts that were sent within `LAG`
-    seconds before the reading count in addition. Some tokens may be counted twice for that time; without it
-    they might not count at all, and the engine would attract the next request. A ticket identifies a request.
-    Times are monotonic, in seconds.
+    A report describes an earlier moment than the moment at which it is read. So prompts that were sent within
+    `LAG` seconds before the reading count in addition. Some tokens may be counted twice for that time;
+    without it they might not count at all, and the engine would attract the next request. A ticket identifies
+    a request. Times are monotonic, in seconds.
     """
 
     def __init__(self) -> None:
@@ -187,7 +188,7 @@ class PromptQueue:
         """Tokens of prompts that were sent, whose answers have not begun, and that no report includes."""
 
     def send(self, ticket: int, tokens: float, now: float) -> None:
-        """Record that a request was sent to the engine, which has to compute `tokens`."""
+        """Record that the request `ticket` was sent at `now`, for which the engine computes `tokens`."""
         self._sent[ticket] = _QueuedPrompt(tokens, now)
         self._unreported += tokens
 
@@ -203,7 +204,7 @@ class PromptQueue:
             self._unreported = self._unreported - sent.tokens if self._sent else 0.0
 
     def report(self, tokens: float | None, now: float) -> None:
-        """Record the number of queued tokens that the engine reports; None = it reports none."""
+        """Record at `now` seconds the queued tokens that the engine reports; None if it reports none."""
         self._reported, self._answered = tokens, 0.0
         for sent in self._sent.values():
             sent.reported = tokens is not None and sent.at < now - LAG
@@ -262,19 +263,19 @@ class OutlierEjection:
         return self.doubted or self.comparisons > 0
 
     def excludes(self, now: float) -> bool:
-        """Return whether the engine must not get a request now."""
+        """Return whether the engine must not get a request at `now` seconds."""
         if self.comparisons > 0 and now < self.compared_until:
             return True
         return self.doubted and (now < self.until or self.trial is not None)
 
     def compare(self, now: float) -> None:
-        """Record that a request that the engine rejected is sent to another engine."""
+        """Record that a request that the engine rejected is sent to another engine at `now` seconds."""
         if self.comparisons == 0:
             self.compared_until = now + COMPARED_SECONDS
         self.comparisons += 1
 
     def fail(self, reason: str, now: float, *, may_eject: bool) -> None:
-        """Record a failed request. With `may_eject` the engine may be ejected."""
+        """Record a request that failed at `now` seconds. With `may_eject` the engine may be ejected."""
         self.failures += 1
         self.reason = reason
         if not may_eject or now < self.until or not (self.doubted or self.failures >= FAILURES):

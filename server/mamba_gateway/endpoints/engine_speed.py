@@ -22,8 +22,8 @@ MIN_ERROR = 0.01
 class EngineSpeed:
     """Speed of one engine.
 
-    `attention_ratio` is the extra work of a prompt token for each token before it, relative to that of the
-    first token.
+    `attention_ratio` is the extra work of a prompt token for each token before it, relative to the work of
+    the first token.
     """
 
     tokens_per_second: float

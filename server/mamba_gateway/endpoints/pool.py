@@ -33,7 +33,7 @@ class Shadow:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Engine that a source has found."""
+    """Engine as a source, which is the command line or Kubernetes, reports it."""
 
     url: str
     """Base URL without a slash at its end."""
@@ -108,7 +108,7 @@ class _EndpointRecord:
     names: frozenset[str] | None = None
     """Names of the models that the engine serves; None = unknown."""
     speed: EngineSpeed | None = None
-    """Speed of the engine, corrected by that of the fleet; None = not measured, or not reported."""
+    """Speed of the engine, corrected by the speeds of the fleet; None = not measured, or not reported."""
     states_sent: int = 0
     """Number of states that this gateway has sent to the engine since its last report."""
     frozen: Endpoint | None = None
@@ -130,7 +130,7 @@ class Pool:
         """Create an empty pool.
 
         `expected_model` is the name of the engines' model, if it is known before any engine exists, and
-        `expected_adapters` are those of its adapters.
+        `expected_adapters` are the names of its adapters.
         `on_change` is called after each change of the engines or their reports.
         """
         self._expected_model = expected_model
@@ -223,10 +223,10 @@ class Pool:
         return doubted + 1 <= len(alike) // 2
 
     def reject(self, url: str, *, full: bool) -> int:
-        """Record that the engine rejected a request with a status 4xx; return the consecutive number of that.
+        """Record that the engine rejected a request with a status 4xx; return the number of these in a row.
 
-        `full`: the engine has too many requests. It then gets none until its next report, and for longer
-        after each further such rejection, as long as there are other engines.
+        `full` says whether the engine has too many requests. It then gets none until its next report, and for
+        longer after each further such rejection, as long as there are other engines.
         """
         if (record := self._records.get(url)) is None:
             return 0
@@ -451,7 +451,7 @@ def _role(record: _EndpointRecord) -> Role:
 
 def _reason(record: _EndpointRecord) -> str:
     if record.report.ready and record.outlier.comparisons:
-        return "it rejected a request, which another engine is asked"
+        return "it rejected a request, and another engine is asked whether the request is wrong"
     if record.report.ready and record.outlier.doubted:
         return f"{record.outlier.failures} requests failed in a row: {record.outlier.reason}"
     return record.report.reason or "not ready"

@@ -134,8 +134,9 @@ class Prober:
         key: Callable[[], bytes] | None = None,
         on_unanswered: Callable[[str, float], None] = lambda url, since: None,
     ) -> None:
-        """Create a prober without engines. `key` returns the API key for engines.
+        """Create a prober without engines, which probes each engine every `interval` seconds.
 
+        `timeout` is the longest duration of a probe in seconds, and `key` returns the API key for engines.
         `on_unanswered` is called after the second and each further consecutive probe that has timed out, with
         the engine's URL and the time of the event loop at which that probe began.
         """

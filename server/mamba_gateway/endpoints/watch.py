@@ -44,7 +44,7 @@ class Watch:
         self._objects: dict[str, dict[str, Any]] = {}
 
     async def follow(self, rng: Random) -> None:
-        """Keep the objects up to date; runs until it is cancelled."""
+        """Keep the objects up to date until the task is cancelled."""
         now = asyncio.get_running_loop().time
         backoff = FIRST_BACKOFF
         while True:

@@ -75,7 +75,7 @@ class _EndpointCollector(Collector):
         )
         attempts = CounterMetricFamily(
             "mambaserve_gateway_endpoint_attempts",
-            "Attempts at the endpoint, by outcome; what was given up is in none.",
+            "Attempts at the endpoint, by outcome; an attempt that was given up does not count.",
             labels=["endpoint", "outcome"],
         )
         for endpoint in self._snapshot():
@@ -91,7 +91,7 @@ class _EndpointCollector(Collector):
 
 
 class GatewayMetrics:
-    """All series of one gateway."""
+    """All Prometheus series of one gateway, in a registry of their own."""
 
     def __init__(
         self,
@@ -124,7 +124,10 @@ class GatewayMetrics:
             f"{prefix}_cancelled", "Requests whose client went away before the end.", registry=registry
         )
         self.retries = Counter(
-            f"{prefix}_retries", "Attempts that were repeated elsewhere.", ["reason"], registry=registry
+            f"{prefix}_retries",
+            "Attempts after which a request was sent to another engine.",
+            ["reason"],
+            registry=registry,
         )
         # The series exist from the start, because a rate ignores the step from no series to a value of one.
         for reason in get_args(RetryReason):
@@ -137,7 +140,7 @@ class GatewayMetrics:
         )
         self.hand_overs = Counter(
             f"{prefix}_hand_overs",
-            "Prompts sent to prefill engines, by outcome; what was given up is in none.",
+            "Prompts sent to prefill engines, by outcome; a prompt that was given up does not count.",
             ["outcome"],
             registry=registry,
         )
@@ -145,7 +148,7 @@ class GatewayMetrics:
             self.hand_overs.labels(outcome)
         self.prefill_seconds = Histogram(
             f"{prefix}_prefill_seconds",
-            "Time that a request spent at prefill engines, whatever came of it.",
+            "Time that a request spent at prefill engines, whatever the outcome.",
             buckets=_SECONDS,
             registry=registry,
         )
@@ -178,7 +181,7 @@ class GatewayMetrics:
         )
         self.promises = Counter(
             "mambaserve_prefix_index_promises",
-            "Answers of engines that the index said something of, by how much they resumed.",
+            "Answers to prompts that the prefix index knew, by how much the engine resumed.",
             ["outcome"],
             registry=registry,
         )
@@ -186,11 +189,15 @@ class GatewayMetrics:
             f"{prefix}_prompts", "Prompts read to route by them, by outcome.", ["outcome"], registry=registry
         )
         self.in_flight = Gauge(f"{prefix}_in_flight", "Requests being relayed.", registry=registry)
-        self.queued = Gauge(f"{prefix}_queued", "Requests waiting for a place.", registry=registry)
+        self.queued = Gauge(
+            f"{prefix}_queued", "Admitted requests that are not being relayed.", registry=registry
+        )
         self.refused = Counter(
-            f"{prefix}_refused", "Requests refused for what there was too little of.", ["cause", "key"],
+            f"{prefix}_refused",
+            "Requests refused by a limit of their key, a full queue or a long wait.",
+            ["cause", "key"],
             registry=registry,
-        )  # fmt: skip
+        )
         self.counted_here = Counter(
             f"{prefix}_limits_counted_here",
             "Requests counted by this gateway alone, since Redis was away.",

@@ -18,7 +18,8 @@ def model_traffic(
 ) -> list[ModelTraffic]:
     """Return the traffic of each model by name, without requests for models that no engine serves.
 
-    `requests`: samples of the counter by model and code; `first_bytes`: samples of the histogram by model.
+    `requests` are the samples of the counter by model and code, and `first_bytes` those of the histogram of
+    times to the first byte by model. `unknown` is the label of models that no engine serves.
     """
     counts: defaultdict[str, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
     for sample in requests:

@@ -36,12 +36,12 @@ class PrefixIndexCollector(Collector):
         )
         redis = GaugeMetricFamily(
             f"{_PREFIX}_redis_up",
-            "1 while Redis is followed, 0 while it is away and engines are asked; no sample without one.",
+            "1 while the index follows Redis, 0 while Redis is away and engines are polled instead.",
             labels=self._labels,
         )
         refused = CounterMetricFamily(
             f"{_PREFIX}_refused_messages",
-            "What Redis had that is larger than any engine writes, or names beyond those looked at.",
+            "Messages in Redis that no engine writes, because they are too large or too many.",
             labels=[*self._labels, "kind"],
         )
         for labels, index in indexes:

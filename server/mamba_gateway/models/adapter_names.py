@@ -43,7 +43,7 @@ class AdapterNames:
 
 
 async def follow_names(file: AdapterNames, pool: Pool) -> None:
-    """Tell the pool each change of the names; runs until it is cancelled."""
+    """Pass each change of the names in `file` to `pool`, until the task is cancelled."""
     current: tuple[str, ...] | None = None
     reported = ""
     while True:

@@ -45,7 +45,7 @@ async def endpoints_followed(
 
 
 def fan_out(first: Sink, second: Sink) -> Sink:
-    """Return a function that hands the engines to both."""
+    """Return a function that passes the engines on to `first` and to `second`."""
 
     def send(targets: Iterable[Target]) -> None:
         items = tuple(targets)

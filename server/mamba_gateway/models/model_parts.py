@@ -90,8 +90,9 @@ async def model_running(
 ) -> AsyncIterator[ModelParts]:
     """Create the parts of a model, whose tasks run for the duration of the block.
 
-    `on_change` is called after each change of the engines or their reports, `take_usage` with what they
-    report of their use. The limits of keys are counted in `counts`; by default in the Redis of the settings.
+    `on_change` is called after each change of the engines or their reports, and `take_usage` with each report
+    of an engine about the use of its keys. `metrics_of` returns the metrics of a pool and its index. The
+    limits of keys are counted in `counts`; by default in the Redis of the settings.
 
     Raises NoClusterAccess without a Kubernetes configuration, and BadRedisUrl for an unusable file.
     """

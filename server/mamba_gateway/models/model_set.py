@@ -67,7 +67,10 @@ class _RunningModel:
 
 
 class ModelSet:
-    """Models of one gateway. `front` admits requests whose model is not known yet."""
+    """The models that one gateway serves now, each with its parts.
+
+    `front` admits the requests whose model is not known yet. `start` starts the parts of a model.
+    """
 
     def __init__(self, settings: GatewaySettings, front: Admission, start: Start) -> None:
         self._settings, self._front, self._start = settings, front, start
@@ -254,7 +257,7 @@ class ModelSet:
         return counts
 
     def loads(self) -> Iterable[ModelLoad]:
-        """Yield what metrics show of each model."""
+        """Yield the load of each model, as metrics show it."""
         for name, model in self._models.items():
             endpoints = model.parts.pool.snapshot()
             ready = sum(endpoint.ready and not endpoint.draining for endpoint in endpoints)
@@ -262,7 +265,10 @@ class ModelSet:
             yield ModelLoad(name, ready, admission.in_flight, admission.queued, model.parts.index)
 
     def _serving(self, entry: ModelEntry) -> _RunningModel | None:
-        """Return the model whose engines serve an entry: for an adapter, that of its parent."""
+        """Return the model whose engines serve `entry`: its parent, if `entry` is an adapter.
+
+        The result is None if that model does not run.
+        """
         return self._models.get(entry.parent or entry.name)
 
     def _stand_in(self, entry: ModelEntry, key: str) -> tuple[ModelEntry, _RunningModel] | None:
@@ -286,7 +292,10 @@ class ModelSet:
         return itertools.chain(self._models.values(), self._leaving)
 
     def _bound_front(self) -> None:
-        """Let the front admit all that the models admit: a full model must not keep out others' requests."""
+        """Let as many requests wait for their model as all models admit together.
+
+        A full model must not keep out requests for other models.
+        """
         limits = (model.admission.max_in_flight + model.admission.max_queue for model in self._all())
         self._front.max_queue = self._arriving + sum(limits)
 
@@ -295,7 +304,7 @@ class ModelSet:
         self._changed = asyncio.Event()
 
     async def _started(self, entry: ModelEntry) -> _RunningModel:
-        """Start a model in a task of its own, which also ends it. Raises what its start raises."""
+        """Start a model in a task of its own, which also ends it. Raises the errors of its start."""
         stop, parts = asyncio.Event(), asyncio.get_running_loop().create_future()
 
         async def run() -> None:
@@ -316,7 +325,7 @@ class ModelSet:
             raise
 
     def _retire(self, model: _RunningModel) -> None:
-        """End a model once its requests have ended, all of which the longest life of a request bounds."""
+        """End a model once its requests have ended, or the longest life of a request has passed."""
 
         async def leave() -> None:
             settings = self._settings
@@ -358,7 +367,7 @@ CHECKS_PER_START = 10
 
 
 async def follow(file: ModelsFile, models: ModelSet) -> None:
-    """Apply each change of the file to the set; runs until it is cancelled."""
+    """Apply each change of the file to the set, until the task is cancelled."""
     document = None
     for count in itertools.count(1):
         await asyncio.sleep(CHECK_FILE_SECONDS)

@@ -30,7 +30,7 @@ class ModelsFileError(ValueError):
 
 
 class ModelsFile:
-    """The file of one gateway."""
+    """The file that names the models of one gateway, as it was last read."""
 
     def __init__(self, path: str | Path) -> None:
         self._path = Path(path)
@@ -45,7 +45,10 @@ class ModelsFile:
         return self._parsed(self._text)
 
     def changed(self) -> ModelsDocument | None:
-        """Return the document if the file has changed since the last read. Raises ModelsFileError, once."""
+        """Return the document if the file has changed since the last read. Raises ModelsFileError, once.
+
+        The result is None if the file is unchanged or cannot be read, as while it is being replaced.
+        """
         try:
             text = self._path.read_bytes()
         except OSError:
@@ -63,9 +66,9 @@ class ModelsFile:
 
 
 def model_settings(base: GatewaySettings, entry: ModelEntry) -> GatewaySettings:
-    """Return the settings of one model: those of the gateway with those of its entry.
+    """Return the settings of one model: `base`, the settings of the gateway, with the changes of `entry`.
 
-    Raises ModelsFileError for settings that no model can have.
+    Raises ModelsFileError for settings that no single model can have.
     """
     if strange := sorted(entry.settings.keys() - OF_ONE_MODEL):
         raise ModelsFileError(

@@ -37,7 +37,7 @@ class FeedUnavailable(Exception):
 
 
 class DirectFeed:
-    """Polls the prefix changes of every engine. The name of a target is that of its engine in the index."""
+    """Polls the prefix changes of every engine. The name of a target is the engine's name in the index."""
 
     def __init__(
         self, session: aiohttp.ClientSession, index: PrefixIndex, key: Callable[[], bytes] | None = None

@@ -114,7 +114,8 @@ async def built(
 ) -> AsyncIterator[Gateway]:
     """Create a gateway, whose tasks run and whose connections are open for the duration of the block.
 
-    Raises the errors of `server.serve` about files, the cluster and the endpoint picker.
+    `picker_ready` is called with the port of the endpoint picker. Raises the errors of `server.serve` about
+    files, the cluster and the endpoint picker.
     """
     bodies = BodyBudget.with_room_for_one(settings.max_held_body_bytes, settings.max_body_bytes)
     async with contextlib.AsyncExitStack() as stack:
@@ -150,7 +151,7 @@ async def _one_model(
     bodies: BodyBudget,
     ledger: UsageLedger,
 ) -> AsyncIterator[_Front]:
-    """Serve the model of the settings for the duration of the block."""
+    """Create the parts of the only model of `settings`, and run them for the duration of the block."""
 
     def metrics_of(pool: Pool, index: PrefixIndex) -> GatewayMetrics:
         return GatewayMetrics(pool.snapshot, index, tracing, pool.serves, lambda: bodies.held)
@@ -181,7 +182,7 @@ async def _several_models(
     bodies: BodyBudget,
     ledger: UsageLedger,
 ) -> AsyncIterator[_Front]:
-    """Serve the models of the settings' file for the duration of the block, and follow the file."""
+    """Run the parts of each model in the models file for the duration of the block, and follow the file."""
     assert settings.models_file is not None
     file = ModelsFile(settings.models_file)
     document = file.read()
@@ -214,9 +215,10 @@ async def _several_models(
 
 
 def _counts(settings: GatewaySettings, own: GatewaySettings, entry: ModelEntry) -> SharedCounts | None:
-    """Return where the limits of a model are counted: in its own Redis, or in that of the gateway.
+    """Return where the limits of a model are counted: in its own Redis, or in the Redis of the gateway.
 
-    A MambaDeployment is one scope, however many gateways serve it. Raises BadRedisUrl.
+    A MambaDeployment is one scope, however many gateways serve it. None means that there is no Redis. Raises
+    BadRedisUrl.
     """
     if (counts := SharedCounts.of(own)) is not None:
         return counts
@@ -277,7 +279,10 @@ async def _picker(
     ready: Callable[[int], None],
     bodies: BodyBudget,
 ) -> AsyncIterator["PickerServer | None"]:
-    """Serve the endpoint picker for the duration of the block, if the settings require one."""
+    """Serve the endpoint picker for the duration of the block, if the settings require one.
+
+    `ready` is called with its port. `parts` is None in a gateway of several models, which has no picker.
+    """
     if settings.endpoint_picker_port is None:
         yield None
         return

@@ -40,7 +40,8 @@ async def serve(
 ) -> int:
     """Serve until `stop` is set or a signal arrives. Return 0, or 1 if requests were aborted.
 
-    `ready` is called once with the URL, and before that `picker_ready` with the port of the endpoint picker.
+    `ready` is called once with the URL of the gateway, and before that `picker_ready` with the port of the
+    endpoint picker.
 
     Raises CannotListen when an address cannot be bound, KeyFileError for a key file that cannot be read or
     contains no key, ModelsFileError for an unusable file of models, CertificateError for a certificate that
@@ -107,7 +108,10 @@ async def _drain(
     settings: GatewaySettings,
     forced: asyncio.Event,
 ) -> int:
-    """Finish the running requests within the drain time; return the number of requests that were aborted."""
+    """Finish the running requests within the drain time; return the number of requests that were aborted.
+
+    `serving` is the task that accepts connections. `forced` is set if the drain has to end at once.
+    """
     admission, loop = gateway.admission, asyncio.get_running_loop()
     deadline = loop.time() + settings.drain_timeout
     if settings.drain_quiet:

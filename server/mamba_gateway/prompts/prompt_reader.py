@@ -56,7 +56,7 @@ class _Texts(msgspec.Struct, frozen=True):
 
 
 class PromptReader:
-    """Prompt reader of one gateway."""
+    """Converts the prompts of requests to token ids, in threads and with limits on size and time."""
 
     def __init__(
         self,
@@ -134,11 +134,12 @@ def prompt_of(
     adapter: str = "",
     later: Later = lambda _text, _prompt: None,
 ) -> PromptPrefix | None:
-    """Return the (first) prompt in a body, as an engine with these files reads it; None if it is invalid.
+    """Return the (first) prompt in `body`, as an engine with the files of `text` reads it.
 
-    `adapter`: fingerprint of the adapter that computes it, with which alone it shares prefixes. If `stop`
-    returns true, the ids of a chat end before the first message that was not encoded before, and `later` gets
-    its text.
+    The result is None if the body is invalid, or if it is a chat and the model has no chat template.
+    `adapter` is the fingerprint of the adapter that computes the prompt, with which alone the prompt shares
+    prefixes. If `stop` returns true, the ids of a chat end before the first message that was not encoded
+    before, and `later` gets the chat's text.
     """
     unread = 0
     try:
@@ -174,7 +175,7 @@ def prompt_of(
 
 
 def _unread_tokens(encoded: EncodedText, prompt: str) -> int:
-    """Return the tokens of the rest of a prompt, estimated by those of its beginning."""
+    """Return the number of tokens in the rest of a prompt, estimated from the tokens of its beginning."""
     tokens = len(encoded.token_ids)
     chars_per_token = encoded.chars / tokens if tokens else ASSUMED_CHARS_PER_TOKEN
     return math.ceil((len(prompt) - encoded.chars) / chars_per_token)

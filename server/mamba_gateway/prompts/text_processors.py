@@ -50,7 +50,7 @@ class _EngineTokenizer:
 
 
 class TextProcessors:
-    """Tokenizers of one gateway. `key` returns the API key for engines."""
+    """The tokenizers of the models that ready engines serve. `key` returns the API key for engines."""
 
     def __init__(
         self,
@@ -79,7 +79,11 @@ class TextProcessors:
         return all(endpoint.url in self._engines for endpoint in self._pool.snapshot() if endpoint.ready)
 
     async def work(self) -> None:
-        """Fetch tokenizers whenever the pool changes or one is due; runs until it is cancelled."""
+        """Fetch the tokenizers of ready engines until the task is cancelled.
+
+        A round begins when the pool of engines changes, and at the latest `RETRY_SECONDS` after the last
+        round.
+        """
         while True:
             changed = asyncio.create_task(self._pool.changed())
             await self.refresh()
@@ -89,7 +93,7 @@ class TextProcessors:
                 await asyncio.sleep(ROUND_SECONDS)
 
     async def refresh(self) -> None:
-        """Query each ready engine that is due."""
+        """Query each ready engine that is new, or whose time to be queried again has come."""
         snapshot = self._pool.snapshot()
         ready = {endpoint.url for endpoint in snapshot if endpoint.ready}
         for url in self._engines.keys() - ready:

@@ -100,9 +100,19 @@ class EngineAnswer:
         request_id: str = "",
         record: AnswerRecord | None = None,
     ) -> None:
-        """Begin an answer. `added` are headers of the gateway, `form` is the form of its error messages.
+        """Prepare to pass `response` on to the client through `send`. Nothing is sent yet.
 
-        `record` keeps the bytes, to be compared with another answer to the same request.
+        Args:
+            response: the engine's answer, of which the status and the headers have arrived.
+            send: ASGI callable that sends to the client.
+            meter: reads the tokens used from an answer of status 200; None if nobody counts them.
+            span: notes for the trace of this attempt.
+            watch: detects that the engine is silent for too long.
+            added: headers that the gateway adds to those of the engine.
+            form: format of the error messages that the gateway writes.
+            request_id: identifier of the request in these error messages.
+            record: keeps the bytes, to be compared with another answer to the same request; None = no
+                comparison.
         """
         self._record = record
         self._form, self._request_id = form, request_id

@@ -187,7 +187,10 @@ class HandedOver(msgspec.Struct):
     """Whether the client gets the answer of an engine that was given the export, and reads or releases it."""
 
     def header(self, now: float) -> Pair:
-        """Return the header for the decode engine, with the export, or with the engine that has the state."""
+        """Return the header for the decode engine: it names the export, or the engine that has the state.
+
+        `now` is the time of the event loop in seconds.
+        """
         alive = not self.read and now < self.until
         return self.hand_over.header() if alive else self.hand_over.peer_header()
 

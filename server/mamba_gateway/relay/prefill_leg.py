@@ -79,8 +79,17 @@ class PrefillLeg:
     ) -> None:
         """Create the leg.
 
-        `least_tokens` is the number of tokens to compute from which a prefill engine is used. `pass_on` sends
-        the answer of a prefill engine to the client.
+        Args:
+            connector: connections to engines.
+            pool: the engines.
+            metrics: metrics of the gateway.
+            router: chooses the engines.
+            liveness: checks of engines that are silent.
+            least_tokens: number of tokens to compute from which a prefill engine is used.
+            max_attempts: largest number of prefill engines that are tried for a request.
+            budget: limit on retries.
+            comparisons: limit on requests that are compared because a prefill engine has rejected them.
+            pass_on: sends the answer of a prefill engine to the client.
         """
         self._connector, self._pool, self._metrics, self._router = connector, pool, metrics, router
         self._liveness, self._loop = liveness, connector.loop
@@ -138,7 +147,8 @@ class PrefillLeg:
     ) -> DecodeReason | Literal["answered", "computed"]:
         """Try prefill engines, beginning with the choice `first`.
 
-        Returns the reason if the decode engine has to compute the prompt.
+        Return "answered" if the client has its answer, "computed" if an engine has the prompt's state for the
+        decode engine, and otherwise the reason why the decode engine has to compute the prompt.
         """
         tried: tuple[str, ...] = ()
         deaths = 0

@@ -67,7 +67,7 @@ STOPPED = "the gateway stopped before the answer was complete"
 
 
 class Relay:
-    """Relay of one gateway."""
+    """The part of a gateway that sends each request to an engine and passes on the engine's answer."""
 
     def __init__(
         self,
@@ -297,7 +297,11 @@ class Relay:
         return isinstance(other, RoutingRecord) and not other.decision.endpoint.full
 
     def _may_wait(self, progress: RelayProgress) -> bool:
-        """Return whether the request, which has waited for an engine that is now full, continues to wait."""
+        """Return whether a request that an engine has rejected as full waits for an engine again.
+
+        It does if it has waited for an engine before and `hold_until` has not passed. Otherwise the client
+        gets the rejection.
+        """
         permit = progress.request.permit
         return permit is not None and permit.was_held and self.loop.time() < progress.hold_until
 
@@ -363,7 +367,10 @@ class Relay:
         first: bytes,
         answer: EngineAnswer,
     ) -> None:
-        """Pass on an answer that is a stream, or that has not arrived completely."""
+        """Pass on an answer that is a stream, or that has not arrived completely.
+
+        `first` are the bytes of its body that have arrived.
+        """
         send, span = progress.send, attempt.span
         # Bytes that have arrived go out in one piece, where the client's side can; later ones at once.
         part, whole = answer.take(first) if first else b"", response.complete

@@ -41,13 +41,13 @@ class RequestLane:
 
 @dataclass(frozen=True, slots=True)
 class LaneChoice:
-    """The lane of one request."""
+    """The lane that serves one request, and the names of the request's model."""
 
     lane: RequestLane
     model: str
     """Name of the model that serves the request, as clients know it."""
     engine_name: str
-    """Name of that model at its engines."""
+    """Name of the model at its engines."""
     headers: Sequence[tuple[bytes, bytes]] = ()
     """Headers of the answer that say which model serves it, where the request named another."""
 

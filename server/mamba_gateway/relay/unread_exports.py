@@ -13,13 +13,13 @@ from mamba_gateway.upstream.connection import ConnectionLost, EngineUnreachable,
 from mamba_gateway.upstream.connector import UpstreamConnector, UpstreamRequest
 
 RELEASE_SECONDS = 5.0
-"""Time for one call."""
+"""Longest time, in seconds, of one call."""
 MAX_CALLS = 64
-"""Calls at once; further exports end with their leases."""
+"""Number of calls at once. Further exports end with their leases."""
 
 
 class UnreadExports:
-    """The calls by which one gateway lets prefill engines free such states."""
+    """Lets prefill engines free the states that no engine will fetch any more, with one call for each."""
 
     def __init__(self, connector: UpstreamConnector) -> None:
         self._connector, self._loop = connector, connector.loop

@@ -358,7 +358,7 @@ class RoutingRecord(msgspec.Struct, frozen=True):
 
 
 class RoutingLog:
-    """Recent decisions of one gateway."""
+    """The last `MAX_RECORDS` routing decisions of one gateway."""
 
     def __init__(self) -> None:
         self._records: deque[RoutingRecord] = deque(maxlen=MAX_RECORDS)

@@ -93,7 +93,7 @@ class TokenCounts(Protocol):
 
 
 class Router:
-    """The router of one gateway."""
+    """Chooses the engine of each request by the pool, the prefix index and the prompts sent recently."""
 
     def __init__(
         self,
@@ -123,8 +123,15 @@ class Router:
     ) -> RoutingRecord | NoCandidate:
         """Return the decision for a request, or the reason why no engine can take it.
 
-        Without `prompt`, its length is estimated from `body_bytes`, and the load decides. `conversation` is
-        the hash by which a canary chooses the revision; None = it chooses at random.
+        Args:
+            model: name of the model at its engines; None = any.
+            prompt: digests of the prompt; None = its length is estimated from `body_bytes`, and the load
+                decides.
+            body_bytes: size of the request's body.
+            tried: URLs of engines at which this request failed.
+            allowed_addresses: addresses that may be chosen; None = all.
+            request_id: identifier of the request in the record.
+            conversation: hash by which a canary chooses the revision; None = it chooses at random.
         """
         begin = time.perf_counter()
         snapshot = self._pool.snapshot()
@@ -175,8 +182,8 @@ class Router:
     ) -> RoutingRecord | NoCandidate:
         """Return the choice of a decode engine that continues from a state of `depth` tokens.
 
-        `record` is the earlier choice for this request, and `prefill` that of the engine that holds the
-        state.
+        `record` is the earlier choice for this request, and `prefill` the choice of the engine that has the
+        state. `tried` are the URLs of decode engines at which the request failed.
         """
         snapshot = self._pool.snapshot()
         if prompt is not None:  # the load of the engines has changed while the prompt was computed
@@ -199,8 +206,8 @@ class Router:
     def peer_of(self, record: RoutingRecord, least: int) -> tuple[TransferReport, int] | None:
         """Return the engine that has most of the prompt cached, with the number of those tokens.
 
-        None means that no engine with the same weights has at least `least` tokens more, according to the
-        prefix index.
+        The result is None if the chosen engine of `record` cannot fetch states, or if no ready engine with
+        the same weights has at least `least` tokens more than it, according to the prefix index.
         """
         published, chosen = record.published.resumable, record.decision.endpoint
         if not published or chosen.transfer is None:
@@ -249,7 +256,10 @@ class Router:
         )
 
     def sent(self, record: RoutingRecord, prompt: PromptPrefix | None, cost: Cost | None = None) -> int:
-        """Record that the request is sent to the chosen engine, or to that of `cost`; return its ticket."""
+        """Record that the request is sent to the chosen engine, and return its ticket.
+
+        With `cost`, the request is sent to the engine of `cost` instead.
+        """
         request, chosen = record.request, cost or record.decision
         endpoint, resumable = chosen.endpoint, chosen.resumable
         if prompt is not None:
@@ -272,7 +282,12 @@ class Router:
     ) -> None:
         """Correct the prefix index if the engine has taken fewer tokens from its cache than the index said.
 
-        `fetched`: number of tokens whose state the engine has received from another one.
+        Args:
+            record: the decision by which the request was sent.
+            prompt: digests of the prompt; None = unknown, and nothing is corrected.
+            usage: numbers of tokens that the engine reported; None = it reported none.
+            cost: cost at the engine that got the request; None = the engine that was chosen.
+            fetched: number of tokens whose state the engine has received from another one.
         """
         if usage is None or usage.cached_tokens is None or prompt is None or record.index == "off":
             return
@@ -359,7 +374,8 @@ class EndpointWait:
         """Wait as `until_decided` does, after the first decision `outcome` has found no engine.
 
         The request returns its permit meanwhile. Requests that have waited together are then sent to a new
-        engine as fast as it has room, and fairly among API keys.
+        engine as fast as it has room, and fairly among API keys. `deadline` is a time of the event loop in
+        seconds.
         """
         while not isinstance(outcome, RoutingRecord):
             outcome = await self._engine(outcome, decide, model, deadline, permit)

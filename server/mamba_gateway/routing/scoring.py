@@ -23,11 +23,12 @@ SECONDS_PER_REQUEST = 1.0
 ASSUMED_SHARE = 0.5
 """Share of a prompt unknown to all engines that later prompts are assumed to share with it."""
 RECOMPUTE_FACTOR = 4.0
-"""Cost of computing again what another engine has, as a multiple of the time it takes: it also delays queued
-requests, its copy evicts cache entries, and later prompts that share the prefix are split between engines."""
+"""Cost of computing again the tokens that another engine has cached, as a multiple of the time it takes: it
+also delays queued requests, its copy evicts cache entries, and later prompts that share the prefix are split
+between engines."""
 RECOMPUTE_FACTOR_PER_WAITING = 2.0
-"""Added to that factor for each request that waits at the engine: the work delays all requests that arrive
-until the queue is empty, which at half utilization takes twice as long as the queue itself."""
+"""Added to `RECOMPUTE_FACTOR` for each request that waits at the engine: the work delays all requests that
+arrive until the queue is empty, which at half utilization takes twice as long as the queue itself."""
 JITTER = 0.1
 """Load caused by other gateways is known from the last report only: it is scaled by a random factor from 1 to
 1 + JITTER for each engine, so that several gateways do not all pick the same one."""
@@ -91,8 +92,8 @@ class Cost(msgspec.Struct):
     decode: float
     """Delay by the answers that are being written."""
     apart: float = 0.0
-    """Penalty for computing again what another engine has, or, for a prompt that no engine has, what later
-    prompts may share with it at their home engine."""
+    """Penalty for computing again the tokens that another engine has cached, or, for a prompt that no engine
+    has cached, the tokens that later prompts may share with it at their home engine."""
 
     @property
     def total(self) -> float:
@@ -127,9 +128,10 @@ class CostComparison(msgspec.Struct):
     """Largest number of tokens of the prompt seen by one endpoint, or assumed to be shared by later
     prompts."""
     recompute_factor: float
-    """Cost of computing those again at an engine without a queue, as a multiple of the time it takes."""
+    """Cost of computing the tokens of `most_seen` again at an engine without a queue, as a multiple of the
+    time it takes."""
     recompute_factor_per_waiting: float
-    """Added to that factor for each request that waits at the engine."""
+    """Added to `recompute_factor` for each request that waits at the engine."""
     home: str
     """Name of the home engine, which is not charged for the assumed sharing; "" = none."""
 
@@ -228,7 +230,7 @@ class CostComparison(msgspec.Struct):
 
     @property
     def charges(self) -> bool:
-        """Whether some endpoint is charged for recomputing what another one has."""
+        """Whether some endpoint is charged for computing tokens that another one has cached."""
         if self.weights.prefix <= 0:
             return False
         return any(self._charged(endpoint.name) for endpoint in self.endpoints)

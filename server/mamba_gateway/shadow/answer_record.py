@@ -55,7 +55,8 @@ def kind_of(status: int, headers: list[Pair], *, failed: bool | None) -> Kind:
 def outcomes(stable: Kind, candidate: Kind) -> tuple[Outcome, Outcome] | None:
     """Return the outcomes of both revisions; None if the pair says nothing about them.
 
-    A candidate that rejects what the other revision answers has failed: clients would see an error.
+    A candidate that rejects a request which the other revision answers has failed: clients would see an
+    error.
     """
     if "full" in (stable, candidate):
         return None

@@ -100,7 +100,7 @@ def _collect(node: Any, place: Place, pieces: dict[Place, list[str]]) -> None:
 
 
 def _order(place: Place) -> tuple[tuple[int, ...], int]:
-    """Return the key by which parts are sorted: the choice, and what a model writes first."""
+    """Return the key by which parts are sorted: by choice, then reasoning, text, and reasons for the end."""
     name = place[-1]
     rank = 0 if name in _REASONING else 2 if name in _ENDS else 1
     return tuple(part for part in place if isinstance(part, int)), rank

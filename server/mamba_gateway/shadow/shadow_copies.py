@@ -41,7 +41,7 @@ _NOT_COPIED = frozenset((b"x-request-id", b"x-mambaserve-pin", CLIENT_HEADER, EX
 
 
 class ShadowCopy:
-    """Copy of one request."""
+    """Copy of one request that is sent to the candidate of a canary, and the records of both answers."""
 
     def __init__(self, request: UpstreamRequest, endpoint: Endpoint, end: asyncio.Future[None]) -> None:
         self.endpoint = endpoint
@@ -104,7 +104,11 @@ class ShadowCopies:
         metrics.begin_shadow(deployment)
 
     def begin(self, request: UpstreamRequest) -> ShadowCopy | None:
-        """Begin to send a copy of a request that is about to be sent; None = it is not copied."""
+        """Begin to send a copy of a request that is about to be sent.
+
+        The result is None if the request is not copied: there is no shadow, the request generates nothing or
+        is outside the share of conversations, no candidate is ready, or the copy would exceed a limit.
+        """
         shadow = self._pool.shadow
         if shadow is None or request.path not in GENERATING:
             return None

@@ -74,7 +74,7 @@ class UpstreamResponse:
         return self._connection is None and self._error is None and not self._parts
 
     async def read(self) -> bytes:
-        """Wait for at least one byte and return what has arrived; empty at the end.
+        """Wait for at least one byte and return the bytes that have arrived; b"" at the end of the body.
 
         Raises ConnectionLost and IdleTimeout, after the bytes that arrived before have been returned.
         """
@@ -96,8 +96,8 @@ class UpstreamResponse:
     async def consume(self, consumer: Callable[[bytes], bytes]) -> bytes:
         """Call `consumer` with bytes as they arrive, until it returns bytes that it could not send itself.
 
-        Returns those bytes; empty at the end of the body. Bytes that arrive before the next call are
-        buffered. Raises the errors of `read` and of `consumer`.
+        Return those bytes; b"" at the end of the body. Bytes that arrive before the next call are buffered.
+        Raises the errors of `read` and of `consumer`.
         """
         self._consumer = consumer
         try:

@@ -83,7 +83,7 @@ class Origin:
 
 
 class UpstreamConnector:
-    """Connections of one gateway. Their number is limited by the permits of requests."""
+    """Connections of one gateway to its engines. Their number is limited by the permits of requests."""
 
     def __init__(self, connect_timeout: float, idle_timeout: float) -> None:
         self._connect_timeout = connect_timeout
@@ -287,7 +287,7 @@ class UpstreamRequest(msgspec.Struct, eq=False):
     """Fields for the request's line in the log."""
 
     def __repr__(self) -> str:
-        """Return a text that contains nothing of what the client wrote."""
+        """Return a text without any part of the request that the client wrote."""
         return f"{type(self).__name__}({self.request_id!r})"
 
     def release_body(self) -> None:

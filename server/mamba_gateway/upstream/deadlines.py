@@ -30,7 +30,7 @@ class Deadlines:
     def begin(self, listener: DeadlineListener) -> float:
         """Begin a timeout that calls `listener.expire` after `seconds`, unless it is ended before.
 
-        The listener must have no other timeout here. Returns the time of the event loop.
+        The listener must have no other timeout here. Return the time of the event loop.
         """
         self._began[listener] = now = self.loop.time()
         if self._timer is None:

@@ -49,7 +49,7 @@ class LedgerStore(Protocol):
         """Return the entries of these days, each with its day. Raises LedgerAway."""
 
     async def close(self) -> None:
-        """Give up what the store holds open."""
+        """Close the files and connections of the store."""
 
 
 class _LedgerFile(msgspec.Struct):
@@ -60,7 +60,10 @@ class _LedgerFile(msgspec.Struct):
 
 
 class MemoryLedger:
-    """Entries of one gateway. `days`: number of days that are kept; `path`: its file; None = none."""
+    """Entries of one gateway, in memory, for the last `days` days.
+
+    `path` is the file to which they are saved; None if they are lost with the process.
+    """
 
     def __init__(self, days: int, path: Path | None = None) -> None:
         """Read the file, if it is there. Raises UsageFileError."""
@@ -135,7 +138,10 @@ class MemoryLedger:
         self._forget()
 
     def _save(self) -> None:
-        """Replace the file as a whole, and keep what another gateway has written. Raises UsageFileError."""
+        """Replace the file as a whole, and keep the entries that another gateway has written.
+
+        Raises UsageFileError.
+        """
         if self._path is None or not self._unsaved:
             return
         self._load(self._path)

@@ -25,7 +25,7 @@ from mamba_gateway.usage.usage_report import By, days_between, report
 MOST_SERIES = 256
 """Most triples of model, key and adapter that are series; all others of a model are one more."""
 KEPT_ENTRIES = 100_000
-"""Most entries of engines that are remembered to see what an engine has added."""
+"""Most entries of engines that are remembered, to see by how much a later entry is larger."""
 HELP = {
     "requests": "Requests that ended, by key and adapter, as engines report them.",
     "prompt_tokens": "Prompt tokens, resumed ones included, by key and adapter.",
@@ -43,10 +43,10 @@ Names = tuple[str, str, str]
 
 
 class UsageLedger(Collector):
-    """Ledger of one gateway.
+    """The use of all engines of one gateway by day, model, key and adapter, also as metrics.
 
-    `store`: where entries are kept; `days`: number of days that are kept; `readers`: names of the keys that
-    may see the use of all keys, where keys are required.
+    `store` keeps the entries of the last `days` days. `readers` are the names of the keys that may see the
+    use of all keys, where keys are required.
     """
 
     def __init__(
@@ -65,7 +65,10 @@ class UsageLedger(Collector):
         self._series: dict[Names, UsageSum] = {}
 
     async def take(self, feed: UsageFeed) -> None:
-        """Keep what an engine reports. Raises LedgerAway; the same report can be taken again then."""
+        """Keep the entries that an engine reports.
+
+        Raises LedgerAway; the same report can be taken again then.
+        """
         await self._store.put(feed)
         for entry in feed.entries:
             self._count(feed, entry)
@@ -105,9 +108,10 @@ class UsageLedger(Collector):
             yield costs
 
     async def usage(self, request: Request, by: By = "key", since: Day = None, until: Day = None) -> Response:
-        """Return what was used from day `since` to day `until`; default: today, in UTC.
+        """Return the use of engines from day `since` to day `until`; by default of today, in UTC.
 
-        Where keys are required, a key sees its own use, and the keys of `--usage-reader` see all.
+        Where keys are required, a key sees its own use, and the keys of `--usage-reader` see all. `by` is the
+        grouping of the lines.
         """
         today = datetime.fromtimestamp(self._clock(), UTC).date()
         last = _day("until", until) or today
@@ -133,7 +137,10 @@ class UsageLedger(Collector):
 
 
 def _day(name: str, text: str | None) -> date | None:
-    """Return the day of that text. Raises InvalidRequest."""
+    """Return the day that `text`, the query parameter `name`, gives; None if there is no text.
+
+    Raises InvalidRequest.
+    """
     try:
         return None if text is None else date.fromisoformat(text)
     except ValueError as error:

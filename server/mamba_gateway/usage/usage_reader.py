@@ -20,7 +20,7 @@ from mamba_prefix.backoff import LONGEST_PAUSE, Backoff
 log = structlog.get_logger("mambaserve.gateway")
 
 TakeUsage = Callable[[UsageFeed], Awaitable[None]]
-"""Keeps what an engine reports. Raises LedgerAway."""
+"""Keeps the report of an engine. Raises LedgerAway."""
 WAIT_SECONDS = 20.0
 """Seconds after which an engine answers a poll even if nothing has changed."""
 MARGIN_SECONDS = 10.0

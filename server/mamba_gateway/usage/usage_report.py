@@ -78,7 +78,10 @@ def report(
     prices: Prices,
     only_key: str | None = None,
 ) -> UsageReport:
-    """Return the report of some entries with their days. `only_key`: the only key whose use is shown."""
+    """Return the report of `entries`, which are pairs of a day and an entry of that day.
+
+    `only_key` is the only key whose use is shown; None = all keys.
+    """
     sums: dict[str, SumsByModel] = {}
     whole: SumsByModel = {}
     for day, entry in entries:

@@ -25,13 +25,16 @@ UNLOAD_PAUSE_SECONDS = 1.0
 
 
 class NoSuchAdapter(ApiError):
-    """No adapter of that name is loaded."""
+    """No adapter with the name in the request is loaded."""
 
     status, kind, code = 404, "invalid_request_error", "not_found"
 
 
 def own_salt(cache_salt: str | None) -> str:
-    """Return the salt that a client has chosen. Raises InvalidRequest for one of the form of adapters'."""
+    """Return the salt that a client has chosen; "" = none.
+
+    Raises InvalidRequest for a salt in the form that is reserved for adapters.
+    """
     if cache_salt and is_adapted(cache_salt):
         raise InvalidRequest(
             "cache_salt: this form of salts belongs to adapters; choose another one", param="cache_salt"
@@ -40,7 +43,7 @@ def own_salt(cache_salt: str | None) -> str:
 
 
 class AdapterTable:
-    """Adapters of one engine.
+    """Names of the adapters that one engine has loaded, with the requests that use each of them.
 
     `on_change` is called after each change of the names, before the next request.
     """
@@ -67,7 +70,7 @@ class AdapterTable:
         return [*self._by_name.values()]
 
     def get(self, name: str) -> LoadedAdapter | None:
-        """Return the adapter of that name; None = there is none."""
+        """Return the adapter with the name `name`; None if there is none."""
         return self._by_name.get(name)
 
     @contextlib.contextmanager
@@ -83,7 +86,7 @@ class AdapterTable:
                 self._ended.set()
 
     async def load(self, name: str, path: str) -> LoadedAdapter:
-        """Load an adapter, which takes the place of an earlier one of that name; return it.
+        """Load the adapter at `path` under `name`, in place of an earlier one with this name; return it.
 
         Requests that have begun end with the earlier one. Raises AdminRefused, NotReady, EngineLost,
         AdminTimeout.
@@ -104,7 +107,7 @@ class AdapterTable:
         return adapter
 
     async def unload(self, name: str) -> None:
-        """Let no further request use the adapter; it leaves the engine behind the last one.
+        """Let no further request use the adapter, and unload it after the last request that uses it.
 
         Raises NoSuchAdapter.
         """
@@ -127,7 +130,7 @@ class AdapterTable:
         task.add_done_callback(self._retiring.discard)
 
     async def _unload_unused(self, fingerprint: str) -> None:
-        """Take an adapter from the engine once no request uses it, unless a name means it again."""
+        """Unload an adapter from the engine once no request uses it, unless it has a name again by then."""
         while True:
             while self._users[fingerprint]:
                 self._ended.clear()

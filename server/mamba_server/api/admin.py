@@ -178,7 +178,7 @@ class AdminEndpoints:
         return await self._relay("speculation")
 
     async def switch_speculation(self, change: SpeculationChange) -> Response:
-        """Switch drafts on, after an audit has switched them off, or off."""
+        """Switch drafts on or off. An audit that finds a wrong answer switches them off, too."""
         return await self._relay("speculation", change.model_dump())
 
     async def strategy(self, change: StrategyChange) -> Response:

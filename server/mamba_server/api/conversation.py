@@ -45,7 +45,15 @@ class TokenizedConversation:
         arrival: float,
         hand_over: bool = False,
     ) -> AddRequest:
-        """Return the message for the engine. `token_ids`: the part of the prompt that counts; None = all."""
+        """Return the message that submits the prompt to the engine without an answer.
+
+        Args:
+            purpose: beginning of the identifier of the request.
+            token_ids: the part of the prompt that is computed; None = all.
+            client: name of the client.
+            arrival: time of arrival, as in `AddRequest`.
+            hand_over: whether the state is kept for another engine.
+        """
         return AddRequest(
             request_id=f"{purpose}-{uuid.uuid4().hex}",
             token_ids=TokenIds(self.prompt.token_ids if token_ids is None else token_ids),
@@ -81,9 +89,10 @@ async def fields_of(body: bytes) -> dict[str, Any]:
 async def tokenized(
     serving: Serving, fields: dict[str, Any], size: int, purpose: str
 ) -> TokenizedConversation:
-    """Return the prompt of a body of `size` bytes. `purpose`: what the prompt is for, in errors.
+    """Return the prompt of a body of `size` bytes.
 
-    Raises InvalidRequest, RequestValidationError, NotReady, TooManyRequests.
+    `purpose` says, in errors, for which operation the prompt is. Raises InvalidRequest,
+    RequestValidationError, NotReady, TooManyRequests.
     """
     limits, text = serving.limits(), serving.text
     if text is None:

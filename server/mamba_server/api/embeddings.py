@@ -129,7 +129,7 @@ class EmbeddingsEndpoint:
 
 
 def _completion(body: EmbeddingsRequest) -> CompletionRequest:
-    """Return the completion request whose prompts are the inputs."""
+    """Return the request for a completion that has the inputs as its prompts, which are tokenized alike."""
     return CompletionRequest(
         prompt=body.input,
         add_special_tokens=body.add_special_tokens,

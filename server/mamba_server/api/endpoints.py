@@ -392,7 +392,7 @@ class GenerationEndpoints:
         send: Send,
         headers: RawHeaders,
     ) -> None:
-        """Compute the prompt, keep its state for the engine that writes the answer, and name it.
+        """Compute the prompt, keep its state for the engine that writes the answer, and send its identifier.
 
         Several prompts, and prompts whose tokens are scored, are not handed over: the depth is 0.
         """
@@ -436,8 +436,18 @@ def _add_request(
 ) -> AddRequest:
     """Build the message that submits one prompt to the engine. Raises InvalidRequest.
 
-    `model`: the model that the request has chosen; `account`: where its cost is added; `priorities`: whether
-    the priority of clients without a name has an effect, too; `fetch`: source of the prompt's state.
+    Args:
+        request: the client's request.
+        request_id: identifier of the message.
+        prompt: the prompt.
+        text: tokenizer and defaults of the model.
+        limits: limits of the model.
+        context: HTTP context, with client and headers.
+        form: form that the output must have.
+        model: model that the request has chosen.
+        account: number of the account to which the request's cost is added.
+        priorities: whether the priority of clients without a name has an effect, too.
+        fetch: source of the prompt's state; None = no engine has it.
     """
     client = context.client
     seconds = pin_seconds(context.header_values)

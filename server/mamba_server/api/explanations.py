@@ -20,7 +20,7 @@ from mamba_server.wire import PrefixExplanation
 
 
 class NoExplanation(ApiError):
-    """No explanation is kept under that identifier."""
+    """No explanation is kept under the identifier in the request."""
 
     status, kind, code = 404, "invalid_request_error", "no_explanation"
 
@@ -32,7 +32,10 @@ class ExplanationEndpoints:
         self._serving = serving
 
     async def recent(self, name: str) -> dict[str, Any]:
-        """Return the explanation of a recent request that asked for one, by its id or that of its answer."""
+        """Return the explanation of a recent request by its identifier or the identifier of its answer.
+
+        Only requests that asked for an explanation have one. Raises NoExplanation.
+        """
         kept = self._serving.explanations
         explanations = kept.find(name)
         if explanations is None:

@@ -305,10 +305,7 @@ class Server:
         self._signalled.set()
 
     async def _until_drained(self) -> int:
-        """Wait for a signal, then for running requests, a second signal or the deadline.
-
-        Returns the exit code.
-        """
+        """Wait for a signal, then for the requests, a second signal or the deadline; return the exit code."""
         await self._signalled.wait()
         self._signalled.clear()
         drain, settings = self._serving.drain, self._settings
@@ -346,10 +343,10 @@ class Server:
         return 0 if clean else 1
 
     async def _until_finished(self, seconds: float) -> bool:
-        """Wait for running requests, and then for engines that have still to fetch states of this one.
+        """Wait `seconds` for running requests, and for engines that have still to fetch states of this one.
 
-        Returns whether all requests have finished. States count for a lease at most: an engine that does not
-        fetch in time computes the prompt.
+        Return whether all requests have finished. States are kept for one lease at most: an engine that does
+        not fetch in time computes the prompt.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds

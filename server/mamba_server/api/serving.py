@@ -126,7 +126,7 @@ class Serving:
             return await self.grammars.check(grammar, tokens, client)
 
     def check_model(self, name: str | None) -> ChosenModel:
-        """Return the model of that name; None = the served one. Raises ModelNotFound."""
+        """Return the model with the name `name`; without a name, the served one. Raises ModelNotFound."""
         if not name or name == self.model_name:
             return ChosenModel(self.model_name)
         if (adapter := self.adapters.get(name)) is None:
@@ -135,7 +135,7 @@ class Serving:
 
     @contextmanager
     def using(self, name: str | None) -> Iterator[ChosenModel]:
-        """Yield the model of that name, whose adapter stays loaded while the context is open.
+        """Yield the model with the name `name`, whose adapter stays loaded while the context is open.
 
         Raises ModelNotFound.
         """

@@ -45,7 +45,7 @@ class SessionEndpoints:
     async def save(self, request: Request) -> Response:
         """Answer with the conversation of the body (`messages`, or one `prompt`) as a session file.
 
-        What of it is not cached is computed first.
+        The part that is not cached is computed first.
         """
         body = await read_conversation_bytes(self._serving, request)
         with self._turn():

@@ -17,7 +17,7 @@ _OF_CHATS = ("messages", "tools", "add_generation_prompt", "continue_final_messa
 
 
 class TokenEndpoints:
-    """The handlers of one served model."""
+    """Handlers that turn text into token ids of one served model, and token ids into text."""
 
     def __init__(self, serving: Serving) -> None:
         self._serving = serving

@@ -46,7 +46,7 @@ class PageOwner:
     FENCED = 3
     PADDING = 4
     TRANSFER = 5
-    """The page belongs to a reception: it is being filled, or what it holds is not in the tree yet."""
+    """The page belongs to a reception: it is being filled, or its contents are not in the tree yet."""
     QUARANTINED = 6
     """The page belongs to a reception that was given up before anybody saw the end of its writer."""
 
@@ -73,9 +73,10 @@ NO_PAGES: Pages = np.empty(0, np.int32)
 
 
 class Arena:
-    """Slots and pages over `slabs` slabs; slot id = slab id, page id = slab id * P + index.
+    """Slots and pages over `slabs` slabs of equal size; slab n serves as slot n or as P pages.
 
-    With `pages_per_slab` = 0 (a pure recurrent model) pages take no memory: every page id is 0.
+    P is `pages_per_slab`; the pages of slab n have the ids n * P to n * P + P - 1. With P = 0 (a pure
+    recurrent model) pages take no memory: every page id is 0.
     """
 
     def __init__(
@@ -159,7 +160,9 @@ class Arena:
     ) -> Allocation | None:
         """Take slots (`live` ones first) and pages for a sequence; return None, with no change, if short.
 
-        `writer`: number of a reception, which gets one slot and the pages instead of a sequence.
+        `site` is the purpose of the allocation. `writer` is the number of a reception, which gets one slot
+        and the pages instead of a sequence; 0 = a sequence gets them. A fault that a test injects also
+        returns None.
         """
         if self._fail is not None and self._fail(site):
             return None

@@ -45,8 +45,9 @@ class CheckpointChooser:
     ) -> CheckpointChoice:
         """Choose for a prompt of `prompt` tokens that resumes at `match`.
 
-        `branches`: depths at which waiting prompts diverge from it; `ghost_match`: its place in the ghost
-        tree, None = every depth is used.
+        `branches` are the depths at which waiting prompts diverge from it. `ghost_match` is the part of the
+        ghost tree that the prompt begins with; None = every depth is used. `turn_boundary` is the depth
+        before the generation prompt; 0 = none.
         """
         placed = place(
             prompt,
@@ -89,7 +90,7 @@ class CheckpointChooser:
         match: Match,
         awaited_depths: Sequence[int],
     ) -> CheckpointChoice:
-        """Keep the depths of `placement` that promise more than what they evict, and `awaited_depths`."""
+        """Keep `awaited_depths`, and the depths of `placement` worth more than the checkpoints they evict."""
         required, optional = placement.required, placement.optional
         by_depth = self._ghosts_by_depth(ghosts, ghost_match, placement)
         rejected = {depth: ghost for depth, ghost in by_depth.items() if ghost is not None}
@@ -138,7 +139,10 @@ class CheckpointChooser:
             chosen[best] = candidates.pop(best)
 
     def _worth(self, depth: int, ghost: Ghost, chosen: dict[int, Ghost], resumed: int) -> float:
-        """Return the worth of a checkpoint at `depth` in addition to those at the `chosen` depths."""
+        """Return what a checkpoint at `depth` adds to the worth of the checkpoints at the `chosen` depths.
+
+        `resumed` is the depth at which the prompt resumes.
+        """
         tokens = depth - max((other for other in chosen if other < depth), default=resumed)
         pages = 0 if any(other > depth for other in chosen) else tokens // self.tree.page_size
         return self.tree.eviction.worth(ghost.rate, tokens, pages)

@@ -70,7 +70,7 @@ class Donation:
     ) -> tuple[Node, bool]:
         """Insert the pages of `token_ids`, and the state in `slot` unless that is 0.
 
-        Returns the node that ends there, and whether the tree took the state.
+        Return the node that ends there, and whether the tree took the state. `step` wrote the state.
         """
         count = len(token_ids) // self._tree.page_size
         pages = allocation.pages[:count]
@@ -98,7 +98,10 @@ class Donation:
         return node, accepted
 
     def _give_pages(self, allocation: SequenceAllocation, node: Node, count: int, present: int) -> None:
-        """Give the tree the pages after the first `present`, which the sequence uses as the tree has them."""
+        """Give the tree the first `count` pages of the sequence, except the first `present`, which it has.
+
+        The sequence uses the tree's pages instead of its own copies of these from now on.
+        """
         if count > present:
             self._arena.give_pages_to_tree(allocation.pages[present:count])
         if not present:

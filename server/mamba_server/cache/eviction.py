@@ -21,7 +21,8 @@ POLICIES: tuple[Policy, ...] = get_args(Policy)
 
 
 PINNED = 1e15
-"""Worth beyond that of every checkpoint that is not pinned; the number of the pin is added to it."""
+"""Least worth of a pinned checkpoint, above the worth of every other checkpoint; the number of the pin is
+added."""
 _Entry = tuple[float, int, Node]
 """Priority, serial number of the insertion (so that no two entries compare equal), node."""
 
@@ -158,8 +159,8 @@ class Eviction:
     def worth(self, rate: float, tokens: int, pages: int) -> float:
         """Return the tokens per request and slab that a checkpoint saves.
 
-        `rate`: returns per request; `tokens`: recomputed without it; `pages`: that only this checkpoint can
-        resume.
+        `rate` is the number of returns per request, `tokens` the number of tokens that are recomputed without
+        the checkpoint, and `pages` the number of pages that only this checkpoint can resume.
         """
         slabs = 1 + pages / self._pages_per_slab if self._pages_per_slab else 1.0
         return rate * tokens / slabs

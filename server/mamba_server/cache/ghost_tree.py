@@ -103,7 +103,7 @@ class Ghost:
     def adopt_returns(self, other: ReturnForecast) -> bool:
         """Count the returns to `other`, a deeper ghost without a checkpoint, for this checkpoint too.
 
-        Returns whether that adds to the rate. Only the deeper ghost with the highest rate counts.
+        Return whether that adds to the rate. Only the deeper ghost with the highest rate counts.
         """
         if other is self or (self.adopted is not None and self.adopted.rate >= other.rate):
             return False
@@ -174,7 +174,7 @@ class GhostTree:
 
     @property
     def unknown(self) -> float:
-        """Rate of a checkpoint whose ghost was forgotten: that of a very old one."""
+        """Rate of a checkpoint whose ghost was forgotten: the rate of a very old checkpoint."""
         return self._all_returns.rate(BINS // 2)
 
     def hashes(self, token_ids: Tokens, salt: str) -> bytes:
@@ -189,7 +189,7 @@ class GhostTree:
     def observe(self, token_ids: Tokens, salt: str) -> tuple[GhostMatch, list[Ghost]]:
         """Record a request for `token_ids`.
 
-        Returns its match, and the ghosts whose age has entered another bin since the request before.
+        Return its match, and the ghosts whose age has entered another bin since the request before.
         """
         self.now += 1
         aged = self._age()
@@ -260,10 +260,10 @@ class GhostTree:
         return end
 
     def arrival(self) -> Ghost:
-        """Return a ghost for a received checkpoint, with the forecast of a place that was used just now.
+        """Return a ghost for a received checkpoint, with the forecast of a checkpoint that was used just now.
 
         The request for which a checkpoint is received is no return to it, so nothing is counted until that
-        request has a place of its own.
+        request has a ghost of its own in the tree.
         """
         ghost = Ghost(self._root, b"", CheckpointKind.END)
         ghost.arrived = True
@@ -288,7 +288,10 @@ class GhostTree:
         self._enter(ghost, 0)
 
     def _traffic_above(self, ghost: Ghost) -> HazardRatio | None:
-        """Return the ratio for the traffic through the nearest branch above; None if there is no branch."""
+        """Return the hazard ratio for as much traffic as passes the nearest branch above `ghost`.
+
+        The result is None if there is no such branch.
+        """
         branch = ghost.parent
         while branch is not None and branch.kind is not CheckpointKind.BRANCH:
             branch = branch.parent

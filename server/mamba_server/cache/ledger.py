@@ -77,7 +77,7 @@ def check(cache: Books) -> None:
 
 
 def audit(cache: Books) -> Iterator[None]:
-    """Run `check` in slices of a few milliseconds at most; void when anything changes between two slices."""
+    """Run `check` in slices of a few milliseconds at most; not valid if anything changes in between."""
     yield from cache.arena.check_slabs()
     nodes: list[Nodes] = []
     walk = cache.tree.walk()

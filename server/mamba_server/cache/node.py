@@ -24,7 +24,7 @@ Origin = Literal["device", "tier", "peer", "hand_over", "session"]
 
 
 class Provenance(NamedTuple):
-    """Source of one state."""
+    """Where a state comes from: the kind of source, the request, and the engine or tier."""
 
     origin: Origin
     request_id: str = ""
@@ -38,7 +38,10 @@ RECEIVED = Provenance("peer")
 
 
 class Lineage:
-    """Lineage of one checkpoint. `parent`: that of the checkpoint from which its writer resumed, if any."""
+    """History of one checkpoint: where it comes from, and who has resumed it.
+
+    `parent` is the lineage of the checkpoint from which its writer resumed; None = it resumed from none.
+    """
 
     __slots__ = ("depth", "parent", "provenance", "resumed", "step")
 
@@ -81,7 +84,7 @@ class ReturnForecast(Protocol):
     def adopt_returns(self, other: "ReturnForecast") -> bool:
         """Count the returns to `other`, a greater depth without a checkpoint, for this checkpoint too.
 
-        Returns whether that adds to the rate.
+        Return whether that adds to the rate.
         """
 
     def drop_returns(self) -> None:
@@ -166,7 +169,7 @@ class Node:
         self.victims: NodeHeap | None = None
         """Eviction heap that holds this node; None while it cannot be evicted."""
         self.victim_at = 0
-        """Index of this node in that heap."""
+        """Index of this node in `victims`."""
         self.salt = salt
 
     def shared_pages(self, token_ids: Tokens) -> int:

@@ -23,17 +23,21 @@ class PersistentBatch:
     """Rows of up to `max_pages` pages for `max_running` sequences; the arrays are indexed by row number."""
 
     def __init__(self, max_running: int, max_pages: int, lanes: int = 0) -> None:
-        """Create empty rows. `lanes`: places for inputs of drafts or of a ring, each held by one row."""
+        """Create empty rows. `lanes` is the number of buffers for inputs of drafts, or of a ring.
+
+        Each of these lanes is held by one row at a time.
+        """
         self.max_running = max_running
         self.rows = 2 * max_running
         """Number of rows, twice as many as may run: a sequence that leaves keeps its row until its last
         launched step is complete, and at most one such step is in flight when new sequences are admitted (O6:
         lookahead 0 or 1)."""
         self.depth: Ints = np.zeros(self.rows, np.int32)
-        """Tokens that launched steps have folded into the live slot, and accepted drafts behind them."""
+        """Tokens that launched steps have computed into the live slot, and accepted drafts behind them."""
         self.waiting: Ints = np.zeros(self.rows, np.int32)
-        """Tokens whose inputs wait in the row's lane, accepted drafts or those of a ring: the live slot is at
-        `depth - waiting`. The next launch of the row absorbs drafts, and those of a ring when it writes."""
+        """Tokens whose inputs are kept in the row's lane, because its live slot lacks them: accepted drafts,
+        or tokens since the last write of a ring. The live slot is at `depth - waiting`. The next launch of
+        the row computes accepted drafts into the state; the tokens of a ring when it writes."""
         self.lane: Ints = np.full(self.rows, -1, np.int32)
         """Lane that holds the inputs of the row's drafts or its part of a ring; -1 = none."""
         self.last_step: npt.NDArray[np.int64] = np.zeros(self.rows, np.int64)
@@ -95,7 +99,7 @@ class PersistentBatch:
             self.lane[row] = -1
 
     def append_pages(self, row: int, pages: Pages) -> None:
-        """Append page ids to those of `row`. Raises LedgerViolation beyond `max_pages`."""
+        """Append page ids to the pages of `row`. Raises LedgerViolation beyond `max_pages`."""
         count = int(self.page_count[row])
         total = count + len(pages)
         if total > self.pages.shape[1]:
@@ -128,7 +132,7 @@ class PersistentBatch:
         return places, self.pages.reshape(-1)[places]
 
     def launch(self, rows: int | Ints, depth: int | Ints, step: int) -> None:
-        """Record that `step` takes the live slots of `rows` to `depth`, waiting inputs included."""
+        """Record that `step` takes the live slots of `rows` to `depth`, with the inputs in their lanes."""
         self.depth[rows] = depth
         if self.lanes:
             self.waiting[rows] = 0

@@ -37,9 +37,9 @@ def place(
 ) -> Placement:
     """Return the checkpoint depths for a prompt of `prompt` tokens that resumes at `resumed`.
 
-    `branches`: where other prompts are known to diverge from this one, the most important first;
-    `turn_boundary`: the depth before the generation prompt, 0 = none; `cap`: most new checkpoints of this
-    path.
+    `branches` are depths at which other prompts are known to diverge from this one, the most important first.
+    `turn_boundary` is the depth before the generation prompt; 0 = none. `cap` is the largest number of new
+    checkpoints of this path.
     """
 
     def floor(depth: int) -> int:

@@ -7,8 +7,8 @@ launched step names is free only after `advance` has passed that step, however i
 
 A state leaves the arena between `export` and `end_export`, and comes in between `receive` and `install` or
 `abandon`. Whoever reads or writes that memory is outside the forward stream, and no step says when it has
-ended: the caller has to see its end, and says so. Drafted tokens would be another argument of `launch`, whose
-depth may then shrink at the commit.
+ended: the caller has to see its end, and says so. Drafts are no part of a launch: `replay` records at the
+commit which of them were accepted.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -136,7 +136,8 @@ class LedgerAccount:
     slots_receiving: int
     """Slots of receptions that are being written or await their confirmation."""
     slots_exported: int
-    """Slots of checkpoints that somebody outside reads; the tree's, but not among `slots_cached`."""
+    """Slots of checkpoints that somebody outside the forward stream reads. They are the tree's, but do not
+    count in `slots_cached`."""
     slots_quarantined: int
     slabs_of_pages: int
     pages_free: int
@@ -162,7 +163,8 @@ class CacheCounters:
     duplicates: int = 0
     """Checkpoints that the tree already had."""
     quarantined: int = 0
-    """Checkpoints that were withdrawn because they, or those they were computed from, were wrong."""
+    """Checkpoints that were withdrawn because they, or the checkpoints they were computed from, were
+    wrong."""
     pins_given_up: int = 0
     """Pinned checkpoints that were evicted because nothing else was left."""
 
@@ -197,7 +199,7 @@ class Reception:
 
 
 class EvictedCheckpoint:
-    """Checkpoint that is about to be evicted, as a listener sees it; void once the listener returns."""
+    """Checkpoint that is about to be evicted, as a listener sees it. Not valid after the listener returns."""
 
     __slots__ = ("_node",)
 
@@ -233,11 +235,9 @@ class EvictedCheckpoint:
 
 
 EvictionListener = Callable[[EvictedCheckpoint], None]
-"""Function that is called with each checkpoint before its memory is returned.
-
-It may read the memory, and calls no method of the cache. When it returns, whatever is launched later may
-write there: its reads are over, or precede all later launches on the forward stream.
-"""
+"""Function that is called with each checkpoint before its memory is returned. It may read the memory, and
+calls no method of the cache. Later launches may write the memory as soon as it returns: its reads are over,
+or precede all later launches on the forward stream."""
 
 
 class Quarantined(NamedTuple):
@@ -275,7 +275,10 @@ class StateCache(Protocol):
         """Read only: events since the start."""
 
     def match(self, token_ids: Tokens, salt: str, step: int) -> Match:
-        """Read only: return how much of a prompt, launched in `step`, the tree has. Void after `admit`."""
+        """Read only: return how much of a prompt, launched in `step`, the tree has.
+
+        Not valid after `admit`.
+        """
 
     def nearest(self, token_ids: Tokens, salt: str, client: str) -> NearestPrefix:
         """Read only: return the cached prompt nearest to a prompt, as far as `client` may know its text."""
@@ -291,10 +294,11 @@ class StateCache(Protocol):
         *,
         longest: int | None = None,
     ) -> SequenceAllocation | None:
-        """Take slots and the pages of `context` tokens, evicting for them; lock what `match` resumes from.
+        """Take slots and the pages of `context` tokens, evicting for them; lock the checkpoint of `match`.
 
-        `branches`: depths at which waiting prompts diverge from this one. `longest`: tokens that the sequence
-        may grow to. None = not now.
+        `turn_boundary` is the depth before the generation prompt; 0 = none. `branches` are depths at which
+        waiting prompts diverge from this one. `longest` is the number of tokens that the sequence may grow
+        to; None = unbounded. The result is None if memory is short.
         """
 
     def extend(self, allocation: SequenceAllocation, context: int) -> bool:
@@ -323,7 +327,7 @@ class StateCache(Protocol):
 
     @property
     def replay(self) -> ReplayRows:
-        """Rows with drafts: how far drafts may reach, where their inputs are kept, which were accepted."""
+        """Rows with drafts: how many drafts may follow, where their inputs are kept, which were accepted."""
 
     def launch(self, rows: int | Ints, depth: int | Ints, step: int) -> None:
         """Record that `step`, which is launched next, takes `rows` to `depth`. Cannot be refused."""
@@ -354,7 +358,7 @@ class StateCache(Protocol):
         """
 
     def discard_results(self, allocation: SequenceAllocation) -> None:
-        """Drop everything that was computed for the sequence, also from the tree. Before it is retired."""
+        """Drop everything that was computed for the sequence, from the tree, too; called before it ends."""
 
     # States that leave the cache or come in belong to no sequence; these calls may come at any time.
 
@@ -381,13 +385,13 @@ class StateCache(Protocol):
     def install(self, reception: Reception, step: int, provenance: Provenance = RECEIVED) -> bool:
         """Give a confirmed reception, whose bytes are known to be right, to the tree; end the reception.
 
-        `provenance`: where the state comes from.
+        Return False if the tree got the same checkpoint meanwhile; the memory is then returned. `provenance`
+        says where the state comes from. Steps from `step` on resume from the state.
 
-        Steps from `step` on resume from it. A copy to the slot and the pages on the forward stream belongs to
-        launch `step - 1`: it is launched before this call, and `advance` passes that number once it is
-        complete. Others may read the copy by then, so a copy that fails is the loss of the device; who cannot
-        afford that installs once the copy was seen complete. False = the tree got the same checkpoint
-        meanwhile, and the memory is returned.
+        A copy to the slot and the pages on the forward stream belongs to launch `step - 1`: it is launched
+        before this call, and `advance` passes that number once it is complete. Other steps may read the copy
+        by then, so a copy that fails is the loss of the device; a caller that cannot afford that installs
+        once it has seen the copy complete.
         """
 
     def abandon(self, reception: Reception, *, writer_ended: bool) -> None:
@@ -402,9 +406,10 @@ class StateCache(Protocol):
     def pin(self, token_ids: Tokens, salt: str, step: int, *, depth: int) -> Pin | None:
         """Let eviction spare the checkpoint at `depth` of a prompt until `unpin`, while it can.
 
-        Without one at that depth it is the next deeper one, or else the next shallower. Several holders may
-        pin one checkpoint. A pin whose `node` is None has ended: its checkpoint was flushed, or it gave way
-        to a sequence. None = the prompt has no complete checkpoint. `step`: the next step to launch.
+        If there is no checkpoint at `depth`, the next deeper one is pinned, or else the next shallower.
+        Several holders may pin one checkpoint. A pin whose `node` is None has ended: its checkpoint was
+        flushed, or was evicted for a sequence. `step` is the next step to launch. The result is None if the
+        prompt has no complete checkpoint.
         """
 
     def unpin(self, pin: Pin) -> None:
@@ -420,12 +425,12 @@ class ManagedStateCache(StateCache, Protocol):
     def admit_audit(self, token_ids: Tokens, salt: str) -> SequenceAllocation | None:
         """Take a slot and all pages for computing `token_ids` once more from the beginning.
 
-        Nothing that a sequence has resumed from gives way. `retire` returns the memory, and the result is
-        given to nobody. None = not now.
+        No checkpoint that a sequence has resumed from is evicted for it. `retire` returns the memory, and
+        nobody gets the result. The result of the call is None if memory is short.
         """
 
     def slot_of(self, token_ids: Tokens, salt: str, lineage: Lineage) -> int:
-        """Read only: return the slot of the complete checkpoint of a prefix; 0 = it has another lineage."""
+        """Read only: return the slot of a prefix's complete checkpoint if it has `lineage`; otherwise 0."""
 
     def quarantine(self, token_ids: Tokens, salt: str) -> list[Quarantined]:
         """Withdraw the checkpoint of a prefix, which is wrong, and all that continue it; return them."""
@@ -441,7 +446,7 @@ class ManagedStateCache(StateCache, Protocol):
         """Read only: return the owners of all slots and pages."""
 
     def recount(self) -> Iterator[None]:
-        """Read only: compare the account with the holders, in slices; void after any other call.
+        """Read only: compare the account with the holders, in slices; not valid after any other call.
 
         Raises LedgerViolation.
         """
@@ -450,12 +455,12 @@ class ManagedStateCache(StateCache, Protocol):
         """Report every change of the tree to `listener`, the only one, from now on."""
 
     def checkpoints(self) -> Iterator[EvictedCheckpoint]:
-        """Read only: yield every checkpoint that can be resumed; void after any other call."""
+        """Read only: yield every checkpoint that can be resumed; not valid after any other call."""
 
     def hottest(self, count: int) -> list[EvictedCheckpoint]:
         """Read only: return the checkpoints that are evicted last, at most `count`, the most valuable first.
 
-        Void after any other call.
+        They are not valid after any other call.
         """
 
     def flush(self) -> int:

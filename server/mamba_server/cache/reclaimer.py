@@ -50,7 +50,7 @@ class Reclaimer:
         return self.arena.allocate(site, live=live, tracking=tracking, pages=pages, writer=writer)
 
     def _spares_pins(self, site: AllocationSite) -> bool:
-        """Return whether only pins are left to evict, and a checkpoint is no reason for them to give way."""
+        """Return whether only pinned checkpoints are left to evict, which an allocation at `site` spares."""
         return site in _SPARING and bool(self.tree.pins) and self.tree.eviction.only_pins
 
     @property
@@ -118,7 +118,7 @@ class Reclaimer:
     def evict(self, node: Node, *, report: bool = True) -> None:
         """Evict the unlocked checkpoint of `node` and the pages that only this checkpoint could resume.
 
-        `report`: the eviction listener may copy the checkpoint before; not one that is wrong.
+        With `report`, the eviction listener may copy the checkpoint before. A wrong one is not reported.
         """
         self.evict_state(node, report=report)
         self._drop_useless(node)
@@ -133,19 +133,23 @@ class Reclaimer:
         self.counters.evicted += 1
 
     def drop_forgotten(self, node: Node) -> None:
-        """Drop the unlocked checkpoint of `node`, which is forgotten, and what only it could resume."""
+        """Drop the unlocked checkpoint of `node`, which a flush has forgotten, and pages only it needed."""
         self.arena.free_slot(self.tree.drop_state(node))
         self._drop_useless(node)
 
     def _drop_useless(self, node: Node) -> None:
-        """Drop the pages of `node`, which has lost its checkpoint, that no other checkpoint needs."""
+        """Drop the pages that no checkpoint needs any more, now that `node` has lost its checkpoint.
+
+        In an arena with slabs of pages, these may also be pages of the nodes below and above `node`. In any
+        other arena, they are only the pages of `node`, and only if it is a leaf whose pages nobody reads.
+        """
         if self.arena.pages_per_slab:
             self._drop_bare(node)
         elif not node.children and not node.kv_lock:
             self._drop_leaf(node)
 
     def _drop_bare(self, node: Node) -> None:
-        """Drop the pages that no checkpoint needs any more: below `node`, its own, and those above it."""
+        """Drop the pages of `node`, and of nodes below and above it, that no checkpoint needs any more."""
         below = self.tree.bare_below(node)
         if below is None:
             return

@@ -30,7 +30,7 @@ WINDOW = 4096.0
 
 
 class ReturnTimes:
-    """Survival counts of one class.
+    """Counts of one class of checkpoints: by age, how many reached that age, and how many were used at it.
 
     `wider` is the class that contains it and fills in where this one has few observations; without one, the
     prior does. Forecasts are scored before their outcome is counted; a class that forecasts worse than

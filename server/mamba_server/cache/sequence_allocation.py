@@ -76,21 +76,21 @@ class SequenceAllocation:
         because each sampled token reads it."""
         self.placement = placement
         self.worthwhile: frozenset[int] = frozenset()
-        """Optional depths whose checkpoints promise more than what they would evict."""
+        """Optional depths at which a checkpoint is worth more than the states it would evict."""
         self.awaited_depths: set[int] = set()
         """Depths at which deferred prompts wait for a state of this sequence."""
         self.forced_depths: set[int] = set()
-        """Depths of pins: their checkpoints get slots even where others have to go."""
+        """Depths of pins: their checkpoints get slots even if other checkpoints are evicted for them."""
         self.ghost_match: GhostMatch | None = None
-        """Place of the prompt in the ghost tree."""
+        """Part of the ghost tree that the prompt begins with; None = the cache does not remember prompts."""
         self.node: Node | None = None
         """Deepest tree node whose pages this sequence uses (it holds the page lock)."""
         self.match_node: Node | None = None
         """Checkpoint that the first forward reads; its state is locked until that forward's fence."""
         self.writer = ""
-        """Request of the sequence; "" = nobody named it."""
+        """Identifier of the sequence's request; "" = it has none."""
         self.client: str | None = None
-        """Client of that request; None = nobody named it."""
+        """Client that sent the request; None = unknown."""
         self.lineage: Lineage | None = None
         """Lineage of the checkpoint from which the sequence resumed; None = it resumed from none."""
         self.untrusted_from: int | None = None
@@ -107,12 +107,12 @@ class SequenceAllocation:
 
     @property
     def waiting(self) -> int:
-        """Accepted drafts whose inputs are not in the live slot yet."""
+        """Number of accepted drafts, or tokens of a ring, whose inputs are not in the live slot yet."""
         return int(self._batch.waiting[self.row])
 
     @property
     def lane(self) -> int:
-        """Lane that holds the inputs of the drafts; -1 = none."""
+        """Number of the lane, the buffer that holds the inputs that the live slot lacks; -1 = none."""
         return int(self._batch.lane[self.row])
 
     @property
@@ -182,7 +182,7 @@ class SequenceAllocation:
     # --- lineage ------------------------------------------------------------------------------------
 
     def begin_lineage(self, request_id: str, client: str | None = None) -> None:
-        """Record who runs in the row, and count the resumption of the checkpoint that was matched."""
+        """Record which request runs in the row, and count the resumption of the matched checkpoint."""
         self.writer, self.client = request_id, client
         if self.match_node is not None and self.match_node.lineage is not None:
             self.lineage = self.match_node.lineage
@@ -196,7 +196,10 @@ class SequenceAllocation:
 
     @property
     def reserved(self) -> int:
-        """Number of tracking slots under the strategy's reservation, so without those of the prefill."""
+        """Number of tracking slots under the strategy's reservation.
+
+        Slots for prefill checkpoints do not count.
+        """
         return len(self.spare) + len(self.ready) + sum(pending.decode for pending in self.pending)
 
     @property
@@ -208,7 +211,10 @@ class SequenceAllocation:
 
 @dataclass(frozen=True, slots=True)
 class RetiringSequence:
-    """Sequence that has ended and whose memory waits for step `fence`, after which `token_ids()` counts."""
+    """Sequence that has ended, and whose memory is free after step `fence`.
+
+    `token_ids()` then returns the tokens that count.
+    """
 
     fence: int
     allocation: SequenceAllocation
@@ -218,13 +224,13 @@ class RetiringSequence:
 class ReplayRows:
     """Drafts of the rows of `batch`, for the state cache that owns the rows.
 
-    A draft moves no state: the step that checks it keeps the raw inputs of its layers in a lane. The inputs
-    of accepted drafts wait there until the next launch of the row absorbs them. Drafts end before a depth at
-    which the sequence leaves a checkpoint, so whatever is kept is read from a live slot in which nothing is
-    missing.
+    A draft is a proposed token that the next step checks. It does not change a row's state: the step that
+    checks it keeps the raw inputs of its layers in a lane, a buffer of the row. The inputs of accepted drafts
+    stay there until the next launch of the row computes them into the state. Drafts end before a depth at
+    which the sequence leaves a checkpoint, so a checkpoint is read from a live slot that lacks no token.
 
-    `tracks(depth, outputs)`: whether a sequence leaves a checkpoint there; `extend`: takes pages, as the
-    cache does.
+    `tracks(depth, outputs)` returns whether a sequence leaves a checkpoint at `depth`; `extend` takes pages,
+    as the cache does.
     """
 
     def __init__(
@@ -239,8 +245,9 @@ class ReplayRows:
     def room(self, allocation: SequenceAllocation, prompt_len: int, most: int) -> int:
         """Return how many of `most` drafts may follow the next token, and take the pages that they need.
 
-        Before the launch. None reaches a checkpoint of the sequence, or a token that it may not sample any
-        more; where pages are short, drafts end with those that there are.
+        Called before the launch. No draft reaches a checkpoint of the sequence, or a token that it may not
+        sample any more; where pages are short, drafts end with the pages that there are. The result is 0,
+        too, if no lane is free.
         """
         first, size = allocation.depth + 1, self._page_size
         last = min(first + most, int(self._batch.last_depth[allocation.row]))
@@ -256,27 +263,27 @@ class ReplayRows:
 
     @property
     def idle(self) -> bool:
-        """Whether no row holds a lane, so that nothing waits in one."""
+        """Whether no row holds a lane, so that no inputs are kept in one."""
         return self._batch.free_lanes == self._batch.lanes
 
     def waiting(self, rows: Ints) -> Ints:
-        """Return the accepted drafts of each of `rows`, which its next launch absorbs."""
+        """Return the number of accepted drafts of each of `rows` that its live slot lacks."""
         return self._batch.waiting[rows]
 
     def holders(self, rows: Ints) -> list[int]:
-        """Return the places in `rows` of those that hold a lane."""
+        """Return the indices in `rows` of the rows that hold a lane."""
         places: list[int] = np.flatnonzero(self._batch.lane[rows] >= 0).tolist()
         return places
 
     def release(self, row: int) -> None:
-        """Free the lane of a row whose step has no drafts; what waited in the lane is absorbed in it."""
+        """Free the lane of a row whose step has no drafts, and computes the lane's inputs into the state."""
         self._batch.return_lane(row)
 
     def accept(self, allocation: SequenceAllocation) -> None:
-        """Record that the next draft of the row was accepted, so that its inputs wait. At the commit."""
+        """Record at the commit that the next draft of the row was accepted: its inputs stay in the lane."""
         self._batch.depth[allocation.row] += 1
         self._batch.waiting[allocation.row] += 1
 
     def materialised(self, allocation: SequenceAllocation) -> None:
-        """Record that the waiting inputs were absorbed outside a step, so that the live slot is complete."""
+        """Record that the inputs in the row's lane were computed into the live slot outside a step."""
         self._batch.waiting[allocation.row] = 0

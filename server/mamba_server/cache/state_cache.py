@@ -41,7 +41,7 @@ AllocationFault = Callable[[AllocationSite], bool]
 
 
 class RadixStateCache(Quarantine):
-    """State cache of one device. The keyword arguments are those of `CacheSettings`."""
+    """State cache of one device. The keyword arguments are the fields of `CacheSettings` with these names."""
 
     def __init__(
         self,
@@ -162,7 +162,7 @@ class RadixStateCache(Quarantine):
         """Take slots and the pages of the first `context` tokens, resumed at `match`; return None if short.
 
         Nothing changes then. The matched checkpoint is locked before anything is evicted (W8: eviction never
-        takes what was matched) and read in place, under lock until that forward's fence (O4).
+        takes the match) and read in its own slot, under lock until that forward's fence (O4).
         """
         if not self.batch.free:
             return None
@@ -283,7 +283,7 @@ class RadixStateCache(Quarantine):
         return checkpoints
 
     def _optional_slot(self, allocation: SequenceAllocation, depth: int) -> int:
-        """Return a free slot for a track-interval checkpoint, or that of a less valuable state; 0 = none."""
+        """Return a slot for a track-interval checkpoint, free or of a less valuable state; 0 = none."""
         if self._slots_to_spare:
             return self._checkpoint_slot(allocation, evict=False)
         if not self.strategy.evicts_for_checkpoints:
@@ -477,7 +477,7 @@ class RadixStateCache(Quarantine):
         allocation.pending = unusable
 
     def _donate_end(self, allocation: SequenceAllocation, token_ids: Tokens, usable: int) -> None:
-        """Donate the deepest state on the page grid, then the pages up to the end."""
+        """Give the tree the deepest state on the page grid, then the pages up to the end."""
         is_deep_enough = usable >= self.min_checkpoint_depth
         is_live = allocation.depth == usable and not allocation.waiting
         if is_deep_enough and is_live and usable and usable % self.page_size == 0:
@@ -585,7 +585,7 @@ def build_state_cache(
     page_size: int,
     fault: AllocationFault | None = None,
 ) -> ManagedStateCache:
-    """Return an empty cache that keeps its rows in `batch`. `slabs`: the padding slab included."""
+    """Return an empty cache that keeps its rows in `batch`. `slabs` counts the padding slab, too."""
     return RadixStateCache(
         Arena(slabs, pages_per_slab, fault),
         RadixTree(page_size, Eviction(settings.eviction), settings.fingerprint),

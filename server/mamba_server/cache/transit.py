@@ -127,7 +127,11 @@ class Transit:
     # --- export --------------------------------------------------------------------------------------
 
     def export(self, token_ids: Tokens, salt: str, step: int, *, most: int | None = None) -> Export | None:
-        """Lock the prefix's deepest complete checkpoint of at most `most` tokens; None = there is none."""
+        """Lock the prefix's deepest complete checkpoint of at most `most` tokens.
+
+        The result is None if there is none, if a transfer or a copy still writes it, or without prefix
+        caching.
+        """
         if not self.prefix_caching:
             return None
         for node in self.tree.complete_checkpoints(token_ids, salt, step):
@@ -206,17 +210,18 @@ class Transit:
             self._reorder(node)
 
     def _reorder(self, node: Node) -> None:
-        """Move a node to its new place in the order of evictions, if it is in that order."""
+        """Move a node to its new position in the order of evictions, if it is in that order."""
         if node.victims is not None:
             self.tree.eviction.offer(node)
 
     # --- receive -------------------------------------------------------------------------------------
 
     def receive(self, token_ids: Tokens, salt: str) -> Reception | None:
-        """Reserve a slot, and those pages of `token_ids` that the tree lacks; None if too few are free.
+        """Reserve a slot, and those pages of `token_ids` that the tree lacks.
 
         The pages that the tree has are locked until the reception has ended, so that they are still there
-        when the rest has arrived (T4). If too few are free, nothing is changed.
+        when the rest has arrived (T4). The result is None, and nothing is changed, if too few slots or pages
+        are free, if the tree has the checkpoint, if it is too shallow, or without prefix caching.
         """
         depth, page_size = len(token_ids), self.tree.page_size
         if not depth or depth % page_size:
@@ -275,8 +280,8 @@ class Transit:
     def install(self, reception: Reception, step: int, provenance: Provenance = RECEIVED) -> bool:
         """Give a received checkpoint and its pages to the tree; return whether the tree took the checkpoint.
 
-        `provenance` is that of the state. Pages that the tree has obtained in the meantime are freed once
-        launch `step - 1`, which may write them, is complete.
+        `provenance` says where the state comes from. Pages that the tree has obtained in the meantime are
+        freed once launch `step - 1`, which may write them, is complete.
         """
         held = self._held(reception, SlotState.CONFIRMING)
         arena, tree, fence = self.arena, self.tree, step - 1
@@ -452,7 +457,7 @@ class Quarantine(Transit):
             self.reclaimer.drop_upwards(deepest)
 
     def slot_of(self, token_ids: Tokens, salt: str, lineage: Lineage) -> int:
-        """Return the slot of the checkpoint of a prefix if it is the one of that lineage; 0 = it is gone."""
+        """Return the slot of a prefix's checkpoint if it has `lineage`; 0 = it is gone or was replaced."""
         for node in self.tree.complete_checkpoints(token_ids, salt, self.arena.completed + 1):
             if node.depth == len(token_ids):
                 return node.slot if node.lineage is lineage else 0
@@ -461,9 +466,11 @@ class Quarantine(Transit):
     # --- memory of audits ----------------------------------------------------------------------------
 
     def admit_audit(self, token_ids: Tokens, salt: str) -> SequenceAllocation | None:
-        """Take a slot and all pages for computing `token_ids` once more from the beginning; None = not now.
+        """Take a slot and all pages for computing `token_ids` once more from the beginning.
 
-        The result is given to nobody. Only checkpoints from which nobody has ever resumed give way to it.
+        Nobody gets the result. Only checkpoints from which nobody has ever resumed are evicted for it. The
+        result is None if no row or too little memory is free, or if it needs more than `AUDIT_SHARE` of the
+        slabs.
         """
         pages = -(-len(token_ids) // self.tree.page_size)
         per_slab = self.arena.pages_per_slab

@@ -39,7 +39,7 @@ class Match:
     state_depth: int
     """Depth of the deepest checkpoint on the path, complete or not."""
     resumable: int
-    """Depth to resume at: that of a complete checkpoint with all its pages, at most len - 1."""
+    """Depth to resume at: the depth of a complete checkpoint with all its pages, at most len - 1."""
     node: Node | None
     pages: Pages
     """Pages of [0, resumable)."""
@@ -130,7 +130,7 @@ class RadixTree:
         pages."""
         self._evicted: dict[int, None] = {}
         self._first_pages: Counter[bytes] = Counter()
-        """Number of salts that have a prompt beginning with a page, by that page."""
+        """Number of salts that have a prompt beginning with a page, by the tokens of the page."""
 
     # --- match ---------------------------------------------------------------------------------------
 
@@ -341,9 +341,9 @@ class RadixTree:
     ) -> tuple[Node, int, bool]:
         """Give the pages (and the checkpoint) of `token_ids`, which `client` brought, to the tree.
 
-        Returns (node that ends at len(token_ids), tokens whose pages the tree already had, whether it took
-        the slot). The caller keeps the pages of those first tokens and a slot that was not taken: each has
-        one owner (W2). `ghost`: statistics of returns to the checkpoint.
+        Return (node that ends at len(token_ids), tokens whose pages the tree already had, whether it took the
+        slot). The caller keeps the pages of those first tokens and a slot that was not taken: each has one
+        owner (W2). `ghost`: statistics of returns to the checkpoint.
         """
         if (
             len(token_ids) % self.page_size

@@ -33,16 +33,17 @@ def make_bank(settings: AdapterSettings, device: torch.device, dtype: torch.dtyp
 
 
 def held_adapters(bank: AdapterBank | None) -> HeldAdapters:
-    """Return what the core asks about adapters."""
+    """Return the adapters of `bank` as the core sees them; without a bank there are none."""
     return NO_ADAPTERS if bank is None else bank
 
 
 def load_at_start(
     bank: AdapterBank | None, paths: dict[str, str], report: Progress
 ) -> tuple[LoadedAdapter, ...]:
-    """Load the adapters of the settings before there is a forward stream, downloading what is missing.
+    """Load the adapters of the settings before there is a forward stream, downloading missing files.
 
-    Raises AdapterError, and DownloadFailed for what a later start may mend.
+    `bank` is None only if the settings name no adapter. Raises AdapterError, and DownloadFailed for what a
+    later start may mend.
     """
     loaded = []
     for number, (name, path) in enumerate(paths.items()):
@@ -63,7 +64,10 @@ def load_at_start(
 
 
 class AdapterCalls:
-    """Loads and unloads of one engine. `wake` makes an idle loop look for work; any thread may call it."""
+    """Loads and unloads the adapters of one engine, for admin calls.
+
+    `wake` makes an idle loop look for work; any thread may call it.
+    """
 
     def __init__(self, core: EngineCore, bank: AdapterBank | None, wake: Callable[[], None]) -> None:
         self._core, self._bank, self._wake = core, bank, wake
@@ -91,7 +95,7 @@ class AdapterCalls:
         return replies
 
     def _read_files(self, call: AdminCall) -> None:
-        """Read the files of an adapter, downloading what is missing. Runs in a thread."""
+        """Read the files of an adapter, downloading missing ones. Runs in a thread."""
         try:
             adapter: AdapterWeights | Exception = AdapterWeights.read(resolve_adapter(call.body["path"]))
         except Exception as error:
@@ -127,7 +131,7 @@ class AdapterCalls:
         return self._reply(call, 200, fingerprint=adapter.fingerprint, rank=adapter.rank)
 
     def _forget_unknown(self, bank: AdapterBank, names: set[str]) -> None:
-        """Take back the places of adapters that the API process does not know, since nobody awaited them."""
+        """Free the places of adapters that are not in `names`: the API process did not wait for them."""
         for fingerprint in bank.fingerprints:
             if fingerprint not in names and not self._core.sequences_with(fingerprint):
                 self._core.audits.interrupt()

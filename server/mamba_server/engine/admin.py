@@ -45,7 +45,10 @@ class AdminCalls:
 
     @property
     def epoch(self) -> int:
-        """Number that rises when published prefixes are void: by a flush, not by a change of strategy."""
+        """Number that rises when no published prefix is valid any more.
+
+        A flush raises it; a change of strategy does not.
+        """
         return self._core.tree_changes.epoch
 
     def begin(self, call: AdminCall) -> bool:
@@ -59,7 +62,7 @@ class AdminCalls:
     def answer(self, call: AdminCall, *, recounted: bool = False) -> AdminReply:
         """Return the reply to `call`; an unknown verb or a bad body is a 4xx.
 
-        `recounted`: the books were recounted and nothing has changed since.
+        `recounted` says whether the memory was recounted and nothing has changed since.
         """
         if call.verb == "ledger":
             return AdminReply(call.call_id, 200, self._ledger(recounted=recounted))
@@ -95,7 +98,7 @@ class AdminCalls:
         return {"draftLanes": source.lanes.held}
 
     def _release(self, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
-        """End an export that nobody has opened: the engine that was to fetch it does not."""
+        """End an export that nobody has opened, because the engine that was to fetch it will not."""
         transfers = self._core.transfers
         released = transfers is not None and transfers.release(str(body.get("export", "")))
         return 200, {"released": released}

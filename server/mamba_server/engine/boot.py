@@ -92,7 +92,7 @@ class BootOverrides:
     """Parameters that the correctness gates vary and no setting does."""
 
     chunk: int | None = None
-    """Prefill chunk; None = that of the kind of device."""
+    """Prefill chunk; None = the chunk of the kind of device."""
     fail: AllocationFault | None = None
     stream: Callable[[ForwardStream], ForwardStream] | None = None
     """Wrapper of the forward stream."""
@@ -103,7 +103,7 @@ class BootOverrides:
     weights: TensorSource | None = None
     """Source of the model's tensors in place of the directory's files."""
     drafts: DraftSource | None = None
-    """Source of drafts in place of that of the settings, which switch speculation on."""
+    """Source of drafts that replaces the source of the settings; the settings switch speculation on."""
     warm_up: bool = False
     """Whether to prepare steps on a CPU, too."""
     bound_starts: bool = True
@@ -282,7 +282,7 @@ def _with_heads(
     device: torch.device,
     overrides: BootOverrides,
 ) -> ModelConfig:
-    """Return the model with its head if that drafts. Raises UnsupportedModel if the files have none."""
+    """Return the model with its head if that drafts. Raises UnsupportedModel if the files lack it."""
     needs_files = settings.speculation == "mtp" or (settings.speculation == "auto" and config.has_head)
     has_files = not needs_files or overrides.weights is not None or has_draft_heads(directory)
     if config.has_head and not has_files:
@@ -307,7 +307,7 @@ def _with_draft_memory(
     dtype: torch.dtype,
     device: torch.device,
 ) -> CacheViews:
-    """Return the views with memory for drafts, and for the hidden states that a head goes on from, if any."""
+    """Return `views` with memory for drafts, if there are any, and for hidden states that a head reads."""
     if drafts is None:
         return views
     lanes, most = batch.lanes, drafts.most
@@ -328,7 +328,7 @@ def _drafts(
     overrides: BootOverrides,
     second: LoadedDraftModel | None,
 ) -> DraftSwitch | None:
-    """Return the source of drafts behind its switch; None = speculation is off."""
+    """Return the source of drafts, which may be the model `second`, behind a switch; None = there is none."""
     if settings.speculation == "off":
         return None
     if overrides.drafts is not None:
@@ -345,7 +345,7 @@ def _drafts(
 
 
 def _speculation(drafts: DraftSwitch, runner: ModelRunner, stream: ForwardStream) -> Speculation:
-    """Return what the core needs of drafts: steps in its own thread are timed by that thread's work."""
+    """Return the drafts as the core uses them; steps in its own thread are timed by that thread's work."""
     clock = work_clock() if isinstance(stream, InlineStream) else None
     return Speculation(drafts, runner.prepare_absorption, clock)
 
@@ -472,7 +472,7 @@ def _start_budget(overrides: BootOverrides) -> StartBudget | None:
 
 
 def _pace(settings: EngineSettings, limits: SchedulerLimits, device: torch.device) -> StepPace | None:
-    """Return the pace; None where a number of tokens is set instead of a time."""
+    """Return the pace of steps; None if the settings set a number of tokens instead of a time."""
     target = settings.step_time_asked
     if target is None:
         target = STEP_TIME[device.type]
@@ -482,7 +482,7 @@ def _pace(settings: EngineSettings, limits: SchedulerLimits, device: torch.devic
 def _weights(
     directory: Path, config: ModelConfig, dtype: str, settings: EngineSettings, device: torch.device
 ) -> int | None:
-    """Return the bytes of the weights in memory, from the files' headers; None without files."""
+    """Return the bytes of the weights in memory as `dtype`, by the files' headers; None without files."""
     size = weights_size(directory, heads=config.draft_head)
     on_cpu = device.type == "cpu"
     return None if size is None else size.loaded(config, dtype, settings.quantization, on_cpu=on_cpu)
@@ -537,7 +537,7 @@ def _audits(
     stream: ForwardStream,
     runner: ModelRunner,
 ) -> AnswerAudits:
-    """Return the audits that the settings ask for."""
+    """Return the audits that the settings ask for; `NoAudits` if there are none to make."""
     speculation = core.speculation
     if not settings.audit_share or not (settings.prefix_caching or speculation is not None):
         return NoAudits()

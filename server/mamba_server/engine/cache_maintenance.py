@@ -20,7 +20,7 @@ class CacheMaintenance:
         self._clock = clock
         self._audit: Iterator[None] | None = None
         self.recounted = True
-        """Whether nothing has changed since the books were recounted."""
+        """Whether nothing has changed since the memory was recounted."""
 
     @property
     def due(self) -> bool:
@@ -28,12 +28,12 @@ class CacheMaintenance:
         return self._cache.sweeping or not self.recounted
 
     def changed(self) -> None:
-        """Record a change: an unfinished recount is void."""
+        """Record a change: an unfinished recount has to begin anew."""
         self._audit = None
         self.recounted = False
 
     def run(self, *, idle: bool) -> None:
-        """Do one round of maintenance. Raises LedgerViolation if the books are wrong."""
+        """Do one round of maintenance. Raises LedgerViolation if the account of the memory is wrong."""
         began = self._clock()
         while self._cache.sweeping:
             self._cache.sweep()

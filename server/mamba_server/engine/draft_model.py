@@ -37,7 +37,7 @@ from mamba_settings.engine_settings import EngineSettings
 
 @dataclass(frozen=True, slots=True)
 class DraftModelSource:
-    """A draft model whose files are here and whose tokens are those of the model."""
+    """A draft model whose files are here, and whose tokens are the tokens of the served model."""
 
     directory: Path
     facts: DraftModel
@@ -113,7 +113,8 @@ class LoadedDraftModel:
     ) -> DraftRunner | None:
         """Allocate states and pages, and let the source of drafts compute on the forward stream.
 
-        Returns None if the engine drafts otherwise. `vocabulary`: number of token ids of the model.
+        Return None if `drafts` does not draft with a second model. `vocabulary` is the number of token ids of
+        the served model.
         """
         if drafts is None or not isinstance(source := drafts.source, ModelDrafts):
             return None

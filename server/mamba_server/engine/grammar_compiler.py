@@ -20,7 +20,7 @@ from mamba_server.wire import AddRequest, RequestRejected, SamplingParams
 THREADS = 2
 """Number of threads, such that a grammar that takes a second does not delay all others."""
 STACK_BYTES = 64 << 20
-"""Bytes of address space of such a thread's stack: eight times those of the check."""
+"""Bytes of address space of the stack of a compiling thread: eight times the stack of the check."""
 MAX_KEPT = 32
 """Number of grammars kept at their beginning, since clients repeat them."""
 
@@ -29,12 +29,13 @@ class GrammarCompiler:
     """Compiler for the grammars of one model. Called by the loop's thread."""
 
     def __init__(self, directory: Path, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
-        """Start the threads. `directory`: that of the model, with its tokenizer.json."""
+        """Start the threads. `directory` is the model's directory, with its tokenizer.json."""
         self._directory, self._vocab_size, self._eos = directory, vocab_size, list(eos_token_ids)
         self._threads = ThreadPoolExecutor(THREADS, "grammars")
         self._pending: dict[str, AddRequest] = {}
         self._kept: OrderedDict[str, Future[OutputGrammar | None]] = OrderedDict()
-        """Grammars by text, compiled or being compiled; that of "" is None, and its tokenizer is read."""
+        """Grammars by text, compiled or being compiled. The entry of "" is None, and reading the tokenizer
+        completes it."""
         self._reading = threading.Lock()
         self._read: LLTokenizer | None = None
 

@@ -20,7 +20,10 @@ from mamba_settings.engine_settings import EngineSettings
 
 @dataclass(frozen=True, slots=True)
 class ReplayRule:
-    """States are written once in `tokens` tokens, in steps of at least `least_rows` decodes."""
+    """Rule for rings: states are written once in `tokens` tokens.
+
+    It holds for steps of at least `least_rows` decodes; smaller steps write all states.
+    """
 
     tokens: int
     least_rows: int = 1
@@ -32,7 +35,10 @@ empty: no GPU was measured, and the C++ kernels of CPUs have no ring."""
 
 
 def replay_rule(settings: EngineSettings, config: ModelConfig, device: torch.device) -> ReplayRule | None:
-    """Return the rule of the settings; None = each step writes all states. The plan counts the ring."""
+    """Return the rule of the settings, or else the rule measured for the device.
+
+    None means that each step writes all states.
+    """
     if settings.ring_tokens:
         return ReplayRule(settings.ring_tokens)
     recurrent = config.mamba is not None or config.gated_delta is not None
@@ -45,14 +51,17 @@ def replay_rule(settings: EngineSettings, config: ModelConfig, device: torch.dev
 
 
 def with_rule(settings: EngineSettings, rule: ReplayRule | None) -> EngineSettings:
-    """Return the settings with the number of tokens of the rule, by which the plan counts the ring."""
+    """Return the settings with the rule's number of tokens, from which the plan computes the ring's size."""
     return settings if rule is None else settings.model_copy(update={"state_replay": str(rule.tokens)})
 
 
 def rings_of(
     rule: ReplayRule | None, config: ModelConfig, lanes: int, dtype: torch.dtype, device: torch.device
 ) -> list[torch.Tensor]:
-    """Allocate the rings of all recurrent layers; none without a rule."""
+    """Allocate the rings of all recurrent layers, with `lanes` lanes each; none without a rule.
+
+    A ring keeps the inputs of the last tokens of each row between two writes of its state.
+    """
     if rule is None:
         return []
     return ring_memory(config, lanes=lanes, tokens=rule.tokens, dtype=dtype, device=device)

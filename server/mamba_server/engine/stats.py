@@ -16,7 +16,7 @@ def collect(
 ) -> EngineStats:
     """Return counters since the start, current gauges, and step times since the last call.
 
-    `of_device` and `device_gauges`: counters and gauges in addition to those of the core.
+    `of_device` and `device_gauges` are counters and gauges in addition to the core's.
     """
     cache, scheduler = core.cache, core.scheduler
     account, capacity = cache.account(), cache.capacity
@@ -110,7 +110,7 @@ def collect(
 def _prompt_tokens_waiting(core: EngineCore) -> float:
     """Return the prompt tokens that are to be computed.
 
-    The resumable part of a waiting prompt is not looked up: its share is assumed to be that of earlier
+    The resumable part of a waiting prompt is not looked up: its share is assumed to be the share of earlier
     prompts.
     """
     scheduler, counters = core.scheduler, core.scheduler.counters

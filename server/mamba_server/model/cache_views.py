@@ -21,8 +21,8 @@ class CacheViews:
     ssm: list[torch.Tensor]
     """[slabs, H, P, N] per recurrent layer: states, without elements if the window is the whole state."""
     kv: list[torch.Tensor]
-    """[pages, 2 (key, value), page_size, kv_heads, head_dim] per attention layer.
-    The last one is that of a head for drafts, if there is one."""
+    """[pages, 2 (key, value), page_size, kv_heads, head_dim] per attention layer. The last one belongs to a
+    head for drafts, if there is one."""
     replay: ReplayMemory | None = None
     """Memory for drafts, outside the arena; None = there are no drafts."""
     rings: list[torch.Tensor] = field(default_factory=list)

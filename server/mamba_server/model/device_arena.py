@@ -85,7 +85,10 @@ class DeviceArena:
 def replay_memory(
     model: ModelConfig, *, lanes: int, most: int, state_dtype: str, dtype: torch.dtype, device: torch.device
 ) -> ReplayMemory:
-    """Allocate the memory of drafts: `lanes` lanes of `most` inputs."""
+    """Allocate the memory of drafts: a ring of `lanes` lanes of `most` inputs for each recurrent layer.
+
+    One copy of a layer's states, in `state_dtype`, serves all layers.
+    """
     layers = range(model.recurrent_layers)
     width = mixer_inputs(model)
     return ReplayMemory(
@@ -106,7 +109,10 @@ def draft_model_views(
     dtype: torch.dtype,
     device: torch.device,
 ) -> CacheViews:
-    """Allocate the states and pages of a draft model, in tensors of their own."""
+    """Allocate `states` states and `pages` pages of a draft model, in tensors of their own.
+
+    `dtype` is the type of windows and pages.
+    """
     recurrent = range(model.recurrent_layers)
     conv = [torch.zeros(states, *_conv_shape(model), dtype=dtype, device=device) for _ in recurrent]
     ssm = [
@@ -126,7 +132,10 @@ def draft_model_views(
 def ring_memory(
     model: ModelConfig, *, lanes: int, tokens: int, dtype: torch.dtype, device: torch.device
 ) -> list[torch.Tensor]:
-    """Allocate the rings of all recurrent layers, for states that are written once in `tokens` tokens."""
+    """Allocate the rings of all recurrent layers, for states that are written once in `tokens` tokens.
+
+    Each of the `lanes` lanes of a ring keeps the inputs of `tokens` - 1 tokens.
+    """
     width = ring_inputs(model)
     return [
         torch.zeros(lanes, tokens - 1, width, dtype=dtype, device=device)

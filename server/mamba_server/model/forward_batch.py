@@ -55,10 +55,11 @@ class HostBatch:
     state_noise: IntArray = field(default_factory=lambda: np.empty(0, np.int32))
     """[T] `noise_words` by which the state after each token is rounded; empty unless states are float16"""
     replay: HostReplay | None = None
-    """Drafts, which are the last ones of the D rows that decode, and waiting inputs; None = neither"""
+    """Drafts, which are the last ones of the D rows that decode, and accepted drafts that live slots lack;
+    None = neither"""
     ring: IntArray | None = None
-    """[3, D] lane, waiting inputs and writing of each row that decodes (`RingPlan`); None = all write their
-    states"""
+    """[3, D] lane of each row that decodes, number of inputs in it, and whether the row writes its state
+    (`RingPlan`); None = all rows write their states"""
 
     def check(self, chunk_size: int, page_size: int, page_table: IntArray) -> None:
         """Raise ValueError if the arrays contradict each other or `page_table` [R, W]. Tests call this."""
@@ -148,9 +149,9 @@ class ForwardBatch:
     ) -> "ForwardBatch":
         """Copy all integers that layers read in this step to the device, in one buffer and one copy.
 
-        `token_ids` [T]: host integers are copied in the same buffer; a tensor on the device (the engine runs
-        one step ahead of the sampled tokens) is used as it is, and so is `page_table`. `segments`: the
-        numbers with which layers will call `pieces.segments`. `extras`: more integers, by name.
+        `token_ids` are [T]: host integers are copied in the same buffer; a tensor on the device (the engine
+        runs one step ahead of the sampled tokens) is used as it is, and so is `page_table`. `segments` are
+        the numbers with which layers will call `pieces.segments`. `extras` are more integers, by name.
         """
         decodes, extras = len(host.decode_track), extras or {}
         page, offset = np.divmod(host.kv_row, page_size)

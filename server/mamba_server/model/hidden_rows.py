@@ -20,12 +20,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class HiddenMemory:
-    """Hidden states of last tokens: first of the batch's `rows` and of padding, then of the lanes."""
+    """Hidden states of last tokens: first of the batch's `rows` and of padding, then of drafts.
+
+    Each lane, which holds the drafts of one sequence, has `most` of them.
+    """
 
     kept: torch.Tensor
-    """[rows + 1 + lanes * most, d]"""
+    """Hidden states, [rows + 1 + lanes * most, d]."""
     rows: int
-    """Number of rows of the batch; the next one is that of padding."""
+    """Number of rows of the batch; the next one is for padding."""
     most: int
     """Drafts of a lane."""
 
@@ -33,11 +36,15 @@ class HiddenMemory:
     def allocate(
         cls, rows: int, lanes: int, most: int, width: int, dtype: torch.dtype, device: torch.device
     ) -> "HiddenMemory":
-        """Return memory of zeros for `lanes` lanes of `most` drafts."""
+        """Return memory of zeros for `rows` rows, and for `lanes` lanes of `most` drafts."""
         return cls(torch.zeros(rows + 1 + lanes * most, width, dtype=dtype, device=device), rows, most)
 
     def place(self, row: IntArray, lane: IntArray, accepted: IntArray) -> IntArray:
-        """Return the place of the last token's hidden state of rows, of which some have accepted drafts."""
+        """Return the index in `kept` of the last token's hidden state of each row.
+
+        `accepted` is the number of a row's accepted drafts, which are in `lane`; 0 = its last token is no
+        draft.
+        """
         of_draft = self.rows + 1 + lane * self.most + accepted - 1
         return np.where(accepted > 0, of_draft, row).astype(np.int32)
 
@@ -116,7 +123,10 @@ class HiddenPlan:
 
 
 def _places(host: "HostBatch", own: int, memory: HiddenMemory) -> IntArray:
-    """Return the place in memory of each sequence's last token: that of its row, or of an accepted draft."""
+    """Return the index in memory of each sequence's last token: at its row, or at an accepted draft.
+
+    The first `own` rows of the step decode.
+    """
     places = host.table_row.copy()
     replay = host.replay
     if replay is None or not len(replay.absorbed_slot):
@@ -131,7 +141,10 @@ def _places(host: "HostBatch", own: int, memory: HiddenMemory) -> IntArray:
 def _link_drafts(
     host: "HostBatch", own: int, memory: HiddenMemory, preceding: IntArray, left_at: IntArray
 ) -> None:
-    """Set the row before each draft, and the place in memory of each draft's hidden state."""
+    """Set the row before each draft, and the index in memory of each draft's hidden state.
+
+    The drafts follow the first `own` rows of the step. `preceding` and `left_at` are written.
+    """
     replay = host.replay
     assert replay is not None
     index = {int(slot): number for number, slot in enumerate(host.slot_out[:own])}

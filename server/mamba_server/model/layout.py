@@ -32,7 +32,7 @@ class CacheLayout:
     slab_bytes: int
     slabs: int
     tail_bytes: int = 0
-    """Size of what a page has behind keys and values: the hidden state of its last token, for a head."""
+    """Size of the hidden state of a page's last token, which a page has behind keys and values for a head."""
 
     @classmethod
     def of(cls, model: ModelConfig, plan: MemoryPlan, dtype: str) -> "CacheLayout":

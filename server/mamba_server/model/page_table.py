@@ -27,8 +27,8 @@ class PageTable:
     def write(self, places: IntArray, pages: IntArray) -> int:
         """Set entries and return the number of bytes sent.
 
-        places: [k] in the flattened table; pages: [k]. Only starts the copies, which the device runs before
-        the next step reads the table.
+        `places` are indices in the flattened table, [k], and `pages` the page ids to set, [k]. The call only
+        starts the copies, which the device runs before the next step reads the table.
         """
         if not len(places):
             return 0

@@ -20,26 +20,33 @@ DecodeCall = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, SlotPlan, torch
 
 @dataclass(frozen=True, slots=True)
 class HostReplay:
-    """Drafts of a step on the host (numpy int32): n sequences with drafts, a sequences that absorb."""
+    """Drafts of a step on the host (numpy int32).
+
+    There are n sequences with drafts, and a sequences whose accepted drafts of earlier steps are computed
+    into their states.
+    """
 
     absorbed_slot: IntArray
-    """[a] live slot"""
+    """Live slot of each sequence whose accepted drafts are computed into its state, [a]."""
     absorbed_lane: IntArray
-    """[a]"""
+    """Lane of the ring that holds their inputs, [a]."""
     absorbed_count: IntArray
-    """[a] number of inputs to absorb, the first ones of the lane"""
+    """Number of inputs to compute, the first ones of the lane, [a]."""
     absorbed_noise: IntArray
     """[a, most] `noise_words` by which the state after each of them is rounded; zeros unless it is float16"""
     draft_slot: IntArray
-    """[n] live slot"""
+    """Live slot of each sequence with drafts, [n]."""
     draft_lane: IntArray
-    """[n]"""
+    """Lane of the ring that keeps the inputs of its drafts, [n]."""
     draft_len: IntArray
-    """[n] number of drafts, in descending order"""
+    """Number of its drafts, in descending order, [n]."""
 
     @property
     def rows(self) -> int:
-        """Number of drafts of the step: rows behind those of the decodes, by their places in the drafts."""
+        """Number of drafts of the step.
+
+        Their rows follow the rows of the decodes: all first drafts, then all second ones, and so on.
+        """
         return int(self.draft_len.sum())
 
 
@@ -65,7 +72,8 @@ class ReplayPlan:
 
     memory: ReplayMemory
     absorbed: list[tuple[torch.Tensor, SlotPlan]]
-    """Rows of the ring, and the live slots that absorb them, one input of each sequence at a time."""
+    """Rows of the ring with accepted drafts, and the plan of the live slots that get them, one input of each
+    sequence at a time."""
     copied: list[int]
     """Live slot of each sequence with drafts, whose copy has the number of its place plus one."""
     drafts: list[tuple[slice, torch.Tensor, SlotPlan]]
@@ -75,7 +83,11 @@ class ReplayPlan:
     def build(
         cls, host: HostReplay, memory: ReplayMemory, first: int, noise: IntArray, device: torch.device
     ) -> "ReplayPlan":
-        """Plan a step. `first`: row of the first draft; `noise`: words of all rows, or none."""
+        """Plan a step.
+
+        `first` is the row of the first draft. `noise` has the words of all rows by which float16 states are
+        rounded, or is empty.
+        """
         absorbed, drafts = [], []
         for turn in range(int(host.absorbed_count.max(initial=0))):
             rows = np.flatnonzero(host.absorbed_count > turn)
@@ -95,7 +107,10 @@ class ReplayPlan:
     def absorb(
         self, decode: DecodeCall, conv: torch.Tensor, ssm: torch.Tensor, ring: torch.Tensor, out: torch.Tensor
     ) -> None:
-        """Absorb what waits into the live slots of a layer. `out`: results of its decode, for their shape."""
+        """Compute the inputs of accepted drafts into the live slots of a layer, in order.
+
+        `out` has the shape of the results of the layer's decode.
+        """
         for places, plan in self.absorbed:
             decode(ring[places], conv, ssm, plan, out.new_empty(len(places), *out.shape[1:]))
 
@@ -108,7 +123,7 @@ class ReplayPlan:
         ring: torch.Tensor,
         out: torch.Tensor,
     ) -> None:
-        """Compute the drafts on copies of the live slots, which have their decodes, and keep their inputs."""
+        """Compute the drafts on copies of the live slots, after their decodes, and keep their inputs."""
         memory = self.memory
         for copy, slot in enumerate(self.copied, 1):
             memory.conv[copy].copy_(conv[slot])
@@ -128,10 +143,17 @@ def decode_rows(
     replay: ReplayPlan | None,
     ring: torch.Tensor | None,
 ) -> None:
-    """Decode all rows of a step, drafts included, by calls of a layer's decode.
+    """Decode all rows of a step in one recurrent layer, including the rows of drafts.
 
-    projected, out: rows of the decodes, then of the drafts; plan: that of the decodes; ring: that of the
-    layer, None without drafts.
+    Args:
+        decode: the layer's decode.
+        projected: projected inputs, first of the sequences' own tokens, then of the drafts.
+        conv: convolution windows of all slots of the layer, written.
+        ssm: states of all slots of the layer, written.
+        plan: slots of the rows that are not drafts.
+        out: results, in the order of `projected`, written.
+        replay: drafts of the step; None if the step has none.
+        ring: the layer's ring, which keeps the inputs of drafts; None if the engine has no drafts.
     """
     if replay is None or ring is None:
         decode(projected, conv, ssm, plan, out)

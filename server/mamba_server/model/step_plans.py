@@ -34,7 +34,7 @@ class StepPlans:
     offset: torch.Tensor
     """[T] int32: offset of each new token's key and value in its page"""
     replay: ReplayPlan | None = None
-    """Plan of drafts and of what waits for absorption; None = there is neither."""
+    """Plan of drafts, and of accepted drafts that live slots lack; None = there is neither."""
     ring: RingPlan | None = None
     """Rows that decode and do not all write their states; None = all do."""
 
@@ -101,7 +101,11 @@ class StepPlans:
         gathered: bool = True,
         memory: ReplayMemory | None = None,
     ) -> "StepPlans":
-        """Plan the step of `batch`. `gathered`: see `AttentionPlan.build`; `memory`: that of drafts."""
+        """Plan the step of `batch`.
+
+        `recurrent` and `attention` say which kinds of layers the model has. `gathered` is described at
+        `AttentionPlan.build`. `memory` is the memory of drafts; None = the engine has no drafts.
+        """
         host, device, D = batch.host, batch.positions.device, batch.decodes
         replay, cut = None, D
         if host.replay is not None and memory is not None:

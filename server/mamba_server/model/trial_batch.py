@@ -24,8 +24,9 @@ def trial_batch(
 ) -> HostBatch:
     """Build a step of decodes and pieces; a piece of several chunks writes a checkpoint at its end.
 
-    `decodes`: context of each decode; `chunk`: tokens of a chunk; `spare_row`: unused row of the page table;
-    `scored`: the logits of all rows are computed, as for log-probabilities of a prompt.
+    `decodes` are the contexts of the decodes, and `chunk` is the number of tokens of a chunk. `spare_row` is
+    an unused row of the page table. With `scored`, the logits of all rows are computed, as for
+    log-probabilities of a prompt.
     """
     trials = [TrialPiece(1, context) for context in decodes] + list(pieces)
     lengths = np.array([trial.tokens for trial in trials], np.int32)

@@ -83,11 +83,11 @@ async def test_an_engine_that_does_not_say_is_shown_as_the_pool_knows_it() -> No
     ("status", "body", "why"),
     [
         (401, b"{}", "answered 401"),
-        (200, b"not json", "something else"),
-        (200, b"[]", "something else"),
+        (200, b"not json", "not the status of an engine"),
+        (200, b"[]", "not the status of an engine"),
         (200, b'{"component": "engine", "version": "1", "status": "ready", "reason": "", "engines": []}',
-         "something else"),
-        (200, b" " * (MAX_STATUS_BYTES + 1), "too much"),
+         "not the status of an engine"),
+        (200, b" " * (MAX_STATUS_BYTES + 1), f"more than {MAX_STATUS_BYTES} bytes"),
     ],
 )  # fmt: skip
 async def test_whatever_an_engine_answers_only_costs_its_own_numbers(

@@ -22,7 +22,7 @@ class BlockNumbers:
     numbers: torch.Tensor
     """[outputs, inputs]: int8, or uint8 in 0..15 if there are zeros."""
     scales: torch.Tensor
-    """[outputs, groups] float16"""
+    """Scale of each group of inputs, [outputs, groups] float16."""
     group: int
     """Inputs of a group: a multiple of `BLOCK`, or at least all inputs."""
     bits: int
@@ -51,7 +51,7 @@ class BlockNumbers:
         return replace(self, numbers=self.numbers[rows], scales=self.scales[rows], zeros=zeros)
 
     def joins(self, other: "BlockNumbers") -> bool:
-        """Return whether both matrices can be one, with the rows of `other` after those of this one."""
+        """Return whether both matrices can be one, with the rows of `other` after the rows of this one."""
         if (self.zeros is None) != (other.zeros is None) or (self.order is None) != (other.order is None):
             return False
         if self.order is not None and other.order is not None and not torch.equal(self.order, other.order):

@@ -62,7 +62,7 @@ class HeadSteps:
             page_table: [R, W] int32, read in each step.
             kept: [any, d] hidden states of last tokens, written.
             tails: [pages, d] hidden states of the last tokens of pages, written; rows may be strided.
-            lane_rows: row of `kept` at which those of lanes begin.
+            lane_rows: row of `kept` at which the rows of lanes begin.
         """
         dtype, width = calls.norm.dtype, embedding.inputs
         check("kept", kept, (None, width), dtypes=(dtype,), device=CPU, dense_from=0)

@@ -14,41 +14,45 @@ from mamba_kernels.slot_plan import IntArray
 
 
 class HostDrafts(Protocol):
-    """Drafts of a step on the host: n sequences with drafts, a sequences that absorb; arrays are int32."""
+    """Drafts of a step on the host, in arrays of int32.
+
+    There are n sequences with drafts, and a sequences whose accepted drafts of earlier steps are computed
+    into their states ("absorbed").
+    """
 
     @property
     def absorbed_slot(self) -> IntArray:
-        """[a] live slot."""
+        """Live slot of each sequence with accepted drafts, [a]."""
         ...
 
     @property
     def absorbed_lane(self) -> IntArray:
-        """[a] lane of the inputs."""
+        """Lane that holds the inputs of its accepted drafts, [a]."""
         ...
 
     @property
     def absorbed_count(self) -> IntArray:
-        """[a] number of inputs to absorb, the first ones of the lane."""
+        """Number of inputs to compute into the state, the first ones of the lane, [a]."""
         ...
 
     @property
     def absorbed_noise(self) -> IntArray:
-        """[a, most] words by which the state after each of them is rounded."""
+        """Words by which the state after each of these inputs is rounded, [a, most]."""
         ...
 
     @property
     def draft_slot(self) -> IntArray:
-        """[n] live slot."""
+        """Number of the live slot of each sequence with drafts, [n]."""
         ...
 
     @property
     def draft_lane(self) -> IntArray:
-        """[n] lane that keeps the inputs."""
+        """Lane that keeps the inputs of its drafts, [n]."""
         ...
 
     @property
     def draft_len(self) -> IntArray:
-        """[n] number of drafts, in descending order."""
+        """Number of its drafts, [n], in descending order."""
         ...
 
 
@@ -56,10 +60,10 @@ class ReplayedRows:
     """Memory of drafts for the calls of whole steps."""
 
     def __init__(self, window: torch.Tensor, state: torch.Tensor, most: int) -> None:
-        """Prepare the structure.
+        """Prepare the structure that describes the drafts of a step.
 
-        window, state: [copies + 1, ...], dense, windows and states of one layer that drafts move on; most:
-        inputs of a lane.
+        `window` and `state` are [copies + 1, ...], dense: windows and states of one layer, which drafts
+        change. `most` is the number of inputs of a lane.
         """
         # Addresses do not keep objects alive.
         self._kept = (window, state)
@@ -79,7 +83,7 @@ class ReplayedRows:
     def place(self, drafts: HostDrafts, tokens: IntArray) -> int:
         """Return the address of the structure for a step, valid until the next one is placed.
 
-        tokens: those of the drafts, first all first ones, then all second ones, and so on.
+        `tokens` are the tokens of the drafts, first all first ones, then all second ones, and so on.
         """
         call, integers = self._call, self._integers
         call.absorbing = absorbing = len(drafts.absorbed_slot)

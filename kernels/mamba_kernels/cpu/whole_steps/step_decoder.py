@@ -37,7 +37,7 @@ class DecodeRows(Protocol):
 
     @property
     def decode_track(self) -> IntArray:
-        """Second slot to which the state is written, that of a checkpoint; -1 = none."""
+        """Second slot to which the state is written, the slot of a checkpoint; -1 = none."""
         ...
 
     @property
@@ -62,7 +62,7 @@ class DecodeRows(Protocol):
 
     @property
     def replay(self) -> HostDrafts | None:
-        """Drafts, which are the last rows, and inputs that wait; None = there is neither."""
+        """Drafts, which are the last rows, and accepted drafts that live slots lack; None = neither."""
         ...
 
 
@@ -101,7 +101,8 @@ class StepDecoder:
             last_token: [at least R] int32, read in each step.
             most_rows: largest number of rows of a step.
             replay: memory of drafts; None = steps have none.
-            head: head that reads the tokens of each step as well, or passes over them; None = there is none.
+            head: head for drafts, which reads the tokens of each step or passes over them; None = there is
+                none.
         """
         # Addresses do not keep objects alive.
         self._kept = (embedding, norm, page_table, last_token)
@@ -141,10 +142,10 @@ class StepDecoder:
     ) -> torch.Tensor:
         """Decode the last tokens of one or more sequences and return their normed hidden states [n, d].
 
-        places: [n] place of the adapter of each sequence, or -1; None = no sequence has one; drafted: the
-        tokens of drafts, for a step with `replay`, in the order of their rows; head_reads: whether the head
-        reads the tokens, else their keys and values in its layer are zeros. States, windows, keys and values
-        are written with the same bits as by the calls of the layers.
+        `places` are the places of the sequences' adapters, [n], or -1; None = no sequence has one. `drafted`
+        are the tokens of drafts, for a step with `replay`, in the order of their rows. `head_reads` says
+        whether the head reads the tokens; otherwise their keys and values in its layer are zeros. States,
+        windows, keys and values are written with the same bits as by the calls of the layers.
         """
         rows = len(decodes.context_len)
         integers = self._integers[:, :rows]

@@ -106,7 +106,17 @@ class ActiveRequest:
         trace: RequestTrace = UNTRACED,
         usage: UsageTotals | None = None,
     ) -> None:
-        """Prepare a request. `usage`: totals to which its tokens are added; None = they count elsewhere."""
+        """Prepare a request; nothing is sent to the engine yet.
+
+        Args:
+            engine: the engine that generates.
+            tokenizer: turns tokens into text.
+            requests: messages for the engine, one for each prompt, with the same number of choices.
+            visibility: parts of the text that the client gets.
+            metrics: metrics of requests.
+            trace: trace of the HTTP request.
+            usage: totals to which the tokens of the request are added; None = they count elsewhere.
+        """
         self._usage = usage
         self._engine = engine
         self._trace = trace
@@ -130,7 +140,7 @@ class ActiveRequest:
         self.scores: list[Logprobs] = []
         """Log-probabilities of prompts, handed out or still to be; the last user of each list empties it."""
         self.explanations: dict[str, PrefixExplanation] = {}
-        """Explanations of what the prompts resumed, by request id, as far as they were requested."""
+        """Explanations of the tokens that prompts resumed, by request id, as far as they were requested."""
         self._started_at = 0.0
         self._failed = False
 
@@ -150,7 +160,7 @@ class ActiveRequest:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Abort the sequences that have not finished, and count what the request has used."""
+        """Abort the sequences that have not finished, and count the tokens that the request has used."""
         if self._usage is not None:
             counts = self.counts
             self._usage.ended(

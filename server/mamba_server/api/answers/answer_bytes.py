@@ -102,9 +102,10 @@ async def answer_events(
 ) -> AsyncGenerator[bytes]:
     """Yield the events of a streamed answer, long ones in pieces.
 
-    An error after the first event becomes an event. While tokens arrive that cannot be sent yet, such as
-    those of a long tool call, comments keep the stream alive. `with_comment`: a last comment reports the
-    usage to a gateway that counts tokens.
+    An error after the first event becomes an event. While tokens arrive that cannot be sent yet, such as the
+    tokens of a long tool call, comments keep the stream alive. `explanation` goes into the last chunk; None =
+    the client asked for none. `with_comment`: a last comment reports the usage to a gateway that counts
+    tokens.
     """
     include, continuous = _usage_wanted(request)
     scored = prompt_alternatives(request) is not None
@@ -163,7 +164,7 @@ def _last_usage(
     *,
     include: bool,
 ) -> bytes:
-    """Return the usage chunk; empty if the client asks for none, and not for the cost either."""
+    """Return the usage chunk; b"" if the client asks neither for the usage nor for the cost."""
     if include and explanation is not None:
         builder.vendor = explanation.vendor_body(active.explanations)
     return builder.usage_chunk(_usage(active, ended=True)) if include or active.counts.costs else b""

@@ -32,7 +32,10 @@ class ParsedUpdate:
 
 
 class AnswerReader:
-    """Reader of one choice. `reasoning`, `tool_calls`: their parsers, or None if they stay in the text."""
+    """Divides the output of one choice into reasoning, text and tool calls.
+
+    `reasoning` and `tool_calls` are the parsers of these parts; None if such parts stay in the text.
+    """
 
     def __init__(
         self, tokenizer: Tokenizer, reasoning: ReasoningReader | None, tool_calls: ToolCallReader | None

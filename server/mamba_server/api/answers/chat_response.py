@@ -67,7 +67,10 @@ class ChatResponseBuilder(StreamFrame):
         model: str,
         readers: Sequence[AnswerReader],
     ) -> None:
-        """Start an answer without output. `readers`: one for each choice."""
+        """Prepare an answer without output. `readers` are the readers of the choices, one for each.
+
+        `response_id`, `created` (seconds since 1970) and `model` are fields of the answer.
+        """
         self._request = request
         self._tokenizer = tokenizer
         self._prompt_token_ids = prompt_token_ids

@@ -51,7 +51,10 @@ def explanation_body(
     explanation: PrefixExplanation,
     elsewhere: Elsewhere | None = None,
 ) -> dict[str, Any]:
-    """Return the JSON of one explanation. `elsewhere`: the engine that a gateway knows to have more."""
+    """Return the JSON of one explanation.
+
+    `elsewhere` is the engine that, as a gateway knows, could have resumed more; None if there is none.
+    """
     depth, resumed = explanation.depth, explanation.resumed
     reason: str = explanation.reason
     words = WORDS[explanation.reason].format(depth=depth, resumed=resumed)

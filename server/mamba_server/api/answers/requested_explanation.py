@@ -33,7 +33,8 @@ def described(
 class RequestedExplanation:
     """Explanation of what the prompts `adds` of one request resumed.
 
-    `elsewhere`: the engine that a gateway knows to have more; `keep`: called with the explanation at the end.
+    `elsewhere` is the engine that, as a gateway knows, could have resumed more of the prompt; None if there
+    is none. `keep` is called with the explanation at the end.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class RecentExplanations:
 
     def __init__(self) -> None:
         self._answers: dict[str, str] = {}
-        """Identifier of the answer by that of the request."""
+        """Identifier of the answer, by the identifier of its request."""
         self._kept: OrderedDict[str, tuple[str, list[dict[str, Any]]]] = OrderedDict()
         """Identifier of the request, and explanations, by identifier of the answer."""
 
@@ -82,7 +83,10 @@ class RecentExplanations:
                 del self._answers[request]
 
     def find(self, name: str) -> list[dict[str, Any]] | None:
-        """Return the explanations of the request or answer of that identifier; None = none are kept."""
+        """Return the explanations of the request or answer with the identifier `name`.
+
+        None means that none is kept.
+        """
         # The server makes the identifiers of answers, and clients those of requests.
         entry = self._kept.get(name) or self._kept.get(self._answers.get(name, ""))
         return entry[1] if entry is not None else None

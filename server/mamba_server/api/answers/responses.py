@@ -203,7 +203,8 @@ def usage_body(
 ) -> UsageBody:
     """Build the token counts of one request.
 
-    `cost`: None = the client does not want to know it; `prices`: None = the gateway has none.
+    `cost` is what the request has cost the engine; None if the client does not want to know it. `prices` are
+    the gateway's prices of the model; None if it has none.
     """
     details = PromptTokensDetailsBody(cached)
     engine_cost = UNSET if cost is None else cost_body(cost, prompt, completion, cached, prices)
@@ -283,7 +284,8 @@ def completion_logprobs(
 ) -> CompletionLogprobsBody:
     """Return log-probabilities in the format of completions.
 
-    `offset`: characters of the choice before these tokens; `special`: whether its text has special tokens.
+    `offset` is the number of characters of the choice before these tokens. `special` says whether the text of
+    the choice has special tokens.
     """
     body = CompletionLogprobsBody([], [], [], [])
     for token_id, entry in zip(token_ids, entries, strict=True):

@@ -57,7 +57,10 @@ def completion_scores(
     *,
     special: bool,
 ) -> CompletionLogprobsBody | msgspec.Raw:
-    """Return the result of `completion_logprobs`; a mark of `parts` if it is long."""
+    """Return the result of `responses.completion_logprobs`.
+
+    If it is long, the pieces of its JSON go to `parts`, and the result is the mark that stands for them.
+    """
     if len(token_ids) <= PIECE_TOKENS:
         return responses.completion_logprobs(tokenizer, token_ids, entries, offset, special=special)
     names = CompletionLogprobsBody.__struct_fields__

@@ -15,7 +15,8 @@ class StreamFrame:
     done = responses.DONE
     """Bytes at the end of every stream."""
     vendor: VendorBody | UnsetType = UNSET
-    """Facts for the end of the answer that no other API has, set when all choices have ended."""
+    """Facts that other servers' APIs do not have, for the end of the answer; set when all choices have
+    ended."""
 
     def failure(self, error: ApiError) -> bytes:
         """Encode an error after the first event."""

@@ -33,8 +33,8 @@ log = get_logger(__name__)
 LAST_MESSAGES_SECONDS = 0.5
 """Time for the last messages of an engine that has ended to arrive."""
 MAX_UNREAD = 32
-"""Maximum number of requests sent to the engine and not read yet: half of what it reads between two steps, so
-that it reads a request and its abort together."""
+"""Maximum number of requests that were sent to the engine and that the engine has not read. It is half of the
+number that the engine reads between two steps, so that the engine reads a request and its abort together."""
 FATAL_EXIT_SECONDS = 5.0
 """Time for an engine that sent `Fatal` to exit."""
 
@@ -112,7 +112,7 @@ class EngineClient:
         self._send(wire.StopSequence(request_id, index, keep))
 
     def close(self, request_id: str, *, abort: bool) -> None:
-        """Forget a request; with `abort` the engine frees what it holds for it."""
+        """Forget a request. With `abort` the engine frees the memory that it holds for the request."""
         open_until_now = self._inboxes.pop(request_id, None) is not None
         self._unstarted.discard(request_id)
         if self._held.pop(request_id, None) is not None:
@@ -136,7 +136,10 @@ class EngineClient:
         self._send_held()
 
     async def admin(self, verb: str, body: dict[str, Any], timeout: float = 30.0) -> wire.AdminReply:
-        """Run one admin operation in the engine. Raises NotReady, EngineLost or AdminTimeout."""
+        """Run the admin operation `verb` in the engine, for at most `timeout` seconds; return the reply.
+
+        Raises NotReady, EngineLost or AdminTimeout.
+        """
         self.require_ready()
         call_id = next(self._call_ids)
         future: asyncio.Future[wire.AdminReply] = asyncio.get_running_loop().create_future()
@@ -189,7 +192,7 @@ class EngineClient:
                 return
 
     async def _run_once(self, settings_json: str) -> int | None:
-        """Run one engine process to its end. Returns its exit code, or None if it hung and was killed."""
+        """Run one engine process to its end. Return its exit code; None if it hung and was killed."""
         self._fatal = None
         try:
             process = await EngineProcess.start(settings_json, self._command)

@@ -63,7 +63,11 @@ def free_calls(tools: Sequence[Tool], form: ToolCallFormat, tokenizer: Tokenizer
 
 
 def _head_rules(number: int, head: str, other_heads: Sequence[str], spelled: str) -> list[str]:
-    """Return the rules of text that ends with the head of this tool's call, before those of other tools."""
+    """Return the grammar rules of text that ends with the beginning of a call of this tool.
+
+    `head` is the beginning of its call. The text contains none of `other_heads`, the beginnings of calls of
+    the other tools.
+    """
     without = f" & ~/(?s:.*){spelled}({'|'.join(other_heads)})(?s:.*)/" if other_heads else ""
     return [
         f"SPELLED_{number}: /(?s:.*){spelled}{head}/{without}",

@@ -40,7 +40,7 @@ FormSpec = ResponseFormat | StructuredOutputs
 
 @dataclass(frozen=True, slots=True)
 class OutputForm:
-    """The form of one answer."""
+    """The form that one answer must have, as the engine enforces it."""
 
     grammar: str = ""
     """Grammar of llguidance; "" = the answer is unrestricted."""
@@ -161,8 +161,8 @@ class _FormBuilder:
     ) -> OutputForm:
         """Build a form and check that it can be followed. Raises InvalidRequest for the field `param`.
 
-        `source`: the client's schema or grammar, whose size is checked before a grammar is built from it;
-        `strict`: no key may be left out.
+        `source` is the client's schema or grammar, whose size is checked before a grammar is built from it.
+        With `strict`, no key may be left out.
         """
         try:
             if not is_shorter_than(source, MAX_CHARS):

@@ -97,7 +97,7 @@ HELP = {
 def parse_key(key: str) -> tuple[str, tuple[tuple[str, str], ...]] | None:
     """Parse `name{label=value,…}` into name and sorted labels.
 
-    Returns None if the key has another form or a label that is not in `LABELS`.
+    The result is None if the key has another form or a label that is not in `LABELS`.
     """
     match = _KEY.match(key)
     if match is None:

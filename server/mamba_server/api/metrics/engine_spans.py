@@ -32,7 +32,7 @@ class _SequenceProgress:
 
 
 class EngineSpans:
-    """The spans of one HTTP request: one for each of its prompts, and below it those of its sequences."""
+    """The spans of one HTTP request: one for each of its prompts, and below it one for each sequence."""
 
     def __init__(self, trace: RequestTrace, requests: Sequence[AddRequest]) -> None:
         self._trace = trace

@@ -180,7 +180,16 @@ class RequestMetrics:
         tokens: int | None = None,
         decode: float | None = None,
     ) -> None:
-        """Record the end of a sequence."""
+        """Record the end of a sequence after `seconds`.
+
+        Args:
+            reason: finish reason.
+            seconds: duration of the sequence.
+            exemplar: trace that the histograms point to.
+            per_token: mean seconds for each token after the first; None = not measured.
+            tokens: number of tokens of the output; None = not counted.
+            decode: seconds from the first to the last token; None = not measured.
+        """
         self.sequences_ended += 1
         self.sequences_failed += reason == "error"
         self._finished.labels(self._model, reason).inc()

@@ -38,7 +38,7 @@ class Forbidden(ApiError):
 class TooManyForms(ApiError):
     """Too many output forms of this client wait to be checked.
 
-    Requests without a form, and those of other clients, are still accepted.
+    Requests without a form, and requests of other clients, are still accepted.
     """
 
     status, kind, code, retry_after = 429, "rate_limit_error", "too_many_forms", 1.0

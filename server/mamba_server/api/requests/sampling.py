@@ -62,7 +62,17 @@ def sampling_params(
     thoughts: ThoughtBudget | None = None,
     bad_words: tuple[tuple[int, ...], ...] = (),
 ) -> SamplingParams:
-    """Return the engine's parameters: the request's values, else the model's defaults, else neutral ones."""
+    """Return the engine's parameters: the request's values, else the model's defaults, else neutral ones.
+
+    Args:
+        request: the client's request.
+        defaults: defaults of the model.
+        limits: limits of the model, against which token ids are checked.
+        max_tokens: largest number of tokens of the output.
+        grammar: grammar of the output; "" = unrestricted.
+        thoughts: limit on the thoughts; None = unlimited.
+        bad_words: sequences of token ids that must not occur.
+    """
     bias = {int(key): value for key, value in (request.logit_bias or {}).items()}
     limits.check_ids("logit_bias", bias)
     limits.check_ids("allowed_token_ids", request.allowed_token_ids or ())

@@ -41,7 +41,10 @@ class UsageTotals:
         self._closing = asyncio.Event()
 
     def account(self, client: str, adapter: str) -> int:
-        """Return the number of the account of a client and an adapter; "" = unknown, and none."""
+        """Return the number of the account of `client` and `adapter`.
+
+        "" is a client without a name, or the base model without an adapter.
+        """
         pair = client or ANYONE, adapter
         number = self._numbers.get(pair)
         if number is None:
@@ -55,11 +58,15 @@ class UsageTotals:
         return number
 
     def ended(self, account: int, prompt: int, resumed: int, output: int, *, requests: int = 1) -> None:
-        """Count the tokens of a request that has ended."""
+        """Count a request that has ended, or `requests` of them, for `account`.
+
+        `prompt` is the number of tokens of its prompt, of which `resumed` were cached, and `output` the
+        number of tokens of its answer.
+        """
         self._add(account, UsageSum(requests, prompt, resumed, output))
 
     def on_costs(self, costs: Iterable[tuple[int, Cost]]) -> None:
-        """Count what the engine process reports since its last report."""
+        """Count the costs that the engine process reports, each since its last report."""
         for account, cost in costs:
             self._add(account, UsageSum(0, 0, 0, 0, cost.device, cost.slots, cost.pages, cost.saved))
 
@@ -106,7 +113,7 @@ class UsageTotals:
                 await self._closing.wait()
 
     def close(self) -> None:
-        """Let everybody go who waits: the process is about to end."""
+        """Release all callers that wait for a change: the process is about to end."""
         self._closing.set()
         self._changed.set()
 

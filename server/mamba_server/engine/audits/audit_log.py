@@ -18,7 +18,7 @@ MOST_NAMED = 16
 
 @dataclass(frozen=True, slots=True)
 class AuditResult:
-    """Result of one audit."""
+    """Outcome of one audit, in which the answer to a request was computed once more."""
 
     request_id: str
     choice: int
@@ -30,13 +30,14 @@ class AuditResult:
     depth: int
     """Depth of the checkpoint in question: the one that the answer resumed from, or an ancestor of it."""
     lineage: Lineage | None
-    """Lineage of that checkpoint; None = nobody recorded it."""
+    """Lineage of the checkpoint in question; None = nobody recorded it."""
     reason: str = ""
-    """Why it was abandoned, or what differed: `scores`, or the part of the state and its recurrent layer."""
+    """Why the audit was abandoned, or what differed: `scores`, or the part of the state and its recurrent
+    layer."""
     distance: float | None = None
     """Worst mean difference of log-probabilities, in nats; None = they were not compared."""
     bound: float | None = None
-    """Bound of that distance."""
+    """Bound of `distance`: a larger one is a divergence; None = the log-probabilities were not compared."""
     state_distance: float | None = None
     """Largest difference of a state, relative to its head; None = no checkpoint was there to compare."""
     quarantined: tuple[Quarantined, ...] = ()
@@ -45,7 +46,7 @@ class AuditResult:
 
     @property
     def origin(self) -> Origin:
-        """Place at which the checkpoint was before."""
+        """Where the checkpoint was before this engine's arena had it; "device" = it was computed here."""
         return self.lineage.provenance.origin if self.lineage is not None else "device"
 
     def as_dict(self) -> dict[str, Any]:

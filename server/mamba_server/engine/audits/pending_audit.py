@@ -16,7 +16,7 @@ MOST_CHECKPOINTS = 8
 
 @dataclass(slots=True)
 class PendingAudit:
-    """Audit of one answer."""
+    """One answer that is to be computed once more, with its progress."""
 
     request_id: str
     choice: int
@@ -42,7 +42,7 @@ class PendingAudit:
     _checkpoints: dict[int, Lineage] = field(default_factory=dict)
 
     def begin(self, allocation: SequenceAllocation, now: float = 0.0) -> None:
-        """Begin from the first token, in the memory of `allocation`."""
+        """Begin at the first token, in the memory of `allocation`, at `now` seconds of the engine's clock."""
         self.tries += 1
         self.began = now
         self.plain, self.state_distance = [], None
@@ -69,7 +69,7 @@ class PendingAudit:
 
     @property
     def last(self) -> int:
-        """Tokens that are computed: the last one is predicted, and nothing follows it."""
+        """Number of tokens that are computed: all but the last one, which is only predicted."""
         return len(self.token_ids) - 1
 
     def next_stop(self, chunk: int) -> int:

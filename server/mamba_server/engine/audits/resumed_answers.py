@@ -41,19 +41,28 @@ class AuditRunner(StepRunner, Protocol):
     """Device side of audits."""
 
     def compare_states(self, slot: int, truth: int) -> Callable[[], Callable[[], list[float]]]:
-        """Return work like that of `prepare`; its result is the distance of each part of each layer.
+        """Return work as `prepare` does; its result is the distance of each part of each recurrent layer.
 
-        The states of all recurrent layers come first, then their windows.
+        The states of all recurrent layers come first, then their windows. `slot` has the state of the cache,
+        and `truth` the state that was computed again.
         """
         ...
 
 
 class ResumedAnswers:
-    """Audits of one engine: the `AnswerAudits` of its core.
+    """Audits of the answers of one engine that resumed from a checkpoint or had drafts.
 
-    `share`: that of the answers that resumed, 0 to 1; `chunk`: tokens of a piece; `random`: returns a number
-    from 0 to 1; `withdraw`: called with quarantined checkpoints, to withdraw their copies; `drafts`: switch
-    of the engine's drafts, None = it has none.
+    Args:
+        cache: cache of the engine.
+        stream: forward stream, on which audits compute.
+        runner: computes and compares scores and states.
+        share: share of the answers that resumed, or had drafts, that is audited, 0 to 1.
+        bounds: largest distances that count as equal.
+        chunk: tokens of a piece.
+        random: returns a number from 0 to 1.
+        withdraw: called with quarantined checkpoints, to withdraw their copies.
+        adapters: adapters that the engine holds.
+        drafts: switch of the engine's drafts; None = it has none.
     """
 
     def __init__(
@@ -88,7 +97,7 @@ class ResumedAnswers:
 
     @property
     def holding(self) -> bool:
-        """Whether an audit holds memory."""
+        """Whether an audit is under way, which holds memory of the cache."""
         return self._current is not None
 
     # --- while answers are served --------------------------------------------------------------------
@@ -204,7 +213,7 @@ class ResumedAnswers:
         return None
 
     def _next_piece(self, audit: PendingAudit, step: int) -> Schedule:
-        """Launch the next piece in the books of the cache, and return its step."""
+        """Record in the cache that `step` computes the next piece; return the schedule of the step."""
         allocation, sequence = audit.allocation, audit.sequence
         assert sequence is not None
         start, stop = allocation.depth, audit.next_stop(self._chunk)
@@ -221,7 +230,10 @@ class ResumedAnswers:
     # --- comparison ----------------------------------------------------------------------------------
 
     def _compare_states(self, audit: PendingAudit, piece: PrefillPiece) -> str:
-        """Compare the state behind a piece with the checkpoint there; return what is wrong, "" = nothing."""
+        """Compare the state behind a piece with the checkpoint there; return which part is wrong.
+
+        The result is "" if the distance is within the bound, or if there is nothing to compare.
+        """
         lineage = audit.checkpoint_at(piece.stop)
         slot = self._cache.slot_of(audit.token_ids[: piece.stop], audit.salt, lineage) if lineage else 0
         if not slot:
@@ -251,9 +263,10 @@ class ResumedAnswers:
         reason: str,
         distance: float | None = None,
     ) -> None:
-        """Quarantine the checkpoint at `depth` with all that continues it, name it, and switch drafts off.
+        """Quarantine the checkpoint at `depth` and all that continue it, record it, and switch drafts off.
 
-        At depth 0 the answer itself is wrong; what is kept of it continues the whole pages of its prompt.
+        Depth 0 means that no checkpoint caused the wrong answer. Then the quarantine begins at the end of the
+        prompt's last whole page, because every checkpoint of the answer lies at that depth or behind it.
         """
         page_size = self._cache.capacity.page_size
         first = depth or max(1, audit.prompt_len // page_size) * page_size

@@ -72,7 +72,10 @@ class DecodeSteps:
         report("preparing decode steps", len(self._sizes), len(self._sizes))
 
     def step_for(self, sequences: int) -> DecodeStep | None:
-        """Return the smallest step with that many rows; None where the model's kernels cannot be repeated."""
+        """Return the smallest step with at least `sequences` rows.
+
+        The result is None if the model's kernels cannot be repeated.
+        """
         size = self._sizes[bisect_left(self._sizes, sequences)]
         if size not in self._steps and not self._refused:
             self._prepare(size)

@@ -55,7 +55,20 @@ class DraftRunner:
         vocabulary: int,
         device: torch.device,
     ) -> None:
-        """Allocate the tables. `vocabulary`: number of token ids of the model that checks the drafts."""
+        """Allocate the tables.
+
+        Args:
+            model: the draft model.
+            cache: its states and pages.
+            lanes: sequences that it follows, each with two states and its pages.
+            sampling: sampler of the engine.
+            table_width: most pages of a lane.
+            page_size: tokens of a page.
+            chunk: tokens of a chunk.
+            catch_up_tokens: most tokens that one step reads.
+            vocabulary: number of token ids of the model that checks the drafts.
+            device: device of all tensors.
+        """
         self._model, self._cache, self.lanes, self._sampling = model, cache, lanes, sampling
         self._page_size, self._chunk, self._device = page_size, chunk, device
         self._catch_up_tokens, self._vocabulary = catch_up_tokens, vocabulary
@@ -71,7 +84,10 @@ class DraftRunner:
         self._head = model.logits if model.backend.library is None else model.head
 
     def prepare(self, pieces: list[DraftPiece]) -> Callable[[], Callable[[], list[Tokens]]]:
-        """Return the work whose result reads the drafts of each piece; none for a text that goes on."""
+        """Return the work whose result reads the drafts of each piece; a piece may have none.
+
+        A piece has no drafts if the text of its sequence goes on behind it.
+        """
         places = self.lanes.unsent_pages([piece.lane for piece in pieces])
         # Rows that decode come first.
         order = sorted(range(len(pieces)), key=lambda place: len(pieces[place].token_ids) > 1)
@@ -189,7 +205,7 @@ class DraftRunner:
         return batch
 
     def _drafting(self, pieces: list[DraftPiece], turn: int) -> HostBatch:
-        """Return the step that reads draft `turn` of each piece, which moves the lane's second state."""
+        """Return the step that reads draft `turn` of each piece, and writes the lane's second state."""
         lanes = np.array([piece.lane.number for piece in pieces], np.int32)
         first, second = lanes + 1, lanes + 1 + self.lanes.lanes
         positions = np.array([piece.stop + turn - 1 for piece in pieces], np.int32)
@@ -212,7 +228,7 @@ class DraftRunner:
 
 
 def _plain(row: SamplingRow) -> SamplingRow:
-    """Return the row without what changes no token, and without penalties, whose counts are the engine's."""
+    """Return the row without log-probabilities and penalties: a draft changes no counts of the engine."""
     params = msgspec.structs.replace(
         row.params, logprobs=-1, repetition_penalty=1.0, presence_penalty=0.0, frequency_penalty=0.0
     )
@@ -229,7 +245,10 @@ def _index(values: list[int], device: torch.device) -> torch.Tensor:
 
 
 def _reading(pieces: list[DraftPiece], chunk: int, page_size: int) -> HostBatch:
-    """Return the step that reads `pieces`, of which those of one token come first, into the first states."""
+    """Return the batch that computes `pieces` and writes the first of each sequence's states.
+
+    Pieces of one token come first.
+    """
     lengths = np.array([len(piece.token_ids) for piece in pieces], np.int32)
     decodes = int((lengths == 1).sum())
     query_start = np.zeros(len(pieces) + 1, np.int32)

@@ -16,7 +16,10 @@ from mamba_server.engine.stepping.step_result import StepResult
 
 
 def by_sequence(drafts: Ints, sizes: list[int], counts: Ints) -> list[Tokens]:
-    """Return the draft of each sequence, from the tokens of all sequences by their places in the drafts."""
+    """Return the draft of each sequence, from `drafts`: all first tokens, then all second ones, and so on.
+
+    `sizes` are the numbers of first tokens, second tokens and so on, and `counts` the tokens of each draft.
+    """
     starts = np.concatenate([[0], np.cumsum(sizes)])
     return [
         np.array([drafts[starts[turn] + index] for turn in range(count)], np.int32)
@@ -25,7 +28,10 @@ def by_sequence(drafts: Ints, sizes: list[int], counts: Ints) -> list[Tokens]:
 
 
 def rules_of_rows(schedule: Schedule) -> list[NextTokens | Ints | None]:
-    """Return what restricts each row that samples: a mask where drafts were planned by it, or the rules."""
+    """Return the restriction of each row that samples: a mask if drafts were planned by it, else the rules.
+
+    None means that any token may come.
+    """
     rules: list[NextTokens | Ints | None] = [sequence.grammar for sequence in schedule.sampling]
     decodes = len(schedule.decodes)
     for draft in schedule.drafts:
@@ -36,7 +42,7 @@ def rules_of_rows(schedule: Schedule) -> list[NextTokens | Ints | None]:
 
 
 def with_drafts(schedule: Schedule, read: Callable[[], StepResult]) -> StepResult:
-    """Read the result of a step, and divide it into that of its sequences and that of its drafts."""
+    """Read the result of a step, and divide it into the results of its sequences and of its drafts."""
     result, decodes = read(), len(schedule.decodes)
     end = schedule.decode_tokens
     finite = result.finite if result.finite is not None else np.ones(end, np.bool_)

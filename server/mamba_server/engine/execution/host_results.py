@@ -55,7 +55,10 @@ def on_host(sampled: SampledTokens, *, reused: bool = False) -> SampledTokens:
 
 
 def in_schedule_order(finite: torch.Tensor, checked: list[int]) -> npt.NDArray[np.bool_]:
-    """Reorder flags from the order of the logits to that of the schedule."""
+    """Reorder flags from the order of the logits to the order of the schedule; others are True.
+
+    `checked` is the place in the schedule of each flag.
+    """
     out = np.ones(len(checked), np.bool_)
     out[checked] = finite.numpy()
     return out
@@ -69,7 +72,16 @@ def host_result(
     finite: npt.NDArray[np.bool_],
     pooled: Mapping[int, torch.Tensor] = MappingProxyType({}),
 ) -> StepResult:
-    """Build the result of the step from its numbers on the host. Runs after the fence."""
+    """Build the result of the step from its numbers on the host. Runs after the fence.
+
+    Args:
+        sampled: sampled tokens; None = the step sampled none.
+        spans: pieces of prompts whose tokens are scored.
+        scores: scores of each span.
+        tops: number of likely tokens that each sampled row requests.
+        finite: flag of each member of the schedule.
+        pooled: pooled hidden states, by piece.
+    """
     tokens = np.empty(0, np.int32) if sampled is None else sampled.ids.numpy()
     prompt: dict[int, list[TokenLogprobs]] = {}
     for span, score in zip(spans, scores, strict=True):

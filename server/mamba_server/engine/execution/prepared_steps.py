@@ -26,10 +26,10 @@ class PreparedSteps:
     def kinds(
         self, token_counts: Iterable[int], alignments: int
     ) -> Iterator[tuple[list[int], list[TrialPiece]]]:
-        """Yield the steps: contexts of the decodes, and pieces.
+        """Yield the steps: the contexts of the decodes, and the pieces of prompts.
 
-        `token_counts`: numbers of tokens at which some kernel takes another form; `alignments`: number of
-        rows after which a row has the same position between multiples of 16 bytes.
+        `token_counts` are numbers of tokens at which some kernel takes another form. `alignments` is the
+        number of rows after which a row has the same position between multiples of 16 bytes.
         """
         kinds = [[TrialPiece(self.chunk + 1, self.chunk + 1), TrialPiece(1, 1)], [TrialPiece(1, 1)]]
         # The shortest piece that a scan cuts into segments, if a step can have one.

@@ -76,7 +76,7 @@ planner reserves memory for. Drafts of such sequences have counts in addition.""
 
 SMALLEST = 0.05
 """Part of a layer's largest number below which the numbers of a head count as small: their rounding errors
-are those of the layer."""
+are as large as the layer's."""
 
 
 class ModelRunner:
@@ -100,8 +100,9 @@ class ModelRunner:
     ) -> None:
         """Allocate the tables and prepare nothing yet.
 
-        `sample`: as in `Sampler`; `graphs`: captures decode steps where only kernels compute;
-        `longest_piece`, `step_tokens`: most tokens of one prompt, and of all, in a step.
+        `sample` is the `operator` of `Sampler`. `graphs` captures decode steps where only kernels compute;
+        None = no step is captured. `longest_piece` and `step_tokens` are the most tokens of one prompt, and
+        of all, in a step.
         """
         self._model = model
         self._cache = cache
@@ -127,7 +128,7 @@ class ModelRunner:
         self.head_reads: Callable[[], bool] = lambda: True
         """Whether the model's head for drafts, if any, reads the tokens of a step that only decodes."""
         self._drafted: list[DraftedRow] = []
-        """Rows of drafts of that batch."""
+        """Rows of drafts of the last batch."""
         self._segments: set[int] = set()
         """Numbers of segments into which layers have cut a long piece so far; later steps provide for
         them."""
@@ -148,8 +149,8 @@ class ModelRunner:
     def warm_up(self, report: Progress) -> bool:
         """Compile and capture all work of kernels, so that none of this happens while serving.
 
-        On the forward stream, before the first step. Returns False where there is nothing to prepare. It runs
-        again after a kernel that failed in it has been left out.
+        Called on the forward stream, before the first step, and again after a kernel that failed in it has
+        been left out. Return False if there is nothing to prepare.
         """
         if self._model.backend.name != TRITON:
             return False
@@ -177,7 +178,7 @@ class ModelRunner:
             self._model.draft(_to(zeros, self._device), hidden, plans, self._cache)
 
     def _warm_up_drafts(self, memory: ReplayMemory) -> None:
-        """Compute steps in which one, two and many sequences have drafts and absorb others."""
+        """Compute steps in which one, two and many sequences have drafts, or accepted ones from before."""
         for sequences in {1, 2, min(len(memory.conv) - 1, self._persistent.max_running)}:
             zeros, ones = np.zeros(sequences, np.int32), np.ones(sequences, np.int32)
             replay = HostReplay(zeros, zeros, ones, zeros[:, None], zeros, zeros, ones)
@@ -262,7 +263,7 @@ class ModelRunner:
         return self._places[arrays.table_row]
 
     def prepare_absorption(self, row: int, lane: int, count: int) -> Callable[[], object]:
-        """Return the work that absorbs the first `count` inputs of `lane` into the live slot of `row`."""
+        """Return the work that computes the first `count` inputs of `lane` into the live slot of `row`."""
         memory, batch = self._cache.replay, self._persistent
         assert memory is not None
         only, turns = np.array([row]), np.arange(1, count + 1, dtype=np.int32)
@@ -315,7 +316,11 @@ class ModelRunner:
     def _draft_in_one_call(
         self, head: HeadSteps, request: HeadRequest, places: Ints, depth: Ints, pages: tuple[Ints, Ints]
     ) -> Callable[[], list[Tokens]]:
-        """Do the work of `prepare_drafts` by the C++ kernels."""
+        """Do the work of `prepare_drafts` in one call of the C++ kernels.
+
+        `places` are the rows of memory with the hidden states before the last tokens, `depth` the positions
+        of these tokens, and `pages` the entries to set in the page table and their page ids.
+        """
         self._page_table.write(*pages)
         drafted = head.draft(request.last_tokens, places, request.counts, request.rows, depth)
         return lambda: [row[:count] for row, count in zip(drafted, request.counts.tolist(), strict=True)]
@@ -328,7 +333,10 @@ class ModelRunner:
 
     @property
     def sampling(self) -> Sampling:
-        """How the runner samples, for a draft model. On the forward stream alone."""
+        """Sampler and parameters of the engine's rows, for a draft model.
+
+        Used on the forward stream alone.
+        """
         return Sampling(self._sampler, self._sampling.__getitem__)
 
     def compare_states(self, slot: int, truth: int) -> Callable[[], Callable[[], list[float]]]:
@@ -342,7 +350,7 @@ class ModelRunner:
         return work
 
     def _state_noise(self, arrays: StepArrays) -> Ints:
-        """Return the noise of `HostBatch`."""
+        """Return `HostBatch.state_noise`: the words by which float16 states are rounded, or none."""
         if not self._rounds:
             return NO_TOKENS
         rows = arrays.table_row[arrays.token_sequence]
@@ -424,7 +432,7 @@ class ModelRunner:
         return nullcontext() if bank is None else bank.computing(adapters)
 
     def _go_on_behind(self, accepted: dict[int, Tokens]) -> None:
-        """Let rows go on with the last of the tokens that were sampled behind accepted drafts; count all."""
+        """Make the last of the tokens sampled behind accepted drafts the next input of its row; count all."""
         last = {row: int(tokens[-1]) for row, tokens in accepted.items()}
         if self._last_on_host is not None:
             self._last_on_host[[*last]] = [*last.values()]
@@ -434,7 +442,7 @@ class ModelRunner:
         self._sampler.count([(self._sampling[row].counts_row, tokens) for row, tokens in accepted.items()])
 
     def _hidden(self, batch: ForwardBatch) -> torch.Tensor:
-        """Run the layers: normed hidden states of the rows `batch.logits_rows`."""
+        """Run the layers; return the normed hidden states of the rows `batch.logits_rows`."""
         hidden = self._model.hidden(batch, self._cache)
         if batch.pieces is not None:
             # All layers cut alike in every step.
@@ -480,7 +488,10 @@ class ModelRunner:
         return StepAdapters.build(places, arrays.query_start, len(arrays.decode_track), self._device)
 
     def _prepared(self, host: HostBatch, adapters: StepAdapters | None) -> DecodeStep | None:
-        """Return the prepared step for `host`, if it only decodes, without adapters."""
+        """Return the prepared step for `host`; None = there is none, and the kernels are launched one by one.
+
+        Only a step has one that decodes alone, without adapters and drafts.
+        """
         sequences = len(host.context_len)
         if adapters is not None:
             return None

@@ -41,10 +41,10 @@ Truncation = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class SampledTokens:
-    """Tokens of one step, on the device. Log-probabilities are those of the model, before any processing."""
+    """Tokens of one step, on the device. Log-probabilities are the model's, before any processing."""
 
     ids: torch.Tensor
-    """[L] int32"""
+    """Ids of the tokens, [L] int32."""
     finite: torch.Tensor
     """[L] bool: whether the logits are neither NaN nor plus infinity; otherwise the token means nothing."""
     logprob: torch.Tensor | None
@@ -52,7 +52,7 @@ class SampledTokens:
     top_ids: torch.Tensor | None
     """[L, k] int32, best first, k = the most that any row requests; None when k is 0."""
     top_logprobs: torch.Tensor | None
-    """[L, k]"""
+    """Log-probabilities of `top_ids`, [L, k]; None when k is 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class DraftedRow:
 
 
 class Sampler:
-    """Sampler of one engine. `admit` and `release` enclose a sequence; `sample` runs once per step.
+    """Turns logits into tokens. `admit` and `release` enclose a sequence; `sample` runs once per step.
 
     `admit`, `release` and `batch` belong to the thread that plans, `sample` to the forward stream. A row of
     the count tables may get a new owner while a step that still counts for its last one is in flight;
@@ -167,7 +167,7 @@ class Sampler:
     def with_drafts(self, rows: Sequence[SamplingRow]) -> tuple[list[SamplingRow], list[DraftedRow]]:
         """Give the rows of drafts, in which a sequence occurs again, counts of their own.
 
-        The second result are those of sequences with penalties.
+        The second result are the drafted rows of sequences with penalties.
         """
         changed: list[SamplingRow] = []
         drafted: list[DraftedRow] = []
@@ -191,9 +191,9 @@ class Sampler:
         return changed, drafted
 
     def count_drafts(self, drafted: Sequence[DraftedRow], tokens: Tokens) -> None:
-        """Count, in the rows of drafts, what their sequences have and the drafted tokens up to each row.
+        """Fill the counts of rows of drafts: their sequences' counts, and the drafted tokens up to each row.
 
-        `tokens`: all drafted tokens of the step, in the order of their rows. Before `sample`.
+        Called before `sample`. `tokens` are all drafted tokens of the step, in the order of their rows.
         """
         if not drafted:
             return
@@ -224,9 +224,9 @@ class Sampler:
     def batch(self, rows: Sequence[SamplingRow]) -> list[SamplingBatch]:
         """Group the rows of a step into blocks; the result stays valid while the rows stay the same.
 
-        An operator chooses in place, so its blocks are as large as those of the product with the head. Log-
-        probabilities keep a copy of the logits before the choice: where some row requests them, the blocks
-        are those that are scored together.
+        An operator overwrites the logits, so its blocks are as large as the blocks in which the head computes
+        logits. Log-probabilities keep a copy of the logits before the choice: where some row requests them,
+        the blocks are the ones that are scored together.
         """
         in_place = self._operator is not None and all(row.params.logprobs < 0 for row in rows)
         size = LOGIT_ROWS if in_place else block_rows(self.vocab_size)
@@ -249,9 +249,14 @@ class Sampler:
     ) -> SampledTokens:
         """Choose one token per row; the rows of `masks` choose among the tokens that they allow.
 
-        `logits`: [L, vocab] float32 or as the head returns them, overwritten; `positions`: [L] int32,
-        absolute position of the token to be chosen (that of the row's last token plus one). A row that holds
-        NaN gets any token.
+        Args:
+            logits: [L, vocab] float32 or as the head returns them; overwritten.
+            batches: sampling parameters of the rows, in blocks.
+            positions: [L] int32, absolute position of the token to be chosen, which is the position of the
+                row's last token plus one.
+            masks: tokens that restricted rows may choose; None = no row is restricted.
+
+        A row that holds NaN gets any token.
         """
         sizes = [batch.size for batch in batches]
         ends = list(itertools.accumulate(sizes))

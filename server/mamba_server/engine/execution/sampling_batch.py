@@ -54,9 +54,9 @@ class Penalties:
 
     rows: Rows
     counts_rows: torch.Tensor
-    """[r] int64"""
+    """Rows in the count tables, [r] int64."""
     repetition: torch.Tensor
-    """[r, 1]"""
+    """Repetition penalty of each row, [r, 1]."""
     presence: torch.Tensor
     frequency: torch.Tensor
 
@@ -91,7 +91,7 @@ class SamplingBatch:
     random: Rows | None
     """Rows with temperature > 0; the other filters hold positions in this list."""
     temperature: torch.Tensor | None
-    """[random, 1]"""
+    """Temperature of each row that is drawn at random, [random, 1]."""
     words: torch.Tensor | None
     """[random, 2] int32 seed words"""
     min_p: Filter | None
@@ -124,7 +124,11 @@ class SamplingBatch:
         *,
         together: bool = False,
     ) -> "SamplingBatch":
-        """Group L rows, in the order of their logits. `together`: for an operator that takes all rows."""
+        """Group L rows, in the order of their logits.
+
+        With `together` one operator samples all rows from `parameters`, and columns that it does not read are
+        left out.
+        """
         columns = _Columns(rows, vocab_size, device)
         # The operator reads its features from `parameters` and has no columns of its own.
         random = [] if together else columns.where(lambda row: row.params.temperature > 0)

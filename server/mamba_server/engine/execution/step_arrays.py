@@ -189,7 +189,7 @@ def _chunks(schedule: Schedule, query_start: Ints, chunk: int, decodes: int) -> 
 def _pooled_rows(
     schedule: Schedule, query_start: Ints, sampling: list[int], logits_rows: Ints, decodes: int
 ) -> tuple[Ints, dict[int, slice]]:
-    """Return the rows with those of pooled prompts behind them, and the places of each piece's rows."""
+    """Return the rows of logits, then the rows of pooled prompts, and where each pooled piece's rows are."""
     pooled: dict[int, slice] = {}
     parts, index = [logits_rows], len(logits_rows)
     for number, piece in enumerate(schedule.pieces):

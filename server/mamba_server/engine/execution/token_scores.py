@@ -27,19 +27,20 @@ class TokenScores:
     """Log-probabilities of given tokens and of the most likely ones, on the device."""
 
     logprob: torch.Tensor
-    """[L]"""
+    """Log-probability of each token, [L]."""
     rank: torch.Tensor
     """[L] int64: 1 plus the number of more likely tokens."""
     top_ids: torch.Tensor
-    """[L, k] int32"""
+    """Ids of the most likely tokens, [L, k] int32."""
     top_logprobs: torch.Tensor
-    """[L, k]"""
+    """Log-probabilities of `top_ids`, [L, k]."""
 
 
 def score_tokens(logits: torch.Tensor, token_ids: torch.Tensor, top: int) -> TokenScores:
     """Compute the log-probabilities of given next tokens, for prompt log-probabilities.
 
-    `logits`: [L, vocab] float32; `token_ids`: [L]; `top`: number of the most likely tokens to add.
+    `logits` are [L, vocab] float32, `token_ids` are [L], and `top` is the number of the most likely tokens to
+    add.
     """
     vocab_size = logits.shape[1]
     if len(logits) > block_rows(vocab_size):
@@ -61,8 +62,9 @@ def score_blocks(
 ) -> TokenScores:
     """Compute `score_tokens` of rows whose logits, of type `dtype`, come in blocks.
 
-    The results are allocated before the first block: a result that was kept where the logits of its block
-    were would leave no room there for the next block, and each block would take new memory.
+    `logits_of` returns the logits of a slice of the rows. The results are allocated before the first block: a
+    result that was kept where the logits of its block were would leave no room there for the next block, and
+    each block would take new memory.
     """
     count, device, top = len(token_ids), token_ids.device, min(top, vocab_size)
     scores = TokenScores(

@@ -42,7 +42,8 @@ def measured_workspace(
 ) -> int:
     """Return the bytes that the worst steps within `limits` take, including tables of rows and pages.
 
-    Raises `InsufficientMemory` if the device has no room for one.
+    `dtype` is the type of activations and pages. `measure` runs work and returns the bytes that it took.
+    Raises `InsufficientMemory` if the device has no room for one of the steps.
     """
     layout = replace(CacheLayout.of(config, plan, dtype), slabs=SLABS)
     views = DeviceArena(layout, device).views(config, plan.state_dtype, DTYPES[dtype])
@@ -67,7 +68,8 @@ def measured_workspace(
         remaining = plan.bytes_beside_models
         raise InsufficientMemory(
             f"a step of {limits.step_tokens} tokens needs more than the {binary_size(remaining)} that the "
-            "weights leave: fewer chunked prefill tokens, a shorter model length, or a larger device",
+            "weights leave: set fewer chunked prefill tokens or a shorter model length, or use a device with "
+            "more memory",
             need=plan.budget_bytes + 1,
             have=plan.budget_bytes,
         ) from error

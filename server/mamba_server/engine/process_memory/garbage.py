@@ -16,7 +16,10 @@ NEVER_COLLECT = 1 << 30
 
 @contextmanager
 def without_searches() -> Iterator[None]:
-    """Search for no cycles in the block, which imports: each search visits what is there, and that stays."""
+    """Search for no cycles in the block, which imports modules.
+
+    Each search would visit all objects that exist, and modules stay.
+    """
     was_enabled = gc.isenabled()
     gc.disable()
     try:

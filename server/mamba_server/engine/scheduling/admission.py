@@ -106,10 +106,11 @@ class Admission:
     def next(
         self, budget: int, *, before: Turn | None = None, short: Sequence | None = None
     ) -> tuple[Sequence, int] | None:
-        """Start the next sequence; return it with the tokens of its first piece, or None if none can start.
+        """Start the next sequence; return it with the tokens of its first piece.
 
-        The piece has at most `budget` tokens. `before`: only flows that come before that turn. `short`: a
-        prefill that waits for memory; no sequence that ranks after it starts.
+        The piece has at most `budget` tokens. `before` admits only flows whose turn comes before it; None =
+        all. `short` is a prefill that waits for memory: no sequence that ranks after it starts. The result is
+        None if no sequence waits that may start, or if memory, budget or the time to plan starts is used up.
         """
         while self._may_start():
             sequence = self.waiting.pick(self._resumable, before)
@@ -143,7 +144,10 @@ class Admission:
     def _start(
         self, sequence: Sequence, match: Match, tokens: int, budget: int
     ) -> tuple[Sequence, int] | None:
-        """Start `sequence` if it fits, now and as forecast; otherwise no sequence starts in this step."""
+        """Start `sequence` if it fits, now and as forecast; return it with its first piece's tokens.
+
+        If it does not fit, return None, and no other sequence starts in this step.
+        """
         if not self._fits_forecast(sequence, match):
             self._refused_by_forecast = self._membership()
             self._open = False
@@ -217,7 +221,7 @@ class Admission:
     def _defers_to_leader(self, sequence: Sequence, match: Match | None = None) -> bool:
         """Defer the sequence if a running prefill is computing at least a chunk of its prompt.
 
-        Returns whether it was deferred.
+        Return whether it was deferred.
         """
         if sequence.deferred or not self._prefix_caching or self._needs_whole_prompt(sequence):
             return False
@@ -390,9 +394,9 @@ class Admission:
         return max(match.kv_depth, match.resumable, allocation.seen_pages * self._page_size)
 
     def _nearest(self, sequence: Sequence) -> NearestPrefix | None:
-        """Return the cached prompt nearest to that of `sequence`; None once it is explained.
+        """Return the cached prompt nearest to the prompt of `sequence`; None once it is explained.
 
-        Before the sequence gets its memory, for which cached prompts may be evicted.
+        Called before the sequence gets its memory, for which cached prompts may be evicted.
         """
         if sequence.explanation is not None:
             return None

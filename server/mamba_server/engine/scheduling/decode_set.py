@@ -32,7 +32,7 @@ class DecodeSet:
 
     @property
     def rows(self) -> Ints:
-        """Rows of the persistent batch; row i is that of `sequences[i]`."""
+        """Rows of the persistent batch; row i belongs to `sequences[i]`."""
         if self._rows is None:
             self._rows = rows_of(self.sequences)
         return self._rows

@@ -44,9 +44,9 @@ class DraftRows:
         self._cache, self._proposals, self._mask_words = cache, proposals, mask_words
 
     def plan(self, decodes: list[Sequence], rows: Ints) -> tuple[tuple[Draft, ...], tuple[Absorption, ...]]:
-        """Return the drafts of the decodes, and what the step absorbs before them; take lanes and pages.
+        """Return the drafts of `decodes`, and the accepted drafts that the step computes before them.
 
-        `rows`: row of each decode. Before the launch.
+        Called before the launch. `rows` are the rows of the decodes. Drafts take lanes and pages here.
         """
         if self._proposals is None:
             return (), ()
@@ -73,7 +73,10 @@ class DraftRows:
         return tuple(drafts), tuple(absorbed)
 
     def _absorptions(self, decodes: list[Sequence], rows: Ints) -> list[Absorption]:
-        """Return what waits in the lanes of the decodes."""
+        """Return the inputs of accepted drafts that the lanes of `decodes` still hold.
+
+        The step computes them into the states.
+        """
         absorbed, waiting = [], self._cache.replay.waiting(rows)
         for index in np.flatnonzero(waiting).tolist():
             sequence = decodes[index]

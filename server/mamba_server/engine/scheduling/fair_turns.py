@@ -42,7 +42,7 @@ SomeMember = TypeVar("SomeMember", bound=Member)  # type: ignore[type-arg]
 
 
 class FairTurns(Generic[Key, SomeMember]):
-    """Members of one level. `make(key, start)` creates one."""
+    """Members of one level, which take turns by their weights. `make(key, start)` creates a member."""
 
     def __init__(self, make: Callable[[Key, float], SomeMember]) -> None:
         self._make = make

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 class SchedulerLimits:
     """Budgets of a step, in tokens and sequences.
 
-    `chunk`: prefill chunk; pieces end on its multiples unless they end the prompt. `step_tokens`: most tokens
-    of a step; `max_running`: most sequences at once, however much memory there is; `answer_tokens`: expected
-    length of an answer before any has ended.
+    `step_tokens` is the largest number of tokens of a step. `chunk` is the prefill chunk: pieces end on its
+    multiples unless they end the prompt. `max_running` is the largest number of sequences at once, however
+    much memory there is. `answer_tokens` is the expected length of an answer before any has ended.
     """
 
     step_tokens: int

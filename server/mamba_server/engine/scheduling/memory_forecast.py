@@ -26,7 +26,7 @@ class SequenceGrowth:
 class MemoryForecast:
     """Forecast for one step.
 
-    `free`: pages that are free or evictable now; `running`: the running sequences.
+    `free` is the number of pages that are free or evictable now; `running` are the running sequences.
     """
 
     def __init__(self, free: int, page_size: int, running: Iterable[SequenceGrowth]) -> None:

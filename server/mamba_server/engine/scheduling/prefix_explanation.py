@@ -54,7 +54,15 @@ def explain(
 
 
 def _reason(nearest: NearestPrefix, match: Match, cause: str, last_page: int, seen: int) -> ExplainedReason:
-    """Return why no more was resumed. `last_page`: end of the last page that a prompt can resume."""
+    """Return why no more was resumed.
+
+    Args:
+        nearest: the cached prompt nearest to this one.
+        match: what the cache has of the prompt.
+        cause: what ended the match; "" = nothing did.
+        last_page: end of the last page that a prompt can resume, in tokens.
+        seen: tokens that an earlier prompt began with, cached or not.
+    """
     if cause in _REASONS:
         return _REASONS[cause]
     if cause == "evicted":

@@ -20,7 +20,7 @@ MAX_COMPARED = 8
 MAX_PASSES = 4
 """Number of times that the oldest sequence of a flow may be passed over."""
 PRIORITY_FACTOR = 4.0
-"""Weight of a flow against that of the next lower priority."""
+"""Weight of a flow, relative to the weight of a flow of the next lower priority."""
 MIN_COST = 16
 """Tokens charged for a start that computes fewer: a place in the batch costs something, too."""
 
@@ -142,7 +142,7 @@ class WaitingQueue:
     def release(self) -> bool:
         """Requeue deferred sequences whose checkpoint exists or is no longer coming.
 
-        Returns whether there were any.
+        Return whether there were any.
         """
         due = [checkpoint for checkpoint in self._deferred if not checkpoint.coming]
         for checkpoint in due:

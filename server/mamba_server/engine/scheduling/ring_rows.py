@@ -13,19 +13,21 @@ from mamba_server.cache import Ints, PersistentBatch
 
 
 class RingRows:
-    """Rows of `batch` that decode with a ring: each state is written once in `tokens` tokens.
+    """The rows of `batch` that decode with a ring, and the rule for when a step writes their states.
 
-    Smaller steps than `least_rows` write all states: what waits is folded, and they go on as plain ones.
+    In a step of at least `least_rows` rows, a row's state is written once in `tokens` tokens. Between two
+    writes, the inputs of the row's tokens are kept in its lane of the ring. A smaller step writes the state
+    of every row, kept inputs included, so that afterwards the lanes hold no inputs.
     """
 
     def __init__(self, batch: PersistentBatch, tokens: int, least_rows: int) -> None:
         self._batch, self.tokens, self._least_rows = batch, tokens, least_rows
 
     def plan(self, rows: Ints, reached: Ints) -> Ints:
-        """Return [3, n] for a step that takes `rows` to the depths `reached`; take lanes. Before the launch.
+        """Return [3, n] for a step that takes `rows` to the depths `reached`, before its launch.
 
-        Lane of each row, or -1; inputs that wait in it; whether the step writes the row's state. A row that
-        gets no lane writes its state.
+        Its rows are the lane of each row, or -1; the number of inputs in the lane; and whether the step
+        writes the row's state. Rows get lanes here; a row that gets none writes its state.
         """
         lane = self._batch.lane
         if len(rows) < self._least_rows:
@@ -38,5 +40,8 @@ class RingRows:
         return np.array([lane[rows], self._batch.waiting[rows], writes], np.int32)
 
     def launched(self, rows: Ints, planned: Ints) -> None:
-        """Record that the step did as planned, so that its tokens wait where no state was written."""
+        """Record that a step was launched with the result `planned` of `plan` for `rows`.
+
+        A row whose state the step writes has no inputs left in its lane. Any other row has one more.
+        """
         self._batch.waiting[rows] = np.where(planned[2] > 0, 0, planned[1] + 1)

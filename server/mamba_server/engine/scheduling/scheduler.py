@@ -55,7 +55,8 @@ class Scheduler:
         self._draft_rows = DraftRows(cache, proposals, mask_words)
         self.rings = rings
         self.absorb: Callable[[Sequence], None] | None = None
-        """Completes the live slot of a sequence with waiting inputs, outside a step; the core sets it."""
+        """Function that computes the inputs in a sequence's lane into its live slot, outside a step; the core
+        sets it."""
         self.on_leave: list[Callable[[Sequence], None]] = []
         """Called with each sequence that is about to give its memory back, for the core and a draft model."""
         self._short: Sequence | None = None
@@ -185,7 +186,10 @@ class Scheduler:
         return pieces
 
     def _start(self, pieces: list[PrefillPiece], budget: int, step: int, before: Turn | None = None) -> int:
-        """Append the first pieces of starting sequences, of flows `before` that turn; return their tokens."""
+        """Append the first pieces of starting sequences; return their tokens, at most `budget`.
+
+        `before` admits only flows whose turn comes before it; None = all.
+        """
         used = 0
         while admitted := self.admission.next(budget - used, before=before, short=self._short):
             sequence, tokens = admitted
@@ -196,7 +200,10 @@ class Scheduler:
         return used
 
     def _piece(self, sequence: Sequence, budget: int, step: int) -> PrefillPiece | None:
-        """Launch the next piece of a running prefill, as far as budget and memory allow."""
+        """Launch the next piece of a running prefill, of at most `budget` tokens.
+
+        The result is None if the budget is too small for a piece, or memory is short.
+        """
         allocation = sequence.allocation
         assert allocation is not None
         start = allocation.depth
@@ -299,7 +306,7 @@ class Scheduler:
         sequence.prompt_done = True
 
     def _ends_at_page(self, allocation: SequenceAllocation, keep: int | None) -> bool:
-        """Return whether the live slot may be kept for others, once nothing is missing in it."""
+        """Return whether the tree may get the live slot: it ends a page, and is no deeper than `keep`."""
         return allocation.depth % self._page_size == 0 and (keep is None or allocation.depth <= keep)
 
     def _release(self, sequence: Sequence, keep: int | None = None) -> None:

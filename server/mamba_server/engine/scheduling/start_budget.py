@@ -22,7 +22,7 @@ MEDIAN_STARTS = 7
 
 
 class StartBudget:
-    """Budget of one scheduler. `clock` returns seconds; pure apart from that."""
+    """Limits the time in which one scheduler plans starts. `clock` returns seconds; pure apart from that."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock

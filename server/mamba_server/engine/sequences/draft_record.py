@@ -9,11 +9,14 @@ HEAD_FADING = 0.97
 HEAD_PAUSE = 8
 """Least number of tokens between two trials of the head."""
 PRIOR = 2.0
-"""Number of tokens for which the share of all sequences counts in that of a new one."""
+"""Number of tokens for which the share of all sequences counts in the share of a new one."""
 
 
 class DraftShare:
-    """Share of the tokens of one kind of drafts that were right, of late. `fading`: weight of older ones."""
+    """Share of the recently drafted tokens of one kind that were right.
+
+    Each new draft multiplies the weight of the older ones by `fading`.
+    """
 
     __slots__ = ("_accepted", "_checked", "_fading")
 
@@ -27,19 +30,26 @@ class DraftShare:
         self._checked = self._fading * self._checked + min(accepted + 1, drafted)
 
     def share(self, prior: float) -> float:
-        """Return the probability that the next token of a draft is right. `prior`: that of all sequences."""
+        """Return the probability that the next token of a draft is right.
+
+        `prior` is the probability over all sequences.
+        """
         return (self._accepted + PRIOR * prior) / (self._checked + PRIOR)
 
     def expected(self, drafts: int, prior: float) -> float:
-        """Return the number of tokens of a draft that are expected to be right."""
+        """Return how many of the next `drafts` tokens are expected to be right.
+
+        `prior` is the probability of a right token over all sequences.
+        """
         share = min(self.share(prior), 0.999)
         return share * (1.0 - share**drafts) / (1.0 - share)
 
 
 class DraftRecord(DraftShare):
-    """Record of one sequence. A trial is a draft that is compared with the answer without being computed.
+    """Results of the drafts of one sequence, by which their source decides whether to draft.
 
-    Its own share is that of look-ups.
+    A trial is a draft that is compared with the answer without being computed. The share that the record
+    counts itself is the share of look-ups.
     """
 
     __slots__ = (
@@ -50,7 +60,8 @@ class DraftRecord(DraftShare):
     def __init__(self) -> None:
         super().__init__()
         self.origin = "ngram"
-        """Kind of its last draft: ngram, form (what the form of the answer leaves no choice about) or mtp."""
+        """Kind of its last draft: ngram, form (tokens that the form of the answer leaves no choice about) or
+        mtp."""
         self.hits = 1.0
         """Share of the last look-ups that found something."""
         self.trial: Tokens = NO_TOKENS

@@ -47,8 +47,8 @@ class NextTokens(Protocol):
 class OutputGrammar:
     """State of one answer within its grammar.
 
-    `error`: why no further token may come, "" = none. `ends`: tokens at which the answer would end without a
-    grammar; `model_ends`: those that the matcher itself knows.
+    `error` says why no further token may come; "" = one may. `ends` are the tokens at which the answer would
+    end without a grammar; `model_ends` are the ones that the matcher itself knows.
     """
 
     def __init__(
@@ -164,7 +164,7 @@ class TokenMasks:
     rows: npt.NDArray[np.int64]
     """[k] positions among the rows that sample, ascending."""
     words: npt.NDArray[np.int32]
-    """[k, words] masks."""
+    """Masks of the allowed tokens, [k, words]."""
 
     def of_rows(self, rows: slice) -> "TokenMasks | None":
         """Return the masks of a part of the rows, counted from its first row; None = there are none."""

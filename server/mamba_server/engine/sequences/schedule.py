@@ -13,7 +13,11 @@ _SAMPLED = "-01"
 
 @dataclass(frozen=True, slots=True)
 class PrefillPiece:
-    """Tokens [start, stop) of one sequence. `slot_in`: source of its state; `final`: whether it samples."""
+    """Tokens [start, stop) of one sequence that a step computes.
+
+    Their state is read from `slot_in` and written to `slot_out`. `final` says whether the piece ends the
+    prompt, so that the step samples a token.
+    """
 
     sequence: Sequence
     start: int
@@ -26,10 +30,10 @@ class PrefillPiece:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """Tokens that may follow the one which decode `index` computes; the step checks them.
+    """Tokens that may follow the token that decode `index` computes; the step checks them.
 
-    `lane`: place of their inputs; `masks`: [tokens + 1, words] what may come in place of the first token, and
-    behind each of them; None = the answer follows no rules.
+    `lane` is the buffer that keeps their inputs. `masks` are [tokens + 1, words], the tokens that may come in
+    place of the first token and behind each of them; None = the answer follows no rules.
     """
 
     index: int
@@ -74,7 +78,7 @@ class Schedule:
 
     @property
     def members(self) -> list[Sequence]:
-        """Sequences that take part: the decodes, then those of the pieces."""
+        """Sequences that take part: first the decodes, then the sequences of the pieces."""
         return [*self.decodes, *(piece.sequence for piece in self.pieces)]
 
     @property
@@ -84,10 +88,10 @@ class Schedule:
 
     @property
     def draft_rows(self) -> list[tuple[int, Draft]]:
-        """Rows of the step behind those of the decodes: the number of a drafted token, and its draft.
+        """Rows of the step behind the rows of the decodes: the index of a drafted token, and its draft.
 
-        First the first token of each draft, then the second, and so on, those with the most tokens first: so
-        those with a further token are always the first.
+        First come the first tokens of all drafts, then the second tokens, and so on. The longest draft comes
+        first, so the drafts with a further token are always the first ones.
         """
         if len(self.drafts) == 1:
             return [(turn, self.drafts[0]) for turn in range(len(self.drafts[0].tokens))]

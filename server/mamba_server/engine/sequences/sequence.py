@@ -17,10 +17,10 @@ from mamba_server.wire import FinishReason, PrefixExplanation, SamplingParams, T
 
 
 class Phase(Enum):
-    """Phase of a sequence."""
+    """Where a sequence is between its arrival and its end."""
 
     ARRIVING = "arriving"
-    """The state of its prompt is being fetched; it takes no turn yet."""
+    """The state of its prompt is being fetched; the scheduler does not see it yet."""
     WAITING = "waiting"
     PREFILL = "prefill"
     DECODE = "decode"
@@ -195,7 +195,8 @@ class Sequence:
     def add_scores(self, start: int, scores: list[TokenLogprobs]) -> None:
         """Add the log-probabilities of the tokens behind `start` of the prompt.
 
-        After a preemption the prompt is computed again, perhaps in other pieces: each adds what is missing.
+        After a preemption the prompt is computed again, perhaps in other pieces: only scores that are missing
+        are added.
         """
         complete = self.prompt_logprobs
         if complete is not None and start < len(complete):

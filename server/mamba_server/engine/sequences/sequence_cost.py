@@ -10,7 +10,7 @@ from mamba_server.wire import Cost
 
 
 class SequenceCost:
-    """Cost of one sequence, for `account`."""
+    """Cost of one sequence, which counts for the account with the number `account`."""
 
     __slots__ = ("_held_pages", "_held_slots", "_looked_at", "account", "device", "pages", "saved", "slots")
 
@@ -34,7 +34,10 @@ class SequenceCost:
         return self._looked_at is not None
 
     def look(self, allocation: SequenceAllocation, now: int) -> tuple[int, int]:
-        """Add the slots and pages since the last look, and return what was added."""
+        """Add the memory that the sequence has held since the last call to its cost; return the difference.
+
+        The difference is (slot-nanoseconds, page-nanoseconds). `now` is the engine's time in nanoseconds.
+        """
         slots = (allocation.live > 0) + len(allocation.tracking_slots)
         pages = allocation.page_count
         added = 0, 0

@@ -27,7 +27,7 @@ class _Place(Enum):
 
 
 class ThoughtLimit:
-    """State of one answer within its budget."""
+    """State of one answer within the budget of its thoughts."""
 
     def __init__(self, budget: ThoughtBudget, decode: Decode) -> None:
         """Begin at the first token of the answer."""

@@ -12,7 +12,7 @@ MAX_PIECES = 32
 
 
 class Timeline:
-    """Timeline of one sequence. `traceparent`: that of its request's span."""
+    """Times of one traced sequence. `traceparent` is the traceparent of its request's span."""
 
     __slots__ = ("_arrivals", "_checkpoints", "_pieces", "traceparent")
 
@@ -37,7 +37,7 @@ class Timeline:
         self._checkpoints.append(depth)
 
     def take(self) -> SequenceTimeline | None:
-        """Return and clear what was recorded; None = nothing."""
+        """Return and clear the times recorded since the last call; None = there are none."""
         if not self._pieces and not self._checkpoints and not self._arrivals:
             return None
         timeline = SequenceTimeline(tuple(self._pieces), tuple(self._checkpoints), tuple(self._arrivals))
@@ -46,7 +46,7 @@ class Timeline:
 
 
 def joined(first: PrefillTiming, second: PrefillTiming) -> PrefillTiming:
-    """Merge two consecutive pieces of one prompt; the other requests are those of the second."""
+    """Merge two consecutive pieces of one prompt; the other requests are the requests of the second piece."""
     return replace(
         second,
         began=first.began,

@@ -24,9 +24,9 @@ def rules_for(
     grammar: OutputGrammar | None = None,
     decode: Decode | None = None,
 ) -> NextTokens | None:
-    """Return what restricts the tokens of a request; None = nothing does.
+    """Return the restrictions of the tokens of a request; None = there are none.
 
-    `decode`: only read with a budget of thoughts.
+    `decode` is only called with a budget of thoughts.
     """
     if not needs_rules(params):
         return grammar
@@ -89,7 +89,7 @@ class TokenRules:
         return copy
 
     def forced(self) -> list[int]:
-        """Return tokens that have to come next: the rest of an end marker, or those of the form."""
+        """Return tokens that have to come next: the rest of an end marker, or tokens of the form."""
         if self._thoughts is not None and self._thoughts.forced is not None:
             return self._thoughts.rest
         return [] if self._grammar is None else self._grammar.forced()

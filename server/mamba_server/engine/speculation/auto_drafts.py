@@ -24,7 +24,7 @@ FEWEST = 2
 SEEN_WITHIN = 16
 """Most steps after which the result of a trial is read, if nothing else is looked for before."""
 TIME_OF_TRIAL = 0.2
-"""Time of a trial, in steps: what a head costs that has a layer of the model's size, or twice that."""
+"""Time of a trial, in steps: the cost of a head with one layer of the model's size, or twice that."""
 LONGEST_HEAD_PAUSE = 256
 """Most tokens of a sequence between two trials of the head."""
 QUIET_STEPS, MOST_QUIET_STEPS = 4, 128
@@ -36,7 +36,7 @@ HOPELESS_SHARE = 0.1
 
 
 class AutoDrafts(NgramDrafts):
-    """Drafts of one engine whose model has a head. `head`: its drafts."""
+    """Source of drafts for one engine whose model has a head: look-ups, drafts of `head`, or none."""
 
     kinds = (*KINDS, KIND)
 
@@ -88,14 +88,14 @@ class AutoDrafts(NgramDrafts):
         return proposed
 
     def checked(self, sequence: Sequence, drafted: int, accepted: int) -> None:
-        """Record what became of a draft."""
+        """Record that `accepted` of the `drafted` tokens of a draft were right."""
         super().checked(sequence, drafted, accepted)
         record = record_of(sequence)
         if record.origin == KIND:
             self._observe_head(sequence, record, accepted, drafted)
 
     def _observe_head(self, sequence: Sequence, record: DraftRecord, accepted: int, drafted: int) -> None:
-        """Record how much of what the head foresaw was right, and when the head is tried again."""
+        """Record how many tokens that the head foresaw were right, and when the head is tried again."""
         record.head.observe(accepted, drafted)
         self._share_of_head.observe(accepted, drafted)
         self._misses = 0 if accepted else self._misses + 1
@@ -158,7 +158,7 @@ class AutoDrafts(NgramDrafts):
             record_of(sequence).foreseen = (sequence.known_tokens, token)
 
     def _try_out(self, decodes: list[Sequence]) -> None:
-        """Compare what was foreseen with what was sampled since."""
+        """Compare the tokens that the head foresaw with the tokens that were sampled since."""
         super()._try_out(decodes)
         for sequence in decodes:
             record = record_of(sequence)

@@ -18,12 +18,12 @@ class DraftCounts:
         self._absorbed = self._steps = 0
 
     def checked(self, kind: str, drafted: int, accepted: int) -> None:
-        """Count the tokens of a draft, and those of them that were right."""
+        """Count a draft of `drafted` tokens, of which `accepted` were right."""
         self._drafted[kind] += drafted
         self._accepted[kind] += accepted
 
     def step_ended(self, schedule: Schedule) -> None:
-        """Count what a step absorbed, and whether it checked drafts."""
+        """Count the accepted drafts that a step computed into states, and whether it checked drafts."""
         if schedule.absorbed:
             self._absorbed += sum(each.count for each in schedule.absorbed)
         self._steps += bool(schedule.drafts)

@@ -14,7 +14,7 @@ from mamba_server.engine.sequences.sequence import Sequence
 
 @dataclass(slots=True, eq=False)
 class DraftLane:
-    """One sequence that the draft model follows."""
+    """States and pages of one sequence that the draft model follows, and how far they have been read."""
 
     number: int
     """Number of the lane: its row in the table of pages, and the place of its states."""
@@ -24,14 +24,14 @@ class DraftLane:
     tokens_read: int = 0
     """Tokens of the sequence that are in the lane's first state."""
     pages_sent: int = 0
-    """Number of the first pages that the device's table has, too."""
+    """Number of pages, from the first on, that the device's table has, too."""
 
 
 class DraftLanes:
     """All lanes and pages of one draft model; page 0 belongs to nobody.
 
-    `pages`: number of pages with page 0, or 0 for a model without attention; `table_width`: most pages of a
-    lane.
+    A lane holds two states of the draft model and the pages of one sequence. `pages` is the number of pages
+    with page 0, or 0 for a model without attention; `table_width` is the most pages of a lane.
     """
 
     def __init__(self, lanes: int, *, pages: int, page_size: int, table_width: int) -> None:

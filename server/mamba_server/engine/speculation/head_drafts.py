@@ -32,11 +32,11 @@ class HeadRequest:
 
 
 class HeadDrafts:
-    """Drafts of one engine.
+    """Source of drafts that the model's own head writes, for one engine.
 
-    `most`: most drafts behind a token; `rows`: most sequences of a step with drafts. `compute` returns the
-    tokens of each sequence of a request, and `room` how many of some drafts a sequence may have, for which it
-    takes the pages; the boot sets both.
+    `most` is the largest number of drafts behind a token, and `rows` the largest number of sequences of a
+    step with drafts. The boot sets `compute`, which returns the tokens of each sequence of a request, and
+    `room`, which returns how many of some drafts a sequence may have and takes their pages.
     """
 
     def __init__(self, most: int, rows: int) -> None:
@@ -46,15 +46,18 @@ class HeadDrafts:
         self._counts = DraftCounts(KIND)
 
     def wanted(self) -> bool:
-        """Return that every step should have drafts."""
+        """Return True: every step should have drafts."""
         return True
 
     def propose(self, decodes: list[Sequence]) -> dict[int, Tokens]:
-        """Return what the head foresees for the first sequences that have room for drafts, by their index."""
+        """Return the tokens that the head foresees for the first sequences that have room, by their index."""
         return self.foresee(decodes, dict.fromkeys(range(len(decodes)), self.most))
 
     def foresee(self, decodes: list[Sequence], most: dict[int, int]) -> dict[int, Tokens]:
-        """Return what the head foresees for some decodes; `most`: most drafts of each, by its index."""
+        """Return the tokens that the head foresees for some decodes, by their index.
+
+        `most` is the largest number of drafts of each decode, by its index.
+        """
         assert self.room is not None
         counts: dict[int, int] = {}
         for index, limit in most.items():
@@ -91,11 +94,11 @@ class HeadDrafts:
             return []
 
     def checked(self, sequence: Sequence, drafted: int, accepted: int) -> None:
-        """Record what became of a draft."""
+        """Record that `accepted` of the `drafted` tokens of a draft were right."""
         self._counts.checked(KIND, drafted, accepted)
 
     def step_ended(self, schedule: Schedule, seconds: float) -> None:
-        """Record what a step absorbed and checked."""
+        """Count a committed step: its drafts, and the accepted ones that it computed into states."""
         self._counts.step_ended(schedule)
 
     def counters(self) -> dict[str, float]:

@@ -16,7 +16,7 @@ SEEN = 0.5
 
 
 class LossLimit:
-    """Account of one engine: what drafts may still lose, in steps.
+    """Number of steps that the drafts of one engine may still lose.
 
     Each step adds a little, and so does each gain, up to `CREDIT`.
     """
@@ -39,7 +39,10 @@ class LossLimit:
         self._add(tokens - time)
 
     def foreseen(self, tokens: float, time: float) -> None:
-        """Record what a draft would have yielded that was compared with the answer without being computed."""
+        """Record the tokens that a draft would have yielded, and its time.
+
+        Such a draft was compared with the answer without being computed.
+        """
         self._add(SEEN * max(tokens - time, 0.0))
 
     def _add(self, steps: float) -> None:

@@ -36,7 +36,7 @@ class DraftPiece:
     drafts: int
     """Number of tokens to draft; 0 = the text goes on behind the piece."""
     pages: Ints
-    """Pages of the lane, which include those of the drafts."""
+    """Pages of the lane, including the pages of the drafts."""
 
     @property
     def stop(self) -> int:
@@ -45,12 +45,12 @@ class DraftPiece:
 
 
 class ModelDrafts:
-    """Drafts of one engine.
+    """Source of drafts that a second, smaller model writes, for one engine.
 
-    `most`: most drafts behind a token; `longest`: most tokens of a text that the draft model reads;
-    `vocabulary`: number of token ids that it knows; `budget`: most tokens that it reads between two steps;
-    `chunk`: tokens of a chunk. The boot sets `compute`, which returns the drafts of each piece, `room`, which
-    is that of `HeadDrafts`, and `give_up`, which ends the drafts of this engine for a reason.
+    `most` is the largest number of drafts behind a token, `longest` the most tokens of a text that the draft
+    model reads, `vocabulary` the number of token ids that it knows, `budget` the most tokens that it reads
+    between two steps, and `chunk` the tokens of a chunk. The boot sets `compute`, which returns the drafts of
+    each piece, `room`, as in `HeadDrafts`, and `give_up`, which ends the drafts of this engine for a reason.
     """
 
     def __init__(
@@ -66,11 +66,11 @@ class ModelDrafts:
         self._counts = DraftCounts(KIND)
 
     def wanted(self) -> bool:
-        """Return that every step should have drafts."""
+        """Return True: every step should have drafts."""
         return True
 
     def propose(self, decodes: list[Sequence]) -> dict[int, Tokens]:
-        """Return what the draft model writes behind the sequences that it has read, by their index."""
+        """Return the tokens that the draft model writes behind the sequences it has read, by their index."""
         assert self.compute is not None
         planned = self._pieces(decodes)
         if not planned:
@@ -88,11 +88,11 @@ class ModelDrafts:
         return {index: tokens for (index, _), tokens in each if len(tokens)}
 
     def checked(self, sequence: Sequence, drafted: int, accepted: int) -> None:
-        """Record what became of a draft."""
+        """Record that `accepted` of the `drafted` tokens of a draft were right."""
         self._counts.checked(KIND, drafted, accepted)
 
     def step_ended(self, schedule: Schedule, seconds: float) -> None:
-        """Record what a step absorbed and checked."""
+        """Count a committed step: its drafts, and the accepted ones that it computed into states."""
         self._counts.step_ended(schedule)
 
     def counters(self) -> dict[str, float]:
@@ -102,9 +102,10 @@ class ModelDrafts:
     # --- pieces --------------------------------------------------------------------------------------
 
     def _pieces(self, decodes: list[Sequence]) -> list[tuple[int, DraftPiece]]:
-        """Return what the draft model reads before this step, with the index of each sequence.
+        """Return the pieces that the draft model reads before this step, with the index of each sequence.
 
-        Short pieces come first, so that a long prompt takes no drafts from those that are being read along.
+        Short pieces come first, so that a long prompt takes no drafts from sequences that are being read
+        along.
         """
         followed = []
         for index, sequence in enumerate(decodes):
@@ -124,7 +125,12 @@ class ModelDrafts:
         return pieces
 
     def _piece(self, lane: DraftLane, unread: int, budget: int) -> DraftPiece | None:
-        """Return the next piece of a sequence; None if the draft model reads nothing of it now."""
+        """Return the next piece of the sequence of `lane`, of at most `budget` of its `unread` tokens.
+
+        The result is None if the draft model reads nothing of the sequence now: the budget is used up, no
+        page is free, a token is unknown to the model, or the unread tokens are few and no draft may follow
+        them.
+        """
         assert self.room is not None
         sequence, start = lane.sequence, lane.tokens_read
         tokens = aligned_piece(start, unread, budget, self._chunk)

@@ -34,10 +34,10 @@ PLAIN_EVERY = 64
 
 
 class NgramDrafts:
-    """Drafts of one engine.
+    """Source of drafts that repeat earlier text of the sequence, for one engine.
 
-    `most`: most drafts behind a token; `rows`: most sequences of a step with drafts; `always`: drafts are
-    proposed whatever they cost.
+    `most` is the largest number of drafts behind a token, and `rows` the largest number of sequences of a
+    step with drafts. With `always`, drafts are proposed whatever they cost.
     """
 
     kinds = KINDS
@@ -49,10 +49,11 @@ class NgramDrafts:
         self._losses = LossLimit()
         self._promising = always
         self._step = self._next_look = self._last_look = 0
-        """Number of the step that asks, and of the first one that is not told at once that there is nothing;
-        and of the last one that was not."""
+        """Number of the step that asks for drafts; `_next_look` is the first step in which text is looked up
+        again, and `_last_look` the last one in which it was."""
         self._rested = (0, 0)
-        """For which sequences that holds: their number and the order of the last one, which joined last."""
+        """Sequences for which `_next_look` and `_last_look` hold: their number and the order of the one that
+        joined last."""
         self._drafted_steps = 0
         self._accepted = 0
         """Drafts of the step that is being committed which were right."""
@@ -104,7 +105,7 @@ class NgramDrafts:
         return proposed
 
     def checked(self, sequence: Sequence, drafted: int, accepted: int) -> None:
-        """Record what became of a draft."""
+        """Record that `accepted` of the `drafted` tokens of a draft were right."""
         record = record_of(sequence)
         if record.origin == "ngram":
             record.observe(accepted, drafted)
@@ -177,7 +178,7 @@ class NgramDrafts:
         return forced
 
     def _look_up(self, decodes: list[Sequence], forced: dict[int, Tokens]) -> dict[int, Tokens]:
-        """Return drafts: what is forced, and what look-ups find for other decodes."""
+        """Return drafts: the tokens `forced` by forms, and the results of look-ups for other decodes."""
         proposed = dict(forced)
         for index, sequence in enumerate(decodes):
             if index in forced:
@@ -193,7 +194,7 @@ class NgramDrafts:
     def _worthwhile(
         self, decodes: list[Sequence], proposed: dict[int, Tokens], forced: dict[int, Tokens]
     ) -> dict[int, Tokens]:
-        """Return the drafts of the sequences, and as much of each, that promise the most tokens per time."""
+        """Choose the sequences and lengths of drafts that promise the most tokens per time; return them."""
 
         def expected_of(index: int, drafts: int) -> float:
             if index in forced:
@@ -233,7 +234,7 @@ class NgramDrafts:
     # --- trials --------------------------------------------------------------------------------------
 
     def _try_out(self, decodes: list[Sequence]) -> None:
-        """Compare look-ups with what was sampled since, and begin further ones, now and then."""
+        """Compare earlier look-ups with the tokens sampled since, and begin further ones, now and then."""
         begun = 0
         for sequence in decodes:
             record = record_of(sequence)

@@ -19,7 +19,7 @@ class AuditRecords(Protocol):
         ...
 
     def take_distances(self) -> list[tuple[str, float]]:
-        """Return and clear kind and distance of what was compared since the last call."""
+        """Return and clear the kind and the distance of each comparison since the last call."""
         ...
 
     def take_spans(self) -> list[AuditSpan]:
@@ -65,7 +65,7 @@ class AnswerAudits(Protocol):
     def compute(self, step: int, fail: Callable[[Schedule, BaseException], None]) -> bool:
         """Compute the next piece of an audit as `step`, and wait for it; return whether there was one.
 
-        Called while nothing else is in flight. `fail`: called with what the device raised.
+        Called while nothing else is in flight. `fail` is called with the error that the device raised.
         """
         ...
 

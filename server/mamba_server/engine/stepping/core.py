@@ -60,11 +60,11 @@ FAILURES_IN_A_ROW = 3
 
 
 class EngineCore:
-    """Core of one engine.
+    """The sequences of one engine, and the loop that admits, schedules, runs and commits them.
 
-    `overlap`: plan step n+1 while step n runs (lookahead 1, else 0: never more, O6). `pace`: keeps steps near
-    a target time; None = as large as the limits allow. `attention_ratio`: that of the model, for the speed of
-    its prompts. `speculation`: the source of the scheduler's drafts; None = there are none.
+    `overlap`: plan step n+1 while step n runs (lookahead 1, else 0: never more, O6). `pace` keeps steps near
+    a target time; None = as large as the limits allow. `attention_ratio` is the ratio of the model, for the
+    speed of its prompts. `speculation` is the source of the scheduler's drafts; None = there are none.
     """
 
     def __init__(
@@ -129,9 +129,9 @@ class EngineCore:
     # --- requests ------------------------------------------------------------------------------------
 
     def add(self, request: AddRequest, grammar: NextTokens | None = None) -> RequestRejected | None:
-        """Queue the sequences of `request`, or return why it can never run here.
+        """Queue the sequences of `request` and return None, or return why it can never run here.
 
-        `grammar`: the restriction of the request's tokens, at its beginning.
+        `grammar` restricts the tokens of the answer, and is at its beginning.
         """
         rejected = rejection(
             request, self.cache.capacity, runs_already=request.request_id in self.sequences,
@@ -228,7 +228,7 @@ class EngineCore:
         return self.cache.flush()
 
     def sequences_with(self, adapter: str) -> int:
-        """Return the number of sequences that are computed with the adapter of that fingerprint."""
+        """Return the number of unfinished sequences whose adapter has the fingerprint `adapter`."""
         return sum(
             sequence.adapter == adapter and sequence.phase is not Phase.FINISHED
             for group in self.sequences.values()
@@ -281,7 +281,7 @@ class EngineCore:
         return self.audits.changes + (self.transfers.changes if self.transfers is not None else 0)
 
     def step(self) -> list[SequenceDelta]:
-        """Launch the next step if there is one, then commit what is due; return the deltas in order."""
+        """Launch the next step if there is one, then commit completed steps; return the deltas in order."""
         began = self.clock()
         self.pins.expire(began)
         self._interrupt_audit()
@@ -384,7 +384,7 @@ class EngineCore:
     def _commit_pieces(
         self, schedule: Schedule, result: StepResult, tokens: list[int], began: float, ended: float
     ) -> None:
-        """Commit the prompts of a step; `tokens`: all tokens that the step sampled, the decodes' first."""
+        """Commit the prompts of a step; `tokens` are all sampled tokens, the decodes' tokens first."""
         sampled = len(schedule.decodes)
         for number, piece in enumerate(schedule.pieces):
             sequence = piece.sequence
@@ -555,7 +555,7 @@ class EngineCore:
         self.cache.release_retired()
 
     def _end_nonfinite(self, launched: _LaunchedStep, finite: npt.NDArray[np.bool_]) -> None:
-        """End only the sequences whose results are NaN or infinity, before anything of them is donated.
+        """End only the sequences whose results are NaN or infinity, before the tree gets any of their states.
 
         That includes results of the next step, which may be in flight.
         """

@@ -23,7 +23,7 @@ NANOSECONDS = 1_000_000_000
 
 
 class CostAccount:
-    """Account of one engine. `speed`: its measured speed."""
+    """Costs of the sequences of one engine, by account. `speed` is the engine's measured speed."""
 
     def __init__(self, speed: PrefillSpeed) -> None:
         self._speed = speed
@@ -44,13 +44,16 @@ class CostAccount:
         return Cost(*self._total)
 
     def take(self) -> list[tuple[int, Cost]]:
-        """Return what was added to each account since the last call."""
+        """Return the costs of each account since the last call."""
         costs = [(account, Cost(*amounts)) for account, amounts in self._unreported.items()]
         self._unreported.clear()
         return costs
 
     def begin(self, sequence: Sequence, now: float) -> None:
-        """Record that a sequence may hold memory from now on, and what it resumed, if that is new."""
+        """Record that a sequence may hold memory from `now` (in seconds) on.
+
+        The first time, also record the computation that it saved by resuming.
+        """
         cost, allocation = sequence.cost, sequence.allocation
         if allocation is None or cost.holds:
             return
@@ -62,7 +65,7 @@ class CostAccount:
             self._add(cost.account, (0, 0, 0, saved))
 
     def step_ended(self, schedule: Schedule, seconds: float, now: float) -> None:
-        """Charge the members of a step that took `seconds`, and the prompts' memory until now."""
+        """Charge the members of a step that took `seconds`, and the prompts' memory until `now` (seconds)."""
         time, unreported = _nanoseconds(max(0.0, seconds)), self._unreported
         self._total[0] += time
         shares = step_shares(schedule, time, self._speed)
@@ -75,20 +78,20 @@ class CostAccount:
             self.look(piece.sequence, now)
 
     def look(self, sequence: Sequence, now: float) -> None:
-        """Charge a sequence for the memory that it has held until now."""
+        """Charge a sequence for the memory that it has held until `now`, in seconds."""
         cost, allocation = sequence.cost, sequence.allocation
         if allocation is not None and cost.holds:
             self._add(cost.account, (0, *cost.look(allocation, _nanoseconds(now)), 0))
 
     def reported(self, sequence: Sequence, now: float) -> Cost | None:
-        """Return the cost of a sequence so far; None = its client does not want to know."""
+        """Return the cost of a sequence until `now` (seconds); None = its client does not want to know."""
         if not sequence.reports_cost:
             return None
         self.look(sequence, now)
         return sequence.cost.total()
 
     def leave(self, sequence: Sequence, now: float) -> None:
-        """Charge a sequence that is about to give its memory back."""
+        """Charge a sequence that is about to give its memory back at `now`, in seconds."""
         self.look(sequence, now)
         sequence.cost.leave()
 

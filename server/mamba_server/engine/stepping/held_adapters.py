@@ -9,7 +9,7 @@ class HeldAdapters(Protocol):
     """Adapters of an engine; the bank of the model's adapters is one."""
 
     def holds(self, fingerprint: str) -> bool:
-        """Return whether the adapter of that fingerprint is held; "" = no adapter, which always is."""
+        """Return whether the adapter with this fingerprint is held; "" = no adapter, which always is."""
         ...
 
 

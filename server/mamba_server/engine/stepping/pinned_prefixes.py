@@ -14,7 +14,7 @@ from mamba_server.engine.sequences.sequence import Sequence
 
 @dataclass(slots=True)
 class _Held:
-    """Pin that one client holds; `slabs`: what it counts in the client's budget."""
+    """Pin that one client holds until `until` (seconds), and its slabs in the client's budget."""
 
     pin: Pin
     until: float
@@ -22,7 +22,10 @@ class _Held:
 
 
 class PinnedPrefixes:
-    """Pins of one engine. `share`: largest share of the arena that the pins of one client take."""
+    """Prefixes that clients of one engine have pinned, with the times at which the pins end.
+
+    `share` is the largest share of the arena that the pins of one client take, 0 to 1.
+    """
 
     def __init__(self, cache: ManagedStateCache, share: float) -> None:
         self._cache = cache
@@ -36,7 +39,10 @@ class PinnedPrefixes:
         """Pins by outcome: `pinned`, `renewed`, `refused`, `expired`, `over_budget`."""
 
     def hold(self, sequence: Sequence, step: int, now: float) -> None:
-        """Pin the prefixes of a prompt that is computed. `step`: the next step to launch."""
+        """Pin the prefixes of a prompt that is computed. `step` is the next step to launch.
+
+        The pins end their own number of seconds after `now`.
+        """
         for depth, seconds in sequence.pins:
             pin = self._cache.pin(sequence.placement_ids(), sequence.salt, step, depth=depth)
             if pin is None:
@@ -63,7 +69,7 @@ class PinnedPrefixes:
             self._end(client, each.pin.number, "over_budget")
 
     def expire(self, now: float) -> None:
-        """End the pins whose time is over."""
+        """End the pins whose time is over at `now`, in seconds."""
         while self._ends and self._ends[0][0] <= now:
             until, client, number = heapq.heappop(self._ends)
             pins = self._of_client.get(client)

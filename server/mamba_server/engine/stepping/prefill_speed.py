@@ -25,7 +25,7 @@ DOUBLING_SECONDS = 15.0
 
 
 class PrefillSpeed:
-    """Prefill speed of one engine.
+    """Measured speed at which one engine computes prompts, and its standard error.
 
     `ratio`: work that attention adds to a token for each token before it (`attention_ratio`).
     """
@@ -46,7 +46,11 @@ class PrefillSpeed:
         return self._work / self._seconds if self._seconds > 0 else 0.0
 
     def error(self, now: float) -> float:
-        """Return the relative standard error of the speed, from the spread of the steps: 0 to `MAX_ERROR`."""
+        """Return the relative standard error of the speed, 0 to `MAX_ERROR`.
+
+        It follows from the spread of the steps, and grows with the time from the last step to `now`, in
+        seconds.
+        """
         speed, steps = self.tokens_per_second, self._steps
         if speed <= 0 or steps <= 1.0:
             return MAX_ERROR

@@ -22,14 +22,14 @@ CLOCK_READINGS = 100
 
 
 class DraftSource(Proposals, Protocol):
-    """Source of drafts that hears what became of them."""
+    """Source of drafts, to which the core reports how many drafts were right."""
 
     def wanted(self) -> bool:
         """Return whether the next step should have drafts, for which the launched step is committed first."""
         ...
 
     def checked(self, sequence: Sequence, drafted: int, accepted: int) -> None:
-        """Record that `accepted` of `drafted` tokens of one draft were what the model sampled."""
+        """Record that the model sampled `accepted` of the `drafted` tokens of one draft."""
         ...
 
     def step_ended(self, schedule: Schedule, seconds: float) -> None:
@@ -45,7 +45,7 @@ class DraftSource(Proposals, Protocol):
 
 
 class DraftSwitch:
-    """A `DraftSource` that proposes nothing while it is off; what earlier drafts left is absorbed as ever."""
+    """A `DraftSource` that proposes nothing while it is off. Steps still compute drafts accepted before."""
 
     def __init__(self, source: DraftSource) -> None:
         self.source = source
@@ -78,24 +78,26 @@ class DraftSwitch:
         return self.source.propose(decodes) if self.is_on else {}
 
     def checked(self, sequence: Sequence, drafted: int, accepted: int) -> None:
-        """Tell the source."""
+        """Report to the source that `accepted` of the `drafted` tokens of a draft were right."""
         self.source.checked(sequence, drafted, accepted)
 
     def step_ended(self, schedule: Schedule, seconds: float) -> None:
-        """Tell the source."""
+        """Report to the source that a step was committed, as `DraftSource.step_ended` describes it."""
         self.source.step_ended(schedule, seconds)
 
     def counters(self) -> dict[str, float]:
-        """Return those of the source."""
+        """Return the counters of the source."""
         return self.source.counters()
 
 
 @dataclass(slots=True)
 class Speculation:
-    """Drafts of one engine. `absorb(row, lane, count)` returns the work of an absorption outside a step.
+    """Drafts of one engine.
 
-    `work_clock`: time that this thread has computed, where steps run in it, so that the worth of drafts does
-    not depend on other programs of the machine; None = steps take what the engine's clock says.
+    `absorb(row, lane, count)` returns work that computes the first `count` inputs of a lane into the row's
+    state, outside a step. `work_clock` returns the time that this thread has computed, in seconds, where
+    steps run in this thread, so that the worth of drafts does not depend on other programs of the machine;
+    None = steps take what the engine's clock says.
     """
 
     drafts: DraftSwitch
@@ -112,9 +114,9 @@ class Speculation:
             self._began = self.work_clock() if is_timed else 0.0
 
     def step_ended(self, schedule: Schedule, seconds: float) -> None:
-        """Tell the source of drafts of a step, unless there is nothing to tell.
+        """Report a step to the source of drafts, unless it had no drafts and was not timed.
 
-        `seconds`: its time by the engine's clock.
+        `seconds` is its time by the engine's clock.
         """
         if self.work_clock is None:
             self.drafts.step_ended(schedule, seconds)

@@ -16,7 +16,10 @@ class StateTransfers(Protocol):
     """States that come from elsewhere and go elsewhere, as the core uses them between two steps."""
 
     def expect(self, group: list[Sequence], fetch: Fetch | None) -> bool:
-        """Begin to fetch the state of the group's prompt; return False if it cannot or need not come."""
+        """Begin to fetch the state of the group's prompt.
+
+        Return False if the group need not wait: there is no source, or computing is faster than fetching.
+        """
         ...
 
     def arrived(self) -> list[list[Sequence]]:
@@ -36,7 +39,7 @@ class StateTransfers(Protocol):
         ...
 
     def withdraw(self, quarantined: list[Quarantined]) -> None:
-        """Remove copies of checkpoints that are wrong, and of what continues them, from the tiers."""
+        """Remove copies of wrong checkpoints, and of checkpoints that continue them, from the tiers."""
         ...
 
     @property

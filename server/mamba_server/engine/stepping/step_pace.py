@@ -23,9 +23,10 @@ ones."""
 
 
 class StepPace:
-    """Pace of the steps of one engine.
+    """Chooses how many tokens a step of one engine may compute.
 
-    `target`: seconds of a step; `chunk`: smallest piece; `most`: most tokens of a step.
+    `target` is the duration of a step in seconds, `chunk` the smallest piece of a prompt, and `most` the
+    largest number of tokens of a step.
     """
 
     def __init__(self, target: float, chunk: int, most: int) -> None:

@@ -27,8 +27,9 @@ class VerifiedDraft:
 class StepResult:
     """Result of one step. Row i belongs to the i-th sampling sequence of the schedule.
 
-    `tokens`: int32[L]; `logprobs[i]`: of sampled token i, or None; `prompt_logprobs[k]`: of the tokens that
-    follow the rows of piece k, if requested.
+    `tokens` are int32[L]. `logprobs` has the log-probabilities of sampled token i, where they are requested.
+    `prompt_logprobs` has, by piece, the log-probabilities of the tokens that follow the rows of the piece, if
+    requested.
     """
 
     tokens: npt.NDArray[np.int32]

@@ -30,7 +30,7 @@ class Bandwidth:
         self._seconds[source] = FADING * self._seconds[source] + max(seconds, MIN_SECONDS)
 
     def seconds(self, source: str, size: int) -> float:
-        """Return the expected seconds until `size` bytes have come, behind those that wait."""
+        """Return the expected seconds until `size` bytes have come, behind the bytes that wait already."""
         return (self.waiting_bytes + size) * self._seconds[source] / self._moved[source]
 
     def pays(self, source: str, size: int, work: float, speed: float, *, least: float = 0.0) -> bool:

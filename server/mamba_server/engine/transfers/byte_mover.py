@@ -30,7 +30,10 @@ class KernelByteMover:
     """Mover of bytes by the functions of `machine_code`."""
 
     def __init__(self, machine_code: Library, *, wide: bool) -> None:
-        """`wide`: whether checksums may use vectors of 512 bits, where this CPU has them."""
+        """Use the functions of `machine_code`.
+
+        `wide` says whether checksums may use vectors of 512 bits, where this CPU has them.
+        """
         self._library, self._wide = machine_code, wide
 
     def begin(
@@ -92,7 +95,7 @@ class MovingBytes:
         return moved
 
     def close(self) -> None:
-        """Free what the library keeps for these bytes."""
+        """Free the memory that the library keeps for these bytes."""
         if self._bytes is not None:
             self._library.end_checked_bytes(self._bytes)
             self._bytes = None

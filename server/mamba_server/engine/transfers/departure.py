@@ -26,7 +26,7 @@ MOST_PEERS = 16
 
 
 class Departure:
-    """The departure of one engine.
+    """The part of one engine that hands its most valuable states to its peers before the engine ends.
 
     Args:
         exporter: exports of the engine.
@@ -36,7 +36,7 @@ class Departure:
         own: address and incarnation of the engine's transfer server.
         role: role of the engine.
         wake: interrupts the wait of an idle loop; may be called by any thread.
-        clock: clock of deadlines.
+        clock: clock of deadlines, in seconds.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Departure:
         self._replies: deque[AdminReply] = deque()
 
     def begin(self, call: AdminCall) -> bool:
-        """Begin to leave, in a thread; return False for a call of another verb. By the loop."""
+        """Begin to leave, in a thread; return False for a call of another verb. Called by the loop."""
         if call.verb != LEAVE:
             return False
         self._heir.leaving = True
@@ -69,7 +69,7 @@ class Departure:
         return True
 
     def take_replies(self) -> list[AdminReply]:
-        """Return and clear the replies to calls that have ended. By the loop."""
+        """Return and clear the replies to calls that have ended. Called by the loop."""
         replies = []
         while self._replies:
             replies.append(self._replies.popleft())
@@ -94,7 +94,10 @@ class Departure:
         self._wake()
 
     def _shares(self, prefixes: list[HotPrefix], deadline: float) -> dict[Address, list[HotPrefix]]:
-        """Return what each peer is to fetch, the most valuable states dealt out first."""
+        """Return the prefixes that each peer is to fetch, the most valuable ones dealt out first.
+
+        Peers have until `deadline` (seconds of the clock) to say how many states they take.
+        """
         names, own = self._peers.split(","), self._own[0]
         addresses = [address for name in names for address in addresses_of(name, own)]
         addresses = list(dict.fromkeys(addresses))[:MOST_PEERS]

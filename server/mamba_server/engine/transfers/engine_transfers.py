@@ -46,7 +46,17 @@ class PeerStates(Protocol):
         deadline: float,
         cancelled: threading.Event,
     ) -> ReadResult:
-        """Fill `buffers` with the state of `prefix` and the pages of [reception.base, depth)."""
+        """Fill `buffers` with the state of `prefix` and the pages of the tokens [reception.base, depth).
+
+        Args:
+            fetch: address of the other engine, and depth and export of the state.
+            prefix: tokens of the state.
+            salt: cache salt of the request.
+            reception: memory that the buffers belong to.
+            buffers: where the bytes are written.
+            deadline: latest end, in seconds of the engine's clock.
+            cancelled: set if nobody needs the state any more.
+        """
         ...
 
     def give_up(self, fetch: Fetch) -> None:
@@ -63,10 +73,10 @@ class PeerStates(Protocol):
 
 
 class EngineTransfers:
-    """Transfers of one engine.
+    """All transfers of states to and from one engine.
 
-    `peers` is None where the engine has no transfer server; `tier` is None without tiers. `step`: returns the
-    number of the next step. `speed`: that of the engine's prompts.
+    `peers` is None where the engine has no transfer server; `tier` is None without tiers. `step` returns the
+    number of the next step. `speed` is the measured speed at which the engine computes prompts.
     """
 
     def __init__(
@@ -96,7 +106,10 @@ class EngineTransfers:
     # --- by the core ---------------------------------------------------------------------------------
 
     def expect(self, group: list[Sequence], fetch: Fetch | None) -> bool:
-        """Begin to fetch the state of the group's prompt; return False if it cannot or need not come."""
+        """Begin to fetch the state of the group's prompt.
+
+        Return False if the group need not wait: there is no source, or computing is faster than fetching.
+        """
         source = self._source(group[0], fetch)
         if fetch is not None and (source is None or source.kind != "peer"):
             self._give_up(fetch)
@@ -162,7 +175,10 @@ class EngineTransfers:
     def bring(
         self, fetch: Fetch, prefix: Tokens, salt: str, *, deadline: float, ended: Callable[[str], None]
     ) -> None:
-        """Fetch a state from another engine into the cache; `ended` is called with the outcome."""
+        """Fetch a state from another engine into the cache; `ended` is called with the outcome.
+
+        `deadline` is a time of the engine's clock in seconds.
+        """
         self._importer.bring(prefix, salt, self._peer(fetch, prefix, salt), deadline=deadline, ended=ended)
 
     def arrived(self) -> list[list[Sequence]]:
@@ -190,7 +206,7 @@ class EngineTransfers:
         return self.exporter.export(token_ids, salt, self._step())
 
     def withdraw(self, quarantined: list[Quarantined]) -> None:
-        """Remove copies of checkpoints that are wrong, and of what continues them, from the tiers."""
+        """Remove copies of wrong checkpoints, and of checkpoints that continue them, from the tiers."""
         if self.tier is not None:
             self.tier.withdraw(quarantined)
 

@@ -217,5 +217,5 @@ class Exporter:
         self._wake()
 
     def renew(self, export: str) -> bool:
-        """Renew the lease of an export that no reader has opened; return whether it had not ended."""
+        """Renew the lease of an export that no reader has opened. Return False if it has ended."""
         return self._leases.renew(export)

@@ -25,7 +25,7 @@ INHERITED_SHARE = 0.25
 MOST_AT_ONCE = 4
 """States that are fetched at once: half of the receptions stay for requests."""
 PLACES_SECONDS = 5.0
-"""Longest wait of a server's thread for the loop to say what there is room for."""
+"""Longest time, in seconds, that a thread of the server waits for the loop to say how many states fit."""
 Bring = Callable[[Fetch, HotPrefix, float, Callable[[str], None]], None]
 """Begins to fetch a state: source, prefix, deadline, function that gets the outcome."""
 
@@ -51,7 +51,7 @@ class _Inheritance:
     done: threading.Event = field(default_factory=threading.Event)
 
     def end(self, outcome: str) -> None:
-        """Count a fetch that has ended. By the loop."""
+        """Count a fetch that has ended. Called by the loop."""
         self.under_way -= 1
         self.fetched += outcome == "valid"
 
@@ -104,7 +104,7 @@ class Heir:
         return question.places
 
     def inherit(self, bequest: Bequest) -> int:
-        """Fetch what is worth it, and return the number of states that were fetched."""
+        """Fetch the states that are worth the time, and return the number of states that were fetched."""
         deadline = self._clock() + bequest.seconds
         inheritance = _Inheritance(bequest, deadline, deque(bequest.prefixes), 0)
         self._arriving.append(inheritance)
@@ -115,7 +115,7 @@ class Heir:
     # --- by the loop ---------------------------------------------------------------------------------
 
     def poll(self, bring: Bring) -> None:
-        """Answer the server's threads, and begin fetches. Between two steps."""
+        """Answer the server's threads, and begin fetches. Called by the loop between two steps."""
         while self._questions:
             question = self._questions.popleft()
             question.places = min(self._room(), MOST_HOT)

@@ -29,7 +29,8 @@ MOST_RECEPTIONS = 8
 
 
 RENEWALS = 4
-"""Signs of life to the source of a state that waits for a place, in each lease."""
+"""Number of messages in each lease by which a request that waits for a reception keeps the source's state
+alive."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,7 @@ class StateSource:
     place: str = ""
     """Engine or tier by which the lineage of the checkpoint names the source."""
     size: int = 0
-    """Expected bytes, by which others that wait behind it judge; 0 = unknown."""
+    """Expected bytes, from which imports that wait behind this one estimate their time; 0 = unknown."""
     unread: Callable[[], None] = lambda: None
     """Called by the loop if nothing will be read."""
     waits: Callable[[], None] = lambda: None
@@ -71,7 +72,7 @@ class _Import:
     """State that is being fetched, with the sequences that wait for it, if any do."""
 
     token_ids: Tokens
-    """Token ids of the prompt; the state of the source is that of the first ones."""
+    """Token ids of the prompt. The source has the state of the first of them."""
     salt: str
     source: StateSource
     began: float
@@ -92,7 +93,10 @@ class _Import:
 
 
 class Importer:
-    """Imports of one engine. `wake` makes an idle loop look for work; any thread may call it."""
+    """The states that one engine fetches from elsewhere, and the requests that wait for them.
+
+    `wake` makes an idle loop look for work; any thread may call it.
+    """
 
     def __init__(
         self,
@@ -144,7 +148,10 @@ class Importer:
         deadline: float,
         ended: Callable[[str], None],
     ) -> None:
-        """Bring in a state for which no request waits; `ended` gets the outcome, from the loop."""
+        """Bring in a state for which no request waits; `ended` gets the outcome, from the loop.
+
+        `deadline` is a time of the engine's clock in seconds.
+        """
         self._await(_Import(token_ids, salt, source, self._clock(), deadline, source.size, ended=ended))
 
     def _await(self, awaited: _Import) -> None:

@@ -28,7 +28,10 @@ SAVED, LOADED = "session_save", "session_load"
 
 
 class Sessions:
-    """Saves and loads of one engine. `wake` makes an idle loop look for work; any thread may call it."""
+    """Saves conversations of one engine to files, and loads them.
+
+    `wake` makes an idle loop look for work; any thread may call it.
+    """
 
     def __init__(
         self,
@@ -113,7 +116,7 @@ class Sessions:
         return self._reply(call, 200, {"depth": depth, "bytes": size})
 
     def _split(self, buffers: Sequence[memoryview]) -> tuple[Sequence[memoryview], Sequence[memoryview]]:
-        """Return the buffers of the state, and those of the pages."""
+        """Divide `buffers` into the buffers of the state and the buffers of the pages."""
         number, rest = 0, self._state_bytes
         while rest > 0:
             rest -= buffers[number].nbytes

@@ -184,7 +184,7 @@ class PeerReader:
         self._threads.submit(call, peer, self._client.clock() + TELL_SECONDS)
 
     def close(self) -> None:
-        """Drop what no thread has begun to tell: an export ends with its lease."""
+        """Drop the messages to other engines that are not being sent yet: an export ends with its lease."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def read(

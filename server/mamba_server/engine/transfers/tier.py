@@ -72,10 +72,10 @@ class _Victim:
 
 
 class Tier:
-    """Store of one engine.
+    """The store below the arena of one engine, in host memory and on disk.
 
-    `speed` is the measured speed of computing prompts, and `bandwidth` that of reading states back; a prompt
-    takes the faster way.
+    `speed` is the measured speed of computing prompts, and `bandwidth` the measured speed of reading states
+    back; a prompt takes the faster way.
     """
 
     def __init__(
@@ -141,7 +141,11 @@ class Tier:
         first: int,
         began: float,
     ) -> str:
-        """Launch the copy of a checkpoint into free memory of the ring; return "", or why it cannot start."""
+        """Launch the copy of a checkpoint into a free slab of the ring of host memory.
+
+        Return "", or the reason why it cannot start. `first` is the first token whose pages are copied, and
+        `began` the time of the clock in seconds.
+        """
         pages = evicted.pages[first // self._page_size :]
         size = bundle_bytes(memory.layout, len(pages))
         if size > MAX_RING_BYTES:
@@ -215,7 +219,10 @@ class Tier:
     # --- into the arena ------------------------------------------------------------------------------
 
     def source_of(self, token_ids: Tokens, salt: str, match: Match) -> StateSource | None:
-        """Return the stored state from which a prompt shall resume; None = computing it is faster."""
+        """Return the stored state from which a prompt shall resume.
+
+        The result is None if the store has no deeper state than the cache, or if computing is faster.
+        """
         base = match.kv_depth // self._page_size * self._page_size
         stored = self.store.lookup(token_ids[:-1], salt, base=base, above=match.resumable)
         if stored is None:

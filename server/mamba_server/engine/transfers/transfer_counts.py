@@ -32,7 +32,11 @@ class TransferCounts:
     def record(
         self, direction: str, outcome: str, size: int, seconds: float, *, depth: int = 0, peer: str = ""
     ) -> None:
-        """Count a transfer that has ended, and log it. `size`: bytes, if it was complete."""
+        """Count a transfer that has ended, and log it.
+
+        `size` is the number of bytes, if it was complete, and `seconds` its duration. `peer` is the other
+        engine.
+        """
         self.outcomes[direction, outcome] += 1
         self.sizes[direction] += size
         self.seconds.append((direction, seconds))

@@ -38,7 +38,7 @@ class PeerPrefix(NamedTuple):
 
 
 class WarmStart:
-    """The warm start of one engine.
+    """Fetches the most valuable prefixes of other engines into the cache of one engine before it is ready.
 
     `peers` are the transfer servers of other engines, `HOST:PORT` separated by commas. `own` is the address
     of this engine's own server, which is skipped.

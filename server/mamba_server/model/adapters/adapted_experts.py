@@ -54,9 +54,10 @@ class Group:
     def __init__(
         self, products: ExpertProducts, zeros: Callable[..., torch.Tensor], places: tuple[int, int]
     ) -> None:
-        """Reserve the places.
+        """Reserve memory for the matrices of adapters.
 
-        zeros: returns zeros of a shape, and counts their bytes; places: their number and their largest rank.
+        `zeros` returns zeros of a shape and counts their bytes. `places` are the number of adapters for which
+        memory is reserved, and their largest rank.
         """
         self._up, self._down = products.up, products.down
         self.sizes, self.inners, self._factors = products.sizes, products.inners, products.factors
@@ -71,7 +72,7 @@ class Group:
     def __call__(self, expert: int, x: torch.Tensor, places: Sequence[tuple[int, int, int]]) -> torch.Tensor:
         """Return the result [n, outputs] of one expert for rows x, in float32 or wider.
 
-        places: first row, last row plus one, and place of each run of rows with one adapter.
+        `places` are runs of rows with one adapter: first row, last row plus one, and the adapter's place.
         """
         wide = torch.promote_types(x.dtype, torch.float32)
         inner = self._up[expert](x).to(wide)
@@ -117,7 +118,7 @@ def _activated(inner: torch.Tensor, inners: int) -> torch.Tensor:
 
 
 class AdaptedExperts:
-    """The experts of one block, and a shared one, with places for the changes by adapters."""
+    """The experts of one block, and a shared one, with memory for changes by several adapters."""
 
     def __init__(
         self,
@@ -171,8 +172,12 @@ class AdaptedExperts:
     ) -> torch.Tensor:
         """Return the block's result for rows that have adapters.
 
-        x: [n, d] rows; places: place of each row; experts, weights: [n, k] as `route` returns them; gate: [n]
-        factor of the shared expert; None = 1.
+        Args:
+            x: [n, d] rows.
+            places: [n] place of each row's adapter.
+            experts: [n, k] experts of each row, as `route` returns them.
+            weights: [n, k] weights of these experts.
+            gate: [n] factor of the shared expert; None = 1.
         """
         chosen = experts.tolist()
         pairs: dict[int, list[tuple[int, int]]] = {}
@@ -220,7 +225,7 @@ class AdaptedExperts:
                 yield name, *place
 
     def _of_stacked(self, name: str, stacked: StackedLowRank) -> list[tuple[Group, int, int, LowRank]]:
-        """Return the changes of single projections that a change of a stacked parameter holds."""
+        """Return the changes of single projections that the change `stacked` of a stacked parameter has."""
         routed = self._groups[0]
         inputs, inner, outputs = routed.sizes
         if name == self._names.stacked_first:
@@ -241,7 +246,10 @@ _ALL_PARTS = -2
 
 
 def _parts(group: Group, part: int, change: LowRank) -> list[tuple[LowRank, int]]:
-    """Return the changes of single projections, with their numbers."""
+    """Return the changes of single projections with the projections' numbers.
+
+    A change of all first projections of an expert is cut into one for each.
+    """
     if part != _ALL_PARTS:
         return [(change, part)]
     halves = change.second.chunk(group.inners)

@@ -115,8 +115,9 @@ class AdaptedProduct:
     def _change_rows(self, x: torch.Tensor, rows: DecodeRows, out: torch.Tensor) -> None:
         """Add the changes of rows with different adapters.
 
-        One product with the matrices of all places computes every row's inner numbers for every adapter;
-        those of other adapters become zero. Few rows decode, so reading the matrices once costs most.
+        One product with the matrices of all places computes every row's inner numbers for every adapter; the
+        numbers for adapters of other rows become zero. Few rows decode, so reading the matrices once costs
+        most.
         """
         n, places = len(rows.rows), slice(rows.first, rows.end)
         every = n == len(out)
@@ -142,7 +143,7 @@ class AdaptedProduct:
             out[:, part.start : part.start + part.width].add_(inner[:, number] @ second[place].to(self._type))
 
     def check(self, part: Part, change: LowRank) -> None:
-        """Raise AdapterError if the shapes of a change are not those of its module."""
+        """Raise AdapterError if `change` was trained for a module of another shape than `part`."""
         shape, own = (len(change.second), change.first.shape[1]), (part.outputs, self._first.shape[3])
         if shape != own:
             raise AdapterError(

@@ -26,15 +26,15 @@ _EXPERTS = re.compile(
 
 
 class AdapterBank:
-    """Places for `places` adapters of up to `rank`."""
+    """Memory on the device for `places` adapters of up to `rank`, each in a place of its own."""
 
     def __init__(
         self, places: int, rank: int, device: torch.device, dtype: torch.dtype, *, expert_rank: int = 0
     ) -> None:
-        """Reserve nothing yet.
+        """Create a bank with room for `places` adapters of at most `rank`. No memory is reserved yet.
 
-        dtype: type of the model's activations, in which the places are kept; expert_rank: largest rank of the
-        changes of experts, 0 = experts have no places.
+        `dtype` is the type of the model's activations, in which the adapters are kept. `expert_rank` is the
+        largest rank of the changes of experts; 0 = no adapter may change experts.
         """
         self.places, self.rank, self.expert_rank = places, rank, expert_rank
         self._device, self._dtype = device, dtype
@@ -79,9 +79,9 @@ class AdapterBank:
         routed: ExpertProducts,
         shared: tuple[ExpertProducts, tuple[str, ...], str] | None,
     ) -> AdaptedExperts:
-        """Reserve the places of the experts of one block, and return what computes their changes.
+        """Reserve memory for adapters of the experts of one block; return an object that computes changes.
 
-        shared: the shared expert, with the names of its first projections and of its last; None = it has
+        `shared` is the shared expert, with the names of its first projections and of its last; None = it has
         none here.
         """
 
@@ -125,11 +125,14 @@ class AdapterBank:
                 product.check(part, change)
 
     def holds(self, fingerprint: str) -> bool:
-        """Return whether the adapter of that fingerprint has a place; "" = no adapter, which needs none."""
+        """Return whether the adapter with this fingerprint has a place; "" = no adapter, which needs none."""
         return not fingerprint or fingerprint in self._place_of
 
     def place_of(self, fingerprint: str) -> int:
-        """Return the place of an adapter, `BASE` for ""; raises KeyError for an adapter without a place."""
+        """Return the place of the adapter with this fingerprint, or `BASE` for "".
+
+        Raises KeyError for an adapter without a place.
+        """
         return self._place_of[fingerprint] if fingerprint else BASE
 
     @property
@@ -163,7 +166,7 @@ class AdapterBank:
 
     @contextlib.contextmanager
     def computing(self, step: StepAdapters | None) -> Iterator[None]:
-        """Compute with these adapters while the context is open. On the forward stream."""
+        """Compute with these adapters while the context is open. Called on the forward stream."""
         self.step = step
         try:
             yield

@@ -24,7 +24,7 @@ WITHOUT_EFFECT = frozenset({
     "loftq_config", "lora_dropout", "lora_ga_config", "megatron_core", "peft_type", "peft_version",
     "qalora_group_size", "revision", "runtime_config", "task_type",
 })  # fmt: skip
-"""Fields that describe the training, or that repeat what the tensors' names say."""
+"""Fields that describe the training, or that repeat facts in the names of the tensors."""
 SAME_BASE = (True, False, None, "gaussian", "orthogonal", "eva", "true", "false")
 """Values of `init_lora_weights` that leave the base model as it is."""
 ALL_LINEAR = "all-linear"
@@ -87,23 +87,23 @@ class AdapterConfig:
         )
 
     def rank_of(self, module: str) -> int:
-        """Return the rank of the module of that name."""
+        """Return the rank of the adapter's matrices for the module with the name `module`."""
         return next((rank for key, rank in self.ranks.items() if _ends(key, module)), self.rank)
 
     def scale_of(self, module: str) -> float:
-        """Return the factor on the product of both matrices of the module of that name."""
+        """Return the factor on the product of both matrices for the module with the name `module`."""
         alpha = next((each for key, each in self.alphas.items() if _ends(key, module)), self.alpha)
         rank = self.rank_of(module)
         return alpha / (math.sqrt(rank) if self.rslora else rank)
 
     def names(self, module: str) -> bool:
-        """Return whether the module of that name is one of the targets."""
+        """Return whether the module with the name `module` is one of the targets."""
         if isinstance(self.targets, str):
             return self.targets == ALL_LINEAR or re.fullmatch(self.targets, module) is not None
         return any(_is_last_part(target, module) for target in self.targets)
 
     def parameters_of(self, module: str) -> list[str]:
-        """Return the parameters of a module that are targets, that of the last projection first."""
+        """Return the parameters of a module that are targets, the last projection's parameter first."""
         own = [
             name
             for stem, _, name in (parameter.rpartition(".") for parameter in self.parameters)
@@ -151,7 +151,7 @@ def _positive_integer(name: str, value: Any) -> int:
 
 
 def _refuse_unserved(values: dict[str, Any]) -> None:
-    """Raise ValueError for what this version cannot compute."""
+    """Raise ValueError for values with which this version cannot compute."""
     if values.get("peft_type") != "LORA":
         raise ValueError(f"peft_type {values.get('peft_type')!r} is not served: adapters must be LORA")
     if values.get("bias", "none") != "none":

@@ -59,8 +59,8 @@ class StepAdapters:
     ) -> "StepAdapters | None":
         """Return the adapters of a step; None = no sequence has one.
 
-        places: [S] place of each sequence's adapter, or `BASE`; query_start: [S+1] first row of each
-        sequence; decodes: number of the first sequences that decode.
+        `places` are the places of the sequences' adapters, or `BASE`, [S]. `query_start` is the first row of
+        each sequence, [S+1]. The first `decodes` sequences decode.
         """
         if not (places != BASE).any():
             return None

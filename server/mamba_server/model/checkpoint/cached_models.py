@@ -69,7 +69,7 @@ def cached_model(copy: Path) -> CachedModel:
 
 
 def _models_in(folder: Path) -> Iterator[CachedModel]:
-    """Yield the copies of one model, and what an interrupted download has left of others."""
+    """Yield the copies of one model, and the parts of other copies whose download was interrupted."""
     commits = {path.name for path in folder.glob(f"{SNAPSHOTS}/*") if path.is_dir()}
     commits |= {path.name for path in folder.glob(f"{PARTIAL}/*") if path.is_dir() and "." not in path.name}
     if not commits and any(folder.glob("blobs/*")):

@@ -46,11 +46,11 @@ class DownloadFailed(SourceError):
 
 
 class UnsupportedModel(ModelError):
-    """This version cannot serve the model; the message names what it lacks."""
+    """This version cannot serve the model; the message names the feature that is not supported."""
 
 
 class AdapterError(ModelError):
-    """An adapter cannot be used; the message says what it would take."""
+    """An adapter cannot be used; the message says why."""
 
 
 class WeightsError(ModelError):

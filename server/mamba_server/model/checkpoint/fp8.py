@@ -44,14 +44,14 @@ def kept(weight: torch.Tensor, scale: torch.Tensor) -> Fp8Matrix | None:
 
 
 def is_of_blocks(shape: tuple[int, ...], scale: tuple[int, ...]) -> bool:
-    """Return whether a scale of that shape has several groups of inputs for a weight [..., r, c]."""
+    """Return whether the shape `scale` has several groups of inputs for a weight of `shape`, [..., r, c]."""
     return len(scale) == len(shape) >= 2 and 1 < scale[-1] < shape[-1]
 
 
 def _factors(weight: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, int]:
     """Return the factors of `weight`, [..., r, c], and the number of rows for each row of factors.
 
-    The factors are [..., n, c or 1]; the number of rows is 1, that of a block, or 0 for all rows.
+    The factors are [..., n, c or 1]. The number of rows is 1, the height of a block, or 0 for all rows.
     """
     factors = scale.to(torch.float32)
     if weight.dim() >= 2:

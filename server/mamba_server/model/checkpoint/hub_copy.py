@@ -72,7 +72,10 @@ def _resolve(
     say: Callable[[str], None],
     others: Collection[str] | None,
 ) -> Path:
-    """Download with `find`; if space is short, remove copies that no process needs and try again."""
+    """Download with `find`; if space is short, remove copies that no process needs and try again.
+
+    `others` are the commits that other users of the volume need; None = unknown, and nothing is removed.
+    """
     if others is None:
         return find(uri, progress, say=say)
     if freed := remove_cut_off(cache):

@@ -12,13 +12,13 @@ from pathlib import Path
 def remove_cut_off(cache: Path) -> int:
     """Remove the parts of files of interrupted downloads, which the Hub's client never resumes.
 
-    Returns the number of bytes freed.
+    Return the number of bytes freed.
     """
     return sum(map(_remove, cache.glob("models--*/blobs/*.incomplete")))
 
 
 def remove_copies(cache: Path, keep: Collection[str]) -> list[str]:
-    """Remove all copies of models but those of the commits `keep`.
+    """Remove all copies of models except the ones of the commits `keep`.
 
     Files that cannot be removed stay; callers measure the free space again.
 

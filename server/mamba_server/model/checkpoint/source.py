@@ -42,7 +42,7 @@ Progress = Callable[[str, int, int], None]
 """Callback `progress(stage, done, total)`: bytes done and bytes in total of one stage."""
 
 MODEL, ADAPTER = CONFIG_FILES
-"""Files that the directory of a model, and that of an adapter, hold."""
+"""Files by which the directory of a model, and the directory of an adapter, are known."""
 
 PVC_ROOT = Path("/models")
 """Directory in which claims are mounted in a pod: pvc://claim/path is PVC_ROOT/claim/path."""
@@ -99,7 +99,11 @@ def resolve_adapter(
 def _resolved(
     uri: str, config_file: str, progress: Progress, pvc_root: Path, say: Callable[[str], None]
 ) -> Path:
-    """Return the local directory at `uri`, which has to hold `config_file`."""
+    """Return the local directory at `uri`, which has to hold `config_file`.
+
+    `progress` and `say` get the progress and the messages of a download. `pvc_root` is the directory with the
+    volumes of URIs `pvc://`.
+    """
     scheme, rest = _split(uri)
     if scheme in REMOTE or scheme == "hf":
         copy = _remote_copy(uri, progress, say) if scheme in REMOTE else _download(uri, rest, progress)
@@ -281,7 +285,10 @@ def _check_remote(uri: str) -> None:
 
 
 def _remote_failure(error: RemoteError) -> SourceError:
-    """Translate an error of a store: what a later attempt may mend is a failure, the rest is wrong input."""
+    """Translate an error of a store.
+
+    An error that a later attempt may mend is a failure of the download; any other is a wrong input.
+    """
     match error:
         case FullDisk():
             return InsufficientDiskSpace(str(error), error.commit)

@@ -70,8 +70,8 @@ class MoeNames:
     shared_gate: str = ""
     """Name of the weight of the shared expert's gate; "" = the shared expert has the weight 1."""
     latent: tuple[str, str] = ("", "")
-    """Names of the projections to the width of the experts and back; "" = the family's experts have that of
-    the model."""
+    """Names of the projections to the width of the experts and back; "" = experts work in the width of the
+    model."""
     stacked: tuple[str, str] | None = None
     """Names of the first and the last projection in checkpoints with one tensor for all experts; None = the
     family has no such checkpoints besides those that `gate_up` and `down` name."""
@@ -99,7 +99,7 @@ class SharedNames:
     gate_up: str = "feed_forward.gate_up_proj"
     down: str = "feed_forward.down_proj"
     gate_up_changes: str = "feed_forward.gate_up_proj_adapter_list"
-    """Prefix of the changes of all uses, followed by the number of a use among all of the model."""
+    """Prefix of the low-rank changes of all uses, followed by the number of a use among all of the model."""
     attention_changes: tuple[str, ...] = tuple(f"self_attn.linear_{part}_adapter_list" for part in "qkv")
 
 

@@ -16,15 +16,15 @@ class TensorSource(Protocol):
     """Source of a model's tensors, under names without a prefix such as `layers.0.mixer.A_log`."""
 
     def has(self, name: str) -> bool:
-        """Return whether there is a tensor of that name."""
+        """Return whether there is a tensor with the name `name`."""
         ...
 
     def rows(self, name: str) -> int:
-        """Return the first dimension of the tensor of that name; 0 = there is none."""
+        """Return the first dimension of the tensor with the name `name`; 0 = there is none."""
         ...
 
     def numbers(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> BlockNumbers | None:
-        """Return the matrix of exactly that shape as the integers that the checkpoint stores.
+        """Return the matrix `name` of exactly `shape` as the integers that the checkpoint stores.
 
         None: it is stored otherwise, or no kernel computes with its integers, so that `take` has to be
         called. Raises WeightsError.
@@ -34,7 +34,7 @@ class TensorSource(Protocol):
     def four_bits(
         self, name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
     ) -> FourBitMatrix | None:
-        """Return the matrix of exactly that shape as the codes of four bits that the checkpoint stores.
+        """Return the matrix `name` of exactly `shape` as the codes of four bits that the checkpoint stores.
 
         None: it is stored otherwise, or no kernel of a GPU computes with its codes, so that `take` has to be
         called. Raises WeightsError.
@@ -47,7 +47,7 @@ class TensorSource(Protocol):
         ...
 
     def fp8(self, name: str, shape: tuple[int, ...]) -> Fp8Matrix | None:
-        """Return the matrix of exactly that shape, or one of each expert, as the FP8 that is stored.
+        """Return the matrix `name` of exactly `shape`, or one of each expert, as the FP8 that is stored.
 
         None: it is stored otherwise, so that `take` has to be called. Raises WeightsError.
         """
@@ -56,9 +56,9 @@ class TensorSource(Protocol):
     def take(
         self, name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
     ) -> torch.Tensor:
-        """Return the tensor of exactly that shape, converted. Raises WeightsError."""
+        """Return the tensor `name` of exactly `shape`, converted. Raises WeightsError."""
         ...
 
     def finish(self, unused: tuple[str, ...] = ()) -> None:
-        """Raise WeightsError if a tensor was not taken; those with a prefix of `unused` need not be."""
+        """Raise WeightsError if a tensor was not taken; tensors with a prefix of `unused` need not be."""
         ...

@@ -32,8 +32,8 @@ class _Document(msgspec.Struct):
 def check_same_vocabulary(model: Path, draft: Path, uri: str) -> None:
     """Check that the draft model of `uri` in directory `draft` has the tokens of the model in `model`.
 
-    Models without a tokenizer of their own are taken at their word, if neither has one. Raises
-    UnsupportedModel, which names the first token that differs.
+    If neither model has a tokenizer of its own, their tokens are not compared. Raises UnsupportedModel, which
+    names the first token that differs.
     """
     paths = [directory / FILE for directory in (model, draft)]
     present = [path.is_file() for path in paths]

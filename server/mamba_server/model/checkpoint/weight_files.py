@@ -25,8 +25,8 @@ INDEX = "model.safetensors.index.json"
 FP8 = "F8_E4M3"
 """Type of FP8 tensors in safetensors files; each has a scale in another tensor."""
 SCALES = ("_scale", "_scale_inv")
-"""Suffixes of the names of scales. That of a weight begins with the weight's name; those of activations are
-not used."""
+"""Suffixes of the names of scales. The name of a weight's scale begins with the weight's name; scales of
+activations are not used."""
 TEXT_PARTS = ("model.language_model.", "language_model.")
 """Prefixes of the text model's tensors in a multimodal checkpoint."""
 DRAFT_HEADS = "mtp."
@@ -59,7 +59,7 @@ def weights_size(directory: Path, *, heads: bool = False) -> WeightsSize | None:
 
 
 def quantization_in(directory: Path) -> Quantization | None:
-    """Return what the configuration of a model says of quantized weights, if there is one."""
+    """Return the description of quantized weights in the configuration of a model; None = there is none."""
     try:
         return quantization_of(json.loads((directory / "config.json").read_text(encoding="utf-8")))
     except (OSError, ValueError, AttributeError, RecursionError):
@@ -217,7 +217,7 @@ def _read_entries(
 
 
 def _of_matrices(shape: Sequence[int]) -> bool:
-    """Return whether the shape is that of a matrix, or of one matrix for each expert.
+    """Return whether this is the shape of a matrix, or of one matrix for each expert.
 
     Weights of convolutions have three dimensions, too, of which the second is 1.
     """

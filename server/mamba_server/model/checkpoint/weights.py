@@ -114,7 +114,8 @@ class Weights:
     def numbers(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> BlockNumbers | None:
         """Return the quantized matrix `name` as integers that the C++ kernels multiply by.
 
-        None: `take` has to be called. Raises WeightsError, whose message names file and tensor.
+        The result is None, and `take` has to be called, if the matrix is not quantized or the kernels cannot
+        use its form. Raises WeightsError, whose message names file and tensor.
         """
         if (matrix := self._matrices.get(name)) is None or matrix.layout == "nvfp4" or len(shape) != 2:
             return None
@@ -129,7 +130,8 @@ class Weights:
     ) -> FourBitMatrix | None:
         """Return the quantized matrix `name` as codes of four bits on the device.
 
-        None: `take` has to be called. Raises WeightsError, whose message names file and tensor.
+        The result is None, and `take` has to be called, if the matrix is not quantized, or its form is none
+        that a GPU multiplies by. Raises WeightsError, whose message names file and tensor.
         """
         if (matrix := self._matrices.get(name)) is None:
             return None
@@ -188,7 +190,7 @@ class Weights:
         return form
 
     def fp8(self, name: str, shape: tuple[int, ...]) -> Fp8Matrix | None:
-        """Return the matrix `name` of exactly that shape as the FP8 that is stored; None = `take` it.
+        """Return the matrix `name` of exactly `shape` as the FP8 that is stored; None = `take` it.
 
         Raises WeightsError, whose message names file and tensor.
         """
@@ -218,7 +220,10 @@ class Weights:
     def _checked(
         self, name: str, matrix: StoredMatrix, convert: Callable[[Read], Result], device: torch.device
     ) -> Result:
-        """Return what `convert` makes of a matrix's tensors, which it reads onto the device."""
+        """Return the result of `convert` for a matrix's tensors, which are read onto the device.
+
+        Raises WeightsError for the errors of `convert`.
+        """
 
         def read(part: str) -> torch.Tensor:
             if part not in self._entries:
@@ -242,9 +247,9 @@ class Weights:
         return tensor
 
     def finish(self, unused: tuple[str, ...] = ()) -> None:
-        """Raise WeightsError if a tensor was not taken: the model is not that of the configuration.
+        """Raise WeightsError if a tensor was not taken: the configuration describes another model.
 
-        unused: prefixes of tensors that need not be taken.
+        `unused` are prefixes of tensors that need not be taken.
         """
         scales = scale_endings(entry.dtype for entry in self._entries.values())
         if self._matrices:
@@ -285,7 +290,7 @@ class Weights:
 
 
 def _check_shape(entry: WeightEntry, shape: tuple[int, ...]) -> None:
-    """Raise WeightsError unless the tensor has that shape."""
+    """Raise WeightsError unless the tensor has exactly `shape`."""
     if entry.shape != shape:
         raise WeightsError(
             f"{entry.file}: tensor {entry.name} has the shape {list(entry.shape)}, and by the "

@@ -40,8 +40,8 @@ class Attention:
     ) -> None:
         """Take the weights of one layer.
 
-        norm_eps: epsilon of the norms of queries and keys, if any; inputs: width of the rows that queries,
-        keys and values come from, None = `hidden_size`.
+        `norm_eps` is the epsilon of the norms of queries and keys, if there are any. `inputs` is the width of
+        the rows that queries, keys and values come from; None = `hidden_size`.
         """
         self.config = config
         inputs = inputs or hidden_size
@@ -119,10 +119,10 @@ class Attention:
     def __call__(
         self, x: torch.Tensor, kv: torch.Tensor, plans: StepPlans, turns: Turns | None = None
     ) -> torch.Tensor:
-        """Compute one step. Returns [T, d].
+        """Compute one step of the rows `x`, [T, d]; return [T, d].
 
-        x: [T, d]; kv: [pages, 2, page_size, kv_heads, head_dim], which is written; turns: rotation of queries
-        and keys, None without positions.
+        Keys and values are written to `kv`, [pages, 2, page_size, kv_heads, head_dim]. `turns` is the
+        rotation of queries and keys; None = attention uses no positions.
         """
         assert plans.attention is not None
         query, key, value, gate = self._project(x, turns)
@@ -143,7 +143,7 @@ class Attention:
         return self.o_proj(flat)
 
     def _flat(self, attended: torch.Tensor) -> torch.Tensor:
-        """Return the input of the last projection, [T, any], for what each head gathered, [T, H, h]."""
+        """Return the input of the last projection, [T, any], from the results of all heads, [T, H, h]."""
         return attended.flatten(1)
 
     def remember(
@@ -158,7 +158,7 @@ class Attention:
     ) -> None:
         """Write keys and values of rows x [T, d] at page and offset [T], without attending.
 
-        empty: rows whose key and value are zeros.
+        `empty` are the rows whose key and value are zeros.
         """
         _, key, value, _ = self._project(x, turns)
         if len(empty):

@@ -32,7 +32,10 @@ class DraftHead:
     def __init__(
         self, config: ModelConfig, names: TensorNames, loader: Loader, embed: Embed, norm_eps: float
     ) -> None:
-        """Take the weights of the head. Raises WeightsError."""
+        """Take the weights of the head. Raises WeightsError.
+
+        `embed` is the model's embedding, which the head shares.
+        """
         d, here, own = config.hidden_size, replace(loader, prefix=DRAFT_HEADS), names.head
         attention, feed_forward = names.blocks["attention"], names.blocks["mlp"]
         assert config.attention is not None
@@ -62,7 +65,8 @@ class DraftHead:
     ) -> None:
         """Write keys and values of all tokens of a step, and keep the hidden states that later steps need.
 
-        hidden: [T, d] of the model behind its last norm; token_ids: [T].
+        `hidden` are the model's hidden states behind its last norm, [T, d], and `token_ids` their tokens,
+        [T]. `turns` is the rotation of keys; None = there is none.
         """
         assert cache.hidden is not None
         assert cache.tails is not None
@@ -81,7 +85,8 @@ class DraftHead:
     ) -> torch.Tensor:
         """Return the hidden states [n, d] behind the head's norm, of one token of each sequence.
 
-        token_ids: [n]; preceding: [n, d] hidden states of the tokens before.
+        `token_ids` are the tokens, [n], and `preceding` the hidden states of the tokens before, [n, d].
+        `turns` is the rotation of queries and keys; None = there is none.
         """
         x = self._pairs(token_ids, preceding)
         added = self.attention(self.norm_before(x, None), cache.kv[-1], plans, turns)

@@ -28,7 +28,7 @@ class FourBitLinear:
 
         Args:
             parts: the matrices; ordinary ones have their own part of the bias.
-            bias: [all outputs], for those of four bits.
+            bias: [all outputs] bias of the parts of four bits.
             product: the operator that multiplies by them.
             invariant: whether a row's bits must not depend on the number of rows.
         """

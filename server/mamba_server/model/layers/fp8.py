@@ -61,7 +61,7 @@ class Fp8Linear:
     """A linear layer whose weights are FP8."""
 
     matrix: Fp8Matrix
-    """[outputs, inputs]"""
+    """Weights with their scales, [outputs, inputs]."""
     bias: torch.Tensor | None
     dtype: torch.dtype
     """Type of the product."""

@@ -22,7 +22,10 @@ from mamba_server.model.step_plans import StepPlans
 
 
 class GatedDeltaMixer:
-    """Weights and forward of one mixer. A and dt_bias are float32, like the states that they act on."""
+    """Weights and forward of one mixer of the gated delta rule.
+
+    A and dt_bias are float32, like the states that they act on.
+    """
 
     def __init__(self, config: GatedDeltaConfig, hidden_size: int, names: DeltaNames, loader: Loader) -> None:
         """Take the weights of one layer. Raises UnsupportedModel, WeightsError."""
@@ -76,10 +79,10 @@ class GatedDeltaMixer:
         plans: StepPlans,
         ring: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Compute one step. Returns [T, d].
+        """Compute one step of the rows `x`, [T, d]; return [T, d].
 
-        x: [T, d]; conv: [slabs, K-1, C] and ssm: [slabs, H, V, K], which are both written; ring: inputs of
-        drafts or those that states lack, for steps with some.
+        `conv`, [slabs, K-1, C], and `ssm`, [slabs, H, V, K], are windows and states, which are written.
+        `ring` keeps the inputs of drafts, or inputs that states lack; None = the engine has neither.
         """
         projected = self.in_proj(x)
         if self.kernels is None:
@@ -95,7 +98,7 @@ class GatedDeltaMixer:
         return self.out_proj(gated)
 
     def absorb(self, conv: torch.Tensor, ssm: torch.Tensor, ring: torch.Tensor, replay: ReplayPlan) -> None:
-        """Absorb what waits in the ring into the live slots, outside a step."""
+        """Compute the inputs of accepted drafts that `ring` holds into the live slots, outside a step."""
         if self.kernels is not None:
             replay.absorb(self.kernels.decode, conv, ssm, ring, ring.new_empty(0, self.widths[1]))
             return
@@ -105,7 +108,7 @@ class GatedDeltaMixer:
     def _decode(
         self, projected: torch.Tensor, conv: torch.Tensor, ssm: torch.Tensor, plan: SlotPlan, y: torch.Tensor
     ) -> None:
-        """Decode the plan's rows with operators, up to the recurrence; y: [n, H, V], written."""
+        """Decode the plan's rows with operators, up to the recurrence; `y` is [n, H, V], written."""
         mixed, _, b, a = projected.split(self.widths, dim=-1)
         rows = self.operators.conv1d_update(mixed, self.conv_weight, None, conv, plan)
         self.operators.gated_delta_update(ssm, self._inputs(rows, a, b), plan, y)
@@ -120,7 +123,10 @@ class GatedDeltaMixer:
         ring: torch.Tensor,
         y: torch.Tensor,
     ) -> None:
-        """Decode as `_decode`, and write the states that are due. Windows, which are small, always move."""
+        """Decode as `_decode`, and write the states that are due. Windows, which are small, always move.
+
+        `lanes` says which inputs of `ring` each state lacks. The results are written to `y`.
+        """
         mixed, _, b, a = projected.split(self.widths, dim=-1)
         rows = self.operators.conv1d_update(mixed, self.conv_weight, None, conv, plan)
         self.operators.gated_delta_replay(ssm, self._inputs(rows, a, b), plan, lanes, ring, y)
@@ -133,7 +139,7 @@ class GatedDeltaMixer:
         plans: StepPlans,
         ring: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Compute convolution, recurrence, norm and gate with operators. Returns [T, H*V]."""
+        """Compute convolution, recurrence, norm and gate with operators; return [T, H*V]."""
         config, operators, cut = self.config, self.operators, plans.decodes
         mixed, z, b, a = projected.split(self.widths, dim=-1)
         y = projected.new_empty(plans.tokens, config.value_heads, config.value_dim)
@@ -159,7 +165,10 @@ class GatedDeltaMixer:
         return gated
 
     def _inputs(self, mixed: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> DeltaInputs:
-        """Divide mixed, [n, C] = q | k | v after the convolution, into the scan's inputs; a, b: [n, H]."""
+        """Divide the convolved rows `mixed`, [n, C] = q | k | v, into the scan's inputs.
+
+        `a` and `b` are the inputs of decay and beta, [n, H].
+        """
         config = self.config
         q, k, v = mixed.split(_parts(config), dim=-1)
         return DeltaInputs(

@@ -124,8 +124,8 @@ class HybridModel:
     ) -> None:
         """Take the tensors out of `weights`. Raises UnsupportedModel, WeightsError.
 
-        `backend`: the kernels to use; None selects them by device and environment; `adapters`: places for
-        adapters; None = the model has none.
+        `dtype` is the type of activations. `backend` are the kernels to use; None selects them by device and
+        environment. `adapters` is the memory for adapters; None = the model has none.
         """
         if (why := why_not_served(config)) is not None:
             raise UnsupportedModel(why)
@@ -191,7 +191,10 @@ class HybridModel:
         quantization: Quantization = "none",
         adapters: AdapterBank | None = None,
     ) -> "HybridModel":
-        """Build the model from the files of `directory`. Raises UnsupportedModel, WeightsError."""
+        """Build the model from the files of `directory`. Raises UnsupportedModel, WeightsError.
+
+        `dtype` is the type of activations. `adapters` is the memory for adapters; None = the model has none.
+        """
         weights = Weights(directory, progress, heads=config.draft_head)
         return cls(
             config, weights, device=device, dtype=dtype, batch_invariant=batch_invariant,
@@ -199,7 +202,7 @@ class HybridModel:
         )  # fmt: skip
 
     def forward(self, batch: ForwardBatch, cache: CacheViews) -> torch.Tensor:
-        """Run one step. Returns float32 logits [L, vocab] of the rows `batch.logits_rows`."""
+        """Run one step; return float32 logits [L, vocab] of the rows `batch.logits_rows`."""
         return self.logits(self.hidden(batch, cache))
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -209,9 +212,9 @@ class HybridModel:
             return logits.to(accumulator(logits.dtype))
 
     def hidden(self, batch: ForwardBatch, cache: CacheViews) -> torch.Tensor:
-        """Run one step without the head. Returns the normed hidden states [L, d] of `batch.logits_rows`.
+        """Run one step without the head; return the normed hidden states [L, d] of `batch.logits_rows`.
 
-        Writes the state of every sequence (convolution window and SSM part, of the same depth) to its
+        The state of every sequence (convolution window and SSM part, of the same depth) is written to its
         `slot_out`, checkpoints to `chunk_track` and `decode_track`, keys and values to `kv_row`.
         """
         with torch.inference_mode():
@@ -254,8 +257,8 @@ class HybridModel:
     ) -> list[torch.Tensor]:
         """Return the tokens that the head foresees behind `token_ids` [n], one tensor for each of `plans`.
 
-        preceding: [n, d] the model's hidden states of the tokens before. Each plan is of the sequences that
-        go on, which are the first ones.
+        `preceding` are the model's hidden states of the tokens before, [n, d]. Each plan has the sequences
+        that go on, which are the first ones.
         """
         assert self.draft_head is not None
         foreseen = []
@@ -269,16 +272,16 @@ class HybridModel:
         return foreseen
 
     def decode(self, token_ids: torch.Tensor, plans: StepPlans, cache: CacheViews) -> torch.Tensor:
-        """Compute one token of each sequence by plans that stay on the device. Returns [n, d] of all rows.
+        """Compute one token of each sequence by plans that stay on the device; return [n, d] of all rows.
 
-        Issues the same operators on the same memory, whatever the sequences are. Raises NoHostRoutes if a
-        kernel does not support this model.
+        The same operators run on the same memory, whatever the sequences are. Raises NoHostRoutes if a kernel
+        does not support this model.
         """
         with torch.inference_mode():
             return self.norm(*self._layers(token_ids, plans, cache))
 
     def absorb(self, replay: ReplayPlan, cache: CacheViews) -> None:
-        """Absorb the waiting inputs of a plan into live slots, outside a step."""
+        """Compute the accepted drafts of a plan into the live slots, outside a step."""
         with torch.inference_mode():
             for block in self.blocks:
                 mixer = block.mixer
@@ -436,7 +439,7 @@ class HybridModel:
     def _mixer(self, kind: LayerKind, layer: Loader, inside: Loader) -> Mixer | None:
         """Load the mixer of a block; None if blocks of this kind cannot be served.
 
-        `layer`: loader of the block's layer; `inside`: loader of the mixer's tensors.
+        `layer` is the loader of the block's layer, and `inside` the loader of the mixer's tensors.
         """
         config, d = self.config, self.config.hidden_size
         if kind in ("mamba", "shared_mamba") and config.mamba is not None:

@@ -37,7 +37,8 @@ class LatentAttention(Attention):
         self.absorb_keys = _of_heads(own.transpose(1, 2), loader)
         """Product of each head with its part of queries: [T, H, own] -> [T, H, rank]"""
         self.absorb_values = _of_heads(values, loader)
-        """Product of each head with what it gathered: [T, H, rank] -> [T, H, values]"""
+        """Product of each head with the sum of latent rows that it attended to: [T, H, rank] -> [T, H,
+        values]"""
         self.take_kernels(loader)
         self.o_proj = loader.linear("o_proj", config.heads * latent.values, hidden_size, bias=False)
 

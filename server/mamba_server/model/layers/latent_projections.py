@@ -19,9 +19,14 @@ class LatentProjections:
     """The projections of one block to the experts' width and back, and its shared expert."""
 
     def __init__(self, config: MoeConfig, hidden_size: int, names: TensorNames, loader: Loader) -> None:
-        """Take the weights. `loader` is that of the block's layer. Raises UnsupportedModel, WeightsError."""
+        """Take the weights. `loader` loads the tensors of the block's layer.
+
+        Raises UnsupportedModel, WeightsError.
+        """
         if config.latent is None or names.moe is None or not all(names.moe.latent):
-            raise UnsupportedModel("this version knows no names of projections around the model's experts")
+            raise UnsupportedModel(
+                "this version does not know the tensors of the projections around the model's experts"
+            )
         # Like experts, what is around them has no adapters.
         plain = replace(loader, adapters=None)
         first, last = names.moe.latent

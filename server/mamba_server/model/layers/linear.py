@@ -28,7 +28,7 @@ class Linear:
     """A linear layer computed by torch."""
 
     weight: torch.Tensor
-    """[outputs, inputs]"""
+    """Matrix of the product, [outputs, inputs]."""
     bias: torch.Tensor | None
     row_tile: int = 0
     """Rows of a tile; 0 = one product of all rows, whose rounding depends on the number of rows."""

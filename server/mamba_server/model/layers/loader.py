@@ -127,7 +127,7 @@ class Loader:
         return scaled
 
     def matrix(self, name: str, outputs: int, inputs: int) -> Matrix:
-        """Return the matrix `name` below the prefix, as integers if the kernels keep those of the checkpoint.
+        """Return the matrix `name` below the prefix, as the checkpoint's integers if the kernels use them.
 
         With quantization fp8 it is FP8. Raises WeightsError.
         """
@@ -174,7 +174,8 @@ class Loader:
     def norm(self, name: str, width: int, eps: float, *, before_product: bool = False) -> Norm:
         """Return the RMSNorm with the weight `name`.
 
-        before_product: whether all that the norm returns is multiplied, so that it may round to FP8 as well.
+        `before_product` says whether products alone read the norm's result, so that it may round to FP8 as
+        well.
         """
         weight, dtype = self.norm_weight(name, width), self.dtype
         if before_product and self.quantization == "fp8":
@@ -230,7 +231,8 @@ class Loader:
     def part(self, name: str, start: int, outputs: int, rows: torch.Tensor | None = None) -> Part:
         """Return the part of a product that has the outputs of the projection `name` from `start` on.
 
-        outputs: number of outputs of the projection; rows: those that are in the product; None = all.
+        `outputs` is the number of outputs of the projection. `rows` are the outputs that are in the product;
+        None = all.
         """
         module = self.prefix + name
         factor = self.factors.get(f"{module}.weight".removeprefix(self.layer))
@@ -323,7 +325,7 @@ class Loader:
         return self.four_bits and self.quantization == "int4" and four_bit.fits_runs(inputs)
 
     def fitted(self, weight: torch.Tensor) -> torch.Tensor | FourBitMatrix:
-        """Return a matrix in four bits if that is set for operators, otherwise as it is.
+        """Fit a matrix to four bits if operators multiply by such matrices; otherwise return it unchanged.
 
         The caller must not read `weight` afterwards.
         """
@@ -334,7 +336,7 @@ class Loader:
         return codes
 
     def one_weight(self, parts: Sequence[Matrix]) -> ExpertWeights:
-        """Return matrices of an expert whose outputs follow one another as one for operators.
+        """Join matrices of an expert by their outputs into one matrix for operators.
 
         Codes and FP8 that cannot be one matrix become ordinary weights.
         """

@@ -22,7 +22,10 @@ from mamba_server.model.step_plans import StepPlans
 
 
 class Mamba2Mixer:
-    """Weights and forward of one mixer. A, D and dt_bias are float32, like the states that they act on."""
+    """Weights and forward of one Mamba2 mixer.
+
+    A, D and dt_bias are float32, like the states that they act on.
+    """
 
     def __init__(self, config: MambaConfig, hidden_size: int, loader: Loader) -> None:
         self.config = config
@@ -64,10 +67,10 @@ class Mamba2Mixer:
         plans: StepPlans,
         ring: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Compute one step. Returns [T, d].
+        """Compute one step of the rows `x`, [T, d]; return [T, d].
 
-        x: [T, d]; conv: [slabs, K-1, C] and ssm: [slabs, H, P, N], both updated in place; ring: inputs of
-        drafts or those that states lack, for steps with some.
+        `conv`, [slabs, K-1, C], and `ssm`, [slabs, H, P, N], are windows and states, which are written.
+        `ring` keeps the inputs of drafts, or inputs that states lack; None = the engine has neither.
         """
         projected = self.in_proj(x)
         if self.kernels is None:
@@ -89,7 +92,7 @@ class Mamba2Mixer:
         plans: StepPlans,
         ring: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Compute convolution, recurrence, gate and norm with operators. Returns [T, H*P]."""
+        """Compute convolution, recurrence, gate and norm with operators; return [T, H*P]."""
         config, cut, operators = self.config, plans.decodes, self.operators
         gate, inputs, dt = projected.split([config.inner, config.conv_dim, config.heads], dim=-1)
         # On a GPU the scan's sums are rounded, which halves the memory traffic. Elsewhere that saves nothing,
@@ -115,7 +118,7 @@ class Mamba2Mixer:
         return norm(y.flatten(1), gate, self.norm_weight, config.norm_eps, config.groups)
 
     def absorb(self, conv: torch.Tensor, ssm: torch.Tensor, ring: torch.Tensor, replay: ReplayPlan) -> None:
-        """Absorb what waits in the ring into the live slots, outside a step."""
+        """Compute the inputs of accepted drafts that `ring` holds into the live slots, outside a step."""
         if self.kernels is not None:
             replay.absorb(self.kernels[0], conv, ssm, ring, ring.new_empty(0, self.config.inner))
             return
@@ -125,7 +128,7 @@ class Mamba2Mixer:
     def _decode(
         self, projected: torch.Tensor, conv: torch.Tensor, ssm: torch.Tensor, plan: SlotPlan, y: torch.Tensor
     ) -> None:
-        """Decode the plan's rows with operators, up to the recurrence; y: [n, H, P], written."""
+        """Decode the plan's rows with operators, up to the recurrence; `y` is [n, H, P], written."""
         config = self.config
         _, inputs, dt = projected.split([config.inner, config.conv_dim, config.heads], dim=-1)
         mixed = self.operators.conv1d_update(inputs, self.conv_weight, self.conv_bias, conv, plan)
@@ -141,14 +144,17 @@ class Mamba2Mixer:
         ring: torch.Tensor,
         y: torch.Tensor,
     ) -> None:
-        """Decode as `_decode`, and write the states that are due. Windows, which are small, always move."""
+        """Decode as `_decode`, and write the states that are due. Windows, which are small, always move.
+
+        `lanes` says which inputs of `ring` each state lacks. The results are written to `y`.
+        """
         config = self.config
         _, inputs, dt = projected.split([config.inner, config.conv_dim, config.heads], dim=-1)
         mixed = self.operators.conv1d_update(inputs, self.conv_weight, self.conv_bias, conv, plan)
         self.operators.state_replay(ssm, self._scan_inputs(mixed, dt), plan, lanes, ring, y)
 
     def _scan_inputs(self, mixed: torch.Tensor, dt: torch.Tensor) -> ScanInputs:
-        """Divide mixed, [n, C] = x | B | C after the convolution, into the scan's inputs; dt: [n, H]."""
+        """Divide mixed, [n, C] = x | B | C after the convolution, into the scan's inputs; `dt` is [n, H]."""
         config = self.config
         shared = config.groups * config.state_size
         x, B, C = mixed.split([config.inner, shared, shared], dim=-1)

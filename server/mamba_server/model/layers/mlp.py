@@ -45,9 +45,10 @@ anyway."""
 
 
 def activation(name: str, operator: Activate = activate, *, batch_invariant: bool = False) -> Activation:
-    """Return the function of that name, computed by `operator` unless it must be batch-invariant.
+    """Return the activation with the name `name`.
 
-    Raises UnsupportedModel for a function that is not served.
+    `operator` computes it, unless it must be batch-invariant. Raises UnsupportedModel for a function that is
+    not served.
     """
     if name not in ACTIVATIONS:
         raise UnsupportedModel(

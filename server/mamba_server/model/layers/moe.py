@@ -45,13 +45,19 @@ Stacked = torch.Tensor | Fp8Matrix
 
 
 class Moe:
-    """Weights and forward of one block. The router computes in float32, since its scores are compared."""
+    """Weights and forward of one sparse feed-forward block.
+
+    The router computes in float32, since its scores are compared.
+    """
 
     def __init__(self, config: MoeConfig, hidden_size: int, names: TensorNames, loader: Loader) -> None:
-        """Take the weights. `loader` is that of the block's layer. Raises UnsupportedModel, WeightsError."""
+        """Take the weights. `loader` loads the tensors of the block's layer.
+
+        Raises UnsupportedModel, WeightsError.
+        """
         own = names.moe
         if own is None:
-            raise UnsupportedModel("this version knows no names of experts of the model's family")
+            raise UnsupportedModel("this version does not know the tensors of experts of the model's family")
         self.activation = ACTIVATIONS[config.gated, config.activation]
         self.routing = Routing(
             top_k=config.experts_per_token,
@@ -104,7 +110,7 @@ class Moe:
     def _with_adapters(
         self, bank: AdapterBank, names: TensorNames, config: MoeConfig, hidden_size: int, loader: Loader
     ) -> AdaptedExperts:
-        """Reserve the places of adapters for the experts."""
+        """Reserve the memory of `bank` for adapters of the block's experts."""
         own, inners = names.moe, self.activation.projections
         assert own is not None
         width = config.latent or hidden_size
@@ -178,7 +184,7 @@ class Moe:
         return out
 
     def _change(self, x: torch.Tensor, rows: torch.Tensor, chosen: Chosen, out: torch.Tensor) -> None:
-        """Compute the rows of the step whose adapters change these experts, in place of what `out` has."""
+        """Compute the rows of the step whose adapters change these experts; overwrite their results."""
         if self.adapted is None or (adapted := self.adapted.rows(len(x))) is None:
             return
         for first in range(0, len(adapted[0]), MOST_ROWS):
@@ -225,7 +231,10 @@ def _expert_names(own: MoeNames, loader: Loader) -> ExpertNames:
 
 
 def _scores(router: torch.Tensor, gate: torch.Tensor | None, loader: Loader) -> Linear:
-    """Return the product that yields the experts' logits, then that of the shared expert's gate, if any."""
+    """Return the product that yields the experts' logits, and the logit of the shared expert's gate last.
+
+    Without a `gate` it yields the experts' logits alone.
+    """
     return loader.plain(router if gate is None else one_matrix([router, gate]), None)
 
 

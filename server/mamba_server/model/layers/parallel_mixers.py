@@ -11,7 +11,7 @@ from mamba_server.model.step_plans import StepPlans
 
 
 class ParallelMixers:
-    """Mixer and attention of one layer."""
+    """A Mamba2 mixer and attention of one layer, whose results are added."""
 
     def __init__(self, mamba: Mamba2Mixer, attention: Attention) -> None:
         self.mamba, self.attention = mamba, attention
@@ -26,5 +26,5 @@ class ParallelMixers:
         turns: Turns | None,
         ring: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Compute one step. x: [T, d]; the caches of both are written. Returns [T, d]."""
+        """Compute one step of the rows `x`, [T, d]; return [T, d]. The caches of both mixers are written."""
         return self.mamba(x, conv, ssm, plans, ring).add_(self.attention(x, kv, plans, turns))

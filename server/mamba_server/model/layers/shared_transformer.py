@@ -48,7 +48,7 @@ class _Weights:
         names: SharedNames,
         loader: Loader,
     ) -> None:
-        """Take the weights; `loader` is that of the layer whose tensors are the block's."""
+        """Take the weights through `loader`, which loads the layer whose tensors are the block's."""
         self.norm = loader.norm(names.norm, 2 * hidden_size, eps)
         self.attention = Attention(
             attention, hidden_size, loader.at(names.attention), eps, inputs=2 * hidden_size
@@ -85,7 +85,10 @@ class SharedUse:
         plans: StepPlans,
         turns: Turns | None,
     ) -> torch.Tensor:
-        """Compute one step. x, embedded: [T, d]; kv as for `Attention`, written. Returns [T, d]."""
+        """Compute one step of the rows `x`, [T, d]; return [T, d].
+
+        `embedded` are the rows of the embedding, [T, d]. `kv` is written as in `Attention`.
+        """
         weights = self._weights
         attended = self.attention(weights.norm(torch.cat((x, embedded), 1), None), kv, plans, turns)
         gate, up = self._gate_up(weights.norm_between(attended, None)).chunk(2, 1)
@@ -116,7 +119,7 @@ class SharedTransformers:
         names: SharedNames,
         layers: list[Loader],
     ) -> None:
-        """Take the weights of all blocks. layers: loaders of the layers that use one, in order.
+        """Take the weights of all blocks. `layers` load the layers that use one, in order.
 
         Checkpoints hold the tensors of a block in the layer that uses it first, or in every one.
         """
@@ -130,7 +133,7 @@ class SharedTransformers:
         self._blocks = [_Weights(attention, mlp, hidden_size, eps, names, source) for source in self._sources]
 
     def _source(self, users: list[Loader]) -> Loader:
-        """Return the loader of a block's tensors: that of the first of its users with them.
+        """Return the loader of a block's tensors, from the first of its users that has them.
 
         Raises WeightsError if others have other tensors.
         """
@@ -154,7 +157,7 @@ class SharedTransformers:
         return tuple(layer.at(self._names.block).prefix for layer in self._layers)
 
     def use(self, number: int) -> SharedUse:
-        """Return the use of that number, whose layer is the `number`-th that has one. Raises WeightsError."""
+        """Return use `number`, which belongs to the `number`-th layer that has one. Raises WeightsError."""
         names, d = self._names, self._hidden_size
         block = number % len(self._blocks)
         weights, source = self._blocks[block], self._sources[block]
@@ -171,7 +174,10 @@ class SharedTransformers:
     def _changed(
         self, base: Rows, source: Loader, names: Sequence[str], number: int, inputs: int, outputs: int
     ) -> ChangedProduct:
-        """Load the changes of a use to the parts of a product, each with `outputs` outputs."""
+        """Load the changes of use `number` to the parts of a product, each with `outputs` outputs.
+
+        `base` is the product, and `names` are the tensors of the changes in `source`, one name for each part.
+        """
         rank = self._config.adapter_rank
         changes: list[tuple[Rows, Rows]] = []
         for name in names:

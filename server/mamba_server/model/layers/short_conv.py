@@ -16,7 +16,7 @@ from mamba_server.model.step_plans import StepPlans
 
 
 class ShortConvMixer:
-    """Weights and forward of one mixer."""
+    """Weights and forward of one gated short convolution."""
 
     def __init__(self, config: ShortConvConfig, hidden_size: int, loader: Loader) -> None:
         self.channels = channels = config.channels
@@ -40,10 +40,10 @@ class ShortConvMixer:
         plans: StepPlans,
         ring: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Compute one step. Returns [T, d].
+        """Compute one step of the rows `x`, [T, d]; return [T, d].
 
-        x: [T, d]; conv: [slabs, K-1, C], which is written; ssm: [slabs, 0, 0, 0]; ring: inputs of drafts, for
-        steps with some.
+        `conv`, [slabs, K-1, C], are the windows, which are written; `ssm`, [slabs, 0, 0, 0], is empty. `ring`
+        keeps the inputs of drafts; None = the engine has no drafts.
         """
         rows = self.in_proj(x)
         if self.batch_invariant:
@@ -60,13 +60,13 @@ class ShortConvMixer:
         return self.out_proj(out)
 
     def absorb(self, conv: torch.Tensor, ssm: torch.Tensor, ring: torch.Tensor, replay: ReplayPlan) -> None:
-        """Absorb what waits in the ring into the live slots, outside a step."""
+        """Compute the inputs of accepted drafts that `ring` holds into the live slots, outside a step."""
         replay.absorb(self._decode, conv, ssm, ring, ring.new_empty(0, self.channels))
 
     def _decode(
         self, rows: torch.Tensor, conv: torch.Tensor, _: torch.Tensor, plan: SlotPlan, out: torch.Tensor
     ) -> None:
-        """Decode the plan's rows up to the last projection; out: [n, C], written."""
+        """Decode the plan's rows up to the last projection; `out` is [n, C], written."""
         if self.kernels is not None:
             self.kernels.decode(rows, conv, plan, out)
         else:

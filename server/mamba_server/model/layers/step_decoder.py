@@ -53,8 +53,9 @@ def step_decoder(
 ) -> StepDecoder | None:
     """Build the decoder of up to `most_rows` sequences with the weights of `model`.
 
-    Returns None if the layers have to be called one by one. page_table: [R, W] int32; last_token: [R] or
-    more, int32.
+    Return None if the layers have to be called one by one: without the C++ library, with a plain embedding,
+    or if a layer cannot be part of one call. `page_table` is [R, W] int32, and `last_token` [R] or more,
+    int32.
     """
     library = model.backend.library
     if library is None or isinstance(weight := model.embedding.weight, torch.Tensor):

@@ -229,7 +229,7 @@ def _checksum(version: str) -> Checksum | None:
 
 
 def _first_line(error: Exception) -> str:
-    """Return what an error says, without the client's internal state and the store's document."""
+    """Return the message of an error, without the client's internal state and the store's document."""
     text = str(error).partition("\n")[0].partition("<?xml")[0].strip().rstrip(":")
     code = re.search(r"<Code>([^<]+)</Code>", str(error))
     return f"{text[:300]}{f': {code[1]}' if code else ''}"

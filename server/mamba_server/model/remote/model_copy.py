@@ -36,7 +36,7 @@ def model_copy(
     *,
     offline: bool = False,
 ) -> Path:
-    """Return the directory with the model's files, downloading what is missing.
+    """Return the directory with the model's files, downloading missing files.
 
     Where the store cannot be reached, the copy of the last download serves.
 
@@ -116,7 +116,10 @@ def _download(
     report: Report,
     say: Callable[[str], None],
 ) -> None:
-    """Make `copy`. Raises RemoteError, OSError."""
+    """Download `files` of `store` into `partial`, and rename it to `copy` when it is whole.
+
+    Raises RemoteError, OSError.
+    """
     for other in partial.parent.glob("*"):
         if not other.name.startswith(partial.name):
             # The store has other files now, so that nothing continues that download.

@@ -11,7 +11,10 @@ from typing import Any
 
 
 class PieceJournal:
-    """The journal of one directory. Its methods are called by several threads."""
+    """Record of the pieces of files that are on disk in one directory.
+
+    Several threads may call its methods.
+    """
 
     def __init__(self, path: Path) -> None:
         """Read the journal, or begin one.

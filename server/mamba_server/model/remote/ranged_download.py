@@ -68,9 +68,9 @@ class RangedDownload:
 
         Args:
             store: where the files are.
-            files: what to fetch.
-            directory: where to write the files; `journal` says what it has already.
-            journal: record of the pieces in `directory`.
+            files: files to fetch.
+            directory: where to write the files.
+            journal: record of the pieces that are in `directory` already.
         """
         self._store, self._files, self._directory, self._journal = store, files, directory, journal
         self._stop = Event()
@@ -86,7 +86,7 @@ class RangedDownload:
         )
 
     def run(self, report: Report, say: Callable[[str], None]) -> None:
-        """Fetch what is missing and compare every file. Raises RemoteError.
+        """Fetch missing pieces and compare every file with its checksum. Raises RemoteError.
 
         Args:
             report: receives the bytes on disk and in all.

@@ -38,7 +38,7 @@ _ADVICE = f"check the reference, and the credentials in ~/.docker/config.json or
 
 
 class RegistryStore:
-    """The layers of one artifact."""
+    """Store that reads a model's files from the layers of one artifact of an OCI registry."""
 
     def __init__(self, uri: ModelUri, text: str) -> None:
         """Prepare reading.
@@ -177,7 +177,10 @@ class RegistryStore:
 
 
 def _chosen(members: Sequence[Any], text: str) -> str:
-    """Return the digest of the manifest to read: that of this platform or without one."""
+    """Return the digest of the manifest to read: the first one for amd64, or else without a platform.
+
+    Raises MissingFiles if the index has neither.
+    """
 
     by_platform: dict[str, str] = {}
     for member in members:

@@ -40,7 +40,9 @@ def remote_facts(uri: ModelUri, text: str) -> RemoteFacts:
     config = next((file for file in files if file.path == "config.json"), None)
     if config is not None:
         if config.size > _LARGEST_CONFIG:
-            raise MissingFiles(f"{text}: config.json is too large to be one")
+            raise MissingFiles(
+                f"{text}: config.json is larger than {_LARGEST_CONFIG >> 20} MiB: check the file"
+            )
         content = b"".join(store.read(config, 0, config.size)) if config.size else b""
     else:
         content = _packed_config([find for find in files if find.packing], store, text)

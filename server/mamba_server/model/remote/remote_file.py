@@ -15,7 +15,7 @@ from mamba_server.model.remote.errors import MissingFiles
 MODEL_FILES = ("*.json", "*.jinja", "*.txt", "*.model", "*.safetensors")
 """Patterns of the files that a model needs; pickled weights are never downloaded."""
 CONFIG_FILES = ("config.json", "adapter_config.json")
-"""Files of which each directory has one: that of a model, and that of an adapter of a model."""
+"""Files of which each directory has one: the first in a model's directory, the second in an adapter's."""
 ARCHIVES = (".tar", ".tar.gz", ".tgz")
 """Endings of archives whose files are a model."""
 Packing = Literal["", "tar", "gzip"]
@@ -70,7 +70,7 @@ class RemoteStore(Protocol):
 
 
 def packing_of(name: str) -> Packing:
-    """Return how the archive of that name is compressed; empty = no archive."""
+    """Return how the archive with the name `name` is compressed; "" = it is no archive."""
     if name.endswith(".tar"):
         return "tar"
     return "gzip" if name.endswith(ARCHIVES) else ""
@@ -97,7 +97,10 @@ def _digest(checksum: Checksum | None) -> str:
 
 
 def require_model(files: Sequence[RemoteFile], uri: str, advice: str) -> Sequence[RemoteFile]:
-    """Return `files` if they can be a model or an adapter. Raises MissingFiles."""
+    """Return `files` if they can be a model or an adapter.
+
+    Raises MissingFiles, whose message ends with `advice`.
+    """
     if any(file.packing or file.path in CONFIG_FILES for file in files):
         return files
     listed = f"{len(files)} other files of a model are there" if files else "nothing of a model is there"

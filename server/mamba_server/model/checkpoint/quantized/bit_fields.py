@@ -14,7 +14,7 @@ AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 def unpack_columns(words: torch.Tensor, bits: int, order: tuple[int, ...] | None = None) -> torch.Tensor:
     """Return the numbers [rows, columns] of words [rows, n], uint8, the lowest bits first.
 
-    order: the column of each number among those of its word; None = ascending.
+    `order` is the column of each number among the numbers of its word; None = ascending.
     """
     count = 32 // bits
     numbers = torch.empty(*words.shape, count, dtype=torch.uint8, device=words.device)

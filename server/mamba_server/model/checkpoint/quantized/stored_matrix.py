@@ -53,10 +53,10 @@ class Numbers:
 
 
 def read_matrix(matrix: StoredMatrix, shape: tuple[int, ...], read: Read, zero_offset: int) -> Numbers:
-    """Return the numbers of a matrix of that shape, with all but its last dimension in one.
+    """Return the numbers of a matrix of the shape `shape`, with all but its last dimension in one.
 
-    read: function that returns the tensor of a name; zero_offset: number that is added to zeros of GPTQ.
-    Raises ValueError, which says what does not fit.
+    `read` returns the tensor of a name. `zero_offset` is the number that is added to zeros of GPTQ. Raises
+    ValueError, whose message says which tensor does not fit.
     """
     parts = {part: read(name) for part, name in matrix.tensors.items()}
     if 0 in parts["scale"].shape:
@@ -107,7 +107,7 @@ def _words_by_output(
 
 
 def _places(parts: Mapping[str, torch.Tensor], inputs: int, groups: int) -> torch.Tensor | None:
-    """Return the group of each input; None = groups follow one another."""
+    """Return the group of each input, from the checkpoint; None = groups of inputs follow one another."""
     if (places := parts.get("groups")) is None:
         return None
     _expect("g_idx", places, (inputs,))
@@ -177,10 +177,10 @@ def _fp4_tensors(
 def four_bits(
     matrix: StoredMatrix, shape: tuple[int, ...], read: Read, zero_offset: int, dtype: torch.dtype
 ) -> FourBitMatrix | str | None:
-    """Return a matrix as the codes of four bits that a GPU multiplies by, or why it does not.
+    """Return a matrix as the codes of four bits that a GPU multiplies by, or why it cannot.
 
-    None: the checkpoint stores other bits. Arguments and errors are those of `read_matrix`; the result is on
-    the device of the tensors.
+    None means that the checkpoint stores other bits. Arguments and errors are as in `read_matrix`; the result
+    is on the device of the tensors.
     """
     if len(shape) != 2:
         return "one tensor has the matrices of all experts"
@@ -205,7 +205,7 @@ def four_bits(
 
 
 def _codes(stored: BlockNumbers) -> FourBitMatrix:
-    """Return integers of four bits as codes, unchanged."""
+    """Return a matrix of four-bit integers as the codes that a GPU multiplies by, unchanged."""
     scales, order = stored.scales.contiguous(), stored.order
     if stored.zeros is None:
         codes = packed((stored.numbers - SMALLEST).to(torch.uint8))

@@ -47,7 +47,7 @@ class StoredMatrix:
 
 @dataclass(frozen=True, slots=True)
 class StoredSize:
-    """Size and form of a quantized matrix, or of those of all experts together."""
+    """Size and form of a quantized matrix, or of the matrices of all experts together."""
 
     rows: int
     inputs: int
@@ -128,7 +128,7 @@ def size_of(
 ) -> StoredSize:
     """Return the size of a matrix and its form, by the headers of its tensors and the configuration.
 
-    module: name of the module without the prefix of all layers.
+    `module` is the name of the module without the prefix of all layers.
     """
     shapes = {part: entries[name][1] for part, name in matrix.tensors.items() if name in entries}
     form = None if quantization is None else quantization.form_of(module)
