@@ -60,7 +60,7 @@ class Fields:
         return value
 
     def layer_count(self, *names: str) -> int:
-        """Return a number of layers, which is bounded because a list of that length is created from it."""
+        """Return a number of layers, which is at most `MAX_LAYERS`: a list of so many is created from it."""
         count = self.integer(*names)
         if count > MAX_LAYERS:
             raise self.wrong(self._find(names)[0], f"must be at most {MAX_LAYERS}, found {count}")
