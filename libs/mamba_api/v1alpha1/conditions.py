@@ -411,8 +411,8 @@ REASONS_OF: dict[ConditionType, frozenset[Reason]] = {
     ConditionType.STALLED: frozenset(Reason) - {Reason.SERVING},
     ConditionType.READY: frozenset(Reason),
 }
-"""Reasons each type may carry. UpToDate and Ready repeat the reason that keeps them from being true,
-Reconciling and Stalled that of UpToDate."""
+"""Reasons that each type may have. UpToDate and Ready repeat the reason that keeps them from being true;
+Reconciling and Stalled repeat the reason of UpToDate."""
 
 
 def set_condition(
@@ -449,7 +449,10 @@ def place_condition(
     now: datetime,
     observed_generation: int,
 ) -> list[Condition]:
-    """Return a copy of `conditions` with the one of `type_` set, in the order of the type's enumeration."""
+    """Return a copy of `conditions` with the condition of `type_` set, in the order of its enumeration.
+
+    The other parameters are those of `set_condition`.
+    """
     previous = find_condition(conditions, type_)
     changed = previous is None or previous.status != status
     condition = Condition(
