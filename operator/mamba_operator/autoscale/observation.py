@@ -89,7 +89,8 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
     woken: bool = False
     """Whether a gateway has just asked for an engine."""
     readers_full: bool = False
-    """Whether the engines that read the states of these have no room for more, so that states wait here."""
+    """Whether the engines that read the states of these engines have no room for more, so that states wait
+    here."""
     silent: tuple[str, ...] = ()
     """Names of the first few ready pods, engines and gateways, that did not answer."""
 

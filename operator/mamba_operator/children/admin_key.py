@@ -37,7 +37,7 @@ class AdminKey:
         return hashlib.sha256(b"id " + self.secret).hexdigest()[:6]
 
     def token(self, uid: str) -> str:
-        """Return the token of the deployment with that uid."""
+        """Return the token of the deployment whose uid is `uid`."""
         return hmac.new(self.secret, f"admin token {uid}".encode(), hashlib.sha256).hexdigest()
 
 

@@ -299,7 +299,7 @@ def roll_back_text(plan: ReconcilePlan) -> str:
 
 
 def stuck_text(view: ConditionInputs) -> str | None:
-    """Describe what made no progress until its deadline, and which engines serve; None if nothing is."""
+    """Say what made no progress until its deadline, and which engines serve; None if nothing is stuck."""
     engine, gateway = view.engine, view.gateway
     # The controller's message may still refer to the revision that was rolled back. Where all engines that
     # there is room for run the desired revision, only room is missing and the roll-out is complete.

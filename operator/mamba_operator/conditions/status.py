@@ -48,10 +48,10 @@ def summarize(
     """Return the status to write; None when the object is gone or being deleted.
 
     Args:
-        snapshot: what was observed before anything was changed.
-        plan: what was decided.
+        snapshot: observed objects, before anything was changed.
+        plan: the decisions of the pass.
         failures: changes that could not be made.
-        now: the time, with a time zone; it dates conditions whose status changes.
+        now: the time, with a time zone, for conditions whose status changes.
     """
     if snapshot.owner is None or plan.verdict is None:
         return None
@@ -129,7 +129,7 @@ def _parts(snapshot: Snapshot, plan: ReconcilePlan) -> Iterator[tuple[Role, Snap
 
 
 def _outgoing_text(snapshot: Snapshot, plan: ReconcilePlan, gateway: WorkloadState) -> str:
-    """Say which engines of former roles still answer; empty if none does, or no gateway is ready."""
+    """Say which engines of former roles still answer; "" if none does, or no gateway is ready."""
     ready = {role: workload_state(snapshot.of_pool(role).engine).ready for role in plan.outgoing}
     words = ", ".join(f"{count} {role}" for role, count in ready.items() if count)
     # Two pools answer only together, and a unified engine answers alone.
