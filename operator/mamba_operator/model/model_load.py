@@ -174,7 +174,7 @@ class _Download:
 
     @property
     def finished_pod(self) -> Manifest | None:
-        """The pod whose loader has downloaded everything."""
+        """The pod whose loader has downloaded everything; None = there is none."""
         if self.kept_running is not None and terminated_state(self.kept_running).get("exitCode") == 0:
             return self.kept_running
         if self.job is None or true_since(self.job, "Complete") is None:
@@ -187,7 +187,10 @@ class _Download:
 
     @property
     def seconds_until_refused(self) -> float | None:
-        """Seconds until a Job without a pod counts as refused; None = it has one, or need not."""
+        """Seconds until the Job counts as refused because it has no pod; None = it cannot count as refused.
+
+        It cannot while it has a pod or a failed attempt, has not started, or is suspended.
+        """
         if self.job is None or self.pods or self.failed_attempts:
             return None
         started = parse_timestamp(str((self.job.get("status") or {}).get("startTime")))

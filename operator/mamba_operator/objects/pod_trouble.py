@@ -85,7 +85,7 @@ class Trouble:
 
 
 def trouble(pods: Iterable[Manifest], now: datetime) -> Trouble | None:
-    """Return the most severe problem of all pods; of several equal ones, that of the first pod by name."""
+    """Return the most severe problem of all pods; of equally severe ones, the first by the pod's name."""
     ordered = sorted(pods, key=name_of)
     problems = [problem for pod in ordered if _is_current(pod) for problem in _pod_troubles(pod, now)]
     problems += [_lost(pod, "has not ended it") for pod in ordered if is_overdue(pod, now)]
@@ -125,7 +125,7 @@ def replaced_failure(pods: Iterable[Manifest], now: datetime) -> str:
 
 
 def _failed(pods: Sequence[Manifest], now: datetime, seconds: float) -> list[Manifest]:
-    """Return the pods that failed within `seconds` and that no answering pod has replaced."""
+    """Return the pods that failed within `seconds`, unless pods of their template now answer."""
     recent = [pod for pod in pods if _phase(pod) == "Failed" and _since(pod, now) < seconds]
     if living := [pod for pod in pods if _is_current(pod)]:
         # Failures of an earlier template say nothing about pods of the current one.
@@ -284,7 +284,7 @@ def serves(pod: Manifest) -> bool:
 
 
 def says_ready(status: Manifest) -> bool:
-    """Return whether a pod with that status is ready, by its condition."""
+    """Return whether the status of a pod has the condition that it is ready."""
     return any(c.get("type") == "Ready" and c.get("status") == "True" for c in status.get("conditions") or ())
 
 

@@ -17,7 +17,7 @@ from mamba_settings.models_document import MAX_ADAPTERS, MAX_MODELS, KeyAccess, 
 
 @dataclass(frozen=True, slots=True)
 class Resolution:
-    """The names at one address."""
+    """The names of the models at one address, and the problems with names."""
 
     document: ModelsDocument
     served: tuple[Candidate, ...]
@@ -26,21 +26,21 @@ class Resolution:
     conflicts: tuple[str, ...]
     """Sentences about names that two models claim."""
     unknown: tuple[str, ...]
-    """Places of the spec with a name that no model has, such as `default: small`."""
+    """Places of the spec with a name that is no model's, such as `default: small`."""
     closed: tuple[str, ...]
-    """MambaDeployments that require keys of clients, which the gateway does not."""
+    """MambaDeployments whose own gateways require API keys, which this gateway does not."""
     left_out: tuple[str, ...]
     """MambaDeployments beyond the number that one address serves."""
 
 
 @dataclass(slots=True)
 class _Names:
-    """The names that have been given out, and the sentences about conflicts."""
+    """The names that have been given to models, and the sentences about conflicts."""
 
     aliases: Mapping[str, str]
-    """Alias -> model that the spec gives it to."""
+    """Model that the spec gives each alias to, by alias."""
     holders: dict[str, str] = field(default_factory=dict)
-    """Name of a model -> its MambaDeployment."""
+    """MambaDeployment of each model, by the model's name."""
     conflicts: list[str] = field(default_factory=list)
 
     def give(self, candidate: Candidate) -> bool:
@@ -197,7 +197,7 @@ def _models(document: ModelsDocument, by_name: Mapping[str, Candidate]) -> tuple
 
 
 class _Lookup:
-    """Look-up of models by name, which notes the names that no model has."""
+    """Look-up of models by name. It notes names that are no model's."""
 
     def __init__(self, models: Mapping[str, str]) -> None:
         self._models = models

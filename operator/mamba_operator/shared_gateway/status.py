@@ -41,7 +41,7 @@ def summarize(
     """Return the status to write.
 
     Args:
-        snapshot: what was observed before anything was changed.
+        snapshot: observed objects, before anything was changed.
         resolution: the names of the models; None for a spec that cannot be read.
         failures: changes that could not be made, and a spec that cannot be read.
         not_served: reasons why children cannot exist in this cluster.
@@ -97,7 +97,7 @@ def _results(
 
 
 def models_resolved(resolution: Resolution) -> Result:
-    """Return the condition ModelsResolved: the first problem with names, and the number of the others."""
+    """Return the condition ModelsResolved: the reason of the first problem with names, all messages."""
     problems = list(_problems(resolution))
     if not problems:
         count = len(resolution.models)
