@@ -36,7 +36,7 @@ PROMPTS_AT_ONCE = 1024
 """Prompts of one call of the engine: enough to keep it busy, and few enough that their log-probabilities fit
 into memory."""
 Pair = tuple[Any, list[int], list[int]]
-"""Name of a request in a cache of results, the tokens of its context and those of its continuation."""
+"""Name of a request in a cache of results, tokens of its context, and tokens of its continuation."""
 
 
 @register_model("mambaserve")

@@ -19,7 +19,10 @@ from mamba_gateway.routing.scoring import RoutingWeights
 
 
 class SimulatedGateway:
-    """Gateway that sends each request to an engine. `identity`: whether prompts carry their prefixes."""
+    """A gateway that sends each request to an engine.
+
+    `identity` says whether prompts carry their prefixes.
+    """
 
     knowledge: Knowledge = "resumable"
     prefix_weight = 1.0
