@@ -115,7 +115,7 @@ class MambaserveLM(TemplateLM):  # type: ignore[misc]  # lm-eval is in no enviro
     def apply_chat_template(
         self, chat_history: list[dict[str, Any]], add_generation_prompt: bool = True
     ) -> str:
-        """Return a conversation as the model's template shows it."""
+        """Return the text of a conversation, rendered by the model's chat template."""
         return self._llm.chat_text(chat_history, continue_final=not add_generation_prompt)
 
     # --- requests ---------------------------------------------------------------------------------------

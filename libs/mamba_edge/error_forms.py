@@ -22,7 +22,7 @@ class ErrorForm:
     """Further header of answers with the identifier of the request."""
 
     def envelope(self, error: ApiError, request_id: str) -> bytes:
-        """Return the body of an answer."""
+        """Return the body of the answer for an error."""
         return error.envelope()
 
     def event(self, error: ApiError, request_id: str) -> bytes:
@@ -52,7 +52,7 @@ class MessagesErrorForm(ErrorForm):
     id_header = b"request-id"
 
     def envelope(self, error: ApiError, request_id: str) -> bytes:
-        """Return the body of an answer."""
+        """Return the body of the answer for an error."""
         other = "api_error" if error.status >= 500 else "invalid_request_error"
         described = {"type": _MESSAGES_TYPES.get(error.status, other), "message": error.message}
         return msgspec.json.encode({"type": "error", "error": described, "request_id": request_id})

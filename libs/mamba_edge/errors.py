@@ -122,7 +122,7 @@ class RequestTimeout(ApiError):
 
 
 class BodyTooLarge(ApiError):
-    """A body above the limit.
+    """A request whose body is above the limit.
 
     If `close` is True, the rest of the body is not read and the connection ends.
     """
@@ -131,7 +131,7 @@ class BodyTooLarge(ApiError):
 
 
 class UnsupportedMediaType(ApiError):
-    """A body that is not declared as JSON, or that is compressed."""
+    """A request whose body is not declared as JSON, or is compressed."""
 
     status, kind, code = 415, "invalid_request_error", "unsupported_media_type"
 
@@ -143,13 +143,13 @@ class TooManyRequests(ApiError):
 
 
 class HeadersTooLarge(ApiError):
-    """The request line and the headers of a request exceed the limit."""
+    """A request whose request line and headers exceed the limit."""
 
     status, kind, code, close = 431, "invalid_request_error", "headers_too_large", True
 
 
 class InternalError(ApiError):
-    """A defect of ours; the log has the details."""
+    """A defect of the server; its log has the details."""
 
 
 class NotReady(ApiError):
@@ -165,13 +165,13 @@ class ServerDraining(NotReady):
 
 
 class TooManyBodies(ApiError):
-    """The bodies of the requests under way take all the memory for bodies."""
+    """A request that arrived while the bodies of others took all the memory for bodies."""
 
     status, kind, code, retry_after = 503, "service_unavailable_error", "overloaded", 2.0
 
 
 class TooManyConnections(ApiError):
-    """As many connections as the server takes have a request under way."""
+    """A request on a new connection while as many as the server takes have a request under way."""
 
     status, kind, code, close = 503, "service_unavailable_error", "overloaded", True
     retry_after = 2.0

@@ -127,12 +127,12 @@ def _check(raw: bytes, size: int) -> None:
 
 
 def pack_entries(depths: dict[int, int]) -> bytes:
-    """Pack depths by hash."""
+    """Return the bytes of hashes, each with its depth."""
     return b"".join(starmap(_ENTRY.pack, depths.items()))
 
 
 def pack_hashes(hashes: Collection[int]) -> bytes:
-    """Pack hashes."""
+    """Return the bytes of hashes."""
     return Struct(f"<{len(hashes)}Q").pack(*hashes)
 
 

@@ -91,7 +91,7 @@ def encoded_chat(
     check: Callable[[str], None] = lambda _: None,
     pinned: Mapping[int, float] = MappingProxyType({}),
 ) -> Prompt:
-    """Return the prompt of messages as the template shows them.
+    """Return the prompt of messages, rendered by the template.
 
     The template writes the special tokens itself, and the tokenizer adds none. The turn boundary is where the
     next turn will resume: the tokens that end at or before the text rendered without generation prompt.
@@ -168,9 +168,9 @@ def _prompt_of(
     generation_prompt: bool,
     continue_final: bool,
 ) -> Prompt:
-    """Return the prompt that `text` is, encoded as `encoding`, with its turn boundary and its opening.
+    """Return the prompt of a rendered text, with its turn boundary and its opening.
 
-    The other parameters are those of `encoded_chat`.
+    `encoding` is the encoding of `text`. The other parameters are those of `encoded_chat`.
     """
     if continue_final:
         return Prompt(encoding.ids, opening=_opening(template, messages, text, variables, tools))

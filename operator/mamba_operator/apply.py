@@ -67,7 +67,9 @@ async def apply(
     """
     outcome = ApplyResult()
     for child in plan.terminating:
-        outcome.errors.append(Terminating(f"{child} is being deleted; it is created again when it is gone"))
+        outcome.errors.append(
+            Terminating(f"{child} is being deleted; the operator creates it again when it is gone")
+        )
     try:
         token_missing = False
         for change in plan.applies:
@@ -146,7 +148,7 @@ def _as_spec_error(manifest: Manifest, error: NotInSchema) -> OperatorError:
     kind, _ = names.owner_of_instance(labels[names.LABEL_INSTANCE])
     of_gateway = labels[names.LABEL_COMPONENT] == "gateway" and kind == names.KIND
     field = "spec.gateway.podTemplate" if of_gateway else "spec.podTemplate"
-    message = f"{field}{inside}: {error.complaint}"
+    message = f"{field}{inside}: {error.complaint}; correct or remove the field"
     return NotInSchema(message, path=error.path, complaint=error.complaint)
 
 
@@ -189,7 +191,10 @@ def _check_ownership(holder: Manifest, snapshot: Snapshot, child: Ref) -> None:
         return
     key, other_owner = snapshot.key, owner_identity(holder)
     if is_terminating(holder) or other_owner == (key.kind, key.name):
-        raise Terminating(f"{child} of an earlier {key.name} is being collected")
+        raise Terminating(
+            f"Kubernetes is still deleting {child} of an earlier {key.name}; the operator creates it again "
+            "when it is gone"
+        )
     owner_text = (
         f"belongs to the {' '.join(other_owner)}" if other_owner else f"does not belong to this {key.kind}"
     )

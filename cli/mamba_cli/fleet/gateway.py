@@ -53,7 +53,7 @@ class SimulatedGateway:
             self.report(pod)
 
     def report(self, pod: Pod) -> None:
-        """Probe one pod."""
+        """Give the pool the report of one pod's engine, as a probe does."""
         self._pool.report(url_of(pod.name), pod.engine.report(draining=pod.phase == "draining"))
 
     def send(self, request: Request) -> str | None:

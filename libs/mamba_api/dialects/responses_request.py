@@ -116,7 +116,7 @@ class FunctionTool(Strict):
 
 
 class NamedFunction(ToolName):
-    """A reference to a function."""
+    """A reference to a function by its name."""
 
     type: Literal["function"]
     """Always `function`."""

@@ -43,10 +43,10 @@ class DirectExchange:
         answer."""
 
     def body(self, most: float) -> bytes | None:
-        """Return the whole body; None if `receive` has to return it.
+        """Return the whole body; None if it has to be read with `receive`.
 
-        This is so if the body has not arrived completely, has more than `most` bytes or is awaited by a
-        client that expects `100 Continue`, and if the client has left or has its answer already.
+        That is the case if the body has not arrived completely, has more than `most` bytes or belongs to a
+        client that waits for `100 Continue`, and if the client has left or has its answer already.
         """
         cycle = self._cycle
         if cycle.more_body or len(cycle.body) > most or cycle.waiting_for_100_continue:

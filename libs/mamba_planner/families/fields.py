@@ -115,7 +115,7 @@ class Fields:
         return tuple(self._as_float(name, value) for value in values)
 
     def tokens(self, name: str, default: tuple[int, ...]) -> tuple[int, ...]:
-        """Return one token id or a list of them, as in `eos_token_id`; null = none."""
+        """Return the token ids of a field with one id or a list, such as `eos_token_id`; null = none."""
         value = self._values.get(name)
         if value is None:
             return () if self.has(name) else default

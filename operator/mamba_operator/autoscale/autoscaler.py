@@ -74,7 +74,7 @@ _READERS_FIRST: tuple[Role, ...] = ("unified", "decode", "prefill")
 
 
 class _EngineState:
-    """What the autoscaler keeps of the engines of one role between two polls."""
+    """The memory of the autoscaler for the engines of one role, from one poll to the next."""
 
     def __init__(self, config: AutoscalerConfig) -> None:
         self.config = config

@@ -8,7 +8,7 @@ import msgspec
 
 
 class GatewayTraffic(msgspec.Struct, frozen=True, kw_only=True):
-    """Sums over the reports of all gateways."""
+    """Requests at the gateways: sums over the reports of all of them."""
 
     in_flight: int = 0
     """Requests that a gateway relays or that wait for an engine."""
@@ -21,7 +21,7 @@ class GatewayTraffic(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineLoad(msgspec.Struct, frozen=True, kw_only=True):
-    """Sums over the reports of engines; rates are per second."""
+    """Work of the engines: sums over the reports of all of them. Rates are per second."""
 
     engines: int = 0
     """Engines that report."""

@@ -35,7 +35,7 @@ async def give_adapters(update: AdapterUpdate, token: str, call: AdminCall) -> A
     engine = _Engine(update, token, call)
     status, answer = await engine.call("lora_adapters", None)
     if status != 200:
-        return engine.failure(f"its adapters are not known: {answer}", 0)
+        return engine.failure(f"the operator could not read which adapters it serves: {answer}", 0)
     loaded = {str(one["name"]): str(one["path"]) for one in answer["adapters"]}
     surplus = [name for name in loaded if name not in update.adapters]
     for name, path in update.adapters.items():
@@ -70,7 +70,7 @@ class _Engine:
         for name in surplus:
             status, answer = await self.call("unload_lora_adapter", {"lora_name": name})
             if status not in (200, 404):
-                return self.failure(f"adapter {name} is not unloaded: {answer}", status)
+                return self.failure(f"adapter {name} could not be unloaded: {answer}", status)
         return None
 
     def failure(self, message: str, status: int) -> AdapterOutcome:

@@ -64,7 +64,8 @@ async def admin_key(client: KubeClient, namespace: str, name: str) -> AdminKey |
     key = _key(secret or {})
     if key is None:
         raise ClusterError(
-            f"Secret {namespace}/{name} has no usable {DATA_KEY}: delete the Secret, it is created again"
+            f"Secret {namespace}/{name} has no usable {DATA_KEY}: delete the Secret, and the operator "
+            "creates it again"
         )
     return AdminKey(key)
 

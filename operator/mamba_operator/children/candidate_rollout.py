@@ -77,12 +77,12 @@ class CanaryPass:
 
 def _verdict(figures: CanaryFigures | None) -> str:
     if figures is None:
-        return "no requests were compared yet in this step"
+        return "no request of this step has been compared yet"
     if figures.alarm is not None:
         return f"the candidate is worse: {figures.alarm[1]}"
     if not any(one.looks for one in figures.comparisons):
         return "the candidate has answered too few requests for a comparison"
-    return "nothing is shown against the candidate"
+    return "the comparison has found nothing against the candidate"
 
 
 def has_candidate(context: Context, snapshot: Snapshot, revision: EngineRevision) -> bool:

@@ -273,7 +273,9 @@ def _up_to_date(parts: _Summarized, view: ConditionInputs, generation: int) -> C
         return ConditionResult("False", parts.progressing.reason, parts.progressing.message)
     writes = any(not (apply.create_only or apply.change is Change.RECORDED) for apply in view.plan.applies)
     if writes or view.plan.deletes or view.plan.terminating:
-        message = "objects were just written: wait until the operator has checked whether they match"
+        message = (
+            "the operator has just written objects: wait until it has checked whether they match the spec"
+        )
         return ConditionResult("False", Reason.ROLLING_OUT, message)
     return ConditionResult("True", Reason.UP_TO_DATE, f"every pod runs the spec of generation {generation}")
 

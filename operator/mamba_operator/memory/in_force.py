@@ -197,9 +197,10 @@ def _announcement(proposed: ProposedStrategy | None, now: str, traffic: Workload
     if proposed is None or proposed.takes_effect is None:
         return None
     return (
-        f"engines measured {_traffic_text(traffic)}, for which {proposed.strategy} is expected to perform "
-        f"better than {now} ({proposed.gain}): running engines switch to it at {proposed.takes_effect}, and "
-        f"no pod is replaced; to keep {now}, set spec.stateCache.strategy to {now}"
+        f"engines measured {_traffic_text(traffic)}; for this traffic, {proposed.strategy} is expected to "
+        f"perform better than {now} ({proposed.gain}): running engines switch to it at "
+        f"{proposed.takes_effect}, and no pod is replaced; to keep {now}, set spec.stateCache.strategy to "
+        f"{now}"
     )
 
 
@@ -207,8 +208,9 @@ def _difference(best: Alternative | None, now: Fits, traffic: Workload) -> str |
     if best is None or best.state_dtype == now.plan.state_dtype or best.gain < MARGIN:
         return None
     return (
-        f"engines measured {_traffic_text(traffic)}, for which {best.strategy} with {best.state_dtype} "
-        f"states is expected to perform better ({gained(best)}); the operator does not change the state type "
+        f"engines measured {_traffic_text(traffic)}; for this traffic, {best.strategy} with "
+        f"{best.state_dtype} states is expected to perform better ({gained(best)}); the operator does not "
+        "change the state type "
         f"by itself, because that needs new pods: set spec.stateCache.stateDtype to {best.state_dtype}"
     )
 

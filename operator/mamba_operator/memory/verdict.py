@@ -131,8 +131,8 @@ def planner_input(
     if (draft := spec.engine.draft_uri) is not None:
         return Unknown(
             Reason.MODEL_UNKNOWN,
-            f"the size of the draft model {draft} is not known before an engine has started, whose own plan "
-            "is shown then",
+            f"the operator cannot plan the memory, because the size of the draft model {draft} is unknown; "
+            "an engine plans for itself when it starts, and its plan is then shown here",
         )
     device = _device(deployment, gpu_memory)
     if device is None:

@@ -42,9 +42,9 @@ def why_unchanged(desired: Manifest, observed: Manifest) -> str | None:
         return None
     name = metadata(observed).get("name")
     return (
-        f"PersistentVolumeClaim {name} {' and '.join(differences)}: a claim cannot be changed in that way, "
-        "and it is used as it is; delete it (the model is downloaded again), or undo the change of "
-        "spec.model.cache"
+        f"PersistentVolumeClaim {name} {' and '.join(differences)}: Kubernetes cannot change a claim in that "
+        "way, and engines use it as it is; delete it (the operator creates it and downloads the model "
+        "again), or undo the change of spec.model.cache"
     )
 
 

@@ -61,13 +61,15 @@ ADVICE: dict[Reason, str] = {
     Reason.DOWNLOAD_FAILED: "check spec.model.uri, its Secret, the network and the space of the volume",
     Reason.MODEL_NOT_LOADED: "check that spec.model.uri has all files, and spec.engine.extraArgs",
     Reason.ADAPTER_NOT_LOADED: (
-        "correct the adapter in spec.model.adapters or remove it; engines that serve already go on"
+        "correct the adapter in spec.model.adapters or remove it; engines that already serve continue"
     ),
     Reason.ENGINE_CRASHING: "look for the cause in `kubectl logs --previous` of the pod",
     Reason.GATEWAY_CRASHING: "look for the cause in `kubectl logs --previous` of the pod",
     Reason.PODS_FAILED: "give its node the resource that the message names, or add it to the pods' requests",
     Reason.NODE_LOST: "bring the node back or delete it; `kubectl delete pod --force` frees one pod alone",
-    Reason.VOLUMES_NOT_MOUNTED: "check that each object exists and the node can mount it, and its network",
+    Reason.VOLUMES_NOT_MOUNTED: (
+        "check that each object exists and that the node can mount it, and check the node's network"
+    ),
     Reason.CLAIM_NOT_BOUND: "create the claim, or a volume that fits its class and access mode",
     Reason.UNSCHEDULABLE: "add a node that fits, or request less in spec.resources or spec.scheduling",
     Reason.PODS_REFUSED: "raise the quota, satisfy the rule with spec.podTemplate, or repair the webhook",
