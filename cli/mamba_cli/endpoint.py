@@ -26,7 +26,7 @@ def base_url(text: str) -> str:
 
 
 def without_scheme(text: str) -> InvalidInput | None:
-    """Return the error for an address such as localhost:8000 without http://; None = it is no address."""
+    """Return the error for an address without http://, such as localhost:8000; None = it is no address."""
     if _ADDRESS.fullmatch(text) is None:
         return None
     return InvalidInput(f"{text} is not a URL: write http://{text}")

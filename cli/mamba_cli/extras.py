@@ -26,7 +26,8 @@ EXTRAS_OF_COMMAND = {
     "status": "operator",
     "up": "server",
 }
-"""Extra that belongs to a command; for any other command, the first extra with the module is named."""
+"""Extra that belongs to a command, by the command; for any other command, the first extra with the module is
+named."""
 SERVER = ("torch", "fastapi", "uvicorn", "zmq", "llguidance", "safetensors", "tokenizers", "huggingface_hub")
 """Modules that an engine and its API server import."""
 _DISTRIBUTION_OF = {
@@ -35,7 +36,7 @@ _DISTRIBUTION_OF = {
     "grpc_health": "grpcio-health-checking",
     "zmq": "pyzmq",
 }
-"""Import name -> distribution, where the two differ by more than a hyphen."""
+"""Distribution by the name under which it is imported, where the two differ by more than a hyphen."""
 _NAME = re.compile(r"[\w.-]+")
 _EXTRA = re.compile(r"""extra\s*==\s*["']([\w-]+)["']""")
 

@@ -59,7 +59,7 @@ _MODULE_OF = {
     "stop": "local.stop",
     "up": "local.up",
 }
-"""Command -> module below `mamba_cli.commands`, where it is not called as the command is."""
+"""Module of a command below `mamba_cli.commands`, by the command, where the two have different names."""
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 app = typer.Typer(
@@ -96,7 +96,7 @@ def application() -> typer.Typer:
 
 
 def _collect(word: str = "") -> None:
-    """Give `app` the command that `word` names; all commands where it names none.
+    """Add the command `word` to `app`; all commands if `word` is none.
 
     A command line that begins with a command needs no other one, and to prepare them all takes longer than
     most commands themselves.
@@ -127,11 +127,11 @@ def _summary(command: Any) -> str:
 
 
 def end_on_sigterm(pid: int | None = None) -> None:
-    """Make SIGTERM end process 1 as it ends any other process; servers replace the handler with their drain.
+    """Make SIGTERM end process 1 as it ends any other process.
 
-    The kernel ignores SIGTERM for process 1 of a container while it has no handler, and servers install a
-    handler only after seconds of imports. In the project's pods process 1 is another program; this function
-    is for containers that are started by hand.
+    The kernel ignores SIGTERM for process 1 of a container while it has no handler, and servers install the
+    handler of their drain only after seconds of imports. In the project's pods process 1 is another program;
+    this function is for containers that are started by hand.
 
     Args:
         pid: number of this process; None = ask the system.

@@ -10,7 +10,7 @@ _ON_HUB = re.compile(r"\w[\w.-]*/[\w.-]+(?<!\.yaml)(?<!\.yml)(?<!\.json)(@[\w./-
 
 
 def model_uri(argument: str) -> str:
-    """Return `hf://OWNER/NAME` for an argument of that form that is no path here, else the argument."""
+    """Return the URI hf://OWNER/NAME for an argument OWNER/NAME that is no path here, else the argument."""
     if "://" in argument or os.path.exists(argument) or os.path.isdir(os.path.dirname(argument)):
         return argument
     return f"hf://{argument}" if _ON_HUB.fullmatch(argument) else argument

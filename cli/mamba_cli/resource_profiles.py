@@ -9,9 +9,10 @@ from mamba_planner.cards.shipped_profiles import SHIPPED
 
 
 def known_profiles(path: Path | None) -> Profiles:
-    """Return the shipped profiles and those of the file at `path`, which replace shipped ones of their names.
+    """Return the shipped profiles, and the profiles in the file at `path`; None = no file.
 
-    Raises `InvalidInput` with all problems of the file.
+    A profile of the file replaces a shipped one with its name. Raises `InvalidInput` with all problems of the
+    file.
     """
     if path is None:
         return SHIPPED

@@ -25,7 +25,7 @@ URL_PASSWORD = re.compile(r"^[a-z+]+://[^/@\s]*:[^/@\s]+@|[?&]password=")
 CONFIG = "config"
 Source = Literal["flag", "environment", "file", "default"]
 Run = Callable[[dict[str, Any]], int]
-"""Runs the command with the settings that are not defaults; returns the exit code."""
+"""Function that runs the command with the settings that are not defaults, and returns the exit code."""
 
 
 def settings_command(
@@ -41,7 +41,7 @@ def settings_command(
     Args:
         where: the model, as "module:Class".
         run: function that runs the command.
-        panels: panel -> names of its fields, for a model that is one class.
+        panels: names of the fields of each panel of the help, for a model that is one class.
         positional: field that may also be given as an argument.
         file: whether the command has the option --config FILE.
     """
@@ -158,7 +158,10 @@ def _in_order(model: Any) -> list[str]:
 
 
 def _group(model: Any, name: str) -> Any:
-    """Return the first class that defines `name`: a field that a subclass redefines stays in its group."""
+    """Return the class whose panel shows the option `name`: the first class that defines the field.
+
+    A field that a subclass redefines stays in its panel.
+    """
     return next(base for base in reversed(model.__mro__) if name in vars(base).get("__annotations__", {}))
 
 

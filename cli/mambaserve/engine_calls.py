@@ -67,7 +67,7 @@ class EngineCalls:
 
     @contextlib.contextmanager
     def _session_errors(self) -> Iterator[None]:
-        """Turn the errors of a session into those of this package."""
+        """Turn the errors of a session into errors of this package."""
         try:
             yield
         except CliError as error:

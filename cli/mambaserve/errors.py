@@ -20,7 +20,7 @@ class RequestRefused(LlmError, ValueError):
 
     Attributes:
         status: status of the HTTP answer; 400 for a state that could not be saved or loaded.
-        index: number of the prompt among those of the call.
+        index: number of the prompt among the prompts of the call.
     """
 
     def __init__(self, message: str, status: int = 400, index: int = 0) -> None:

@@ -40,8 +40,8 @@ class LLM:
     """A model that is loaded: generates, chats, scores, and lets its states be read and changed.
 
     The engine is the one of `mambaserve serve`, in a process of its own that ends with this object: use a
-    `with` block, or call `close`. Requests of one call are computed together, and what prompts
-    have in common is computed once.
+    `with` block, or call `close`. Requests of one call are computed together, and a beginning that
+    prompts have in common is computed once.
     """
 
     def __init__(self, model: str, *, quiet: bool = False, **settings: Any) -> None:
@@ -152,7 +152,7 @@ class LLM:
         return [score_of(body) for body in self._post_all(COMPLETIONS, bodies, progress)]
 
     def tokens(self, text: str, *, special: bool = False) -> list[int]:
-        """Return the token ids of a text; `special`: with those that the tokenizer puts around a prompt."""
+        """Return the token ids of a text; with `special`, also the special tokens around a prompt."""
         return list(self._text.tokenizer.encode(text, special=special))
 
     def special_token_id(self, name: Literal["bos", "eos"]) -> int | None:

@@ -36,7 +36,7 @@ PROMPTS_AT_ONCE = 1024
 """Prompts of one call of the engine: enough to keep it busy, and few enough that their log-probabilities fit
 into memory."""
 Pair = tuple[Any, list[int], list[int]]
-"""Name of a request in a cache of results, the tokens of its context and those of its continuation."""
+"""Name of a request in a cache of results, tokens of its context, and tokens of its continuation."""
 
 
 @register_model("mambaserve")
@@ -115,7 +115,7 @@ class MambaserveLM(TemplateLM):  # type: ignore[misc]  # lm-eval is in no enviro
     def apply_chat_template(
         self, chat_history: list[dict[str, Any]], add_generation_prompt: bool = True
     ) -> str:
-        """Return a conversation as the model's template shows it."""
+        """Return the text of a conversation, rendered by the model's chat template."""
         return self._llm.chat_text(chat_history, continue_final=not add_generation_prompt)
 
     # --- requests ---------------------------------------------------------------------------------------

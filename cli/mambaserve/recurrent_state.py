@@ -84,12 +84,12 @@ class RecurrentState:
 
     @property
     def depth(self) -> int:
-        """Number of tokens before the state."""
+        """Number of tokens that the state holds."""
         return len(self.token_ids)
 
     @property
     def token_ids(self) -> list[int]:
-        """Tokens before the state."""
+        """Tokens that the state holds: all tokens that the model read before it was recorded."""
         return [int(token) for token in self.notes.tokens]
 
     @property

@@ -10,7 +10,7 @@ _TOO_LONG = re.compile(rf"\S{{{LONGEST_WORD + 1},}}")
 
 
 def bounded(text: str, limit: int) -> str:
-    """Return the text cut to `limit` characters, after cutting the middle out of unreadably long words."""
+    """Return `text` with the middle cut out of very long words, and then cut to `limit` characters."""
     if len(text) > LONGEST_WORD:
         text = _TOO_LONG.sub(lambda match: f"{match[0][:_BEGIN]}…{match[0][-_END:]}", text)
     return text if len(text) <= limit else text[: limit - 1] + "…"

@@ -15,7 +15,10 @@ All are `ValueError`s, so pydantic reports the first three at the field that has
 
 
 class ContractError(ValueError):
-    """Base class. The message says what is wrong and what would be right."""
+    """Base class of the errors of this package.
+
+    The message says what is wrong, and which values would be right.
+    """
 
     condition_reason = "InvalidSpec"
 
@@ -33,7 +36,7 @@ class InvalidModelUri(ContractError):
 
 
 class UnknownProfile(ContractError):
-    """A name in `spec.resources.profile` that no profile has."""
+    """A name in `spec.resources.profile` that is the name of no profile."""
 
 
 class InvalidProfile(ContractError):

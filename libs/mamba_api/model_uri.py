@@ -44,14 +44,14 @@ class ModelUri:
 
     scheme: Scheme
     name: str
-    """hf: owner/name; pvc: the claim; s3, gs: the bucket; oci, http, https: host and port; file: empty;
-    builtin: the model's name."""
+    """Name within the source. hf = owner/name; pvc = the claim; s3, gs = the bucket; oci, http, https = host
+    and port; file = empty; builtin = the model's name."""
     path: str = ""
-    """pvc: path inside the claim, without a leading slash; s3, gs, http, https: prefix of the files or the
-    archive, without slashes at its ends; oci: repository; file: the path as written."""
+    """Path within `name`. pvc = path inside the claim, without a leading slash; s3, gs, http, https = prefix
+    of the files or the archive, without slashes at its ends; oci = repository; file = the path as written."""
     revision: str | None = None
-    """hf: branch, tag or commit; oci: tag, or sha256: and digest; s3, gs, http, https: digest of the list of
-    the files, which the download reports."""
+    """Version of the files. hf = branch, tag or commit; oci = tag, or sha256: and digest; s3, gs, http, https
+    = digest of the list of the files, which the download reports."""
     sha256: str | None = None
     """s3, gs, http, https: checksum of an archive."""
 

@@ -89,9 +89,10 @@ LABEL_CANDIDATE_WEIGHT = f"{GROUP}/candidate-weight"
 """On the Service X-engine, which Kubernetes copies to its EndpointSlices: share of the conversations that the
 pods of the Deployment X-candidate answer, in per cent."""
 LABEL_SHADOW_SHARE = f"{GROUP}/candidate-shadow"
-"""On the same Service: share of the conversations of which those pods get copies, in per cent."""
+"""On the Service X-engine, too: share of the conversations of which the candidate's pods get copies, in per
+cent."""
 LABEL_SHADOW_COPIES = f"{GROUP}/candidate-shadow-copies"
-"""On the same Service: largest number of copies that each gateway sends at once."""
+"""On the Service X-engine, too: largest number of copies that each gateway sends at once."""
 POD_NAME_BASE = 58
 """Characters of a ReplicaSet's name that the names of its pods begin with."""
 LABEL_GPU_MEMORY = "nvidia.com/gpu.memory"
@@ -134,8 +135,8 @@ WAKE_KEY = "heldAt"
 """Key in the ConfigMap X-wake: time (RFC 3339) at which a gateway last held a request because no engine
 ran."""
 INDEX_TROUBLE_KEY = "prefixIndexTrouble"
-"""Key in the same ConfigMap: time (RFC 3339) at which the prefix index missed its Redis, a space, and the
-cause."""
+"""Key in the ConfigMap X-wake: time (RFC 3339) at which a failure of Redis kept the prefix index from being
+read, a space, and the cause."""
 ADMIN_TOKEN_KEY = "token"  # noqa: S105 - a key inside the Secret, not a secret
 ENGINE_KEY_KEY = "key"
 """Key in the Secret with the key that engines require of gateways."""
@@ -171,12 +172,12 @@ class Children:
 
     @property
     def candidate_pods(self) -> str:
-        """Beginning of the names of the candidate's pods, which no name of another engine's pod has."""
+        """Beginning of the names of the candidate's pods. Names of other pods of engines do not begin so."""
         return f"{self.candidate}-"[:POD_NAME_BASE]
 
     @property
     def engines(self) -> str:
-        """Name of what engines of all roles share: headless Service, network policy, disruption budget."""
+        """Name of the headless Service, network policy and disruption budget of the engines of all roles."""
         return f"{self.owner}-engine"
 
     @property
@@ -193,8 +194,9 @@ class Children:
         """Return the name of the Secret with the token of the engines' admin port.
 
         The name contains the owner's `uid`: the operator cannot see who owns a Secret, so no other owner may
-        have the same name, not even an earlier owner with this name. It also contains the key that the token
-        is derived from, so that another key replaces the pods that mount it.
+        have the same name, not even an earlier owner with this name. It also contains `key_id`, which
+        identifies the key that the token is derived from, so that another key replaces the pods that mount
+        the Secret.
         """
         return f"{self.owner}-admin-{uid[:8]}" + (f"-{key_id}" if key_id else "")
 
@@ -291,14 +293,14 @@ def labels(owner: str, component: Component) -> dict[str, str]:
 
 
 def selector(owner: str, component: Component) -> dict[str, str]:
-    """Return the labels that select a child's pods; they never change during the life of an object."""
+    """Return the labels that select a child's pods. They never change during the life of an object."""
     return {LABEL_NAME: APP_NAME, LABEL_INSTANCE: owner, LABEL_COMPONENT: component}
 
 
 def engine_selector(owner: str, role: Role) -> dict[str, str]:
     """Return the labels that select the engine pods of one role.
 
-    Those of the unified role are the labels of all engines: a Deployment's selector never changes, and a
+    The labels of the unified role are the labels of all engines: a Deployment's selector never changes, and a
     Deployment also tells its pods by their template.
     """
     return {**selector(owner, "engine"), **({} if role == "unified" else {LABEL_ROLE: role})}

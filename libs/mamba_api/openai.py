@@ -278,7 +278,7 @@ class ChatCompletionRequest(GenerationRequest):
 
     @property
     def effort(self) -> str | None:
-        """Effort of the reasoning; None = what the template does."""
+        """Effort of the reasoning; None = the template's own."""
         if self.reasoning_effort is not None:
             return self.reasoning_effort
         return None if self.reasoning is None else self.reasoning.effort

@@ -27,7 +27,7 @@ _SCHEMA = {
 
 
 def request_examples(model: str | None = None) -> dict[str, Examples]:
-    """Return the examples by path; `model`: the served model, None = whichever is served."""
+    """Return examples of requests by path. `model` is the model that they name; None = they name none."""
     named = {} if model is None else {"model": model}
 
     def asks(text: str, **more: Any) -> dict[str, Any]:

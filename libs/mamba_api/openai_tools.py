@@ -173,7 +173,8 @@ class ToolSelection(OfType):
     """The tools that the model must call, or may call."""
 
     type: Literal["function", "custom", "allowed_tools"]
-    """`function`, `custom`: one call of that tool; `allowed_tools`: calls of these tools only."""
+    """`function`, `custom`: one call of the function or tool named below; `allowed_tools`: calls of these
+    tools only."""
     function: ToolName | None = None
     """Name of the function, for the type `function`."""
     custom: ToolName | None = None

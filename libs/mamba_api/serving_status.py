@@ -154,7 +154,7 @@ class ServingStatus(_Part):
     version: str
     """Installed version of mambaserve."""
     status: Phase
-    """Status of that component, as in `/readyz`."""
+    """Status of the component, as in `/readyz`."""
     reason: str
     """Explanation of the status in one sentence."""
     gateway: GatewayStatus | None = None

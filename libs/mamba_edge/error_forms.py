@@ -16,13 +16,13 @@ DONE = b"data: [DONE]\n\n"
 
 
 class ErrorForm:
-    """The OpenAI form."""
+    """The form of errors in OpenAI's API, which is also the base of all other forms."""
 
     id_header: bytes | None = None
     """Further header of answers with the identifier of the request."""
 
     def envelope(self, error: ApiError, request_id: str) -> bytes:
-        """Return the body of an answer."""
+        """Return the body of the answer for an error."""
         return error.envelope()
 
     def event(self, error: ApiError, request_id: str) -> bytes:
@@ -30,7 +30,7 @@ class ErrorForm:
         return error.event() + DONE
 
     def event_of(self, envelope: dict[str, Any]) -> bytes:
-        """Return the events for an error whose envelope another server wrote."""
+        """Return the events that end a stream with an error whose `envelope` another server wrote."""
         return b"data: " + msgspec.json.encode({"error": envelope["error"]}) + b"\n\n" + DONE
 
 
@@ -52,7 +52,7 @@ class MessagesErrorForm(ErrorForm):
     id_header = b"request-id"
 
     def envelope(self, error: ApiError, request_id: str) -> bytes:
-        """Return the body of an answer."""
+        """Return the body of the answer for an error."""
         other = "api_error" if error.status >= 500 else "invalid_request_error"
         described = {"type": _MESSAGES_TYPES.get(error.status, other), "message": error.message}
         return msgspec.json.encode({"type": "error", "error": described, "request_id": request_id})
@@ -62,7 +62,7 @@ class MessagesErrorForm(ErrorForm):
         return b"event: error\ndata: " + self.envelope(error, request_id) + b"\n\n"
 
     def event_of(self, envelope: dict[str, Any]) -> bytes:
-        """Return the event for an error whose envelope another server wrote."""
+        """Return the event that ends a stream with an error whose `envelope` another server wrote."""
         return b"event: error\ndata: " + msgspec.json.encode({**envelope, "type": "error"}) + b"\n\n"
 
 
@@ -75,7 +75,7 @@ class ResponsesErrorForm(ErrorForm):
         return self.event_of(envelope)
 
     def event_of(self, envelope: dict[str, Any]) -> bytes:
-        """Return the event for an error whose envelope another server wrote."""
+        """Return the event that ends a stream with an error whose `envelope` another server wrote."""
         error = envelope["error"]
         flat = {name: error.get(name) for name in ("code", "message", "param")}
         body = {"type": "error", **flat, "error": error}

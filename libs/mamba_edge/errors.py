@@ -30,7 +30,7 @@ from starlette.exceptions import HTTPException
 from mamba_api.bounded_text import LONGEST_WORD, bounded
 
 MOST_MESSAGE = 2000
-"""Characters of an error message at most, however long the quoted part of the request is."""
+"""Longest error message in characters, however long the part of the request is that it quotes."""
 
 
 class ApiError(Exception):
@@ -122,13 +122,16 @@ class RequestTimeout(ApiError):
 
 
 class BodyTooLarge(ApiError):
-    """A body above the limit. With `close` its rest is not read, so that no request can follow it."""
+    """A request whose body is above the limit.
+
+    If `close` is True, the rest of the body is not read and the connection ends.
+    """
 
     status, kind, code = 413, "invalid_request_error", "request_too_large"
 
 
 class UnsupportedMediaType(ApiError):
-    """A body that is not declared as JSON, or is coded."""
+    """A request whose body is not declared as JSON, or is compressed."""
 
     status, kind, code = 415, "invalid_request_error", "unsupported_media_type"
 
@@ -140,13 +143,13 @@ class TooManyRequests(ApiError):
 
 
 class HeadersTooLarge(ApiError):
-    """The request line and the headers of a request exceed the limit."""
+    """A request whose request line and headers exceed the limit."""
 
     status, kind, code, close = 431, "invalid_request_error", "headers_too_large", True
 
 
 class InternalError(ApiError):
-    """A defect of ours; the log has the details."""
+    """A defect of the server; its log has the details."""
 
 
 class NotReady(ApiError):
@@ -162,20 +165,23 @@ class ServerDraining(NotReady):
 
 
 class TooManyBodies(ApiError):
-    """The bodies of the requests under way take all the memory for bodies."""
+    """A request that arrived while the bodies of others took all the memory for bodies."""
 
     status, kind, code, retry_after = 503, "service_unavailable_error", "overloaded", 2.0
 
 
 class TooManyConnections(ApiError):
-    """The largest number of connections has requests under way."""
+    """A request on a new connection while as many as the server takes have a request under way."""
 
     status, kind, code, close = 503, "service_unavailable_error", "overloaded", True
     retry_after = 2.0
 
 
 def as_api_error(error: Exception, location: str = "") -> ApiError:
-    """Return the error that the client gets for an exception; `location`: method and path of the request."""
+    """Return the error that the client gets for an exception.
+
+    `location` is the method and the path of the request, as the beginning of the message of some errors.
+    """
     if isinstance(error, ApiError):
         return error
     if isinstance(error, HTTPException):

@@ -12,7 +12,10 @@ log = get_logger(__name__)
 
 
 class CannotListen(OSError):
-    """An address that is in use, belongs to another machine or is invalid. `option` names its setting."""
+    """An address that is in use, belongs to another machine or is invalid.
+
+    `option` is the name of the setting that has the address.
+    """
 
     def __init__(self, message: str, option: str = "--port") -> None:
         super().__init__(message)
@@ -42,7 +45,7 @@ def bound(host: str, port: int) -> socket.socket:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a listening socket at an address as `bound` takes it. Raises CannotListen."""
+    """Return a listening socket at an address of the form that `bound` takes. Raises CannotListen."""
     try:
         listener = bound(host, port)
         try:
@@ -80,10 +83,10 @@ def is_loopback(host: str) -> bool:
 
 
 def tell_ready(line: str, stream: TextIO) -> None:
-    """Write `line` to `stream` at once; a stream that does not take it is only logged.
+    """Write `line` to `stream` at once. A failure to write it is only logged.
 
-    Engine and gateway write it once they serve. A full disk or a pipe without a reader is no reason to stop
-    serving.
+    Engine and gateway write the line once they serve. A full disk or a pipe without a reader is no reason to
+    stop serving.
     """
     try:
         stream.write(line + "\n")

@@ -15,8 +15,8 @@ Result = TypeVar("Result")
 TRIM_SECONDS = 10.0
 """Seconds between two attempts to return free pages to the system."""
 YOUNG_OBJECTS = 10_000
-"""Number of new objects after which the youngest generation is searched for garbage. The interpreter's own
-700 are the objects of two requests, nearly all of which are still in use."""
+"""Number of new objects after which the youngest generation is searched for garbage. The interpreter's
+default, 700, is reached within two requests, whose objects are nearly all still in use."""
 
 
 def freeze() -> None:

@@ -63,10 +63,10 @@ def add_status_page(app: FastAPI) -> None:
 
 
 class CachedValue(Generic[Value]):
-    """An answer that many clients poll, made once for all of them.
+    """An answer that many clients poll, computed once for all of them.
 
-    `make` runs for the first caller; callers in the meantime and shortly afterwards get the same value, so
-    that polling does not slow down serving.
+    `make` computes it for the first caller; callers in the meantime and shortly afterwards get the same
+    value, so that polling does not slow down serving.
     """
 
     def __init__(

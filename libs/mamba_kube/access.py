@@ -83,7 +83,10 @@ async def load_access(kubeconfig: str | None) -> ClusterAccess:
 
 @asynccontextmanager
 async def connected(access: ClusterAccess, *, timeout: float = 30.0) -> AsyncIterator[ApiServer]:
-    """Open a connection pool for the length of the block; requests end after `timeout` seconds."""
+    """Yield a pool of connections to the API server, which is closed at the end of the block.
+
+    Each request ends after `timeout` seconds.
+    """
     configuration: Any = access.configuration
     if configuration.proxy is None:
         configuration.proxy = _environment_proxy(configuration.host)

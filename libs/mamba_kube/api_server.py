@@ -40,10 +40,11 @@ class ApiServer:
         content_type: str = JSON,
         accept: str = JSON,
     ) -> dict[str, Any]:
-        """Send a request and return the decoded answer.
+        """Send a request and return the decoded answer, a JSON object.
 
         Raises:
-            ApiError: any status but 2xx, an answer that is no JSON object, or none within the time.
+            ApiError: any status but 2xx, an answer that is no JSON object, or none within `self.timeout`
+                seconds.
         """
         request = f"{method} {path}"
         try:
@@ -75,8 +76,8 @@ class ApiServer:
     ) -> aiohttp.ClientResponse:
         """Send a request and return the open response, of any status; the caller closes it.
 
-        `timeout` covers the whole exchange, including the body. Raises `aiohttp.ClientError`, `ApiException`,
-        OSError or TimeoutError.
+        `timeout` is the number of seconds for the whole exchange, including the body. Raises
+        `aiohttp.ClientError`, `ApiException`, OSError or TimeoutError.
         """
         # The body is left out, because the client would search plain data for typed models.
         _, url, headers, _, _ = await self._client.param_serialize(

@@ -18,7 +18,10 @@ DELTA_INPUTS = {"qwen3_5": 4, "olmo_hybrid": 6}
 
 
 def bank_bytes(model: ModelConfig, dtype: str, *, places: int, rank: int, expert_rank: int = 0) -> int:
-    """Return the bytes of `places` for adapters of up to `rank`; `expert_rank`: that of experts' changes."""
+    """Return the bytes of an engine's `places` for adapters.
+
+    `rank` is the largest rank of an adapter, and `expert_rank` the largest rank of its changes of experts.
+    """
     numbers = sum(
         len(outputs) * inputs + sum(outputs)
         for kind in model.layers
@@ -29,7 +32,7 @@ def bank_bytes(model: ModelConfig, dtype: str, *, places: int, rank: int, expert
 
 
 def _of_experts(model: ModelConfig) -> int:
-    """Return the numbers of a rank of the changes of a sparse feed-forward's experts."""
+    """Return how many numbers the changes of all experts of a sparse feed-forward have, for each rank."""
     if (moe := model.moe) is None:
         return 0
     projections, d = 3 if moe.gated else 2, model.hidden_size
@@ -43,7 +46,8 @@ def step_bytes(
 ) -> int:
     """Return the most bytes that the changes of one projection need while they are computed.
 
-    CPUs compute them in float32, and convert the matrices of narrower types.
+    CPUs compute them in float32, and convert the matrices of narrower types. The parameters are those of
+    `bank_bytes`.
     """
     if not places:
         return 0
@@ -97,7 +101,7 @@ def _of_attention(attention: AttentionConfig, d: int) -> Iterator[Projection]:
 
 
 def _of_delta(delta: GatedDeltaConfig, d: int, inputs: int) -> Iterator[Projection]:
-    """Yield the projections of a mixer of the delta rule with that number of input projections."""
+    """Yield the projections of a mixer of the delta rule with `inputs` input projections and width `d`."""
     values, keys = delta.value_heads * delta.value_dim, delta.key_heads * delta.key_dim
     heads = delta.value_heads
     if (rank := delta.gate_rank) is not None:

@@ -18,11 +18,11 @@ INT8_BLOCK = 32
 INT8_BLOCK_BYTES = INT8_BLOCK + 2
 """Bytes of such a block with its float16 scale."""
 INT4_BLOCK_BYTES = INT8_BLOCK // 2 + 2
-"""Bytes of as many weights of four bits with their float16 scale."""
+"""Bytes of `INT8_BLOCK` weights of four bits with their float16 scale."""
 INT4_ZEROS_BLOCK_BYTES = INT4_BLOCK_BYTES + 1
-"""The same with the number that stands for zero."""
+"""Bytes of a block of `INT4_BLOCK_BYTES` with the number that stands for zero."""
 FP8_SCALE_BYTES = 4
-"""Bytes of the scale of an output of an FP8 matrix, or of 128 inputs of one."""
+"""Bytes of one scale of an FP8 matrix, which belongs to an output or to 128 inputs of one."""
 BLOCK_DTYPES = ("bfloat16", "float32")
 """Types of rows that the kernels of CPUs multiply by integers."""
 _ALIGNMENT = 256
@@ -74,7 +74,7 @@ def layer_state(model: ModelConfig, tensor_parallel: int = 1) -> LayerState:
 
 
 def mixer_inputs(model: ModelConfig) -> int:
-    """Return the elements of a row of a recurrent layer's input projection: all that a token adds to it."""
+    """Return the elements that a recurrent layer's input projection computes for one token."""
     if (mamba := model.mamba) is not None:
         return mamba.inner + mamba.conv_dim + mamba.heads
     if (delta := model.gated_delta) is not None:
@@ -85,9 +85,10 @@ def mixer_inputs(model: ModelConfig) -> int:
 
 
 def ring_inputs(model: ModelConfig) -> int:
-    """Return the elements that a ring keeps of a token and recurrent layer: what its recurrence reads of it.
+    """Return how many elements a recurrent layer keeps of a token whose inputs wait to be added to its state.
 
-    They are padded to 16 bytes of 16-bit elements, as the kernels read them.
+    They are what the recurrence reads of the token, padded to 16 bytes of 16-bit elements, as the kernels
+    read them.
     """
     width = 0
     if (mamba := model.mamba) is not None:
@@ -101,7 +102,10 @@ def ring_inputs(model: ModelConfig) -> int:
 def state_bytes(
     model: ModelConfig, state_dtype: str, activation_dtype: str, tensor_parallel: int = 1
 ) -> StateBytes:
-    """Return the bytes of one state on one device: SSM part as `state_dtype`, window as the other dtype."""
+    """Return the bytes of one state on one device, over all recurrent layers.
+
+    `state_dtype` is the type of the SSM part, and `activation_dtype` the type of the convolution window.
+    """
     layer = layer_state(model, tensor_parallel)
     return StateBytes(
         conv=model.recurrent_layers * layer.conv * DTYPE_BYTES[activation_dtype],
@@ -118,9 +122,10 @@ def kv_bytes_per_token(model: ModelConfig, dtype: str, tensor_parallel: int = 1)
 
 
 def page_tail_bytes(model: ModelConfig, dtype: str) -> int:
-    """Return the bytes of a page behind its keys and values.
+    """Return the bytes at the end of a page, behind its keys and values.
 
-    These are the hidden state of the page's last token, from which a head for drafts goes on behind it.
+    These are the hidden state of the page's last token, from which a head for drafts continues on the next
+    page.
     """
     return model.hidden_size * DTYPE_BYTES[dtype] if model.draft_head else 0
 
@@ -140,7 +145,8 @@ def weights_bytes(
 ) -> int:
     """Return the bytes of the weights on one device, estimated from the number of parameters.
 
-    If the size of the model's files is known, the planner uses that size instead.
+    The estimate is for weights of the type `dtype` with `quantization`. If the size of the model's files is
+    known, the planner uses that size instead.
     """
     # Matrices are 99 percent of a model.
     size = WeightsSize(0, model.parameters, model.parameters)
@@ -225,13 +231,14 @@ class WeightsSize:
     packed: int = 0
     """Elements of matrices that stay in four bits on GPUs."""
     packed_bytes: int = 0
-    """Bytes of these matrices there."""
+    """Bytes that the matrices of `packed` take on a GPU."""
     rows: int = 0
     """Rows of the matrices: the outputs, of which each has a scale in FP8. 0 = they are not known."""
     fp8: int = 0
-    """Elements of matrices that are stored as FP8; 0 = none is, and quantization fp8 makes it of all."""
+    """Elements of matrices that are stored as FP8; 0 = there are none, and quantization fp8 rounds all
+    matrices."""
     fp8_scales: int = 0
-    """Scales that these have in memory."""
+    """Number of the scales of the matrices of `fp8` in memory."""
 
     def loaded(
         self,
@@ -243,10 +250,10 @@ class WeightsSize:
     ) -> int:
         """Return the bytes in memory in the type `dtype`, whatever type the files of `model` have.
 
-        int8, int4 and fp8 are the forms of matrices alone; with int4 embedding and head are int8 on CPUs, and
-        of the type `dtype` on GPUs, as they are with fp8, which leaves out routers as well. On CPUs matrices
-        that are stored as integers stay so, unless the quantization asks for fewer bits or for FP8; on GPUs
-        those of four bits do, unless it asks for FP8.
+        int8, int4 and fp8 are forms of matrices alone. With int4, embedding and head are int8 on CPUs and of
+        the type `dtype` on GPUs. With fp8, embedding, head and routers are of the type `dtype`. On CPUs,
+        matrices that are stored as integers stay so, unless the quantization asks for fewer bits or for FP8.
+        On GPUs, matrices of four bits stay so, unless it asks for FP8.
         """
         if quantization == "fp8":
             fp8, scales = (self.fp8, self.fp8_scales) if self.fp8 else self._rounded(model)
@@ -267,7 +274,7 @@ class WeightsSize:
         return -(-of_blocks // INT8_BLOCK) + (self.elements - in_blocks) * DTYPE_BYTES[dtype]
 
     def _on_gpu(self, model: ModelConfig, dtype: str, *, fitted: bool) -> int:
-        """Return the bytes on a GPU; `fitted`: whether ordinary matrices become ones of four bits."""
+        """Return the bytes on a GPU. `fitted` says whether ordinary matrices are rounded to four bits."""
         rest = self.of_matrices - self.packed
         blocks = rest - min(vocabulary_elements(model), rest) if fitted else 0
         ordinary = self.elements - self.packed - blocks
@@ -406,7 +413,7 @@ def _gated_delta(config: ModelConfig) -> int:
 
 
 def _shared_block(config: ModelConfig) -> int:
-    """Return the parameters of a transformer block that layers share: two norms, attention, feed-forward."""
+    """Return the parameters of a transformer block that several layers share."""
     if (attention := config.attention) is None:
         return 0
     hidden = config.hidden_size
@@ -416,7 +423,7 @@ def _shared_block(config: ModelConfig) -> int:
 
 
 def _shared_use(config: ModelConfig) -> int:
-    """Return the parameters that each use of such a block has for itself."""
+    """Return the parameters that each use of a shared transformer block has for itself."""
     if (shared := config.shared) is None or config.mlp is None:
         return 0
     hidden, rank = config.hidden_size, shared.adapter_rank

@@ -38,7 +38,7 @@ FLOPS_PER_BYTE = 200
 
 @dataclass(frozen=True, slots=True)
 class StepTraffic:
-    """Load that a candidate would carry."""
+    """Sizes by which the traffic of a candidate's steps is estimated."""
 
     running: int
     state: int
@@ -51,15 +51,15 @@ class StepTraffic:
 def expected_saved(
     strategy: Reservation, constraints: Constraints, workload: Workload, running: int, paths: int
 ) -> float:
-    """Return the share of prompt tokens resumed instead of recomputed, 0-1.
+    """Return the share of prompt tokens that are resumed instead of recomputed, 0 to 1.
 
     Reuse is possible for `shared_prefix_ratio` of the prompt, minus the tail to recompute. The tail is half
     the distance between the last checkpoints of an answer if decoding has slots for them; the whole last
     answer if it has only free slots (NoBuffer), because a cache in use leaves none free; and in between if
-    borrowing fails because fewer checkpoints than running sequences are left (ExtraBufferLazy). The reuse
-    happens as far as checkpoints last. Nobody knows which conversations return, so a cache with room for as
-    many `paths` as will return saves half of it, one with twice the room two thirds, and one with half the
-    room a third, not nothing.
+    borrowing fails because fewer checkpoints than running sequences are left (ExtraBufferLazy). Reuse also
+    needs that the checkpoints are still cached. Nobody knows which conversations return, so a cache with room
+    for as many `paths` as will return saves half of it, one with twice the room two thirds, and one with half
+    the room a third, not nothing.
     """
     if not constraints.prefix_caching or running == 0:
         return 0.0
@@ -77,7 +77,7 @@ def expected_saved(
 
 
 def expected_throughput(model: ModelConfig, workload: Workload, traffic: StepTraffic, saved: float) -> float:
-    """Return tokens per byte-time, prompt and output together; comparable within one model."""
+    """Return prompt and output tokens per unit of time; only results for one model can be compared."""
     if traffic.running == 0:
         return 0.0
     always, experts = active_parameters(model)
@@ -134,7 +134,7 @@ class SlabGeometry:
         return sequences * slots + self.page_slabs(sequences, tokens)
 
     def page_slabs(self, sequences: int, tokens: int) -> int:
-        """Return the slabs that the pages of `sequences` of `tokens` tokens take."""
+        """Return the slabs that the pages of `sequences` of `tokens` tokens each take."""
         pages = sequences * self.pages(tokens)
         return -(-pages // self.pages_per_slab) if pages else 0
 
@@ -151,10 +151,10 @@ class SlabGeometry:
 class RoleDemand:
     """Memory that an engine with a role and a strategy holds, by the number of its running sequences.
 
-    A unified engine holds what it runs. A decode engine also holds what it receives, and starts a reception
-    only if it can run the sequence afterwards: a reception counts as a whole sequence although it takes one
-    slot at first. A prefill engine also holds what it has computed until a decode engine has read it: one
-    slot, and the pages.
+    A unified engine holds its running sequences. A decode engine also holds the states that it receives, and
+    starts a reception only if it can run the sequence afterwards: a reception counts as a whole sequence
+    although it takes one slot at first. A prefill engine also holds each computed prompt until a decode
+    engine has read it: one slot, and the pages.
     """
 
     role: Role
@@ -179,7 +179,7 @@ class RoleDemand:
         return slots_of_sequences(running, receiving, self.slots_each) + self.exports(running)
 
     def slabs(self, shape: SlabGeometry, running: int, tokens: int) -> int:
-        """Return the slabs for `running` sequences of `tokens` tokens and what is handed over."""
+        """Return the slabs of `running` sequences of `tokens` tokens, with states that are handed over."""
         return self.slots(running) + shape.page_slabs(self.sequences(running), tokens)
 
     def most(self, shape: SlabGeometry, slabs: int, tokens: int) -> int:
@@ -242,7 +242,10 @@ class OperatingPoint:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One choice and its results. `misfit` is the reason why it cannot run at all, or empty."""
+    """One choice of strategy and state dtype with its results.
+
+    `misfit` is the reason why it cannot run at all, or empty.
+    """
 
     strategy: Strategy
     state_dtype: StateDtype
@@ -271,11 +274,11 @@ class Candidate:
     required: int = 1
     """Number of sequences for which a configured arena is raised."""
     required_bytes: int = 0
-    """Bytes of arena that they would need."""
+    """Bytes of arena that `required` sequences would need."""
 
     @property
     def demand(self) -> RoleDemand:
-        """Memory of running sequences and of what is handed over."""
+        """Memory that running sequences and the states that are handed over need."""
         return RoleDemand(self.role, self.slots_each)
 
     @property
@@ -289,7 +292,7 @@ class Candidate:
 
     @property
     def pages(self) -> int:
-        """Pages in all other slabs."""
+        """Pages in the slabs that hold no slots."""
         return (self.slabs - 1 - self._planned_slots) * self.shape.pages_per_slab
 
     @property
@@ -306,7 +309,10 @@ def evaluate(
     strategy: Strategy,
     state_dtype: StateDtype,
 ) -> Candidate:
-    """Return the concurrency, checkpoints, expected savings and throughput of one choice."""
+    """Return the concurrency, checkpoints, expected savings and throughput of `strategy` with `state_dtype`.
+
+    `workload` is the traffic to plan for, within `constraints`, the settings, and `budget`, the memory.
+    """
     shape = slab_geometry(model, constraints, state_dtype)
     slot_rule = reservation(strategy, overlap=constraints.overlaps(budget.device.kind))
     slots = slot_rule.slots_per_sequence
@@ -356,14 +362,14 @@ def evaluate(
 
 
 def _required(constraints: Constraints, workload: Workload, limit: int) -> int:
-    """Return the number of sequences for which the arena of an engine of a pool is raised."""
+    """Return the number of sequences for which the arena of an engine of a pool is raised; 1 if unified."""
     if constraints.role == "unified":
         return 1
     return min(workload.concurrency or constraints.max_running_requests or 1, limit)
 
 
 def _one_sequence(demand: RoleDemand, tokens: int) -> str:
-    """Return the subject and verb of the message that not even one sequence fits."""
+    """Return the beginning of a message that not even one sequence fits: subject and verb."""
     match demand.role:
         case "decode":
             return f"one sequence and one that is being received, of {tokens} tokens each, need"

@@ -119,7 +119,7 @@ def _concurrency_clause(chosen: Candidate, fitting: list[Candidate], concurrency
 
 
 def _without_room(chosen: Candidate) -> str:
-    """Explain why a choice that resumes nothing is still the best, and what a cache would cost."""
+    """Explain why the best choice resumes nothing, and how much it would cost to have a cache."""
     text = (
         f"with {chosen.planned} running there is no room for reusable checkpoints and nothing is resumed; "
         "while fewer run, the memory they leave holds checkpoints"

@@ -23,7 +23,7 @@ def _assumed(name: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Mean shape of the traffic. `concurrency` is the minimum wanted; None = as much as fits."""
+    """Mean shape of the traffic. `concurrency` is the minimum wanted; None = as many as fit."""
 
     prompt_tokens: int = _assumed("prompt_tokens")
     output_tokens: int = _assumed("output_tokens")
@@ -67,7 +67,7 @@ class Workload:
         return f"{self.prompt_tokens:,} + {self.output_tokens:,}"
 
     def of_role(self, role: Role) -> "Workload":
-        """Return the part of the traffic that an engine of that role has: prefill engines write no answers.
+        """Return the part of the traffic that an engine of `role` has: prefill engines write no answers.
 
         The one output token stands for the last token of the prompt, which the decode engine computes.
         """
@@ -106,7 +106,7 @@ class Constraints:
     host_memory: int = 0
     """Bytes of host memory for states that are evicted from the arena."""
     disk: int = 0
-    """Bytes of disk space for such states."""
+    """Bytes of disk space for states that are evicted from the arena."""
     draft_tokens: int = 0
     """Drafted tokens of a sequence in one step; 0 = no speculation."""
     adapters: int = 0

@@ -18,10 +18,10 @@ FAMILIES = ("nemotron_h", "qwen3_next", "qwen3_5")
 
 
 def with_heads(model: ModelConfig, speculation: str, *, auto: bool = False) -> ModelConfig:
-    """Return the model as an engine with these drafts runs it: with its head if that drafts.
+    """Return the model as an engine with `speculation` runs it: with its head if the head drafts.
 
-    `auto`: whether speculation auto uses the head here. Raises `UnusableInput` if the family has no head that
-    engines can use.
+    `auto` says whether the head drafts if speculation is auto. Raises `UnusableInput` if the family has no
+    head that engines can use.
     """
     uses_head = speculation == "mtp" or (speculation == "auto" and auto)
     if not uses_head or model.draft_head:
@@ -35,10 +35,11 @@ def with_heads(model: ModelConfig, speculation: str, *, auto: bool = False) -> M
 
 
 def auto_uses_head(model: ModelConfig, settings: EngineSettings, device: DeviceKind) -> bool:
-    """Return whether speculation auto loads the model's head on such a device.
+    """Return whether an engine on `device` with speculation auto drafts with the model's own head.
 
     It does on CPUs, where a head that reads all tokens is measured to pay, and where the configuration names
-    one: sizes of files alone do not tell whether there is one. A head has no adapters.
+    a head: sizes of files alone do not tell whether there is one. An engine with adapters does not use the
+    head.
     """
     return model.has_head and device == "cpu" and not settings.lora_places and _readable(model)
 
@@ -48,7 +49,7 @@ def _readable(model: ModelConfig) -> bool:
 
 
 def head_bytes(model: ModelConfig, settings: EngineSettings) -> int:
-    """Return the bytes of a head's weights in memory, which sizes of files do not count."""
+    """Return the bytes of the weights of the model's head in memory, which sizes of files do not count."""
     attention = model.attention
     norms = 5 * model.hidden_size
     if attention is not None and attention.qk_norm:

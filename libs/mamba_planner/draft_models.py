@@ -14,8 +14,8 @@ from mamba_planner.model_config import DraftModel, ModelConfig
 from mamba_planner.workspace import CHUNK, DRAFT_ROWS, workspace_bytes
 
 CONTEXT_TOKENS = 4096
-"""Tokens of each lane for which there are pages; lanes share them, so one text may be longer where others are
-shorter."""
+"""Tokens for which each sequence that drafts has pages. Such sequences share them, so one text may be longer
+where others are shorter."""
 CATCH_UP_CHUNKS = 8
 """Chunks of tokens that a draft model reads at most between two steps, so that a long prompt delays no other
 answer by more."""
@@ -26,7 +26,7 @@ STATE_DTYPE = "float32"
 
 @dataclass(frozen=True, slots=True)
 class DraftModelMemory:
-    """Sizes of one draft model in an engine."""
+    """Sizes in memory of one draft model of an engine."""
 
     dtype: str
     """Type of weights, windows, keys and values."""
@@ -34,17 +34,17 @@ class DraftModelMemory:
     lanes: int
     """Sequences that can draft at once."""
     states: int
-    """States, with one that belongs to nobody."""
+    """Number of states. One of them belongs to no sequence: padding uses it."""
     state_bytes: int
     longest: int
-    """Most tokens of a text that it reads."""
+    """Most tokens of a text that the draft model reads."""
     table_width: int
     """Most pages of a sequence; at least 1, also without attention."""
     pages: int
-    """Pages, with one that belongs to nobody; 0 without attention."""
+    """Number of pages. One of them belongs to no sequence: padding uses it. 0 without attention."""
     page_bytes: int
     catch_up_tokens: int
-    """Most tokens that it reads between two steps."""
+    """Most tokens that the draft model reads between two steps of the engine."""
 
     @property
     def bytes(self) -> int:
@@ -54,9 +54,9 @@ class DraftModelMemory:
 
 
 def draft_model_of(model: ModelConfig, uri: str | None) -> DraftModel | None:
-    """Return the draft model of a model for settings that name it by `uri`; None = they name none.
+    """Return the draft model of `model` for settings that name it by `uri`; None if `uri` is None.
 
-    Raises `UnusableInput` if the settings name one whose configuration is not known.
+    Raises `UnusableInput` if the settings name a draft model whose configuration is not known.
     """
     if uri is None:
         return None
@@ -75,7 +75,10 @@ def draft_model_memory(
     device: Literal["cpu", "cuda"],
     running: int,
 ) -> DraftModelMemory:
-    """Return the sizes of a draft model beside `model`. `running`: maximum number of sequences."""
+    """Return the sizes of `draft`, the draft model of an engine that serves `model`.
+
+    `constraints` are the settings of the engine, and `running` is the maximum number of its sequences.
+    """
     config = draft.config
     dtype, page_size = constraints.dtype or config.dtype, constraints.page_size
     lanes = min(running, DRAFT_ROWS)

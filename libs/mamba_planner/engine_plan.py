@@ -96,9 +96,10 @@ def _on_other_size(
     traffic: Workload,
     workspace: int | None,
 ) -> OtherSize:
-    """Return the choice of `plan` on `device`, without its reasons.
+    """Return the planner's choice on `device`, without its reasons.
 
-    16-bit states are evaluated only if 32-bit states do not suffice.
+    16-bit states are evaluated only if 32-bit states do not suffice. `weights_bytes` and `workspace` are as
+    in `plan_engine`; `traffic` is the workload.
     """
     budget = MemoryBudget.of(model, constraints, device, weights_bytes, workspace)
     candidates: list[Candidate] = []
@@ -116,10 +117,10 @@ def _on_other_size(
 
 
 def pool_state_dtype(planned: PlannedDtype) -> StateDtype | None:
-    """Return the type for both pools: that of the decode pool, unless only 16-bit states fit the other pool.
+    """Return the type of states for both pools: a state has one type in the engines that hand it over.
 
-    Engines hand over states only in the type in which they hold them, so both pools are planned with it.
-    The result is None if the decode pool does not fit with any type.
+    It is the type of the decode pool's plan, unless only 16-bit states fit the other pool. The result is None
+    if the decode pool does not fit with any type.
     """
     decode = planned("decode", None)
     if decode != "float32" or planned("prefill", "float32") is not None:
@@ -135,7 +136,8 @@ class Alternative:
     strategy: Strategy
     state_dtype: StateDtype
     gain: float
-    """Expected throughput divided by that of the current choice, minus one; infinite if that cannot run."""
+    """Expected throughput divided by the throughput of the current choice, minus one; infinite if that cannot
+    run."""
 
 
 def best_alternative(
@@ -156,11 +158,11 @@ def best_alternative(
         settings: the engine's settings, of which strategy and workload are ignored.
         device: the device and its memory.
         weights_bytes: true bytes of the weights on one device; None = by parameter count.
-        traffic: the traffic both choices are valued under.
+        traffic: the traffic that both choices are valued under.
         strategy: the current strategy.
         state_dtype: the current state dtype.
-        state_dtypes: those to choose among, within the settings. With the current one alone, a running engine
-            can apply the result.
+        state_dtypes: types of states to choose among, within the settings. A running engine can apply the
+            result if only the current type is given.
 
     Raises:
         InsufficientMemory: the budget does not hold the weights.

@@ -23,7 +23,7 @@ class FittingSize:
     """The smallest GPU memory on the market that holds an engine; bytes."""
 
     smallest: int | None
-    """Bytes of that size; None if no size suffices."""
+    """Bytes of the smallest size on the market that suffices; None if no size does."""
     largest: int
     """Bytes of the largest size on the market."""
 
@@ -35,7 +35,10 @@ class FittingSize:
 
 
 class BudgetError(ValueError):
-    """Base class. `exit_code` ends the command line, `condition_reason` goes into the status."""
+    """Base class of the errors of planning.
+
+    `exit_code` is the exit status of the command line, `condition_reason` the reason in the object's status.
+    """
 
     exit_code = 1
     condition_reason = "PlanFailed"
@@ -78,7 +81,10 @@ class InsufficientMemory(BudgetError):
 
 
 class ModelConfigError(ValueError):
-    """Base class. `source` is the file (or `spec.model.config`), `field` the name of the field, if any."""
+    """Base class of the errors of a model's configuration.
+
+    `source` is the file (or `spec.model.config`), and `field` the name of the field, if one is to blame.
+    """
 
     exit_code = 2
 
@@ -89,7 +95,7 @@ class ModelConfigError(ValueError):
 
 
 class UnknownArchitecture(ModelConfigError):
-    """A model that no adapter knows."""
+    """A model of an architecture that this version cannot read."""
 
 
 class MissingField(ModelConfigError):

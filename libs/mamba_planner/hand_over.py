@@ -10,10 +10,10 @@ WORTHWHILE_TOKENS = 512
 
 
 def hand_over_tokens(deployment: MambaDeployment) -> int | None:
-    """Return the number of the spec, or that of the planner; None without disaggregation.
+    """Return the fewest tokens of a prompt for a hand-over; None without disaggregation.
 
-    States travel in whole pages, so the planner's number is the next whole number of pages. A prompt of a
-    single page has nothing to hand over.
+    It is the number of the spec, or else the planner's. States travel in whole pages, so the planner's number
+    is rounded up to whole pages. A prompt of a single page has nothing to hand over.
     """
     pools = deployment.spec.disaggregation
     if pools is None:

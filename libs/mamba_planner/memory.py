@@ -31,7 +31,7 @@ MOST_RUNNING = {"cuda": 1024, "cpu": 32}
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """Device the engine runs on. `memory`: bytes of one GPU, or the free bytes of the machine."""
+    """Device that the engine runs on. `memory` is the bytes of one GPU, or the free bytes of the machine."""
 
     kind: Literal["cuda", "cpu"]
     memory: int
@@ -57,7 +57,7 @@ class MemoryBudget:
     arena: int
     """Maximum bytes of the arena."""
     arena_limited: bool
-    """Whether the arena may be smaller than what is left, to spare a machine without a GPU."""
+    """Whether the arena may be smaller than the memory that is left, to spare a machine without a GPU."""
     adapters: int = 0
     """Bytes of the places for adapters."""
     draft_model: int = 0
@@ -150,7 +150,10 @@ class MemoryBudget:
 def _workspace(
     model: ModelConfig, dtype: str, constraints: Constraints, device: Device, workspace: int | None
 ) -> int:
-    """Return the bytes beside weights, adapters and arena; `workspace`: measured ones of a step, if any."""
+    """Return the bytes that an engine needs beside weights, adapters and arena.
+
+    `workspace` is the measured bytes of the largest step; None = by arithmetic.
+    """
     ways = constraints.tensor_parallel
     if workspace is None:
         workspace = workspace_bytes(
@@ -183,7 +186,7 @@ def _workspace(
 
 
 def _memory_above_tiers(device: Device, constraints: Constraints) -> tuple[int, str]:
-    """Return the memory without a tier of host memory that is part of it, and the same in words."""
+    """Return the device memory without the tier of host memory that is part of it, and the same in words."""
     memory, in_words = device.memory, binary_size(device.memory)
     if (constraints.host_memory or constraints.disk) and device.kind == "cpu" and not device.declared:
         tiers = constraints.host_memory + TIER_STAGING_BYTES

@@ -17,7 +17,7 @@ OUTSIDE = "left outside the arena"
 
 @dataclass(frozen=True, slots=True)
 class LedgerLine:
-    """One use of the budget."""
+    """One use of the budget, and its bytes."""
 
     item: str
     bytes: int
@@ -70,7 +70,7 @@ class RaisedArena:
     """Pages of this plan."""
 
     def words(self) -> str:
-        """Return a sentence without its full stop."""
+        """Return the raise as a sentence without its full stop."""
         return (
             f"the arena of {binary_size(self.configured)} holds {self.held} slots beside their pages, and "
             f"{self.needed} are needed, {self.why}: raised to {binary_size(self.arena)} "
@@ -109,7 +109,7 @@ class OtherSize:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """The plan of one engine. Sizes are bytes on one device, lengths are tokens."""
+    """The memory of one engine, as planned. Sizes are bytes on one device, lengths are tokens."""
 
     strategy: Strategy
     state_dtype: StateDtype

@@ -115,10 +115,10 @@ class RopeScaling:
     """Factor by which texts are longer."""
     low: float = 0.0
     high: float = 0.0
-    """Turns in a text of the trained length: pairs with at most `low` are slowed down by the factor, pairs
-    with at least `high` are not (llama3, yarn)."""
+    """Number of turns of a pair in a text of the trained length: pairs with at most `low` turns are slowed
+    down by the factor, pairs with at least `high` turns are not (llama3, yarn)."""
     truncate: bool = True
-    """Whether the places of those pairs are rounded to whole pairs (yarn)."""
+    """Whether the borders between those pairs are rounded to whole pairs (yarn)."""
     attention_factor: float = 1.0
     """Factor on cosines and sines."""
     divisors: tuple[float, ...] = ()
@@ -135,9 +135,10 @@ class RopeScaling:
 
 @dataclass(frozen=True, slots=True)
 class LatentConfig:
-    """Keys and values that every head computes from one row, of which alone pages hold a copy (Kimi-Linear).
+    """Latent attention: keys and values that every head computes from one row of a token (Kimi-Linear).
 
-    Heads read the row itself: what they would compute of it is multiplied into queries and results.
+    Pages hold the row alone. Heads read the row itself, as the matrices by which they would compute keys and
+    values of it are multiplied into the queries and results.
     """
 
     rank: int
@@ -238,7 +239,7 @@ class Multipliers:
 
     embedding: float = 1.0
     logits: float = 1.0
-    """Factor on the logits. Granite divides by `logits_scaling`; this is its inverse."""
+    """Factor on the logits. Granite divides by `logits_scaling`; this factor is its inverse."""
     residual: float = 1.0
     """Factor on a block's output before it joins the residual stream."""
     attention_in: float = 1.0
@@ -266,7 +267,7 @@ class StoredWeights:
     packed: int = 0
     """Elements of matrices that stay in four bits on GPUs."""
     packed_bytes: int = 0
-    """Bytes of these matrices there."""
+    """Bytes that the matrices of `packed` take on a GPU."""
 
     def held(self, *, on_cpu: bool, dtype: str) -> str:
         """Return how an engine holds the weights without further quantization, in words."""
@@ -282,7 +283,7 @@ class StoredWeights:
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """Description of one model.
+    """The shape of one model, whatever names its configuration gives to the parts.
 
     `layers` lists the residual blocks in execution order, each with one norm, before or after its mixer. A
     decoder layer "mixer, then feed-forward" is therefore two blocks; Falcon-H1's parallel mixers are one
@@ -332,7 +333,7 @@ class ModelConfig:
     draft_head: bool = False
     """Whether the engine drafts with the checkpoint's own head, which has a layer of its own in pages."""
     draft_model: "DraftModel | None" = None
-    """Second model that drafts for this one; None = none does."""
+    """Second model that drafts for this one; None = there is none."""
 
     @property
     def position_limit(self) -> int | None:
@@ -350,7 +351,7 @@ class ModelConfig:
 
     @property
     def kv_layers(self) -> int:
-        """Number of layers whose keys and values are in pages: those of the model, and that of a head."""
+        """Number of layers whose keys and values are in pages, including the layer of a head for drafts."""
         return self.attention_layers + self.draft_head
 
 
@@ -361,4 +362,4 @@ class DraftModel:
     uri: str
     config: ModelConfig
     weights_bytes: int | None
-    """True bytes of its weights in memory; None = by the number of parameters."""
+    """True bytes of the draft model's weights in memory; None = by the number of parameters."""

@@ -107,9 +107,11 @@ def _allowed(candidates: list[Candidate], constraints: Constraints) -> list[Cand
 
 
 def _closest_below_need(candidates: list[Candidate], arena: int) -> Candidate | None:
-    """Return the choice that needs the smallest raise; None if one of them needs none.
+    """Return the candidate that needs the smallest arena, if that has to be raised for it.
 
-    The choice has 32-bit states if any has: a raise must not round states to save some of itself.
+    None = the arena suffices for one of the candidates. The result has 32-bit states if any candidate has:
+    the
+    arena must not be raised by less at the cost of rounded states.
     """
     if any(candidate.required_bytes <= arena for candidate in candidates):
         return None
@@ -118,9 +120,9 @@ def _closest_below_need(candidates: list[Candidate], arena: int) -> Candidate | 
 
 
 def _raised_size(small: Candidate, budget: MemoryBudget, constraints: Constraints) -> int:
-    """Return the bytes of the raised arena: what the required sequences need, as far as memory allows.
+    """Return the bytes of the raised arena, which the required sequences need, as far as memory allows.
 
-    At least one sequence always fits; the caller's budget refuses what the machine does not have.
+    The arena has room for one sequence in any case; the caller's budget refuses one that the machine lacks.
     """
     if not budget.device.memory:
         return small.required_bytes
@@ -133,7 +135,7 @@ def _raised_size(small: Candidate, budget: MemoryBudget, constraints: Constraint
 def _with_raise(
     memory_plan: MemoryPlan, small: Candidate, constraints: Constraints, budget: MemoryBudget
 ) -> MemoryPlan:
-    """Return the plan with the raise and its numbers as the first note."""
+    """Return the plan with an account of the raised arena, which is also its first note."""
     shape, demand = small.shape, small.demand
     configured = constraints.arena_bytes or 0
     page_slabs = shape.page_slabs(demand.sequences(small.required), small.workload.tokens)
@@ -150,12 +152,12 @@ def _with_raise(
 
 
 def state_hint(model: ModelConfig, constraints: Constraints) -> str | None:
-    """Return the state dtype that the model requires, unless the settings fix one."""
+    """Return the state dtype that the model requires; None if it requires none, or the settings fix one."""
     return model.state_dtype_hint if constraints.state_dtype is None else None
 
 
 def does_not_fit(closest: Candidate, budget: MemoryBudget) -> InsufficientMemory:
-    """Return the error for the choice that needs the least memory."""
+    """Return the error that nothing fits; `closest` is the candidate that needs the least memory."""
     need = budget.fixed + closest.need
     return InsufficientMemory(
         f"{budget.fixed_in_words()} and one sequence "
@@ -259,7 +261,7 @@ def _ledger(candidate: Candidate, budget: MemoryBudget) -> tuple[LedgerLine, ...
 
 
 def _handed_over(candidate: Candidate, running: int, live: int) -> list[LedgerLine]:
-    """Return the lines of what an engine of a pool receives or hands over, beside its running sequences."""
+    """Return the ledger's lines for the states that an engine of a pool receives or hands over."""
     if candidate.role == "unified":
         return []
     demand, slab = candidate.demand, candidate.shape.slab

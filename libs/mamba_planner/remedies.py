@@ -18,8 +18,8 @@ STEP_TOKENS = (512, 128)
 MIB = 1 << 20
 MAX_UTILIZATION = 0.95
 MEMORY_FACTORS = (1, 1.1, 1.5, 2, 4)
-"""Factors on the memory known to be needed. Where the weights alone were too large, a sequence comes on
-top."""
+"""Factors on the memory that is known to be needed. If the weights alone were too large, that number lacks
+the memory of a sequence."""
 _SMALLER_ON_CPUS: dict[Quantization, tuple[Quantization, ...]] = {
     "none": ("int8", "int4"),
     "int8": ("int4",),
@@ -43,7 +43,11 @@ def ways_to_fit(
     workload: Workload,
     misfit: InsufficientMemory,
 ) -> tuple[str, ...]:
-    """Return the changes in words, by the names of the settings; more memory is the last resort."""
+    """Return changes of the settings that would make the engine fit, in words; more memory comes last.
+
+    `misfit` is the error that says by how much the present settings do not fit; the other parameters are
+    those of `plan`.
+    """
 
     def fits(changed: Constraints, weights: int | None = weights_bytes, target: Device = device) -> bool:
         try:

@@ -26,7 +26,7 @@ class Reservation:
     """Whether there are slots for checkpoints while decoding. Otherwise such checkpoints go into slots that
     happen to be free, which the planner does not count on because the cache fills them."""
     borrows: bool
-    """Whether it takes one more slot around a boundary and returns the older one."""
+    """Whether a sequence takes one more slot around a boundary, and returns the older one."""
     evicts_for_checkpoints: bool
     """Whether a prefill checkpoint may evict a cached one; otherwise it needs a free slot."""
     weakness: str
@@ -78,16 +78,16 @@ def decode_spacing(outputs: int, page_size: int, track_interval: int) -> int:
 
 
 def slots_of_sequences(running: int, receiving: int, slots_each: int) -> int:
-    """Return the slots of an engine's sequences: for each state that arrives, a sequence runs soon."""
+    """Return the slots of an engine's sequences, counting each arriving state as a running sequence."""
     return (running + receiving) * slots_each
 
 
 def receptions_within(unused: int, receiving: int, slots_each: int) -> int:
-    """Return the number of further states that may arrive, by the same rule.
+    """Return how many further states may arrive, by the rule of `slots_of_sequences`.
 
     Args:
-        unused: slots beyond those of the running sequences and the one that each arriving state has.
-        receiving: states that arrive.
+        unused: slots beyond the slots of running sequences and the one slot of each arriving state.
+        receiving: number of states that arrive now.
         slots_each: slots of one running sequence.
     """
     promised = slots_of_sequences(0, receiving, slots_each) - receiving

@@ -14,14 +14,15 @@ BLOCK_LOGITS = 1 << 22
 """Maximum number of logits that are scored together, or sampled from with copies (or one row)."""
 SCANNED_STATES = 1 << 24
 SCANNED_CHUNKS = 32
-"""Maximum elements of states, and maximum chunks, that are scanned together (or those of one piece)."""
+"""Most elements of states, and most chunks, that are scanned together; a single piece may have more."""
 CHUNK = {"cpu": 48, "cuda": 64}
 """Tokens of a prefill chunk, the smallest piece of a prompt, by kind of device. On a CPU a step that runs
 together with answers should be short, but the fixed cost of a smaller step would delay the prompt."""
 DRAFT_ROWS = 16
-"""Maximum number of sequences of a step with drafts; each has a lane for the inputs of its drafts."""
+"""Maximum number of sequences of a step with drafts. The inputs of the drafts of each are kept."""
 RING_LANES = 512
-"""Maximum number of sequences whose states are written once in several tokens; others write each time."""
+"""Maximum number of sequences whose states are written once in several tokens; other states are written each
+time."""
 _PAIRS = 1 << 23
 """Elements of the products of positions within chunks that the scan holds at once."""
 _GATHERED = 1 << 23
@@ -43,7 +44,7 @@ _PLANS = 160
 
 
 def scanned_chunks(mixer: MambaConfig | GatedDeltaConfig) -> int:
-    """Return the number of chunks of pieces that are scanned together."""
+    """Return how many chunks of pieces are scanned together."""
     return max(1, min(SCANNED_CHUNKS, SCANNED_STATES // mixer.state_elements))
 
 
@@ -107,7 +108,8 @@ def draft_bytes(
 ) -> int:
     """Return the bytes of the memory for drafts.
 
-    That is lanes of raw inputs, copies of the state of one layer, and counts of tokens for penalties.
+    It holds raw inputs of drafted tokens, copies of the state of one layer, and counts of tokens for
+    penalties.
 
     Args:
         model: the model.
@@ -128,12 +130,12 @@ def draft_bytes(
 
 
 def hidden_rows(running: int, lanes: int, drafts: int) -> int:
-    """Return the hidden states that a head for drafts goes on from: of rows, of padding, of lanes."""
+    """Return how many hidden states are kept for a head for drafts: of rows, padding and drafted tokens."""
     return 2 * running + 1 + lanes * drafts
 
 
 def ring_bytes(model: ModelConfig, dtype: str, *, tokens: int, running: int, tensor_parallel: int = 1) -> int:
-    """Return the bytes of the rings of raw inputs that states lack.
+    """Return the bytes in which tokens' inputs are kept until a step adds them to the states.
 
     Args:
         model: the model.
@@ -204,7 +206,7 @@ def _gated_delta(delta: GatedDeltaConfig, size: int, tokens: int, rows: int) -> 
 
 
 def _head(model: ModelConfig, size: int, tokens: int) -> int:
-    """Return the bytes of the keys and values of a head for drafts: rows of two parts, and projections."""
+    """Return the bytes that a step of a head for drafts takes."""
     assert model.attention is not None
     query = model.attention.heads * model.attention.head_dim
     return (
@@ -245,7 +247,7 @@ def _shared(model: ModelConfig, size: int, tokens: int, longest: int) -> int:
 
 
 def _feed_forward(model: ModelConfig) -> int:
-    """Return the elements per token."""
+    """Return the elements that a feed-forward holds for each token."""
     widths = [0]
     if (mlp := model.mlp) is not None:
         widths.append(mlp.intermediate * (3 if mlp.gated else 2))

@@ -10,16 +10,16 @@ _ADAPTED = re.compile(r"lora:[0-9a-f]{32}:")
 
 
 def adapted_salt(fingerprint: str, salt: str) -> str:
-    """Return the salt of a request with the adapter of that fingerprint; "" = the request has no adapter."""
+    """Return the salt of a request whose adapter has `fingerprint`; "" = the request has no adapter."""
     return f"lora:{fingerprint}:{salt}" if fingerprint else salt
 
 
 def with_other_salt(own: str, salt: str) -> str:
-    """Return the salt of prefixes under `own` for clients with another one: their adapter stays the same."""
+    """Return the salt with `salt` in place of the client's part of `own`, and with the same adapter."""
     adapter = _ADAPTED.match(own)
     return f"{adapter[0]}{salt}" if adapter is not None else salt
 
 
 def is_adapted(salt: str) -> bool:
-    """Return whether a text could be such a salt: clients must not choose it for themselves."""
+    """Return whether a text could be the salt of an adapter, which clients must not choose for themselves."""
     return _ADAPTED.match(salt) is not None

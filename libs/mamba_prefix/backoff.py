@@ -10,9 +10,9 @@ _MANY = 16
 
 
 class Backoff:
-    """The pauses of one repeated attempt.
+    """The growing pauses between the attempts of one client to reach a server.
 
-    `jitter`: 0 to 1, so that not all clients return at the same time.
+    `jitter` returns a random number from 0 to 1, so that not all clients return at the same time.
     """
 
     def __init__(self, jitter: Callable[[], float] = random.random) -> None:
@@ -21,11 +21,14 @@ class Backoff:
         """Number of failures since the last success."""
 
     def record_failure(self) -> float:
-        """Record a failure and return seconds until the next attempt: half to all of a pause that doubles."""
+        """Record a failure, and return the seconds until the next attempt.
+
+        They are a random time from half to all of a pause that doubles with each failure.
+        """
         pause: float = min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** min(self.failures, _MANY))
         self.failures += 1
         return pause * (0.5 + 0.5 * self._jitter())
 
     def record_success(self) -> None:
-        """Record a success."""
+        """Record a success: the next pause is the shortest one again."""
         self.failures = 0

@@ -28,7 +28,10 @@ MAX_CHANGES_BYTES = 4 << 20
 
 
 class ChangeLog:
-    """The log of one engine. `engine`: the name by which gateways know it."""
+    """The cached checkpoints and pages of one engine, and the latest batches of their changes, for readers.
+
+    `engine` is the name by which gateways know the engine.
+    """
 
     def __init__(
         self,
@@ -57,12 +60,12 @@ class ChangeLog:
     # --- changes of the engine -----------------------------------------------------------------------
 
     def start(self, fingerprint: str, page_size: int) -> None:
-        """Begin the log of an engine process that is ready, with an empty cache."""
+        """Begin anew for an engine process that has become ready, with an empty cache."""
         self.fingerprint, self.page_size = fingerprint, page_size
         self._begin()
 
     def lose(self) -> None:
-        """Record the end of the engine process: nothing of its cache can be resumed any more."""
+        """Record that the engine process has ended: nothing of its cache can be resumed any more."""
         if self.depths or self.pages:
             self._begin()
 
@@ -85,7 +88,7 @@ class ChangeLog:
         pages_gained: bytes = b"",
         pages_lost: bytes = b"",
     ) -> None:
-        """Apply a batch of changes, packed by the engine process (`messages.Change`)."""
+        """Apply one batch of changes, whose fields the engine process has packed as in `messages.Change`."""
         self.epoch = epoch
         if cleared:
             self.depths.clear()
@@ -117,7 +120,7 @@ class ChangeLog:
         self._wake()
 
     def close(self) -> None:
-        """End the log and wake all waiting readers."""
+        """End the log, and wake all readers that wait."""
         self.closed = True
         self._wake()
 
@@ -133,7 +136,10 @@ class ChangeLog:
             await self._changed.wait()
 
     def since(self, incarnation: str, seq: int, most: int = MAX_CHANGES) -> list[Change] | None:
-        """At most `most` batches after `seq`; None = no longer kept, the reader needs a snapshot."""
+        """Return at most `most` batches after the batch `seq`; None = the reader needs a snapshot.
+
+        That is so if `incarnation` is an earlier run of the engine, or a batch after `seq` is no longer kept.
+        """
         if incarnation != self.incarnation or seq > self.seq:
             return None
         first = self.seq - len(self._changes)

@@ -13,9 +13,9 @@ MAX_ENGINES = 16 * ENGINES_PER_TABLE
 
 
 class EngineBanks:
-    """Record of which engines have which hashes. Engines are numbers below `MAX_ENGINES`.
+    """The prefix tables of a gateway: which engines, as numbers below `MAX_ENGINES`, have which hashes.
 
-    `most`: largest number of entries of all tables together.
+    `most` is the largest number of entries of all tables together.
     """
 
     def __init__(self, most: int) -> None:
@@ -44,7 +44,7 @@ class EngineBanks:
         return depths_by_engine
 
     def add(self, engine: int, hashes: Hashes) -> int:
-        """Add hashes of `engine` and return how many did not fit. `hashes` must contain no duplicates."""
+        """Add hashes of `engine`, without duplicates, and return how many did not fit."""
         bank, bit = divmod(engine, ENGINES_PER_TABLE)
         table = self._tables.get(bank)
         if table is None:
@@ -53,13 +53,13 @@ class EngineBanks:
         return table.add(bit, hashes)
 
     def remove(self, engine: int, hashes: Hashes) -> None:
-        """Remove hashes of `engine`. `hashes` must contain no duplicates."""
+        """Remove hashes, without duplicates, of `engine`."""
         bank, bit = divmod(engine, ENGINES_PER_TABLE)
         if (table := self._tables.get(bank)) is not None:
             table.remove(bit, hashes)
 
     def clear(self, engine: int) -> None:
-        """Remove all hashes of `engine`, and a table that becomes empty."""
+        """Remove all hashes of `engine`, and its table if that becomes empty."""
         bank, bit = divmod(engine, ENGINES_PER_TABLE)
         if (table := self._tables.get(bank)) is not None:
             table.clear(bit)
@@ -72,6 +72,6 @@ class EngineBanks:
         return self._tables[bank].of(bit) if bank in self._tables else np.empty(0, np.uint64)
 
     def count(self, engine: int) -> int:
-        """Return the number of hashes that the engine of that number has."""
+        """Return the number of hashes of `engine`."""
         bank, bit = divmod(engine, ENGINES_PER_TABLE)
         return self._tables[bank].count(bit) if bank in self._tables else 0

@@ -8,7 +8,7 @@ PrefixIndexError
 
 
 class PrefixIndexError(Exception):
-    """The base of all errors. The message says what to do."""
+    """Base class of the errors of the prefix index. The message says what went wrong."""
 
 
 class ForeignMessage(PrefixIndexError):
@@ -16,7 +16,7 @@ class ForeignMessage(PrefixIndexError):
 
 
 class BadRedisUrl(PrefixIndexError, ValueError):
-    """An invalid address of a Redis. The message never contains a password."""
+    """An address of a Redis that is invalid. The message never contains a password."""
 
 
 class RedisAway(PrefixIndexError):

@@ -38,9 +38,9 @@ RETURN_SECONDS = LONGEST_PAUSE + 1.0
 
 
 class Follower:
-    """The follower of one scope.
+    """The reader that keeps `index`, a gateway's copy, up to date from the Redis behind `store`.
 
-    `on_outcome`: called with the reason of each failure, and with None on success.
+    `on_outcome` is called with the reason of each failure, and with None after each success.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Follower:
         """Time of the loop until which no engine counts as dead."""
 
     async def run(self) -> None:
-        """Follow until cancelled."""
+        """Read changes and heartbeats until the task is cancelled."""
         while True:
             try:
                 await self._start()
@@ -113,9 +113,9 @@ class Follower:
             await self._read(min(left, BLOCK_SECONDS))
 
     async def _read(self, block: float) -> int:
-        """Apply the next batches and return their number, at most `BATCHES_PER_READ`.
+        """Apply the next batches, and return their number, at most `BATCHES_PER_READ`.
 
-        Waits up to `block` seconds for the first batch.
+        The call waits up to `block` seconds for the first batch.
         """
         batches = await self._store.read(self._position, BATCHES_PER_READ, block)
         for where, raw in batches:
@@ -134,7 +134,7 @@ class Follower:
             self._unsynced.discard(message.engine)
 
     async def _reconcile(self, beats: dict[str, Heartbeat | None] | None = None) -> None:
-        """Compare the index with the heartbeats: drop dead engines, read those with gaps again.
+        """Compare the index with the heartbeats: drop dead engines, read those with missing batches again.
 
         Raises RedisAway.
         """
@@ -175,7 +175,10 @@ class Follower:
         self._silent.pop(engine, None)
 
     async def _resync(self, beats: dict[str, Heartbeat | None]) -> None:
-        """Read the engines with gaps again: snapshot, then the stream from there. Raises RedisAway."""
+        """Read the engines again of which batches are missing: the snapshot, then the stream from there.
+
+        Raises RedisAway.
+        """
         engines = {name for name in self._unsynced if self._index.admits(name)}
         for engine in engines:
             self._index.doubt(engine)
@@ -202,7 +205,7 @@ class Follower:
     async def _read_snapshots(
         self, engines: Iterable[str], beats: Mapping[str, Heartbeat | None]
     ) -> list[str]:
-        """Apply the snapshots of these engines; return the stream positions after which each continues."""
+        """Apply the snapshots of `engines`; return the stream positions behind which their changes follow."""
         out: list[str] = []
         names = sorted(engines)
         for first in range(0, len(names), SNAPSHOTS_AT_ONCE):
@@ -259,7 +262,7 @@ class Follower:
             return None
 
     def _refuse(self, kind: RefusedKind, where: str, size: int) -> None:
-        """Count a message that is too large, or an engine too many; log the first of each kind and place."""
+        """Count a message that is too large, or an engine too many; log the first of each kind and engine."""
         self._index.refused_messages[kind] += 1
         if (kind, where) not in self._named and len(self._named) < MOST_NAMES:
             self._named.add((kind, where))

@@ -29,7 +29,7 @@ class Change(msgspec.Struct, tag="change", array_like=True, frozen=True):
     epoch: int
     """Number that rises when everything published before in this incarnation is void."""
     seq: int
-    """Sequence number, which begins with 1 in each incarnation and rises by 1 with each batch."""
+    """Number of the batch: 1 for the first in each incarnation, and one more for each batch."""
     cleared: bool
     """Whether everything before this batch is void, so that it holds all entries of the engine."""
     gained: bytes
@@ -74,7 +74,7 @@ class Snapshot(msgspec.Struct, tag="snapshot", array_like=True, frozen=True):
     entries: bytes
     """Checkpoints, each a hash in 8 bytes and a depth in 4."""
     after: str = ""
-    """Position in the stream behind which all batches after `seq` are."""
+    """Position in the stream of Redis behind which all batches after `seq` are."""
     version: int = VERSION
     pages: bytes = b""
     """Hashes of the prefixes, at the rungs of prompts, whose attention pages are cached."""
@@ -127,12 +127,12 @@ def _check(raw: bytes, size: int) -> None:
 
 
 def pack_entries(depths: dict[int, int]) -> bytes:
-    """Pack depths by hash."""
+    """Return the bytes of hashes, each with its depth."""
     return b"".join(starmap(_ENTRY.pack, depths.items()))
 
 
 def pack_hashes(hashes: Collection[int]) -> bytes:
-    """Pack hashes."""
+    """Return the bytes of hashes."""
     return Struct(f"<{len(hashes)}Q").pack(*hashes)
 
 

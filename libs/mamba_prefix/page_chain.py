@@ -25,7 +25,7 @@ _MASK = 0xFFFF_FFFF_FFFF_FFFF
 
 
 def _places(first: int, end: int) -> Hashes:
-    """Return the weights of the pages in (first, end]."""
+    """Return the weights of the pages (first, end], by which their position enters a hash."""
     return np.arange(first + 1, end + 1, dtype=np.uint64) * GOLDEN
 
 
@@ -82,7 +82,10 @@ class PageMixer:
 
 
 class PageChain:
-    """The hashes of one model. `fingerprint` separates models whose states cannot replace each other."""
+    """The hashes of the prefixes of prompts, for one model.
+
+    `fingerprint` separates models whose states cannot replace each other.
+    """
 
     def __init__(self, page_size: int, fingerprint: str) -> None:
         self.page_size = page_size
@@ -90,11 +93,14 @@ class PageChain:
         self._mixer = PageMixer(page_size)
 
     def start(self, salt: str) -> int:
-        """Return the running sum before the first page, for prompts under `salt`."""
+        """Return the running sum before the first page, for prompts with the salt `salt`."""
         return _start(self.fingerprint, salt, self.page_size)
 
     def extend(self, running: int, pages: int, token_ids: Tokens) -> int:
-        """Return the running sum after the whole pages of `token_ids`, which follow `pages` summed pages."""
+        """Return the running sum after the whole pages of `token_ids`.
+
+        `running` is the sum after the `pages` pages before them.
+        """
         return (running + int(self._terms(token_ids, pages).sum(dtype=np.uint64))) & _MASK
 
     def hash_of(self, running: int) -> int:
@@ -108,12 +114,12 @@ class PageChain:
     def hashes_after(self, running: int, pages: int, token_ids: Tokens) -> Hashes:
         """Return the hashes of the prefixes that end with the pages of `token_ids`.
 
-        Those pages follow `pages` pages whose running sum is `running`.
+        The `pages` pages before them have the running sum `running`.
         """
         return self.hashes_of(self.sums_after(running, pages, token_ids))
 
     def sums_after(self, running: int, pages: int, token_ids: Tokens) -> Hashes:
-        """Return the running sums behind `hashes_after`: uint64[whole pages of `token_ids`]."""
+        """Return the running sums that `hashes_after` makes hashes of: uint64[whole pages of `token_ids`]."""
         sums = np.add.accumulate(self._terms(token_ids, pages))
         sums += np.uint64(running)
         return sums
@@ -124,7 +130,7 @@ class PageChain:
         return _final(sums)
 
     def _terms(self, token_ids: Tokens, first: int) -> Hashes:
-        """Return the term of each page at its position: the same page elsewhere has another term."""
+        """Return the terms of pages from position `first` on: a page has another term at another position."""
         pages = self._mixer.pages(token_ids)
         end = first + len(pages)
         pages += _PLACES[first:end] if end <= len(_PLACES) else _places(first, end)

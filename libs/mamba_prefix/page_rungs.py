@@ -32,6 +32,6 @@ _NUMBERS: list[int] = _RUNGS.tolist()
 
 
 def rungs(above: int, last: int) -> Rungs:
-    """Return the rungs with numbers in (above, last], ascending: int64[n]."""
+    """Return the numbers of the rungs in (above, last], ascending: int64[n]."""
     # In a list: numpy takes longer to begin than this search takes.
     return _RUNGS[bisect_right(_NUMBERS, above) : bisect_right(_NUMBERS, last)]

@@ -64,7 +64,7 @@ class EngineView:
 
 
 class PrefixIndex:
-    """One copy. `state` says how far it can be trusted.
+    """A gateway's copy of what the engines have cached. `state` says how far the copy can be trusted.
 
     off = the copy has no source; following = complete; stale = batches of an engine are missing; unavailable
     = the source is unreachable, and the copy holds the last known entries.
@@ -87,11 +87,11 @@ class PrefixIndex:
         self.refused_entries = 0
         """Number of checkpoints and pages that were left out because the index was full."""
         self.refused_engines: set[str] = set()
-        """Engines that found no place; routing knows nothing of their caches."""
+        """Engines for which there was no room; routing knows nothing of their caches."""
         self.refused_messages: Counter[RefusedKind] = Counter()
         """Number of messages of the source that were too large or too many, by kind."""
         self.gaps = 0
-        """Number of times that batches of an engine were missing."""
+        """Number of times at which batches of an engine were found missing."""
         self.snapshots = 0
         """Number of snapshots read."""
         self.failures = 0
@@ -109,7 +109,7 @@ class PrefixIndex:
             RecentGains(MAX_HASHES if number < ENGINES_PER_TABLE else MAX_HASHES_OF_LATER_ENGINES)
             for number in range(most_engines)
         ]
-        """Recent gains by engine number."""
+        """Hashes that each engine has recently gained, by engine number."""
         self._chains: dict[tuple[str, int], PageChain] = {}
 
     # --- queries of routing --------------------------------------------------------------------------
@@ -119,7 +119,7 @@ class PrefixIndex:
         return self._views
 
     def depths(self, token_ids: npt.NDArray[np.int32], salt: str) -> Depths:
-        """Return how much of this prompt each engine has cached."""
+        """Return how many tokens of a prompt each engine has cached."""
         resumable: dict[str, int] = {}
         pages: dict[str, int] = {}
         names = self._names
@@ -154,10 +154,11 @@ class PrefixIndex:
     def withdraw(
         self, engine: str, token_ids: npt.NDArray[np.int32], salt: str, resumed: int, published: Depths
     ) -> bool:
-        """Remove entries of a prompt of which an engine had less cached than `published` says.
+        """Remove entries of a prompt of which `engine` had less cached than `published` says.
 
-        Entries deeper than `resumed` tokens are removed until the engine publishes them again. Returns False
-        if the index was corrected in the meantime, so that nothing had to be removed.
+        Entries deeper than `resumed` tokens are removed until the engine publishes them again. Return whether
+        any were removed: none are if the engine is unknown, or the entries are gone or newer than
+        `published`.
         """
         number, view = self._numbers.get(engine), self._views.get(engine)
         if number is None or view is None or view.page_size <= 0:
@@ -178,14 +179,14 @@ class PrefixIndex:
     # --- updates by feeds ----------------------------------------------------------------------------
 
     def admits(self, engine: str) -> bool:
-        """Return whether the engine has a place or can get one."""
+        """Return whether the index has room for the engine, or can make it."""
         if engine in self._numbers or self._free:
             return True
         self.refused_engines.add(engine)
         return False
 
     def take_snapshot(self, message: Snapshot) -> bool:
-        """Replace all entries of an engine. Returns False if there is no place for the engine."""
+        """Replace all entries of an engine. Return False if there is no room for the engine."""
         number = self._number(message.engine)
         if number is None:
             return False
@@ -201,7 +202,10 @@ class PrefixIndex:
         return True
 
     def take_change(self, message: Change) -> ChangeResult:
-        """Apply a batch of an engine. "gap" = a batch before it is missing, and a snapshot is needed."""
+        """Apply a batch of an engine.
+
+        The result "gap" says that an earlier batch is missing and a snapshot is needed.
+        """
         view = self._views.get(message.engine)
         if view is None:
             return "gap"
@@ -238,7 +242,10 @@ class PrefixIndex:
         )
 
     def doubt(self, engine: str, *, again: bool = False) -> None:
-        """Mark the entries of this engine as incomplete; `again`: the gap is counted already."""
+        """Mark the entries of `engine` as incomplete.
+
+        `again` says that the missing batch is counted already.
+        """
         view = self._views.get(engine)
         if view is not None and view.fresh:
             self.gaps += not again
@@ -288,7 +295,7 @@ class PrefixIndex:
         self._gains[number].begin(self._revision)
 
     def _keep_chains(self) -> None:
-        """Keep one chain for each kind of engine; usually there is one kind."""
+        """Keep one `PageChain` for each model and page size that engines have; usually there is one."""
         kinds = {(view.fingerprint, view.page_size) for view in self._views.values()}
         self._chains = {
             key: self._chains.get(key) or PageChain(key[1], key[0]) for key in kinds if key[1] > 0

@@ -28,9 +28,9 @@ _BIT = (1 << np.arange(8)).astype(np.uint8)
 
 
 def _empty_places(count: int) -> Hashes:
-    """Return zeros, uint64[count], which the machine allocates 4 KiB at a time as they are touched.
+    """Return zeros, uint64[count], whose memory the machine allocates 4 KiB at a time as it is used.
 
-    numpy requests huge pages, and the first change in a new layout, which touches them all, would wait for
+    numpy requests huge pages, and the first change in a new layout, which uses them all, would wait for
     all of them.
     """
     area = mmap.mmap(-1, 8 * count)
@@ -40,9 +40,10 @@ def _empty_places(count: int) -> Hashes:
 
 
 class PrefixTable:
-    """Hashes and their engines, engines as numbers below 64.
+    """The hashes of prefixes, each with the engines that have it. Engines are numbers below 64.
 
-    `most`: largest number of entries; `smallest`: number of places at the start, a power of two.
+    `most` is the largest number of entries, and `smallest` the number of places at the start, a power of two.
+    A place is the storage of one hash.
     """
 
     few = 256
@@ -55,12 +56,12 @@ class PrefixTable:
         """Number of hashes that at least one engine has."""
         self._counts = [0] * ENGINES_PER_TABLE
         self._used = 0
-        """Number of places in use, including those of hashes that no engine has any more."""
+        """Number of places in use, including the places of hashes that all engines have lost."""
         self._keys: Hashes = np.zeros(smallest, np.uint64)
         self._bits: Bits = np.zeros(smallest, np.uint64)
         self._sieve: npt.NDArray[np.uint8] = np.zeros(smallest // 2, np.uint8)
-        """One bit for each hash that was added since the last layout, by its upper bits; four bits a
-        place."""
+        """The sieve: one bit for each hash that was added since the last layout, by its upper bits; four bits
+        a place."""
         self._old_keys: Hashes = np.zeros(0, np.uint64)
         self._old_bits: Bits = np.zeros(0, np.uint64)
         """The previous layout, until all of it is moved; else empty. A hash has bits in one of the two
@@ -69,7 +70,7 @@ class PrefixTable:
         self._moved = 0
         """Number of places of the old layout that were moved."""
         self._left = 0
-        """Number of hashes in the old layout that were not moved."""
+        """Number of hashes in the old layout that are still to be moved."""
 
     @property
     def bytes(self) -> int:
@@ -105,7 +106,7 @@ class PrefixTable:
         return out
 
     def _candidates(self, hashes: Hashes) -> npt.NDArray[np.int64]:
-        """Return the positions of the hashes that the sieves do not rule out."""
+        """Return the positions in `hashes` of the hashes that may be in the table, by the sieves."""
         byte, bit = self._in_sieve(self._sieve, hashes)
         maybe = (self._sieve[byte] & bit) != 0
         if len(self._old_keys):
@@ -116,7 +117,7 @@ class PrefixTable:
 
     @staticmethod
     def _lookup(keys: Hashes, bits: Bits, hashes: Hashes) -> tuple[npt.NDArray[np.int64], Bits]:
-        """Return the positions of the hashes that are in the table, ascending, and their bits."""
+        """Return the positions of the `hashes` in the table, ascending, and the engines of each as bits."""
         mask, which, window = np.int64(len(keys) - 1), None, _NEAR
         places = (hashes & np.uint64(len(keys) - 1)).view(np.int64)
         out_rows, out_places = [], []
@@ -147,7 +148,7 @@ class PrefixTable:
         return rows[order], bits[places[order]]
 
     def add(self, engine: int, hashes: Hashes) -> int:
-        """Add hashes of `engine` and return how many did not fit. `hashes` must contain no duplicates."""
+        """Add hashes of `engine`, without duplicates, and return how many did not fit."""
         if len(self._old_keys):
             self._move(self._old_places(hashes))
         places = self._find(self._keys, hashes)
@@ -189,7 +190,7 @@ class PrefixTable:
         return out
 
     def remove(self, engine: int, hashes: Hashes) -> None:
-        """Remove hashes of `engine`. `hashes` must contain no duplicates."""
+        """Remove hashes, without duplicates, of `engine`."""
         if len(self._old_keys):
             self._move(self._old_places(hashes))
         places = self._find(self._keys, hashes)
@@ -214,7 +215,7 @@ class PrefixTable:
 
     @staticmethod
     def _clear(bits: Bits, engine: int) -> int:
-        """Clear the engine's bits, and return the number of hashes that no engine has any more."""
+        """Remove `engine` from the entries `bits`, and return the number of hashes that it alone had."""
         owned = bits & (_ONE << np.uint64(engine)) != 0
         bits[owned] &= ~(_ONE << np.uint64(engine))
         return int(np.count_nonzero(bits[owned] == 0))
@@ -229,7 +230,7 @@ class PrefixTable:
         return self._counts[engine]
 
     def _lay_out(self, entries: int) -> None:
-        """Begin a new layout with room for twice `entries`."""
+        """Begin a new layout, which has room for twice `entries`."""
         # Each added hash moves more places than it takes, so little of the old layout is left.
         self._advance(len(self._old_keys))
         size = self._smallest

@@ -29,7 +29,7 @@ BATCHES_A_SNAPSHOT = 256
 
 
 class Publisher:
-    """The publisher of one log. Its public numbers are for metrics."""
+    """The writer of one engine's `ChangeLog` to Redis. Its public numbers are for metrics."""
 
     def __init__(self, changes: ChangeLog, store: Store, jitter: Callable[[], float] = random.random) -> None:
         self._log = changes
@@ -43,7 +43,7 @@ class Publisher:
         self._incarnation = ""
         self._seq = 0
         self._after = START
-        """Position of the last batch in the stream."""
+        """Position in the stream of the last batch that was written."""
         self._since_snapshot = 0
         self._last_beat: Heartbeat | None = None
 

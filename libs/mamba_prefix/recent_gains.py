@@ -14,9 +14,9 @@ MAX_HASHES_OF_LATER_ENGINES = MAX_HASHES // 8
 
 
 class RecentGains:
-    """Hashes that one engine has recently published as cached.
+    """Hashes that one engine has recently published as cached, each with the revision at which it did.
 
-    A revision is a number of the index that holds this object; it increases with each change.
+    A revision is a number of the index that holds this object; the number increases with each change.
     """
 
     def __init__(self, most: int = MAX_HASHES) -> None:
@@ -41,7 +41,10 @@ class RecentGains:
         self._size, self._since = 0, revision
 
     def after(self, revision: int) -> Hashes | None:
-        """Return the hashes published after this revision, uint64[n], unordered; None = not remembered."""
+        """Return the hashes that were published after `revision`, uint64[n], in no order.
+
+        The result is None if hashes since that revision have been forgotten.
+        """
         if revision < self._since:
             return None
         batches = [hashes for batch_revision, hashes in self._batches if batch_revision > revision]

@@ -15,7 +15,7 @@ from mamba_prefix.redis_url import REDIS_PORT, SENTINEL_PORT, check_url, hosts_o
 ANSWER_SECONDS = 2.0
 """Longest wait for a connection, and for an answer, in seconds."""
 Client = Any
-"""redis.asyncio.Redis or redis.asyncio.cluster.RedisCluster: no common type, the same commands."""
+"""A redis.asyncio.Redis or redis.asyncio.cluster.RedisCluster, which have no common type."""
 
 
 def make_client(url: str, *, answer_seconds: float = ANSWER_SECONDS) -> Client:

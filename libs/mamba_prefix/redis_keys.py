@@ -5,7 +5,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class RedisKeys:
-    """Keys of one `scope`: the served model's name, or namespace/name of a MambaDeployment."""
+    """The keys of the index of the engines of `scope`.
+
+    A scope is the name of the served model, or namespace/name of a MambaDeployment.
+    """
 
     scope: str
 

@@ -56,7 +56,7 @@ def _raises_redis_away(method: Method[P, R]) -> Method[P, R]:
 
 
 class RedisStore:
-    """The index of one scope."""
+    """The index of one scope in Redis. Each method is one round trip, and raises RedisAway."""
 
     def __init__(self, client: Client, keys: RedisKeys) -> None:
         self._client = client
@@ -72,7 +72,10 @@ class RedisStore:
 
     @_raises_redis_away
     async def beat(self, engine: str, raw: bytes) -> tuple[bytes | None, bool]:
-        """Write a heartbeat. Returns the previous one, if any, and whether a snapshot is requested."""
+        """Write a heartbeat.
+
+        Return the previous heartbeat, None without one, and whether a gateway wants a snapshot.
+        """
         keys, pipe = self._keys, self._client.pipeline(transaction=False)
         pipe.get(keys.heartbeat(engine))
         pipe.set(keys.heartbeat(engine), raw, ex=HEARTBEAT_SECONDS)
@@ -90,9 +93,9 @@ class RedisStore:
 
     @_raises_redis_away
     async def heartbeats(self, engines: Collection[str]) -> dict[str, bytes | None]:
-        """Read the last heartbeat of each engine; None = the engine is silent.
+        """Return the last heartbeat of each engine; None = the engine is silent.
 
-        Where others have added more names than are read, each call reads a random choice of them, and always
+        If more than `MOST_NAMES` engines have been added, each call reads a random choice of them, and always
         the engines in `engines`. A value that is longer than a heartbeat is cut.
         """
         members = await self._client.srandmember(self._keys.engines, MOST_NAMES + 1)
@@ -107,7 +110,11 @@ class RedisStore:
 
     @_raises_redis_away
     async def snapshots(self, engines: Sequence[str]) -> dict[str, bytes | int | None]:
-        """Read the snapshots of at most `SNAPSHOTS_AT_ONCE` engines; of one that is too large its size."""
+        """Return the snapshot of each engine in `engines`, None for a missing one.
+
+        A snapshot that is too large is not read: its size in bytes is returned. `engines` are at most
+        `SNAPSHOTS_AT_ONCE`.
+        """
         keys = [self._keys.snapshot(engine) for engine in engines]
         pipe = self._client.pipeline(transaction=False)
         for key in keys:
@@ -151,7 +158,7 @@ class RedisStore:
         await self._client.srem(self._keys.engines, engine)
 
     async def close(self) -> None:
-        """Close all connections; those that do not close in time are dropped silently."""
+        """Close all connections. A connection that does not close in time is dropped."""
         with contextlib.suppress(RedisError, OSError, TimeoutError):
             async with asyncio.timeout(ANSWER_SECONDS):
                 await self._client.aclose()
@@ -166,7 +173,7 @@ def _text(raw: Any) -> str:
 
 
 def _of_one_stream(answer: Any) -> Any:
-    """Return the entries of the only stream: a list of pairs in one protocol, a mapping in the other."""
+    """Return the entries of the only stream in an answer, a list of pairs or a mapping by protocol."""
     if isinstance(answer, dict):
         entries = next(iter(answer.values()))
         # The third protocol wraps the entries in another list.

@@ -47,7 +47,10 @@ def _check_path(parts: SplitResult) -> None:
 
 
 def url_from(url: str | None, file: str | None) -> str | None:
-    """Return the address that one of the two settings gives. Raises BadRedisUrl with the option's name."""
+    """Return the address from `url` or from the file `file`; None if neither is set.
+
+    Raises BadRedisUrl, whose message names the option.
+    """
     option, address = "--redis-url", url
     try:
         if file is not None:
@@ -70,7 +73,7 @@ def read_url(path: str) -> str:
 
 
 def hosts_of(netloc: str, port: int) -> list[tuple[str, int]]:
-    """Return hosts and ports between commas. Raises ValueError."""
+    """Return the hosts and ports in a list with commas; `port` is the default. Raises ValueError."""
     out = []
     for host in netloc.rpartition("@")[2].split(","):
         parts = urlsplit(f"//{host}")

@@ -77,7 +77,7 @@ class AdapterSettings(BaseModel):
 
 
 def adapter_text(name: str, source: str) -> str:
-    """Return the text of an adapter, as `lora` has it."""
+    """Return the text by which the setting `lora` names an adapter."""
     return f"{name}={source}"
 
 

@@ -25,7 +25,10 @@ def _default(model: type[BaseModel], name: str) -> Any:
 
 
 def _known_drafts(choice: str) -> str:
-    """Return the choice of drafts. Raises ValueError for one that does not exist."""
+    """Return `choice`, the value of the setting `speculation`.
+
+    Raises ValueError if there is no such value.
+    """
     uri = choice.removeprefix(DRAFT_MODEL)
     if choice not in get_args(Speculation) and (uri == choice or not uri.strip()):
         raise ValueError(
@@ -144,7 +147,10 @@ class SchedulerSettings(SettingsGroup):
 
     @property
     def step_time_asked(self) -> float | None:
-        """Effective `step_time`: 0 if only chunked_prefill_tokens is set, None = the device's default."""
+        """Return `step_time` as it acts; None = the device's default.
+
+        It is 0, no limit, if only chunked_prefill_tokens is set.
+        """
         if self.step_time is None and self.chunked_prefill_tokens is not None:
             return 0.0
         return self.step_time
@@ -223,10 +229,11 @@ class WarmSettings(SettingsGroup):
     """Transfer servers, HOST:PORT and separated by commas, whose most valuable prefixes the engine fetches
     before it is ready; a name stands for all its addresses; needs transfer_port; default: none."""
     warm_seconds: float = Field(10.0, gt=0, le=600)
-    """Longest time that the engine takes for that; what has not come then is computed when it is needed."""
+    """Longest time in seconds that the engine takes to fetch prefixes before it is ready; it computes any
+    others when a request needs them."""
     leave_seconds: float = Field(10.0, ge=0, le=600)
-    """Longest time in which those of the same role fetch the engine's most valuable prefixes before it ends,
-    once its last request has ended; within drain_timeout; 0 = none."""
+    """Longest time in seconds in which other engines of the same role fetch the engine's most valuable
+    prefixes before it ends, once its last request has ended; within drain_timeout; 0 = none."""
 
 
 class PinSettings(SettingsGroup):
@@ -336,7 +343,7 @@ class EngineSettings(
         return self
 
     def _why_not_nixl(self) -> str:
-        """Return what keeps states from travelling by NIXL; empty if nothing."""
+        """Return why states cannot travel by NIXL, as the rest of a sentence; "" if they can."""
         if self.transfer_port is None:
             return "moves states between engines: set transfer_port (0 = a free port)"
         if self.device == "cuda":
@@ -347,7 +354,7 @@ class EngineSettings(
         return ""
 
     def _why_not_replay(self) -> str:
-        """Return what a number of tokens between writes of a state contradicts; empty if nothing."""
+        """Return why `state_replay` cannot act, as the rest of a sentence; "" if nothing prevents it."""
         tokens = self.ring_tokens
         if tokens and self.page_size % tokens:
             # States are kept at ends of pages, and are complete there.

@@ -99,7 +99,10 @@ class ModelsDocument(_Part):
 
 
 def _check_adapters(models: Sequence[ModelEntry]) -> None:
-    """Raise ValueError for an adapter of no model, one with settings, and too many models beside adapters."""
+    """Check the adapters among `models`, and the number of models without adapters.
+
+    Raises ValueError for an adapter of no model, for an adapter with settings, and for too many models.
+    """
     parents = {entry.name for entry in models if entry.parent is None}
     if len(parents) > MAX_MODELS:
         raise ValueError(f"{len(parents)} models have engines of their own: at most {MAX_MODELS} may")

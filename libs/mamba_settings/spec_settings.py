@@ -38,7 +38,7 @@ def engine_settings(
     the engine runs, so the caller adds it.
 
     Args:
-        deployment: the deployment; with disaggregation that of one pool (`pool_deployments`).
+        deployment: the deployment; with disaggregation the deployment of one pool (`pool_deployments`).
         role: work of the engine.
         transfer_port: port of the transfer server; None = any free port for an engine of a pool, and no
             server for a unified one.

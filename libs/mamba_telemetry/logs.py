@@ -89,9 +89,10 @@ _json_lines: _LineHandler | None = None
 def set_up_logs(
     *, level: str = "info", process: str, stream: TextIO | None = None, json: bool | None = None
 ) -> None:
-    """Send all log lines, including those of libraries, to `stream` (standard error).
+    """Send all log lines of the process, including those of libraries, to `stream` (None = standard error).
 
-    `json` = None decides by the stream.
+    `process` is the name of the process in each line. With `json` = None, lines are JSON unless the stream is
+    a terminal.
     """
     stream = stream or sys.stderr
     as_json = not stream.isatty() if json is None else json
@@ -227,7 +228,7 @@ class LogContext:
 
 
 def log_context(**values: Any) -> LogContext:
-    """Return a block whose values go into every line logged inside, in this task and those it starts."""
+    """Return a block that adds `values` to each log line of this task, and of tasks that it starts there."""
     return LogContext(values)
 
 

@@ -20,7 +20,7 @@ KeepReason = Literal["sampled", "failed", "slow", ""]
 
 
 class SpanNote:
-    """Record from which a span is created. `end` = 0 while it lasts."""
+    """Record of one span, from which the span is created. `end` is 0 until the span has ended."""
 
     __slots__ = (
         "attributes",
@@ -94,7 +94,7 @@ class RequestTrace:
     """Trace of one request in this process. With `recording` off it only passes on the caller's trace.
 
     `slow_after` is the number of seconds to the first byte from which the trace is kept, sampled or not; 0 =
-    never for that reason.
+    a slow request is not kept for being slow.
     """
 
     __slots__ = (
@@ -114,7 +114,8 @@ class RequestTrace:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.caller = caller
-        """Span that the request's own span is a child of; invalid = the request starts a trace."""
+        """Span of the caller, to which the request's own span belongs; invalid = the request starts a
+        trace."""
         self.recording = recording
         self.sampled = sampled
         self.slow_after = slow_after
@@ -167,7 +168,11 @@ class RequestTrace:
         return any(note.error for note in self.notes)
 
     def keep_reason(self, now: float) -> KeepReason:
-        """Return why the spans will be exported; "" = as of `now` they will not be."""
+        """Return why the spans are exported: sampled, failed or slow; "" = they are not.
+
+        `now` is the time in seconds, by the clock of the trace. A request without an answer is slow from then
+        on.
+        """
         if not self.recording:
             return ""
         if self.sampled:

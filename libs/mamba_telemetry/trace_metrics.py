@@ -11,7 +11,7 @@ from mamba_telemetry.tracing import Tracing
 
 
 class TraceMetrics(Collector):
-    """A collector that registers itself; without tracing there are no series."""
+    """A collector that registers itself. A process without tracing has no such series."""
 
     def __init__(self, registry: CollectorRegistry, tracing: Tracing) -> None:
         self._tracing = tracing

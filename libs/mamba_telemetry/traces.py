@@ -35,7 +35,11 @@ class TraceSettings(Protocol):
 
 
 def enabled(environ: Mapping[str, str]) -> bool:
-    """Return whether the standard variables request traces."""
+    """Return whether the standard variables request traces.
+
+    They do so with an exporter or an endpoint, unless they switch the SDK off or name an exporter other than
+    otlp.
+    """
     if environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
         return False
     exporter = environ.get("OTEL_TRACES_EXPORTER", "").lower()

@@ -24,7 +24,7 @@ _HEADERS = TraceContextTextMapPropagator()
 
 
 class Tracing:
-    """Tracing of one process.
+    """The traces of one process: it begins and ends those of its requests, and exports what is kept.
 
     Without a sampler and a queue it records nothing and passes on a caller's trace.
     """

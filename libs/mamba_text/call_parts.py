@@ -34,7 +34,7 @@ _PARAMETER_LINE = re.compile(r"\n<parameter=([^<>\n]+)>(?=\n)")
 
 @dataclass(frozen=True, slots=True)
 class CallPart:
-    """New part of a call."""
+    """New part of a call, for a client that receives the call while the model writes it."""
 
     name: str
     """Name of the function, with which the call begins; "" = the part belongs to the last call that began."""
@@ -45,12 +45,12 @@ class CallPart:
 
 
 class CallPartsReader(Protocol):
-    """Reader of the calls between one pair of markers."""
+    """Reader of the text between one pair of markers, which finds the calls in it."""
 
     calls: list["BegunCall"]
 
     def feed(self, text: str) -> None:
-        """Read more of the text."""
+        """Read more of the text, and extend `calls`."""
 
 
 @dataclass(slots=True)
@@ -65,9 +65,10 @@ class BegunCall:
 
 
 def json_head(text: str) -> tuple[str, int] | bool | None:
-    """Return name and place of the arguments of a call in JSON; False: no such call; None = not clear yet.
+    """Return the name in the head of a call in JSON, and the index at which its arguments begin.
 
-    The call begins at the first character: `{"name": "…", "arguments": {`.
+    The call begins at the first character: `{"name": "…", "arguments": {`. The result is False if the text
+    does not begin so, and None if too little of it has arrived to tell.
     """
     place, name = 0, ""
     for expected in ("{", '"name"', ":", "", ",", "arguments", ":", "{"):
@@ -93,7 +94,7 @@ def json_head(text: str) -> tuple[str, int] | bool | None:
 
 
 class JsonCallParts:
-    """Reader of calls in JSON, one or several, in a list or not."""
+    """Reader of calls in JSON: of one call, of several in a row, or of a list of calls."""
 
     def __init__(self, names: Mapping[str, Any]) -> None:
         self._names = names
@@ -103,7 +104,7 @@ class JsonCallParts:
         self._depth = 0
 
     def feed(self, text: str) -> None:
-        """Read more of the text."""
+        """Read more of the text, and extend `calls`."""
         self._pending += text
         while self._pending and not self._dead:
             before = self._pending
@@ -162,7 +163,10 @@ class JsonCallParts:
 
 
 def _escape_at(text: str, place: int) -> tuple[str, int] | None:
-    """Return an escape as it is sent, and its length; None = its end has not come."""
+    """Return the escape sequence of JSON at `place` as the client gets it, and its length in `text`.
+
+    A lone surrogate becomes U+FFFD. The result is None if the end of the sequence has not arrived.
+    """
     kind = text[place + 1 : place + 2]
     if kind != "u":
         return (text[place : place + 2], 2) if kind else None
@@ -180,7 +184,10 @@ def _escape_at(text: str, place: int) -> tuple[str, int] | None:
 
 
 class TaggedCallParts:
-    """Reader of one call whose arguments are text in tags. Strings come as they are written, others whole."""
+    """Reader of one call whose arguments are text in tags.
+
+    A string is passed on piece by piece as the model writes it, any other value when it is complete.
+    """
 
     def __init__(self, parameters: Mapping[str, Mapping[str, Any]]) -> None:
         self._parameters = parameters
@@ -194,7 +201,7 @@ class TaggedCallParts:
         self._is_text = self._at_start = False
 
     def feed(self, text: str) -> None:
-        """Read more of the text."""
+        """Read more of the text, and extend `calls`."""
         self._pending += text
         while self._pending and self._place != "over":
             before, place = self._pending, self._place
@@ -273,7 +280,10 @@ class TaggedCallParts:
         self._pending = text
 
     def _end_of_value(self, text: str) -> tuple[int, int] | int:
-        """Return the end of the value and of its tag; or up to where the text is certainly of the value."""
+        """Return the end of the current value, and the end of its end tag.
+
+        If the value has not ended, return the length of the text that certainly belongs to it.
+        """
         place = 0
         while True:
             end = text.find(PARAMETER_END, place)
@@ -291,7 +301,7 @@ class TaggedCallParts:
             place = end + len(PARAMETER_END)
 
     def _missing_parameter(self, text: str) -> int | None:
-        """Return where another parameter begins a line although this one has no end tag; None = nowhere."""
+        """Return where another parameter begins a line before the current one has ended; None = nowhere."""
         for tag in _PARAMETER_LINE.finditer(text):
             key = tag[1].strip()
             if key in self._properties and key not in self._seen:
@@ -304,13 +314,13 @@ def _escaped(text: str) -> str:
 
 
 def _may_be_parameter(text: str) -> bool:
-    """Return whether the text may be the beginning of a parameter's tag."""
+    """Return whether `text` may be the beginning of the tag of a parameter."""
     begin = "<parameter="
     return begin.startswith(text) or (text.startswith(begin) and not set("<>\n") & set(text[len(begin) :]))
 
 
 def _certain(text: str) -> int:
-    """Return the length of the text that no tag, and no line end in front of one, may take back."""
+    """Return the length of the text that belongs to a value whatever follows: the rest may begin a tag."""
     tail = text.rfind("\n<parameter=")
     if tail >= 0 and "\n" not in text[tail + 1 :]:
         return tail

@@ -32,7 +32,7 @@ _FAILURES = (
 
 
 class _TemplateException(jinja2.TemplateError):
-    """An error that the template raised with raise_exception."""
+    """An error that the template raised through `raise_exception`."""
 
 
 def _raise(message: str) -> None:
@@ -56,9 +56,9 @@ def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, *
 
 
 class ChatTemplate:
-    """One template. The constructor raises BadTemplate if it does not compile.
+    """The chat template of a model. The constructor raises BadTemplate if it does not compile.
 
-    `now` gives the time for strftime_now.
+    `now` returns the time that the template's function `strftime_now` shows.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class ChatTemplate:
         """Markers of the model's reasoning; None = the template has none."""
 
     def of(self, *, tools: bool) -> "ChatTemplate":
-        """Return the template for a conversation, with tools or without."""
+        """Return the template for conversations with `tools`, or for conversations without."""
         return self.with_tools if tools and self.with_tools is not None else self
 
     @property
@@ -175,7 +175,11 @@ class ChatTemplate:
         generation_prompt: bool = True,
         continue_final: bool = False,
     ) -> str:
-        """Return the whole text to encode; with `continue_final` it ends where the last message ends."""
+        """Return the whole text to encode.
+
+        With `continue_final`, the text ends where the last message ends, so that the model continues the
+        message. Otherwise the parameters are those of `render`.
+        """
         if not continue_final:
             return self.render(
                 messages, variables=variables, tools=tools, generation_prompt=generation_prompt

@@ -19,10 +19,13 @@ CONTEXT = 6
 
 
 class Detokenizer:
-    """The incremental text of one sequence.
+    """The text of one sequence of token ids that arrive one by one.
 
-    `prompt_tail`: last token ids of the prompt; [] starts a new text. `special`: the text shows all special
-    tokens; otherwise it shows those in `visible_special`.
+    Args:
+        tokenizer: the model's tokenizer.
+        prompt_tail: last token ids of the prompt that the sequence continues; [] = the text begins here.
+        special: whether the text shows all special tokens.
+        visible_special: ids of the special tokens that the text shows if `special` is False.
     """
 
     def __init__(
@@ -41,7 +44,10 @@ class Detokenizer:
         self._stream = DecodeStream(ids=list(self._context), skip_special_tokens=not self._special)
 
     def feed(self, token_id: int) -> str:
-        """Return the text that is final with this token; "" while a character is incomplete."""
+        """Return the text that became final with this token.
+
+        It is "" while a character is incomplete, and for a special token that the text does not show.
+        """
         if (
             self._visible_special
             and token_id not in self._visible_special

@@ -29,11 +29,14 @@ class EncoderPool:
         self._long = ThreadPoolExecutor(1, thread_name_prefix="encode-long")
 
     def hand_over(self, work: Callable[[], None]) -> None:
-        """Do long work that no request waits for, behind the work under way."""
+        """Do long work that no request waits for, after the long work before it."""
         self._long.submit(work)
 
     async def run(self, chars: int, work: Callable[[GivenUp], Result]) -> Result:
-        """Return the result of `work` on a text of `chars` characters; cancelling it stops the work."""
+        """Return the result of `work` on a text of `chars` characters.
+
+        `work` gets a function that returns True once this call is cancelled.
+        """
         if chars < THREAD_FROM_CHARS:
             return work(lambda: False)
         given_up = threading.Event()

@@ -8,7 +8,10 @@ TextError
 
 
 class TextError(Exception):
-    """The base of all errors. `exit_code` is the exit status of a process that cannot start."""
+    """Base class of the errors of this package.
+
+    `exit_code` is the exit status of a process that cannot start.
+    """
 
     exit_code = 2
 

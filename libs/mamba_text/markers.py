@@ -28,7 +28,10 @@ class JsonDepth:
         self._string = self._escaped = False
 
     def end(self, text: str) -> int | None:
-        """Return the place behind the end in `text`, which continues that of the last call; None = no end."""
+        """Return the index in `text` behind the end of the JSON; None = the JSON does not end in it.
+
+        `text` continues the text of the last call.
+        """
         place = 0
         if self._escaped and text:
             place, self._escaped = 1, False
@@ -47,7 +50,7 @@ class JsonDepth:
 
 
 class JsonPlace:
-    """The position up to which one growing text of JSON was read."""
+    """How far a growing text of JSON has been read, and whether it is within a string there."""
 
     __slots__ = ("_place", "_string")
 
@@ -56,7 +59,10 @@ class JsonPlace:
         self._string = False
 
     def is_string(self, text: str) -> bool:
-        """Return whether the text, which continues that of the last call, ends within a string."""
+        """Return whether the text ends within a string.
+
+        `text` is the whole text, which begins with the text of the last call.
+        """
         while match := _NEXT.search(text, self._place):
             self._place = match.end()
             if match[0] == '"':

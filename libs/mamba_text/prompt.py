@@ -45,11 +45,11 @@ class Prompt:
 
     token_ids: list[int]
     text: str = ""
-    """Text that `echo` shows for the prompt."""
+    """Text of the prompt that a completion repeats if its request sets `echo`."""
     turn_boundary: int = 0
     """Number of tokens before the generation prompt; 0 = not a chat."""
     pins: tuple[tuple[int, float], ...] = ()
-    """Prefixes that are to stay cached: number of tokens, and seconds."""
+    """Prefixes that are to stay cached: number of tokens, and seconds for which they stay."""
     opening: str = ""
     """Beginning of the answer that is part of the prompt: the generation prompt, or the message that is
     continued."""
@@ -91,13 +91,22 @@ def encoded_chat(
     check: Callable[[str], None] = lambda _: None,
     pinned: Mapping[int, float] = MappingProxyType({}),
 ) -> Prompt:
-    """Return the prompt of messages as the template shows them.
-
-    `pinned`: seconds for which the prefix that ends with a message is to stay, by number of messages.
+    """Return the prompt of messages, rendered by the template.
 
     The template writes the special tokens itself, and the tokenizer adds none. The turn boundary is where the
     next turn will resume: the tokens that end at or before the text rendered without generation prompt.
-    `check` gets the text before it is encoded. Raises TemplateRefused.
+    Raises TemplateRefused.
+
+    Args:
+        template: the model's chat template.
+        tokenizer: the model's tokenizer.
+        messages: the conversation, in the form that templates expect.
+        variables: further variables of the template.
+        tools: the tools that the model may call.
+        generation_prompt: whether the prompt ends with the beginning of an answer.
+        continue_final: whether the model continues the last message.
+        check: called with the text before it is encoded; may raise.
+        pinned: by number of messages, the seconds for which the prefix that shows so many is to stay cached.
     """
     text = template.text(
         messages,
@@ -159,7 +168,10 @@ def _prompt_of(
     generation_prompt: bool,
     continue_final: bool,
 ) -> Prompt:
-    """Return the prompt of a `text` that is encoded, with its boundary and its opening."""
+    """Return the prompt of a rendered text, with its turn boundary and its opening.
+
+    `encoding` is the encoding of `text`. The other parameters are those of `encoded_chat`.
+    """
     if continue_final:
         return Prompt(encoding.ids, opening=_opening(template, messages, text, variables, tools))
     if not generation_prompt:

@@ -86,9 +86,10 @@ class ReasoningReader:
     def __init__(
         self, form: ReasoningFormat, start: ReasoningStart, calls: Callable[[], ToolCallReader] | None = None
     ) -> None:
-        """Prepare a reader.
+        """Prepare to read an answer whose prompt has left the reasoning in the state `start`.
 
-        `calls` makes a reader of calls of offered tools: a model may call without ending its reasoning.
+        `calls` returns a new reader of tool calls, for a model that calls a tool without ending its
+        reasoning; None = the request offers no tools.
         """
         self._form = form
         self._calls = calls
@@ -115,10 +116,10 @@ class ReasoningReader:
         return 0 if self._place is _Place.BEFORE else self._tokens
 
     def feed(self, text: str, tokens: Iterable[str], *, last: bool) -> ParsedReasoning:
-        """Read more of the answer and return the text that is final.
+        """Read more of the answer, and return the text that is final.
 
-        `text` is the visible text; `tokens` are the texts of the tokens, which are only counted; `last`:
-        nothing follows.
+        `text` is the new visible text. `tokens` are the texts of the new tokens, which are only counted.
+        `last` says that nothing follows.
         """
         self._count(tokens)
         reasoning = ""
@@ -134,7 +135,10 @@ class ReasoningReader:
         return ParsedReasoning(reasoning, rest)
 
     def _find_begin(self, text: str, *, last: bool) -> str:
-        """Return the text behind the begin marker, or all of it if there is no marker."""
+        """Return the text behind the begin marker, or all of it if it does not begin with the marker.
+
+        If the text may still become the marker, it is held back, and the result is "".
+        """
         written = text.lstrip()
         if written.startswith(self._form.begin):
             self._place = _Place.INSIDE
@@ -147,7 +151,10 @@ class ReasoningReader:
         return text
 
     def _find_end(self, text: str, *, last: bool) -> tuple[str, str]:
-        """Return the reasoning, and the text behind the end marker."""
+        """Return the reasoning in `text` that is final, and the text behind the end marker.
+
+        Text that may still become a marker or a call is held back.
+        """
         if not self._begun:
             text = text.lstrip()
             if self._repeatable:
@@ -182,10 +189,10 @@ class ReasoningReader:
         return thought, rest
 
     def _find_call(self, thought: str, begin: str, *, last: bool) -> tuple[str, str | None] | None:
-        """Return the reasoning before a call, and the text from the call on; None = there is no call.
+        """Return the reasoning before a tool call, and the text from the call on; None = there is no call.
 
-        The second value is None while the reasoning may still end behind the call. `begin`: the marker of
-        calls.
+        The second value is None while the reasoning may still continue after the call. `begin` is the marker
+        with which a call begins.
         """
         place = thought.find(begin)
         while place >= 0:

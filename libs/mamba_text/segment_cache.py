@@ -47,9 +47,9 @@ class SegmentCache:
         self._lock = threading.Lock()
 
     def encode(self, text: str, stop: Callable[[], bool] = lambda: False) -> EncodedText:
-        """Return the ids of `Tokenizer.encoding(text)`.
+        """Return the ids that `Tokenizer.encoding` finds for `text`.
 
-        `stop` is called before each piece that is not cached; if it returns true, the ids end there.
+        `stop` is called before each piece that is not cached; if it returns True, the ids end there.
         """
         ids: list[TokenIds] = []
         for start, end in self._places(text):
@@ -99,9 +99,10 @@ def _joined(ids: list[TokenIds]) -> TokenIds:
 
 
 def _cuts(tokenizer: Tokenizer) -> re.Pattern[str] | None:
-    """Return a pattern that matches where texts may be cut, before added tokens; None = nowhere.
+    """Return a pattern that matches where texts may be cut, before added tokens; None = texts are not cut.
 
-    Texts are not cut if an added token depends on the text around it.
+    That is so without added tokens, if one depends on the text around it, and if the tokens of two parts of a
+    test text are not those of the whole text.
     """
     added = list(tokenizer.rust.get_added_tokens_decoder().values())
     if any(token.lstrip or token.rstrip or token.single_word or token.normalized for token in added):

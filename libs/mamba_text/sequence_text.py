@@ -23,7 +23,7 @@ class CertainText:
     stopped: bool = False
     """Whether a stop string ended the sequence here."""
     stop: str | None = None
-    """The stop string that ended it."""
+    """The stop string that ended the sequence; None = none did."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,11 @@ class SequenceText:
         """Number of tokens that count so far."""
 
     def feed(self, token_ids: Sequence[int], *, stop_token: bool = False, last: bool = False) -> CertainText:
-        """Add tokens. `stop_token`: the last one ended the sequence without text; `last`: nothing follows."""
+        """Add tokens, and return the text that became final.
+
+        `stop_token` says that the last token ended the sequence: it is shown only if stops are visible.
+        `last` says that no tokens follow.
+        """
         parts: list[str] = []
         visible = len(token_ids) - 1 if stop_token and self._hide_stop else len(token_ids)
         for place, token_id in enumerate(token_ids[:visible]):
@@ -78,7 +82,11 @@ class SequenceText:
         return CertainText("".join(parts), len(token_ids))
 
     def _add(self, piece: str, parts: list[str]) -> str | None:
-        """Add a piece of text, and return the stop string that it completes."""
+        """Add a piece of text, and append to `parts` what is final; return the stop string that it completes.
+
+        The result is None if it completes none. For the first `min_tokens` tokens, stop strings are ordinary
+        text.
+        """
         if not piece:
             return None
         if self.tokens <= self._min_tokens:

@@ -18,10 +18,13 @@ class StopMatch:
 
 
 class StopMatcher:
-    """A search for the stop string that ends first; of several with one end, the one that begins first."""
+    """A search for stop strings in text that arrives in pieces.
+
+    It finds the stop string that ends first; of several that end there, the one that begins first.
+    """
 
     def __init__(self, stops: tuple[str, ...], *, show: bool = False) -> None:
-        """Prepare a matcher; `show`: the stop string is a part of the text."""
+        """Prepare to search for `stops`. `show` says whether the stop string is a part of the text."""
         self._show = show
         self._stops = stops
         self._pending = ""
@@ -46,6 +49,6 @@ class StopMatcher:
         return StopMatch(text[: len(text) - keep])
 
     def flush(self) -> str:
-        """Return the text held back, which is no stop string since nothing follows."""
+        """Return the text that was held back. It is no stop string, since nothing follows."""
         text, self._pending = self._pending, ""
         return text

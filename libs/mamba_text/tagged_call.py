@@ -28,9 +28,10 @@ _BOOLEANS = {"true": True, "false": False}
 
 
 def read_tagged_call(written: str, parameters: Mapping[str, Any]) -> tuple[str, str] | None:
-    """Return name and arguments, a JSON object, of the one call in a text; None = the text is no call.
+    """Return the name and the arguments, as a JSON object, of the one call in a text; None = it is no call.
 
-    `parameters`: by function, the schema of its arguments.
+    The text is no call if it does not begin and end with the tags of a function, or if there is other text
+    between its parameters. `parameters` has the schema of the arguments by the name of the function.
     """
     tag = FUNCTION_TAG.match(written)
     body = written.rstrip()
@@ -50,10 +51,10 @@ def read_tagged_call(written: str, parameters: Mapping[str, Any]) -> tuple[str, 
 
 
 def _values(body: str, properties: Mapping[str, Any]) -> list[tuple[str, str]] | None:
-    """Return name and text of each parameter; None = there is other text between them.
+    """Return the name and the text of each parameter in `body`; None = there is other text between them.
 
-    `properties`: the function's parameters. One of them that has not occurred yet also begins where the
-    previous parameter has no end tag.
+    `properties` are the parameters of the function. A parameter that has not occurred yet also begins where
+    the one before it has no end tag.
     """
     values: list[tuple[str, str]] = []
     seen: set[str] = set()
@@ -71,7 +72,10 @@ def _values(body: str, properties: Mapping[str, Any]) -> list[tuple[str, str]] |
 
 
 def _next_tag(body: str, start: int, end: int, is_missing: Callable[[str], bool]) -> int | None:
-    """Return where a value ends because another missing parameter begins a line; None = at its end tag."""
+    """Return where a value ends because another parameter begins a line; None = at its end tag.
+
+    `is_missing` says of the name of a parameter whether it belongs to the function and has not occurred yet.
+    """
     first_end = body.find(PARAMETER_END, start, end)
     for tag in _PARAMETER_LINE.finditer(body, start, end if first_end < 0 else first_end):
         if is_missing(tag[1].strip()):
@@ -86,7 +90,7 @@ def _ends(body: str, place: int) -> Iterator[int]:
 
 
 def _closes(body: str, end: int) -> bool:
-    """Return whether the tag at `end` ends its parameter: another parameter follows, or nothing."""
+    """Return whether the tag at `end` ends its parameter: another parameter follows it, or nothing."""
     behind = end + len(PARAMETER_END)
     return bool(PARAMETER_TAG.match(body, behind) or _NOTHING.match(body, behind))
 
@@ -97,7 +101,7 @@ def _inner(text: str) -> str:
 
 
 def typed_value(text: str, types: frozenset[str]) -> Any:
-    """Return the value of one of these JSON types that a text stands for; no types = any.
+    """Return the value that a text stands for, of one of the JSON types `types`; an empty set = of any type.
 
     A text that fits none of the types stays text, so that nothing the model wrote is lost.
     """
@@ -140,7 +144,10 @@ def _types_of(value: Any) -> frozenset[str]:
 
 
 class SchemaTypes:
-    """The JSON types that parts of a schema allow. `root`: the whole schema, for references."""
+    """The JSON types that parts of a schema allow.
+
+    `root` is the whole schema, in which references are looked up.
+    """
 
     def __init__(self, root: Mapping[str, Any]) -> None:
         self._root = root

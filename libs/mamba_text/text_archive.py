@@ -34,7 +34,7 @@ _EPOCH = (1980, 1, 1, 0, 0, 0)
 
 @dataclass(frozen=True, slots=True)
 class TextArchive:
-    """Archive of packed files. `fingerprint`: a digest of the files' names and contents."""
+    """The archive of the text files of a model. `fingerprint` is a digest of their names and contents."""
 
     data: bytes
     fingerprint: str

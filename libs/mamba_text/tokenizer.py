@@ -138,7 +138,10 @@ class Tokenizer:
         return cls(rust, read_json(directory / "tokenizer_config.json"))
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
-        """Return the token ids of a text; `special`: with the model's rule for the first token."""
+        """Return the token ids of a text.
+
+        With `special`, they begin with the beginning-of-sequence token if the model's rule says so.
+        """
         token_ids: list[int] = self._encoded(text, special=special and self._bos_rule is not False).ids
         if special and self._bos_rule is True and self.bos_id is not None and token_ids[:1] != [self.bos_id]:
             token_ids.insert(0, self.bos_id)
@@ -149,7 +152,7 @@ class Tokenizer:
         return self._encoded(text, special=False)
 
     def token_ids(self, text: str) -> list[int]:
-        """Return the ids of `encoding`, in two thirds of its time: the offsets of characters are left out."""
+        """Return the ids that `encoding` finds, in two thirds of its time: without offsets of characters."""
         # Short texts keep the thread: handing over to others takes as long as encoding them.
         if len(text) < BATCH_FROM_CHARS:
             short: list[int] = self.rust.encode(text, add_special_tokens=False).ids
@@ -168,7 +171,7 @@ class Tokenizer:
         return self.rust.decode(token_ids, skip_special_tokens=not special)
 
     def ids_of(self, tokens: Iterable[str]) -> frozenset[int]:
-        """Return the ids of those texts that are single tokens."""
+        """Return the ids of those of `tokens` that are single tokens."""
         ids = (self.rust.token_to_id(token) for token in tokens)
         return frozenset(token_id for token_id in ids if token_id is not None)
 
@@ -192,7 +195,11 @@ _KEEPING = frozenset({"Prepend", "Replace", "Sequence", "NFC"})
 
 
 def _most_chars_per_token(document: _Document, rust: RustTokenizer) -> int | None:
-    """Return the bound of a byte-level BPE, which drops no text and has no token for unknown text."""
+    """Return the most characters of a text that one token can stand for; None = no bound is known.
+
+    A bound is known for a byte-level BPE that drops no text, does not shorten any, and has no token for
+    unknown text.
+    """
     model = document.model
     normalizers = _kinds(document.normalizer)
     parts = _kinds(document.pre_tokenizer)
@@ -219,7 +226,7 @@ def _kinds(part: Any) -> set[str]:
 
 
 def _replaces_by_less(part: Any) -> bool:
-    """Return whether a Replace within makes a text shorter, or matches a pattern of any length."""
+    """Return whether a step Replace in `part` makes a text shorter, or matches a pattern of any length."""
     if isinstance(part, list):
         return any(map(_replaces_by_less, part))
     if not isinstance(part, dict):

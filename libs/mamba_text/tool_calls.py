@@ -61,7 +61,7 @@ def format_of(template: str) -> ToolCallFormat | None:
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """One call of a function."""
+    """One complete call of a function."""
 
     name: str
     arguments: str
@@ -75,12 +75,12 @@ class ParsedOutput:
     text: str = ""
     calls: tuple[ToolCall, ...] = ()
     parts: tuple[CallPart, ...] = ()
-    """The same calls in parts, as they are written."""
+    """The calls in parts, as the model writes them; complete calls have parts, too."""
 
 
 @dataclass(slots=True)
 class ToolCallReader:
-    """Reader of the tool calls in one choice, which drops those beyond `max_calls` (None = no limit)."""
+    """Reader of the tool calls in one choice. It drops calls beyond `max_calls` (None = no limit)."""
 
     form: ToolCallFormat
     max_calls: int | None = None
@@ -102,7 +102,7 @@ class ToolCallReader:
     _separator: str = ""
     """White space before the begin marker of the current call."""
     _tail: str = ""
-    """Last characters of those pieces, in which a split end marker may begin."""
+    """Last characters of the pieces of the current call, in which a split end marker may begin."""
     _place: JsonPlace = field(default_factory=JsonPlace)
     """Whether the current call is within a string of its JSON."""
     _bare_depth: JsonDepth = field(default_factory=JsonDepth)
@@ -122,7 +122,10 @@ class ToolCallReader:
     """Whether there was text or a call: what follows cannot be a call without markers."""
 
     def feed(self, text: str, *, last: bool) -> ParsedOutput:
-        """Read more of the answer; `last`: nothing follows."""
+        """Read more of the answer, and return the text and the calls that became final.
+
+        `last` says that nothing follows.
+        """
         self._read(text)
         if last:
             self._finish()
@@ -137,13 +140,16 @@ class ToolCallReader:
 
     @property
     def _begins(self) -> tuple[str, ...]:
-        """Return the possible beginnings of a call: models forget the marker in front of a tagged one."""
+        """Return the texts with which a call may begin.
+
+        They include the tag of a function, since models forget the marker in front of it.
+        """
         if self.form.tagged and self.parameters:
             return self.form.begin, FUNCTION
         return (self.form.begin,)
 
     def _read_text(self, text: str) -> str:
-        """Read text up to the beginning of a call; return the unread rest."""
+        """Read text up to the beginning of a call; return the rest, which is not read yet."""
         whole = self._pending + text
         self._pending = ""
         if self._lone_end:
@@ -180,9 +186,10 @@ class ToolCallReader:
             self._begun.feed(FUNCTION)
 
     def _bare(self, whole: str) -> str | None:
-        """Begin a call of an offered function without markers, which an answer in JSON may begin with.
+        """Begin a call without markers if `whole` is JSON that calls an offered function; return its text.
 
-        Returns the unread rest; None = the text is no such call.
+        The result is None if the text is no such call, and "", with the text held back, while that is not
+        clear.
         """
         written = whole.lstrip()
         if not written or written[0] not in ("[{" if self.form.listed else "{"):
@@ -199,7 +206,10 @@ class ToolCallReader:
         return written
 
     def _without_lone_end(self, whole: str) -> str | None:
-        """Return the text behind the end marker of a call without begin marker; None = it may still come."""
+        """Return the text behind the end marker of a call that had no begin marker.
+
+        The end marker may be missing; then all of the text is returned. None = the marker may still come.
+        """
         written = whole.lstrip()
         if written and not self.form.end.startswith(written):
             self._lone_end = False
@@ -212,13 +222,16 @@ class ToolCallReader:
 
     @property
     def _end(self) -> str:
-        """Return the end of the current call; "" = the end of its JSON, or of the answer."""
+        """Return the end marker of the current call; "" = it ends with its JSON, or with the answer."""
         if not self._begin:
             return ""
         return FUNCTION_END if self._begin == FUNCTION else self.form.end
 
     def _read_call(self, text: str) -> str:
-        """Read a call up to its end; return the unread rest. An end marker within a string is no end."""
+        """Read a call up to its end; return the rest, which is not read yet.
+
+        A marker in a string is no end.
+        """
         assert self._call_parts is not None
         end = self._end
         if not self._begin:
@@ -260,7 +273,7 @@ class ToolCallReader:
         return ""
 
     def _read_bare_call(self, text: str) -> str:
-        """Read a call without markers up to the end of its JSON; return the unread rest."""
+        """Read a call without markers up to the end of its JSON; return the rest, which is not read yet."""
         assert self._call_parts is not None
         end = self._bare_depth.end(text)
         part = text if end is None else text[:end]
@@ -276,7 +289,7 @@ class ToolCallReader:
         return text[end:]
 
     def _feed_begun(self, text: str) -> None:
-        """Read the text for parts of calls, and return those that are new."""
+        """Let the reader of parts read `text`, and add new parts of calls to those that `feed` returns."""
         assert self._begun is not None
         self._begun.feed(text)
         if not self.streams:
@@ -299,7 +312,7 @@ class ToolCallReader:
         return not self._place.is_string(body)
 
     def _is_unknown(self) -> bool:
-        """Return whether a call without a marker is one of no function that is offered."""
+        """Return whether the name of a call without a marker is known, and is no offered function's."""
         assert self._call_parts is not None
         name, end_of_name, _ = "".join(self._call_parts)[:MOST_NAME].partition(">")
         return name.strip() not in self.parameters if end_of_name else len(name) >= MOST_NAME
@@ -328,7 +341,10 @@ class ToolCallReader:
         self._begun = None
 
     def _give_up(self, written: str) -> None:
-        """Emit as text what was read as a possible call, unless a part of it was returned as a call."""
+        """End a possible call that turned out to be no call, and emit its text.
+
+        If a part of it was returned as a call, it stays a call, which ends here.
+        """
         self._call_parts, self._tail = None, ""
         if self._sent:
             assert self._begun is not None
@@ -340,7 +356,11 @@ class ToolCallReader:
         self._emit_text(f"{self._separator}{self._begin}{written}")
 
     def _calls(self, written: str) -> list[ToolCall] | None:
-        """Return the calls in a text; None = the text is not a list of calls."""
+        """Return the tool calls that the text `written` consists of.
+
+        The result is None if the text is not a list of calls. It is also None if a call names a function that
+        the request does not offer, where the reader accepts only the functions that are offered.
+        """
         try:
             if not self.form.tagged:
                 calls = _calls(written)
@@ -411,7 +431,7 @@ def _call(value: Any) -> ToolCall | None:
 
 
 def _sendable(arguments: str) -> str:
-    """Return arguments that the model wrote as a text, without lone surrogates in its escapes."""
+    """Return arguments that the model wrote as a text, in which U+FFFD replaces lone surrogates."""
     if "\\ud" in arguments.lower():
         try:
             decoded = json.loads(arguments)

@@ -48,7 +48,10 @@ class BundleShape:
         return self.block_pages * self.page_size
 
     def tail_start(self, depth: int) -> int:
-        """Return the end, in tokens, of the prefix's last whole block. A record holds the pages behind it."""
+        """Return the end, in tokens, of the last whole block of the prefix of `depth` tokens.
+
+        A record holds the pages behind this end.
+        """
         return depth // self.block_tokens * self.block_tokens if self.page_bytes else depth
 
     def blocks_before(self, first: int) -> int:

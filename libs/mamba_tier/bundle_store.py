@@ -40,7 +40,10 @@ log = structlog.get_logger("mambaserve.tier")
 
 
 class BundleStore:
-    """Tiers of one engine, below its state cache. All methods may be called from any thread."""
+    """The bundles that one engine has in host memory and on disk, below its state cache.
+
+    All methods may be called from any thread.
+    """
 
     def __init__(self, shape: BundleShape, settings: StoreSettings) -> None:
         """Open the tiers and start the writer. Raises DirectoryBusy, DirectoryForeign, DirectoryUnusable."""
@@ -67,7 +70,7 @@ class BundleStore:
         self._writer.start()
 
     def missing_from(self, token_ids: Tokens, salt: str) -> int | None:
-        """Return the token from which a put of this prefix needs pages; None = the bundle is already stored.
+        """Return the first token whose pages `put` needs for a prefix; None = the bundle is stored already.
 
         `token_ids` is the whole prefix up to the checkpoint, whose length is a multiple of the page size.
         """
@@ -81,10 +84,10 @@ class BundleStore:
     def put(self, token_ids: Tokens, salt: str, state: Buffers, pages: Buffers, first: int = 0) -> PutOutcome:
         """Copy a bundle into staging memory, from which the writer stores it later.
 
-        `token_ids` is the whole prefix up to the checkpoint. `state` holds the bytes of its state, `pages`
-        those of the pages of the tokens [first, end of the prefix) in order; `first` is 0, or what
-        `missing_from` returned. The call copies the bytes once and does not wait for a tier; the caller may
-        reuse the buffers afterwards. Raises SizeMismatch.
+        `token_ids` is the whole prefix up to the checkpoint. `state` holds the bytes of its state, and
+        `pages` the bytes of the pages of the tokens [first, end of the prefix) in order; `first` is 0, or
+        what `missing_from` returned. The call copies the bytes once and does not wait for a tier; the caller
+        may reuse the buffers afterwards. Raises SizeMismatch.
         """
         names = self._names(token_ids, salt, whole=True)
         whole_pages(first, self._shape.page_size, "the first page")
@@ -170,8 +173,8 @@ class BundleStore:
     def withdraw(self, token_ids: Tokens, salt: str) -> None:
         """Drop the bundle of this prefix, which is wrong, and all records that share its last whole block.
 
-        The blocks of the prefix go, too: whoever needs one computes it again. Of a prefix without a whole
-        block, deeper records have to be withdrawn by their own prefixes.
+        The blocks of the prefix are dropped, too: an engine that needs one computes it again. A prefix that
+        has no whole block shares none, so deeper records have to be withdrawn by their own prefixes.
         """
         names = self._names(token_ids, salt, whole=True)
         key, blocks = names.key(names.tokens), [names.key(end) for end in self._block_ends(names)]
@@ -230,7 +233,11 @@ class BundleStore:
         return PrefixNames(self._chain, self._shape.block_tokens, token_ids, salt)
 
     def _reserve(self, names: PrefixNames, first: int) -> StagedBundle | PutOutcome:
-        """Reserve staging memory for those parts of a bundle that no tier has."""
+        """Reserve staging memory for the parts of a bundle that no tier has, and return them as a bundle.
+
+        The result is the outcome of the put instead, if all parts are stored already, no tier takes the
+        bundle, or there is no room for it.
+        """
         shape, depth = self._shape, names.tokens
         ends = list(self._missing_blocks(names))
         if not ends and self._has_record(names):
@@ -326,7 +333,7 @@ class BundleStore:
         return None
 
     def _read(self, share: Share) -> bool:
-        """Read one share of a bundle; return False if the item is damaged. Raises OSError."""
+        """Read one share of a bundle; return False if the share is damaged. Raises OSError."""
         item, targets = share
         if item.keeper is self._host:
             total = self._shape.pages_bytes(item.depth - item.first)

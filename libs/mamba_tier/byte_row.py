@@ -40,7 +40,7 @@ def _flat(buffer: memoryview) -> memoryview:
 
 
 def copy(sources: Buffers, targets: Buffers) -> None:
-    """Copy `sources` to `targets`, of equal size in total. Other Python threads run meanwhile."""
+    """Copy `sources` to `targets`, which have the same size in total. Other Python threads run meanwhile."""
     source, target = ByteRow(sources), ByteRow(targets)
     assert len(source) == len(target)
     start = 0

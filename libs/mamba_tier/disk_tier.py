@@ -60,7 +60,7 @@ class DiskTier(TierIndex):
         return counts
 
     def prepare(self, item: Item) -> tuple[bytes, int]:
-        """Return the header for an item of the host tier, and the bytes of disk space that its file takes."""
+        """Return the header of the file for an item of the host tier, and the size of the file on disk."""
         shape = self._shape
         is_record = isinstance(item, Record)
         header = Header(
@@ -74,7 +74,11 @@ class DiskTier(TierIndex):
         return raw, rounded(len(raw) + header.payload_bytes)
 
     def write(self, source: Item, header: bytes, payload: Buffers, cost: int, *, sync: bool) -> Item:
-        """Write a file and return its item; the caller then adds the item to the index. Raises OSError."""
+        """Write a file for `source`, and return its item for the index. Raises OSError.
+
+        The file has `header`, then `payload`, and takes `cost` bytes of the budget. With `sync` it is forced
+        to the device.
+        """
         name = self.folder.write(source.key, [memoryview(header), *payload], sync=sync)
         facts = (self, source.key, source.digest, source.first, source.depth, cost, name)
         if isinstance(source, Record):
@@ -82,7 +86,11 @@ class DiskTier(TierIndex):
         return Item(*facts)
 
     def read(self, item: Item, targets: list[Target]) -> bool:
-        """Read parts of an item into landing buffers; return whether they are intact. Raises OSError."""
+        """Read parts of an item into landing buffers; return whether they are intact. Raises OSError.
+
+        They are not if the file is of another item, is damaged or ends early, or if a part has a wrong
+        checksum.
+        """
         descriptor = self.folder.open(cast("str", item.place))
         try:
             front = read_header(descriptor)
@@ -106,7 +114,10 @@ class DiskTier(TierIndex):
         self.folder.touch(cast("str", record.place))
 
     def drop(self, item: Item) -> None:
-        """Remove an item from the index. A block is dropped if damaged: its file is removed at once."""
+        """Remove an item from the index.
+
+        A block is only dropped if it is damaged: its file is removed at once.
+        """
         if item.gone or isinstance(item, Record):
             super().drop(item)
             return
@@ -128,7 +139,7 @@ class DiskTier(TierIndex):
         return bool(self._removals)
 
     def switch_off(self, reason: str) -> None:
-        """Store and return nothing from now on; `reason` is shown. The files remain for the next start."""
+        """Store and return nothing any more. `reason` is shown. The files remain for the next start."""
         self.reason = reason
         self.clear()
         self._removals.clear()

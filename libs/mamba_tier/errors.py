@@ -15,7 +15,7 @@ switch the disk tier off, and a damaged record counts as not stored.
 
 
 class TierError(Exception):
-    """Base class of all errors of the store. The message says what to do."""
+    """Base class of the errors of the store. The message says what went wrong."""
 
 
 class DirectoryBusy(TierError):
@@ -23,7 +23,7 @@ class DirectoryBusy(TierError):
 
 
 class DirectoryForeign(TierError):
-    """The directory holds files that no store of bundles has written."""
+    """The directory holds files of something other than a store of bundles."""
 
 
 class DirectoryUnusable(TierError):

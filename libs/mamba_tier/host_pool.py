@@ -17,7 +17,7 @@ _MADV_POPULATE_WRITE = 23
 """Advice to madvise(2) that allocates memory pages and keeps their content. The module `mmap` has no name for
 the number."""
 Pieces = tuple[tuple[int, int], ...]
-"""Offset and length in bytes of each piece, in the order of the item's bytes."""
+"""Offset and length in bytes of each piece of an item's memory, in the order of the item's bytes."""
 
 
 def rounded(count: int) -> int:

@@ -12,7 +12,7 @@ from mamba_tier.tier_index import TierIndex
 
 
 class HostTier(TierIndex):
-    """Tier whose items lie in a pool of `budget_bytes` + `staging_bytes`."""
+    """The tier whose items lie in a pool of memory of `budget_bytes` + `staging_bytes`."""
 
     def __init__(self, budget_bytes: int, staging_bytes: int) -> None:
         super().__init__("host", budget_bytes)
@@ -36,13 +36,19 @@ class HostTier(TierIndex):
             self._free(item)
 
     def block(self, key: int, digest: bytes, first: int, depth: int, place: Pieces) -> Item:
-        """Return the item of a block whose pages lie at `place`; the caller adds it to the index."""
+        """Return an item for a block of pages whose bytes lie at `place`; the caller adds it to the index.
+
+        The other parameters are the fields of `Item`.
+        """
         return Item(self, key, digest, first, depth, _size(place), place)
 
     def record(
         self, key: int, digest: bytes, first: int, depth: int, place: Pieces, block_keys: tuple[int, ...]
     ) -> Record:
-        """Return the record whose bytes lie at `place`; the caller adds it to the index."""
+        """Return a record whose bytes lie at `place`; the caller adds it to the index.
+
+        The other parameters are the fields of `Record`.
+        """
         return Record(self, key, digest, first, depth, _size(place), place, block_keys=block_keys)
 
     def views(self, item: Item, count: int) -> list[memoryview]:

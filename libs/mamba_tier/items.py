@@ -10,7 +10,7 @@ from typing import Protocol
 
 
 class Keeper(Protocol):
-    """Tier that holds the bytes of an item."""
+    """A tier, as far as an item needs it: the tier holds the item's bytes."""
 
     name: str
 
@@ -32,8 +32,8 @@ class Item:
     key: int
     """Chain hash of the prefix of `depth` tokens, by which the item is found."""
     digest: bytes
-    """Cryptographic digest of the salt and the tokens of that prefix, which proves that the item belongs to
-    it."""
+    """Cryptographic digest of the salt and of the first `depth` tokens, which proves that the item belongs to
+    them."""
     first: int
     """Token at which the item's pages begin."""
     depth: int

@@ -9,7 +9,7 @@ from mamba_tier.items import Item, Record
 from mamba_tier.record_header import Part, parts
 
 SHARE_BYTES = 4 << 20
-"""Bytes of one item that a thread reads before it takes the next share."""
+"""Bytes of one item that a thread reads before it takes the next share of the work."""
 
 
 class Target(NamedTuple):
@@ -27,7 +27,7 @@ class Share(NamedTuple):
 
 
 class Landing:
-    """Buffers for the state of a bundle and for its pages from token `base` on."""
+    """The buffers that one read fills: for the state of a bundle, and for its pages from token `base` on."""
 
     def __init__(self, shape: BundleShape, state: ByteRow, pages: ByteRow, base: int) -> None:
         self._shape, self._state, self._pages, self._base = shape, state, pages, base

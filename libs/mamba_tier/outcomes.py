@@ -40,7 +40,7 @@ class PutOutcome(StrEnum):
 
 
 class ReadOutcome(StrEnum):
-    """Result of a read. Only after VALID do the landing buffers hold the bundle."""
+    """Result of a read. The landing buffers hold the bundle only if it is VALID."""
 
     VALID = "valid"
     CORRUPT = "corrupt"
@@ -54,7 +54,7 @@ class Match:
     """Stored bundle of the longest prefix of a prompt, from which the prompt can resume."""
 
     depth: int
-    """Number of tokens of that prefix."""
+    """Number of tokens of the prefix."""
     base: int
     """Number of tokens, at most `depth`, whose pages are not read because the engine has them."""
     state_bytes: int

@@ -37,7 +37,7 @@ class Part(NamedTuple):
 
 
 class Header(msgspec.Struct, frozen=True, array_like=True):
-    """Description of one file. The file of a block has no state and no list of blocks."""
+    """Description of one file of the disk tier. The file of a block has no state and no list of blocks."""
 
     fingerprint: str
     layout: str
@@ -57,7 +57,7 @@ class Header(msgspec.Struct, frozen=True, array_like=True):
     part_pages: int
     """Number of pages of each part of the pages."""
     sums: bytes
-    """XXH3 checksums, 8 bytes each: those of the parts of the state, then those of the parts of the pages."""
+    """XXH3 checksums, 8 bytes each: first of the parts of the state, then of the parts of the pages."""
     block_keys: bytes
     """Chain hashes, 8 bytes each, of the blocks of the tokens [0, first)."""
 
@@ -117,7 +117,7 @@ def header_bytes(raw: bytes) -> int | None:
 
 
 def decoded(raw: bytes) -> Header | None:
-    """Return the header in the bytes `raw`; None = the bytes are damaged."""
+    """Return the header that `raw` holds; None if the bytes are damaged or of another format."""
     if header_bytes(raw) != len(raw):
         return None
     _, _, _, body, _, expected = _FRONT.unpack_from(raw)

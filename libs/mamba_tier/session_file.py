@@ -156,7 +156,8 @@ def read_payload(
 ) -> bool:
     """Read the state, and the pages of the tokens [base, depth), into landing buffers.
 
-    Returns False if the bytes are damaged; the content of the buffers is then undefined. Raises OSError.
+    Return False if the file ends early or a checksum does not match; the content of the buffers is then
+    undefined. Raises OSError.
     """
     shape, kept = session.shape, ByteRow([*state, *pages])
     skipped = shape.pages_bytes(base)
@@ -169,7 +170,7 @@ def read_payload(
 
 
 def is_whole(descriptor: int, session: SessionFile) -> bool:
-    """Return whether every byte of the payload matches its checksum. Raises OSError."""
+    """Return whether the payload is complete and every part of it matches its checksum. Raises OSError."""
     sums = unpacked(session.header.sums)
     for part in _parts(session.shape, session.header.depth):
         piece = memoryview(bytearray(part.length))
@@ -194,7 +195,7 @@ def _targets(
 ) -> Iterator[tuple[Part, list[memoryview]]]:
     """Yield each part of which at least some bytes are kept, with the buffers to read it into.
 
-    `skipped`: number of bytes at the beginning of the pages for which `kept` has no room.
+    `skipped` is the number of bytes at the beginning of the pages for which `kept` has no room.
     """
     state_bytes = shape.state_bytes
     for part in _parts(shape, depth):

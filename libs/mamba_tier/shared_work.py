@@ -20,7 +20,10 @@ class SharedWork(Generic[Piece]):
         """The first piece for which `do` returned False; None = no piece has failed."""
 
     def run(self, helpers: Executor, number: int) -> None:
-        """Do all pieces, and return once no thread works on any. Raises what `do` raises."""
+        """Do all pieces together with `number` helpers, and return once no thread works on any.
+
+        Raises what `do` raises.
+        """
         futures: list[Future[None]] = []
         # If the helpers have been shut down, the caller does all the work.
         with suppress(RuntimeError):

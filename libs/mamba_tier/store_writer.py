@@ -25,7 +25,7 @@ IDLE_SECONDS = 5.0
 
 @dataclass(slots=True, eq=False)
 class StagedBundle:
-    """Bundle in the pool that is in no index yet: its record, and those of its blocks that no tier has."""
+    """A bundle in the pool that is in no index yet: its record, and the blocks that no tier has."""
 
     record: Record
     blocks: list[Item]
@@ -38,7 +38,7 @@ class StagedBundle:
 
 
 class StoreWriter:
-    """Writer thread of one store; it shares the store's lock and tiers."""
+    """The writer thread of one store, which shares the store's lock and tiers."""
 
     def __init__(
         self,
@@ -89,9 +89,9 @@ class StoreWriter:
         self._changed.notify_all()
 
     def withdraw(self, key: int, block: int | None) -> None:
-        """Store neither the record with that key nor those that need that block. The caller holds the lock.
+        """Do not store the record with the key `key`, nor records that need the block with the key `block`.
 
-        That includes the bundle that is being stored now.
+        This includes the bundle that is being stored now. The caller holds the store's lock.
         """
         for bundle in (*self._queue, *self._current):
             record = bundle.record

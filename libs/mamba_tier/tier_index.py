@@ -16,7 +16,7 @@ from mamba_tier.outcomes import TierState, TierStatus
 
 
 class TierIndex(ABC):
-    """Index of one tier. A subclass stores the bytes of the items and frees them."""
+    """The records and blocks of one tier. A subclass stores their bytes and frees them."""
 
     def __init__(self, name: str, budget_bytes: int) -> None:
         self.name = name
@@ -90,12 +90,15 @@ class TierIndex(ABC):
         return chosen
 
     def best(self) -> Record | None:
-        """Return the record that would be evicted last, among those that no reader uses."""
+        """Return the record that would be evicted last, among those that are not being read."""
         unread = (record for record in self.records.values() if record.references == 1)
         return max(unread, key=lambda record: record.priority, default=None)
 
     def make_room(self, count: int) -> bool:
-        """Evict records until `count` bytes fit into the budget; return False if they cannot fit."""
+        """Evict records until `count` bytes fit into the budget. Return False if they cannot.
+
+        That is so if they exceed the whole budget, or if the records that are left are being read.
+        """
         if count > self.budget_bytes:
             return False
         while self.used_bytes + count > self.budget_bytes:

@@ -25,7 +25,7 @@ class BlockChecksums:
     """
 
     def __init__(self, sizes: Sequence[int]) -> None:
-        """Prepare to receive sub-blocks of `sizes` bytes, in that order."""
+        """Prepare to receive sub-blocks one after the other; `sizes` are their sizes in bytes."""
         self.digests: list[int] = []
         self._sizes = iter(sizes)
         self._left = next(self._sizes, 0)

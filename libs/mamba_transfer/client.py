@@ -63,7 +63,7 @@ PATIENCE_SECONDS = 10.0
 
 
 class _Ended(Exception):
-    """End of a fetch because of an answer of the peer; it carries the outcome to return."""
+    """The end of a fetch by an answer of the peer. `outcome` is the result of the fetch."""
 
     def __init__(self, verdict: Verdict, detail: str = "") -> None:
         super().__init__(detail)
@@ -108,8 +108,8 @@ class TransferClient:
         Args:
             peer: the engine that has the checkpoint.
             request: name or prefix of the checkpoint, and the tokens whose pages are wanted.
-            landing: buffers to write to: those of the state, then whole pages for the tokens [base, depth).
-            deadline: time by the client's clock at which the fetch gives up.
+            landing: buffers to write to: for the state, then for whole pages of the tokens [base, depth).
+            deadline: time in seconds by the client's clock at which the fetch gives up.
             cancelled: called every 50 ms; the fetch ends once it returns True.
 
         Raises ValueError if `landing` does not have the size of the bundle.
@@ -139,9 +139,10 @@ class TransferClient:
                 connection.close()
 
     def hottest(self, address: Address, count: int, *, deadline: float) -> Hottest | None:
-        """Return the prefixes that the engine at `address` would evict last; None if it gives no answer.
+        """Return the `count` prefixes that the engine at `address` would evict last; None without an answer.
 
-        An engine gives no answer if it serves another model, is of an older version, or cannot be reached.
+        An engine gives no answer if it serves another model, is of an older version, cannot be reached, or
+        does not answer before `deadline`, in seconds by the client's clock.
         """
         limit = Limit(self.clock, deadline, None, self._patience)
         connection = None
@@ -157,16 +158,20 @@ class TransferClient:
                 connection.close()
 
     def places(self, address: Address, role: str, *, deadline: float) -> int:
-        """Return how many states the engine at `address` takes of an ending one; 0 = none, or no answer."""
+        """Return how many states of this ending engine the engine at `address` takes; 0 without an answer.
+
+        `role` is the role of this engine, and `deadline` the time in seconds by the client's clock.
+        """
         answer = self._asked(
             address, Leaving(role), Places, Limit(self.clock, deadline, None, self._patience)
         )
         return answer.states if answer is not None else 0
 
     def bequeath(self, address: Address, bequest: Bequest, *, deadline: float) -> int:
-        """Let the engine at `address` fetch states of this one; return how many it has fetched, if it says.
+        """Let the engine at `address` fetch states of this one, and return how many it has fetched.
 
-        The answer comes when the engine fetches no more.
+        The call returns when that engine fetches no more, and 0 without an answer before `deadline`, in
+        seconds by the client's clock.
         """
         answer = self._asked(address, bequest, Inherited, Limit(self.clock, deadline))
         return answer.states if answer is not None else 0
@@ -174,7 +179,7 @@ class TransferClient:
     def _asked(
         self, address: Address, question: FromReader, kind: type[Answer], limit: Limit
     ) -> Answer | None:
-        """Return the answer of whichever engine is at `address`; None = there is none."""
+        """Return the answer of whichever engine is at `address` to `question`; None without an answer."""
         connection = None
         try:
             connection = _connect(address, limit.step())
@@ -195,9 +200,10 @@ class TransferClient:
         deadline: float,
         cancelled: Callable[[], bool] | None = None,
     ) -> frozenset[str]:
-        """Renew the leases of exports that are waiting to be fetched. Return the names of those renewed.
+        """Renew the leases of exports that are still to be fetched, and return the names of those renewed.
 
-        The lease of an export that is missing in the result has ended, or its engine did not answer.
+        The lease of an export that is missing in the result has ended, or its engine did not answer before
+        `deadline`, in seconds by the client's clock. `cancelled` ends the call once it returns True.
         """
         limit = Limit(self.clock, deadline, cancelled, self._patience)
         connection = None
@@ -213,7 +219,10 @@ class TransferClient:
                 connection.close()
 
     def release(self, peer: Peer, export: str, *, deadline: float) -> None:
-        """Give up an export that will not be fetched. Without an answer it ends with its lease."""
+        """Give up an export that will not be fetched. If its engine does not answer, it ends with its lease.
+
+        `deadline` is the time in seconds by the client's clock.
+        """
         limit = Limit(self.clock, deadline, None, self._patience)
         connection = None
         try:

@@ -12,7 +12,7 @@ TransferError
 
 
 class TransferError(Exception):
-    """Base class of all errors of transfers. The message says what to do."""
+    """Base class of the errors of transfers. The message says what went wrong."""
 
 
 class IncompatibleLayouts(TransferError):

@@ -14,7 +14,7 @@ from mamba_transfer.messages import Bequest, HotPrefix, Wanted
 
 @dataclass(frozen=True, slots=True)
 class OpenExport:
-    """Export that a reader is reading. Its memory does not change until `ExportSource.close` is called."""
+    """An export that is being read. Its memory does not change until `ExportSource.close` is called."""
 
     depth: int
     """Depth of the checkpoint in tokens."""
@@ -38,16 +38,17 @@ class ExportSource(Protocol):
     def close(self, export: OpenExport, *, delivered: bool) -> None:
         """Unlock an export, after the server has read its memory for the last time.
 
-        The server calls this once for each open export. `delivered`: whether the reader received all of it.
+        The server calls this once for each open export. `delivered` says whether the reader has received all
+        of it.
         """
         ...
 
     def renew(self, export: str) -> bool:
-        """Renew the lease of an export that no reader has opened. Return whether it had not ended."""
+        """Renew the lease of an export that has not been opened. Return whether the lease had not ended."""
         ...
 
     def release(self, export: str) -> bool:
-        """End an export that is not open, before its lease does. Return whether there was a live one."""
+        """End an export that is not open, before its lease does. Return whether its lease had not ended."""
         ...
 
     def hottest(self, count: int) -> Sequence[HotPrefix]:
@@ -59,14 +60,14 @@ class ExportSource(Protocol):
 
 
 class StateHeir(Protocol):
-    """The engine as an heir of peers that end. All methods are called by threads of the server."""
+    """An engine that takes states of engines that end. All methods are called by threads of the server."""
 
     def places(self, role: str) -> int:
-        """Return how many states of an ending engine of `role` there is room for; 0 = it takes none."""
+        """Return for how many states of an ending engine of `role` there is room; 0 = it takes none."""
         ...
 
     def inherit(self, bequest: Bequest) -> int:
-        """Fetch what is worth it, and return the number of states that were fetched.
+        """Fetch the states of `bequest` that are worth it, and return how many were fetched.
 
         The call blocks its thread for `bequest.seconds` at most.
         """

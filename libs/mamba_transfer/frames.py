@@ -138,21 +138,22 @@ class Connection:
                 waiting[0] = waiting[0][received:]
 
     def move(self, mover: Callable[[int], int], limit: Limit) -> int:
-        """Call `mover` with the number of the socket, and return how many bytes it moved.
+        """Call `mover` with the file descriptor of the socket, and return how many bytes it moved.
 
-        It moves bytes for about one slice of time. If none moves in that time, it raises BlockingIOError, and
-        0 is returned here; if it returns 0, the peer has closed. Raises PeerLost, or Stopped.
+        `mover` moves bytes for about one slice of time. If none can be moved in that time, `mover` raises
+        BlockingIOError and this method returns 0. If the peer has closed the connection, `mover` returns 0
+        and this method raises PeerLost. Raises PeerLost after the deadline, too, and Stopped.
         """
         limit.check()
         return self._attempt(mover, self._socket.fileno())
 
     def close(self) -> None:
-        """Close the connection. A call of another thread that waits for it fails at once."""
+        """Close the connection. A call of another thread that waits for bytes fails at once."""
         self.interrupt()
         self._socket.close()
 
     def interrupt(self) -> None:
-        """Make a waiting call of another thread fail at once; that thread then closes the connection."""
+        """Make a waiting call of another thread fail at once, so that the thread closes the connection."""
         with suppress(OSError):  # the peer has closed the connection already
             self._socket.shutdown(socket.SHUT_RDWR)
 

@@ -137,7 +137,7 @@ class StateLayout(msgspec.Struct, frozen=True):
 
     @property
     def slab_bytes(self) -> int:
-        """Distance in bytes from the beginning of one slot of the arena to that of the next."""
+        """Distance in bytes between the beginnings of two adjacent slots of the arena."""
         return slab_bytes(self.state_bytes, self.page_bytes)
 
     def at(self, rank: int, ranks: int) -> "StateLayout":
@@ -146,7 +146,7 @@ class StateLayout(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, rank=rank, ranks=ranks, parts=parts)
 
     def refusal(self, other: "StateLayout") -> str | None:
-        """Return the field, with both values, that keeps two engines from exchanging states; None if none."""
+        """Return the field, with both values, that keeps engines from exchanging states; None = they can."""
         if (difference := _difference("", self, other, ("fingerprint", "page_size"))) is not None:
             return difference
         names = [", ".join(part.name for part in layout.parts) for layout in (self, other)]

@@ -14,7 +14,7 @@ LONGEST_LIFE = 10
 
 
 class Lease:
-    """Permission to read one export until a time. Safe to use from several threads."""
+    """Permission to read one export until a certain time. Safe to use from several threads."""
 
     def __init__(self, export: str, seconds: float, clock: Clock) -> None:
         """Grant a lease of `seconds` for the export with the name `export`."""
@@ -56,7 +56,7 @@ class Lease:
 
 
 class LeaseTable:
-    """Leases of one engine's exports that no reader has opened. Safe to use from several threads."""
+    """The leases of those exports of an engine that are not open yet. Safe to use from several threads."""
 
     def __init__(self, clock: Clock) -> None:
         """Create an empty table. `clock` returns seconds that never decrease."""
@@ -82,9 +82,10 @@ class LeaseTable:
         return lease is not None and lease.renew()
 
     def take(self, export: str) -> Lease | None:
-        """Remove the lease of `export` from the table for the reader that opens it; None if none is live.
+        """Remove the lease of `export` for the reader that opens the export, and return it.
 
-        A lease that has ended stays in the table until `sweep` reports it to the owner of the export.
+        The result is None if there is no lease, or it has ended. A lease that has ended stays in the table
+        until `sweep` reports it to the owner of the export.
         """
         with self._one:
             lease = self._leases.get(export)

@@ -51,7 +51,10 @@ class Welcome(msgspec.Struct, tag="ok", array_like=True, frozen=True):
 
 
 class Refuse(msgspec.Struct, tag="refuse", array_like=True, frozen=True):
-    """Answer to a Hello or Fetch whose layout does not fit that of the source; `field` says why."""
+    """The source's refusal of a Hello or Fetch whose layout does not fit the source's layout.
+
+    `field` names the field of the layout that does not fit, with the values where there are two.
+    """
 
     field: Annotated[str, msgspec.Meta(max_length=4096)]
 
@@ -124,10 +127,10 @@ class Done(msgspec.Struct, tag="done", array_like=True, frozen=True):
 
 
 class Abort(msgspec.Struct, tag="abort", array_like=True, frozen=True):
-    """A sign that the reader wants the open export no longer, nor those that it names."""
+    """A sign that the reader no longer wants the open export, nor any of the exports in `exports`."""
 
     exports: Annotated[tuple[Identifier, ...], msgspec.Meta(max_length=256)] = ()
-    """Exports that the reader will not open."""
+    """Names of exports that the reader will not open."""
 
 
 class Valid(msgspec.Struct, tag="valid", array_like=True, frozen=True):
@@ -168,7 +171,7 @@ class Hottest(msgspec.Struct, tag="hottest", array_like=True, frozen=True):
 
 
 class Leaving(msgspec.Struct, tag="leaving", array_like=True, frozen=True):
-    """A question of an engine that is about to end: how many of its states would the peer take."""
+    """A question of an engine that is about to end: how many of its states the peer would take."""
 
     role: Identifier
     """Role of the engine: the same peers get the requests that it would have had."""
@@ -188,11 +191,11 @@ class Bequest(msgspec.Struct, tag="bequest", array_like=True, frozen=True):
     incarnation: Identifier
     prefixes: Annotated[tuple[HotPrefix, ...], msgspec.Meta(max_length=MOST_HOT)]
     seconds: Annotated[float, msgspec.Meta(gt=0, le=600)]
-    """Time after which the engine ends whatever was fetched."""
+    """Seconds after which the engine ends, however many states have been fetched."""
 
 
 class Inherited(msgspec.Struct, tag="inherited", array_like=True, frozen=True):
-    """The answer to a Bequest, once the peer fetches no more of it."""
+    """The answer to a Bequest, sent when the peer fetches no more of its states."""
 
     states: Annotated[int, msgspec.Meta(ge=0, le=MOST_HOT)]
     """Number of states that the peer has fetched."""

@@ -64,7 +64,7 @@ class NixlTransport:
         """Create the agent, and register `memory`, in which all bundles must lie. Raises NixlUnusable.
 
         Args:
-            agent: name of the agent, which no other agent and no earlier run of this engine has used.
+            agent: name of the agent, unlike the names of all other agents and of earlier runs of this engine.
             memory: writable host memory as plain bytes, which stays at its address.
         """
         api = nixl_api()
@@ -115,7 +115,11 @@ class NixlTransport:
         sizes: Sequence[int],
         limit: Limit,
     ) -> Arrival:
-        """Read the source's memory into `pieces`. Raises PeerLost, ForeignFrame, or WriterPending."""
+        """Read the source's memory into `pieces`. Raises PeerLost, ForeignFrame, or WriterPending.
+
+        `description` is the source's description of its memory, and `sizes` are the bytes of the sub-blocks.
+        During the read, messages over `connection` renew the lease.
+        """
         try:
             source = msgspec.msgpack.decode(description, type=_Memory)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -176,7 +180,7 @@ class NixlRead:
     """
 
     def __init__(self, agent: Any, handle: Any, one: threading.Lock) -> None:
-        """Observe the NIXL transfer `handle` of `agent`; `one` is the lock for calls of that agent."""
+        """Observe the NIXL transfer `handle` of `agent`; `one` is the lock for all calls of `agent`."""
         self.failed = False
         self._agent = agent
         # The read holds its handle until it ends, because NIXL releases a handle that is garbage-collected.

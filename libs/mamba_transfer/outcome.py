@@ -6,7 +6,7 @@ from typing import Protocol
 
 
 class Verdict(StrEnum):
-    """Result of a fetch. Bytes that have arrived may be used only after VALID."""
+    """Result of a fetch. Bytes that have arrived may be used only if it is VALID."""
 
     VALID = "valid"
     """All bytes arrived, their checksums match, and the source kept the checkpoint unchanged until then."""
@@ -23,7 +23,7 @@ class Verdict(StrEnum):
 
 
 class PendingWriter(Protocol):
-    """Writer of landing memory that could not be stopped. The memory must not be reused before it ends."""
+    """A writer to landing memory that could not be stopped. The memory must not be reused before it ends."""
 
     def ended(self) -> bool:
         """Return whether the writer has ended. If not, call again later; waiting alone proves nothing."""

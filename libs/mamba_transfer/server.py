@@ -61,7 +61,7 @@ class TransferServer:
             layout: layout of this engine's tensor-parallel rank.
             incarnation: name of this run of the engine; requests for another one get Expired.
             source: the engine's exports.
-            heir: the engine as an heir of peers that end; None = it takes no state of theirs.
+            heir: the engine as an heir of peers that end; None = it takes none of their states.
             transports: transports that readers may use besides sockets.
             most_tokens: number of tokens of the longest prefix; the connection of a longer request is closed.
             most_connections: maximum number of readers at a time; further connections are closed at once.

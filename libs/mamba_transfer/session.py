@@ -63,7 +63,7 @@ class ReaderSession:
         most_frame: int,
         heir: StateHeir | None = None,
     ) -> None:
-        """Begin the session of a reader that has received its Welcome.
+        """Prepare the session of a reader that has received its Welcome.
 
         Args:
             connection: the connection, which the server closes.
@@ -75,7 +75,7 @@ class ReaderSession:
             clock: clock of leases and limits, in seconds.
             closing: called every 50 ms; the session ends once it returns True.
             most_frame: maximum size in bytes of a message of the reader.
-            heir: the engine as an heir of readers that end; None = it takes no state of theirs.
+            heir: the engine as an heir of readers that end; None = it takes none of their states.
         """
         self._connection = connection
         self._source = source
@@ -163,7 +163,7 @@ class ReaderSession:
         return self._answer(Checksums(packed))
 
     def _hottest(self, count: int) -> tuple[HotPrefix, ...]:
-        """Return the most valuable prefixes: as many as requested, and as one answer can hold."""
+        """Return the most valuable prefixes: as many as `count`, or as one answer can hold."""
         prefixes, room = [], MOST_HOT_BYTES
         for prefix in self._source.hottest(count)[:count]:
             room -= len(prefix.token_ids)

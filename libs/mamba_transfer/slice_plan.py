@@ -92,7 +92,7 @@ def plan_of_pair(source: StateLayout, destination: StateLayout) -> SlicePlan:
 
 
 class _Rows(NamedTuple):
-    """Position of one part in one row of a rank's memory."""
+    """Position of one part of a state or page in one row of a rank's memory."""
 
     layer: int
     offset: int
@@ -143,7 +143,10 @@ def _copies(
 def _intervals(
     sources: Sequence[StateLayout], part: TensorPart, destination: StateLayout
 ) -> list[tuple[int, int, int]]:
-    """Return (source rank, first unit, unit after the last) such that each unit of `part` occurs once."""
+    """Return (source rank, first unit, unit after the last) for each run of units that one rank sends.
+
+    Each head or group (unit) of `part` occurs once.
+    """
     missing = [(part.first, part.last)]
     intervals = []
     for source in sorted(sources, key=lambda source: (not _same_share(source, destination), source.rank)):
@@ -164,7 +167,10 @@ def _intervals(
 
 
 def _same_share(source: StateLayout, destination: StateLayout) -> bool:
-    """Return whether two ranks share heads: a replicated group is then read from the rank of its heads."""
+    """Return whether two ranks hold the same share of the heads.
+
+    Groups that several ranks hold are then read from the rank that the heads are read from.
+    """
     return (
         source.rank * destination.ranks < (destination.rank + 1) * source.ranks
         and destination.rank * source.ranks < (source.rank + 1) * destination.ranks

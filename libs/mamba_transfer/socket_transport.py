@@ -21,7 +21,7 @@ class SocketTransport:
     name = "sockets"
 
     def __init__(self, mover: ByteMover | None = None) -> None:
-        """Prepare to transfer by `mover`; None = by Python, with the same bytes and checksums."""
+        """Prepare to transfer bytes by `mover`; None = by Python, with the same bytes and checksums."""
         self._mover = mover
 
     def describe(self, pieces: Sequence[memoryview]) -> bytes:
@@ -54,7 +54,10 @@ class SocketTransport:
         sizes: Sequence[int],
         limit: Limit,
     ) -> Arrival:
-        """Fill `pieces` with the bytes that arrive. Raises PeerLost, or Stopped."""
+        """Fill `pieces` with the bytes that arrive, and return their checksums. Raises PeerLost, or Stopped.
+
+        `sizes` are the bytes of the sub-blocks. Sockets need no `description`.
+        """
         if self._mover is not None and (moving := self._mover.begin(pieces, sizes, sends=False)) is not None:
             return Arrival(_moved(connection, moving, limit.step), sum(sizes))
         checksums = BlockChecksums(sizes)

@@ -26,7 +26,7 @@ class Transport(Protocol):
         ...
 
     def describe(self, pieces: Sequence[memoryview]) -> bytes:
-        """Return the description of the source's memory that a reader needs; it is sent in the Offer."""
+        """Return the description of the source's memory for the reader, which is sent in the Offer."""
         ...
 
     def send(
@@ -51,12 +51,16 @@ class Transport(Protocol):
         sizes: Sequence[int],
         limit: Limit,
     ) -> Arrival:
-        """Fill `pieces`. Raises PeerLost, Stopped, or WriterPending if bytes may be written afterwards."""
+        """Fill `pieces`, and return the checksums of their sub-blocks.
+
+        `description` is what the source's `describe` returned, and `sizes` are the bytes of the sub-blocks.
+        Raises PeerLost, Stopped, or WriterPending if bytes may be written afterwards.
+        """
         ...
 
 
 class CheckedBytes(Protocol):
-    """Bytes between a socket and memory, whose checksums are computed as the bytes pass."""
+    """A transfer of bytes between a socket and memory, which computes their checksums as they pass."""
 
     @property
     def left(self) -> int:
@@ -77,7 +81,7 @@ class CheckedBytes(Protocol):
         ...
 
     def close(self) -> None:
-        """Free what the bytes need; the memory of the pieces stays the caller's."""
+        """Free the memory that the transfer itself needs; the memory of the pieces stays the caller's."""
         ...
 
 
@@ -87,15 +91,15 @@ class ByteMover(Protocol):
     def begin(
         self, pieces: Sequence[memoryview], sizes: Sequence[int], *, sends: bool
     ) -> CheckedBytes | None:
-        """Prepare to send `pieces`, or to fill them; return None for what the machine code cannot move.
+        """Prepare to send `pieces`, or to fill them; None = the machine code cannot move them.
 
-        `sizes` are those of the sub-blocks, in bytes, whose checksums are wanted.
+        `sizes` are the bytes of the sub-blocks whose checksums are wanted.
         """
         ...
 
 
 class WriterPending(Exception):
-    """A read ended and its writer could not be stopped: bytes may still be written to the landing memory."""
+    """A read has ended although its writer could not be stopped: it may still write to the landing memory."""
 
     def __init__(self, reason: Exception, writer: PendingWriter) -> None:
         super().__init__(str(reason))

@@ -48,7 +48,7 @@ class AppliedChange:
 
 @dataclass(slots=True)
 class ApplyResult:
-    """Result of applying a plan."""
+    """Result of applying a plan: the changes that were made, and the errors."""
 
     applied: list[AppliedChange] = field(default_factory=list)
     errors: list[OperatorError] = field(default_factory=list)
@@ -61,10 +61,15 @@ class ApplyResult:
 async def apply(
     client: KubeClient, snapshot: Snapshot, plan: ReconcilePlan, on_created: OnCreated = lambda _: None
 ) -> ApplyResult:
-    """Write, then delete, children in the plan's order. If the API server becomes unreachable, stop."""
+    """Write the plan's children, then delete those that it removes, in the plan's order.
+
+    `on_created` is called with each created child. The work stops if the API server becomes unreachable.
+    """
     outcome = ApplyResult()
     for child in plan.terminating:
-        outcome.errors.append(Terminating(f"{child} is being deleted; it is created again when it is gone"))
+        outcome.errors.append(
+            Terminating(f"{child} is being deleted; the operator creates it again when it is gone")
+        )
     try:
         token_missing = False
         for change in plan.applies:
@@ -100,7 +105,11 @@ async def apply(
 async def _apply(
     client: KubeClient, snapshot: Snapshot, change: Apply, outcome: ApplyResult, on_created: OnCreated
 ) -> bool:
-    """Write one child, and return whether that changed the child."""
+    """Write one child, and return whether that changed the child.
+
+    A child that is created is reported to `on_created`. What later passes need to compare is noted in
+    `outcome`.
+    """
     before = snapshot.children.get(ref(change.manifest))
     if change.create_only:
         try:
@@ -128,7 +137,10 @@ def _mounts_token(manifest: Manifest) -> bool:
 
 
 def _as_spec_error(manifest: Manifest, error: NotInSchema) -> OperatorError:
-    """Return the error with the field of the spec that caused it; only pod templates are unchecked."""
+    """Return the error with the name of the field of the spec that caused it.
+
+    Only fields of pod templates can be wrong: the API server checks all others of the spec itself.
+    """
     inside = error.path.removeprefix(".spec.template")
     if manifest["kind"] != "Deployment" or inside == error.path:
         return error
@@ -136,7 +148,7 @@ def _as_spec_error(manifest: Manifest, error: NotInSchema) -> OperatorError:
     kind, _ = names.owner_of_instance(labels[names.LABEL_INSTANCE])
     of_gateway = labels[names.LABEL_COMPONENT] == "gateway" and kind == names.KIND
     field = "spec.gateway.podTemplate" if of_gateway else "spec.podTemplate"
-    message = f"{field}{inside}: {error.complaint}"
+    message = f"{field}{inside}: {error.complaint}; correct or remove the field"
     return NotInSchema(message, path=error.path, complaint=error.complaint)
 
 
@@ -146,7 +158,10 @@ def _same_object(manifest: Manifest, before: Manifest) -> Manifest:
 
 
 async def _make(client: KubeClient, snapshot: Snapshot, manifest: Manifest) -> Manifest:
-    """Create a child. An existing object of that name is checked, since an apply would take it over."""
+    """Create a child.
+
+    If an object of its name exists, check its owner: an apply would take the object over.
+    """
     try:
         return await client.make(manifest)
     except Conflict:
@@ -160,7 +175,7 @@ async def _make(client: KubeClient, snapshot: Snapshot, manifest: Manifest) -> M
 
 
 async def _change(client: KubeClient, manifest: Manifest, before: Manifest) -> Manifest:
-    """Change a child and return it. Before the first change, its creation is converted to an apply."""
+    """Change a child and return it. Before its first change, convert the ownership of its fields to Apply."""
     await client.own(before)
     return await client.apply(_same_object(manifest, before))
 
@@ -176,7 +191,10 @@ def _check_ownership(holder: Manifest, snapshot: Snapshot, child: Ref) -> None:
         return
     key, other_owner = snapshot.key, owner_identity(holder)
     if is_terminating(holder) or other_owner == (key.kind, key.name):
-        raise Terminating(f"{child} of an earlier {key.name} is being collected")
+        raise Terminating(
+            f"Kubernetes is still deleting {child} of an earlier {key.name}; the operator creates it again "
+            "when it is gone"
+        )
     owner_text = (
         f"belongs to the {' '.join(other_owner)}" if other_owner else f"does not belong to this {key.kind}"
     )

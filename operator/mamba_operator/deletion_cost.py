@@ -42,10 +42,10 @@ class ScaleDown:
 
 
 def scale_downs(snapshot: Snapshot, plan: ReconcilePlan) -> list[ScaleDown]:
-    """Return the decreases that a plan causes, at most one for each pool.
+    """Return the decreases of the number of engines that a plan causes, at most one for each pool.
 
-    There is no choice to make if no ready engine has to be removed, or if all have to. Kubernetes removes
-    engines that are not ready first, without the operator's help.
+    No decrease is returned where no ready engine has to be removed, or all have to: there is nothing to
+    choose. Kubernetes removes engines that are not ready first, without the operator's help.
     """
     if plan.deployment is None:
         return []
@@ -73,7 +73,10 @@ def _scale_down(snapshot: Snapshot, plan: ReconcilePlan) -> ScaleDown | None:
 
 
 def least_valuable(reports: Mapping[str, DeletionCost | None], count: int) -> set[str]:
-    """Return the names of the `count` least valuable pods. `reports` is by name; None = no report."""
+    """Return the names of the `count` pods of least value.
+
+    `reports` has the report of each pod by its name; None = the pod did not report.
+    """
     costs = [cost for cost in reports.values() if cost is not None]
     checkpoints = sum(cost.checkpoints for cost in costs) or 1.0
     requests = sum(cost.requests for cost in costs) or 1.0

@@ -18,7 +18,7 @@ from mamba_operator.observe import list_optional, split_by_owner
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """One MambaGateway and what it serves."""
+    """One MambaGateway with its children, and the MambaDeployments around it."""
 
     snapshot: Snapshot
     """The gateway with its children and pods."""
@@ -27,7 +27,7 @@ class Observation:
 
 
 async def observe_gateway(client: KubeClient, key: Key) -> Observation:
-    """Read one gateway and what belongs to it from the API server.
+    """Read one gateway, its children and the MambaDeployments of its namespace from the API server.
 
     Raises:
         ClusterError: the API server did not answer every request; nothing partial is returned.

@@ -54,7 +54,7 @@ class _Memory:
 
 
 class GatewayReconciler:
-    """Reconciler of all MambaGateways."""
+    """The part of the operator that runs the passes over all MambaGateways."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class GatewayReconciler:
         settings: PassSettings,
         now: Callable[[], datetime] = now_utc,
     ) -> None:
-        """Create it. What the arguments are is said at `Reconciler`."""
+        """Create the reconciler. `Reconciler` describes the arguments."""
         self._client, self._metrics, self._events = client, metrics, events
         self._indices, self._images = indices, images
         self._settings, self._now = settings, now
@@ -124,9 +124,11 @@ class GatewayReconciler:
         return snapshot, plan
 
     async def _pass_from_indices(self, key: Key) -> float | None:
-        """Run a pass over the indices alone; return None if a pass over the cluster is needed.
+        """Run a pass over the indices alone; return the seconds until the next pass.
 
-        An HTTPRoute is not watched, so a gateway that has one, or had one before its last edit, is read.
+        The result is None if a pass over the cluster is needed: the object is not in the indices or was
+        edited, a child has to be changed, or the status could not be written. An HTTPRoute is not watched, so
+        a gateway that has one is read from the cluster, too.
         """
         observation = observe_gateway_indices(self._indices, key)
         owner = observation.snapshot.owner if observation is not None else None

@@ -73,7 +73,7 @@ JITTER = 0.2
 
 
 class Operator:
-    """One operator process."""
+    """The process of the operator: it holds the lease, watches the cluster and runs the passes."""
 
     def __init__(
         self,
@@ -171,10 +171,10 @@ class Operator:
         pods: MetricsReader,
         scaling_metrics: ScalingMetrics,
     ) -> bool:
-        """Serve these namespaces, or the whole cluster if there are none, until others have to be served.
+        """Serve the namespaces `served`, or the whole cluster if there are none, until that has to change.
 
-        They are served anew when the CRD of MambaGateways comes or goes, too. Return True in both cases,
-        False when another task ended.
+        Other namespaces have to be served, or the CRD of MambaGateways has come or gone: the result is True
+        then, and False when another task ended.
         """
         settings, indices = self._settings, Indices()
         autoscaler = Autoscaler(
@@ -316,8 +316,8 @@ class Operator:
     async def _owner_kinds(self) -> tuple[Kind, ...]:
         """Return the kinds to reconcile: MambaDeployments, and MambaGateways where the cluster serves them.
 
-        A watch of a kind that does not exist would fail. While the API server gives no answer, gateways count
-        as not served.
+        A watch of a kind that does not exist would fail. While the API server gives no answer, MambaGateways
+        count as not served.
         """
         try:
             return OWNERS if await self._client.serves(MAMBA_GATEWAY) else (MAMBA_DEPLOYMENT,)
@@ -336,9 +336,10 @@ class Operator:
                 log.warning("cluster_unreachable", error=str(error))
 
     async def _admin_key(self) -> AdminKey | None:
-        """Wait for the admin key. Return None if it may not be read and no engine was created with it.
+        """Wait for the admin key. Return None if it may not be read, and no engine was created with it.
 
-        Without the key each such engine would be replaced, and once more when the key is readable again.
+        Without the key, each engine that was created with it would be replaced, and once more when the key is
+        readable again.
         """
         while True:
             try:
@@ -379,9 +380,9 @@ class Operator:
     ) -> None:
         """Queue every object of ours periodically, and compare the watches with the cluster.
 
-        It catches what the watches miss, with one list per kind, however many objects there are. The first
-        resync waits until the watches have listed everything, because before that each pass would read the
-        cluster.
+        A resync finds what the watches miss, with one list per kind, however many objects there are. The
+        first resync waits until the watches have listed everything, because before that each pass would read
+        the cluster.
         """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(WATCHES_TIMEOUT_SECONDS):
@@ -400,7 +401,10 @@ class Operator:
     async def _resync_in(
         self, namespace: str | None, requested_at: float, indices: Indices, mark_stale: Callable[[Key], None]
     ) -> None:
-        """Resync the objects of a namespace; those of the whole cluster if it is None."""
+        """Resync the objects of `namespace`; None = of the whole cluster.
+
+        `requested_at` is the time at which the resync began, on the monotonic clock in seconds.
+        """
         for kind in (*WATCHED, *self._owners):
             selector = "" if kind in self._owners else f"{names.LABEL_MANAGED_BY}={names.MANAGED_BY}"
             listed = await self._client.list(kind, namespace, selector=selector, metadata_only=True)

@@ -86,7 +86,10 @@ class _Lists:
 async def _read_lists(
     client: KubeClient, key: Key, owner: Manifest, reader: NodeReader, *, childless: bool
 ) -> _Lists:
-    """Send all requests concurrently. For an object without children, read only nodes and optional kinds."""
+    """Send all requests about the children concurrently, and return the answers.
+
+    For a `childless` object, only nodes and optional kinds are read. `reader` reads the nodes.
+    """
     selector = f"{names.LABEL_INSTANCE}={key.name},{names.LABEL_MANAGED_BY}={names.MANAGED_BY}"
     owned_kinds = () if childless else (*OWNED, POD)
     optional_kinds = () if childless and not _needs_optional_kinds(owner) else OPTIONAL

@@ -221,14 +221,14 @@ def event_manifest(event: PendingEvent, *, reporter: str) -> Manifest:
 
 
 class EventRecorder:
-    """Writer of events, one after the other, in a task of its own.
+    """The writer of events, which writes one after the other, in a task of its own.
 
     It remembers how often each of the last `MAX_COUNTS` events was recorded.
 
     Args:
         client: the API server.
         reporter: name of this operator in events.
-        busy: returns whether passes are due, whose requests precede those for events.
+        busy: returns whether passes are due, whose requests are sent before requests for events.
     """
 
     def __init__(

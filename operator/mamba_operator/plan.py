@@ -62,7 +62,7 @@ REPORT_SECONDS = 90.0
 MAX_REPORT_CHARS = 400
 """Maximum number of characters of a gateway's report that are shown."""
 OUTGOING_POLL_SECONDS = 10.0
-"""Seconds until the next pass while engines of other roles wait for those of the spec's roles."""
+"""Seconds until the next pass while engines of former roles wait for engines of the spec's roles."""
 WAITING_PERIOD = 30.0
 """Seconds until the next pass while pods wait for a Secret, or children for a CRD. No watch reports that a
 Secret was deleted or a CRD installed."""
@@ -82,7 +82,7 @@ def make_plan(
     """Decide what to do about one MambaDeployment.
 
     Args:
-        snapshot: what was observed.
+        snapshot: observed objects.
         now: the time, with a time zone.
         new_token: creates an admin token; called only when one may be needed.
         key_id: id of the key from which tokens are derived; empty = each token is random, and the operator
@@ -128,7 +128,7 @@ def make_plan(
 
 
 def _blocks(pinned: PinnedVerdict) -> bool:
-    """Return whether nothing may be changed with that verdict."""
+    """Return whether the verdict keeps anything from being changed."""
     return isinstance(pinned.verdict, SpecInvalid | DoesNotFit | ModelNotServed)
 
 
@@ -151,7 +151,11 @@ def _report_plan(
     load: ModelLoad | None,
     snapshot: Snapshot,
 ) -> ReconcilePlan:
-    """Return a plan that reports the planner's verdicts and changes no running pod."""
+    """Return a plan that shows the planner's verdicts and changes no running pod.
+
+    `pools` are the deployments by role, and `load` is the state of the model's download, whose report is
+    recorded.
+    """
     # The loader's report is recorded nevertheless: its pod may be gone once a plan fits.
     record = load.apply if load is not None and load.report is not None else None
     applies = (Apply(record, Change.RECORDED),) if record is not None else ()
@@ -198,6 +202,9 @@ def _decide(
 ) -> _PoolPass:
     """Decide about the engines of one role. The decisions are added to `context`.
 
+    `snapshot` has the engines of the role alone, `pinned` is the planner's verdict, and `load` the state of
+    the model's download.
+
     Raises:
         InvalidPatch: `spec.podTemplate` cannot be merged.
     """
@@ -216,6 +223,9 @@ def _rollout_plan(
     new_token: Callable[[], str],
 ) -> ReconcilePlan:
     """Return the plan that makes the children match the object.
+
+    `passes` are the decisions about the engines of each role, and `load` is the state of the model's
+    download.
 
     Raises:
         InvalidPatch: `spec.podTemplate` cannot be merged.
@@ -270,7 +280,7 @@ def _joined(
 
 
 def _secrets(passes: Sequence[_PoolPass], new_token: Callable[[], str]) -> Iterable[Apply]:
-    """Return the Secrets to create, each once: the pods of both pools mount the same ones."""
+    """Return the Secrets to create, each once, as the pods of both pools mount the same Secrets."""
     secrets: dict[Ref, Apply] = {}
     for part in passes:
         for secret in secrets_to_make(part.engines, part.snapshot, new_token):
@@ -382,7 +392,11 @@ def _retained(
     children: Iterable[Manifest],
     load: ModelLoad | None,
 ) -> set[Ref]:
-    """Return the children that must not be deleted."""
+    """Return the children that must not be deleted.
+
+    They are the rendered `children`, the engines of `outgoing` roles, the records of ready revisions, and the
+    objects that a download needs.
+    """
     later = {child for part in passes for child in part.engines.later}
     kept = {*map(ref, children), *later, *(load.keep if load is not None else ())}
     records = {Ref("ConfigMap", part.engines.context.children.last_ready) for part in passes}
@@ -411,7 +425,10 @@ def _requeue_after(
 def index_trouble(
     deployment: MambaDeployment | None, report: Manifest | None, now: datetime
 ) -> IndexTrouble | None:
-    """Return the trouble with Redis that a gateway has reported recently; None if there is none."""
+    """Return the trouble with Redis that a gateway has reported; None without a recent, readable report.
+
+    The result is also None if the spec names no Redis.
+    """
     if deployment is None or deployment.spec.prefix_index.redis is None:
         return None
     data = report.get("data") if report else None

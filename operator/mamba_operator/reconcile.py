@@ -90,7 +90,7 @@ class PassSettings:
     resync: Callable[[], float] = lambda: 300.0
     """Returns the longest time, in seconds, until the next pass over an object."""
     max_rollouts: int = 3
-    """Number of roll-outs without an edit of their object that may run at the same time."""
+    """Number of roll-outs that may run at the same time although nobody has edited their objects."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class Runtime:
     new_token: Callable[[], str] = new_token
     """Creates a random admin token, for an operator without a key to derive tokens from."""
     busy: Callable[[], bool] = lambda: False
-    """Returns whether passes are due. Events are written only when none is, or after a while."""
+    """Returns whether passes are due. Events wait while some are, but not for long."""
     on_listed: Callable[[Kind, Manifest, float], None] | None = None
     """Called with every listed object and the time of the request on the monotonic clock, in seconds."""
 
@@ -134,7 +134,7 @@ async def run_pass(
     settings: PassSettings,
     metrics: OperatorMetrics,
 ) -> float | None:
-    """Run a pass within its time limit, log its failure, count it, and return what it returns.
+    """Run a pass within its time limit, log its failure, count it, and return the result of `one_pass`.
 
     Raises:
         OperatorError: a step failed; the other steps were carried out and the status has the failure.
@@ -159,9 +159,10 @@ async def run_pass(
 
 
 class Reconciler:
-    """Reconciler of all MambaDeployments. It holds what passes share, and the memory of each object.
+    """The part of the operator that runs the passes over all MambaDeployments.
 
-    The coroutine `events.run()` writes the events of the passes, and must run in a task of its own.
+    It holds what passes share, and remembers facts about each object between its passes. The coroutine
+    `events.run()` writes the events of the passes, and must run in a task of its own.
 
     Args:
         client: client of the API server.
@@ -275,7 +276,7 @@ class Reconciler:
             self.mark_stale(key)
 
     def _with_process_state(self, snapshot: Snapshot) -> Snapshot:
-        """Return the snapshot, completed by what this process knows about the object."""
+        """Return the snapshot, completed by the facts that this process knows about the object."""
         key, sources = snapshot.key, self._sources
         memory = self._memories[key]
         return replace(
@@ -354,11 +355,12 @@ class Reconciler:
         return min(self._settings.resync(), plan.requeue_after or float("inf"))
 
     async def _pass_from_indices(self, key: Key) -> float | None:
-        """Run a pass over the indices alone.
+        """Run a pass over the indices alone; return the seconds until the next pass.
 
-        Return the seconds until the next pass if no child has to change; None if a pass over the cluster is
-        needed. The pass may write the status, but for the indexed version of the object only. Where the
-        indices lag behind the cluster, an event is on its way and causes another pass.
+        The result is None if a pass over the cluster is needed: the object is not in the indices, the list of
+        nodes is old, a child has to be changed, or the status could not be written. The pass may write the
+        status, but for the indexed version of the object only. Where the indices lag behind the cluster, an
+        event is on its way and causes another pass.
         """
         snapshot = observe_indices(self._indices, key, self._nodes.nodes, shipped=self._sources.shipped)
         if snapshot is None or snapshot.owner is None:
@@ -451,5 +453,5 @@ def _exact_status(owner: Manifest) -> Status | None:
 
 
 def _worst_error(errors: list[OperatorError]) -> OperatorError:
-    """Return the error that determines the delay of the next attempt: the API server's, else the first."""
+    """Return the error that determines the delay of the next attempt: the API server's, or else the first."""
     return next((error for error in reversed(errors) if isinstance(error, ClusterError)), errors[0])

@@ -221,7 +221,7 @@ def test_a_download_that_cannot_succeed_ends_at_once_and_a_deleted_job_tries_aga
     cache.ends(pod, 2, "error: hf://org/missing: the Hub has no model org/missing")
     message = cache.becomes("wrong", "Degraded", "DownloadFailed")
     assert "the Hub has no model org/missing; check spec.model.uri" in message
-    assert "the next attempt is at" in message
+    assert "the operator tries again at" in message
     assert cache.condition("wrong", "Ready")["reason"] == "DownloadFailed"
     [job] = cache.jobs("wrong")
 

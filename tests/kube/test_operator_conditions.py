@@ -184,7 +184,7 @@ async def test_a_strategy_that_does_not_fit_and_a_roll_out_that_is_paused_are_to
 
     paused = {"rollout": {"pause": True}, "engine": {"image": "registry.test/engine:2"}}
     await life.change(stateCache={"strategy": "NoBuffer"}, **paused)
-    assert "until spec.rollout.pause is false" in await life.becomes("Progressing", "RolloutPaused")
+    assert "until you set spec.rollout.pause to false" in await life.becomes("Progressing", "RolloutPaused")
     assert (await life.condition("Ready"))[:2] == ("True", "Serving")
 
 

@@ -83,7 +83,10 @@ class _StreamReader:
 
 
 class LoadClient:
-    """A client of one model at one server; messages go to its chat API, token ids to its completions."""
+    """A client of one model at one server.
+
+    It sends messages to the chat API, and token ids to completions.
+    """
 
     def __init__(
         self,
@@ -103,7 +106,10 @@ class LoadClient:
         self._extra = extra or {}
 
     async def send(self, prompt: LoadPrompt, start: float, late: float = 0.0) -> Sample:
-        """Send one request; the times of the sample count from `start`, a monotonic time."""
+        """Send one request; return its sample, in which times count from `start`, in monotonic seconds.
+
+        `late` is the delay of the request in seconds.
+        """
         chat = prompt.messages is not None
         body = msgspec.json.encode(
             {

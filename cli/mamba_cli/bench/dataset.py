@@ -25,7 +25,7 @@ Message = dict[str, Any]
 
 
 class DatasetError(ValueError):
-    """A dataset that cannot be read; the message names the record and says what was expected."""
+    """A dataset that cannot be read. The message names the record and the expected form."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class AnswerLength:
 
 
 def parse(text: str) -> list[Conversation]:
-    """Return the conversations of a JSON array or of JSON lines; those without a user's message are left out.
+    """Return the conversations in a JSON array or JSON lines; records without a user's message are left out.
 
     Raises `DatasetError` for a record of another form, for no conversation, and where only some have times.
     """

@@ -88,7 +88,16 @@ def random_prompts(
     groups: int = 1,
     seed: int = 0,
 ) -> Iterator[LoadPrompt]:
-    """Yield `count` prompts, each with the share `shared` (0 to 1) of its beginning common to its group.
+    """Yield `count` random prompts, of which each has its beginning in common with the others of its group.
+
+    Args:
+        count: number of prompts.
+        inputs: lengths of the prompts, in tokens.
+        outputs: lengths of the answers, in tokens.
+        vocab_size: token ids are below this number.
+        shared: share of a prompt, 0 to 1, that its group has in common.
+        groups: number of groups.
+        seed: equal seeds give equal prompts.
 
     Raises ValueError for a share outside of 0 to 1 or no group.
     """

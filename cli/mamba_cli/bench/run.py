@@ -33,7 +33,8 @@ class LoadPlan:
 
     url: str
     prompts: Callable[[], Iterator[LoadPrompt]]
-    """Returns all prompts from the first, built as they are sent, because those of a trace fill gigabytes."""
+    """Returns all prompts from the first. They are built as they are sent, as all prompts of a trace fill
+    gigabytes."""
     total: int
     """Number of prompts."""
     concurrency: int | None
@@ -51,7 +52,8 @@ class LoadPlan:
     load: dict[str, Any]
     """Options of the run, for the report."""
     cached_before: Callable[[int, int, Iterable[LoadPrompt]], int] = cached_before
-    """Returns the tokens that were cached before the run, of the cached ones and all, by the prompts sent."""
+    """Returns how many tokens were cached before the run: from the cached tokens, all prompt tokens, and the
+    prompts."""
 
 
 async def execute(plan: LoadPlan, console: Console) -> dict[str, Any]:

@@ -19,7 +19,7 @@ Execute = Callable[[LoadPlan, Console], Awaitable[dict[str, Any]]]
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One run of a sweep."""
+    """One run of a sweep: its load and its plan."""
 
     load: float
     """Requests in flight, or requests per second."""
@@ -42,10 +42,11 @@ def loads(text: str, option: str, *, whole: bool) -> list[float]:
 
 
 async def sweep(steps: Sequence[Step], kind: str, execute: Execute, console: Console) -> dict[str, Any]:
-    """Run the steps one after the other and return the document; it ends with an interrupted or failed step.
+    """Run the steps one after the other, and return the document of all runs.
 
-    `kind`: "concurrency" or "rate". Raises what `execute` raises. When the server fails at a load, the
-    earlier runs are kept, and `failure` of the document has the load and the error.
+    `kind` is the unit of loads: "concurrency" or "rate". The runs end early if the user interrupts one. When
+    the server fails at a load, the earlier runs are kept, and `failure` of the document has the load and the
+    error. Raises what `execute` raises in the first run.
     """
     runs: list[dict[str, Any]] = []
     failure: dict[str, Any] | None = None

@@ -23,7 +23,7 @@ _MIN_REQUESTS = 10
 
 @dataclass(frozen=True, slots=True)
 class TraceUnits:
-    """The units of one trace; the defaults are those of Mooncake."""
+    """The units of one trace. By default they are the units of Mooncake."""
 
     block: int = BLOCK_TOKENS
     """Number of prompt tokens of one id."""
@@ -53,7 +53,11 @@ class TraceUnits:
         )
 
     def implausible(self, times: Sequence[float]) -> str | None:
-        """Return an error if the assumed unit of the ascending `times` is implausible, else None."""
+        """Return an error if the assumed unit of the ascending `times` is implausible.
+
+        The result is None if it is plausible, if the user named the unit, and if there are too few times to
+        tell.
+        """
         span = times[-1] - times[0] if len(times) >= _MIN_REQUESTS else 0.0
         if self.named or span <= 0:
             return None

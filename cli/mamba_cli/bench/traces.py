@@ -73,8 +73,17 @@ def replay(
 ) -> Iterator[LoadPrompt]:
     """Yield the first `limit` prompts with their times, `speed` times faster than recorded.
 
-    `block` is the number of tokens of one block id. `max_input` and `max_output` cut lengths; a cut prompt
-    keeps its beginning, and so its shared prefix. Raises ValueError unless the speed is positive.
+    Args:
+        arrivals: recorded requests.
+        vocab_size: token ids are below this number.
+        speed: factor by which the replay is faster.
+        limit: most requests; None = all.
+        max_input: longest prompt in tokens; a cut prompt keeps its beginning, and so its shared prefix.
+        max_output: longest answer in tokens.
+        block: tokens of one block id.
+        seed: equal seeds give equal prompts.
+
+    Raises ValueError unless the speed is positive.
     """
     if not speed > 0:
         raise ValueError(f"a speed must be positive, not {speed:g}")

@@ -57,7 +57,10 @@ class Conversation:
         return answer
 
     def talk(self, read: Read) -> None:
-        """Take turns until the end of input. A failed or stopped turn leaves the conversation unchanged."""
+        """Send messages and show answers until the input ends.
+
+        A failed or stopped turn leaves the conversation as it was.
+        """
         self._aside.print(
             f"{self._client.model} at {self._client.url}. {HELP}", style="dim", highlight=False, markup=False
         )

@@ -18,7 +18,7 @@ CONNECT_TIMEOUT = 10.0
 
 @dataclass(frozen=True, slots=True)
 class TalkOptions:
-    """Options of a conversation."""
+    """How a conversation begins, and which model answers in which way."""
 
     model: str | None = None
     """Model of the requests; None = the first one that the endpoint lists."""

@@ -35,7 +35,7 @@ def command(
         OutputFormat, typer.Option("--output", "-o", envvar="MAMBASERVE_OUTPUT", help="table, json or yaml.")
     ] = OutputFormat.table,
 ) -> None:
-    """Check this machine and the cluster: what is broken, and what to do about it. Exit code 1: something is.
+    """Check this machine and the cluster: show each defect with its cure. Exit code 1: there is a defect.
 
     Checked are the processor, memory, packages, torch, GPU, compiler, kernels, port, model cache, Hub, Redis,
     cluster and CRD.

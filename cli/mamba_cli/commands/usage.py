@@ -106,7 +106,7 @@ def command(
 
 
 def _url(target: str) -> str:
-    """Return the URL of a gateway: `target`, or that of the deployment of this name. Raises InvalidInput."""
+    """Return the URL `target`, or the URL of the deployment with the name `target`. Raises InvalidInput."""
     from mamba_cli.endpoint import base_url, without_scheme
     from mamba_cli.local.running import running
 
@@ -121,7 +121,10 @@ def _url(target: str) -> str:
 
 
 async def _report(url: str, query: dict[str, str], api_key: str | None, timeout: float) -> dict[str, Any]:
-    """Return the report of the gateway. Raises InvalidInput, RunFailed."""
+    """Return the report of the gateway, which has to answer within `timeout` seconds.
+
+    Raises InvalidInput, RunFailed.
+    """
     import aiohttp
 
     from mamba_cli.endpoint import headers, refusal, unreachable

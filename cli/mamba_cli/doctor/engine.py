@@ -125,7 +125,7 @@ def gpu(facts: Torch | str) -> Finding:
 
 
 def compiler() -> Finding:
-    """Check that the C++ kernels can be compiled, where no library is shipped or in the cache."""
+    """Check that the C++ kernels can be compiled, if no library of them is shipped or in the cache."""
     from mamba_kernels.cpu.build import CannotBuild, find_compiler, is_built
 
     try:

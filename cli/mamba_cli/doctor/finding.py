@@ -19,13 +19,13 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of one check."""
+    """The result of one check: how much it matters, what was seen, and the remedy."""
 
     subject: str
     """Name of the checked thing, such as `compiler`."""
     verdict: Verdict
     text: str
-    """One clause that says what was seen."""
+    """The observation, in one clause."""
     cure: str = ""
     """Remedy; empty where nothing needs to be done."""
 
@@ -40,7 +40,7 @@ def ok(subject: str, text: str) -> Finding:
 
 
 def note(subject: str, text: str, cure: str = "") -> Finding:
-    """Return the finding that a thing is not set up and does not have to be."""
+    """Return the finding that a thing is not set up, and does not have to be."""
     return Finding(subject, Verdict.note, text, cure)
 
 

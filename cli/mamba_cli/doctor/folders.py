@@ -10,5 +10,5 @@ def nearest_existing(place: Path) -> Path:
 
 
 def can_be_written(existing: Path) -> bool:
-    """Return whether this user can create files in an existing folder; False for what is no folder."""
+    """Return whether `existing` is a folder in which this user can create files."""
     return existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)

@@ -33,7 +33,7 @@ def cache() -> Finding:
 
 
 def hub(timeout: float) -> Finding:
-    """Ask the Hub for an answer, with the token where there is one."""
+    """Ask the Hub for an answer within `timeout` seconds, with the token if there is one."""
     if find_spec("huggingface_hub") is None:
         return note("Hub", "not reachable without huggingface-hub")
     from huggingface_hub import constants, get_token
@@ -64,7 +64,7 @@ def hub(timeout: float) -> Finding:
 
 
 def _status(url: str, token: str | None, timeout: float) -> int | str:
-    """Return the status of the answer to a GET, or the error in words."""
+    """Return the status of the answer to a GET within `timeout` seconds, or the error in words."""
     import asyncio
 
     import aiohttp

@@ -13,7 +13,10 @@ REDIS_VARIABLE = "MAMBASERVE_REDIS_URL"
 
 
 def redis(variables: Mapping[str, str], timeout: float) -> Finding:
-    """Ping the Redis of the environment, which shares the prefix index among gateways."""
+    """Ping the Redis that the environment names, which shares the prefix index among gateways.
+
+    It has to answer within `timeout` seconds.
+    """
     url = variables.get(REDIS_VARIABLE, "")
     if not url:
         return note("Redis", f"not used: {REDIS_VARIABLE} is not set")
@@ -38,7 +41,10 @@ def redis(variables: Mapping[str, str], timeout: float) -> Finding:
 
 
 def cluster(kubeconfig: str | None, timeout: float) -> list[Finding]:
-    """Ask the API server for its version and for the MambaDeployment CRD."""
+    """Ask the API server for its version and for the MambaDeployment CRD.
+
+    Each answer may take `timeout` seconds.
+    """
     if find_spec("kubernetes") is None:
         return [note("cluster", "not checked without the extra 'operator'", install("operator"))]
     from mamba_kube.errors import ApiError, NoClusterAccess
@@ -61,7 +67,10 @@ def cluster(kubeconfig: str | None, timeout: float) -> list[Finding]:
 
 
 async def _asked(kubeconfig: str | None, timeout: float) -> tuple[str, dict[str, Any] | int]:
-    """Return the cluster's version, and the CRD or the status of the refusal to show it."""
+    """Return the cluster's version, and the CRD, or the status with which the API server refused to show it.
+
+    Each answer may take `timeout` seconds.
+    """
     from mamba_api import names
     from mamba_kube.access import connected, load_access
     from mamba_kube.errors import ApiError

@@ -9,8 +9,8 @@ from mamba_prefix.prefix_index import NOTHING, Depths, PrefixIndex
 from mamba_server.cache.state_cache import RadixStateCache
 
 Knowledge = Literal["load", "attention", "own", "resumable"]
-"""Knowledge that a simulated gateway routes by: load only, attention pages that an engine holds, prompts that
-the gateway sent itself, or prefixes that an engine can resume."""
+"""Knowledge by which a simulated gateway routes: load = load only; attention = attention pages that an engine
+holds; own = prompts that the gateway sent itself; resumable = prefixes that an engine can resume."""
 
 
 EVERY_STEP = 2**62

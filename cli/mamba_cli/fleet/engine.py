@@ -89,7 +89,7 @@ class SimulatedEngine:
         self.version = 0
         """Version of `step_run`; an event for another version is out of date."""
         self.queued_tokens = 0
-        """Prompt tokens in the queue, without those of `step_run`."""
+        """Prompt tokens in the queue, without the prompts that `step_run` computes."""
         self.totals = EngineCounters()
         self._decoding: list[tuple[int, int, Request]] = []
         self._context = 0
@@ -131,14 +131,14 @@ class SimulatedEngine:
 
     @property
     def slots_used(self) -> float:
-        """Share of the state slots that sequences hold, and states that arrive or wait for a reader."""
+        """Share of the state slots in use, by sequences and by states that arrive or wait for a reader."""
         capacity = self.cache.capacity
         moving = capacity.receiving + capacity.exported
         return (self.running * capacity.slots_per_sequence + moving) / self.profile.slabs
 
     @property
     def pages_used(self) -> float:
-        """Share of the pages that sequences hold."""
+        """Share of the pages in use by sequences."""
         whole = self.profile.slabs * self.profile.tokens_per_state
         return self.running_tokens / whole if whole else 0.0
 
@@ -183,7 +183,10 @@ class SimulatedEngine:
     # --- events --------------------------------------------------------------------------------------
 
     def add(self, request: Request, now: float) -> None:
-        """Add a request to the queue. A `step_run` that only decodes ends with its current step."""
+        """Add a request to the queue at `now`, in seconds of the simulation.
+
+        A `step_run` that only decodes ends with its current step.
+        """
         self.queue.append(request)
         self.queued_tokens += request.prompt_tokens
         self.totals.arrivals += 1
@@ -198,7 +201,10 @@ class SimulatedEngine:
             self.version += 1
 
     def slow(self, slowness: float, now: float) -> None:
-        """Make everything from now on, the rest of `step_run` included, take `slowness` times the profile."""
+        """Make everything from second `now` on take `slowness` times as long as in the profile.
+
+        The rest of `step_run` is included.
+        """
         if self.step_run is not None:
             step_run, ratio = self.step_run, slowness / self._slowness
             # The beginning moves as well, so that completed steps stay completed.

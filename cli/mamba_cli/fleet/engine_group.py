@@ -45,7 +45,10 @@ class ScalingHistory:
 
 @dataclass(slots=True)
 class EngineGroup:
-    """Engines of one role. `conditions` has their bounds and their number at the beginning."""
+    """The engines of one role, and their autoscaler.
+
+    `conditions` has the bounds and the number at the beginning.
+    """
 
     role: Role
     scaler: Scaler

@@ -20,7 +20,7 @@ Count = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class EngineProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One kind of engine."""
+    """Speed and memory of one kind of engine."""
 
     name: str
     origin: str
@@ -39,13 +39,13 @@ class EngineProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     slabs: Count
     """Size of the arena, all memory counted in state slots."""
     tokens_per_state: Annotated[int, msgspec.Meta(ge=0)]
-    """Tokens whose attention KV takes the bytes of one state; 0: a model without attention."""
+    """Tokens whose attention KV takes the bytes of one state; 0 = the model has no attention."""
     state_bytes: Annotated[int, msgspec.Meta(ge=0)] = 0
-    """Bytes of a state, which travel between engines; 0: not known, so that states take no time to travel."""
+    """Bytes of a state that travels between engines; 0 = not known, so that states take no time to travel."""
     page_tokens: Annotated[int, msgspec.Meta(ge=0)] = 0
-    """Tokens of a page of attention KV; 0 means a block of the trace, or less if states are small."""
+    """Tokens of a page of attention KV; 0 = as many as a block of the trace, or fewer if states are small."""
     track_interval: Annotated[int, msgspec.Meta(ge=0)] = 0
-    """Tokens between the checkpoints of a prompt; 0 means a block of the trace."""
+    """Tokens between the checkpoints of a prompt; 0 = as many as a block of the trace."""
     strategy: Strategy = "ExtraBuffer"
     overlap: bool = False
     """Whether step n+1 is scheduled while step n runs, on which the memory of a sequence depends."""

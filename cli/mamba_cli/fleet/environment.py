@@ -7,7 +7,10 @@ from random import Random
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Machine of a fleet; by default requests reach engines at once, and every engine has its own cores."""
+    """The machine of a fleet.
+
+    By default, requests reach engines at once, and every engine has its own cores.
+    """
 
     cores: float = math.inf
     used: float = 1.0
@@ -36,7 +39,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class FleetEnvironment:
-    """Environment of a fleet, constant during a simulation."""
+    """The conditions of a fleet that are constant during a simulation."""
 
     cold_start: float = 120.0
     """Seconds from a pod's creation to its readiness, on average."""

@@ -19,7 +19,10 @@ from mamba_gateway.routing.scoring import RoutingWeights
 
 
 class SimulatedGateway:
-    """Gateway that sends each request to an engine. `identity`: whether prompts carry their prefixes."""
+    """A gateway that sends each request to an engine.
+
+    `identity` says whether prompts carry their prefixes.
+    """
 
     knowledge: Knowledge = "resumable"
     prefix_weight = 1.0
@@ -50,7 +53,7 @@ class SimulatedGateway:
             self.report(pod)
 
     def report(self, pod: Pod) -> None:
-        """Probe one pod."""
+        """Give the pool the report of one pod's engine, as a probe does."""
         self._pool.report(url_of(pod.name), pod.engine.report(draining=pod.phase == "draining"))
 
     def send(self, request: Request) -> str | None:

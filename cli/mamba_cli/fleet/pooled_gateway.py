@@ -37,7 +37,7 @@ class PooledGateway(SimulatedGateway):
     _router: Router
 
     def report(self, pod: Pod) -> None:
-        """Probe one pod, which says what it does and how many states it can take."""
+        """Read the load of one pod, its role, and how many states it can take."""
         engine = pod.engine
         transfer = TransferReport(pod.name, pod.name, pod.role, engine.credits)
         self._pool.report(
@@ -45,7 +45,10 @@ class PooledGateway(SimulatedGateway):
         )
 
     def choose(self, request: Request, page: int, least_tokens: int) -> PromptLeg | None:
-        """Return the leg at a prefill engine; None if the decode engine computes the prompt.
+        """Choose a prefill engine for a prompt; return the request to it.
+
+        The result is None if the decode engine computes the prompt: it has most of it cached, the prompt has
+        no whole page, or no engine is ready.
 
         Args:
             request: the request.

@@ -57,7 +57,11 @@ class Network:
         return profile.state_bytes * (1.0 + pages)
 
     def send(self, source: str, reader: str, tokens: int, now: float) -> float:
-        """Take the links of both engines for one state; return the second at which it has arrived."""
+        """Send one state at `now`, in seconds; return the second at which it has arrived.
+
+        The links of `source` and `reader` are busy until then. `tokens` is the number of tokens whose pages
+        are sent.
+        """
         begin = max(now, self._outgoing.get(source, 0.0), self._incoming.get(reader, 0.0))
         end = begin + self._speed.latency + self.size(tokens) / self._speed.bytes_per_second
         self._outgoing[source] = self._incoming[reader] = end
@@ -76,7 +80,7 @@ class PoolPlan:
 
 @dataclass(slots=True, eq=False)
 class _Handed:
-    """State that waits at a prefill engine, or travels."""
+    """A state that waits at a prefill engine for its reader, or travels."""
 
     leg: PromptLeg
     source: Pod
@@ -113,11 +117,11 @@ class PooledSimulation(Simulation):
         )  # fmt: skip
         self._network = Network(link, profile)
         self._legs: dict[Request, PromptLeg] = {}
-        """By the prompt at a prefill engine."""
+        """Request at a prefill engine, by the prompt that the engine computes."""
         self._waiting: dict[str, deque[_Handed]] = {}
-        """States that wait for a place in a decode engine, by its name."""
+        """States that wait for room in a decode engine, by the engine's name."""
         self._under_way: dict[str, int] = {}
-        """States that were exported by, or are on their way to, an engine."""
+        """Number of states that an engine exports or receives, by the engine's name."""
         self.handed_over = self.recomputed = 0
         if not stream.identity:
             # Prompts of which nobody knows what they share are all different.
@@ -183,7 +187,7 @@ class PooledSimulation(Simulation):
         self._serve_waiting(self._alive[reader].engine)
 
     def _serve_waiting(self, engine: SimulatedEngine) -> None:
-        """Begin the receptions of an engine that has a place for them."""
+        """Begin to send states to a decode engine as far as it has room for them."""
         waiting = self._waiting.get(engine.name)
         while waiting and engine.cache.capacity.receiving < MOST_RECEPTIONS:
             handed = waiting.popleft()
@@ -207,13 +211,13 @@ class PooledSimulation(Simulation):
         self._serve_waiting(engine)
 
     def _compute(self, request: Request, reader: str) -> None:
-        """Let the decode engine compute the whole prompt."""
+        """Let the decode engine `reader` compute the whole prompt."""
         self.recomputed += 1
         engine = self._alive[reader].engine
         self._apply(engine, partial(engine.add, request, self.now))
 
     def _finish(self, handed: _Handed) -> None:
-        """End the export, and let drained engines go."""
+        """End the export of a state that has arrived, and delete drained engines."""
         handed.source.engine.cache.end_export(handed.export)
         for name in (handed.source.name, handed.reader):
             self._under_way[name] -= 1

@@ -86,6 +86,6 @@ class RequestTransit:
     version: int = 0
 
     def stretch(self, ratio: float, now: float) -> None:
-        """Make the rest of the transit take `ratio` times as long."""
+        """Make the rest of the transit after second `now` take `ratio` times as long."""
         self.end = now + (self.end - now) * ratio
         self.version += 1

@@ -44,7 +44,7 @@ class FleetSample:
     arrivals: int
     """Requests since the beginning of the simulation."""
     readers_full: bool = False
-    """Whether no engine that reads the states of these has room for another one."""
+    """Whether the engines that read the states of these engines have no room for more."""
 
     @property
     def supply(self) -> int:

@@ -30,7 +30,7 @@ SPOT_NOTICE_SECONDS = 120.0
 
 
 class Simulation:
-    """One simulation. Call `run` once, then read `requests`, `pods` and `history`."""
+    """One simulation of a fleet. Call `run` once, then read `requests`, `pods` and `history`."""
 
     def __init__(
         self,
@@ -230,7 +230,7 @@ class Simulation:
             self._delete(pod)
 
     def _is_needed(self, pod: Pod) -> bool:
-        """Return whether a draining pod has to stay."""
+        """Return whether a draining pod still has work."""
         return pod.engine.step_run is not None
 
     def _delete(self, pod: Pod) -> None:

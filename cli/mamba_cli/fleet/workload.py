@@ -83,8 +83,8 @@ def scaled(
 ) -> RequestStream:
     """Return a stream with `scale * shape(time)` requests, on average, for each request of the trace.
 
-    With `hours` the trace is repeated, or cut, to that length. Prefixes are shared within a repetition and
-    not between repetitions.
+    With `hours` the trace is repeated, or cut, so that it takes so long. Prefixes are shared within a
+    repetition and not between repetitions. Equal seeds give equal streams.
 
     Raises:
         ValueError: `scale` or `hours` is not positive.
@@ -147,7 +147,7 @@ def spliced(stream: RequestStream, seconds: float, seed: int = 0) -> RequestStre
 def busiest(stream: RequestStream, requests: int) -> RequestStream:
     """Return the `requests` consecutive requests with the most tokens per second, moved to start at 0.
 
-    A stream with no more requests than that is returned whole. Consecutive requests keep the rate, the bursts
+    A stream with no more requests is returned whole. Consecutive requests keep the rate, the bursts
     and the shared prefixes of the trace; a random sample would not.
     """
     arrivals = stream.workload.arrivals

@@ -41,7 +41,7 @@ from mamba_planner.cards.shipped_profiles import SHIPPED
 from mamba_settings.byte_size import binary_size
 
 SOURCE_VARIABLES = ("HF_", "AWS_", "GOOGLE_", "DOCKER_", "MAMBASERVE_MODEL_", "MAMBASERVE_PLAIN_HTTP")
-"""Prefix of the environment variables that the Hub's client reads."""
+"""Prefixes of the environment variables by which downloads find models and credentials."""
 PORTS_PER_ENGINE = 3
 """Ports of one engine on this machine: requests, admin calls, and states that engines exchange."""
 if TYPE_CHECKING:
@@ -61,6 +61,17 @@ def bring_up(
     launcher: tuple[str, ...] = LAUNCHER,
 ) -> int:
     """Serve the deployments of `files` until they are drained, and return the exit code.
+
+    Args:
+        files: YAML files.
+        host: address of the endpoint.
+        port: port of the endpoint; 0 = a free one.
+        once: whether to end once all models are ready.
+        demo: whether to send chats that share a prefix.
+        logs: directory of the logs; None = a new one.
+        console: where plans and progress are shown.
+        profiles: profiles that the files may name.
+        launcher: words that start `mambaserve`.
 
     Raises `InvalidInput` (exit code 2), `NoFittingPlan` (3) and `RunFailed` (1).
     """
@@ -167,7 +178,10 @@ def _plan(
 
 
 def _check_room(outcomes: list[PlanOutcome], machine: Callable[[], Device]) -> None:
-    """Raise `NoFittingPlan` if the engines together exceed the free memory; deployments are planned alone."""
+    """Raise `NoFittingPlan` if the engines together exceed the free memory.
+
+    Each was planned as if it had the machine for itself.
+    """
     needed = sum(_main_memory(outcome) for outcome in outcomes)
     names = ", ".join(outcome.title for outcome in outcomes if _main_memory(outcome))
     if needed and needed > (free := machine().memory):
@@ -187,7 +201,7 @@ def _main_memory(outcome: PlanOutcome) -> int:
 
 
 def _check_download(loaded: LoadedDeployment) -> None:
-    """Check that all models can be had, because engines would retry a hopeless download forever.
+    """Check that all models can be downloaded, because engines would retry a hopeless download forever.
 
     Raises `InvalidInput`, `RunFailed`.
     """

@@ -110,7 +110,7 @@ def _pool_notes(spec: Spec) -> list[str]:
 
 
 def _changed_fields(spec: Spec, paths: tuple[str, ...]) -> str:
-    """Return those of `paths` whose value is not the default, as a list in words."""
+    """Return the fields among `paths` whose values are not the defaults, as a list in words."""
     return ", ".join(f"spec.{path}" for path in paths if _value(spec, path) != _value(_DEFAULTS, path))
 
 

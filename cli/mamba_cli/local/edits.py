@@ -162,7 +162,7 @@ def _lines_on_others(
 
 
 def _with_live_fields_of(old: MambaDeployment, new: MambaDeployment) -> MambaDeployment:
-    """Return `new` with the live fields of `old`, those of its pools included."""
+    """Return `new` with the live fields of `old`, also in each pool."""
     spec, pools, old_pools = new.spec, new.spec.disaggregation, old.spec.disaggregation
     kept = {name: getattr(old.spec.state_cache, name) for name in LIVE}
     parts: dict[str, Any] = {"state_cache": spec.state_cache.model_copy(update=kept)}

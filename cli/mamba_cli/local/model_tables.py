@@ -167,7 +167,7 @@ def _family_row(model_type: str, adapter: Adapter, published: dict[str, ModelCon
 
 
 def _blocks(model: ModelConfig) -> Iterator[str]:
-    """Yield what the blocks of a model compute."""
+    """Yield a description of each kind of block of a model."""
     for kind, name in MIXERS.items():
         if kind in model.layers:
             yield name + _delta_words(model)
@@ -182,7 +182,7 @@ def _blocks(model: ModelConfig) -> Iterator[str]:
 
 
 def _delta_words(model: ModelConfig) -> str:
-    """Return what is special about the delta rule of a model, if anything is."""
+    """Return the peculiarity of a model's delta rule, in words; "" if it has none."""
     if (delta := model.gated_delta) is None:
         return ""
     if delta.gate_rank is not None:

@@ -33,7 +33,7 @@ Show = Callable[[EngineReadiness | None], None]
 
 @dataclass(frozen=True, slots=True)
 class OwnEngine:
-    """An engine that is ready, and the keys that nobody else has."""
+    """An engine that is ready, with its address and keys that nobody else has."""
 
     url: str
     admin_url: str

@@ -75,7 +75,10 @@ def _published() -> Path:
 
 
 def _model_config(path: Path) -> Mapping[str, Any] | None:
-    """Return the document if it is a model's configuration, that is JSON that is no Kubernetes object."""
+    """Return the document if it is a model's configuration: a JSON object that is no Kubernetes object.
+
+    The result is None for any other file, also for one that cannot be read.
+    """
     if path.suffix != ".json":
         return None
     try:

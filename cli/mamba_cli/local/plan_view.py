@@ -33,7 +33,7 @@ _LOOK = {
     "free slabs": ("·", "yellow", "free slabs"),
     "left outside the arena": (" ", "bright_black", "not used"),
 }
-"""Item of the ledger -> (pattern, colour, label)."""
+"""Pattern, colour and label of each item of the ledger."""
 BAR_WIDTH = 60
 """Largest width of the bar, in cells."""
 
@@ -67,7 +67,7 @@ class _Bar:
 
 
 def bar_cells(ledger: Iterable[LedgerLine], width: int) -> list[tuple[LedgerLine, int]]:
-    """Return the number of cells for each line of the ledger; they sum to `width`.
+    """Return the number of cells for each line of the ledger; the numbers sum to `width`.
 
     A line with more than a quarter of a cell gets at least one, and the largest remainders get the cells that
     rounding leaves over.
@@ -222,7 +222,7 @@ def _rejected(plan: MemoryPlan) -> RenderableType:
 
 
 def _other_sizes(outcome: PlanOutcome, plan: MemoryPlan) -> Iterable[RenderableType]:
-    """Return a table of this plan between those for the next smaller and the next larger GPU."""
+    """Return a table of this plan between the plans for the next smaller and the next larger GPU."""
     columns = [(outcome.device.memory, _this(plan))]
     if (down := plan.one_size_down) is not None:
         columns.insert(0, (down.memory, _other(down)))

@@ -69,7 +69,7 @@ class PlanFlags:
     """How the engine holds its matrices."""
 
     def changed(self, settings: EngineSettings) -> EngineSettings:
-        """Return the settings of an engine with those that the options override."""
+        """Return the settings of an engine, changed by the options that were given."""
         values = {"utilization": self.utilization, "quantization": self.quantization}
         return settings.model_copy(update={name: each for name, each in values.items() if each is not None})
 
@@ -95,7 +95,7 @@ class PlanOutcome:
 
     @property
     def title(self) -> str:
-        """Return the name of the object, with that of its pool if it has pools."""
+        """Return the name of the object, followed by the role of the pool if the plan is of a pool."""
         return self.name if self.role == "unified" else f"{self.name} {self.role}"
 
     @property
@@ -148,8 +148,8 @@ class PlannedPool:
 
 
 Adjust = Callable[[MambaDeployment], tuple[MambaDeployment, Device | None]]
-"""Returns the deployment of a pool as it runs on some machine, and the device; None = that of file and flags.
-"""
+"""Returns the deployment of a pool as it runs on some machine, and the device; None = the device of file and
+flags."""
 
 
 def plan_pools(loaded: LoadedDeployment, flags: PlanFlags, adjust: Adjust | None = None) -> list[PlannedPool]:
@@ -197,7 +197,7 @@ def with_state_dtype(pool: MambaDeployment, state_dtype: StateDtype) -> MambaDep
 def plan_deployment(
     loaded: LoadedDeployment, flags: PlanFlags, device: Device | None = None, role: Role = "unified"
 ) -> PlanOutcome:
-    """Plan one object or pool for `device`; None = that of file and flags.
+    """Plan one object or pool for `device`; None = for the device that file and flags name.
 
     Raises `InvalidInput`, `RunFailed`.
     """
@@ -328,7 +328,10 @@ def _outcome(
 
 
 def gpu_memory(command: list[str] | None = None, timeout: float = 10.0) -> int | None:
-    """Return the bytes of the smallest GPU as its driver reports them; None without a GPU or a driver."""
+    """Return the bytes of the smallest GPU as its driver reports them.
+
+    The result is None without a GPU or a driver, and if the driver does not answer within `timeout` seconds.
+    """
     try:
         result = subprocess.run(
             command or _QUERY, capture_output=True, text=True, timeout=timeout, check=False

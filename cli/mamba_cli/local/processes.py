@@ -17,7 +17,8 @@ from pathlib import Path
 from mamba_cli.local.unit import Command
 
 ExitCallback = Callable[[str, int | None, str], None]
-"""Called with (name, exit code or None when the child could not start, reason)."""
+"""Function that is called when a child ends, with its name, its exit code and a reason; a child that could
+not start has the exit code None."""
 
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
@@ -70,7 +71,7 @@ class Processes:
         return self._logs / f"{name}.log"
 
     def tail(self, name: str, lines: int = 12) -> list[str]:
-        """Return the last lines that the child wrote since its last start, without those of level info."""
+        """Return the child's last lines since its last start, except log lines of level info or debug."""
         try:
             with self.log(name).open("rb") as file:
                 begins = self._begins.get(name, 0)
@@ -109,7 +110,7 @@ class Processes:
 
 
 def _is_informational(line: str) -> bool:
-    """Return whether a line is a log record of level debug or info."""
+    """Return whether a line is a JSON log record of level debug or info."""
     if not line.startswith("{"):
         return False
     try:

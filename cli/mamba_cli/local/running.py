@@ -31,7 +31,7 @@ class RunningDeployment:
     model: str = ""
     """Name of the model that requests use."""
     pid: int = 0
-    """Process of the `up` that serves it, known where the record was read."""
+    """Process id of the `up` that serves it; 0 in a record that is being written."""
 
 
 def folder() -> Path | None:
@@ -67,7 +67,7 @@ def noted(units: Sequence[Unit], port: int) -> Iterator[None]:
 
 
 def running() -> list[RunningDeployment]:
-    """Return the deployments that run, those of the newest process first."""
+    """Return the deployments that run; deployments of the newest process come first."""
     deployments: list[tuple[int, RunningDeployment]] = []
     for file in place.glob("*.json") if (place := folder()) is not None else ():
         try:

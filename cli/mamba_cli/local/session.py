@@ -42,7 +42,8 @@ from mamba_cli.local.unit import ENGINE_RANK, GATEWAY_RANK, Command, LocalEngine
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that end a session."""
 OnEdit = Callable[[aiohttp.ClientSession], Awaitable[tuple[list[str], list[Unit]]]]
-"""Called when a watched file changed; returns lines to show, and the units for their next start."""
+"""Function that is called when a watched file has changed. It returns lines to show, and the units with the
+settings of their next start."""
 
 
 @dataclass(frozen=True, slots=True)

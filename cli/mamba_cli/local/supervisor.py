@@ -30,7 +30,10 @@ class RestartPolicy:
 
 @dataclass(frozen=True, slots=True)
 class Child:
-    """One child process. Ranks drain from the highest down, so that gateways end before their engines."""
+    """One child process.
+
+    Children of the highest rank are drained first, so that gateways end before their engines.
+    """
 
     name: str
     rank: int
@@ -46,7 +49,10 @@ class Child:
 
 @dataclass(frozen=True, slots=True)
 class SupervisorState:
-    """All children. `exit_code` is set once the drain has begun, and `deadline` is the time of its end."""
+    """The state of all children.
+
+    `exit_code` is set once the drain has begun, and `deadline` is the time at which the drain ends.
+    """
 
     children: tuple[Child, ...]
     exit_code: int | None = None

@@ -60,7 +60,7 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class LocalEngine:
-    """One engine of a deployment: the only one, or that of a pool."""
+    """One engine of a deployment: its only engine, or the engine of a pool."""
 
     name: str
     """Name of its process: `NAME-engine`, `NAME-prefill` or `NAME-decode`."""
@@ -134,7 +134,7 @@ class Unit:
         )
 
     def curl(self, *, chat: bool = True) -> str:
-        """Return a curl command that sends a request; `chat`: the model has a chat template."""
+        """Return a curl command that sends a request. `chat` says whether the model has a chat template."""
         path, prompt = "chat/completions", '"messages": [{"role": "user", "content": "Hello"}]'
         if not chat:
             path, prompt = "completions", '"prompt": "Hello"'
@@ -152,7 +152,10 @@ def unit_of(
     port: int,
     launcher: tuple[str, ...] = LAUNCHER,
 ) -> Unit:
-    """Return the unit of a planned deployment with these engines."""
+    """Return the unit of a planned deployment with these engines.
+
+    Its gateway gets the address `host` and `port`. `launcher` are the words that start `mambaserve`.
+    """
     backends = [engine.url for engine in engines]
     return Unit(
         loaded=loaded,
@@ -261,7 +264,10 @@ def local_engine(
     transfer_port: int | None = None,
     transport: Transport = "Sockets",
 ) -> LocalEngine:
-    """Return the planned engine of a deployment or pool, with its settings file in `directory`."""
+    """Return the planned engine of a deployment or pool, with its settings file in `directory`.
+
+    The other parameters are those of `local_settings`.
+    """
     name = f"{loaded.deployment.name}-{'engine' if role == 'unified' else role}"
     return LocalEngine(
         name=name,
@@ -293,6 +299,17 @@ def local_settings(
     On a CPU, the settings include the arena, because free memory changes between two readings; on a GPU, the
     engine plans with the memory that it finds on the device. The disk cache is in the user's cache folder, so
     that the next `up` finds it.
+
+    Args:
+        loaded: the deployment of the engine.
+        plan: its memory plan.
+        name: name of the engine's process, which the folder of its disk cache has, too.
+        device: cpu or cuda.
+        port: port for requests.
+        admin_port: port for admin calls.
+        role: work of the engine.
+        transfer_port: port from which other engines fetch states; None = as in `engine_settings`.
+        transport: how states travel between the engines.
     """
     deployment = loaded.deployment
     update: dict[str, Any] = {
@@ -410,7 +427,7 @@ def gateway_argv(deployment: MambaDeployment, *, backends: Sequence[str], host: 
 def prefix_sharing(deployment: MambaDeployment) -> dict[str, str]:
     """Return the environment with which engine and gateway share a prefix index.
 
-    Its Redis is that of the spec, or the one that the user exports.
+    The Redis of the spec precedes a Redis that the user's environment names.
     """
     redis = deployment.spec.prefix_index.redis
     scope = {f"{ENV_PREFIX}PREFIX_INDEX_SCOPE": f"{deployment.namespace}/{deployment.name}"}

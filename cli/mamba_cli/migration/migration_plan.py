@@ -59,9 +59,10 @@ class MigrationPlan:
 
 
 def migration_plans(source: str, flags: PlanFlags) -> list[MigrationPlan] | None:
-    """Return the plans of a command line or file of other servers; None = the source is none of these.
+    """Return the plans of a command line or file of other servers; None = `source` is neither.
 
-    Raises `InvalidInput` for a command without a model or with values that no field takes, `RunFailed`.
+    The result is None, too, for a file that cannot be read or holds no such object. Raises `InvalidInput` for
+    a command without a model or with values that no field takes, and `RunFailed`.
     """
     # A relative path of a model means the current directory for a command, the file's own for a file.
     place = Path("-")

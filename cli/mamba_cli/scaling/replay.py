@@ -18,7 +18,7 @@ MAX_FILE_BYTES = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class ReplayedDecision:
-    """A recorded decision, and the one that its inputs give now."""
+    """A recorded decision, and the decision that its inputs give now."""
 
     where: str
     """Time of the decision, or its line in the file."""
@@ -62,7 +62,7 @@ def replayed_file(path: Path) -> list[ReplayedDecision]:
 
 
 def replayed_object(manifest: dict[str, Any], source: str) -> list[ReplayedDecision]:
-    """Compute again the decisions in `status.scaling.history`, and in that of each pool.
+    """Compute again the decisions in `status.scaling.history`, and in the history of each pool.
 
     Raises `InvalidInput` for a broken record.
     """

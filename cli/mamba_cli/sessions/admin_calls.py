@@ -30,7 +30,7 @@ NO_ADMIN = (404, 405)
 def admin_urls(target: str) -> list[str]:
     """Return the addresses at which an admin server for `target` may be, the likeliest first.
 
-    `target`: URL of an `up`, of an engine or of its admin server, or the name of a deployment. Raises
+    `target` is the URL of an `up`, of an engine or of its admin server, or the name of a deployment. Raises
     InvalidInput.
     """
     served = running()
@@ -87,8 +87,8 @@ class AdminClient:
     async def load(self, file: Path, conversation: bytes = b"") -> dict[str, Any]:
         """Send a session file to a replica; return its reply. Raises CliError.
 
-        The replica that has most of `conversation` cached gets it, so that no second one holds that state,
-        or else the first one that has room.
+        The replica that has most of `conversation` cached gets the file, so that no second replica holds the
+        state. If no replica has any of it, the first one with room gets the file.
         """
         if len(self._urls) > 1 and conversation:
             await self._prefer_holder(conversation)
@@ -104,7 +104,7 @@ class AdminClient:
         self._urls = sorted(self._urls, key=lambda url: -by_url[url])
 
     async def _depth(self, session: aiohttp.ClientSession, url: str, conversation: bytes) -> int:
-        """Return the tokens of a conversation that an engine has cached; 0 = none, or it does not say."""
+        """Return the tokens of a conversation that an engine has cached; 0 also without an answer."""
         fields = {**self._headers, "content-type": "application/json"}
         try:
             async with session.post(
@@ -142,7 +142,7 @@ class AdminClient:
 
 
 def clearest(refusals: list[CliError]) -> CliError:
-    """Return the refusal of an admin server, if one refused, else that of the first address."""
+    """Return the refusal of an admin server; if none refused, the error of the first address."""
     nothing = RunFailed("the deployment has no engine that writes answers")
     wrong = [refusal for refusal in refusals if not isinstance(refusal, RunFailed)]
     return (wrong or refusals or [nothing])[0]

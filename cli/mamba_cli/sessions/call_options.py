@@ -32,7 +32,8 @@ TokenFile = Annotated[
 def conversation_body(file: Path, *, text_too: bool = False) -> bytes:
     """Return the body of an admin call about the conversation in a JSON file; - reads standard input.
 
-    `text_too`: a file that is neither a JSON object nor a list is the text of a prompt. Raises InvalidInput.
+    With `text_too`, a file that is neither a JSON object nor a list is the text of a prompt. Raises
+    InvalidInput.
     """
     document: Any
     try:

@@ -23,13 +23,16 @@ class ExplanationClient:
         self._limits = aiohttp.ClientTimeout(total=timeout, sock_connect=10)
 
     async def recent(self, name: str) -> Answer:
-        """Return what an engine keeps of the request of that identifier. Raises CliError."""
+        """Return the explanation that an engine keeps of the request with the identifier `name`.
+
+        Raises CliError.
+        """
         return (await self._answers("GET", f"/admin/explanations/{quote(name, safe='')}"))[0]
 
     async def dry_run(self, conversation: bytes, key: str) -> list[Answer]:
-        """Return what each engine would resume of a conversation, the one with the most first.
+        """Return how much each engine would resume of a conversation, the engine with the most first.
 
-        `key`: name of the API key whose texts may be shown. Raises CliError.
+        `key` is the name of the API key whose texts may be shown. Raises CliError.
         """
         query = f"?{urlencode({'client': key})}" if key else ""
         answers = await self._answers("POST", f"/admin/explain{query}", conversation)

@@ -14,7 +14,7 @@ from mamba_cli.errors import InvalidInput, RunFailed
 PAGE_OBJECTS = 500
 """Number of objects per page of a list request."""
 _TROUBLE = {"Planned": "False", "Available": "False", "Degraded": "True", "Ready": "False"}
-"""Condition -> status that reports a problem."""
+"""Status of a condition that reports a problem, by the type of the condition."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,10 @@ class DeploymentStatus:
 async def deployment_statuses(
     namespace: str, name: str | None, kubeconfig: str | None, timeout: float
 ) -> list[DeploymentStatus]:
-    """Return the statuses in a namespace, or that of `name`, sorted by name. Raises like `deployments_of`."""
+    """Return the statuses in a namespace, or only the status of `name`, sorted by name.
+
+    Each answer of the API server may take `timeout` seconds. Raises the errors of `deployments_of`.
+    """
     objects = await deployments_of(namespace, name, kubeconfig, timeout)
     return sorted(map(_status, objects), key=lambda status: status.name)
 
@@ -75,8 +78,8 @@ async def deployments_of(
 ) -> list[dict[str, Any]]:
     """Return the MambaDeployments of a namespace, or the one called `name`, as the API server sends them.
 
-    Raises `InvalidInput` without a usable kubeconfig, `RunFailed` when the API server refuses the request or
-    the object does not exist.
+    Each answer may take `timeout` seconds. Raises `InvalidInput` without a usable kubeconfig, and `RunFailed`
+    when the API server refuses the request or the object does not exist.
     """
     # The client of the API server is slow to import, and only this form of the command needs it.
     from mamba_kube.access import connected, load_access

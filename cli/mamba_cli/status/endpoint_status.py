@@ -46,7 +46,7 @@ class ScrapedEngine:
 
 @dataclass(frozen=True, slots=True)
 class EndpointStatus:
-    """The state of one endpoint. `kind` is gateway or engine; the request counts are those of a gateway."""
+    """The state of one endpoint. `kind` is gateway or engine; only a gateway has counts of requests."""
 
     url: str
     kind: str

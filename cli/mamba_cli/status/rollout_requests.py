@@ -36,7 +36,10 @@ class CanaryView:
 
 
 async def canary_view(namespace: str, name: str, kubeconfig: str | None, timeout: float) -> CanaryView:
-    """Return the canary of a MambaDeployment. Raises like `deployments_of`."""
+    """Return the canary of a MambaDeployment. Raises the errors of `deployments_of`.
+
+    The API server has to answer within `timeout` seconds.
+    """
     [manifest] = await deployments_of(namespace, name, kubeconfig, timeout)
     status, meta = manifest.get("status") or {}, manifest.get("metadata") or {}
     rollout = status.get("rollout") or {}
@@ -60,9 +63,10 @@ async def canary_view(namespace: str, name: str, kubeconfig: str | None, timeout
 async def request_of_canary(
     verb: Verb, namespace: str, name: str, kubeconfig: str | None, timeout: float
 ) -> CanaryView:
-    """Ask the operator to pause, resume, promote or abort the canary; return the canary that is meant.
+    """Ask the operator to pause, resume, promote or abort the canary, and return that canary.
 
-    Raises like `deployments_of`, and `InvalidInput` if no canary is under way or the verb cannot apply to it.
+    Each answer of the API server may take `timeout` seconds. Raises the errors of `deployments_of`, and
+    `InvalidInput` if no canary is under way or the verb cannot apply to it.
     """
     from mamba_kube.access import connected, load_access
     from mamba_kube.api_server import MERGE_PATCH

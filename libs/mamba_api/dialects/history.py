@@ -67,8 +67,8 @@ class Deleted(Strict):
     """Answer to a deletion."""
 
     id: str
-    """Identifier of what was deleted."""
+    """Identifier of the deleted object."""
     object: Literal["response", "conversation.deleted"]
-    """Kind of what was deleted."""
+    """Kind of the deleted object."""
     deleted: Literal[True]
     """Always true."""

@@ -101,7 +101,7 @@ class TokenCount(Strict):
 
 
 class MessagesError(Strict):
-    """Description of an error."""
+    """Description of an error in an answer of the Messages API."""
 
     type: str
     """Class of error: invalid_request_error, authentication_error, rate_limit_error, api_error, …"""

@@ -135,7 +135,10 @@ def _assistant(blocks: list[MessageBlock]) -> dict[str, Any]:
 
 
 def _user(blocks: list[MessageBlock], names: dict[str, str]) -> list[dict[str, Any]]:
-    """Return the messages of a user's turn. `names`: names of tools by the identifiers of earlier calls."""
+    """Return the messages of a user's turn.
+
+    `names` are the names of the tools by the identifiers of earlier calls.
+    """
     messages: list[dict[str, Any]] = []
     for kind, run in groupby(blocks, key=lambda block: block.type):
         if kind == "text":

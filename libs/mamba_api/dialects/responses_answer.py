@@ -106,7 +106,7 @@ class ResponsesResponse(Strict):
     store: bool
     """Whether the response is kept."""
     previous_response_id: str | None
-    """Identifier of the response that the input went on from."""
+    """Identifier of the response that the input continues."""
     conversation: dict[str, str] | None = None
     """Conversation that the turn was added to, by its `id`."""
     mambaserve: Explanations | None = None

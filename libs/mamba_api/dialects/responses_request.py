@@ -116,7 +116,7 @@ class FunctionTool(Strict):
 
 
 class NamedFunction(ToolName):
-    """A reference to a function."""
+    """A reference to a function by its name."""
 
     type: Literal["function"]
     """Always `function`."""
@@ -221,9 +221,9 @@ class ResponsesRequest(Strict):
     store: bool | None = None
     """Whether the response is kept for later requests; defaults to true where the server keeps responses."""
     previous_response_id: str | None = None
-    """Identifier of a kept response that the input goes on from."""
+    """Identifier of a kept response that the input continues."""
     conversation: str | ConversationReference | None = None
-    """Conversation, by its identifier, that the input goes on from and that the turn is added to."""
+    """Conversation, by its identifier, that the input continues and that the turn is added to."""
     priority: int | None = Field(None, ge=-(2**31), le=2**31 - 1)
     """Priority of the request; lower numbers run first."""
     cache_salt: str | None = Field(None, max_length=256)

@@ -22,12 +22,12 @@ LongText = Annotated[str, Field(max_length=4096)]
 
 
 def map_by(key: str) -> dict[str, Any]:
-    """Return the part of a list's schema by which the API server merges its items by a unique field."""
+    """Return the part of a list's schema by which the API server tells items apart: by the field `key`."""
     return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [key]}
 
 
 def each_once(attribute: str) -> AfterValidator:
-    """Return the check in Python of what `map_by` makes the API server enforce: unique values."""
+    """Return the check in Python that corresponds to `map_by`: the values of `attribute` are unique."""
 
     def check(items: list[Any]) -> list[Any]:
         values = [getattr(item, attribute) for item in items]
@@ -66,7 +66,7 @@ def refused(field: str, advice: str) -> Rule:
 
     Args:
         field: its YAML name inside the model.
-        advice: what is missing and what to do instead.
+        advice: which part is missing, and what to do instead.
     """
     attribute = to_snake(field)
     return Rule(
@@ -140,7 +140,7 @@ class ApiModel(BaseModel):
 
 
 class StatusModel(ApiModel):
-    """A part of a status. Fields that a newer operator wrote are dropped when read, never refused."""
+    """A part of a status. When it is read, fields that a newer operator wrote are dropped, never refused."""
 
     model_config = ConfigDict(extra="ignore")
 

@@ -33,8 +33,8 @@ class CanaryStep(ApiModel):
 class CanaryShadow(ApiModel):
     """A phase before the first step in which the candidate answers copies of requests.
 
-    Clients get the answers of the revision beside it; those of the candidate are compared and dropped. A
-    phase with neither hold nor requests lasts until somebody resumes or promotes the canary.
+    Clients get the answers of the revision beside it; the answers of the candidate are compared and dropped.
+    A phase with neither hold nor requests lasts until somebody resumes or promotes the canary.
     """
 
     percent: Annotated[int, Field(ge=1, le=100)]
@@ -61,8 +61,8 @@ class CanaryAnalysis(ApiModel):
     """Probability in per cent that a candidate within the bounds below is never aborted, over all comparisons
     of one canary together, if requests are independent."""
     max_error_increase: Annotated[float, Field(ge=0, le=100)] = 1.0
-    """Percentage points by which the share of failed requests may be higher than that of the revision beside
-    it. 100 switches the comparison off."""
+    """Percentage points by which the share of failed requests may be higher with the candidate than with the
+    revision beside it. 100 switches the comparison off."""
     max_ttft_increase: Increase = 10.0
     """Per cent by which the time to the first token of streamed answers may be longer. 1000 switches the
     comparison off."""

@@ -127,7 +127,8 @@ REASONS: dict[Reason, str] = {
         "No node label gives the memory of the GPU. Set spec.memory.deviceMemory to see the plan."
     ),
     Reason.INVALID_SPEC: (
-        "The object breaks the contract; the message names the field. Running pods were left unchanged."
+        "The object breaks a rule of the API; the message names the field and the rule. Correct the field. "
+        "Running pods were left unchanged."
     ),
     Reason.REPLICAS_AVAILABLE: "At least the minimum number of engines answers.",
     Reason.NO_READY_REPLICA: "No engine answers; see Progressing and Degraded for the cause.",
@@ -172,8 +173,8 @@ REASONS: dict[Reason, str] = {
         "resumes, promotes or aborts it with `mambaserve rollout`."
     ),
     Reason.ROLLING_OUT: "Pods of an older revision are being replaced; each is drained first.",
-    Reason.SCALING_UP: "Engines are being added.",
-    Reason.SCALING_DOWN: "Engines are being drained and removed.",
+    Reason.SCALING_UP: "The operator is adding engines: wait until they are ready.",
+    Reason.SCALING_DOWN: "Surplus engines complete their requests and are then removed.",
     Reason.DRAINING: "An engine finishes its requests before it ends.",
     Reason.DOWNLOADING_MODEL: (
         "The model is being downloaded to the volume of spec.model.cache, by a Job, or with claimName by "
@@ -181,7 +182,7 @@ REASONS: dict[Reason, str] = {
         " to its log. Engines of this model start when the download is complete; engines that serve another "
         "model continue."
     ),
-    Reason.LOADING_MODEL: "Pods run and load the weights.",
+    Reason.LOADING_MODEL: "Engine pods run and load the weights: wait until they are ready.",
     Reason.SWITCHING_STRATEGY: (
         "Running engines are receiving another strategy or other checkpoint settings, which they apply while"
         " they serve; the message names the engines that have not confirmed yet."
@@ -230,8 +231,8 @@ REASONS: dict[Reason, str] = {
     ),
     Reason.ADAPTER_NOT_LOADED: (
         "An engine cannot load an adapter of spec.model.adapters, which the message names with the cause. "
-        " Correct the adapter's URI, its files, or its Secret, or raise spec.model.maxAdapterRank; "
-        "or remove the adapter. Engines that serve already go on."
+        "Correct the adapter's URI, its files, or its Secret, or raise spec.model.maxAdapterRank; "
+        "or remove the adapter. Engines that already serve continue."
     ),
     Reason.ENGINE_CRASHING: "An engine crashes repeatedly; the message has its last output.",
     Reason.GATEWAY_CRASHING: "A gateway crashes repeatedly; the message has its last output.",
@@ -258,7 +259,9 @@ REASONS: dict[Reason, str] = {
         "that it adds, an older engine that occupies the needed resources is removed first after "
         "spec.rollout.inPlaceAfter; otherwise set spec.rollout.maxSurge to 0 and maxUnavailable to 1."
     ),
-    Reason.GATEWAY_NOT_READY: "Engines are ready but the gateway is not.",
+    Reason.GATEWAY_NOT_READY: (
+        "No gateway is ready, so no request reaches the engines; see Progressing and Degraded for the cause."
+    ),
     Reason.PREFIX_INDEX_UNAVAILABLE: (
         "Gateways or engines cannot use the Redis of spec.prefixIndex.redis; the message names the pod and "
         "the cause. Requests are still answered: gateways ask the engines directly, and Ready stays True. "
@@ -411,8 +414,8 @@ REASONS_OF: dict[ConditionType, frozenset[Reason]] = {
     ConditionType.STALLED: frozenset(Reason) - {Reason.SERVING},
     ConditionType.READY: frozenset(Reason),
 }
-"""Reasons each type may carry. UpToDate and Ready repeat the reason that keeps them from being true,
-Reconciling and Stalled that of UpToDate."""
+"""Reasons that each type may have. UpToDate and Ready repeat the reason that keeps them from being true;
+Reconciling and Stalled repeat the reason of UpToDate."""
 
 
 def set_condition(
@@ -449,7 +452,10 @@ def place_condition(
     now: datetime,
     observed_generation: int,
 ) -> list[Condition]:
-    """Return a copy of `conditions` with the one of `type_` set, in the order of the type's enumeration."""
+    """Return a copy of `conditions` with the condition of `type_` set, in the order of its enumeration.
+
+    The other parameters are those of `set_condition`.
+    """
     previous = find_condition(conditions, type_)
     changed = previous is None or previous.status != status
     condition = Condition(

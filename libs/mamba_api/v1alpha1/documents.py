@@ -63,7 +63,7 @@ def load_documents(text: str, source: str) -> list[MambaDeployment]:
 
 
 def _explain_all(data: dict[str, Any], error: ValidationError) -> list[str]:
-    """Explain what is wrong with an object.
+    """Explain why an object is invalid, one line per problem.
 
     If only rules are broken, the broken rules of every depth are listed, as the API server does.
     """
@@ -168,7 +168,10 @@ def _is_ours(data: dict[str, Any]) -> bool:
 
 
 def _identity_problem(data: dict[str, Any]) -> str | None:
-    """Return what is wrong with kind and apiVersion of a document that may be ours; None if nothing is."""
+    """Return the problem with kind or apiVersion of a document of our API; None if they are right.
+
+    The result is also None for a document of another API, which is not read.
+    """
     kind, version = data.get("kind"), data.get("apiVersion")
     if not isinstance(kind, str) or not isinstance(version, str):
         missing = "kind" if not isinstance(kind, str) else "apiVersion"

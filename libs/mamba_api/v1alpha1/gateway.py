@@ -87,7 +87,7 @@ class Limits(ApiModel):
         ),
         each_once("name"),
     ] = []
-    """Limits of single keys; a field set here overrides that of perKey."""
+    """Limits of single keys; a field set here overrides the field of perKey."""
 
     rules = (
         Rule(

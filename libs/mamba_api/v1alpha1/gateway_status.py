@@ -64,7 +64,10 @@ class GatewayConditionType(StrEnum):
 
 
 class GatewayReason(StrEnum):
-    """Reasons that only conditions of a MambaGateway have; the others are those of a MambaDeployment."""
+    """Reasons that only conditions of a MambaGateway have.
+
+    Its conditions also use reasons of a MambaDeployment.
+    """
 
     ALL_NAMES_RESOLVED = "AllNamesResolved"
     NO_MODELS = "NoModels"

@@ -52,7 +52,7 @@ class Prices(ApiModel):
 
 
 class ModelPrices(ApiModel):
-    """Prices of one model, in place of those for all models."""
+    """Prices of one model, in place of the prices for all models."""
 
     model: Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[^\x00-\x1f\x7f]+$")]
     """Name of the model in the ledger: `spec.model.servedName` of its MambaDeployments."""
@@ -79,8 +79,8 @@ class PricesByModel(Prices):
     models: Annotated[
         list[ModelPrices], Field(max_length=64, json_schema_extra=map_by("model")), each_once("model")
     ] = []
-    """Models with prices of their own, in the same currency. The use of such a model costs what is set here,
-    and nothing of what is set for all models."""
+    """Models with prices of their own, in the same currency. The use of such a model costs only the prices
+    set here, and none of the prices for all models."""
 
     rules = (
         Rule(

@@ -125,7 +125,7 @@ class ParentRef(ApiModel):
     namespace: (
         Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")] | None
     ) = None
-    """Namespace of the Gateway. Defaults to that of this object."""
+    """Namespace of the Gateway. Defaults to the namespace of this object."""
     section_name: (
         Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")]
         | None
@@ -139,7 +139,7 @@ class HttpRoute(ApiModel):
     parent_refs: Annotated[list[ParentRef], Field(min_length=1, max_length=16)]
     """Gateways that shall serve the route."""
     hostnames: Annotated[list[Host], Field(max_length=16)] = []
-    """Host names of the route. Defaults to those of the listeners."""
+    """Host names of the route. Defaults to the host names of the listeners."""
 
 
 class MambaGatewaySpec(ApiModel):

@@ -191,7 +191,7 @@ class Rollout(ApiModel):
     is 0. Defaults to 10m, or to never if maxUnavailable is an explicit 0. A value above progressDeadline
     means never. Allow for the minutes that a cloud needs to provide a node."""
     min_ready_time: Duration = Duration("30s")
-    """How long a new engine serves together with those of the older revision before the next old engine is
+    """How long a new engine serves together with engines of the older revision before the next old engine is
     removed: the `minReadySeconds` of the engine Deployment. If the new engines fail more requests than the
     old ones during this time, engines go back to the older revision."""
     pause: bool = False

@@ -160,7 +160,7 @@ class Pool(ApiModel):
 
 
 def _target_of_the_other_pool(pool: Role, field: str, other: Role, work: str) -> Rule:
-    """Return the rule that a pool has no target for what the engines of the other pool do."""
+    """Return the rule that a pool has no target for the work of the other pool's engines."""
     scaling = f"self.{pool}.scaling"
     attribute = "ttft_target" if field == "ttftTarget" else "tpot_target"
     return Rule(
@@ -176,7 +176,7 @@ class Disaggregation(ApiModel):
     prefill: Pool = Pool()
     """Engines that compute prompts."""
     decode: Pool = Pool()
-    """Engines that write answers. They also compute what is left of a prompt when it is short."""
+    """Engines that write answers. They also compute the rest of a prompt if that is short."""
     hand_over_tokens: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
     """Fewest tokens that a decode engine would have to compute of a prompt from which a prefill engine
     computes them. Shorter remainders are computed by the decode engine itself. Defaults to the planner's

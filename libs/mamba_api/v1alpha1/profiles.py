@@ -46,9 +46,9 @@ class ResourceProfile(ApiModel):
     """Value of spec.memory.deviceMemory. It applies only if the object changes neither the GPU nor a node
     label of the profile, because it would otherwise describe another device."""
     node_selector: Annotated[dict[LabelKey, LabelValue], Field(max_length=64)] = {}
-    """Labels a node must have, in addition to those of spec.scheduling.nodeSelector."""
+    """Labels a node must have, in addition to spec.scheduling.nodeSelector."""
     tolerations: Annotated[list[FreeForm], Field(max_length=64)] = []
-    """Taints the pods tolerate, in addition to those of spec.scheduling.tolerations."""
+    """Taints the pods tolerate, in addition to spec.scheduling.tolerations."""
     runtime_class_name: ObjectName | None = None
     """Value of spec.scheduling.runtimeClassName."""
 
@@ -205,5 +205,5 @@ def _read(profile: Any) -> ResourceProfile:
 
 
 def _below(line: str) -> str:
-    """Return a line of `explain` such that it can follow the path of the profile or of its field."""
+    """Return a line of `explain` in a form that can follow the path of the profile or of its field."""
     return line if line.startswith(":") else f".{line}"

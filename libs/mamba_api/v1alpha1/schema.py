@@ -188,7 +188,7 @@ def custom_resource_definition(kind: CustomKind = DEPLOYMENTS) -> dict[str, Any]
 
 
 def crd_yaml(kind: CustomKind = DEPLOYMENTS) -> str:
-    """Return the text of `crds/NAME.yaml`, where NAME is that of the kind's CRD."""
+    """Return the text of the file `crds/NAME.yaml` of a kind, where NAME is the name of its CRD."""
     # A round trip through JSON: shared sub-trees would become YAML aliases, which people cannot read.
     plain = json.loads(json.dumps(custom_resource_definition(kind)))
     return HEADER + yaml.safe_dump(plain, sort_keys=False, width=100, allow_unicode=True)
@@ -231,7 +231,7 @@ def _structural(node: Any, definitions: Mapping[str, Any]) -> Any:
 def _resolve(node: dict[str, Any], definitions: Mapping[str, Any]) -> dict[str, Any] | None:
     """Replace a reference, or an `allOf` of one schema, by its target; None if `node` has neither.
 
-    Keywords next to it win over those of the target.
+    Keywords next to it win over the keywords of the target.
     """
     if reference := node.get("$ref"):
         target = definitions[reference.rsplit("/", 1)[-1]]

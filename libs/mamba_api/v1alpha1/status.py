@@ -300,8 +300,7 @@ class Status(StatusModel):
             json_schema_extra=map_by("name"),
         ),
     ] = []
-    """The pools of a deployment with disaggregation; plan, rollout, scaling and workload are then those of
-    each pool."""
+    """The pools of a deployment with disaggregation; each has its own plan, rollout, scaling and workload."""
     hand_over_tokens: Count | None = None
     """Fewest tokens that a decode engine would have to compute of a prompt from which a prefill engine
     computes them: spec.disaggregation.handOverTokens, or the planner's choice. Absent without

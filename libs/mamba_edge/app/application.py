@@ -80,7 +80,7 @@ class KeyGuard(HTTPBearer):
 
 
 def error_response(error: ApiError, scope: Scope | None = None) -> Response:
-    """Return the response that carries the envelope of an error, in the form of the request's path."""
+    """Return the response that reports `error`, in the form that errors have at the path of the request."""
     envelope = error.envelope()
     if scope is not None:
         envelope = form_of(scope["path"]).envelope(error, context_of(scope).request_id)
@@ -88,19 +88,22 @@ def error_response(error: ApiError, scope: Scope | None = None) -> Response:
 
 
 def error_responses(**descriptions: str) -> Responses:
-    """Return error answers for the document, by status; each name is `e` and the status."""
+    """Return the error answers of a route, for the OpenAPI document.
+
+    The name of each description is `e` and the status of the answer, such as `e404`.
+    """
     return {
         int(name[1:]): {"model": ErrorEnvelope, "description": text} for name, text in descriptions.items()
     }
 
 
 def generation_errors(*, e500: str, e503: str, **more: str) -> Responses:
-    """Return the error answers of the endpoints that generate, for the document.
+    """Return the error answers of the endpoints that generate, for the OpenAPI document.
 
     Args:
         e500: description of a defect.
         e503: description of a server that takes no requests now.
-        more: further answers, named as those of `error_responses`.
+        more: descriptions of further answers, each named `e` and the status, as `error_responses` takes them.
     """
     return error_responses(
         e400="The request is wrong; `param` names the field",
@@ -117,7 +120,7 @@ def generation_errors(*, e500: str, e503: str, **more: str) -> Responses:
 
 
 def in_form_of(path: str, responses: Responses) -> Responses:
-    """Return error answers with the body that errors of a path have."""
+    """Return `responses`, error answers of the OpenAPI document, with the body that errors have at `path`."""
     model = ROUTES[path].error
     return {status: {**response, "model": model} for status, response in responses.items()}
 
@@ -150,7 +153,7 @@ async def _on_error(request: Request, error: Exception) -> Response:
 
 
 def make_application(title: str, *, guard: Guard, guarded: str, **more: Any) -> FastAPI:
-    """Make an application without routes; `more` goes to FastAPI.
+    """Return a new application without routes. FastAPI gets the options in `more`.
 
     `guard` is called for unknown paths below `guarded`, so that a client without a key cannot find out which
     paths exist. Routes call it themselves, as a dependency.
@@ -188,10 +191,10 @@ def publish(
     bodies: Mapping[str, type[BaseModel]] | None = None,
     examples: Mapping[str, Examples] | None = None,
 ) -> Callable[[str], str]:
-    """Serve `/openapi.json` and `/docs`, and HEAD for every GET. Call it after all routes were added.
+    """Serve `/openapi.json` and `/docs`, and HEAD for every GET. The caller adds all routes before.
 
-    The document is made at the first request for it, in a thread: it takes a quarter of a second, and few
-    clients need it.
+    The OpenAPI document is created at the first request for it, in a thread: this takes a quarter of a
+    second, and few clients need the document.
 
     Args:
         app: the application with all its routes.

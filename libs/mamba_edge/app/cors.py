@@ -27,7 +27,7 @@ ANY_HEADER = ("*",)
 
 
 def with_cors(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
-    """Return `app` for pages of these origins ("*" = all origins), or `app` itself if there are none."""
+    """Return `app` for pages of `origins` ("*" stands for all origins), or `app` itself if there are none."""
     if not origins:
         return app
     return _Cors(

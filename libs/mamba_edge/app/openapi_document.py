@@ -44,10 +44,17 @@ def openapi_document(
     *,
     key_needed: bool,
 ) -> Document:
-    """Return the document of the routes of `app`.
+    """Return the OpenAPI document of the routes of `app`.
 
     FastAPI's 422 and its models are removed: invalid requests get 400 here. HEAD is left out, since every GET
     implies it.
+
+    Args:
+        app: the application.
+        events: model of the data of a server-sent event, by the path that sends the events.
+        bodies: model of the request body, by path.
+        examples: example bodies, by path.
+        key_needed: False leaves the demand for an API key out of the document.
     """
     document = get_openapi(
         title=app.title,

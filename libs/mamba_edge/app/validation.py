@@ -14,9 +14,10 @@ _BRANCHES = frozenset({"str", "int", "float", "bool", "list", "dict", "none", "c
 
 
 def invalid(errors: Sequence[Mapping[str, Any]]) -> InvalidRequest:
-    """Return one clear error for a list of pydantic's (`loc` as in the body).
+    """Return the one error that a client gets for all that pydantic reports about its request.
 
-    The error is about the first field, and is the most specific one for that field.
+    `errors` are pydantic's, with `loc` as in the body. The result is about the field of the first of them,
+    and is the most specific one for that field.
     """
     field = errors[0]["loc"][:1]
     worst = max((item for item in errors if item["loc"][:1] == field), key=_depth)
@@ -38,7 +39,10 @@ def invalid(errors: Sequence[Mapping[str, Any]]) -> InvalidRequest:
 
 
 def translated(translate: Callable[[Body], Chat], body: Body) -> Chat:
-    """Return the translation of a validated body. Raises InvalidRequest where the translation is invalid."""
+    """Return what `translate` returns for a validated body.
+
+    Raises InvalidRequest where `translate` refuses it.
+    """
     try:
         return translate(body)
     except ValidationError as error:
@@ -66,9 +70,10 @@ def _message_of(error: Mapping[str, Any]) -> str:
 
 
 def _union_message(errors: Sequence[Mapping[str, Any]]) -> str | None:
-    """Return a message with all types that one field may have; None if it fails for another reason.
+    """Return a message that lists all types that one field may have.
 
-    Each branch of a union reports its own type.
+    Each branch of a union reports its own type. The result is None if an error of `errors` is not about the
+    type.
     """
     begin = "Input should be a valid "
     kinds = [
@@ -83,7 +88,10 @@ def _union_message(errors: Sequence[Mapping[str, Any]]) -> str | None:
 
 
 def _depth(error: Mapping[str, Any]) -> tuple[int, bool, int]:
-    """Return how far the validation of a union's branch came: the branch that came furthest was intended."""
+    """Return the sort key by which the error of the branch of a union that came furthest is the largest.
+
+    That branch is the one that the client intended.
+    """
     places = [part for part in error["loc"] if isinstance(part, int)]
     return len(error["loc"]), not error["type"].endswith("_type"), places[-1] if places else -1
 

@@ -18,7 +18,7 @@ FEWEST_SPARE = 8
 
 
 class Evictable(Protocol):
-    """A connection that can be closed to make room."""
+    """A connection that the server can close to make room for another one."""
 
     def evict(self) -> None:
         """Close the connection."""
@@ -42,7 +42,7 @@ class ConnectionRoom:
 
     @staticmethod
     def spare_of(limit: int) -> int:
-        """Return the number of connections without a request that may be open beyond `limit`, for probes."""
+        """Return how many connections without a request, or with a probe, may be open besides `limit`."""
         return max(FEWEST_SPARE, limit // 4)
 
     @property
@@ -52,17 +52,20 @@ class ConnectionRoom:
 
     @property
     def places(self) -> int:
-        """Return the number of connections that may enter before those that entered last are read."""
+        """Return how many connections may enter before the first bytes of the last ones have been read."""
         return max(0, self._spare - len(self._unread))
 
     def enter(self, connection: Evictable) -> None:
-        """Count a new connection. If there are too many, close the one that has waited longest."""
+        """Add a new connection.
+
+        If there are too many, close the one that has waited longest for a request.
+        """
         self._open.add(connection)
         self._unread.add(connection)
         self._make_room()
 
     def end_first_read(self, connection: Evictable) -> None:
-        """Record that the bytes that were there when the connection entered have been read by now."""
+        """Record that the bytes that had arrived before the connection entered have been read."""
         if connection in self._unread:
             self._unread.discard(connection)
             self._waiting[connection] = None
@@ -82,7 +85,12 @@ class ConnectionRoom:
             self._waiting[connection] = None
 
     def admit(self, connection: Evictable, path: str, now: float) -> bool:
-        """Return whether to take a request whose head arrived at `now`, in the loop's seconds."""
+        """Return whether the server takes a request for `path` whose head arrived at `now` (loop's seconds).
+
+        A probe is always taken. Any other request is refused if `limit` requests are under way and none of
+        them has been sending its body for `SLOW_BODY_SECONDS`; the connection of such a slow body is closed
+        instead.
+        """
         # A connection that has left is about to be closed and is not counted.
         if connection in self._waiting or connection in self._unread:
             self._unread.discard(connection)

@@ -20,15 +20,15 @@ DIRECT = "mambaserve.direct"
 """Key of the scope under which our server's connection puts the `DirectExchange`, for the request middleware
 and the applications around it. Below the middleware it is in the `RequestContext`."""
 Begin = Callable[[int, Sequence[tuple[bytes, bytes]], bytes, bool], bool]
-"""Function of status, headers, first part of the body, and whether more follows; see
-`DirectExchange.begin`."""
+"""Function of status, headers, first part of the body, and whether more follows. Its result is whether it has
+written them; see `DirectExchange.begin`."""
 _BODILESS = (204, 304)
 
 
 class DirectExchange:
     """Access to one request and its answer that bypasses the messages of ASGI.
 
-    `on_disconnect(callback)` sets the one callback that runs when the client leaves; None removes it.
+    `on_disconnect(callback)` sets the one callback that is called when the client leaves; None removes it.
     """
 
     __slots__ = ("_cycle", "on_disconnect", "through_send")
@@ -39,11 +39,15 @@ class DirectExchange:
         self._cycle = cycle
         self.on_disconnect = on_disconnect
         self.through_send = False
-        """Whether an application in between adds headers to what is sent, so that only `send` can begin an
+        """Whether an application in between adds headers to the answer, so that only `send` can begin an
         answer."""
 
     def body(self, most: float) -> bytes | None:
-        """Return the whole body if it has arrived completely and has at most `most` bytes, else None."""
+        """Return the whole body; None if it has to be read with `receive`.
+
+        That is the case if the body has not arrived completely, has more than `most` bytes or belongs to a
+        client that waits for `100 Continue`, and if the client has left or has its answer already.
+        """
         cycle = self._cycle
         if cycle.more_body or len(cycle.body) > most or cycle.waiting_for_100_continue:
             return None
@@ -55,9 +59,10 @@ class DirectExchange:
         return whole
 
     def begin(self, status: int, headers: Sequence[tuple[bytes, bytes]], part: bytes, more: bool) -> bool:
-        """Write status, headers and the first part of the body; with `more` = False the body is complete.
+        """Write the status, the headers and the first part of the body: either all of them or nothing.
 
-        Header names are in lower case. Returns whether all of it was written; if not, `send` has to do it.
+        Return whether they were written. If not, the caller has to send them through `send`. The names of the
+        headers have to be in lower case. If `more` is False, the body is complete.
         """
         cycle = self._cycle
         if cycle.response_started or cycle.disconnected or self.through_send or cycle.flow.write_paused:
@@ -87,7 +92,11 @@ class DirectExchange:
         return True
 
     def _fits(self, status: int, declared: bytes | None, size: int, more: bool) -> bool:
-        """Return whether a first part of `size` bytes can be written for this declared length."""
+        """Return whether an answer with a body can begin with a part of `size` bytes.
+
+        `declared` is the value of its Content-Length, None without one. The result is False for an answer
+        that may not have a body, and for `declared` bytes that `size` and `more` contradict.
+        """
         scope = self._cycle.scope
         if scope["method"] == "HEAD":
             return False
@@ -96,7 +105,10 @@ class DirectExchange:
         return declared.isdigit() and (size == int(declared) or (size < int(declared) and more))
 
     def write(self, part: bytes) -> bool:
-        """Write a further part of a body of unknown length; return whether it was written."""
+        """Write a further part of a body of unknown length, and return whether it was written.
+
+        If not, the caller has to send the part through `send`.
+        """
         cycle = self._cycle
         if not cycle.chunked_encoding or cycle.response_complete or cycle.disconnected:
             return False
@@ -114,14 +126,17 @@ class DirectExchange:
 
 
 def _are_plain(pairs: Sequence[tuple[bytes, bytes]], values: Mapping[bytes, bytes]) -> bool:
-    """Return whether the headers are valid and leave the framing to us; `send` reports what is wrong."""
+    """Return whether all headers are valid and none of them is Connection or Transfer-Encoding.
+
+    Otherwise `send` writes the answer, and reports invalid headers.
+    """
     if b"connection" in values or b"transfer-encoding" in values:
         return False
     return not (HEADER_RE.search(b"".join(values)) or HEADER_VALUE_RE.search(b"".join([v for _, v in pairs])))
 
 
 class CloseDelimitedResponses:
-    """The application for a client of HTTP/1.0, which does not know chunks.
+    """The application for a client of HTTP/1.0, which cannot read a body in chunks.
 
     A body of unknown length ends where the connection ends.
     """

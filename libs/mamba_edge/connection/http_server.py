@@ -27,7 +27,10 @@ ACCEPTS_PER_ITERATION = 32
 
 
 class AcceptQueue:
-    """The connections that wait at listening sockets; it leaves there those for which there is no place."""
+    """The listening sockets of a server, from which more than one connection is accepted in an iteration.
+
+    Connections for which the server has no place stay in the queues of the sockets.
+    """
 
     def __init__(
         self,
@@ -83,7 +86,10 @@ _CLOSE = (b"connection", b"close")
 
 
 class HttpServer(uvicorn.Server):
-    """A server of one application. It does not handle signals: the process drains before it stops."""
+    """A server that serves one application on listening sockets.
+
+    It does not handle signals: the process drains before it stops.
+    """
 
     def __init__(
         self,
@@ -175,10 +181,11 @@ class HttpServer(uvicorn.Server):
 
 
 def _connections_allowed(connections: int, more_files: int = 0) -> int:
-    """Raise the limit of open files for the connections, and return how many of them fit.
+    """Raise the process's limit of open files, and return how many of `connections` fit below the limit.
 
-    The result is at least `MIN_CONNECTIONS`. The limit at the start of a process is often a thousand, and it
-    may raise the limit far above that; without a free file it could accept no connection at all.
+    `more_files` is the number of files that the application opens. The result is at least `MIN_CONNECTIONS`.
+    The limit at the start of a process is often a thousand, and it may raise the limit far above that;
+    without a free file it could accept no connection at all.
     """
     files = connections + more_files + OTHER_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -44,7 +44,7 @@ class _RequestRefused(Exception):
 
 
 class LimitedProtocol(HttpToolsProtocol):
-    """One connection, which counts the bytes of a head as they arrive, in whole headers and in parts.
+    """One connection, which counts the bytes of a request's head as they arrive.
 
     A timer runs while the client owes something: the end of a head from the first moment on, or the rest of a
     body that was answered already. More bytes do not reset the timer. `read_body` limits the time of other
@@ -54,7 +54,7 @@ class LimitedProtocol(HttpToolsProtocol):
     _refusal: ApiError | None = None
     _in_head = False
     _head_began = False
-    """Whether a head began in the data that is being parsed."""
+    """Whether a request began in the data that is being parsed."""
     _parsed_bytes = 0
     _pending_bytes = 0
     _hosts = 0
@@ -62,14 +62,14 @@ class LimitedProtocol(HttpToolsProtocol):
     _body_left: int | None = None
     """Bytes of the body that have not arrived; None = unknown length."""
     _begin: Callable[[], None] | None = None
-    """Starts the request that waits for its turn."""
+    """Starts the request that waits for its turn among the requests of the server; None = none waits."""
     _has_turn = False
     _timer: asyncio.TimerHandle | None = None
     _unread: asyncio.TimerHandle | None = None
     _idle_since: float | None = None
     """Time of the loop since which the connection is idle; None = a request is under way."""
     _offer = b""
-    """Head of the request that offered another protocol, without the offer."""
+    """Head of the request that offered another protocol, such as HTTP/2, without the offer."""
     _leave: Callable[[], None] | None = None
     """Callback for when the client leaves."""
 
@@ -165,14 +165,14 @@ class LimitedProtocol(HttpToolsProtocol):
             self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        """Parse bytes that arrived, or hold them behind a request that is not answered."""
+        """Parse bytes that arrived, or hold them until the request before them is answered."""
         if self._held.data or (self.cycle is not None and self._behind):
             self._held.hold(data)
         else:
             self._parse(data, 0)
 
     def go_on(self) -> None:
-        """Start the request that waits for its turn, or the next one of those that are held."""
+        """Start the request that waits for its turn, or the next request in the bytes that are held."""
         if self.transport.is_closing():
             return
         if self._begin is not None:
@@ -187,7 +187,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._has_turn = False
 
     def _parse(self, data: bytes, start: int) -> None:
-        """Parse up to the end of the first request that has to be answered; hold the rest."""
+        """Parse `data` from `start` to the end of the first request to be answered, and hold the rest."""
         self._head_began, self._idle_since = False, None
         first, size = start, len(data)
         try:
@@ -218,13 +218,13 @@ class LimitedProtocol(HttpToolsProtocol):
 
     @property
     def _behind(self) -> bool:
-        """Return whether the next bytes follow a request that arrived completely and is not answered."""
+        """Return whether the next bytes follow a request that has arrived but is not answered yet."""
         if self._in_head or self._in_body:
             return False
         return self.cycle is not None and not self.cycle.response_complete
 
     def _pass_over_offer(self) -> None:
-        """Begin the request again, at a parser that does not see which protocol the client offers."""
+        """Parse the request again, with a new parser, without its offer of another protocol."""
         self.parser = httptools.HttpRequestParser(self)
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
         self.parser.feed_data(self._offer)

@@ -17,10 +17,10 @@ others."""
 
 
 class _Targets(dict[bytes, tuple[str, bytes, bytes]]):
-    """Cache from a target to its path as text, its path as written, and its query without the question mark.
+    """Cache that splits the target of a request into its path as text, its path as written, and its query.
 
-    A target without a path raises `HttpParserInvalidURLError`, UnicodeDecodeError or AttributeError, which
-    the parser reports as an error of the request.
+    The query has no question mark. A target without a path raises `HttpParserInvalidURLError`,
+    UnicodeDecodeError or AttributeError, which the parser reports as an error of the request.
     """
 
     def __missing__(self, target: bytes) -> tuple[str, bytes, bytes]:
@@ -41,7 +41,10 @@ targets = _Targets()
 def head_without_offer(
     method: bytes, target: bytes, version: str, headers: Iterable[tuple[bytes, bytes]]
 ) -> bytes:
-    """Return request line, headers and the empty line behind them; names of `headers` in lower case."""
+    """Return the head of a request: its first line, its headers and the empty line behind them.
+
+    `headers` have their names in lower case. Those that offer another protocol are left out.
+    """
     lines = [b"%b %b HTTP/%b\r\n" % (method, target, version.encode())]
     for name, value in headers:
         if name == b"connection":

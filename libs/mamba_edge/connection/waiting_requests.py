@@ -19,12 +19,12 @@ _NEWLINES = b"\r\n"
 
 
 class HoldingFlow(FlowControl):
-    """The flow of one connection, which stays paused while more is held than should be read."""
+    """The flow control of one connection, which does not read on while the connection holds many bytes."""
 
     full = False
 
     def resume_reading(self) -> None:
-        """Read on if little is held."""
+        """Continue to read if few bytes are held."""
         if self.read_paused and not self.full:
             super().resume_reading()
 
@@ -58,8 +58,8 @@ class HeldRequests:
 def end_of_part(data: bytes, start: int, *, continued: bool) -> int:
     """Return where to stop feeding a parser from `start` on, so that it finishes at most one request.
 
-    Each head and each body in chunks ends with an empty line. `continued`: the data continues a head or a
-    body in chunks, whose empty line may have begun before the data.
+    Each head and each body in chunks ends with an empty line. `continued` says that the data continues a head
+    or a body in chunks, whose empty line may have begun before the data.
     """
     first = data[start : start + len(_HEAD_END)]
     if first[:1] in (b"\r", b"\n"):
@@ -85,16 +85,16 @@ class Continuing(Protocol):
 
 
 class RequestTurns:
-    """The order in which requests of one server begin."""
+    """The order in which the requests of one server begin: a few in each iteration of the event loop."""
 
     def __init__(self) -> None:
         self._waiting: deque[Continuing] = deque()
         self._begun = 0
-        """Number of requests that began since the count started, at least those of this iteration."""
+        """Number of requests that have begun since this number was last set to 0."""
         self._scheduled = False
 
     def take(self) -> bool:
-        """Return whether a request that has just arrived may begin at once, and count it if so."""
+        """Return whether a request that has just arrived may begin at once; if so, count it."""
         if self._waiting or self._begun >= REQUESTS_PER_TURN:
             return False
         self._begun += 1

@@ -17,9 +17,10 @@ from mamba_edge.errors import ApiError
 from mamba_edge.exchange.request_body import ClientGone, RawHeaders, find_header
 
 LIMIT_HEADER = b"x-mambaserve-limit"
-"""Header of an engine's 429 with the limit that is reached; without it the engine takes no more requests."""
+"""Header of an engine's 429 that names the client's limit that is reached. An engine that takes no more
+requests of anybody sends its 429 without the header."""
 FORMS = "forms"
-"""Limit on answer formats that wait to be checked."""
+"""Value of `LIMIT_HEADER` for the limit on a client's answer formats that wait to be checked."""
 _TOO_MANY = 429
 
 
@@ -29,7 +30,7 @@ def is_full(status: int, headers: RawHeaders) -> bool:
 
 
 def is_over_own_limit(status: int, headers: RawHeaders) -> bool:
-    """Return whether this client exceeds a limit, so that no other engine is to be tried."""
+    """Return whether the answer says that this client exceeds a limit, which other engines have, too."""
     return status == _TOO_MANY and bool(find_header(headers, LIMIT_HEADER))
 
 
@@ -58,7 +59,10 @@ async def send_json(
 
 
 async def send_json_pieces(send: Send, pieces: list[bytes], headers: RawHeaders = ()) -> None:
-    """Send one long JSON answer in pieces, each of which is freed as it is sent. `headers`: further ones."""
+    """Send one long JSON answer whose text is the joined `pieces`; each of them is freed as it is sent.
+
+    `headers` are added to the content type and length.
+    """
     length = sum(map(len, pieces))
     pairs = [_JSON, (b"content-length", b"%d" % length), *headers]
     await send({"type": "http.response.start", "status": 200, "headers": pairs})
@@ -77,10 +81,13 @@ async def send_error(send: Send, error: ApiError, form: ErrorForm, request_id: s
 
 
 class Writer(Protocol):
-    """A way to the client past the messages of ASGI."""
+    """A writer to a client that bypasses the messages of ASGI."""
 
     def write(self, part: bytes) -> bool:
-        """Send a part without a wait; False: nothing is sent, only a message can send it."""
+        """Write a part of the body at once, and return whether it was written.
+
+        If not, nothing was written, and the caller has to send the part as a message.
+        """
 
 
 async def send_events(
@@ -89,9 +96,9 @@ async def send_events(
     direct: Writer | None = None,
     headers: RawHeaders = (),
 ) -> None:
-    """Send server-sent events. Headers go out with the first event, so an earlier error has its own status.
+    """Send server-sent events. The headers wait for the first event, so that an earlier error has its status.
 
-    Later events are written past `send` where a direct exchange exists and the client keeps up.
+    Later events are written through `direct`, where there is one and the client keeps up.
     """
     started = False
     async with contextlib.aclosing(events):
@@ -107,9 +114,9 @@ async def send_events(
 
 
 class DisconnectWatch:
-    """A block in which `leave` is called if the client leaves. The body was read before the block.
+    """A block in which `leave` is called if the client leaves. The body has to be read before the block.
 
-    Our server calls back; at other servers a task waits for the message of `receive`.
+    Our server calls it. At another server a task waits for the message of `receive` that says so.
     """
 
     __slots__ = ("_direct", "_leave", "_receive", "_task")

@@ -11,9 +11,10 @@ from typing import NamedTuple
 from mamba_edge.errors import InvalidRequest
 
 EXPLAIN_HEADER = b"x-mambaserve-explain"
-"""`1`: the answer explains what the prompt resumed; `0`, or no header: it does not."""
+"""Header that asks for an explanation of what the prompt resumed: `1` = yes; `0`, or no header = no."""
 ELSEWHERE_HEADER = b"x-mambaserve-elsewhere"
-"""`TOKENS NAME`: tokens of the prompt that the engine of that name could resume."""
+"""Header with an engine that could resume more of the prompt: `TOKENS NAME`, the tokens that it could resume
+and its name."""
 _ELSEWHERE = re.compile(rb"([0-9]{1,9}) ([!-~]{1,253})")
 
 
@@ -39,11 +40,11 @@ def wants_explanation(headers: Mapping[bytes, bytes]) -> bool:
 
 
 def elsewhere_header(elsewhere: Elsewhere) -> tuple[bytes, bytes]:
-    """Return the header for the engine that a gateway has chosen."""
+    """Return the header that tells the chosen engine which other engine could resume more."""
     return ELSEWHERE_HEADER, f"{elsewhere.tokens} {elsewhere.name}".encode("ascii", "replace")
 
 
 def parse_elsewhere(headers: Mapping[bytes, bytes]) -> Elsewhere | None:
-    """Return what a gateway says of another engine; None = nothing, or it is not of the exact form."""
+    """Return the engine that a gateway says could resume more; None without one in the exact form."""
     match = _ELSEWHERE.fullmatch(headers.get(ELSEWHERE_HEADER, b""))
     return Elsewhere(int(match[1]), match[2].decode()) if match is not None else None

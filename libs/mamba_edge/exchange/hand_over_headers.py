@@ -7,10 +7,10 @@ import re
 from typing import NamedTuple
 
 HAND_OVER_HEADER = b"x-mambaserve-hand-over"
-"""`export`: compute the prompt and keep its state; `address=…;incarnation=…;export=…;depth=…`: fetch it;
-`release=…`: end an export."""
+"""Header by which a gateway moves a prompt's state. `export` = compute the prompt and keep its state;
+`address=…;incarnation=…;export=…;depth=…` = fetch this state; `release=…` = end an export."""
 PEER_HEADER = b"x-mambaserve-peer"
-"""`address=…;incarnation=…;depth=…`: an engine that has more of the prompt cached."""
+"""Header with `address=…;incarnation=…;depth=…` of an engine that has more of the prompt cached."""
 EXPORT = b"export"
 RELEASE = "/v1/handover"
 """Path to which a gateway sends `release=…`."""
@@ -25,7 +25,7 @@ _release = re.compile(rf"release=({_NAME})".encode())
 
 
 class SourceName(NamedTuple):
-    """A state that an engine holds, as a header names it."""
+    """A state in the cache of an engine, as headers between gateways and engines name it."""
 
     address: str
     """Address of the engine's transfer server: IP:PORT."""
@@ -44,7 +44,10 @@ class SourceName(NamedTuple):
 
 
 def parse_source(header: bytes, value: bytes) -> SourceName | None:
-    """Return the state that `header` names; None = the value is not of the form of this header."""
+    """Return the state that `header` names; None if the value has not the form of this header.
+
+    The form of `HAND_OVER_HEADER` has an export, the form of `PEER_HEADER` has none.
+    """
     match = _source.fullmatch(value)
     if match is None or (match["export"] is not None) != (header == HAND_OVER_HEADER):
         return None

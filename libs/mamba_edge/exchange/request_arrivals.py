@@ -11,13 +11,13 @@ LEAVE_SHARE = 0.5
 """Largest share of the drain timeout that may pass until no request arrives. The last request has the rest of
 the timeout to finish in."""
 LOOKS = 10
-"""Pieces into which the waiting time is divided, so that the loop handles its sockets between them. A loop
-that was held up, as where the processor is short, has not seen the requests that came in the meantime, while
-its timers are due all the same."""
+"""Number of pieces into which the waiting time is divided, so that the loop handles its sockets between them.
+A loop that was held up, as where the processor is short, has not seen the requests that came in the meantime,
+while its timers are due all the same."""
 
 
 class RequestArrivals:
-    """The arrivals of one process."""
+    """Watch over the requests that arrive at one process, from which a drain learns that no more come."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -27,7 +27,10 @@ class RequestArrivals:
         self._count += 1
 
     async def none_for(self, seconds: float, busy: Callable[[], bool] = lambda: False) -> None:
-        """Return when no request has come for `seconds` and the process was not `busy` with earlier ones."""
+        """Return after `seconds` in which no request has arrived and `busy` was False.
+
+        `busy` says whether the process works on earlier requests.
+        """
         quiet, seen = 0, self._count
         while quiet < LOOKS:
             await asyncio.sleep(seconds / LOOKS)

@@ -18,7 +18,7 @@ from mamba_edge.errors import ApiError, BodyTooLarge, RequestTimeout, TooManyBod
 
 
 class BodyBudget:
-    """A budget of at most `limit` bytes; None = no limit."""
+    """Budget of the bytes of request bodies that one process holds: at most `limit`; None = no limit."""
 
     def __init__(self, limit: int | None = None) -> None:
         self._limit = limit
@@ -45,7 +45,7 @@ class BodyBudget:
 
 
 class BodyShare:
-    """The bytes of a budget that one request holds."""
+    """The bytes that one request has taken from the budget of its process."""
 
     __slots__ = ("_budget", "_size")
 
@@ -69,7 +69,7 @@ class BodyShare:
         self._size += size
 
     def release(self) -> None:
-        """Give all bytes back."""
+        """Give all bytes of the request back to the budget."""
         self._budget.held -= self._size
         self._size = 0
 
@@ -87,7 +87,7 @@ class ClientGone(Exception):
 
 
 def find_header(headers: RawHeaders, name: bytes) -> bytes | None:
-    """Return the first value of a header, or None; `name` in lower case."""
+    """Return the first value of the header `name`, which is in lower case; None if it is missing."""
     size = len(name)
     for key, value in headers:
         # Most names have another length: comparing lengths costs less than a copy in lower case.
@@ -110,7 +110,10 @@ def require_plain(encoding: str | None) -> None:
 
 
 def whole_body(limit: int, share: BodyShare, direct: DirectExchange) -> bytes | None:
-    """Return the body if all of it has arrived and fits, else None; then call `read_body`."""
+    """Return the body if all of it has arrived and fits into `limit` and `share`.
+
+    The result is None otherwise, and the caller has to call `read_body`.
+    """
     whole = direct.body(min(limit, share.room))
     if whole is not None:
         share.take(len(whole))
@@ -195,7 +198,11 @@ async def _all_parts(receive: Receive, limit: int, share: BodyShare, discard: in
 
 
 async def _refuse(refusal: ApiError, receive: Receive, discard: int, *, more: bool) -> None:
-    """Prepare the refusal of a body; `more`: the client still writes."""
+    """Prepare the refusal of a body. `more` says whether the client still writes.
+
+    With `discard` above 0 the connection is to close after the refusal, and up to so many bytes of what the
+    client writes are read and dropped before.
+    """
     refusal.close = discard > 0
     if discard and more:
         await _discard(receive, discard)

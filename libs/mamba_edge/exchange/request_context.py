@@ -39,9 +39,9 @@ class RequestContext(msgspec.Struct, eq=False):
     answer_headers: list[tuple[bytes, bytes]]
     """Headers that every answer to the request gets. Endpoints may add some."""
     direct: DirectExchange | None
-    """Way past the messages of ASGI; None at a server that is not ours."""
+    """Access to request and answer that bypasses the messages of ASGI; None at a server that is not ours."""
     begin: Begin | None
-    """`DirectExchange.begin` with the headers of the middleware added; None where `direct` is."""
+    """`DirectExchange.begin`, which also adds the headers of the middleware; None where `direct` is None."""
     key_name: str | None = None
     """Name of the API key that the request was admitted with; None = no key was checked."""
     body_bytes: int = 0
@@ -49,10 +49,10 @@ class RequestContext(msgspec.Struct, eq=False):
 
     @property
     def client(self) -> str:
-        """Return the name by which the client takes its turn at an engine; "" = unknown.
+        """Return the name of the client, by which an engine shares its steps fairly; "" = unknown.
 
-        An engine without keys believes the client header of everybody, an engine with keys that of the
-        gateway's key alone.
+        The name is that of the request's key. A request without a key, or with a gateway's key, may name its
+        client in `CLIENT_HEADER`.
         """
         if self.key_name is not None and self.key_name != GATEWAY_KEY:
             return self.key_name

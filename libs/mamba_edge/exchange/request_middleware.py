@@ -31,7 +31,7 @@ _levels = logging.getLogger(__name__)
 
 CLIENT_GONE = 499
 FAILED_FROM = 500
-"""Lowest status that counts as a failure of the server; those below are the client's."""
+"""Lowest status that counts as a failure of the server. A lower status is no failure, or the client's."""
 _UNSAFE = re.compile(r"[^A-Za-z0-9._:/+=@-]")
 _QUIET = PROBES | {"/v1/status"}
 
@@ -57,9 +57,15 @@ def _new_id() -> str:
 class RequestMiddleware:
     """The middleware around one application.
 
-    `route_of` bounds the route label of a path; `answered` counts each answer by route and status. Each
-    request has a line in the log at level info; requests of probes have it at level debug. `bodies` bounds
-    the bytes of bodies of all requests together. `traced`: the routes whose requests have spans.
+    Each request has a line in the log at level info; the requests of probes have it at level debug.
+
+    Args:
+        app: the application.
+        route_of: returns the label that counters use for a path, one of few.
+        answered: called with route and status of each answer, to count it.
+        bodies: budget of the bytes of the bodies of all requests together; None = no limit.
+        tracing: tracing of the process.
+        traced: the routes whose requests have spans.
     """
 
     def __init__(

@@ -21,16 +21,17 @@ class HistoryStore(Protocol):
     """A store of entries by client and identifier. Its methods raise HistoryAway."""
 
     async def load(self, client: str, ids: Sequence[str]) -> list[bytes | None]:
-        """Return the entries of these identifiers, and prolong the life of those that are there."""
+        """Return the entries with the identifiers `ids`, and prolong their life; None = it is missing."""
 
     async def save(self, client: str, id_: str, entry: bytes, conversation: str = "") -> bool:
-        """Keep an entry, and add its identifier to the line of a conversation.
+        """Keep an entry, and add its identifier to the entry of `conversation` unless that is "".
 
-        False: the entry is larger than the budget of a client, or the conversation does not exist.
+        Return False, and keep nothing, if the entry is larger than the budget of a client or the conversation
+        does not exist.
         """
 
     async def delete(self, client: str, id_: str) -> bool:
-        """Delete an entry; False: there is none."""
+        """Delete an entry; return False if there is none."""
 
 
 class Turn(msgspec.Struct):
@@ -43,7 +44,7 @@ class Turn(msgspec.Struct):
 
 
 class Conversation(msgspec.Struct):
-    """A conversation, whose turns are entries of their own."""
+    """The metadata of a conversation. Its turns are entries of their own."""
 
     id: str
     created_at: int
@@ -61,33 +62,33 @@ _output = msgspec.json.Decoder(_Output).decode
 
 
 def entry_of(ids: Sequence[str], content: Turn | Conversation) -> bytes:
-    """Return the bytes of an entry."""
+    """Return the bytes of an entry whose first line holds the identifiers `ids`."""
     return " ".join(ids).encode() + b"\n" + msgspec.json.encode(content)
 
 
 def ids_of(entry: bytes) -> list[str]:
-    """Return the identifiers in the line of an entry."""
+    """Return the identifiers in the first line of an entry."""
     return entry.partition(b"\n")[0].decode().split()
 
 
 def with_id(entry: bytes, id_: str) -> bytes:
-    """Return an entry with one more identifier at the end of its line."""
+    """Return an entry with `id_` added at the end of its first line."""
     line, _, content = entry.partition(b"\n")
     return (line + b" " + id_.encode()).strip() + b"\n" + content
 
 
 def turn_of(entry: bytes) -> Turn:
-    """Return what the entry of a response holds."""
+    """Return the turn that the entry of a response holds."""
     return _turn(entry.partition(b"\n")[2])
 
 
 def conversation_of(entry: bytes) -> Conversation:
-    """Return what the entry of a conversation holds."""
+    """Return the conversation that an entry of a conversation holds."""
     return _conversation(entry.partition(b"\n")[2])
 
 
 def items_of(turn: Turn) -> list[bytes]:
-    """Return the JSON of the items of a turn, each without the brackets of its list; no empty ones."""
+    """Return the JSON of the items of a turn, as lists without their brackets; empty lists are left out."""
     lists = [bytes(turn.input)]
     if bytes(turn.response) != bytes(NO_RESPONSE):
         lists.append(bytes(_output(turn.response).output))
@@ -95,12 +96,16 @@ def items_of(turn: Turn) -> list[bytes]:
 
 
 def joined_items(parts: Sequence[bytes]) -> bytes:
-    """Return the JSON of one list with the items of all parts."""
+    """Return the JSON of one list with the items of all `parts`, each a list without its brackets."""
     return b"[" + b",".join(parts) + b"]"
 
 
 def with_identifiers(items: bytes, owner: str) -> list[dict[str, Any]]:
-    """Return items as the API lists them: each with an identifier, and with its text in parts."""
+    """Return the items of a JSON list as the API lists them: with an identifier each, and with text in parts.
+
+    An item without an identifier gets one that is made of `owner`, the identifier of its response or
+    conversation.
+    """
     listed: list[dict[str, Any]] = []
     for place, item in enumerate(msgspec.json.decode(items, type=list[dict[str, Any]])):
         kind = item.get("type") or "message"

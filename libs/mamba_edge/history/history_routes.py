@@ -54,7 +54,10 @@ _BODY_ERRORS = _ERRORS | error_responses(e400="The body is wrong; `param` names 
 
 
 class HistoryEndpoints:
-    """The handlers of one server. `client_of`: name under which the client of a request keeps."""
+    """The handlers of the routes of kept responses and conversations, for one server.
+
+    `client_of` returns the name of a request's client. A client sees only what was kept under its name.
+    """
 
     def __init__(self, history: ResponseHistory, client_of: Callable[[RequestContext], str]) -> None:
         self._history, self._client_of = history, client_of
@@ -69,7 +72,7 @@ class HistoryEndpoints:
         return JsonResponse(await self._history.response(self._client(request), id))
 
     async def delete_response(self, id: str, request: Request) -> Response:  # noqa: A002
-        """Delete a kept response; later turns of its conversation can no longer be gone on with."""
+        """Delete a kept response. No request can continue a conversation from a later turn of it any more."""
         await self._history.delete(self._client(request), id, "resp_")
         return JsonResponse({"id": id, "object": "response", "deleted": True})
 
@@ -81,7 +84,11 @@ class HistoryEndpoints:
         order: Literal["asc", "desc"] = "desc",
         after: str | None = None,
     ) -> Response:
-        """List the items that came with the request of a response."""
+        """Return one page of the items that came with the request of a response.
+
+        `limit` is the most items of the page, which begins behind the item `after`; None = with the first one
+        in `order`.
+        """
         items = await self._history.input_items(self._client(request), id)
         return _page(with_identifiers(items, id), limit, order, after)
 
@@ -116,7 +123,11 @@ class HistoryEndpoints:
         order: Literal["asc", "desc"] = "desc",
         after: str | None = None,
     ) -> Response:
-        """List the items of a conversation."""
+        """Return one page of the items of a conversation.
+
+        `limit` is the most items of the page, which begins behind the item `after`; None = with the first one
+        in `order`.
+        """
         items = await self._history.conversation_items(self._client(request), id)
         return _page(with_identifiers(items, id), limit, order, after)
 
@@ -133,7 +144,10 @@ class HistoryEndpoints:
 
 
 async def _read(request: Request, model: type[Body]) -> tuple[Body, dict[str, Any]]:
-    """Read and validate a body, behind the check of the key. Raises ApiError."""
+    """Check the key of a request, and then read and validate its body. Raises ApiError.
+
+    Return the body as `model` and as decoded JSON.
+    """
     require_plain(request.headers.get("content-encoding"))
     context = context_of(request.scope)
     raw = await read_body(request.scope["headers"], request.receive, LARGEST_BODY, share=context.body_share)
@@ -148,7 +162,10 @@ async def _read(request: Request, model: type[Body]) -> tuple[Body, dict[str, An
 
 
 def _page(items: list[dict[str, Any]], limit: int, order: str, after: str | None) -> Response:
-    """Return one page of a list. Raises InvalidRequest if there is no item `after`."""
+    """Return the page of `items` that begins behind the item `after`.
+
+    Raises InvalidRequest if that is missing.
+    """
     if order == "desc":
         items.reverse()
     if after is not None:

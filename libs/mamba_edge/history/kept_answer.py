@@ -15,8 +15,8 @@ from mamba_edge.exchange.request_body import find_header
 from mamba_edge.history.response_history import OpenTurn
 
 HISTORY_HEADER = b"x-mambaserve-history"
-"""Request header from gateways to engines: the input is whole, and the gateway keeps the response (`kept`) or
-does not (`none`). The engine keeps nothing then."""
+"""Request header from gateways to engines. It says that the input is complete, and that the gateway keeps the
+response (`kept`) or does not (`none`), so that the engine keeps nothing."""
 KEPT, NOT_KEPT = b"kept", b"none"
 _LAST_EVENTS = (b"event: response.completed\n", b"event: response.incomplete\n")
 
@@ -26,7 +26,10 @@ class _LastEvent(msgspec.Struct):
 
 
 class KeptAnswer:
-    """A `send` of ASGI around that of the client, or of the relay, for one turn."""
+    """A `send` of ASGI that keeps the response of one turn before it sends the answer's last part.
+
+    It sends through the `send` of the client, or of the relay of a gateway.
+    """
 
     def __init__(self, send: Any, turn: OpenTurn, direct: Any = None) -> None:
         """Send through `send`, and past its messages through `direct` (by default `send` itself)."""
@@ -37,10 +40,10 @@ class KeptAnswer:
         self._status = 0
         self._size: int | None = None
         self._held = bytearray()
-        """Bytes of the answer that is to be kept, so far."""
+        """Bytes of the answer read so far that belong to the response."""
 
     async def __call__(self, message: Message) -> None:
-        """Send one message; the last part of the answer waits until the answer is kept."""
+        """Send one message. Before the message that completes the answer, keep the response."""
         if message["type"] == "http.response.start":
             self._note(message["status"], message["headers"])
         elif self._status == 200 and not self._kept:
@@ -51,7 +54,11 @@ class KeptAnswer:
         await self._send(message)
 
     def begin(self, status: int, headers: Sequence[tuple[bytes, bytes]], part: bytes, more: bool) -> bool:
-        """Send the beginning of a stream without a wait; False: nothing is sent."""
+        """Send the status, the headers and the first part at once, and return whether they were sent.
+
+        If not, nothing was sent, and the caller has to send messages: the part completes the answer, or the
+        answer is no stream, or `direct` cannot send.
+        """
         if self._begin is None or (status == 200 and (not more or _has_end(part))):
             return False
         self._note(status, headers)
@@ -60,7 +67,11 @@ class KeptAnswer:
         return bool(self._begin(status, headers, part, more))
 
     def write(self, part: bytes) -> bool:
-        """Send a further part without a wait; False: nothing is sent, only a message can send it."""
+        """Send a further part at once, and return whether it was sent.
+
+        If not, nothing was sent, and the caller has to send a message: the part completes the answer, or
+        `direct` cannot send.
+        """
         if self._write is None or self._held or _has_end(part):
             return False
         return bool(self._write(part))
@@ -72,7 +83,11 @@ class KeptAnswer:
         self._size = int(length) if length is not None and length.isdigit() else None
 
     def _read(self, part: bytes, *, ended: bool) -> bytes | None:
-        """Return the JSON of the response once all of it is there."""
+        """Add a part of the answer; return the JSON of the response once all of it has arrived, else None.
+
+        `ended` says that this is the last part. The result is None, too, if the last event of a stream is no
+        JSON.
+        """
         if not self._streamed:
             self._held += part
             whole = len(self._held) == self._size if self._size is not None else ended

@@ -17,7 +17,7 @@ _Key = tuple[str, str]
 
 
 class MemoryHistory:
-    """Entries by client and identifier, the one used last at the end."""
+    """Kept responses and conversations by client and identifier; the entry used last is at the end."""
 
     def __init__(self, seconds: float, budget: int, clock: Callable[[], float]) -> None:
         """Keep entries for `seconds` after their last use, and `budget` bytes of them for each client."""
@@ -31,12 +31,16 @@ class MemoryHistory:
         return sum(self._held.values())
 
     async def load(self, client: str, ids: Sequence[str]) -> list[bytes | None]:
-        """Return the entries of these identifiers, and prolong the life of those that are there."""
+        """Return the entries with the identifiers `ids`, and prolong their life; None = it is missing."""
         self._expire()
         return [self._use((client, id_)) for id_ in ids]
 
     async def save(self, client: str, id_: str, entry: bytes, conversation: str = "") -> bool:
-        """Keep an entry, and add its identifier to the line of a conversation."""
+        """Keep an entry, and add its identifier to the entry of `conversation` unless that is "".
+
+        Return False, and keep nothing, if the entry is larger than the budget of a client or the conversation
+        does not exist.
+        """
         self._expire()
         if len(entry) + OVERHEAD_BYTES > self._budget:
             return False
@@ -53,7 +57,7 @@ class MemoryHistory:
         return True
 
     async def delete(self, client: str, id_: str) -> bool:
-        """Delete an entry; False: there is none."""
+        """Delete an entry; return False if there is none."""
         self._expire()
         if (client, id_) not in self._entries:
             return False

@@ -40,12 +40,15 @@ _Pieces: Any = msgspec.defstruct("_Pieces", [(name, msgspec.Raw, _ABSENT) for na
 _pieces = msgspec.json.Decoder(_Pieces).decode
 _UNSET = (b"", b"null")
 GONE = "it was deleted, its time to live has ended, or its key has kept too much since; send the whole input"
-"""Why a part of a conversation may be missing."""
+"""Reason why a part of a conversation may be missing, for messages."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpenTurn:
-    """A request whose conversation is known: the body with the whole input, and what is to be kept."""
+    """A request whose conversation is known.
+
+    It has the body with the whole input, and all that is needed to keep the response.
+    """
 
     body: bytes
     keeps: bool
@@ -69,7 +72,7 @@ class ResponseHistory:
     def __init__(
         self, store: HistoryStore | None, largest: int, clock: Callable[[], float] = time.time
     ) -> None:
-        """Use `store`; None = nothing is kept. `largest`: most bytes of a whole input."""
+        """Keep entries in `store`; None = nothing is kept. `largest` is the most bytes of a whole input."""
         self._store, self._largest, self._clock = store, largest, clock
 
     @property
@@ -78,9 +81,11 @@ class ResponseHistory:
         return self._store is not None
 
     async def open(self, client: str, body: bytes) -> OpenTurn | None:
-        """Return the turn that a body begins; None = the body has no conversation and nothing to keep.
+        """Return the turn that a request body begins; None if there is nothing to load or keep.
 
-        A body that is no JSON object is left to whoever validates it. Raises InvalidRequest, HistoryAway.
+        This is so if the body continues no conversation and asks that nothing be kept, if this server keeps
+        nothing, and if the body is no JSON object, which the validation of the request refuses. Raises
+        InvalidRequest, HistoryAway.
         """
         try:
             pieces = _pieces(body)
@@ -116,7 +121,7 @@ class ResponseHistory:
         )
 
     def _refuse(self, previous: str, conversation: str, *, required: bool) -> None:
-        """Refuse what needs a kept response. Raises InvalidRequest."""
+        """Refuse a request that needs a kept response, on a server that keeps none. Raises InvalidRequest."""
         names = {"previous_response_id": previous, "conversation": conversation, "store": required}
         for name, value in names.items():
             if value:
@@ -127,7 +132,11 @@ class ResponseHistory:
                 )
 
     async def _chain(self, client: str, previous: str, conversation: str) -> tuple[str, ...]:
-        """Return the identifiers of all turns that come before a request."""
+        """Return the identifiers of all turns that come before a request, the first one first.
+
+        `previous` is the response, and `conversation` the conversation, that the request continues; "" =
+        none.
+        """
         assert self._store is not None
         (entry,) = await self._store.load(client, [previous or conversation])
         if entry is None:
@@ -144,7 +153,10 @@ class ResponseHistory:
         return tuple(chain)
 
     async def _items(self, client: str, chain: Sequence[str], name: str) -> list[bytes]:
-        """Return the items of all turns. Raises InvalidRequest if one of them is gone."""
+        """Return the items of the turns in `chain`. Raises InvalidRequest if one of the turns is gone.
+
+        `name` is the response or conversation that the request continues, for the message.
+        """
         assert self._store is not None
         entries = await self._store.load(client, chain) if chain else []
         items: list[bytes] = []
@@ -301,9 +313,9 @@ def _unknown(id_: str, prefix: str) -> NotFound:
 
 
 def _items(raw: bytes) -> list[bytes]:
-    """Return the items of a request's `input` without brackets: one of them may hold several items.
+    """Return the items of a request's `input`, as lists without brackets: one of them may hold several items.
 
-    What is no text and no list is passed on, so that whoever validates the request refuses it.
+    An input that is neither text nor a list is passed on, so that the validation of the request refuses it.
     """
     raw = raw.strip()
     if raw[:1] == b'"':

@@ -16,17 +16,20 @@ HOUR = 3600 * NANOSECONDS
 MILLION = 1_000_000
 MOST_PRICE = 1e9
 COST_HEADER = b"x-mambaserve-cost"
-"""`1`: the `usage` of the answer has the costs, and a stream ends with a usage chunk."""
+"""Header by which a client asks for the cost of its request with the value `1`. Then the `usage` of the
+answer has the costs, and a stream ends with a usage chunk."""
 PRICES_HEADER = b"x-mambaserve-prices"
-"""`EUR device-hour=2.5,output-tokens=0.6`: prices of a request's model, from a gateway to an engine."""
+"""Header from a gateway to an engine with the prices of a request's model, such as `EUR
+device-hour=2.5,output-tokens=0.6`."""
 _CURRENCY = re.compile("[A-Z]{3}")
 PRICED = ("device-hour", "prompt-tokens", "resumed-tokens", "output-tokens")
-"""Names of the prices in the option `--model-price` and in the header; fields have underscores."""
+"""Names of the prices in the option `--model-price` and in `PRICES_HEADER`; the fields of `Prices` have
+underscores instead."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """Prices in one currency; None = such use has no price."""
+    """Prices in one currency. A price that is None does not exist, so that such use costs nothing."""
 
     currency: str = "USD"
     device_hour: float | None = None
@@ -46,13 +49,14 @@ class Prices:
         return bool(self._amounts()) or any(each.known for each in self.models.values())
 
     def of(self, model: str) -> "Prices":
-        """Return the prices of one model."""
+        """Return the prices of `model`: its own prices, or the prices for all models if it has none."""
         return self.models.get(model, self)
 
     def with_models(self, entries: Iterable[str]) -> "Prices":
-        """Return these prices with those of single models, such as `NAME:device-hour=2.5,output-tokens=0.6`.
+        """Return these prices together with the prices of single models in `entries`.
 
-        Raises ValueError with a message about the error.
+        An entry is such as `NAME:device-hour=2.5,output-tokens=0.6`. Raises ValueError with a message about
+        the wrong entry.
         """
         models: dict[str, Prices] = {}
         for entry in entries:
@@ -76,7 +80,7 @@ class Prices:
 
     @classmethod
     def from_header(cls, value: bytes | None) -> Self | None:
-        """Return the prices that a gateway names; None = none, or not in that form."""
+        """Return the prices that `PRICES_HEADER` holds; None if it is missing or invalid."""
         currency, _, amounts = (value or b"")[:500].decode("latin-1").partition(" ")
         if not _CURRENCY.fullmatch(currency):
             return None
@@ -86,7 +90,7 @@ class Prices:
             return None
 
     def cost(self, total: UsageSum) -> float:
-        """Return the price of what was used."""
+        """Return the price of the use `total`."""
         computed = total.prompt_tokens - total.resumed_tokens
         return (
             (self.device_hour or 0.0) * total.device / HOUR
@@ -101,13 +105,19 @@ class Prices:
 
 
 def _amounts(entry: str, text: str) -> dict[str, Any]:
-    """Return prices such as `device-hour=2.5,output-tokens=0.6` by field. Raises ValueError."""
+    """Return the prices in `text`, such as `device-hour=2.5,output-tokens=0.6`, by field. Raises ValueError.
+
+    `entry` is quoted in the message.
+    """
     pairs = [_amount(entry, part) for part in text.split(",") if part]
     return {key.replace("-", "_"): amount for key, amount in pairs}
 
 
 def _amount(entry: str, part: str) -> tuple[str, float]:
-    """Return the name of a price and its amount. Raises ValueError."""
+    """Return the field and the amount of one price, such as `device-hour=2.5`. Raises ValueError.
+
+    `entry` is quoted in the message.
+    """
     key, _, text = part.partition("=")
     if key not in PRICED:
         raise ValueError(f"{entry!r}: {key!r} has no price; these have: {', '.join(PRICED)}")

@@ -10,7 +10,8 @@ import msgspec
 ANYONE = "anyone"
 """Name under which requests without an API key are counted."""
 OTHER = "other"
-"""Name of all keys, and of all adapters, beyond the number that is counted one by one."""
+"""Name under which all keys, or all adapters, are counted together that are too many to be counted one by
+one."""
 NANOSECONDS = 1_000_000_000
 
 
@@ -68,7 +69,7 @@ class UsageEntry(msgspec.Struct, frozen=True):
     adapter: str
     """Name of the adapter; "" = the base model."""
     revision: int
-    """Number that is larger the newer the entry is, within one incarnation."""
+    """Revision at which the entry changed last. Revisions grow within one incarnation."""
     total: UsageSum
 
 
@@ -78,7 +79,7 @@ class UsageFeed(msgspec.Struct, frozen=True):
     incarnation: str
     """Random name of the process that counts."""
     model: str
-    """Name of the served model."""
+    """Name of the model that the engine serves."""
     revision: int
     """Newest revision."""
     entries: list[UsageEntry]

@@ -42,7 +42,10 @@ def _plain(name: str) -> str:
 
 
 def _largest(first_word: str) -> str | None:
-    """Return the card with the most memory among those of one model that differ only in memory."""
+    """Return the card with the most memory among the cards whose names begin with `first_word`.
+
+    They are cards of one model with different amounts of memory. None = there are none.
+    """
     cards = [card for card in MIB_OF if card.split()[0] == first_word and card.endswith("GB")]
     return max(cards, key=MIB_OF.__getitem__, default=None)
 

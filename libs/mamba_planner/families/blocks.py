@@ -43,7 +43,7 @@ def named_kinds(
 ) -> list[LayerKind]:
     """Translate a list of names to the kinds that they stand for. Raises `WrongField` for an unknown one.
 
-    `supported`: what the message lists; None = the names.
+    `supported` are the names that the message lists; None = the names of `kinds`.
     """
     if not values:
         raise fields.wrong(name, "is empty: a model has at least one layer")
@@ -180,7 +180,7 @@ def common(fields: Fields, bos: int | None, eos: int | None) -> dict[str, Any]:
 
 
 def _unreadable(fields: Fields) -> str | None:
-    """Return what of the checkpoint's quantized weights cannot be read; None = all can be."""
+    """Return which quantized weights of the checkpoint cannot be read; None = all can be."""
     try:
         for name in QUANTIZATION:
             read_quantization(fields.section(name))
@@ -190,7 +190,7 @@ def _unreadable(fields: Fields) -> str | None:
 
 
 def check_experts(fields: Fields, moe: MoeConfig) -> MoeConfig:
-    """Return `moe` if each token can have as many experts as it takes. Raises `WrongField`."""
+    """Return `moe` if it has as many experts as each token takes. Raises `WrongField` if it has fewer."""
     if moe.experts_per_token > moe.experts:
         raise fields.wrong(
             "num_experts_per_tok", f"{moe.experts_per_token} of {moe.experts} experts cannot be taken"

@@ -60,7 +60,7 @@ class Fields:
         return value
 
     def layer_count(self, *names: str) -> int:
-        """Return a number of layers, which is bounded because a list of that length is created from it."""
+        """Return a number of layers, which is at most `MAX_LAYERS`: a list of so many is created from it."""
         count = self.integer(*names)
         if count > MAX_LAYERS:
             raise self.wrong(self._find(names)[0], f"must be at most {MAX_LAYERS}, found {count}")
@@ -115,7 +115,7 @@ class Fields:
         return tuple(self._as_float(name, value) for value in values)
 
     def tokens(self, name: str, default: tuple[int, ...]) -> tuple[int, ...]:
-        """Return one token id or a list of them, as in `eos_token_id`; null = none."""
+        """Return the token ids of a field with one id or a list, such as `eos_token_id`; null = none."""
         value = self._values.get(name)
         if value is None:
             return () if self.has(name) else default

@@ -65,7 +65,7 @@ def _layers(fields: Fields) -> tuple[LayerKind, ...]:
 
 
 def _attention(fields: Fields) -> AttentionConfig:
-    """Read the attention, which has no positions; raise `WrongField` for one that sees a window only."""
+    """Read the attention, which has no positions. Raises `WrongField` if it only sees the last tokens."""
     if (window := fields.integer("sliding_window", default=None)) is not None:
         raise fields.wrong("sliding_window", f"{window} is not supported; supported: null")
     return blocks.attention(fields, kv_heads=8, head_dim=128)

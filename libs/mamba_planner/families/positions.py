@@ -22,7 +22,7 @@ _FIELDS = {
 def rope_theta(fields: Fields, default: float = 10_000.0) -> float:
     """Read the base of rotary positions from their section or the older flat field.
 
-    `default` is that of the published classes.
+    `default` is the base in the published classes.
     """
     return _section(fields).number("rope_theta", default=fields.number("rope_theta", default=default))
 
@@ -91,9 +91,9 @@ def rope_scaling(fields: Fields) -> RopeScaling | None:
 
 
 def without_window(fields: Fields, longest: int) -> int:
-    """Return `longest`, the number of tokens that a model is meant for.
+    """Return `longest`, the number of tokens that a model is meant for, if all of them are attended to.
 
-    Raises `WrongField` for a window of attention, which no served family has.
+    Raises `WrongField` for a model whose attention only sees the last tokens, which is not supported.
     """
     window = fields.integer("sliding_window", default=None)
     if window is not None and window < longest and fields.flag("use_sliding_window", default=True):
@@ -102,9 +102,9 @@ def without_window(fields: Fields, longest: int) -> int:
 
 
 def max_position(fields: Fields) -> int:
-    """Read how many tokens the model is meant for, with the factor of scaled positions.
+    """Return how many tokens the model is meant for, with the factor of scaled positions.
 
-    Raises `WrongField` for a window of attention, which no served family has.
+    Raises `WrongField` for a model whose attention only sees the last tokens, which is not supported.
     """
     longest = without_window(fields, fields.integer("max_position_embeddings"))
     scaling = rope_scaling(fields)
@@ -124,7 +124,10 @@ def _section(fields: Fields) -> Fields:
 
 
 def _factor(section: Fields, otherwise: float | None) -> float:
-    """Read the factor by which texts are longer; `otherwise`: its value if it is null or absent."""
+    """Read the factor by which texts are longer than before the scaling.
+
+    `otherwise` is its value if the field is null or absent; None = the field is required.
+    """
     factor = section.number("factor") if otherwise is None else section.number("factor", default=otherwise)
     if not 1 <= factor <= 1e6:
         raise section.wrong("factor", f"must be at least 1, is {factor:g}")

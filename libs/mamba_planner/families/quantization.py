@@ -42,11 +42,11 @@ class StoredForm:
     """Inputs that share a scale; 0 = all of an output."""
     symmetric: bool = True
     multiplied: bool = True
-    """Whether the kernels compute with integers in these tensors; not if one tensor has all experts."""
+    """Whether kernels multiply these tensors in few bits; False if one tensor has all experts."""
 
     @property
     def held(self) -> Held:
-        """Form that has the same numbers in the C++ kernels."""
+        """Form in which the C++ kernels hold the same numbers."""
         if not self.multiplied or self.group % BLOCK or self.layout in ("fp8", "nvfp4"):
             return "plain"
         if self.layout == "mxfp4":
@@ -61,7 +61,10 @@ class StoredForm:
         return self.bits == 4 and self.multiplied and (self.layout == "nvfp4" or not self.group % BLOCK)
 
     def packed_bytes(self, elements: int, rows: int = 0) -> int:
-        """Return the bytes of a matrix that stays in four bits on a GPU; `rows`: of the matrix, if known."""
+        """Return the bytes of a matrix that stays in four bits on a GPU.
+
+        `elements` and `rows` are the sizes of the matrix; 0 rows = their number is not known.
+        """
         groups = elements // self.group if self.group else rows
         if self.layout in ("nvfp4", "mxfp4"):
             # Scales have a byte; a factor of each row is a float32.
@@ -83,7 +86,7 @@ class Rule:
     kind: Literal["regex", "wildcard", "parts", "all"]
     """How the pattern is read: parts = whole parts of the name, one after another."""
     form: StoredForm | None
-    """None = the weights are not quantized."""
+    """Form of the modules; None = their weights are not quantized."""
 
     def names(self, module: str) -> bool:
         """Return whether the pattern names the module, given without the prefix of all layers."""
@@ -299,9 +302,10 @@ def _fp8(fields: Fields) -> Quantization:
 
 
 def quantization_of(config: Mapping[str, Any]) -> Quantization | None:
-    """Return the forms of a checkpoint's matrices from its raw configuration; None = no word of it.
+    """Return the forms of a checkpoint's matrices from its raw configuration.
 
-    A configuration that cannot be read gives None as well: whoever loads the model reads it first.
+    The result is None if the configuration says nothing of quantization, or cannot be read: the code that
+    loads the model has reported that before.
     """
     nested = config.get("text_config")
     sections = (config, nested if isinstance(nested, Mapping) else {})

@@ -8,7 +8,7 @@ from mamba_planner.families.fields import Fields
 from mamba_planner.model_config import ModelConfig
 
 MOE = "Qwen3_5MoeForCausalLM"
-"""Architecture whose layers have experts; those of the other architecture are dense."""
+"""Architecture whose layers have experts. The layers of the other architecture are dense."""
 _SILU = ("silu", "swish")
 
 

@@ -32,7 +32,9 @@ def of_parts(
 ) -> ModelConfig:
     """Return the configuration of a Qwen model with these mixers, each followed by its feed-forward.
 
-    `kv_heads`: the default of the field; `state_dtype`: type that the model wants for its states.
+    `mixers` and `feed_forward` have one entry for each decoder layer. `kv_heads` is the default for the
+    number of heads of keys, and `state_dtype` the type that the model requires for its states; None = it
+    requires none.
     """
     layers, owners = blocks.with_feed_forward(mixers, feed_forward)
     activation = fields.word("hidden_act", default="silu")
@@ -63,7 +65,10 @@ def of_parts(
 
 
 def attention(fields: Fields, *, kv_heads: int) -> AttentionConfig:
-    """Read gated attention with head norms, a part of each head rotated; `kv_heads`: the default."""
+    """Read gated attention with norms of heads, which rotates a part of each head.
+
+    `kv_heads` is the default for the number of heads of keys.
+    """
     return blocks.attention(
         fields,
         kv_heads=kv_heads,

@@ -66,7 +66,7 @@ ADAPTERS: dict[str, Adapter] = {
 }
 """Adapters by `model_type`. Multimodal models are read through their `text_config`."""
 MOST_LETTERS = 100
-"""Letters of an unknown name that are compared with those of served families."""
+"""Longest part of an unknown name, in letters, that is compared with the names of served families."""
 _HEADS = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
 """Fields that count the heads for drafts of a checkpoint."""
 _INHERITED_FIELDS = ("dtype", "torch_dtype", "tie_word_embeddings", *QUANTIZATION)
@@ -130,9 +130,9 @@ def read_config(directory: Path) -> dict[str, Any]:
 
 
 def nearest_family(config: Mapping[str, Any]) -> str | None:
-    """Return the `model_type` of the served family whose names are the most like those of a configuration.
+    """Return the `model_type` of the served family whose names resemble the configuration's names the most.
 
-    None: the configuration names nothing.
+    None = the configuration has neither a `model_type` nor `architectures`.
     """
     names = config.get("architectures")
     candidates = [config.get("model_type"), *(names if isinstance(names, list) else [names])]
@@ -150,7 +150,7 @@ def nearest_family(config: Mapping[str, Any]) -> str | None:
 
 
 def _letters(name: str) -> str:
-    """Return a name of a model or of its class without what all of them have."""
+    """Return the letters of a model's or class's name, without the parts that all such names have."""
     bare = name[:MOST_LETTERS].lower()
     for ending in ("forcausallm", "forconditionalgeneration", "_text", "_moe", "moe"):
         bare = bare.removesuffix(ending)
@@ -190,7 +190,7 @@ EXPERT_ACTIVATIONS_SERVED = {True: ("silu", "swish"), False: ("relu2",)}
 
 
 def why_not_served(model: ModelConfig) -> str | None:
-    """Return why this version's engine cannot serve the model, and what it serves instead; None = it can."""
+    """Return why this version's engine cannot serve the model, with what it serves instead; None = it can."""
     return _checkpoint_problem(model) or _mixer_problem(model) or _feed_forward_problem(model)
 
 

@@ -23,7 +23,8 @@ _FEED_FORWARD = {
     "granitemoehybrid": ("", "input_linear", "output_linear"),
     "block_sparse_moe.experts.0": ("w1", "w3", "w2"),
 }
-"""Names of gate, up and down projection by family, or by what holds them where that has names of its own."""
+"""Names of gate, up and down projection by family; where a part of the model has such names of its own, by
+that part."""
 _MLP = {
     "nemotron_h": "mixer",
     "bamba": "feed_forward",

@@ -105,7 +105,7 @@ def _mamba(fields: Fields, hidden: int, *, bias: bool) -> MambaConfig:
 
 
 def _attention(fields: Fields, hidden: int) -> AttentionConfig:
-    """Read the attention, whose rows are those of a layer and of the embedding side by side."""
+    """Read the attention, whose inputs are a row of the layer and a row of the embedding side by side."""
     heads = fields.integer("num_attention_heads")
     kv_heads = fields.integer("num_key_value_heads", default=heads)
     if heads % kv_heads:

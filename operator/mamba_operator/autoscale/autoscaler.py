@@ -57,7 +57,7 @@ class _ScalingSpec:
 
     config: AutoscalerConfig
     desired: int
-    """Number of engines in force now (`status.scaling.desired`, or that of the pool)."""
+    """Number of engines in force now: `status.scaling.desired`, or the pool's own."""
     start: int
     """spec.replicas, or replicas of the pool."""
     decides: bool
@@ -68,13 +68,13 @@ class _ScalingSpec:
 
 
 _ScalingSpecs = Mapping[Role, _ScalingSpec]
-"""By role of the engines; empty where people write the numbers."""
+"""Scaling specs by role of the engines; empty where users set the number."""
 _READERS_FIRST: tuple[Role, ...] = ("unified", "decode", "prefill")
 """Order of the decisions: prompts wait where the engines that read their states have no room."""
 
 
 class _EngineState:
-    """State of the engines of one role between two polls."""
+    """The memory of the autoscaler for the engines of one role, from one poll to the next."""
 
     def __init__(self, config: AutoscalerConfig) -> None:
         self.config = config
@@ -84,7 +84,9 @@ class _EngineState:
 
 
 class Autoscaler(PodPoller[_ScalingSpecs, dict[Role, _EngineState]]):
-    """Decider on the number of engines of every deployment. One instance per active operator.
+    """The part of the operator that decides on the number of engines of every deployment.
+
+    There is one instance per active operator.
 
     Args:
         indices: the objects of each deployment, as the operator's watches last saw them.
@@ -108,7 +110,7 @@ class Autoscaler(PodPoller[_ScalingSpecs, dict[Role, _EngineState]]):
         super().__init__(indices, wake, period=period, failure_event="autoscaler_poll_failed", now=now)
         self._read, self._metrics = read, metrics
         self._specs: dict[Key, tuple[Manifest, _ScalingSpecs]] = {}
-        """Deployment -> (object that was parsed last, as the watches held it; its scaling specs)."""
+        """By deployment: the object that was parsed last, as the watches held it, and its scaling specs."""
 
     def latest_decisions(self, key: Key) -> dict[Role, LatestDecision]:
         """Return the last decision about the engines of each role of a deployment."""
@@ -129,7 +131,10 @@ class Autoscaler(PodPoller[_ScalingSpecs, dict[Role, _EngineState]]):
         self._metrics.forget(key)
 
     def _select(self, key: Key) -> _ScalingSpecs | None:
-        """Return the scaling specs of the object, parsed once per version that the watches hold."""
+        """Return the scaling specs of a deployment; None if it does not exist, or users set its numbers.
+
+        They are parsed once per version that the watches hold.
+        """
         objects = self._indices.of(MAMBA_DEPLOYMENT, key)
         if len(objects) != 1:
             return None
@@ -186,8 +191,9 @@ class Autoscaler(PodPoller[_ScalingSpecs, dict[Role, _EngineState]]):
     ) -> tuple[bool, bool]:
         """Decide on the engines of one role.
 
-        Returns whether a pass has to look at the decision, and whether engines of the role have no room for
-        states of others.
+        Return whether a pass has to look at the decision, and whether engines of the role have no room for
+        states of other engines. `engines` are the pods of the role, and `gateways` the reports of the
+        gateways. `readers_full` says whether the engines that read the states of these have no room for more.
         """
         config, states = spec.config, self._reports[key]
         state = states.get(role)
@@ -234,7 +240,10 @@ class Autoscaler(PodPoller[_ScalingSpecs, dict[Role, _EngineState]]):
         gateways: Mapping[str, GatewayReport | None],
         readers_full: bool,
     ) -> Observation:
-        """Return what the engines of one role and the gateways report now."""
+        """Read the metrics of the engines of one role; return the observation of them and of the gateways.
+
+        The parameters are those of `_update_role`.
+        """
         # Engines of a canary come on top: one that does not start, or ends, keeps no other from starting.
         lasting = [pod for pod in engines if not is_candidate(pod)]
         ready = [pod for pod in lasting if answers(pod)]
@@ -261,7 +270,10 @@ class Autoscaler(PodPoller[_ScalingSpecs, dict[Role, _EngineState]]):
 
 
 def _scaling_specs(owner: Manifest) -> Iterator[tuple[Role, _ScalingSpec]]:
-    """Yield the scaling spec of the engines of each role; none where users set their number."""
+    """Yield the scaling spec of the engines of each role that the operator scales.
+
+    It yields none for a deployment that is being deleted, is invalid, is in mode Plan, or has no bounds.
+    """
     if is_terminating(owner):
         return
     try:
@@ -291,5 +303,5 @@ def _scaling_specs(owner: Manifest) -> Iterator[tuple[Role, _ScalingSpec]]:
 
 
 def _may_serve(pod: Manifest) -> bool:
-    """Return whether the pod serves or may serve soon; a draining pod does not count."""
+    """Return whether the pod serves or may serve soon. A draining pod does not."""
     return not is_terminating(pod) and not has_ended(pod)

@@ -41,13 +41,14 @@ class AutoscalerConfig(msgspec.Struct, frozen=True, kw_only=True):
     keep_use: Share = 0.70
     """Share of the remaining engines that may be used, before the fleet shrinks."""
     history: float = 3600.0
-    """Seconds after which the weight of past traffic has decayed to 1/e; `history_of` the object's delay."""
+    """Seconds after which the weight of past traffic has decayed to 1/e: `history_of` the scale-down
+    delay."""
     rises: Share = 0.5
     """Part of `history` after which the weight of a rise of the load has decayed to 1/e."""
     fast: float = 30.0
     """Time constant, in seconds, of the smoothed load that growth follows."""
     slow: float = 180.0
-    """Time constant, in seconds, of the smoothed load with which `fast` is compared for the slope."""
+    """Time constant, in seconds, of a second smoothed load: the load rises where `fast` is above it."""
     first_start: float = 120.0
     """Assumed seconds of an engine's start, before one was observed."""
     start_patience: float = 3.0

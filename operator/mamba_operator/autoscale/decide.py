@@ -38,7 +38,7 @@ class ScalingDecision(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Recommendation(msgspec.Struct, frozen=True, kw_only=True):
-    """A number of engines and its cause."""
+    """A number of engines, the demand that sets it, and the reason in words."""
 
     engines: int
     binding: str
@@ -111,7 +111,13 @@ def _needed(
     *,
     growing: bool,
 ) -> _Recommendation:
-    """Return the engines for the unit with the largest demand, with the configured headroom."""
+    """Return how many engines the largest demand needs, within the bounds.
+
+    The number is the larger one of two: the engines for the present `demanded` load with the configured
+    headroom, and the engines that would have been enough recently. `growing` chooses the headroom to grow by,
+    else the one to keep before the fleet shrinks. `work` is the smoothed load in seconds of an engine per
+    second, and `cost` the learned costs of requests.
+    """
     use = config.grow_use if growing else config.keep_use
     share = demanded.prefill / demanded.work if demanded.work > 0 else 1.0
     usable = cost.usable(config, config.grow_time if growing else config.keep_use, share)
@@ -147,7 +153,7 @@ def _needed(
 
 
 class _Sight(msgspec.Struct, frozen=True, kw_only=True):
-    """The fields of the memory that record when the load was known."""
+    """The fields of the memory that record for how long, and when, the load was known."""
 
     known_seconds: float
     whole_at: float
@@ -155,7 +161,10 @@ class _Sight(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _sight(memory: AutoscalerMemory, observation: Observation, elapsed: float, passed: float) -> _Sight:
-    """Return the record after one more observation."""
+    """Return these fields after one more observation, `passed` seconds after the last one.
+
+    `elapsed` is the time of the observation on the clock of the memory.
+    """
     whole = observation.whole
     return _Sight(
         known_seconds=memory.known_seconds + (passed if whole and memory.whole_at >= 0 else 0.0),
@@ -176,6 +185,7 @@ def _window(
 
     An observation without the whole load ages nothing, and recommends only a growth. Once the load has been
     unknown for `longest_gap`, the running number counts as a recommendation for a whole delay of known load.
+    `engines` is the new recommendation, and `elapsed` its time on the clock of the memory.
     """
     window, age = list(memory.window), sight.known_seconds
     unseen = elapsed - max(sight.whole_at, 0.0) > config.longest_gap
@@ -190,7 +200,7 @@ def _window(
 
 
 def _blind(observation: Observation, config: AutoscalerConfig, sight: _Sight, elapsed: float) -> str:
-    """Return a message on pods whose load was unknown for a whole `scale_down_delay`; empty without any."""
+    """Return a message that the load of pods was unknown for a whole `scale_down_delay`; "" if it was not."""
     engines = observation.ready > 0 and elapsed - max(sight.whole_at, 0.0) >= config.scale_down_delay
     gateways = config.min_replicas == 0 and elapsed - max(sight.heard_at, 0.0) >= config.scale_down_delay
     if not elapsed or not (engines or gateways):
@@ -210,7 +220,10 @@ def _without_smaller(window: list[tuple[float, int]], engines: int) -> list[tupl
 
 
 def _is_idle(observation: Observation) -> bool | None:
-    """Return whether the deployment has no requests at all; None while reports are missing."""
+    """Return whether the deployment has no requests at all.
+
+    The result is None if no report shows a request, and some engine or gateway did not report.
+    """
     load, traffic = observation.load, observation.traffic
     if traffic is not None and (traffic.in_flight or traffic.queued or traffic.held or traffic.arrivals > 0):
         return False
@@ -231,7 +244,11 @@ def _chosen(
     idle_seconds: float,
     idle: bool | None,
 ) -> _Recommendation:
-    """Return the final number: grow at once, shrink only to the largest of `window`, within the bounds."""
+    """Return the final number within the bounds: it grows at once, and shrinks to the largest of `window`.
+
+    `grow` is the number to grow to, and `keep` the number to keep at least. With `idle` for `idle_seconds`,
+    all engines may stop. `starts` are the engines that are starting.
+    """
     desired = observation.desired
     if config.min_replicas == 0:
         if desired == 0:
@@ -288,7 +305,7 @@ def _stays(observation: Observation, desired: int) -> str:
 def _grown(
     desired: int, starts: PodStarts, grow: _Recommendation, config: AutoscalerConfig
 ) -> _Recommendation:
-    """Return a larger number of engines, or the old number if more pods would not become ready either."""
+    """Return a larger number of engines, or the old one while engines do not start anyway."""
     target = min(grow.engines + starts.replaced, config.max_replicas, 2 * grow.engines)
     why = f"{target} engines instead of {desired}: {grow.why}"
     if starts.stuck:

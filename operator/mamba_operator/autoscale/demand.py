@@ -57,7 +57,10 @@ def demand(
     starts: PodStarts,
     passed: float,
 ) -> Demand:
-    """Return the demand of one observation. `passed`: seconds since the previous observation."""
+    """Return the demand of one observation, `passed` seconds after the previous one.
+
+    `costs` are the learned costs of requests, and `starts` the engines that are starting.
+    """
     load = observation.load or EngineLoad()
     prefill, decode = costs.prefill(load), costs.decode(load)
     first = memory.whole_at < 0
@@ -82,12 +85,12 @@ def demand(
 
 
 def waiting_requests(traffic: GatewayTraffic | None) -> int:
-    """Return the number of requests that no engine has yet."""
+    """Return the number of requests that wait at gateways for an engine."""
     return traffic.queued + traffic.held if traffic is not None else 0
 
 
 def _memory_demand(used: float, observation: Observation, config: AutoscalerConfig) -> float:
-    """Return the demand for slots or pages, in engines.
+    """Return the demand for slots or pages, in engines, of which `used` are in use.
 
     While no engine has room to read the states of these engines, more of these engines would fill as well:
     the states that wait then keep the engines that there are, and do not make the fleet grow.
@@ -100,7 +103,7 @@ def _memory_demand(used: float, observation: Observation, config: AutoscalerConf
 
 
 def _pool_demand(used: float, load: EngineLoad) -> float:
-    """Return the use of a pool in engines, plus that of waiting requests if they wait for the pool."""
+    """Return the use of slots or pages in engines, with the waiting requests if slots or pages are short."""
     if load.places and load.engines:
         used = max(used, load.running * load.engines / load.places)
     if load.engines and load.running and used >= CROWDED_SHARE * load.engines:
@@ -116,7 +119,11 @@ def _queue_demand(
     starts: PodStarts,
     work: float,
 ) -> float:
-    """Return the engines that clear, in time, the queue that will remain once new engines could be ready."""
+    """Return the engines that clear, in time, the queue that will remain once new engines could be ready.
+
+    `work` is the arriving work in seconds of an engine per second; the other parameters are those of
+    `demand`.
+    """
     load = observation.load or EngineLoad()
     tokens = load.waiting_tokens + waiting_requests(observation.traffic) * memory.prompt_tokens
     ahead = starts.seconds
@@ -143,7 +150,8 @@ def updated_rise(
     """Return (base, rise) of the memory after one more observation.
 
     At first the changes of the load are unknown. The load is then assumed to rise by the current number of
-    engines, and this assumption decays like an observed rise.
+    engines, and this assumption decays like an observed rise. `start` is the expected seconds of an engine's
+    start, and `passed` the seconds since the last observation.
     """
     if memory.whole_at < 0:
         return demanded.work_fast, float(observation.desired)
@@ -155,7 +163,7 @@ def updated_rise(
 
 
 def _smoothed(old: float, new: float, passed: float, constant: float, *, first: bool) -> float:
-    """Return the exponential moving average after `passed` seconds; `constant`: time constant in seconds."""
+    """Return the exponential moving average after `passed` seconds, with the time `constant` in seconds."""
     if first:
         return new
     return old + (1.0 - math.exp(-passed / constant)) * (new - old)

@@ -42,7 +42,7 @@ class EngineCosts(msgspec.Struct, frozen=True, kw_only=True):
         return load.output_rate * self.output_token
 
     def usable(self, config: AutoscalerConfig, use: float, prompts: float) -> float:
-        """Return the share of an engine that may be used under `use` and the target per token.
+        """Return the share of an engine that may be used: `use`, or less for the target per token.
 
         `prompts` is the share of prompts in the work: steps wait for prompts, not for one another.
         """
@@ -53,7 +53,7 @@ class EngineCosts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def engine_costs(memory: AutoscalerMemory, load: EngineLoad | None) -> EngineCosts:
-    """Return the learned costs of an engine; its current speed is used before a speed was learned."""
+    """Return the learned costs of an engine; before a speed was learned, by its current speed."""
     speed = memory.speed or (load.prefill_speed if load else 0.0)
     step, slope = _line(memory.step)
     return EngineCosts(

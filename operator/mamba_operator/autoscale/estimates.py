@@ -27,7 +27,11 @@ def updated_estimates(
     demanded: Demand,
     passed: float,
 ) -> AutoscalerMemory:
-    """Return the memory after one more observation; the caller sets its times and recommendations."""
+    """Return the memory after one more observation; the caller sets its times and recommendations.
+
+    `costs` and `demanded` are the costs and the demand by which it was decided, and `passed` the seconds
+    since the previous observation.
+    """
     load = observation.load
     memory = msgspec.structs.replace(memory, work_fast=demanded.work_fast, work_slow=demanded.work_slow)
     if load is None or load.unrated:
@@ -66,7 +70,10 @@ def _arrivals(
     load: EngineLoad,
     passed: float,
 ) -> IntervalArrivals:
-    """Return the requests and work since the last observation, scaled by the learned correction."""
+    """Return the requests and work of the `passed` seconds since the last observation.
+
+    Both are scaled by the learned correction.
+    """
     prompt = _prompt(memory, load) * costs.prompt_token
     prefill = costs.prefill(load)
     if load.engines:
@@ -88,7 +95,7 @@ def _arrivals(
 def _fleet_changed_recently(
     memory: AutoscalerMemory, observation: Observation, config: AutoscalerConfig
 ) -> bool:
-    """Return whether the real fleet may still have a queue from a smaller size, unlike the virtual one."""
+    """Return whether the real fleet may have a queue from a smaller size, which the virtual one has not."""
     since = memory.elapsed - max(memory.started, 0.0)
     return (
         bool(observation.pending)
@@ -105,7 +112,10 @@ def _corrected(
     arrivals: IntervalArrivals,
     load: EngineLoad,
 ) -> AutoscalerMemory:
-    """Return the memory with a correction from the virtual fleet of the real size and the measured times."""
+    """Return the memory with a new correction of the work.
+
+    The correction compares the measured times with the times of the virtual fleet of the real size.
+    """
     counted, late = load.first_tokens, load.first_tokens_late
     if load.finished > 0 and load.finished_slow / load.finished > late / max(counted, 1.0):
         counted, late = load.finished, load.finished_slow

@@ -16,7 +16,7 @@ MAX_SILENT_NAMES = 3
 
 
 class EngineReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The report of one engine at one moment; counters since its start."""
+    """The report of one engine at one moment. Its counters count from the start of the engine."""
 
     running: int = 0
     waiting: int = 0
@@ -111,7 +111,11 @@ class FleetView:
     def _load(
         self, engines: Mapping[str, EngineReport], tried: Mapping[str, EngineReport], passed: float
     ) -> EngineLoad:
-        """Return the load of all engines. Sizes, speeds and saturation are those of `engines` alone."""
+        """Return the load of all engines. `tried` are the engines of a canary, whose load is added.
+
+        Sizes, speeds and saturation are only those of `engines`, by name. `passed` is the seconds since the
+        last reports.
+        """
         reports, serving = engines.values(), [*engines.values(), *tried.values()]
         rates = [_Rates(self._engines.get(name), report, passed) for name, report in engines.items()]
         saturated = [rate for rate in rates if rate.saturated()]
@@ -195,7 +199,7 @@ class _Rates:
         return max(self.rate("prompt_tokens_total") - self.rate("cached_tokens_total") - left, 0.0)
 
     def saturated(self) -> bool:
-        """Return whether the engine never lacked prompts: those that waited at first lasted to the end.
+        """Return whether the engine always had prompts to compute: those waiting at first lasted to the end.
 
         Prompts that wait at both reports prove nothing, because arrivals coincide now and then. Counted as
         saturation, half-idle engines would teach the autoscaler half of the real capacity.

@@ -36,7 +36,7 @@ class AutoscalerMemory(msgspec.Struct, frozen=True, kw_only=True):
     desired: int | None = msgspec.field(default=None, name="asked")
     """`Observation.desired` of the last observation: a decision takes a moment to come into force."""
     window: tuple[tuple[float, int], ...] = ()
-    """Recent recommendations (known seconds, engines) that no later one has exceeded, oldest first."""
+    """Recent recommendations (known seconds, engines), each above all later ones, oldest first."""
     busy: float = 0.0
     """`elapsed` when there was last a request or a starting engine, or when neither could be excluded."""
     starting: tuple[tuple[str, float], ...] = ()

@@ -42,7 +42,11 @@ class MetricsReader:
             await self._session.close()
 
     async def read(self, address: str) -> str | None:
-        """Return the text of one pod; None when it does not answer in time."""
+        """Return the text of a pod's `/metrics`; None without a usable answer.
+
+        That is so if the pod cannot be reached, does not answer in time or with status 200, or sends more
+        than `MAX_ANSWER_BYTES`.
+        """
         assert self._session is not None
         url = f"http://{authority(address, self._port)}/metrics"
         try:

@@ -8,7 +8,7 @@ import msgspec
 
 
 class GatewayTraffic(msgspec.Struct, frozen=True, kw_only=True):
-    """Sums over the reports of all gateways."""
+    """Requests at the gateways: sums over the reports of all of them."""
 
     in_flight: int = 0
     """Requests that a gateway relays or that wait for an engine."""
@@ -21,7 +21,7 @@ class GatewayTraffic(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineLoad(msgspec.Struct, frozen=True, kw_only=True):
-    """Sums over the reports of engines; rates are per second."""
+    """Work of the engines: sums over the reports of all of them. Rates are per second."""
 
     engines: int = 0
     """Engines that report."""
@@ -89,7 +89,8 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
     woken: bool = False
     """Whether a gateway has just asked for an engine."""
     readers_full: bool = False
-    """Whether the engines that read the states of these have no room for more, so that states wait here."""
+    """Whether the engines that read the states of these engines have no room for more, so that states wait
+    here."""
     silent: tuple[str, ...] = ()
     """Names of the first few ready pods, engines and gateways, that did not answer."""
 

@@ -26,7 +26,7 @@ class PodStarts(msgspec.Struct, frozen=True, kw_only=True):
     stuck: int
     """Pods whose start has taken too long to count on them."""
     replaced: int
-    """Stuck pods that need a replacement: none while no pod starts at all."""
+    """Number of stuck pods that need a replacement; 0 while no pod becomes ready at all."""
 
 
 def pod_starts(

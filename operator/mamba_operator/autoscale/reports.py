@@ -53,9 +53,10 @@ def deletion_cost(text: str) -> DeletionCost:
 
 
 def engine_report(text: str, config: AutoscalerConfig, role: Role = "unified") -> EngineReport:
-    """Return the report of an engine. Raises ReportInvalid.
+    """Return the report of an engine of `role`. Raises ReportInvalid.
 
-    A prefill engine writes no token: its answer to a request is the state of the prompt.
+    `config` has the targets by which late answers are counted. A prefill engine writes no token: its answer
+    to a request is the state of the prompt.
     """
     series_by_name = series(text, _ENGINE)
     if _E + "requests_running" not in series_by_name:
@@ -103,7 +104,7 @@ def _moving_share(slabs: list[Sample]) -> float:
 def gateway_report(text: str, models: frozenset[str] | None = None) -> GatewayReport:
     """Return the report of a gateway. Raises ReportInvalid.
 
-    `models`: names of the models that count, at a gateway that serves several; None = all.
+    `models` are the names of the models whose requests count, at a gateway of several models; None = all.
     """
     series_by_name = series(text, _GATEWAY)
     if _G + "in_flight" not in series_by_name:
@@ -131,7 +132,7 @@ def gateway_report(text: str, models: frozenset[str] | None = None) -> GatewayRe
 
 
 def _is_work(labels: Mapping[str, str]) -> bool:
-    """Return whether requests with these labels need engines: refused and invalid requests do not."""
+    """Return whether requests with these labels are work for engines, as refused and invalid ones are not."""
     code = labels.get("code", "")
     if labels.get("reason") == "key_limit":
         return False
@@ -159,7 +160,10 @@ def _lines(text: str, series_names: frozenset[str]) -> Iterator[str]:
 
 
 def _late(buckets: list[Sample], target: float | None) -> tuple[float, float]:
-    """Return the counts (all, above the target) of a histogram, interpolated linearly inside a bucket."""
+    """Return how many durations a histogram counts, and how many of them are above `target`, in seconds.
+
+    Inside a bucket, the durations are taken as evenly spread. Without a target, none is above it.
+    """
     edges: dict[float, float] = {}
     for labels, value in buckets:
         edge = float(labels.get("le", "inf"))

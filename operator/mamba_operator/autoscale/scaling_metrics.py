@@ -30,7 +30,7 @@ HELP = {
     "pool_usage": "Share in use of the fuller pool, state slots or KV pages, mean over engines.",
     "waiting_requests": "Requests that wait in gateways and engines.",
 }
-"""Metric name without the prefix -> help text."""
+"""Help text by the name of the metric, without the prefix."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,9 +71,9 @@ class LatestDecision:
     """The autoscaler's last decision about one deployment."""
 
     desired: int
-    """Number of engines in force at that time."""
+    """Number of engines in force when it was decided."""
     start: int
-    """spec.replicas at that time."""
+    """spec.replicas when it was decided."""
     decision: ScalingDecision
     record: str
     """Encoded record for the history; empty while the number stays."""

@@ -26,7 +26,7 @@ def autoscaler_config(deployment: MambaDeployment, role: Role = "unified") -> Au
     A deployment without a range may still scale to zero: all of its engines then stop and start together.
 
     Args:
-        deployment: the object, or that of one pool.
+        deployment: the object, or the deployment of one pool.
         role: role of the engines.
     """
     spec, scaling = deployment.spec, deployment.spec.scaling
@@ -91,7 +91,7 @@ def scaling_status(
     """Return the new `status.scaling`; None if spec.replicas alone sets the number.
 
     Args:
-        deployment: the object, or that of one pool.
+        deployment: the object, or the deployment of one pool.
         old: the previous status.
         engine: the engine Deployment, if it exists.
         wake: text that a gateway last wrote to request an engine.
@@ -138,7 +138,11 @@ def _initial_status(
     now: datetime,
     replicas_field: str,
 ) -> ScalingStatus:
-    """Return the first status. Running engines continue, unless spec.replicas is 0."""
+    """Return the first status. Running engines continue, unless spec.replicas is 0.
+
+    `wake` is the text that a gateway last wrote to request an engine, and `replicas_field` the name of the
+    field that sets the number, for the reason.
+    """
     start = deployment.spec.replicas
     running = (engine.get("spec") or {}).get("replicas") if engine is not None else None
     if isinstance(running, int) and start > 0:

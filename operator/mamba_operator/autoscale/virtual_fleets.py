@@ -82,7 +82,10 @@ def advance(
 def simulated_interval(
     size: int, backlog: float, config: AutoscalerConfig, costs: EngineCosts, arrivals: IntervalArrivals
 ) -> tuple[float, float]:
-    """Return one fleet's seconds of waiting work after the interval, and its share of requests in time."""
+    """Return one fleet's seconds of waiting work after the interval, and its share of requests in time.
+
+    The fleet has `size` engines and `backlog` seconds of waiting work at the beginning.
+    """
     capacity = size * costs.capacity
     free = capacity - arrivals.decode
     grown = backlog + (arrivals.prefill - free) * arrivals.seconds
@@ -133,8 +136,8 @@ def smallest_sufficient(memory: AutoscalerMemory, config: AutoscalerConfig, *, g
 def share_met(memory: AutoscalerMemory, config: AutoscalerConfig, size: int) -> float | None:
     """Return the share (0 to 1) of recent requests that a fleet of `size` engines would have served in time.
 
-    It is the share of the largest virtual fleet that is no larger than `size`, of the smallest one if there
-    is none. None while there were too few requests.
+    It is the share of the largest virtual fleet that is no larger than `size`, or of the smallest one if all
+    are larger. None while there were too few requests.
     """
     fleets = sizes(config)
     if memory.came < MIN_PAST_REQUESTS or len(memory.met) != len(fleets):

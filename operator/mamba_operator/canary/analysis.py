@@ -24,7 +24,7 @@ MEASURES: tuple[Measure, ...] = ("errors", "ttft", "tpot", "answers")
 FIRST_LOOK = 20
 """Number of the candidate's requests, or streamed answers, at the first look of a step."""
 LOOK_GROWTH = 4 / 3
-"""Growth of that number until the next look."""
+"""Factor from one look to the next on the number of requests at which it takes place."""
 SETTLE_SECONDS = 60.0
 """Seconds at the beginning of a step in which durations do not count: the caches of new engines are empty,
 and conversations that change their engine are computed again."""
@@ -40,7 +40,8 @@ class TrackCounts:
     ttft: Histogram = field(default_factory=Histogram)
     tpot: Histogram = field(default_factory=Histogram)
     texts: Attempts = field(default_factory=Attempts)
-    """Texts of the candidate for copies of requests: equal to that of the other revision, or failed: not."""
+    """Texts of the candidate for copies of requests. A text has failed if it differs from the other
+    revision's."""
     differences: Histogram = field(default_factory=Histogram)
     """Numbers of the first tokens in which such texts differ."""
 
@@ -56,7 +57,7 @@ class TrackCounts:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The numbers of one measure."""
+    """The numbers of one measure of both revisions, in words."""
 
     measure: Measure
     candidate: str
@@ -66,7 +67,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class CanaryFigures:
-    """Figures of a candidate in its present step."""
+    """Results of the comparison of a candidate in its present step."""
 
     revision: str
     step: int
@@ -75,7 +76,7 @@ class CanaryFigures:
     """Requests that the candidate answered or failed in the step."""
     comparisons: tuple[Comparison, ...] = ()
     alarm: tuple[str, str] | None = None
-    """Reason and message if the candidate is worse, with the stated confidence; None = it is not."""
+    """Reason and message why the candidate is worse, with the stated confidence; None = it is not."""
 
 
 class CandidateTrial:
@@ -92,7 +93,7 @@ class CandidateTrial:
     ) -> None:
         self.revision, self.analysis, self._max_different = revision, analysis, max_different_answers
         self.terms = revision, analysis, max_different_answers
-        """Revision and bounds: the counts of a trial with others do not apply."""
+        """Revision and bounds. A trial with other terms begins anew."""
         self._looks: dict[Measure, int] = dict.fromkeys(MEASURES, 0)
         # The error is shared by the measures that may end the candidate. Texts are compared on request only.
         self._parts = len(MEASURES) - (max_different_answers >= OFF["answers"])
@@ -103,13 +104,13 @@ class CandidateTrial:
         self._alarm: tuple[str, str] | None = None
 
     def observe(self, now: float, step: int, candidate: TrackCounts, stable: TrackCounts) -> CanaryFigures:
-        """Add what both revisions answered since the last call, and compare them if it is time for a look.
+        """Add the answers of both revisions since the last call, and compare them if it is time for a look.
 
         Args:
             now: seconds of a monotonic clock.
             step: index of the step whose weight is in force.
-            candidate: what the candidate answered.
-            stable: what the revision beside it answered.
+            candidate: answers of the candidate.
+            stable: answers of the revision beside it.
         """
         if step != self._step:
             self._step, self._begin = step, now

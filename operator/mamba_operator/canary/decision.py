@@ -36,13 +36,13 @@ class CandidateFacts:
     runs_revision: bool
     """Whether the Deployment has the revision of the spec."""
     figures: CanaryFigures | None
-    """Figures of the requests; None = there are none yet."""
+    """Results of the comparison; None = there are none yet."""
     request: CanaryRequest | None
     """Request of a person about this candidate."""
 
     @property
     def own_figures(self) -> CanaryFigures | None:
-        """Figures of this candidate; None = there are none, or they are those of an earlier one."""
+        """Results of this candidate's comparison; None = there are none, or only an earlier candidate's."""
         figures = self.figures
         return figures if figures is not None and figures.revision == self.revision else None
 
@@ -84,7 +84,7 @@ def canary_decision(
 
     Args:
         canary: `spec.rollout.canary`.
-        facts: what is observed of the candidate.
+        facts: the observed facts about the candidate.
         replicas: number of engines that are to run beside it.
         paused: whether `spec.rollout.pause` is set.
         now: the time, with a time zone.
@@ -122,12 +122,12 @@ def canary_decision(
 
 
 def stage_of(canary: Canary, step: int) -> CanaryStep | CanaryShadow:
-    """Return the step with that index, or the phase of copies before the first one."""
+    """Return the step with the index `step`, or the phase of copies before the first step."""
     return canary.shadow if step == SHADOW_STEP and canary.shadow is not None else canary.steps[max(step, 0)]
 
 
 def _present_state(canary: Canary, facts: CandidateFacts) -> CanaryState:
-    """Return the recorded state; the beginning for another candidate than the recorded one."""
+    """Return the recorded state of the candidate, or the state at its beginning if none is recorded."""
     state = facts.recorded
     if state is None or state.revision != facts.revision:
         return CanaryState(facts.revision, 0 if canary.shadow is None else SHADOW_STEP)
@@ -153,10 +153,10 @@ def _weight(canary: Canary, state: CanaryState) -> int:
 
 
 def _bearable(weight: int, ready: int, replicas: int) -> int:
-    """Return the weight, or less of it while some of the engines that it is for are not ready.
+    """Return the weight, or less of it while some of the engines that it is meant for are not ready.
 
-    An autoscaler may have asked for more engines of which only the others have started, or an engine of the
-    candidate may have ended: the rest would get more than they can answer, and look slow.
+    An autoscaler may have asked for more engines, of which only some have started, or an engine of the
+    candidate may have ended: the other engines would get more than they can answer, and look slow.
     """
     needed = candidate_engines(replicas, weight)
     return weight if not weight or ready >= needed else max(1, weight * ready // needed)

@@ -40,7 +40,7 @@ class Histogram:
         return Histogram(self.bounds, tuple(one + more for one, more in pairs))
 
     def since(self, before: "Histogram") -> "Histogram":
-        """Return what was added after `before`; everything, where a counter has restarted."""
+        """Return the durations that were added after `before`; all of them if a counter has restarted."""
         if before.bounds != self.bounds:
             return self
         more = tuple(now - then for now, then in zip(self.counts, before.counts, strict=True))
@@ -68,7 +68,7 @@ class Histogram:
         return (self.bounds[index - 1] if index else high / 2), high
 
     def median(self) -> float:
-        """Return the median in seconds; 0 without durations, the last finite bound beyond it."""
+        """Return the median in seconds; 0 without durations, the last finite bound if it lies beyond that."""
         left = self.total / 2
         for index, count in enumerate(self.counts):
             if count and left <= count:

@@ -21,7 +21,7 @@ Verb = Literal["pause", "resume", "promote", "abort"]
 
 @dataclass(frozen=True, slots=True)
 class CanaryState:
-    """The present step of one candidate."""
+    """The present step of one candidate, as its Deployment records it."""
 
     revision: str
     """Value of the label `revision` of the candidate's pods."""
@@ -37,12 +37,15 @@ class CanaryState:
 
     @property
     def began(self) -> datetime | None:
-        """Time at which the weight of the step came into force."""
+        """Time at which the weight of the step came into force; None = it has not, or the text is no time."""
         return parse_timestamp(self.since) if self.since is not None else None
 
 
 def state_in(candidate: Manifest | None) -> CanaryState | None:
-    """Return the state that the Deployment X-candidate records; None where it records no readable one."""
+    """Return the state that the Deployment X-candidate records.
+
+    The result is None if there is no such Deployment, or its annotation is missing or invalid.
+    """
     text = annotation(candidate, names.ANNOTATION_CANARY_STATE) if candidate is not None else None
     try:
         state = CanaryState(**json.loads(text)) if text is not None else None
@@ -67,7 +70,7 @@ class CanaryRequest:
 
 
 def request_in(owner: Manifest, revision: str) -> CanaryRequest | None:
-    """Return what the annotation `canary` asks of this revision; None = nothing, or it cannot be read."""
+    """Return the request about `revision` in the annotation `canary`; None without a valid one."""
     match (annotation(owner, names.ANNOTATION_CANARY) or "").split():
         case ["pause" | "promote" | "abort" as verb, named] if named == revision:
             return CanaryRequest(verb, named)

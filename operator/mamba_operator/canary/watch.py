@@ -49,13 +49,16 @@ class GatewayCounts:
     copies: Mapping[str, Attempts]
     """Answers to requests of which there is a copy, by track."""
     texts: Attempts
-    """Texts of copies: equal to that of the other revision, or failed: not."""
+    """Texts for copies of requests. A text has failed if it differs from the other revision's."""
     differences: Histogram
     """Numbers of the first tokens in which such texts differ."""
 
 
 def read_counts(text: str, deployment: str) -> GatewayCounts:
-    """Return what a gateway has counted of one deployment; it may serve several. Raises ReportInvalid."""
+    """Return the counts of a gateway for one deployment; the gateway may serve several.
+
+    Raises ReportInvalid.
+    """
     by_name = series(text, frozenset((_TTFT, _TPOT, _COPIES, _TEXTS, _DIFFERENCES)))
     ttft, tpot, copies, texts, differences = (
         # A gateway of an earlier version has no such label, and serves one deployment.
@@ -104,7 +107,7 @@ class _Selection:
 
 
 class _Progress:
-    """Trial of one candidate, and the last counts of each gateway."""
+    """Trial of one candidate, its last results, and the last counts of each gateway."""
 
     def __init__(self, trial: CandidateTrial) -> None:
         self.trial = trial
@@ -114,7 +117,7 @@ class _Progress:
     def increase(
         self, selection: _Selection, reports: Mapping[str, GatewayCounts | None]
     ) -> dict[str, TrackCounts]:
-        """Return what each track answered since the last reports of the gateways."""
+        """Return the answers of each track since the last reports of the gateways, by track."""
         sums = {names.CANDIDATE: TrackCounts(), names.STABLE: TrackCounts()}
         for gateway, counts in reports.items():
             before = self.last.get(gateway)
@@ -138,7 +141,10 @@ class _Progress:
 
 
 def _answers(track: str, selection: _Selection, before: GatewayCounts, now: GatewayCounts) -> Attempts:
-    """Return the requests of clients that a track answered or failed, or the copies in the phase of those."""
+    """Return the answers and failures of a track at one gateway since `before`.
+
+    They are for requests of clients, or in the phase of copies for copies and their originals.
+    """
     if selection.state.step == SHADOW_STEP:
         return increase(before.copies[track], now.copies[track])
     total = Attempts()
@@ -154,7 +160,7 @@ def _more(track: str, before: Times, now: Times) -> Histogram:
 
 
 class CanaryWatch(PodPoller[_Selection, _Progress]):
-    """Poller of candidates. One instance per active operator.
+    """The part of the operator that polls gateways about candidates. One instance per active operator.
 
     Args:
         indices: the objects of each deployment, as the operator's watches last saw them.
@@ -171,7 +177,7 @@ class CanaryWatch(PodPoller[_Selection, _Progress]):
         self._read = read
 
     def figures(self, key: Key) -> CanaryFigures | None:
-        """Return the figures of the candidate; None without one, or before the first poll."""
+        """Return the results of the comparison; None without a candidate, or before the first poll."""
         progress = self._reports.get(key)
         return progress.figures if progress is not None else None
 
@@ -214,7 +220,7 @@ class CanaryWatch(PodPoller[_Selection, _Progress]):
 
 
 def _canary_of(owner: Any) -> Canary | None:
-    """Return `spec.rollout.canary` of a stored object; None where there is none, or an invalid one."""
+    """Return `spec.rollout.canary` of a stored object; None if it has none, or an invalid one."""
     raw = section(section(owner, "spec"), "rollout").get("canary")
     try:
         return Canary.model_validate(raw, by_alias=True, by_name=False) if raw is not None else None

@@ -27,15 +27,15 @@ NO_PLACE = 409
 
 
 async def give_adapters(update: AdapterUpdate, token: str, call: AdminCall) -> AdapterOutcome:
-    """Load and unload adapters of one engine until it serves those of the update; return the outcome.
+    """Load and unload adapters of one engine until it serves those that `update` names; return the outcome.
 
-    Adapters that are no longer named are unloaded last, so that a failed load leaves all that served before.
-    Only where no place is free are they unloaded first.
+    Adapters that are no longer named are unloaded last, so that all adapters that served before a failed load
+    still serve. They are unloaded first only where no place is free.
     """
     engine = _Engine(update, token, call)
     status, answer = await engine.call("lora_adapters", None)
     if status != 200:
-        return engine.failure(f"its adapters are not known: {answer}", 0)
+        return engine.failure(f"the operator could not read which adapters it serves: {answer}", 0)
     loaded = {str(one["name"]): str(one["path"]) for one in answer["adapters"]}
     surplus = [name for name in loaded if name not in update.adapters]
     for name, path in update.adapters.items():
@@ -66,15 +66,15 @@ class _Engine:
         return await self.call("load_lora_adapter", {"lora_name": name, "lora_path": path})
 
     async def unload(self, surplus: Sequence[str]) -> AdapterOutcome | None:
-        """Unload adapters, if they are still loaded. Return why not; None = they are gone."""
+        """Unload adapters that are still loaded. Return the outcome of a failure; None = all are gone."""
         for name in surplus:
             status, answer = await self.call("unload_lora_adapter", {"lora_name": name})
             if status not in (200, 404):
-                return self.failure(f"adapter {name} is not unloaded: {answer}", status)
+                return self.failure(f"adapter {name} could not be unloaded: {answer}", status)
         return None
 
     def failure(self, message: str, status: int) -> AdapterOutcome:
-        """Return the outcome of a call that was answered with `status`, or with nothing (0)."""
+        """Return the outcome of a call that was answered with `status`, or not at all (0)."""
         text = f"engine {self._update.pod}: {message}"
         return AdapterOutcome(self._update.settings, text, 400 <= status < 500)
 
@@ -88,7 +88,7 @@ class _Attempt:
 
 
 class AdapterUpdates:
-    """Attempts to give engines their adapters, by deployment and run of an engine."""
+    """The attempts to give engines their adapters, by deployment and by run of an engine."""
 
     def __init__(self, call: AdminCall = call_admin) -> None:
         self._call = call
@@ -103,7 +103,7 @@ class AdapterUpdates:
         }
 
     async def advance(self, key: Key, updates: Sequence[AdapterUpdate], token: str) -> bool:
-        """Start the attempts that are due, wait a little for their ends, and return whether one has ended."""
+        """Start the attempts that are due, wait a moment for their ends, and return whether one has ended."""
         attempts = self._attempts.setdefault(key, {})
         for update in updates:
             attempt = attempts.get(update.run)
@@ -117,7 +117,7 @@ class AdapterUpdates:
         return bool(ended)
 
     def keep(self, key: Key, runs: Sequence[str]) -> None:
-        """Forget the attempts of engines that are gone."""
+        """Forget the attempts of all engines of a deployment but those with `runs`."""
         attempts = self._attempts.get(key, {})
         for run in attempts.keys() - {*runs}:
             attempts.pop(run).task.cancel()

@@ -37,7 +37,7 @@ class AdminKey:
         return hashlib.sha256(b"id " + self.secret).hexdigest()[:6]
 
     def token(self, uid: str) -> str:
-        """Return the token of the deployment with that uid."""
+        """Return the token of the deployment whose uid is `uid`."""
         return hmac.new(self.secret, f"admin token {uid}".encode(), hashlib.sha256).hexdigest()
 
 
@@ -64,7 +64,8 @@ async def admin_key(client: KubeClient, namespace: str, name: str) -> AdminKey |
     key = _key(secret or {})
     if key is None:
         raise ClusterError(
-            f"Secret {namespace}/{name} has no usable {DATA_KEY}: delete the Secret, it is created again"
+            f"Secret {namespace}/{name} has no usable {DATA_KEY}: delete the Secret, and the operator "
+            "creates it again"
         )
     return AdminKey(key)
 

@@ -27,7 +27,7 @@ from mamba_operator.rollout.rollback import (
 
 @dataclass(frozen=True, slots=True)
 class CanaryPass:
-    """The canary of one pass: the decision, and what its children and the status are made of."""
+    """The canary of one pass: the decision, and the facts that its children and the status need."""
 
     decision: CanaryDecision
     revision: EngineRevision
@@ -39,7 +39,7 @@ class CanaryPass:
     figures: CanaryFigures | None
 
     def candidate(self) -> Candidate:
-        """Return what the children of the candidate are made of."""
+        """Return the facts that the children of the candidate are rendered from."""
         decision, copies = self.decision, self.decision.copies
         return Candidate(
             self.revision,
@@ -77,16 +77,16 @@ class CanaryPass:
 
 def _verdict(figures: CanaryFigures | None) -> str:
     if figures is None:
-        return "no requests were compared yet in this step"
+        return "no request of this step has been compared yet"
     if figures.alarm is not None:
         return f"the candidate is worse: {figures.alarm[1]}"
     if not any(one.looks for one in figures.comparisons):
         return "the candidate has answered too few requests for a comparison"
-    return "nothing is shown against the candidate"
+    return "the comparison has found nothing against the candidate"
 
 
 def has_candidate(context: Context, snapshot: Snapshot, revision: EngineRevision) -> bool:
-    """Return whether a candidate of that revision runs."""
+    """Return whether a candidate of `revision` runs."""
     state = state_in(snapshot.child("Deployment", context.children.candidate))
     return state is not None and state.revision == revision.label
 
@@ -99,11 +99,11 @@ def canary_choice(
     ready: EngineRevision | None,
     now: datetime,
 ) -> tuple[RevisionChoice, CanaryPass | None]:
-    """Return the choice of the engines' revision, and the canary that keeps it; None = there is none.
+    """Return the choice of the engines' revision, and the canary under way; None = there is none.
 
     Args:
         context: everything that children depend on.
-        snapshot: what was observed, with the pods of the engines' role.
+        snapshot: observed objects, with the pods of the engines' role.
         choice: the choice without a canary. Only the revision of the spec can be tried by one.
         revision: the revision of the spec.
         ready: the last ready revision; None = there is none.
@@ -141,7 +141,10 @@ def canary_choice(
 
 
 def _promoting(current: CanaryPass, snapshot: Snapshot, engine: Manifest) -> CanaryPass | None:
-    """Return the canary while all engines are replaced; None without a candidate of that revision."""
+    """Return the canary while all engines are replaced by its revision.
+
+    The result is None if no such candidate runs any more, or all engines are ready.
+    """
     recorded = state_in(snapshot.child("Deployment", snapshot.names.candidate))
     label = current.revision.label
     if recorded is None or recorded.revision != label or is_ready(engine, label, snapshot.pods):
@@ -158,7 +161,10 @@ def _failure(
     child: Manifest | None,
     now: datetime,
 ) -> tuple[str, str] | None:
-    """Return why the candidate's engines do not start; None = they do, or may yet."""
+    """Return reason and message why the candidate's engines do not start; None = they do, or still may.
+
+    `child` is the candidate's Deployment, and `ready` the last ready revision, to which engines would return.
+    """
     if child is None or label_of(child) != revision.label:
         return None
     facts = rollout_facts(revision, ready, child, snapshot.candidates, {}, snapshot.engine_times, now)

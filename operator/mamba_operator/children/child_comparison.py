@@ -62,8 +62,8 @@ class ChildComparison:
     up_to_date: dict[str, str]
     """Value of `Snapshot.up_to_date` for the children that match their manifest now."""
     cache_kept: str | None
-    """Reason why the claim of the model cache is not changed although the spec differs; it is then not in
-    `applies`."""
+    """Reason why the claim of the model cache stays as it is although the spec differs. Its change is then
+    not in `applies`. None = it matches, or can be changed."""
 
 
 def compare_children(desired: Sequence[Manifest], snapshot: Snapshot) -> ChildComparison:
@@ -107,7 +107,7 @@ def _compare(manifest: Manifest, snapshot: Snapshot, up_to_date: dict[str, str])
 
 
 def version_hash(desired: Manifest, observed: Manifest) -> str:
-    """Return the value in `Snapshot.up_to_date` of a child that matches its manifest in this version."""
+    """Return the value in `Snapshot.up_to_date` of a child whose present version matches its manifest."""
     return f"{metadata(observed).get('resourceVersion')} {annotation(desired, names.ANNOTATION_SPEC_HASH)}"
 
 
@@ -214,9 +214,10 @@ def _list_differences(desired: list[Any], observed: list[Any], path: str) -> Ite
 
 
 def _identity(items: list[Any]) -> tuple[str, ...] | None:
-    """Return the first of `IDENTITIES` that every item of a list has, with values that differ between items.
+    """Return the first of `IDENTITIES` by which the items of a list can be told apart.
 
-    None if there is none: the items are then compared by their positions in the list.
+    Every item has its fields, with values that differ between items. None = there is none, or not all items
+    are objects: the items are then compared by their positions in the list.
     """
     if not items or not all(isinstance(item, Mapping) for item in items):
         return None

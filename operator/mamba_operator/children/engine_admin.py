@@ -46,7 +46,11 @@ async def put_strategy(
 async def call_admin(
     address: str, token: str, path: str, body: Mapping[str, Any] | None = None, port: int = names.ADMIN_PORT
 ) -> tuple[int, Any]:
-    """Send one call, a GET without a body and a POST with one; return its status and what it answered."""
+    """Send one call to the admin port of an engine: a GET without `body`, a POST with one.
+
+    Return the status and the JSON of the answer, or the message of an error; status 0 without a readable
+    answer.
+    """
     method, url = "GET" if body is None else "POST", f"http://{authority(address, port)}{path}"
     status, text = await _answer(method, url, token, body, LONG_CALL)
     if status >= 400:
@@ -64,7 +68,10 @@ async def _answer(
     body: Mapping[str, Any] | None,
     timeout: aiohttp.ClientTimeout = TIMEOUT,
 ) -> tuple[int, str]:
-    """Send one call and return status and text of the response; status 0 and the error if there is none."""
+    """Send one call and return the status and text of the response.
+
+    Without a response, the status is 0 and the text is the error.
+    """
     headers = {"Authorization": f"Bearer {token}"}
     try:
         async with (
@@ -111,7 +118,7 @@ async def send_updates(
 
 
 def _error_message(text: str) -> str:
-    """Return the message of an error envelope; the text itself if it is none."""
+    """Return the message in an error envelope, or the text itself if it is no envelope."""
     try:
         envelope = json.loads(text)
         text = str(envelope["error"]["message"])

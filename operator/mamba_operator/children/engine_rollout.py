@@ -43,21 +43,21 @@ class EngineRollout:
     adapter_updates: tuple[AdapterUpdate, ...]
     """Running engines that may not serve the adapters of the spec yet."""
     last_ready: EngineRevision | None
-    """Revision that is recorded as the last ready one; None = none is."""
+    """Revision that is recorded as the last ready one; None = no revision is recorded."""
     later: frozenset[Ref]
     """Children of the engines that are created only after the model was downloaded; else empty."""
     begins_unasked: bool = False
-    """Whether ready engines begin to be replaced although their object was not edited."""
+    """Whether a roll-out begins although nobody has edited the object."""
     canary: CanaryPass | None = None
     """The canary under way; None = there is none."""
 
 
 def engine_rollout(context: Context, snapshot: Snapshot, now: datetime, *, loading: bool) -> EngineRollout:
-    """Decide what the engines of one role are to run.
+    """Decide which revision the engines of one role run, and how they get there.
 
     Args:
         context: everything that children depend on, without the revision.
-        snapshot: what was observed.
+        snapshot: observed objects.
         now: the time, with a time zone.
         loading: whether the model is being downloaded. No engines are created then, and engines that serve
             another model keep running.
@@ -114,9 +114,10 @@ def _in_turn(
     *,
     loading: bool,
 ) -> tuple[RevisionChoice, bool]:
-    """Return the choice, or the ready revision if the roll-out has to wait for others.
+    """Return the choice, or the `ready` revision if the roll-out has to wait for other roll-outs.
 
-    The second value says whether a roll-out begins that no edit of the object has caused.
+    The second value says whether a roll-out begins although nobody has edited the object. `desired` is the
+    revision of the spec, and `loading` says that its model is being downloaded, so that nothing begins.
     """
     if loading or choice.instead is not None or has_candidate(context, snapshot, desired):
         return choice, False
@@ -159,9 +160,9 @@ def _tuned(
 def _adapters(
     context: Context, snapshot: Snapshot, revision: EngineRevision, now: datetime, *, loading: bool
 ) -> AdapterRollout:
-    """Return the decision about the adapters of running engines, if the operator can reach these.
+    """Return the decision about the adapters of running engines, if the operator can reach the engines.
 
-    While files are downloaded, engines keep what they serve.
+    While files are downloaded (`loading`), engines keep the adapters that they serve.
     """
     if not context.key_id:
         return AdapterRollout(revision, (), "")
@@ -238,7 +239,10 @@ class ReadyRecord:
 
 
 def ready_record(engines: EngineRollout, snapshot: Snapshot, compared: ChildComparison) -> ReadyRecord:
-    """Decide which revision was last ready. Engines that this pass changes (`compared`) are not ready yet."""
+    """Decide which revision was last ready. `compared` are the changes of this pass.
+
+    Engines that the pass changes are not ready yet.
+    """
     if not _is_ready_now(engines, snapshot, compared):
         last = engines.last_ready
         return ReadyRecord(last.label if last is not None else None)
@@ -249,7 +253,7 @@ def ready_record(engines: EngineRollout, snapshot: Snapshot, compared: ChildComp
 
 
 def _is_ready_now(engines: EngineRollout, snapshot: Snapshot, compared: ChildComparison) -> bool:
-    """Return whether all engines run the spec's own revision and are ready, and none is about to change."""
+    """Return whether all engines run the spec's own revision and are ready, and no change is due."""
     deployment = Ref("Deployment", engines.context.children.engine)
     changing = any(ref(apply.manifest) == deployment for apply in compared.applies)
     waits = changing or engines.adapter_updates or engines.later or engines.choice.instead is not None

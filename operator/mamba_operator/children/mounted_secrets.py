@@ -91,7 +91,7 @@ def pods_wait(snapshot: Snapshot) -> bool:
 
 
 def _mounts_another(engine: Manifest, secret: str) -> bool:
-    """Return whether the engines mount an admin token of another name, such as an earlier operator's."""
+    """Return whether the engines mount another admin token than `secret`, such as an earlier operator's."""
     try:
         volumes = engine["spec"]["template"]["spec"]["volumes"]
         return any(

@@ -39,7 +39,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class ConditionInputs:
-    """Everything by which conditions are decided."""
+    """The facts by which all conditions are decided."""
 
     snapshot: Snapshot
     plan: ReconcilePlan
@@ -150,7 +150,7 @@ def combined(of_roles: Mapping[Role, Results], outgoing: str = "") -> dict[Condi
 
 
 def _worst(type_: ConditionType, of_roles: Mapping[Role, ConditionResult]) -> ConditionResult:
-    """Return the result of the worst role, with the name of that role where it differs from the other."""
+    """Return the result of the worst role; the message names the role where the roles differ."""
     if len(set(of_roles.values())) == 1:
         return next(iter(of_roles.values()))
     rank = {role: _badness(type_, result) for role, result in of_roles.items()}

@@ -77,7 +77,7 @@ def available(view: ConditionInputs) -> ConditionResult:
 
 
 def _late_start_text(view: ConditionInputs) -> str:
-    """Say that the first request will not wait for its engine, if engines are known to start too slowly."""
+    """Say that the first request gets 503, if engines are known to start too slowly for it; else ""."""
     latest, deployment = view.snapshot.latest_decision, view.plan.deployment
     start = latest.decision.memory.start_seconds if latest is not None else 0.0
     if deployment is None or start <= deployment.spec.gateway.limits.queue_timeout.seconds:
@@ -193,7 +193,7 @@ HEALTHY = ConditionResult("False", Reason.AS_EXPECTED, "nothing is wrong: there 
 
 
 def degraded(view: ConditionInputs) -> ConditionResult:
-    """Return the condition Degraded. Its message mentions a roll-back even if another trouble precedes it."""
+    """Return the condition Degraded. Its message also mentions a roll-back if another trouble comes first."""
     result = evaluate(DEGRADED, view, otherwise=HEALTHY)
     if view.plan.failed is None or result.reason == Reason.ROLLED_BACK or result.status != "True":
         return result

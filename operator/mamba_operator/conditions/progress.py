@@ -140,11 +140,15 @@ def canary_is_under_way(view: ConditionInputs) -> ConditionResult | None:
     )
     if canary.phase in ("Paused", "Waiting"):
         asks = (
-            "it is paused, and no further step begins until it is resumed"
+            "the canary is paused, and no further step begins"
             if canary.phase == "Paused"
-            else "the step lasts until it is resumed"
+            else "this step lasts"
         )
-        return ConditionResult("False", Reason.CANARY_WAITS, f"{text}; {asks}, promoted or aborted")
+        return ConditionResult(
+            "False",
+            Reason.CANARY_WAITS,
+            f"{text}; {asks} until you resume, promote or abort the canary with `mambaserve rollout`",
+        )
     return ConditionResult("True", Reason.CANARY_RUNNING, text)
 
 
@@ -152,7 +156,9 @@ def settings_are_being_sent(view: ConditionInputs) -> ConditionResult | None:
     updates = view.plan.settings_updates
     if not updates:
         return None
-    detail = "; ".join(update.message for update in view.plan.rejected_updates) or "they are being sent"
+    detail = (
+        "; ".join(update.message for update in view.plan.rejected_updates) or "the operator is sending them"
+    )
     return ConditionResult(
         "True",
         Reason.SWITCHING_STRATEGY,
@@ -169,7 +175,7 @@ def adapters_are_changing(view: ConditionInputs) -> ConditionResult | None:
     detail = "; ".join(outcome.message for outcome in left if outcome is not None)
     text = (
         f"{len(left)} of {view.desired} engines do not serve the adapters of spec.model.adapters yet: "
-        f"{detail or 'they are loading them'}"
+        f"{detail or 'they are loading the adapters'}"
         if left
         else "engines serve the adapters of spec.model.adapters, with which new engines will start as well"
     )
@@ -191,7 +197,7 @@ def rollout_is_paused(view: ConditionInputs) -> ConditionResult | None:
         "False",
         Reason.ROLLOUT_PAUSED,
         f"{view.engine.updated} of {view.desired} engines have the new revision: the others keep the old one "
-        "until spec.rollout.pause is false",
+        "until you set spec.rollout.pause to false",
     )
 
 
@@ -202,8 +208,8 @@ def old_revision_runs(view: ConditionInputs) -> ConditionResult | None:
     return ConditionResult(
         "True",
         Reason.ROLLING_OUT,
-        f"{view.engine.updated} of {view.desired} engines have the new revision; engines with an older one, "
-        f"which are replaced: {old}{in_place_text(view)}",
+        f"{view.engine.updated} of {view.desired} engines have the new revision; engines with an older "
+        f"revision that are still to be replaced: {old}{in_place_text(view)}",
     )
 
 
@@ -211,8 +217,8 @@ def too_many_engines(view: ConditionInputs) -> ConditionResult | None:
     if view.engine.replicas <= view.desired:
         return None
     message = (
-        f"{view.engine.replicas} engines run, more than the desired {view.desired}: the others complete "
-        "their requests and end"
+        f"{view.engine.replicas} engines run, more than the desired {view.desired}: the surplus engines "
+        "complete their requests and end"
     )
     return ConditionResult("True", Reason.SCALING_DOWN, message)
 
@@ -232,7 +238,10 @@ def too_few_engines(view: ConditionInputs) -> ConditionResult | None:
     if loading := sum(map(is_loading, view.snapshot.pods)):
         message = f"{loading} of {view.desired} engines load the model: wait until they are ready{cause}"
         return ConditionResult("True", Reason.LOADING_MODEL, message)
-    message = f"{view.engine.ready} of {view.desired} engines are ready, the others are being started{cause}"
+    message = (
+        f"{view.engine.ready} of {view.desired} engines are ready, and the operator is starting the others"
+        f"{cause}"
+    )
     return ConditionResult("True", Reason.SCALING_UP, message)
 
 
@@ -241,9 +250,9 @@ def gateway_rolls_out(view: ConditionInputs) -> ConditionResult | None:
     if gateway.exists and gateway.current and gateway.ready >= gateway.desired:
         return None
     message = (
-        f"{gateway.ready} of {gateway.desired} gateways are ready, the others are being started"
+        f"{gateway.ready} of {gateway.desired} gateways are ready, and the operator is starting the others"
         if gateway.exists
-        else "the gateways are being created"
+        else "the operator is creating the gateways"
     )
     return ConditionResult("True", Reason.ROLLING_OUT, message)
 
@@ -299,7 +308,7 @@ def roll_back_text(plan: ReconcilePlan) -> str:
 
 
 def stuck_text(view: ConditionInputs) -> str | None:
-    """Describe what made no progress until its deadline, and which engines serve; None if nothing is."""
+    """Say what made no progress until its deadline, and which engines serve; None if nothing is stuck."""
     engine, gateway = view.engine, view.gateway
     # The controller's message may still refer to the revision that was rolled back. Where all engines that
     # there is room for run the desired revision, only room is missing and the roll-out is complete.
@@ -311,8 +320,8 @@ def stuck_text(view: ConditionInputs) -> str | None:
             )
         return (
             f"the roll-out of engines is stuck: {engine.stuck.removesuffix('.')}; {engine.updated} of "
-            f"{engine.replicas} engines have the new revision and {view.old_engines} an older one, and those "
-            "that are ready continue to serve"
+            f"{engine.replicas} engines have the new revision and {view.old_engines} an older one, and all "
+            "engines that are ready continue to serve"
         )
     if gateway.stuck is None:
         return None
@@ -327,8 +336,8 @@ def in_place_text(view: ConditionInputs) -> str:
     deployment = view.plan.deployment
     if view.plan.in_place:
         return (
-            "; there is no room for an additional engine, so an old one is removed first and requests wait "
-            "at the gateway"
+            "; there is no room for an additional engine, so the operator removes an old one first, and "
+            "requests wait at the gateway meanwhile"
         )
     if view.plan.in_place_refused:
         return (
@@ -338,8 +347,8 @@ def in_place_text(view: ConditionInputs) -> str:
     if view.plan.in_place_soon and deployment is not None:
         limits, rollout = deployment.spec.gateway.limits, deployment.spec.rollout
         return (
-            f"; there is no room for an additional engine: after waiting {rollout.in_place_wait} "
-            "(spec.rollout.inPlaceAfter) an old one is removed first, and while no engine is ready requests "
-            f"wait at the gateway for {limits.queue_timeout} at most"
+            "; there is no room for an additional engine: if there is still none after "
+            f"{rollout.in_place_wait} (spec.rollout.inPlaceAfter), the operator removes an old one first; "
+            f"while no engine is ready, requests wait at the gateway for {limits.queue_timeout} at most"
         )
     return ""

@@ -48,10 +48,10 @@ def summarize(
     """Return the status to write; None when the object is gone or being deleted.
 
     Args:
-        snapshot: what was observed before anything was changed.
-        plan: what was decided.
+        snapshot: observed objects, before anything was changed.
+        plan: the decisions of the pass.
         failures: changes that could not be made.
-        now: the time, with a time zone; it dates conditions whose status changes.
+        now: the time, with a time zone, for conditions whose status changes.
     """
     if snapshot.owner is None or plan.verdict is None:
         return None
@@ -129,7 +129,7 @@ def _parts(snapshot: Snapshot, plan: ReconcilePlan) -> Iterator[tuple[Role, Snap
 
 
 def _outgoing_text(snapshot: Snapshot, plan: ReconcilePlan, gateway: WorkloadState) -> str:
-    """Say which engines of former roles still answer; empty if none does, or no gateway is ready."""
+    """Say which engines of former roles still answer; "" if none does, or no gateway is ready."""
     ready = {role: workload_state(snapshot.of_pool(role).engine).ready for role in plan.outgoing}
     words = ", ".join(f"{count} {role}" for role, count in ready.items() if count)
     # Two pools answer only together, and a unified engine answers alone.
@@ -273,7 +273,9 @@ def _up_to_date(parts: _Summarized, view: ConditionInputs, generation: int) -> C
         return ConditionResult("False", parts.progressing.reason, parts.progressing.message)
     writes = any(not (apply.create_only or apply.change is Change.RECORDED) for apply in view.plan.applies)
     if writes or view.plan.deletes or view.plan.terminating:
-        message = "objects were just written: wait until the operator has checked whether they match"
+        message = (
+            "the operator has just written objects: wait until it has checked whether they match the spec"
+        )
         return ConditionResult("False", Reason.ROLLING_OUT, message)
     return ConditionResult("True", Reason.UP_TO_DATE, f"every pod runs the spec of generation {generation}")
 

@@ -74,7 +74,7 @@ class ReconcilePlan:
     queued: bool = False
     """Whether a roll-out without an edit of the object waits until other roll-outs have ended."""
     begins_unasked: bool = False
-    """Whether a roll-out begins that no edit of the object has caused."""
+    """Whether a roll-out begins although nobody has edited the object."""
     load: ModelLoad | None = None
     """Progress of the model's download; None once it is complete."""
     key_blocked: bool = False
@@ -84,14 +84,15 @@ class ReconcilePlan:
     """Reason why the claim of the model cache stays as it is, although the spec differs; None = it
     matches."""
     workload: WorkloadStatus | None = None
-    """Traffic that engines measured, and a strategy that is expected to perform better for it."""
+    """Traffic that engines measured, with a strategy that is expected to perform better for it, if there is
+    one."""
     announcement: str | None = None
-    """Message about a better strategy, after it was announced; None = none was."""
+    """Message about a better strategy; None = no strategy was announced."""
     pools: Mapping[Role, "ReconcilePlan"] = field(default_factory=dict)
     """Decisions about each pool, by role, where the engines are two pools. The decisions about the whole are
     fields of this object."""
     outgoing: tuple[Role, ...] = ()
-    """Roles whose engines run until those of the spec's roles serve."""
+    """Former roles whose engines run until the engines of the spec's roles serve."""
 
     @property
     def changes_something(self) -> bool:

@@ -27,7 +27,10 @@ class AccessReview:
         self._answers: dict[tuple[UserInfo, str, AccessQuery], tuple[float, bool]] = {}
 
     async def may(self, user_info: UserInfo, about: str, **question: str) -> bool:
-        """Return whether the user may do this. `about` is resourceAttributes or nonResourceAttributes.
+        """Return whether the user may do what `question` describes.
+
+        `about` is the attribute of the review: resourceAttributes or nonResourceAttributes; `question` are
+        its fields.
 
         Raises:
             ClusterError: the API server gave no answer.

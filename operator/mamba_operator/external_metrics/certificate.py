@@ -35,7 +35,7 @@ class ServingCertificate:
 def serving_certificate(
     name: str, now: datetime.datetime, valid_for: datetime.timedelta
 ) -> ServingCertificate:
-    """Return a certificate for a server with that DNS name."""
+    """Return a certificate for a server whose DNS name is `name`, valid for `valid_for` from `now` on."""
     authority_key, key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
     # The identifiers of their keys distinguish two authorities of the same name in a bundle.
     issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "mambaserve external metrics")])

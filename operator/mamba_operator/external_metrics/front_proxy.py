@@ -57,7 +57,10 @@ class FrontProxy:
     def user_info(
         self, certificate: Mapping[str, Any] | None, headers: CIMultiDictProxy[str]
     ) -> UserInfo | None:
-        """Return the user for whom the API server asks; None without a user or for another client.
+        """Return the user for whom the API server asks.
+
+        The result is None if the client has no certificate, or one of another name than the API server's, and
+        if the headers name no user.
 
         Args:
             certificate: the peer's certificate, as `ssl.SSLSocket.getpeercert` returns it.

@@ -30,7 +30,7 @@ MAX_REASON = 4096
 
 @dataclass(frozen=True, slots=True)
 class StrategyChoice:
-    """Strategy that was chosen, and the traffic for which it was chosen."""
+    """A strategy that was chosen, and the traffic that it was chosen for."""
 
     strategy: Strategy
     traffic: Workload
@@ -46,8 +46,8 @@ class StrategyInForce:
 
     verdict: MemoryVerdict
     annotation: str | None = None
-    """Value of the annotation `chosen-for`; None where the strategy is that of the declared workload, or of
-    the spec."""
+    """Value of the annotation `chosen-for`; None where the declared workload, or the spec, decides the
+    strategy."""
     workload: WorkloadStatus | None = None
     """Value of `status.workload`."""
     announcement: str | None = None
@@ -71,7 +71,7 @@ def strategy_in_force(
     """Return the strategy in force.
 
     Args:
-        deployment: the object, or that of one pool.
+        deployment: the object, or the deployment of one pool.
         pinned: the planner's verdict for the declared workload.
         engine: the engine Deployment, if it exists.
         measured: the workload that engines measure; None = they measure too little, or nothing.
@@ -140,7 +140,7 @@ def recorded_choice(engine: Manifest | None) -> StrategyChoice | None:
 
 
 def traffic_of(deployment: MambaDeployment, measured: WorkloadStatus) -> Workload:
-    """Return the workload to plan for: the measured one, completed by the declared one or by defaults.
+    """Return the workload to plan for: the measured workload, completed by the declared one or by defaults.
 
     A declared concurrency is the least that one engine has to hold, so a lower measured one does not reduce
     it.
@@ -197,9 +197,10 @@ def _announcement(proposed: ProposedStrategy | None, now: str, traffic: Workload
     if proposed is None or proposed.takes_effect is None:
         return None
     return (
-        f"engines measured {_traffic_text(traffic)}, for which {proposed.strategy} is expected to perform "
-        f"better than {now} ({proposed.gain}): running engines switch to it at {proposed.takes_effect}, and "
-        f"no pod is replaced; to keep {now}, set spec.stateCache.strategy to {now}"
+        f"engines measured {_traffic_text(traffic)}; for this traffic, {proposed.strategy} is expected to "
+        f"perform better than {now} ({proposed.gain}): running engines switch to it at "
+        f"{proposed.takes_effect}, and no pod is replaced; to keep {now}, set spec.stateCache.strategy to "
+        f"{now}"
     )
 
 
@@ -207,8 +208,9 @@ def _difference(best: Alternative | None, now: Fits, traffic: Workload) -> str |
     if best is None or best.state_dtype == now.plan.state_dtype or best.gain < MARGIN:
         return None
     return (
-        f"engines measured {_traffic_text(traffic)}, for which {best.strategy} with {best.state_dtype} "
-        f"states is expected to perform better ({gained(best)}); the operator does not change the state type "
+        f"engines measured {_traffic_text(traffic)}; for this traffic, {best.strategy} with "
+        f"{best.state_dtype} states is expected to perform better ({gained(best)}); the operator does not "
+        "change the state type "
         f"by itself, because that needs new pods: set spec.stateCache.stateDtype to {best.state_dtype}"
     )
 

@@ -110,7 +110,11 @@ def pin_for(
 
 
 def recorded_pin(manifest: Manifest | None, revision: str) -> GpuPin | None:
-    """Return the pin that an object carries; None if it has none, or one of another revision."""
+    """Return the pin that an object records for `revision`; None without a valid one.
+
+    That is so if the object is missing, has no such annotation or an invalid one, or a pin of another
+    revision.
+    """
     text = annotation(manifest, names.ANNOTATION_PLANNED_FOR) if manifest is not None else None
     try:
         recorded: Any = json.loads(text) if text is not None else None
@@ -149,7 +153,7 @@ def pinned_verdict(
     Args:
         deployment: the object.
         engine: the engine Deployment, if it exists.
-        snapshot: what was observed, of the engines' role.
+        snapshot: observed objects, of the engines' role.
         key_id: as in `Context`.
         loaded: as in `Context`.
 
@@ -204,7 +208,7 @@ def pinned_pools(
 
 
 def _with_states(pinned: PinnedVerdict, state_dtype: StateDtype) -> PinnedVerdict:
-    """Return the verdict of a plan with states of that type; a type that the spec sets is kept."""
+    """Return the verdict of a plan with states of the type `state_dtype`, unless the spec sets a type."""
     source = pinned.planner_input
     if source is None or source.settings.state_dtype != "auto":
         return pinned

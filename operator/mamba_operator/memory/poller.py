@@ -49,7 +49,7 @@ class _Fetched:
 
 
 class ReportedPlanPoller(PodPoller[Manifest, dict[Role, _Fetched]]):
-    """Poller of memory plans. One instance per active operator.
+    """The part of the operator that polls engines for their memory plans. One instance per active operator.
 
     Args:
         indices: the objects of each deployment, as the operator's watches last saw them.
@@ -126,7 +126,7 @@ def _may_plan_for_itself(owner: Manifest) -> bool:
 
 
 def _serving_engine(indices: Indices, key: Key, role: Role) -> tuple[Manifest, str] | None:
-    """Return an engine pod of the role's desired revision that serves, and that revision."""
+    """Return a pod of the role's desired revision that serves, and that revision; None if no pod does."""
     name = names.Children(key.name, role).engine
     revision = next(
         (label_of(child) for child in indices.of(DEPLOYMENT, key) if name_of(child) == name), None

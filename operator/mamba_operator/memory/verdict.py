@@ -96,11 +96,11 @@ def plan_memory(
     """Return the planner's verdict on a deployment.
 
     Args:
-        deployment: the object.
+        deployment: the object, or the deployment of one pool if `role` is prefill or decode.
         gpu_memory: bytes of one GPU by node labels; the spec takes precedence.
         config: the model's config.json, if known from elsewhere; `spec.model.config` takes precedence.
         weights: size of the model's files; None = estimated from the number of parameters.
-        role: work of the engines; `deployment` is then that of their pool alone.
+        role: work of the engines.
     """
     source = planner_input(deployment, gpu_memory, config, weights, role)
     return plan_engine_memory(source) if isinstance(source, PlannerInput) else source
@@ -115,7 +115,7 @@ def planner_input(
 ) -> PlannerInput | Unknown | SpecInvalid | ModelNotServed:
     """Return the planner's arguments, or the verdict where they are incomplete or unusable.
 
-    The parameters are those of `plan_memory`.
+    The parameters are described at `plan_memory`.
     """
     spec = deployment.spec
     model_json = spec.model.config if spec.model.config is not None else config
@@ -131,8 +131,8 @@ def planner_input(
     if (draft := spec.engine.draft_uri) is not None:
         return Unknown(
             Reason.MODEL_UNKNOWN,
-            f"the size of the draft model {draft} is not known before an engine has started, whose own plan "
-            "is shown then",
+            f"the operator cannot plan the memory, because the size of the draft model {draft} is unknown; "
+            "an engine plans for itself when it starts, and its plan is then shown here",
         )
     device = _device(deployment, gpu_memory)
     if device is None:
@@ -172,7 +172,7 @@ def plan_engine_memory(
 
     Args:
         source: the planner's arguments.
-        workload: planned for in place of the workload that the spec declares; None = that of the spec.
+        workload: traffic to plan for; None = the traffic that the spec declares.
     """
     try:
         plan = mamba_planner.plan_engine(
@@ -260,7 +260,7 @@ def with_report(
 
 
 def _recorded_plan(status: Status | None, role: Role) -> PlanStatus | None:
-    """Return the plan of engines of that role in the status."""
+    """Return the memory plan that `status` records for the engines of `role`; None if it records none."""
     if status is None:
         return None
     if role == "unified":

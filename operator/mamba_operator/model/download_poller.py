@@ -35,7 +35,7 @@ def read_download(text: str) -> DownloadProgress:
 
 
 class DownloadPoller(PodPoller[list[Manifest], Mapping[str, DownloadProgress]]):
-    """Poller of download progress. One instance per active operator.
+    """The part of the operator that polls loaders for their progress. One instance per active operator.
 
     Args:
         indices: the objects of each deployment, as the operator's watches last saw them.

@@ -54,8 +54,8 @@ def terminated_state(pod: Manifest) -> dict[str, Any]:
 def has_running_sidecar(pod: Manifest) -> bool:
     """Return whether the loader has ended while another container of its pod runs.
 
-    Without another container the pod has ended too, but its kubelet reports the end of the pod some time
-    after that of the container.
+    Without another container the pod has ended, too, but its kubelet reports the end of the pod some time
+    after the end of the container.
     """
     containers = (pod.get("status") or {}).get("containerStatuses") or ()
     states = [container.get("state") or {} for container in containers]

@@ -42,9 +42,9 @@ def why_unchanged(desired: Manifest, observed: Manifest) -> str | None:
         return None
     name = metadata(observed).get("name")
     return (
-        f"PersistentVolumeClaim {name} {' and '.join(differences)}: a claim cannot be changed in that way, "
-        "and it is used as it is; delete it (the model is downloaded again), or undo the change of "
-        "spec.model.cache"
+        f"PersistentVolumeClaim {name} {' and '.join(differences)}: Kubernetes cannot change a claim in that "
+        "way, and engines use it as it is; delete it (the operator creates it and downloads the model "
+        "again), or undo the change of spec.model.cache"
     )
 
 
@@ -64,9 +64,10 @@ def _size(spec: Manifest) -> str | None:
 
 
 def commits_in_use(context: Context, snapshot: Snapshot) -> frozenset[str] | None:
-    """Return the commits that pods read, or may read again after a roll-back.
+    """Return the commits that pods read, or may read again after a roll-back; None = keep every copy.
 
-    None means that an unknown commit is in use, so that every copy has to be kept.
+    None means that an unknown commit may be in use: another MambaDeployment uses the volume, or a pod that
+    mounts it does not name its commit.
     """
     if snapshot.cache_shared:
         return None
@@ -86,7 +87,7 @@ def commits_in_use(context: Context, snapshot: Snapshot) -> frozenset[str] | Non
 
 
 def _adapters_in_use(context: Context, snapshot: Snapshot) -> set[str]:
-    """Return the commits of the adapters with which engines start, and of those that were last ready."""
+    """Return the commits of the adapters that engines load now, or loaded when they were last ready."""
     documents = []
     for role in ROLES:
         of_role = names.Children(context.deployment.name, role)

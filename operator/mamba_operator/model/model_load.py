@@ -174,7 +174,7 @@ class _Download:
 
     @property
     def finished_pod(self) -> Manifest | None:
-        """The pod whose loader has downloaded everything."""
+        """The pod whose loader has downloaded everything; None = there is none."""
         if self.kept_running is not None and terminated_state(self.kept_running).get("exitCode") == 0:
             return self.kept_running
         if self.job is None or true_since(self.job, "Complete") is None:
@@ -187,7 +187,10 @@ class _Download:
 
     @property
     def seconds_until_refused(self) -> float | None:
-        """Seconds until a Job without a pod counts as refused; None = it has one, or need not."""
+        """Seconds until the Job counts as refused because it has no pod; None = it cannot count as refused.
+
+        It cannot while it has a pod or a failed attempt, has not started, or is suspended.
+        """
         if self.job is None or self.pods or self.failed_attempts:
             return None
         started = parse_timestamp(str((self.job.get("status") or {}).get("startTime")))
@@ -210,7 +213,9 @@ def model_load(context: Context, snapshot: Snapshot, now: datetime) -> ModelLoad
     if claim is None:
         record = Ref(CONFIG_MAP.kind, children.model_report)
         return ModelLoad(
-            f"the download begins once {CLAIM.kind} {children.model_cache} exists", keep=frozenset({record})
+            f"the operator is creating {CLAIM.kind} {children.model_cache}, and the download begins once it "
+            "exists",
+            keep=frozenset({record}),
         )
     download = _Download(context, snapshot, now, claim)
     return _RESULTS[_phase(download)](download)
@@ -266,7 +271,7 @@ def _recorded(download: _Download) -> ModelLoad:
 
 def _volume_busy(download: _Download) -> ModelLoad:
     pod = running_loader(download.snapshot.pods)
-    message = f"the download waits for pod {pod} to end, which downloads to the same volume"
+    message = f"the download begins once pod {pod} has ended, because that still downloads to the same volume"
     return ModelLoad(message, keep=download.keep)
 
 
@@ -303,7 +308,7 @@ def _gave_up(download: _Download) -> ModelLoad:
     retry_at = timestamp(download.now + timedelta(seconds=left))
     message = (
         f"{download.job_ref} gave up after {ATTEMPTS} attempts: {failure_text(download.pods, download.job)}; "
-        f"the next attempt is at {retry_at}, or as soon as {download.job_ref} is deleted"
+        f"the operator tries again at {retry_at}; to try again at once, delete {download.job_ref}"
     )
     return ModelLoad(message, failed=True, keep=download.keep, requeue_after=left)
 
@@ -311,8 +316,8 @@ def _gave_up(download: _Download) -> ModelLoad:
 def _sidecar_runs(download: _Download) -> ModelLoad:
     assert download.kept_running is not None
     message = (
-        f"{pod_failure_text(download.kept_running)}; another container keeps the pod running: the next "
-        f"attempt is made when {download.job_ref} is deleted"
+        f"{pod_failure_text(download.kept_running)}; another container keeps the pod running: to try again, "
+        f"delete {download.job_ref}"
     )
     return ModelLoad(message, failed=True, keep=download.keep)
 
@@ -371,7 +376,7 @@ def downloads_in_words(pods: Iterable[Manifest], fetched: Mapping[str, DownloadP
     """Describe engine pods that download the model to a claim of the user; empty where none does."""
     downloading = sorted(name_of(pod) for pod in pods if is_downloading(pod))
     text = "; ".join(f"pod {name}{_progress_text(fetched.get(name))}" for name in downloading)
-    return f"the model is downloaded before the engine starts: {text}" if text else ""
+    return f"engine pods download the model before their engines start: {text}" if text else ""
 
 
 def _progress_text(fetched: DownloadProgress | None) -> str:

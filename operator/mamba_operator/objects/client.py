@@ -33,7 +33,7 @@ class KubeClient:
         self._server = server
 
     async def get(self, kind: Kind, namespace: str | None, name: str) -> Manifest | None:
-        """Return one object; None if there is none of that name."""
+        """Return one object; None if there is none."""
         try:
             return await self._request("GET", kind, kind.path(namespace, name))
         except NotFound:
@@ -48,7 +48,10 @@ class KubeClient:
         name: str = "",
         metadata_only: bool = False,
     ) -> list[Manifest]:
-        """Return all objects of a kind, or only that with the name `name`; each has its kind filled in."""
+        """Return all objects of a kind that match `selector`, or only the one named `name`.
+
+        Each has its kind filled in. With `metadata_only`, an object has nothing but its metadata.
+        """
         pages = self.pages(kind, namespace, selector=selector, name=name, metadata_only=metadata_only)
         return [item async for page in pages for item in page]
 
@@ -62,7 +65,10 @@ class KubeClient:
         metadata_only: bool = False,
         page: int = PAGE_OBJECTS,
     ) -> AsyncIterator[builtins.list[Manifest]]:
-        """Yield the objects that `list` returns, at most `page` at a time."""
+        """Yield the objects that `list` returns, in lists of at most `page`.
+
+        The other parameters are those of `list`.
+        """
         query = {"limit": str(page), **({"labelSelector": selector} if selector else {})}
         if name:
             query["fieldSelector"] = f"metadata.name={name}"
@@ -129,7 +135,7 @@ class KubeClient:
     async def create(self, manifest: Manifest, *, validation: str = "Ignore") -> Manifest:
         """Create an object that must not exist yet. Raises Conflict if it exists.
 
-        `validation`: Strict = fields that the kind does not have are refused.
+        With `validation` Strict, the API server refuses fields that the kind does not have.
         """
         kind = BY_NAME[manifest["kind"]]
         return await self._request(
@@ -153,7 +159,7 @@ class KubeClient:
         )
 
     async def delete(self, kind: Kind, namespace: str, name: str, uid: str) -> None:
-        """Delete exactly the object of that uid in the background; a missing object is no error."""
+        """Delete exactly the object with the uid `uid` in the background; a missing object is no error."""
         body = {"propagationPolicy": "Background", "preconditions": {"uid": uid}}
         try:
             await self._request("DELETE", kind, kind.path(namespace, name), body=body)
@@ -193,9 +199,10 @@ class KubeClient:
 
 
 def owned_by_apply(observed: Manifest) -> list[dict[str, Any]] | None:
-    """Return managedFields in which the operator's Update entries are Apply entries; None if it has none.
+    """Return managedFields in which the operator owns its fields by Apply instead of by Update.
 
-    `kubectl apply --server-side` does the same to objects of a client-side apply.
+    None = the operator has no Update entries. `kubectl apply --server-side` does the same to objects of a
+    client-side apply.
     """
     entries = metadata(observed).get("managedFields") or []
     created = [entry for entry in entries if _is_ours(entry, "Update")]

@@ -72,7 +72,10 @@ class ObjectRejected(ClusterError):
 
 
 class NotInSchema(ObjectRejected):
-    """A field that the kind lacks, or that has another type; `path` names it, `complaint` is the problem."""
+    """A pod template names a field that the kind lacks, or that has another type.
+
+    `path` is the path of the field, and `complaint` the problem.
+    """
 
     condition_reason = Reason.INVALID_SPEC
 

@@ -61,13 +61,17 @@ def compact(value: Any) -> Any:
 
 
 class Indices:
-    """Objects by their owner, one instance per active operator. Empty until kopf has listed them."""
+    """The objects that watches have shown, by their owner. One instance per active operator.
+
+    There are none until kopf has listed them.
+    """
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._by_id: Mapping[str, Any] = {}
         self._now = now
         self._created: dict[Key, dict[str, tuple[Kind, Manifest, float]]] = {}
-        """Owner -> uid -> (kind, object, time of creation) of children that no watch has shown yet."""
+        """Created children that watches have not shown yet: by owner and uid, the kind, the object and the
+        time of creation."""
         self.complete = False
         """Whether kopf has listed everything; set with the first event, which kopf delivers afterwards."""
 
@@ -90,17 +94,17 @@ class Indices:
             )
 
     def confirm(self, key: Key, manifest: Manifest) -> None:
-        """Record that a watch has shown an object of `key` or its deletion: its index decides from now on."""
+        """Record that a watch has shown an object of `key` or its deletion: the index decides from now on."""
         created = self._created.get(key, {})
         created.pop(_uid(manifest), None)
         if not created:
             self._created.pop(key, None)
 
     def expire_unconfirmed(self) -> None:
-        """Drop created children that no watch has shown within `CREATED_LIFETIME`.
+        """Drop created children that watches have not shown within `CREATED_LIFETIME`.
 
-        A child whose owner was deleted while its watch was broken is not read by any pass, so it would never
-        be dropped.
+        A child whose owner was deleted while its watch was broken is not read by any pass, so it would
+        otherwise stay forever.
         """
         now = self._now()
         for key, created in list(self._created.items()):
@@ -112,7 +116,7 @@ class Indices:
 
     @property
     def unconfirmed(self) -> int:
-        """Return the number of created children that no watch has shown yet."""
+        """Return the number of created children that watches have not shown yet."""
         return sum(map(len, self._created.values()))
 
     def of(self, kind: Kind, key: Key) -> list[Manifest]:

@@ -57,7 +57,7 @@ def metadata(manifest: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def section(parent: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """Return a section of a manifest that may be invalid: a value that is no object counts as absent."""
+    """Return the section `name` of a manifest; empty if it is absent, or invalid and no object."""
     value = parent.get(name)
     return value if isinstance(value, Mapping) else {}
 

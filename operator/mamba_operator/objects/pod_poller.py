@@ -24,7 +24,7 @@ Report = TypeVar("Report")
 
 
 class PodPoller(ABC, Generic[Selection, Report]):
-    """Poller of one kind of report, for all deployments.
+    """Base of the parts of the operator that poll one kind of report, for all deployments.
 
     Args:
         indices: the objects of each deployment, as the operator's watches last saw them.
@@ -48,7 +48,7 @@ class PodPoller(ABC, Generic[Selection, Report]):
         self._reports: dict[Key, Report] = {}
 
     async def run(self) -> None:
-        """Poll periodically; ends only by cancellation."""
+        """Poll periodically, until the task is cancelled."""
         while True:
             began = self._now()
             await self.poll()

@@ -61,13 +61,15 @@ ADVICE: dict[Reason, str] = {
     Reason.DOWNLOAD_FAILED: "check spec.model.uri, its Secret, the network and the space of the volume",
     Reason.MODEL_NOT_LOADED: "check that spec.model.uri has all files, and spec.engine.extraArgs",
     Reason.ADAPTER_NOT_LOADED: (
-        "correct the adapter in spec.model.adapters or remove it; engines that serve already go on"
+        "correct the adapter in spec.model.adapters or remove it; engines that already serve continue"
     ),
     Reason.ENGINE_CRASHING: "look for the cause in `kubectl logs --previous` of the pod",
     Reason.GATEWAY_CRASHING: "look for the cause in `kubectl logs --previous` of the pod",
     Reason.PODS_FAILED: "give its node the resource that the message names, or add it to the pods' requests",
     Reason.NODE_LOST: "bring the node back or delete it; `kubectl delete pod --force` frees one pod alone",
-    Reason.VOLUMES_NOT_MOUNTED: "check that each object exists and the node can mount it, and its network",
+    Reason.VOLUMES_NOT_MOUNTED: (
+        "check that each object exists and that the node can mount it, and check the node's network"
+    ),
     Reason.CLAIM_NOT_BOUND: "create the claim, or a volume that fits its class and access mode",
     Reason.UNSCHEDULABLE: "add a node that fits, or request less in spec.resources or spec.scheduling",
     Reason.PODS_REFUSED: "raise the quota, satisfy the rule with spec.podTemplate, or repair the webhook",
@@ -85,7 +87,7 @@ class Trouble:
 
 
 def trouble(pods: Iterable[Manifest], now: datetime) -> Trouble | None:
-    """Return the most severe problem of all pods; of several equal ones, that of the first pod by name."""
+    """Return the most severe problem of all pods; of equally severe ones, the first by the pod's name."""
     ordered = sorted(pods, key=name_of)
     problems = [problem for pod in ordered if _is_current(pod) for problem in _pod_troubles(pod, now)]
     problems += [_lost(pod, "has not ended it") for pod in ordered if is_overdue(pod, now)]
@@ -125,7 +127,7 @@ def replaced_failure(pods: Iterable[Manifest], now: datetime) -> str:
 
 
 def _failed(pods: Sequence[Manifest], now: datetime, seconds: float) -> list[Manifest]:
-    """Return the pods that failed within `seconds` and that no answering pod has replaced."""
+    """Return the pods that failed within `seconds`, unless pods of their template now answer."""
     recent = [pod for pod in pods if _phase(pod) == "Failed" and _since(pod, now) < seconds]
     if living := [pod for pod in pods if _is_current(pod)]:
         # Failures of an earlier template say nothing about pods of the current one.
@@ -284,7 +286,7 @@ def serves(pod: Manifest) -> bool:
 
 
 def says_ready(status: Manifest) -> bool:
-    """Return whether a pod with that status is ready, by its condition."""
+    """Return whether the status of a pod has the condition that it is ready."""
     return any(c.get("type") == "Ready" and c.get("status") == "True" for c in status.get("conditions") or ())
 
 

@@ -44,7 +44,7 @@ def recorded_status(owner: Manifest) -> Status:
 
 
 def with_readable_status(owner: Manifest) -> Manifest:
-    """Return the object with the readable part of its status, so that an invalid one does no harm."""
+    """Return the object with only the readable part of its status."""
     rest = {key: value for key, value in owner.items() if key != "status"}
     return {**rest, "status": recorded_status(owner).manifest()} if owner.get("status") else rest
 
@@ -67,7 +67,7 @@ def _is_condition(value: Any) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class WorkloadState:
-    """One Deployment as its controller sees it; all zero when it does not exist."""
+    """A Deployment as its controller describes it; all zero if it does not exist."""
 
     exists: bool = False
     current: bool = False

@@ -15,9 +15,9 @@ from mamba_operator.objects.pod_trouble import answers, is_gateway
 
 
 def serving_gateways(indices: Indices, key: Key) -> list[Manifest]:
-    """Return the pods of gateways in front of a deployment that answer, its own ones first.
+    """Return the pods of gateways in front of a deployment that answer, its own pods first.
 
-    Which MambaGateways serve the deployment stands in their status, where the operator has written it.
+    The MambaGateways that serve the deployment are found by their status, which the operator writes.
     """
     owners = [key, *(gateway for gateway, _ in shared_gateways(indices, key))]
     pods = (pod for owner in owners for pod in indices.of(POD, owner))

@@ -73,7 +73,7 @@ class Snapshot:
     """Last decision of the autoscaler about the engines of `role`."""
 
     decisions_by_role: Mapping[Role, LatestDecision] = field(default_factory=dict)
-    """The same for engines of each role."""
+    """Last decision of the autoscaler about the engines of each role."""
 
     cache_shared: bool = False
     """Whether another MambaDeployment uses the volume of the model cache."""
@@ -85,17 +85,17 @@ class Snapshot:
     """Figures of a canary's requests; None without a canary, or before there are any."""
 
     may_begin: bool = True
-    """Whether a roll-out that no edit of the object has caused may begin: fewer such roll-outs run than are
+    """Whether a roll-out may begin although nobody has edited the object: fewer of them run than are
     allowed."""
 
     engine_times: EngineTimes = field(default_factory=EngineTimes)
-    """Times since which each engine has been failing, and since which no engine has changed."""
+    """Since when each engine has been failing, and since when no engine has changed."""
 
     downloads: Mapping[str, DownloadProgress] = field(default_factory=dict)
     """Last reported progress of each running loader pod, by its name."""
 
     reported: ReportedPlan | None = None
-    """Plan that an engine of `role` has reported last; None = none has, as where the operator plans."""
+    """Plan that an engine of `role` has reported last; None = no engine has, as where the operator plans."""
 
     reported_by_role: Mapping[Role, ReportedPlan] = field(default_factory=dict)
     """Plan that an engine of each role has reported last."""
@@ -104,17 +104,17 @@ class Snapshot:
     """The workload that the engines of `role` measure; None while there is too little traffic, or none."""
 
     measured_by_role: Mapping[Role, MeasuredWorkload] = field(default_factory=dict)
-    """The same for engines of each role."""
+    """The workload that the engines of each role measure."""
 
     role: Role = "unified"
     """Role of the engines in `pods`."""
 
     candidates: tuple[Manifest, ...] = ()
-    """Engine pods of a canary's new revision, where `pods` are those of one role."""
+    """Engine pods of a canary's new revision, where `pods` are the pods of one role."""
 
     @property
     def names(self) -> names.Children:
-        """Names of the children, those of the engines by `role`."""
+        """Names of the children; the names of the engines' children are by `role`."""
         return names.Children(self.key.name, self.role)
 
     @property

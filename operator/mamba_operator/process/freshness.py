@@ -16,10 +16,11 @@ class Freshness:
     stale_after: float
     _delivered: dict[Hashable, tuple[str, float]] = field(default_factory=dict)
     _missing: dict[Hashable, tuple[float, float]] = field(default_factory=dict)
-    """Object -> times when a list first and last showed it although the watch had not delivered it."""
+    """By object: the times at which a list first and last showed it although the watch had not delivered
+    it."""
 
     def delivered(self, identity: Hashable, version: str, now: float) -> None:
-        """Record that a watch delivered the object with this resourceVersion."""
+        """Record that a watch delivered the object with resourceVersion `version` at `now`, in seconds."""
         self._delivered[identity] = (version, now)
         self._missing.pop(identity, None)
 
@@ -39,7 +40,7 @@ class Freshness:
         self._missing.pop(identity, None)
 
     def stale(self) -> list[Hashable]:
-        """Return the objects that lists showed for longer than `stale_after` and that no watch delivered.
+        """Return the objects that lists have shown for longer than `stale_after`, and watches have not.
 
         An object that vanished before its delivery appears in no later list and never counts.
         """

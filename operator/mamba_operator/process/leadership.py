@@ -125,7 +125,8 @@ class Leadership:
     async def step(self, duration: float | None = None) -> bool:
         """Read the lease and write it at most once; return whether this candidate holds it afterwards.
 
-        `duration`: seconds to request from now on; None = unchanged.
+        It does not if another candidate holds it, or was faster to write it. `duration` is the seconds to
+        request from now on; None = as before.
         """
         if duration is not None:
             self._lease = replace(self._lease, duration=duration)

@@ -31,21 +31,27 @@ class LeaseRecord:
 
 @dataclass(frozen=True, slots=True)
 class ObservedLease:
-    """A record, and the time of our own monotonic clock, in seconds, when it was first seen unchanged."""
+    """A record, and the time at which it was first seen, in seconds of our own monotonic clock."""
 
     record: LeaseRecord
     since: float
 
 
 def observe_lease(previous: ObservedLease | None, record: LeaseRecord, now: float) -> ObservedLease:
-    """Return the observation of `record`; the age of an unchanged record continues."""
+    """Return the observation of `record`, which was read at `now`, in seconds of our own monotonic clock.
+
+    An unchanged record keeps the time at which it was first seen.
+    """
     if previous is not None and previous.record.version == record.version:
         return previous
     return ObservedLease(record, now)
 
 
 def lease_action(watched: ObservedLease | None, identity: str, now: float) -> LeaseAction:
-    """Return the action of the candidate `identity`; `watched` is None while there is no lease."""
+    """Return what the candidate `identity` does at `now`, in seconds of our own monotonic clock.
+
+    `watched` is None while there is no lease.
+    """
     if watched is None or not watched.record.holder:
         return LeaseAction.TAKE
     if watched.record.holder == identity:

@@ -31,7 +31,7 @@ class LoopLag:
         """Longest delay of the last beat, in seconds."""
 
     async def run(self) -> None:
-        """Beat until cancelled."""
+        """Measure the delay of a timer every `BEAT_SECONDS`, until the task is cancelled."""
         while True:
             self._beat = self._clock()
             await asyncio.sleep(BEAT_SECONDS)
@@ -48,6 +48,9 @@ async def liveness_server(
     host: str, port: int, *, checks: Callable[[], list[str]], ready: Check, registry: CollectorRegistry
 ) -> AsyncIterator[int]:
     """Serve for the length of the block, and yield the port. `::` is every address, of IPv4 too.
+
+    `checks` returns the problems that /healthz reports, `ready` the problem that /readyz reports, and
+    `registry` holds the metrics.
 
     Raises:
         OSError: the address cannot be bound.

@@ -6,7 +6,7 @@ BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 120.0)
 
 
 class OperatorMetrics:
-    """The operator's instruments. Their labels never name users' objects; those of `ScalingMetrics` do."""
+    """The operator's metrics, without those of `ScalingMetrics`. No label names an object of a user."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()

@@ -21,8 +21,8 @@ log = structlog.get_logger(__name__)
 RENEW_EVERY = 15.0
 """Seconds between two renewals of a claim, where there are few."""
 SECONDS_PER_NAMESPACE = 8.0
-"""Seconds of the renewal period for each of many namespaces: two requests in that time, whatever their
-number."""
+"""Seconds by which each namespace prolongs the period of renewals, if there are many: each renewal takes two
+requests."""
 DURATION_PERIODS = 4.0
 """Duration of a claim, in periods of its renewals."""
 Work = Callable[[Key], Awaitable[float | None]]
@@ -54,7 +54,7 @@ class Claim:
     async def acquire(self, period: float) -> bool:
         """Take the claim if no other release holds it, and return whether this release holds it now.
 
-        `period`: seconds for which the cluster's last answer is valid. Raises ClusterError.
+        `period` is the seconds for which the cluster's last answer is valid. Raises ClusterError.
         """
         async with self._lock:
             old = asyncio.get_running_loop().time() - self._renewed_at >= self.next_look(period)
@@ -69,7 +69,7 @@ class Claim:
     async def renew(self, period: float) -> None:
         """Read the Lease, and write it at most once. Raises ClusterError.
 
-        `period`: seconds until the next renewal.
+        `period` is the seconds until the next renewal.
         """
         requested_at, duration = asyncio.get_running_loop().time(), DURATION_PERIODS * period
         acquired = await self._lease.step(duration)
@@ -88,17 +88,25 @@ class Claim:
 
 
 class NamespaceClaims:
-    """Claims of one active operator on namespaces. Its method `run` must run in a task of its own."""
+    """The claims of one active operator on namespaces. Its method `run` must run in a task of its own."""
 
     def __init__(
         self, client: KubeClient, holder: str, work: Work, on_skipped: OnSkipped, exists: Exists
     ) -> None:
-        """Create it without claims. `holder`: identity that all operators of this release share."""
+        """Create the object without any claim.
+
+        Args:
+            client: the API server.
+            holder: identity that all operators of this release share.
+            work: called with each object whose namespace this release has claimed.
+            on_skipped: called with each object that is left to another release.
+            exists: returns whether an object still exists.
+        """
         self._client, self._holder = client, holder
         self._work, self._on_skipped, self._exists = work, on_skipped, exists
         self._claims: dict[str, Claim] = {}
         self._reported: dict[Key, str] = {}
-        """Object that is left alone -> message that was reported last."""
+        """By object that is left alone: the message that was reported last."""
 
     async def __call__(self, key: Key) -> float | None:
         """Do the work, or leave it to another release and check again later while the object exists.

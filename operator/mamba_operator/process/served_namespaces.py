@@ -17,10 +17,13 @@ log = structlog.get_logger(__name__)
 
 
 class ServedNamespaces:
-    """The accessible namespaces of one operator; it probes nothing where it serves the whole cluster."""
+    """The configured namespaces that one operator may access now.
+
+    Nothing is probed if the operator serves the whole cluster.
+    """
 
     def __init__(self, client: KubeClient, configured: Sequence[str], period: float) -> None:
-        """Create it without a probe. `period`: seconds between two probes."""
+        """Prepare to probe the namespaces `configured` every `period` seconds."""
         self._client, self._configured, self._period = client, tuple(configured), period
         self._left_out: frozenset[str] = frozenset()
 
@@ -33,7 +36,7 @@ class ServedNamespaces:
         return ()
 
     async def wait_for_change(self, served: tuple[str, ...]) -> None:
-        """Return when the accessible namespaces, at least one, differ from `served`.
+        """Return when the accessible namespaces are others than `served`; at least one is accessible then.
 
         A single configured namespace is not probed: its forbidden watch can harm no other.
         """

@@ -61,9 +61,13 @@ async def run_watches(
 def make_registry(
     wake: Wake, delivered: Delivered, indices: Indices, owners: Sequence[Kind] = (MAMBA_DEPLOYMENT,)
 ) -> kopf.OperatorRegistry:
-    """Return a registry with one handler and one index per kind, all alike.
+    """Return a registry with one handler and one index for each kind, which are all alike.
 
-    `owners`: kinds that are reconciled, which the cluster serves.
+    Args:
+        wake: called with the key of each object for which an event has come.
+        delivered: called with each object that a watch has delivered.
+        indices: gets kopf's indices.
+        owners: kinds that are reconciled, which the cluster serves.
     """
     registry = kopf.OperatorRegistry()
 

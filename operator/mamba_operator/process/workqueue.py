@@ -32,7 +32,7 @@ class RetryPolicy:
 
 
 class WorkQueue(Generic[K]):
-    """A queue of keys that are due, each at most once."""
+    """Queue of the keys that are due. Each key is in it at most once."""
 
     def __init__(
         self, backoff: RetryPolicy | None = None, random_unit: Callable[[], float] = random.random

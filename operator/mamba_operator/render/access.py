@@ -191,7 +191,7 @@ def key_mount() -> dict[str, Any]:
 
 
 def mounts_key(pod: Any) -> bool:
-    """Return whether a pod of that spec requires the key or presents it."""
+    """Return whether a pod with the spec in `pod` mounts the key, to require it or to present it."""
     try:
         return any(volume["name"] == VOLUME for volume in pod["spec"].get("volumes") or ())
     except (AttributeError, KeyError, TypeError):

@@ -55,7 +55,7 @@ def _template(context: Context, template: Manifest, track: dict[str, str]) -> Ma
 
 
 def _volume(context: Context, volume: Any) -> Any:
-    """Return the volume; that of the settings with the candidate's own ConfigMap."""
+    """Return the volume; if it is the volume of the settings, with the candidate's own ConfigMap."""
     config = volume.get("configMap")
     if volume.get("name") != SETTINGS_VOLUME or not isinstance(config, dict):
         return volume

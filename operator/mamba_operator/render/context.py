@@ -25,7 +25,7 @@ from mamba_planner.model_report import ModelReport
 
 @dataclass(frozen=True, slots=True)
 class DefaultImages:
-    """Images for pods whose MambaDeployment names none. By default those of the operator's own version."""
+    """Images for pods whose MambaDeployment names none. By default they are of the operator's own version."""
 
     engine: str = names.IMAGE
     gateway: str = names.CONTROL_PLANE_IMAGE
@@ -102,7 +102,7 @@ class EngineRevision:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """The candidate of a canary, as the children show it."""
+    """The candidate of a canary, by the facts that its children need."""
 
     revision: EngineRevision
     replicas: int
@@ -161,7 +161,7 @@ class Context:
     operator: Scraper = OPERATOR
     """The operator's own pods."""
     role: Role = "unified"
-    """Role of the engines; `deployment` is then that of their pool alone."""
+    """Role of the engines. If it is prefill or decode, `deployment` is the deployment of that pool alone."""
     hand_over_tokens: int | None = None
     """Fewest tokens of a prompt that prefill engines compute; None without pools."""
     transport: Transport = "Sockets"
@@ -196,7 +196,10 @@ def child(
     component: names.Component,
     annotations: Mapping[str, str] | None = None,
 ) -> Manifest:
-    """Return the beginning of a child's manifest: identity, labels, and owner reference for its deletion."""
+    """Return the beginning of a child's manifest: identity, labels, and the owner reference for its deletion.
+
+    `component` is the part of the deployment that the child belongs to.
+    """
     return owned(context.deployment, kind, name, component, annotations)
 
 
@@ -207,7 +210,7 @@ def owned(
     component: names.Component,
     annotations: Mapping[str, str] | None = None,
 ) -> Manifest:
-    """Return the beginning of the manifest of a child of `owner`, as `child` does."""
+    """Return the beginning of the manifest of a child of `owner`: identity, labels, and owner reference."""
     metadata: Manifest = {
         "name": name,
         "namespace": owner.namespace,

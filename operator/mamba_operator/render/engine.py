@@ -46,7 +46,7 @@ def last_ready(context: Context) -> Manifest:
 
 
 def revision_in(config: Manifest | None) -> EngineRevision | None:
-    """Return the revision that the ConfigMap X-last-ready holds; None where it holds no readable one."""
+    """Return the revision in the ConfigMap X-last-ready; None if there is none, or it cannot be read."""
     try:
         kept = json.loads(((config or {}).get("data") or {})[RECORD_KEY])
         revision = EngineRevision(kept["template"], kept["document"])
@@ -57,7 +57,7 @@ def revision_in(config: Manifest | None) -> EngineRevision | None:
 
 
 def settings_in(config: Manifest | None) -> Mapping[str, Any]:
-    """Return the settings that the ConfigMap X-engine holds; empty where it holds no readable ones."""
+    """Return the settings in the ConfigMap X-engine; empty if there are none, or they cannot be read."""
     try:
         settings = json.loads(((config or {}).get("data") or {})[SETTINGS_FILE])
     except (KeyError, TypeError, ValueError):

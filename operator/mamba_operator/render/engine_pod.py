@@ -110,7 +110,7 @@ def engine_document(context: Context) -> dict[str, Any]:
 
 
 def _pinned_adapters(context: Context, commits: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the adapters, those that were downloaded by the commits of the copies."""
+    """Return the adapters; a downloaded one is pinned to the commit of its copy."""
     model = context.deployment.spec.model
     # An image of an older version downloads no adapters: its engines then say what is missing.
     pins = {
@@ -152,7 +152,7 @@ def engine_pod_template(context: Context) -> Manifest:
 
 
 def _of_engines(context: Context, patch: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return `spec.podTemplate`, without the loader's container where the loader runs in a Job of its own."""
+    """Return `spec.podTemplate`, without the loader's container if the loader runs in a Job of its own."""
     spec = patch.get("spec")
     if context.own_claim or not isinstance(spec, Mapping) or not isinstance(spec.get("initContainers"), list):
         return patch
@@ -254,9 +254,10 @@ def placement(context: Context) -> dict[str, Any]:
 
 
 def _tolerations(context: Context) -> list[dict[str, Any]]:
-    """Return the tolerations of the spec, and those of taints that keep other pods off GPUs.
+    """Return the tolerations of the spec, and tolerations of the taints that keep other pods off GPUs.
 
-    Clouds name such taints after the resource; those of nodes with slices (MIG) after the whole GPU.
+    Clouds name such taints after the resource; the taints of nodes with slices (MIG) are named after the
+    whole GPU.
     """
     spec = context.deployment.spec
     theirs = list(spec.scheduling.tolerations)
@@ -335,8 +336,8 @@ def download_environment(context: Context) -> list[dict[str, Any]]:
 def _credentials(spec: Spec, secret: str) -> list[dict[str, Any]]:
     """Return the variables of the Secret for the sources other than the Hub.
 
-    The keys are listed, so that a Secret sets nothing else in the pod. Those of adapters and a draft model
-    alone are optional, because these may be public.
+    The keys are listed, so that a Secret sets nothing else in the pod. Keys that only adapters or a draft
+    model need are optional, because these may be public.
     """
 
     def kind_of(scheme: str) -> str:

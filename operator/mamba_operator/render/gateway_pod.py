@@ -27,7 +27,7 @@ ADAPTER_NAMES_FILE = "adapters.txt"
 
 @dataclass(frozen=True, slots=True)
 class GatewayPod:
-    """The part of a gateway's pods that differs between two gateways."""
+    """The facts by which the pods of two gateways differ."""
 
     instance: str
     """Label LABEL_INSTANCE."""
@@ -47,7 +47,7 @@ class GatewayPod:
     template: Mapping[str, Any] = field(default_factory=dict)
     """Pod template of the user."""
     template_field: str = "podTemplate"
-    """Field of the spec that has it."""
+    """Field of the spec that has the pod template."""
     restart: str | None = None
     """Value of the annotation ANNOTATION_RESTART."""
 

@@ -94,9 +94,9 @@ def live_settings(
 
 
 def changed_at(config: Manifest | None, annotation_name: str, settings: str, now: datetime) -> str | None:
-    """Return since when the ConfigMap has settings of that hash: `now` if it has others.
+    """Return since when the ConfigMap has the settings with the hash `settings`; `now` if it has others.
 
-    None = since before the first engine.
+    None = since before the first engine. `annotation_name` is the annotation that records hash and time.
     """
     recorded = _recorded(config, annotation_name)
     changed = recorded.get("changed") if recorded.get("settings") == settings else timestamp(now)
@@ -108,8 +108,8 @@ def pending_updates(
 ) -> tuple[SettingsUpdate, ...]:
     """Return the updates for ready engines of the revision that may lack the last change.
 
-    Such an engine started before the change and has not accepted it. `sent`: hash of the settings that each
-    run of an engine accepted, as `Snapshot.sent_settings`.
+    Such an engine started before the change and has not accepted it. `sent` has the hash of the settings that
+    each run of an engine accepted, as `Snapshot.sent_settings`.
     """
     if tuned.changed is None:
         return ()

@@ -32,8 +32,8 @@ OF_ANY_POD = (
 )  # fmt: skip
 """Fields of `spec.podTemplate` that adapt a pod to the cluster. They apply to loaders as well."""
 OUR_VOLUMES = frozenset({"scratch", "settings", "admin", "cache", "model"})
-"""Names of volumes that are not copied from a pod template to loaders. All others are, such as that of a
-certificate authority."""
+"""Names of volumes that are not copied from a pod template to loaders. Other volumes are copied, such as the
+one of a certificate authority."""
 OF_ANY_CONTAINER = ("env", "envFrom", "imagePullPolicy", "securityContext")
 """Fields of the container `engine` in a pod template that apply to loaders as well."""
 MAKE_ROOM, KEEP = "MAMBASERVE_DOWNLOAD_MAKE_ROOM", "MAMBASERVE_DOWNLOAD_KEEP"
@@ -86,7 +86,7 @@ def model_report(context: Context, load: str, report: ModelReport) -> Manifest:
 
 
 def kept_by(job: Manifest) -> frozenset[str] | None:
-    """Return the commits that the Job keeps; None = it removes no copy."""
+    """Return the commits whose copies the Job keeps; None = it keeps every copy."""
     containers = ((job.get("spec") or {}).get("template") or {}).get("spec", {}).get("containers") or ()
     env = {
         variable.get("name"): variable.get("value")
@@ -132,7 +132,7 @@ def _named(containers: object, name: str) -> Mapping[str, Any]:
 
 
 def _others(items: object, key: str) -> list[Mapping[str, Any]]:
-    """Return the items that do not name a volume of ours."""
+    """Return the items whose field `key` does not name a volume of ours."""
     candidates = items if isinstance(items, list) else []
     return [item for item in candidates if isinstance(item, Mapping) and item.get(key) not in OUR_VOLUMES]
 

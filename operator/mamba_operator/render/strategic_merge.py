@@ -26,10 +26,10 @@ MERGE_KEYS: Mapping[str, str] = {
     "resourceClaims": "name",
     "schedulingGates": "name",
 }
-"""Field name -> key that identifies the items of that list."""
+"""Key that identifies the items of a list, by the name of the field that holds the list."""
 ONE_OF: Mapping[str, frozenset[str]] = {"env": frozenset({"value", "valueFrom"})}
-"""List -> fields of which an item holds exactly one. In `volumes` this is true of every field but the
-name."""
+"""Fields of which an item of a list holds exactly one, by the name of the list. In `volumes` these are all
+fields but the name."""
 DIRECTIVE = "$patch"
 
 

@@ -11,7 +11,7 @@ from mamba_operator.render.live_settings import EngineUpdate
 
 @dataclass(frozen=True, slots=True)
 class AdapterUpdate(EngineUpdate):
-    """Adapters that one engine is to serve; `settings` is their hash."""
+    """Adapters that one engine is to serve; `settings` is a hash of them."""
 
     adapters: Mapping[str, str] = field(hash=False)
     """URI by name."""

@@ -23,7 +23,7 @@ from mamba_settings.live_settings import ADAPTERS
 
 @dataclass(frozen=True, slots=True)
 class AdapterRollout:
-    """Adapters of the engines of one role."""
+    """Roll-out of adapters to the engines of one role."""
 
     revision: EngineRevision
     """The revision with the adapters with which new engines start."""

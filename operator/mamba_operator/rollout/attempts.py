@@ -135,7 +135,7 @@ def fails_more(new: Attempts, old: Attempts) -> bool:
 def p_value(new: Attempts, old: Attempts) -> float:
     """Return the one-sided p-value, 0 to 1, of Fisher's exact test for more failures of `new`.
 
-    This is the probability that at least as many of all failures fall upon `new` if both revisions are alike.
+    This is the probability that `new` has at least as many of all failures if both revisions are alike.
     """
     new_total, failures, total = (
         round(new.total),

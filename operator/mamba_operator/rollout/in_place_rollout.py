@@ -63,9 +63,9 @@ def in_place_rollout(
 ) -> InPlaceRollout:
     """Decide whether engines are replaced in place, that is, whether old ones are removed first.
 
-    They are only if the waiting pod requests the same resources as an engine that is replaced, so that there
-    is room once that engine has ended. A roll-out in place continues until all engines of other revisions
-    have ended.
+    This is only done if the waiting pod requests the same resources as an engine that is replaced, so that
+    there is room once that engine has ended. A roll-out in place continues until all engines of other
+    revisions have ended.
 
     Args:
         engine: the engine Deployment.
@@ -97,7 +97,11 @@ def _for_want_of_room(
     now: datetime,
     back: bool,
 ) -> InPlaceRollout:
-    """Decide whether the lack of room requires replacement in place."""
+    """Decide whether the lack of room requires replacement in place.
+
+    `engines` are the pods of engines that have not ended; the other parameters are those of
+    `in_place_rollout`.
+    """
     if label_of(engine) != label and not back:
         return InPlaceRollout()
     mixed = len(set(map(_template, engines))) > 1 or any(pod_revision(pod) != label for pod in engines)
@@ -162,7 +166,7 @@ def _retry(engine: Manifest, engines: Sequence[Manifest]) -> str | None:
 
 
 def _waiting(engine: Manifest, engines: Sequence[Manifest], label: str) -> Iterable[datetime | None]:
-    """Yield the time since which each added engine waits for the room of an older one; None = it does not."""
+    """Yield since when each added engine waits for the room of an older one; None = it does not wait."""
     for pod in engines:
         old = [other for other in engines if _template(other) != _template(pod) and _frees_room(other)]
         if pod_revision(pod) == label and any(_fits_in_place_of(pod, other) for other in old):
@@ -193,9 +197,9 @@ def _without_surge(engine: Manifest) -> bool:
 
 
 def without_room_since(pod: Manifest) -> datetime | None:
-    """Return the time since which no node or queue has room for the pod.
+    """Return the time since which no node and no queue has room for the pod.
 
-    None where the pod has room, or waits for another reason.
+    The result is None if the pod has room, waits for another reason, or has no readable time.
     """
     gates = [str(gate.get("name")) for gate in (pod.get("spec") or {}).get("schedulingGates") or ()]
     if gates:
@@ -221,7 +225,7 @@ def _refused_since(engine: Manifest) -> datetime | None:
 
 
 def _fits_in_place_of(pod: Manifest, other: Manifest) -> bool:
-    """Return whether the pod could run in place of `other`: same requests, and no fewer tolerations."""
+    """Return whether `pod` could run in place of `other`: it requests the same and tolerates no less."""
     own, required = ((candidate.get("spec") or {}).get("tolerations") or [] for candidate in (pod, other))
     return _needs(pod) == _needs(other) and all(toleration in own for toleration in required)
 

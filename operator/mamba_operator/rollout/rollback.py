@@ -153,7 +153,7 @@ def rollout_outcome(facts: RolloutFacts) -> RolloutOutcome:
 
 
 def _is_the_revision(bad: int, nodes: set[str], started: int) -> bool:
-    """Return whether the failure of `bad` of `started` engines is caused by the revision, not by a node."""
+    """Return whether the revision, and not a node, makes `bad` of `started` engines on `nodes` fail."""
     return bad >= started or (2 * bad > started and len(nodes) > 1)
 
 
@@ -247,7 +247,11 @@ def rollout_facts(
     times: EngineTimes,
     now: datetime,
 ) -> RolloutFacts:
-    """Return the state of the roll-out, read from the cluster's objects."""
+    """Return the facts about the roll-out from the `ready` revision to the spec's.
+
+    `attempts` are attempts of requests by revision, and `times` the times since which engines have been
+    failing.
+    """
     engines = [
         pod
         for pod in pods
@@ -288,7 +292,7 @@ def _overdue(engine: Manifest, pods: Sequence[Manifest], now: datetime) -> tuple
 
 
 def is_ready(engine: Manifest | None, label: str | None, pods: Sequence[Manifest]) -> bool:
-    """Return whether all engines have that revision and are ready, so that later ones can return to it.
+    """Return whether all engines have the revision `label` and are ready: engines may later return to it.
 
     Engines without room do not count if at least one engine is ready: otherwise a deployment with more
     engines than the cluster has room for would never be ready.

@@ -37,7 +37,7 @@ class RolloutTurns:
         self._begun: dict[Key, datetime] = {}
 
     def may_begin(self, key: Key) -> bool:
-        """Return whether a roll-out of that deployment may begin now."""
+        """Return whether a roll-out of the deployment `key` may begin now."""
         now = self._now()
         self._begun = {
             begun: time

@@ -36,7 +36,7 @@ def read_attempts(text: str) -> dict[str, Attempts]:
 
 
 class RolloutWatch(PodPoller[Mapping[str, str], AttemptWindow]):
-    """Poller of failed attempts. One instance per active operator.
+    """The part of the operator that polls gateways about failed attempts. One instance per active operator.
 
     Args:
         indices: the objects of each deployment, as the operator's watches last saw them.
@@ -60,9 +60,10 @@ class RolloutWatch(PodPoller[Mapping[str, str], AttemptWindow]):
         return window.sums() if window is not None else {}
 
     def _select(self, key: Key) -> Mapping[str, str] | None:
-        """Return the revision of each engine pod by its name, draining pods included: they still serve.
+        """Return the revision of each engine pod by name, also of draining pods, which still serve.
 
-        None where the engines of each role have one revision: those of two pools always differ.
+        The result is None if the engines of each role have one revision: then there is nothing to compare.
+        The revisions of two pools always differ.
         """
         engines = [pod for pod in self._indices.of(POD, key) if is_engine(pod)]
         revisions = {name_of(pod): revision for pod in engines if (revision := pod_revision(pod)) is not None}

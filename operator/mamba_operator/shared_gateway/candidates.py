@@ -22,7 +22,7 @@ from mamba_settings.spec_settings import key_limit, model_entry_settings
 ENGINE_KEYS_MOUNT = "/run/mambaserve/engine-keys"
 REDIS_MOUNT = "/run/mambaserve/redis"
 PresentsKey = Callable[[str], bool]
-"""Returns whether the gateway of the MambaDeployment of that name presents a key to its engines."""
+"""Returns whether the gateway of the MambaDeployment with a name presents a key to its engines."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Candidate:
 
     @property
     def age(self) -> tuple[str, str]:
-        """Return what candidates are sorted by: the oldest precedes, and a name decides between equals."""
+        """Return the sort key of candidates: by age, the oldest first, and equally old ones by name."""
         return self.created_at, self.deployment
 
 
@@ -60,8 +60,8 @@ def candidates(
 ) -> list[Candidate]:
     """Return the MambaDeployments that the gateway serves, the oldest first.
 
-    A MambaDeployment in mode Plan serves nothing, and one that is being deleted gets no further requests. The
-    engines of one that an edit has broken run on as before, and so does its entry.
+    A MambaDeployment in mode Plan serves nothing, and one that is being deleted gets no further requests. If
+    an edit has made a MambaDeployment invalid, its engines still run as before, and its entry stays.
 
     Args:
         gateway: the gateway.
@@ -115,7 +115,7 @@ def _unchanged(
     entry: ModelEntry,
     adapters: tuple[str, ...],
 ) -> Candidate:
-    """Return the candidate of a MambaDeployment that cannot be read, from its entry."""
+    """Return the candidate of an invalid MambaDeployment from `entry`, its entry in the file of models."""
     uid = str(metadata(manifest).get("uid") or "")
     has_key = "backend_key_file" in entry.settings
     # The address in a Secret is lost with the field that names the Secret.

@@ -42,7 +42,7 @@ def plan_gateway(
     images: DefaultImages,
     presents_key: PresentsKey = lambda _: False,
 ) -> GatewayPlan:
-    """Return what has to change for the gateway of a snapshot.
+    """Decide what has to change for the gateway of a snapshot.
 
     Args:
         snapshot: the gateway and its children.
@@ -84,7 +84,7 @@ def _without_status(owner: Manifest) -> Manifest:
 
 
 def _present_models(snapshot: Snapshot) -> ModelsDocument | None:
-    """Return the file of models as it is in the cluster; None if there is none that can be read."""
+    """Return the file of models as it is in the cluster; None if it is missing or invalid."""
     child = snapshot.child("ConfigMap", names.GatewayChildren(snapshot.key.name).models)
     data = child.get("data") if child is not None else None
     text = data.get(names.MODELS_KEY) if isinstance(data, Mapping) else None

@@ -17,7 +17,7 @@ from mamba_settings.models_document import MAX_ADAPTERS, MAX_MODELS, KeyAccess, 
 
 @dataclass(frozen=True, slots=True)
 class Resolution:
-    """The names at one address."""
+    """The names of the models at one address, and the problems with names."""
 
     document: ModelsDocument
     served: tuple[Candidate, ...]
@@ -26,21 +26,21 @@ class Resolution:
     conflicts: tuple[str, ...]
     """Sentences about names that two models claim."""
     unknown: tuple[str, ...]
-    """Places of the spec with a name that no model has, such as `default: small`."""
+    """Places of the spec with a name that is no model's, such as `default: small`."""
     closed: tuple[str, ...]
-    """MambaDeployments that require keys of clients, which the gateway does not."""
+    """MambaDeployments whose own gateways require API keys, which this gateway does not."""
     left_out: tuple[str, ...]
     """MambaDeployments beyond the number that one address serves."""
 
 
 @dataclass(slots=True)
 class _Names:
-    """The names that have been given out, and the sentences about conflicts."""
+    """The names that have been given to models, and the sentences about conflicts."""
 
     aliases: Mapping[str, str]
-    """Alias -> model that the spec gives it to."""
+    """Model that the spec gives each alias to, by alias."""
     holders: dict[str, str] = field(default_factory=dict)
-    """Name of a model -> its MambaDeployment."""
+    """MambaDeployment of each model, by the model's name."""
     conflicts: list[str] = field(default_factory=list)
 
     def give(self, candidate: Candidate) -> bool:
@@ -53,8 +53,8 @@ class _Names:
             )
         elif (holder := self.holders.get(name)) is not None:
             self.conflicts.append(
-                f"{name!r} is the served name of {holder} and of {deployment}: {holder} has it, which is "
-                f"older, and {deployment} is reached by the name of its object"
+                f"{name!r} is the served name of {holder} and of {deployment}: {holder} has it, because it "
+                f"is older, and {deployment} is reached by the name of its object"
             )
         else:
             self.holders[name] = deployment
@@ -75,8 +75,8 @@ class _Names:
             if name in self.aliases or name in self.holders:
                 holder = "an alias in the spec" if name in self.aliases else f"a name of {self.holders[name]}"
                 self.conflicts.append(
-                    f"{name!r} is an adapter of {candidate.deployment}, and {holder}, which has it: give the "
-                    "adapter another name"
+                    f"{name!r} is an adapter of {candidate.deployment}, and {holder}, which requests with "
+                    "that name reach: give the adapter another name"
                 )
             else:
                 self.holders[name] = candidate.deployment
@@ -126,7 +126,10 @@ def _model_names(candidates: Sequence[Candidate], registry: _Names) -> dict[str,
         if registry.give_object_name(one):
             names[one.deployment] = one.deployment
         else:
-            sentence = f"{one.deployment} is not reached, because the name of its object is taken, too"
+            sentence = (
+                f"no request reaches {one.deployment}, because the name of its object is taken, too: give it "
+                "another spec.model.servedName"
+            )
             registry.conflicts.append(sentence)
     return names
 
@@ -175,8 +178,9 @@ def _adapters(served: Iterable[Candidate], names: Mapping[str, str], registry: _
     beyond = [*adapters][MAX_ADAPTERS:]
     if beyond:
         registry.conflicts.append(
-            f"there are {len(adapters)} adapters, and one address serves {MAX_ADAPTERS}: not reached are "
-            f"{', '.join(beyond[:8])}{', …' if len(beyond) > 8 else ''}"
+            f"a MambaGateway serves at most {MAX_ADAPTERS} adapters, and of {len(adapters)} these are left "
+            f"out: {', '.join(beyond[:8])}{', …' if len(beyond) > 8 else ''}; name fewer in "
+            "spec.model.adapters, or create another MambaGateway for their models"
         )
     return {name: model for name, model in adapters.items() if name not in beyond}
 
@@ -197,7 +201,7 @@ def _models(document: ModelsDocument, by_name: Mapping[str, Candidate]) -> tuple
 
 
 class _Lookup:
-    """Look-up of models by name, which notes the names that no model has."""
+    """Look-up of models by name. It notes names that are no model's."""
 
     def __init__(self, models: Mapping[str, str]) -> None:
         self._models = models
@@ -217,7 +221,10 @@ def _usable(candidates: Iterable[Candidate]) -> tuple[list[Candidate], list[str]
         try:
             ModelEntry(name=one.served_name)
         except ValidationError:
-            conflicts.append(f"the served name {one.served_name!r} of {one.deployment} cannot name a model")
+            conflicts.append(
+                f"MambaDeployment {one.deployment} is left out, because its served name {one.served_name!r} "
+                "is not 1 to 253 characters without control characters: change spec.model.servedName"
+            )
         else:
             usable.append(one)
     return usable, conflicts
@@ -232,7 +239,8 @@ def _aliases(spec: MambaGatewaySpec, conflicts: list[str]) -> tuple[dict[str, st
             if name in models:
                 unnamed.setdefault(group.model, []).append(name)
                 conflicts.append(
-                    f"{name!r} is an alias of {models[name]!r} and of {group.model!r} in the spec"
+                    f"{name!r} is an alias of {models[name]!r} and of {group.model!r} in the spec, and leads "
+                    f"to {models[name]!r}: remove it from one of the two"
                 )
             else:
                 models[name] = group.model

@@ -15,6 +15,7 @@ from mamba_operator.objects.pod_trouble import advised, advised_refusal, trouble
 from mamba_operator.objects.recorded_status import WorkloadState, workload_state
 from mamba_operator.observation.snapshot import Snapshot
 from mamba_operator.shared_gateway.resolution import Resolution
+from mamba_settings.models_document import MAX_MODELS
 
 Result = tuple[ConditionStatus, GatewayReason | Reason, str]
 """(status, reason, message) of a condition."""
@@ -41,7 +42,7 @@ def summarize(
     """Return the status to write.
 
     Args:
-        snapshot: what was observed before anything was changed.
+        snapshot: observed objects, before anything was changed.
         resolution: the names of the models; None for a spec that cannot be read.
         failures: changes that could not be made, and a spec that cannot be read.
         not_served: reasons why children cannot exist in this cluster.
@@ -97,11 +98,15 @@ def _results(
 
 
 def models_resolved(resolution: Resolution) -> Result:
-    """Return the condition ModelsResolved: the first problem with names, and the number of the others."""
+    """Return the condition ModelsResolved: the reason of the first problem with names, all messages."""
     problems = list(_problems(resolution))
     if not problems:
         count = len(resolution.models)
-        return ("True", GatewayReason.ALL_NAMES_RESOLVED, f"{count} models, and each name belongs to one")
+        return (
+            "True",
+            GatewayReason.ALL_NAMES_RESOLVED,
+            f"number of served models: {count}; each name belongs to one of them",
+        )
     reason, message = problems[0]
     further = "".join(f"; {other[1]}" for other in problems[1:])
     return ("False", reason, message + further)
@@ -109,21 +114,30 @@ def models_resolved(resolution: Resolution) -> Result:
 
 def _problems(resolution: Resolution) -> Iterator[tuple[GatewayReason, str]]:
     if not resolution.models and not resolution.closed:
-        message = "no MambaDeployment that serves matches spec.selector, so no model is listed"
+        message = (
+            "no MambaDeployment that serves matches spec.selector, so no model is listed: correct the "
+            "selector, or the labels of the MambaDeployments"
+        )
         yield GatewayReason.NO_MODELS, message
     if resolution.closed:
         message = (
-            "these MambaDeployments require keys of clients and are left out until spec.auth requires some, "
-            f"too: {_listed(resolution.closed)}"
+            "these MambaDeployments are left out, because they require API keys of clients, and this "
+            f"MambaGateway does not: {_listed(resolution.closed)}; set spec.auth to serve them"
         )
         yield GatewayReason.KEYS_REQUIRED, message
     if resolution.left_out:
-        message = f"one address serves 64 models, and these are left out: {_listed(resolution.left_out)}"
+        message = (
+            f"a MambaGateway serves at most {MAX_MODELS} MambaDeployments, and the youngest are left out: "
+            f"{_listed(resolution.left_out)}; narrow spec.selector, or create another MambaGateway for them"
+        )
         yield GatewayReason.TOO_MANY_MODELS, message
     if resolution.conflicts:
         yield GatewayReason.NAMES_CONFLICT, "; ".join(resolution.conflicts[:MAX_NAMES])
     if resolution.unknown:
-        message = f"these names in the spec belong to no model here: {_listed(resolution.unknown)}"
+        message = (
+            f"these names in the spec belong to no model here: {_listed(resolution.unknown)}; correct them, "
+            "or let spec.selector match the MambaDeployments of these models"
+        )
         yield GatewayReason.NAMES_UNKNOWN, message
 
 
@@ -137,7 +151,8 @@ def _available(gateways: WorkloadState) -> Result:
     numbers = f"{gateways.ready} of {gateways.desired} gateways are ready"
     if gateways.ready:
         return ("True", GatewayReason.GATEWAYS_AVAILABLE, numbers)
-    return ("False", Reason.GATEWAY_NOT_READY, f"{numbers}, so no request is answered: see Degraded")
+    message = f"{numbers}, so no request is answered: the condition Degraded shows the cause"
+    return ("False", Reason.GATEWAY_NOT_READY, message)
 
 
 def _degraded(

@@ -93,7 +93,7 @@ class TrafficWindow:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredWorkload:
-    """Mean traffic of one engine."""
+    """Mean traffic of one engine, over about the last half hour."""
 
     prompt_tokens: float
     output_tokens: float

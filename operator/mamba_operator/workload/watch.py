@@ -39,7 +39,7 @@ FRESH_SECONDS = 3 * TRAFFIC_POLL_SECONDS
 
 
 class _EngineTraffic:
-    """State of the engines of one role between two polls."""
+    """The memory of the watch for the engines of one role, from one poll to the next."""
 
     def __init__(self, recorded: MeasuredWorkload | None) -> None:
         self.window = window_of(recorded) if recorded is not None else TrafficWindow()
@@ -48,11 +48,11 @@ class _EngineTraffic:
         self.answered_at: float | None = None
         """Time at which counters of an engine could last be compared with earlier ones."""
         self.reported, self.woken_at = recorded, float("-inf")
-        """The last measurement for which a pass was woken, and the time of that."""
+        """The last measurement for which a pass was woken, and the time at which it was, in seconds."""
 
 
 class WorkloadWatch(PodPoller[Manifest, dict[Role, _EngineTraffic]]):
-    """Poller of the traffic that engines have served. One instance per active operator.
+    """The part of the operator that polls engines about their traffic. One instance per active operator.
 
     Args:
         indices: the objects of each deployment, as the operator's watches last saw them.
@@ -74,7 +74,7 @@ class WorkloadWatch(PodPoller[Manifest, dict[Role, _EngineTraffic]]):
         self._read = read
 
     def measured(self, key: Key) -> dict[Role, MeasuredWorkload]:
-        """Return the workload that the engines of each role measure, of those roles that it is current of."""
+        """Return the workload that engines measure, by role; without a current measurement, not the role."""
         workloads = {role: self._measured(traffic) for role, traffic in self._reports.get(key, {}).items()}
         return {role: workload for role, workload in workloads.items() if workload is not None}
 
@@ -110,7 +110,11 @@ class WorkloadWatch(PodPoller[Manifest, dict[Role, _EngineTraffic]]):
         reports: Mapping[str, EngineCounts | None],
         owner: Manifest,
     ) -> bool:
-        """Add the counts of the engines of one role; return whether their traffic changed clearly."""
+        """Add the counts of the engines of one role; return whether a pass has to look at their traffic.
+
+        It need not before `SELDOM` seconds have passed since the last such pass, without a measurement, or if
+        the traffic has not changed clearly.
+        """
         traffic = traffics.get(role)
         if traffic is None:
             traffic = traffics[role] = _EngineTraffic(_recorded(owner, role))

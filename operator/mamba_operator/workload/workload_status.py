@@ -85,7 +85,7 @@ def _due(old: WorkloadStatus, now: datetime) -> bool:
 
 
 def _differ(before: float, now: float, by: float) -> bool:
-    """Return whether the values differ by the share `by` and at least by one, the step of the status."""
+    """Return whether two values differ by the share `by` of the smaller one, and by at least 1."""
     least, most = sorted((before, now))
     return most > least * (1 + by) and most - least >= 1
 

@@ -17,7 +17,8 @@ from mamba_cli.main import application
 PATH = "/apis/serving.mambaserve.io/v1alpha1/namespaces/models/mambadeployments/nano"
 CANARY = {
     "revision": "0123456789", "stableRevision": "abcdefghij", "phase": "Waiting", "step": 2, "steps": 3,
-    "weight": 25, "engines": "1/1", "requests": 420, "verdict": "nothing is shown against the candidate",
+    "weight": 25, "engines": "1/1", "requests": 420,
+    "verdict": "the comparison has found nothing against the candidate",
     "comparisons": [{"measure": "errors", "candidate": "1 of 420", "stable": "3 of 1260", "looks": 9}],
 }  # fmt: skip
 

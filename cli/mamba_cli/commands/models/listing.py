@@ -60,7 +60,7 @@ def _local_time(seconds: float | None) -> str:
 
 
 def _state(model: "CachedModel") -> str:
-    """Return what keeps the model from being served at once, if anything does."""
+    """Return why the model cannot be served at once, in words; "" if it can."""
     if model.state == "incomplete":
         return "incomplete: pull continues"
     if model.state == "no weights":

@@ -54,7 +54,10 @@ def command(
 
 
 def _pulled_uri(model: str) -> str:
-    """Return the full URI. Raises InvalidInput for what is here already, or names no source."""
+    """Return the full URI of a model to download.
+
+    Raises InvalidInput for a model that needs no download, and for a text that names no source.
+    """
     from mamba_cli.local.loading.model_download import require_downloaded
 
     uri = model_uri(model)

@@ -65,7 +65,7 @@ class FleetCandidate:
 
 @dataclass(frozen=True, slots=True)
 class SizingRequest:
-    """Question that a sizing answers: the model, the requests, the objective and the kinds of GPU.
+    """The question of a sizing: the model, the requests, the objective and the kinds of GPU.
 
     If `constraints.strategy` is None, every strategy is a candidate.
     """

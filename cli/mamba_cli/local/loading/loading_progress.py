@@ -15,7 +15,10 @@ log = get_logger(__name__)
 
 
 class LoadingProgress:
-    """A callback that gets each state until the engine is ready. `close` restores the terminal."""
+    """A display of the progress of loading, called with each state until the engine is ready.
+
+    `close` restores the terminal.
+    """
 
     def __init__(self, name: str, console: Console) -> None:
         self._name = name

@@ -26,11 +26,11 @@ def downloaded(
     *,
     adapter: bool = False,
 ) -> Path:
-    """Return the directory of the model or adapter, downloading what is missing.
+    """Download the missing files of a model or adapter, and return its directory.
 
     Args:
         uri: a full URI.
-        report_bytes: receives the bytes done and in all, beside what is shown.
+        report_bytes: called with the bytes done and in all, in addition to the display.
         others: commits of other processes, as `sound_copy` takes them; None = no copy is removed.
         adapter: whether it is an adapter.
 
@@ -53,7 +53,7 @@ def downloaded(
 
 
 def require_downloaded(uri: str) -> None:
-    """Check that models of that kind of URI are downloaded. Raises InvalidInput."""
+    """Check that `uri` is of a kind whose models are downloaded. Raises InvalidInput."""
     if re.match(DOWNLOADED_PATTERN, uri) is None:
         raise InvalidInput(
             f"{uri}: is no model to download: write hf://OWNER/NAME[@REVISION], or a URI of s3://, "
@@ -62,5 +62,5 @@ def require_downloaded(uri: str) -> None:
 
 
 def command_error(error: ModelError) -> CliError:
-    """Return the error of the command: wrong input, or a failure that a later attempt may mend."""
+    """Return the error of the command: invalid input, or a failure that a later attempt may not have."""
     return (InvalidInput if error.exit_code == InvalidInput.exit_code else RunFailed)(str(error))
