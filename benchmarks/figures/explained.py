@@ -25,15 +25,14 @@ NEAR = 0.05
 """Loss below which a plan counts as near the best one."""
 
 
-def distance(kind: str, *, experts: bool = False, **only: str) -> Value:
-    """Return the largest distance of two right answers, over the families with or without experts."""
+def distance(kind: str, precision: str) -> Value:
+    """Return the largest distance of two right answers, over the families without experts."""
 
     def value(documents: Sequence[Any]) -> float:
         return max(
             float(row[kind]["largest"])
             for row in documents[0]["answers"]
-            if ("experts" in row["family"]) == experts
-            and all(row[name] == wanted for name, wanted in only.items())
+            if "experts" not in row["family"] and row["precision"] == precision
         )
 
     return value
@@ -63,7 +62,7 @@ def strategy_rows() -> tuple[Figures, ...]:
     figures = []
     for slabs in (7, 16, 34):
         for name in ("NoBuffer", "ExtraBufferLazy", "ExtraBuffer"):
-            only = {"rows": "strategies", "slabs": slabs, "strategy": name}
+            only: dict[str, Any] = {"rows": "strategies", "slabs": slabs, "strategy": name}
             running = cell("most_running", **only)
             figures.append(
                 Figures(STRATEGY, f"{slabs} slabs, `{name}`", f"{REAL_ENGINE} --model DIR", (LARGE_ENGINE,),
@@ -74,7 +73,7 @@ def strategy_rows() -> tuple[Figures, ...]:
 
 def chat(strategy: str) -> tuple[Value, Value]:
     """Return how much of a chat is computed, relative to each token once, and to whole pages once."""
-    only = {"rows": "conversation", "strategy": strategy, "answer_tokens": 60}
+    only: dict[str, Any] = {"rows": "conversation", "strategy": strategy, "answer_tokens": 60}
     return cell("over_ideal", **only), cell("over_page_aligned_ideal", **only)
 
 
@@ -169,7 +168,7 @@ def invariant(load: str, tokens: int) -> tuple[Value, ...]:
     """Return the tokens per second of both modes, and the ratio of times; `tokens`: those of a round."""
 
     def seconds(way: str) -> Value:
-        return lambda documents: sum(documents[0]["loads"][load][way])
+        return lambda documents: float(sum(documents[0]["loads"][load][way]))
 
     def rate(way: str) -> Value:
         return lambda documents: tokens * documents[0]["rounds"] / seconds(way)(documents)
@@ -183,7 +182,7 @@ def percent(*path: str) -> Value:
 
 
 _BURST = ("burst", "computed_tokens"), ("burst", "computed_without_caching")
-_FULL, _HALF = {"precision": "float32"}, {"precision": "bfloat16"}
+_FULL, _HALF = "float32", "bfloat16"
 _ANSWERS = (
     ("a page of which some words are edited", "copy with edits"),
     ("prose about something else", "prose about something else"),
@@ -200,7 +199,7 @@ EXPLAINED = (
                            ("16 answers", 16 * 63))),
     Figures(AUDITS, "The bounds allow for", "python -m benchmarks.audits", ("2026-11-28-audits",),
             (picked(sum, "answers", rows="answers"),
-             *(distance(kind, **only) for only in (_FULL, _HALF) for kind in ("scores", "states")))),
+             *(distance(kind, precision) for precision in (_FULL, _HALF) for kind in ("scores", "states")))),
     Figures(AUDITS, "An audit takes idle time.", "python -m benchmarks.audit_cost",
             ("2026-11-28-audit-cost",),
             ("5,000", at("cost_at_default_share", scale=100), percent("busy_ratio_again"))),
