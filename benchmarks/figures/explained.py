@@ -161,7 +161,7 @@ def bundles(key: str) -> tuple[Value, ...]:
 def plain_over_verified(documents: Sequence[Any]) -> float:
     """Return how much more processor time a verified read from disk takes than a plain one."""
     found = documents[0]["bundles"].values()
-    return 1 / median(bundle["tiers"]["disk, 1 thread"]["processor_ratio"] for bundle in found)
+    return 1 / float(median(bundle["tiers"]["disk, 1 thread"]["processor_ratio"] for bundle in found))
 
 
 def invariant(load: str, tokens: int) -> tuple[Value, ...]:

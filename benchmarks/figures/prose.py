@@ -1,7 +1,7 @@
 """Measured numbers in the prose of pages: which lines have one, and which of those nothing keeps.
 
 A test of the pages and `python -m benchmarks.figures` ask for them. A number is measured where a unit of
-measurement follows, where it is a decimal fraction in a table, or where its line links to a result. Numbers
+measurement follows, where it is a decimal fraction, or where its line links to a result. Numbers
 that somebody chose, such as a timeout, are in `chosen.yaml` with the line of code that has them. Pure but for
 reading files.
 """
@@ -22,6 +22,7 @@ _UNIT = (
 )
 _MEASURED = re.compile(rf"(?<![\w.,/-])({_AMOUNT}) ?({_UNIT})(?![\w-])")
 _SIZE = re.compile(rf"{_AMOUNT} [KMGT]?i?B(?![\w/])")
+_RATIO = re.compile(r"(?<![\w.,/-])(?<!Python )\d\.\d\d(?![\w.])")
 _DECIMAL = re.compile(r"(?<![\w.,/-])\d+\.\d+(?![\w.-])")
 RECORDS = ("docs/notes/", "docs/adr/")
 """Folders of what was measured and decided at a time, with date and commit."""
@@ -48,6 +49,11 @@ def amounts(line: str) -> list[str]:
     return [f"{number} {unit}" for number, unit in _MEASURED.findall(_LINK.sub(" ", line))]
 
 
+def ratios(line: str) -> list[str]:
+    """Return the numbers with two decimals in a sentence that have no unit, such as a ratio of two times."""
+    return _RATIO.findall(_SIZE.sub(" ", _MEASURED.sub(" ", _LINK.sub(" ", line))))
+
+
 def fractions(line: str) -> list[str]:
     """Return the decimal fractions in a row of a table, its first cell left out."""
     cells = line.strip().strip("|").partition("|")[2]
@@ -58,8 +64,9 @@ def measured_numbers(line: str) -> list[str]:
     """Return the numbers of a line that a measurement may have given."""
     found = amounts(line)
     if line.startswith("|"):
-        found += fractions(line)
-    elif "benchmarks/results" in line and not found:
+        return found + fractions(line)
+    found += ratios(line)
+    if "benchmarks/results" in line and not found:
         found = numbers_of(line)
     return found
 

@@ -103,6 +103,7 @@ def test_each_number_that_somebody_chose_is_on_its_page() -> None:
         ("`--timeout 40 s`, Python 3.11, 4 engines and [a page](x-2.5.md)", []),
         ("It computes 1,312 tokens ([results](../../benchmarks/results/x.md)).", ["1,312"]),
         ("Answers come at 41 tokens/s.", ["41 tokens/s"]),
+        ("It has 0.97 of the speed, on Python 3.11.", ["0.97"]),
     ],
 )
 def test_a_number_with_a_unit_of_measurement_counts_as_measured(line: str, numbers: list[str]) -> None:
