@@ -105,7 +105,7 @@ bench: setup ## the benchmarks; results go to benchmarks/results
 	@$(PY) -m benchmarks.run
 
 docs: setup ## write the generated reference pages and check the links
-	@$(PY) scripts/walks.py && $(PY) scripts/diagrams.py && $(PY) scripts/docs.py
+	@$(PY) scripts/walks.py && $(PY) scripts/diagrams.py && $(PY) -m benchmarks.pictures && $(PY) scripts/docs.py
 
 # The builder needs nothing of the project, so its environment is small and its own.
 site: ## build the documentation as a website in dist/site, and check its links and anchors

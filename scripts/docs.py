@@ -45,6 +45,8 @@ KINDS = {
     "adr": "Decisions: what shapes the whole",
     "notes": "Notebooks: what was tried and measured",
 }
+COURSE = ("first-deployment", "your-own-model", "in-a-cluster")
+"""The tutorials in the order in which a reader takes them."""
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)|!\[[^\]]*\]\(([^)\s]+)\)")
 FENCE = re.compile(r"^(```|~~~).*?^\1\s*$", re.MULTILINE | re.DOTALL)
 
@@ -382,11 +384,16 @@ def index() -> str:
     """Return the entry page with an updated list of all pages."""
     lines: list[str] = []
     for folder, heading in KINDS.items():
-        found = sorted((ROOT / "docs" / folder).glob("*.md"))
+        found = sorted((ROOT / "docs" / folder).glob("*.md"), key=_place)
         if found:
             entries = [f"- [{_title(page)}]({page.relative_to(ROOT / 'docs')})" for page in found]
             lines += [*([""] if lines else []), f"## {heading}", "", *entries]
     return _between(INDEX, lines)
+
+
+def _place(page: Path) -> tuple[int, str]:
+    """Return where a page stands in its folder: tutorials in their order, others by name."""
+    return (COURSE.index(page.stem) if page.stem in COURSE else len(COURSE), page.name)
 
 
 def _title(page: Path) -> str:

@@ -90,6 +90,9 @@ def menu() -> list[dict[str, object]]:
     entries: list[dict[str, object]] = [{title: page} for title, page in FIRST.items()]
     for folder, title in SECTIONS.items():
         pages = sorted((ROOT / "docs" / folder).glob("*.md"), key=_title)
+        if folder == "tutorial":  # one continues the other, in the order of the index
+            index = (ROOT / LAST["All pages"]).read_text(encoding="utf-8")
+            pages.sort(key=lambda page: index.find(f"(tutorial/{page.name})\n"))
         entries.append({title: [str(page.relative_to(ROOT)) for page in pages]})
     for folder, title in (("adr", "Decisions"), ("notes", "Notebooks")):
         pages = sorted((ROOT / "docs" / folder).glob("*.md"))
@@ -117,7 +120,13 @@ def settings(copied: set[Path]) -> dict[str, object]:
             palette("default", "dark", "(prefers-color-scheme: light)"),
             palette("slate", "light", "(prefers-color-scheme: dark)"),
         ],
-        "features": ["navigation.tabs", "navigation.top", "content.code.copy", "search.suggest"],
+        "features": [
+            "navigation.tabs",
+            "navigation.top",
+            "navigation.footer",
+            "content.code.copy",
+            "search.suggest",
+        ],
     }
     return {
         "site_name": "mambaserve",

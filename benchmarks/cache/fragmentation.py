@@ -7,7 +7,7 @@ documents, so that slabs change role all the time; no model. Everything follows 
 
 import argparse
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, get_args
@@ -106,8 +106,16 @@ def load(seed: int, requests: int, phase: int = 250) -> Iterator[tuple[list[int]
         yield prompt, outputs
 
 
-def churn(size: CacheSize, policy: CachePolicy, requests: int, seed: int = 0) -> dict[str, Any]:
+def churn(
+    size: CacheSize,
+    policy: CachePolicy,
+    requests: int,
+    seed: int = 0,
+    note: Callable[[int, SlabShares], None] | None = None,
+) -> dict[str, Any]:
     """Run the load, `ROWS` requests at once; the shares after each twentieth step of the second half.
+
+    `note`: called with the number of requests so far and the shares, at each twentieth step of the whole.
 
     Raises RuntimeError if a request is refused.
     """
@@ -122,8 +130,12 @@ def churn(size: CacheSize, policy: CachePolicy, requests: int, seed: int = 0) ->
             raise RuntimeError(refused.message)
         while len(core.sequences) >= ROWS:
             core.step()
-            if core.step_number % 20 == 0 and number > requests / 2:
-                seen.append(shares(cache))
+            if core.step_number % 20 == 0 and (note is not None or number > requests / 2):
+                present = shares(cache)
+                if number > requests / 2:
+                    seen.append(present)
+                if note is not None:
+                    note(number, present)
     while not core.idle:
         core.step()
     ledger.check(cache)

@@ -47,9 +47,10 @@ def numbers_of(line: str) -> list[str]:
 
 
 def lines_of(text: str) -> list[str]:
-    """Return the rows of tables and the paragraphs of a page, each as one line."""
-    rows = [line for line in text.splitlines() if line.startswith("|")]
-    paragraphs = re.split(r"\n\s*\n", re.sub(r"^\|.*$", "", text, flags=re.MULTILINE))
+    """Return the rows of tables, the paragraphs and the items of lists of a page, each as one line."""
+    rows = [line.strip() for line in text.splitlines() if line.lstrip().startswith("|")]
+    rest = re.sub(r"^ *\|.*$", "", text, flags=re.MULTILINE)
+    paragraphs = re.split(r"\n\s*\n|\n(?= *(?:-|\d+\.) )", rest)
     return rows + [" ".join(each.split()) for each in paragraphs]
 
 

@@ -1,10 +1,11 @@
 """`PUBLISHED`: the figures of README and documentation, line by line."""
 
-from collections.abc import Callable, Sequence
-from statistics import median
+from collections.abc import Sequence
 from typing import Any
 
+from benchmarks.figures.explained import EXPLAINED
 from benchmarks.figures.figure import Figures, Value, at, rates, step
+from benchmarks.figures.howtos import HOWTO_FIGURES
 
 README = "README.md"
 PERFORMANCE = "docs/explanation/performance.md"
@@ -86,18 +87,6 @@ def hours(scaler: str) -> tuple[Value, Value]:
         return float(sum(costs) / len(costs))
 
     return in_time, cost
-
-
-def of_rows(choose: Callable[[list[float]], float], key: str, *path: str, **only: object) -> Value:
-    """Return what `choose` makes of a key of those rows at a path that have these values."""
-
-    def value(documents: Sequence[Any]) -> float:
-        rows = documents[0]
-        for each in path:
-            rows = rows[each]
-        return choose([row[key] for row in rows if all(row[name] == one for name, one in only.items())])
-
-    return value
 
 
 def _gap(way: str, key: str, scale: float = 1.0) -> Value:
@@ -189,18 +178,4 @@ NO_FAILURES = tuple(
     )
 )  # fmt: skip
 
-_POOLS, _UNIFIED = ("found", "pools"), ("found", "unified")
-HOWTO_FIGURES = (
-    Figures("docs/howto/disaggregate.md", "Long prompts hardly", "python -m benchmarks.pool_gaps",
-            ("2026-11-28-pool-gaps",),
-            ("8,000", of_rows(median, "beside_p99_ms", *_POOLS), of_rows(median, "ratio", *_POOLS),
-             of_rows(median, "beside_p99_ms", *_UNIFIED), of_rows(median, "ratio", *_UNIFIED),
-             of_rows(min, "ratio", *_POOLS), of_rows(max, "ratio", *_POOLS))),
-    Figures("docs/howto/keep-a-conversation.md", "An engine that joins two",
-            "python -m benchmarks.joining_engine", ("2026-11-28-joining-engine",),
-            (of_rows(median, "share", "rows", warm=True), "100",
-             *(of_rows(choose, "share", "rows", warm=False) for choose in (min, max)),
-             *(of_rows(choose, "requests", "rows", warm=False) for choose in (min, max)), "800")),
-)  # fmt: skip
-
-PUBLISHED = README_FIGURES + PERFORMANCE_FIGURES + HOWTO_FIGURES + NO_FAILURES
+PUBLISHED = README_FIGURES + PERFORMANCE_FIGURES + EXPLAINED + HOWTO_FIGURES + NO_FAILURES

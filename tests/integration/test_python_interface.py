@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import runpy
 import signal
 import subprocess
@@ -14,8 +15,11 @@ import psutil
 import pytest
 
 from mambaserve import LLM, EngineEnded, RequestRefused, StateMismatch
+from matrix_size import LARGE
 
-EXAMPLES = Path(__file__).parents[2] / "examples/python"
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples/python"
+PAGE = (ROOT / "docs/howto/use-from-python.md").read_text()
 FACTS = "Ann lives in Oslo. Bob lives in Rome. Eve lives in Bonn. "
 QUESTION = "Where does Bob live?"
 GREEDY = {"max_tokens": 12, "temperature": 0}
@@ -143,3 +147,17 @@ def test_an_engine_that_cannot_start_is_an_error(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_example_runs_as_it_stands() -> None:
     runpy.run_path(str(EXAMPLES / "generate.py"), run_name="__main__")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not LARGE, reason="each program loads the model; what they call is tested above")
+def test_the_programs_of_the_page_and_the_example_of_states_run_as_they_stand(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {}
+    for program in re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL):
+        exec(program, names)
+    assert (tmp_path / "changed.session").is_file()
+    runpy.run_path(str(EXAMPLES / "states.py"), run_name="__main__")
+    assert "distance by layer" in capsys.readouterr().out

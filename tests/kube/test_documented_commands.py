@@ -1,4 +1,4 @@
-"""Commands of kubectl on the pages, in their order: a real API server takes each, with its objects and paths.
+"""Commands of kubectl and helm on the pages: a real API server takes each, with its objects and paths.
 
 Commands that need a kubelet (`exec`, `logs`, `port-forward`), a card's node or another project's API are left
 out. Nobody reconciles here, so of `wait` the object and the condition are what is compared.
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from documented_commands import DocumentedCommand, documented_commands
+from documented_commands import ROOT, DocumentedCommand, documented_commands
 from mamba_api.v1alpha1.conditions import ConditionType
 from mamba_api.v1alpha1.gateway_status import GatewayConditionType
 from testcluster.control_plane import ControlPlane
@@ -24,6 +24,8 @@ ABSENT = {
     "persistentvolumeclaim",
 }
 """Words of commands about objects that somebody else makes."""
+OF_A_CLUSTER = {"--create-namespace", "--wait", "--reuse-values", "--reset-then-reuse-values"}
+"""Options of helm that only a release in a cluster can follow."""
 TURNS = {"apply": 0, "wait": 2, "delete": 3}
 """Verbs that come before, or after, all others; these have the turn 1."""
 PLACES = {"NAME": "nano", "X": "nano", "mdep/NAME": "mdep/nano"}
@@ -80,3 +82,13 @@ def test_an_api_server_takes_every_documented_command(plane: ControlPlane, names
             continue
         plane.kubectl(*arguments, stdin="web: secret-of-somebody\n")
     assert waits > 15
+
+
+def test_helm_renders_the_chart_with_the_options_of_every_documented_command(plane: ControlPlane) -> None:
+    rendered = 0
+    for words in {command.words for command in documented_commands() if command.program == "helm"}:
+        if words[1] in ("install", "upgrade"):
+            options = [word for word in words[4:] if word not in OF_A_CLUSTER]
+            assert "kind: Deployment" in plane.helm("template", "any", str(ROOT / words[3]), *options)
+            rendered += 1
+    assert rendered > 4

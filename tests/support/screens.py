@@ -8,7 +8,7 @@ import re
 from typing import NamedTuple
 
 DIFFERENT = (
-    (r'"chatcmpl-\w+"', '"ID"'),
+    (r'"(?:chat)?cmpl-\w+"', '"ID"'),
     (r'"created":\d+', '"created":TIME'),
     (r"127\.0\.0\.1:\d+", "ADDRESS"),
     (r"\b\d+\.\d+\.\d+\.\d+(?=[:\s])", "ADDRESS"),

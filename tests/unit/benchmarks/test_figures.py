@@ -2,12 +2,18 @@
 
 import importlib.util
 import json
+import re
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 from benchmarks.figures.figure import ROOT, Figures, agrees, at, complaints, lines_of, numbers_of
+from benchmarks.figures.prose import measured_numbers, pages, unkept
 from benchmarks.figures.published import PERFORMANCE, PUBLISHED, README
 
+from parsed_yaml import load_yaml
+
+CHOSEN: Mapping[str, Mapping[str, str]] = load_yaml((ROOT / "benchmarks/figures/chosen.yaml").read_text())
 PAGE = (
     "| what | ours | others |\n| --- | --- | --- |\n"
     "| speed of 8 rows | **1,041** | 12.5 `q8_0`, [all](x2.md) |\n"
@@ -50,6 +56,66 @@ def test_each_row_that_compares_and_each_text_with_a_result_has_its_figures(page
     ]
     assert left_out == []
     assert len(lines) > 6
+
+
+def test_no_page_has_a_measured_number_that_nothing_keeps() -> None:
+    texts = {page: (ROOT / page).read_text(encoding="utf-8") for page in pages()}
+    assert len(texts) > 90
+    assert [
+        (page, line[:80], numbers)
+        for page, text in texts.items()
+        for line, numbers in unkept(page, text, PUBLISHED, CHOSEN)
+    ] == []
+
+
+def test_each_number_that_somebody_chose_is_the_one_of_the_code() -> None:
+    wrong = []
+    for page, numbers in CHOSEN.items():
+        for number, source in numbers.items():
+            file, colons, rest = source.partition("::")
+            if not colons:
+                assert re.match(r"(an? |the |arithmetic )", source), f"{page}: {number} has no reason"
+                continue
+            text, _, other = rest.partition(" = ")
+            digits = re.escape((other or number).split()[0])
+            lines = [line for line in (ROOT / file).read_text("utf-8").splitlines() if text in line]
+            if not any(re.search(rf"(?<![\d.]){digits}(?:\.0+)?(?![\d]|\.\d)", line) for line in lines):
+                wrong.append(f"{page}: {number} is not at {source}")
+    assert wrong == []
+
+
+def test_each_number_that_somebody_chose_is_on_its_page() -> None:
+    assert [
+        (page, number)
+        for page, numbers in CHOSEN.items()
+        for line in ["\n".join(lines_of((ROOT / page).read_text(encoding="utf-8")))]
+        for number in numbers
+        if not re.search(rf"(?<![\d.]){re.escape(number)}(?!\d)", line)
+    ] == []
+
+
+@pytest.mark.parametrize(
+    ("line", "numbers"),
+    [
+        ("Reads take about 1.6 times as long, or 40 ms.", ["1.6 times", "40 ms"]),
+        ("| a row | **2.5** | 3 engines |", ["2.5"]),
+        ("| a row | 12.5 % | 30 GiB, 1.5 MB |", ["12.5 %"]),
+        ("`--timeout 40 s`, Python 3.11, 4 engines and [a page](x-2.5.md)", []),
+        ("It computes 1,312 tokens ([results](../../benchmarks/results/x.md)).", ["1,312"]),
+        ("Answers come at 41 tokens/s.", ["41 tokens/s"]),
+        ("It has 0.97 of the speed, on Python 3.11.", ["0.97"]),
+    ],
+)
+def test_a_number_with_a_unit_of_measurement_counts_as_measured(line: str, numbers: list[str]) -> None:
+    assert measured_numbers(line) == numbers
+
+
+def test_a_new_number_is_noticed_unless_it_is_kept_or_chosen() -> None:
+    text = f"{PAGE}\nIt is 3 times faster.\n\n```sh\nsleep 4 s\n```\n"
+    assert list(unkept("page.md", text, [figures(("ours",))], {"page.md": {}})) == [
+        ("It is 3 times faster.", ["3 times"])
+    ]
+    assert list(unkept("page.md", text, [figures(("ours",))], {"page.md": {"3 times": "an example"}})) == []
 
 
 def test_each_command_that_measures_again_exists() -> None:
