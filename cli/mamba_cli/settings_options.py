@@ -41,7 +41,7 @@ def settings_command(
     Args:
         where: the model, as "module:Class".
         run: function that runs the command.
-        panels: panel -> names of its fields, for a model that is one class.
+        panels: panel -> names of its fields, which come first; others have the panel of their class.
         positional: field that may also be given as an argument.
         file: whether the command has the option --config FILE.
     """
