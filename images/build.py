@@ -105,6 +105,8 @@ def ensure_built(target: Target, bases: Bases | None = None) -> Path:
     folder = path.parent
     folder.mkdir(parents=True, exist_ok=True)
     with Storage(folder / "layers") as storage:
+        if path.is_file():  # by the build that this one has waited for
+            return path
         bases = bases or _debian_bases(storage, target)
         _say(f"building {target.name}")
         image = storage.build(

@@ -1,5 +1,6 @@
 """buildah with a store of its own: other tools of the machine neither see nor remove what is built here."""
 
+import fcntl
 import os
 import shutil
 import subprocess
@@ -18,7 +19,11 @@ MOST_LAYERS = 120
 
 
 class Storage:
-    """Layers and images below one folder. Used as a context, in which one process alone may write."""
+    """Layers and images below one folder.
+
+    Used as a context, which one process enters at a time: the locks of buildah hold for one command, and a
+    build that failed, or begins at the bound, removes what others stand on.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -28,6 +33,8 @@ class Storage:
         if program is None:
             raise CannotBuild("buildah is missing: apt-get install --no-install-recommends buildah")
         self.folder.mkdir(parents=True, exist_ok=True)
+        self._lock = (self.folder / ".lock").open("w")
+        self._wait()
         # Plain copies work everywhere; overlays are quicker and do not stack on another overlay.
         below = _filesystem(self.folder)
         driver = "vfs" if below == "overlay" or os.geteuid() != 0 else "overlay"
@@ -44,6 +51,15 @@ class Storage:
     ) -> None:
         if kind is not None:
             self._run("rm", "--all", check=False)
+        self._lock.close()
+
+    def _wait(self) -> None:
+        """Wait until no other process builds."""
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print("images: waiting for another build", file=sys.stderr, flush=True)
+            fcntl.flock(self._lock, fcntl.LOCK_EX)
 
     def has(self, image: str) -> bool:
         return not self._run("inspect", "--type", "image", image, check=False).returncode

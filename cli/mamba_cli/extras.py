@@ -6,6 +6,7 @@ for every command.
 
 import os
 import re
+import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 
@@ -60,18 +61,30 @@ def missing_extra(error: ModuleNotFoundError, command: str) -> InvalidInput | No
 def install(extras: str) -> str:
     """Return the command that installs extras of this distribution from where it was installed.
 
-    pip records a local wheel or checkout, from which the extra can be had although no index has the project.
+    Installers record a local wheel or checkout, from which the extra can be had although no index has the
+    project, and they leave a mark of their own, since none of them can change an environment of another.
     """
     # This module is slow to import, and only a failing command needs it.
     import json
     from importlib.metadata import distribution
     from urllib.parse import unquote, urlsplit
 
-    record = distribution(OWN).read_text("direct_url.json")
+    installed = distribution(OWN)
+    record = installed.read_text("direct_url.json")
     address = urlsplit(json.loads(record)["url"]) if record else None
-    if address is None or address.scheme != "file" or not os.path.exists(path := unquote(address.path)):
-        return f"pip install '{OWN}[{extras}]'"
-    return f"pip install '{path}[{extras}]'"
+    source = OWN
+    if address is not None and address.scheme == "file" and os.path.exists(unquote(address.path)):
+        source = unquote(address.path)
+    return f"{_installer(installed.read_text('INSTALLER') or '')} '{source}[{extras}]'"
+
+
+def _installer(name: str) -> str:
+    """Return the words of the command that changes this environment; `name`: what the installer recorded."""
+    if os.path.exists(os.path.join(sys.prefix, "uv-receipt.toml")):
+        return "uv tool install"
+    if os.path.exists(os.path.join(sys.prefix, "pipx_metadata.json")):
+        return "pipx install --force"
+    return "uv pip install" if name.strip() == "uv" else "pip install"
 
 
 def need(*modules: str) -> None:

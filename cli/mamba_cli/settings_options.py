@@ -41,7 +41,8 @@ def settings_command(
     Args:
         where: the model, as "module:Class".
         run: function that runs the command.
-        panels: names of the fields of each panel of the help, for a model that is one class.
+        panels: name of a panel of the help -> names of its fields, which come first; other fields have the
+            panel of their class.
         positional: field that may also be given as an argument.
         file: whether the command has the option --config FILE.
     """

@@ -85,4 +85,20 @@ def request_examples(model: str | None = None) -> dict[str, Examples]:
                 "value": {**named, "prompt": "The capital of Norway is", "max_tokens": 16, "stream": True},
             },
         },
+        "/v1/embeddings": {
+            "texts": {
+                "summary": "The vectors of two texts",
+                "value": {**named, "input": ["A cup of tea", "A cup of coffee"]},
+            },
+        },
+        "/tokenize": {
+            "text": {"summary": "The tokens of a text", "value": {**named, "prompt": question}},
+            "chat": {
+                "summary": "The tokens of a conversation",
+                "value": {**named, "messages": asks(question)["messages"]},
+            },
+        },
+        "/detokenize": {
+            "tokens": {"summary": "The text of tokens", "value": {**named, "tokens": [1, 2, 3]}},
+        },
     }

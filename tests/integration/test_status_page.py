@@ -311,6 +311,17 @@ async def test_an_answer_in_markdown_is_shown_as_such_and_its_markup_as_text(pag
         ]  # fmt: skip
         link = await page.run("(({href, rel}) => [href, rel])(document.querySelector('.said a'))")
         assert link == ["https://example.com/x", "noopener noreferrer"]
+        button, field = "document.querySelector('.code button')", "document.getElementById('chat-text')"
+        # The second time as at an address without TLS, where browsers offer no clipboard.
+        for change in ("", "Object.defineProperty(navigator, 'clipboard', { value: undefined })"):
+            await page.run(f"{field}.value = ''; {button}.textContent = 'Copy'; {button}.focus(); {change}")
+            await page.type("", "Enter")
+            await page.until(f"{button}.textContent === 'Copied'")
+            await page.run(f"{field}.focus()")
+            await page.call(
+                "Input.dispatchKeyEvent", type="keyDown", key="v", modifiers=2, commands=["paste"]
+            )
+            assert await page.until(f"{field}.value") == 'print("<i>**kept**</i>")'
 
         await page.run("['chat-new', 'plain'].forEach((id) => document.getElementById(id).click())")
         assert "1. **Boil** it" in await chat(page, "How?")

@@ -206,4 +206,20 @@ MUTANTS = (
         new="True",
         tests=("tests/unit/edge/test_crowds.py",),
     ),
+    Mutant(
+        name="the page of the API may run any script",
+        keeps="The page of the API runs scripts of this server alone.",
+        where="mamba_edge.app.docs_page:add_docs_page",
+        old='{"content-security-policy": _POLICY, "referrer-policy": "no-referrer"}',
+        new='{"content-security-policy": _POLICY.replace("\'self\'", "*")}',
+        tests=("tests/unit/edge/test_docs_page.py",),
+    ),
+    Mutant(
+        name="an example of the API's document is refused",
+        keeps="Each example of the document is answered as it stands.",
+        where="mamba_api.openai_examples:request_examples",
+        old="['A cup of tea', 'A cup of coffee']",
+        new="[]",
+        tests=("tests/integration/test_document_examples.py",),
+    ),
 )

@@ -10,7 +10,7 @@ MUTANTS = (
         old="numbers < OLDEST_TORCH",
         new="False",
         tests=(
-            "tests/unit/cli/test_doctor.py::test_a_torch_that_is_too_old_and_a_gpu_that_it_cannot_use_are_named",
+            "tests/unit/cli/test_doctor.py::test_an_old_torch_an_old_driver_a_kernel_cache_that_is_a_file_and_a_silent_cluster_are_named",
         ),
     ),
     Mutant(
@@ -20,7 +20,7 @@ MUTANTS = (
         old="not can_be_written(nearest_existing(folder))",
         new="False",
         tests=(
-            "tests/unit/cli/test_doctor.py::test_a_place_for_compiled_kernels_that_cannot_be_written_is_named",
+            "tests/unit/cli/test_doctor.py::test_an_old_torch_an_old_driver_a_kernel_cache_that_is_a_file_and_a_silent_cluster_are_named",
         ),
     ),
 )

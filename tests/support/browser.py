@@ -16,7 +16,7 @@ from typing import Any
 
 import aiohttp
 
-from eventually import until
+from eventually import PATIENCE, until
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
@@ -66,7 +66,7 @@ class Page:
 
     async def until(self, script: str) -> Any:
         """Return the value of a script as soon as it is true."""
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE):
             while not (value := await self.run(script)):  # noqa: ASYNC110 - the page is in another process
                 await asyncio.sleep(0.02)
         return value

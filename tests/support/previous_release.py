@@ -2,6 +2,7 @@
 
 Before the first release there is none to upgrade from. Then it is the tree before the last change of the
 operator, the API or the chart, which is what a cluster that follows the main branch runs.
+MAMBASERVE_PREVIOUS names another commit or tag.
 """
 
 import io
@@ -28,9 +29,7 @@ INSTALLED = ("charts", "libs/mamba_api", "operator")
 def previous_release(target: Path) -> str:
     """Unpack the tree into `target` and return its tag or commit; skip the test where git has no history."""
     try:
-        last = read_checkout(ROOT).last
-        change = _git("log", "-1", "--format=%H", "--", *INSTALLED).decode().strip()
-        revision = f"v{last}" if last else f"{change}~1"
+        revision = os.environ.get("MAMBASERVE_PREVIOUS") or _previous()
         archive = _git("archive", revision, *TREE)
     except (CannotRelease, subprocess.CalledProcessError) as error:
         pytest.skip(f"there is no history to find an earlier version in: {error}")
@@ -54,6 +53,13 @@ def previous_operator(tree: Path, kubeconfig: Path, log: Path, arguments: Sequen
         finally:
             process.terminate()
             process.wait(30)
+
+
+def _previous() -> str:
+    if last := read_checkout(ROOT).last:
+        return f"v{last}"
+    change = _git("log", "-1", "--format=%H", "--", *INSTALLED).decode().strip()
+    return f"{change}~1"
 
 
 def _git(*arguments: str) -> bytes:

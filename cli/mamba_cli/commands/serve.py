@@ -13,6 +13,14 @@ from mamba_cli.settings_options import complaint, settings_command
 if TYPE_CHECKING:
     from mamba_settings.engine_settings import EngineSettings
 
+PANELS = {
+    "Common": (
+        "model", "served_model_name", "host", "port", "api_key_file", "max_model_len", "device", "dtype",
+        "quantization", "strategy",
+    ),
+}  # fmt: skip
+"""Options that stand first in the help, before the groups of all others."""
+
 
 def command() -> None:
     """Serve one model over HTTP; Ctrl-C or SIGTERM drains, then ends."""
@@ -81,4 +89,6 @@ def _display_name(uri: str) -> str:
         return uri
 
 
-CLASS = settings_command("mamba_settings.engine_settings:EngineSettings", run, positional="model", file=True)
+CLASS = settings_command(
+    "mamba_settings.engine_settings:EngineSettings", run, panels=PANELS, positional="model", file=True
+)

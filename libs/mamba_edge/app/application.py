@@ -1,37 +1,34 @@
 """The FastAPI application of our servers: errors as OpenAI envelopes, a document and a docs page.
 
-The docs page needs nothing from outside this machine. A server makes an application, adds its routes, and
-publishes it last. FastAPI's own telemetry is off: it records the texts of exceptions, and the request
-middleware records every request already.
+A server makes an application, adds its routes, and publishes it last. FastAPI's own telemetry is off: it
+records the texts of exceptions, and the request middleware records every request already.
 """
 
 import asyncio
 import importlib.metadata
-import importlib.resources
 import threading
 from collections.abc import Awaitable, Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import msgspec
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
-from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection, Request
-from starlette.responses import FileResponse, Response
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from mamba_api.dialects.routes import ROUTES
 from mamba_api.openai import ErrorEnvelope
 from mamba_api.openai_examples import Examples
 from mamba_edge.api_keys import KeyFile, credential_of
+from mamba_edge.app.docs_page import add_docs_page
 from mamba_edge.app.openapi_document import Document, openapi_document
 from mamba_edge.app.validation import invalid
 from mamba_edge.error_forms import form_of
-from mamba_edge.errors import ApiError, InvalidRequest, NotFound, as_api_error
+from mamba_edge.errors import ApiError, InvalidRequest, as_api_error
 from mamba_edge.exchange.request_body import ClientGone
 from mamba_edge.exchange.request_context import context_of
 
@@ -40,9 +37,6 @@ Guard = Callable[[HTTPConnection], Awaitable[object]]
 
 UNAUTHORIZED_TEXT = "No or a wrong API key"
 NO_MODEL_TEXT = "No such model"
-_ASSETS = {"swagger-ui.css": "text/css", "swagger-ui-bundle.js": "text/javascript"}
-# With this policy the browser refuses requests of the docs page to other machines.
-_DOCS_POLICY = "default-src 'self'; script-src 'self' 'unsafe-inline'; style-src 'self' 'unsafe-inline'; img-src 'self' data:"  # noqa: E501
 
 
 class JsonResponse(Response):
@@ -244,28 +238,3 @@ def _route_labels(app: FastAPI) -> Callable[[str], str]:
         return next((route for prefix, route in below if path.startswith(prefix)), "other")
 
     return label
-
-
-def add_docs_page(app: FastAPI) -> None:
-    """Serve `/docs`: Swagger UI over `/openapi.json`, with the assets of an installed package."""
-    page = get_swagger_ui_html(
-        openapi_url="/openapi.json",
-        title=f"{app.title}: API",
-        swagger_js_url="/docs/swagger-ui-bundle.js",
-        swagger_css_url="/docs/swagger-ui.css",
-        swagger_favicon_url="data:,",
-        swagger_ui_parameters={"validatorUrl": None},  # it would send the document away
-    )
-    page.headers["content-security-policy"] = _DOCS_POLICY
-    folder = Path(str(importlib.resources.files("fastapi_offline"))) / "static"
-
-    async def docs() -> Response:
-        return page
-
-    async def asset(name: str) -> Response:
-        if name not in _ASSETS:
-            raise NotFound("there is nothing at this path; see /openapi.json")
-        return FileResponse(folder / name, media_type=_ASSETS[name])
-
-    app.add_api_route("/docs", docs, include_in_schema=False)
-    app.add_api_route("/docs/{name}", asset, include_in_schema=False)

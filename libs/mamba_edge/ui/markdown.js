@@ -41,14 +41,24 @@ function code(lines, at, [, marks, language]) {
   const end = lines.findIndex((line, number) => number > at && line.trim().startsWith(marks));
   const text = lines.slice(at + 1, end < 0 ? undefined : end).join("\n");
   const copy = element("button", { type: "button", text: "Copy" });
+  const code = element("code", { text });
   copy.addEventListener("click", async () => {
-    // Browsers offer the clipboard to secure addresses only.
-    await navigator.clipboard?.writeText(text);
-    copy.textContent = navigator.clipboard ? "Copied" : "Select the text to copy it";
+    copy.textContent = (await copied(code)) ? "Copied" : "Select the text to copy it";
   });
   const block = element("figure", { class: "code" },
-    element("figcaption", {}, element("span", { text: language }), copy), element("pre", { tabindex: "0" }, element("code", { text })));
+    element("figcaption", {}, element("span", { text: language }), copy), element("pre", { tabindex: "0" }, code));
   return [block, end < 0 ? lines.length : end + 1];
+}
+
+/** Copy the text of an element; returns whether it could be done. */
+async function copied(node) {
+  try {
+    await navigator.clipboard.writeText(node.textContent);
+    return true;
+  } catch { // browsers offer the clipboard to secure addresses only
+    getSelection().selectAllChildren(node);
+    return document.execCommand("copy");
+  }
 }
 
 function quote(lines, at, depth) {

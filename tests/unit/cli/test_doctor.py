@@ -116,32 +116,58 @@ def test_a_broken_torch_a_missing_compiler_low_limits_and_a_refused_token_are_na
     assert "HF_TOKEN" in findings["Hub"]["cure"]
 
 
-def test_a_torch_that_is_too_old_and_a_gpu_that_it_cannot_use_are_named(
+OLD_TORCH = """
+__version__ = "2.8.1+cu126"
+class version:
+    cuda = "12.6"
+class cuda:
+    @staticmethod
+    def is_available():
+        raise RuntimeError("the NVIDIA driver on your system is too old")
+"""
+SILENT_CLUSTER = """
+apiVersion: v1
+kind: Config
+clusters: [{name: here, cluster: {server: "http://127.0.0.1:9"}}]
+contexts: [{name: here, context: {cluster: here, user: me}}]
+users: [{name: me, user: {token: none}}]
+current-context: here
+"""
+
+
+def test_an_old_torch_an_old_driver_a_kernel_cache_that_is_a_file_and_a_silent_cluster_are_named(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "torch.py").write_text(OLD_TORCH)
+    (tmp_path / "cluster").write_text(SILENT_CLUSTER)
+    (tmp_path / "file").touch()
+    code, findings = doctor(
+        "--timeout", "2", "--kubeconfig", str(tmp_path / "cluster"),
+        PYTHONPATH=str(tmp_path), XDG_CACHE_HOME=str(tmp_path / "file"),
+    )  # fmt: skip
+    assert code == 1
+    expected = {
+        "torch": ("broken", "pip install --upgrade 'torch>=2.9'"),
+        "GPU": ("broken", "nvidia-smi"),
+        "kernels": ("warning", "XDG_CACHE_HOME"),
+        "cluster": ("broken", "kubectl cluster-info"),
+    }
+    for subject, (verdict, cure) in expected.items():
+        assert findings[subject]["verdict"] == verdict, findings[subject]
+        assert cure in findings[subject]["cure"], findings[subject]
+    assert "too old" in findings["GPU"]["text"]
+
+
+def test_a_torch_is_as_new_as_the_wheel_wants_it_and_sees_the_gpu_of_the_machine(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    old = engine.torch(Torch("2.8.1+cpu", "", [], ""))
-    assert (old.verdict, old.cure) == ("broken", "pip install --upgrade 'torch>=2.9'")
     declared = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
-    assert "torch>=2.9" in declared["optional-dependencies"]["server"]
+    assert f"torch>={'.'.join(map(str, engine.OLDEST_TORCH))}" in declared["optional-dependencies"]["server"]
     for version in ("2.9.0", "2.15.0+cpu", "3.0.0a0"):
         assert engine.torch(Torch(version, "13.2", [], "")).verdict == "ok"
     monkeypatch.setattr(os.path, "exists", lambda path: path == "/dev/nvidia0")
     blind = engine.gpu(Torch("2.15.0", "", [], ""))
     assert (blind.verdict, "torch for CUDA" in blind.cure) == ("broken", True)
-    outdated = engine.gpu(Torch("2.15.0", "13.2", [], "the NVIDIA driver on your system is too old"))
-    assert "too old" in outdated.text
-    assert "nvidia-smi" in outdated.cure
-
-
-def test_a_place_for_compiled_kernels_that_cannot_be_written_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "file").touch()
-    monkeypatch.setattr("mamba_kernels.cpu.build.SHIPPED", tmp_path / "nothing-shipped")
-    monkeypatch.delenv("MAMBASERVE_KERNELS", raising=False)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    finding = engine.kernels(Torch("2.15.0", "", [], ""))
-    assert (finding.verdict, "XDG_CACHE_HOME" in finding.cure) == ("warning", True)
 
 
 @pytest.mark.kube

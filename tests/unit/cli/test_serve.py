@@ -19,6 +19,7 @@ from mamba_server.api import server
 from mamba_server.api.requests.errors import EngineStartFailed
 from mamba_server.model.checkpoint.source import resolve
 from mamba_settings.engine_settings import EngineSettings
+from prefork import FORK_SERVER
 
 
 def options(name: str) -> dict[str, Any]:
@@ -58,6 +59,15 @@ def test_options_are_shown_in_groups(name: str) -> None:
     panels = [each.rich_help_panel for each in options(name).values() if each.name not in ("help", "config")]
     assert None not in panels
     assert 4 <= len(set(panels)) < len(panels) / 2
+
+
+def test_the_help_of_serve_begins_with_what_most_people_set() -> None:
+    help_text = FORK_SERVER.run("-m", "mamba_cli", "serve", "--help", env={"COLUMNS": "80"}).stdout
+    groups = [line for line in help_text.splitlines() if re.fullmatch(r"[A-Z].*:", line)]
+    assert groups[:2] == ["Options:", "Common:"]
+    common = help_text.partition("Common:")[2].partition(f"\n{groups[2]}")[0]
+    for option in ("--model", "--port", "--api-key-file", "--max-model-len", "--quantization"):
+        assert f"\n  {option} " in common
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
-"""The docs page: what it shows in a browser, and that it asks nothing of any other machine."""
+"""The docs page: what it shows and sends in a browser, and that it asks nothing of any other machine."""
 
-import asyncio
-import json
 import re
 from pathlib import Path
 from urllib.parse import urljoin, urlsplit
@@ -9,12 +7,14 @@ from urllib.parse import urljoin, urlsplit
 import pytest
 
 from asgi import ask
-from browser import BROWSER
+from browser import BROWSER, browser_page
+from eventually import PATIENCE
+from mamba_server import wire
 from matrix_size import LARGE
 from scripted_engine import Api
 from served_app import served
 
-HERE = "http://127.0.0.1:8000"
+HERE = "http://127.0.0.1:8000/behind/a/proxy/"
 SHOWN = {
     "public": ["/v1/chat/completions", "Answer a conversation", "/v1/models/{name}", "Generation"],
     "admin": ["/admin/flush_cache", "/admin/strategy", "Administration"],
@@ -32,31 +32,37 @@ def app_of(api: Api, which: str) -> object:
     return api.app if which == "public" else api.admin
 
 
-async def test_every_address_in_the_page_and_its_styles_is_of_the_same_server(page_of: str) -> None:
+async def test_every_address_in_the_page_and_its_files_is_relative_and_of_the_same_server(
+    page_of: str,
+) -> None:
     app = app_of(Api(), page_of)
     page = await ask(app, "GET", "/docs").done()
     assert page.headers["content-type"].startswith("text/html")
     html = page.body.decode()
     named = re.findall(r"""(?:src|href|action)\s*=\s*["']([^"']*)["']""", html)
-    named += re.findall(r"""url["']?\s*:\s*["']([^"']*)["']""", html)
+    script = (await ask(app, "GET", "/docs/page.js").done()).body.decode()
+    named += re.findall(r"""\burl:\s*["']([^"']*)["']""", script)
     loaded = [url for url in named if not url.startswith("data:")]
-    assert "/openapi.json" in loaded
+    assert "openapi.json" in loaded
     for url in loaded:
-        assert urlsplit(urljoin(HERE, url)).netloc == urlsplit(HERE).netloc
-        asset = await ask(app, "GET", url).done()
+        place = urljoin(HERE, url)
+        assert place.startswith(HERE)
+        asset = await ask(app, "GET", f"/{place.removeprefix(HERE)}").done(PATIENCE)
         assert asset.status == 200
         if url.endswith(".css"):
             fetched = re.findall(rb"""(?:url\(|@import)\s*["']?([^"')\s]+)""", asset.body)
             assert all(one.startswith(b"data:") for one in fetched)
-    assert not re.search(r"https?://", re.sub(r"<!--.*?-->", "", html, flags=re.DOTALL))
+    assert not re.search(r"https?://", re.sub(r"<!--.*?-->", "", html + script, flags=re.DOTALL))
 
 
-async def test_the_browser_is_told_to_refuse_other_servers(page_of: str) -> None:
+async def test_the_browser_is_told_to_refuse_other_servers_and_scripts_that_are_no_file(page_of: str) -> None:
     page = await ask(app_of(Api(), page_of), "GET", "/docs").done()
     policy = dict(part.strip().split(" ", 1) for part in page.headers["content-security-policy"].split(";"))
-    assert policy["default-src"] == "'self'"
+    assert (policy["default-src"], policy["script-src"]) == ("'none'", "'self'")
     assert all(
-        source in ("'self'", "'unsafe-inline'", "data:") for one in policy.values() for source in one.split()
+        source in ("'none'", "'self'", "'unsafe-inline'", "data:")
+        for one in policy.values()
+        for source in one.split()
     )
 
 
@@ -65,54 +71,47 @@ async def test_nothing_but_the_assets_is_served_beside_the_page() -> None:
         assert (await ask(Api().app, "GET", f"/docs/{name}").done()).status == 404
 
 
-async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Hang up on requests to other machines: browsers' own traffic does not leave this one."""
-    await reader.readline()
-    writer.close()
-
-
-def asked_by_pages_of(origin: str, net_log: Path) -> list[str]:
-    """Return the addresses that pages of an origin made the browser request."""
-    events = json.loads(net_log.read_text())["events"]
-    asked = [event["params"] for event in events if "initiator" in event.get("params", {})]
-    return [params["url"] for params in asked if params["initiator"] == origin and "url" in params]
-
-
-async def rendered(url: str, proxy: int, folder: Path) -> str:
-    """Return the page as a browser has it once its scripts have run. The folder gets the log `net.json`."""
-    assert BROWSER is not None
-    process = await asyncio.create_subprocess_exec(
-        BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
-        "--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync",
-        f"--proxy-server=127.0.0.1:{proxy}", "--proxy-bypass-list=127.0.0.1",
-        f"--user-data-dir={folder / 'profile'}", f"--log-net-log={folder / 'net.json'}",
-        "--virtual-time-budget=20000", "--dump-dom", url,
-        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
-    )  # fmt: skip
-    try:
-        async with asyncio.timeout(200):
-            said, _ = await process.communicate()
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    return said.decode()
+COMPLETION = """[...document.querySelectorAll('.opblock')].find(
+    (each) => each.innerText.replaceAll('\u200b', '').includes('/v1/completions'))"""
+BRIGHT = """(() => {
+    const { color, backgroundColor } = getComputedStyle(document.querySelector('.swagger-ui'));
+    return [color, backgroundColor].map((each) => Math.max(...each.match(/\\d+/g).slice(0, 3).map(Number)));
+})()"""
+"""The brightness of text and ground."""
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no browser on this machine: install chromium")
 @pytest.mark.parametrize("which", SHOWN if LARGE else ["public"])
-async def test_a_browser_without_the_internet_shows_every_operation(which: str, tmp_path: Path) -> None:
+async def test_a_browser_without_the_internet_shows_every_operation_and_sends_its_example_by_night(
+    which: str, tmp_path: Path
+) -> None:
     api = Api()
-    proxy = await asyncio.start_server(hang_up, "127.0.0.1", 0)
-    async with proxy, served(app_of(api, which)) as url:
-        dom = await rendered(f"{url}/docs", proxy.sockets[0].getsockname()[1], tmp_path)
-    text = re.sub(r"<[^>]*>", " ", dom.replace("\u200b", "").replace("<wbr>", ""))
-    for words in SHOWN[which]:
-        assert words in text
-    assert 'class="opblock' in dom
-    asked = asked_by_pages_of(url, tmp_path / "net.json")
-    assert {urlsplit(one).path for one in asked} >= {"/docs/swagger-ui.css", "/openapi.json"}
-    assert [one for one in asked if not one.startswith((url + "/", "data:"))] == []
-    assert api.answered() == {
-        (route, "200"): 1 for route in ("/docs", "/openapi.json")
-    } | {("/docs/{name}", "200"): 2}  # fmt: skip
+
+    def react(message: wire.ToEngine) -> None:
+        if isinstance(message, wire.AddRequest):
+            api.engine.delta("green tea", finish_reason="stop")
+
+    api.engine.process.react = react
+    async with served(app_of(api, which)) as url, browser_page(tmp_path) as page:
+        await page.size(1280, 900)
+        await page.open(f"{url}/docs")
+        await page.until("document.querySelectorAll('.opblock').length")
+        text = str(await page.run("document.body.innerText")).replace("\u200b", "")
+        for words in SHOWN[which]:
+            assert words in text
+        by_day, _ = await page.run(BRIGHT)
+        await page.size(1280, 900, "dark")
+        await page.until("document.documentElement.classList.contains('dark-mode')")
+        by_night, ground = await page.run(BRIGHT)
+        assert by_day < 100 < by_night
+        assert ground < 100
+        if which == "public":
+            await page.run(f"{COMPLETION}.querySelector('.opblock-summary-control').click()")
+            # Nothing has to be filled in.
+            await page.until(f"{COMPLETION}.querySelector('.execute') !== null")
+            await page.run(f"{COMPLETION}.querySelector('.execute').click()")
+            await page.until(f"/green tea/.test({COMPLETION}.innerText)")
+        assert [one for one in page.asked if not one.startswith((f"{url}/", "data:"))] == []
+        assert page.complaints == []
+    paths = {urlsplit(one).path for one in page.asked}
+    assert paths >= {"/docs/swagger-ui.css", "/docs/page.js", "/openapi.json"}

@@ -2,7 +2,9 @@
 
 import re
 import tomllib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 
 import pytest
 
@@ -67,6 +69,42 @@ def test_an_image_is_made_anew_for_other_sources_modes_and_bases_only(sources: P
     assert changed != first
     (sources / "server/one.py").write_text("changed")
     assert digest(control, None) not in {first, changed}
+
+
+BUILDAH = """#!/bin/sh
+shift 6
+echo "$1" >>"$BUILDS"
+for last; do :; done
+case "$1" in
+  mount) dirname "$BUILDS" ;;
+  push) touch "$(echo "$last" | cut -d: -f2)" ;;
+esac
+"""
+"""Writes down what it is asked for, and writes empty archives."""
+
+
+def test_of_two_builds_at_once_one_waits_and_takes_the_image_of_the_other(
+    sources: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (sources / "buildah").write_text(BUILDAH)
+    (sources / "buildah").chmod(0o755)
+    monkeypatch.setenv("PATH", str(sources), prepend=":")
+    monkeypatch.setenv("BUILDS", str(sources / "builds"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(sources / "cache"))
+    monkeypatch.setattr(build.bill, "of_materials", lambda *_: "{}")
+    monkeypatch.setattr(build, "FILES", ("LICENSE",))
+    monkeypatch.setattr(build, "version", lambda: "1")
+    both = Barrier(2)
+
+    def ask() -> Path:
+        both.wait()
+        return build.ensure_built(TARGETS["control"], Bases("one", "two"))
+
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.submit(ask), pool.submit(ask)
+        assert first.result() == second.result()
+    assert first.result().is_file()
+    assert (sources / "builds").read_text().split().count("build") == 1
 
 
 def test_the_builder_sees_every_package_of_the_wheel() -> None:
