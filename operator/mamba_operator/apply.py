@@ -181,7 +181,7 @@ async def _change(client: KubeClient, manifest: Manifest, before: Manifest) -> M
 
 
 def _check_ownership(holder: Manifest, snapshot: Snapshot, child: Ref) -> None:
-    """Check that the object with a child's name is ours.
+    """Check that the object with a child's name belongs to the owner of this pass.
 
     Raises:
         Terminating: the object is being deleted.

@@ -378,7 +378,7 @@ class Operator:
     async def _resync(
         self, served: tuple[str, ...], indices: Indices, mark_stale: Callable[[Key], None]
     ) -> None:
-        """Queue every object of ours periodically, and compare the watches with the cluster.
+        """Queue every custom object periodically, and compare the watches with the cluster.
 
         A resync finds what the watches miss, with one list per kind, however many objects there are. The
         first resync waits until the watches have listed everything, because before that each pass would read

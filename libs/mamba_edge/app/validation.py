@@ -50,7 +50,7 @@ def translated(translate: Callable[[Body], Chat], body: Body) -> Chat:
 
 
 def _message_of(error: Mapping[str, Any]) -> str:
-    """Return pydantic's message, or our own where pydantic's speaks of Python."""
+    """Return pydantic's message, or another where pydantic's speaks of Python."""
     limits = error.get("ctx", {})
     match error["type"]:
         case "missing":

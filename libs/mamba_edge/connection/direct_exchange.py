@@ -1,4 +1,4 @@
-"""Direct access to a request and its answer at our own server, bypassing the messages of ASGI.
+"""Direct access to a request and its answer at Mambaserve's own HTTP server, bypassing the messages of ASGI.
 
 Bytes that have arrived are read at once, and bytes that belong together are written together. Each method
 either does its whole work or does nothing and returns None or False; then `receive` and `send` do it. Both

@@ -39,7 +39,7 @@ class RequestContext(msgspec.Struct, eq=False):
     answer_headers: list[tuple[bytes, bytes]]
     """Headers that every answer to the request gets. Endpoints may add some."""
     direct: DirectExchange | None
-    """Access to request and answer that bypasses the messages of ASGI; None at a server that is not ours."""
+    """Access to request and answer that bypasses the messages of ASGI; None at other HTTP servers."""
     begin: Begin | None
     """`DirectExchange.begin`, which also adds the headers of the middleware; None where `direct` is None."""
     key_name: str | None = None

@@ -25,7 +25,7 @@ Phase = Literal["Starting", "Running", "Waiting", "Paused", "Promoting"]
 
 @dataclass(frozen=True, slots=True)
 class CandidateFacts:
-    """Facts about a candidate."""
+    """Facts about a candidate that decide its next step."""
 
     revision: str
     """Label of the revision of the spec."""
@@ -49,7 +49,7 @@ class CandidateFacts:
 
 @dataclass(frozen=True, slots=True)
 class CopyShare:
-    """Copies of requests that a candidate gets."""
+    """Limits on the copies of requests that a candidate gets."""
 
     percent: int
     """Share of the conversations that are copied, in per cent."""

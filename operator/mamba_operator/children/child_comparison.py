@@ -244,8 +244,8 @@ def _same(desired: Any, observed: Any, quantity: bool) -> bool:
 def _units(value: Any) -> Decimal | None:
     """Return the amount of a quantity, in every notation that a pod template may use; None if it is none.
 
-    More notations are valid than in our own contract: the API server also reads 129e6, .5, +1 and a bare 0.5,
-    and returns another spelling of the same amount.
+    More notations are valid than in the API of MambaDeployments: the API server also reads
+    129e6, .5, +1 and a bare 0.5, and returns another spelling of the same amount.
     """
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         return None

@@ -21,7 +21,7 @@ CREATED_LIFETIME = 30.0
 
 
 def owner_key(kind: Kind, body: Mapping[str, Any]) -> Key | None:
-    """Return the object of ours to which an object belongs; None when it belongs to none."""
+    """Return the custom object to which an object belongs; None when it belongs to none."""
     meta = metadata(body)
     namespace, name = meta.get("namespace"), meta.get("name")
     owner_kind = kind.kind
@@ -37,7 +37,7 @@ def index_id(kind: Kind) -> str:
 
 
 def indexed(kind: Kind, body: Mapping[str, Any]) -> dict[Key, Manifest]:
-    """Return the index entry of an object; empty when it belongs to none of ours."""
+    """Return the index entry of an object; empty when it belongs to no custom object."""
     key = owner_key(kind, body)
     return {} if key is None else {key: compact(_without_managed_fields(kind, body))}
 

@@ -79,5 +79,5 @@ def test_rules_apply_in_this_order(chain: Chain, parts: dict[str, Any], reasons:
 def test_gateways_that_do_not_exist_yet_are_not_counted() -> None:
     written = replace(planned(fitting_owner()), applies=())
     message = progressing(view(plan=written, gateway=WorkloadState())).message
-    assert "created" in message
+    assert "is creating the gateways" in message
     assert "0 of 0" not in message

@@ -260,7 +260,7 @@ def test_two_loaders_never_write_to_one_volume_at_once() -> None:
     assert [one.ref.kind for one in plan.deletes] == ["Job"]
     assert not [one for one in made(plan) if one.kind == "Job"]
     assert plan.load is not None
-    assert "to end" in plan.load.message
+    assert "has ended" in plan.load.message
     ended = (loader_pod(job_of(before), "Failed"),)
     assert [one.kind for one in made(planned(new, grown(new, before, pods=pods), pods=ended))] == ["Job"]
     spec = job_of(before)["spec"]

@@ -131,7 +131,7 @@ async def test_a_mistyped_field_of_a_pod_template_is_named_and_the_rest_is_made(
     found = conditions(cluster)
     assert {found[one]["reason"] for one in ("Degraded", "Ready")} == {"InvalidSpec"}
     said = f'{field}.spec.containers[name="engine"].volumeMount: field not declared in schema'
-    assert found["Degraded"]["message"] == said
+    assert found["Degraded"]["message"] == f"{said}; correct or remove the field"
 
 
 @pytest.mark.parametrize("kind", ["ConfigMap", "Deployment", "Pod"])
