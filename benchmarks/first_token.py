@@ -1,8 +1,9 @@
 """Time from the wheel to the first token of the shipped model, and where it goes.
 
 Run as `python -m benchmarks.first_token`, after `make release`; writes JSON and Markdown to
-benchmarks/results. The wheel is installed into an empty environment out of a folder of downloaded packages,
-so that the network does not count. Then `mambaserve run` answers twice, first with an empty cache of kernels.
+benchmarks/results. Each installer puts the wheel into an empty environment out of a folder of downloaded
+packages, so that the network does not count: uv as a tool and with an empty cache, pip into an environment
+of `python -m venv`. Then `mambaserve run` answers twice, first with an empty cache of kernels.
 `--compile` measures the wheel of all platforms, whose first engine compiles the kernels. Processor time is
 comparable on a machine with other work, passed time is not.
 """
@@ -10,11 +11,14 @@ comparable on a machine with other work, passed time is not.
 import argparse
 import os
 import resource
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from benchmarks.cache.record import write
@@ -40,21 +44,50 @@ class Timer:
         return {"wall": round(time.monotonic() - self._wall, 2), "processor": round(processor, 2)}
 
 
-def install(wheel: Path, environment: Path, packages: Path | None) -> dict[str, dict[str, float]]:
-    """Install the wheel with its extra `server` into an empty environment; return the time of each step."""
-    steps, python = {}, environment / "bin/python"
+def download(wheel: Path, folder: Path) -> dict[str, float]:
+    """Download what the wheel with its extra `server` needs into a folder; return the time."""
     timer = Timer()
-    _call(sys.executable, "-m", "venv", environment)
+    _call(sys.executable, "-m", "pip", "download", "-q", "-d", folder, f"{wheel}[server]")
+    return timer.passed()
+
+
+def install_with_uv(wheel: Path, packages: Path, folder: Path) -> tuple[Path, dict[str, dict[str, float]]]:
+    """Install the wheel with `uv tool install`; return the command's path and the time of each step."""
+    program = _uv()
+    variables = {
+        "UV_TOOL_DIR": folder / "tools",
+        "UV_TOOL_BIN_DIR": folder / "bin",
+        "UV_CACHE_DIR": folder / "cache",
+    }
+    timer = Timer()
+    offline = ("--offline", "--no-index", "--find-links", packages, "--python", sys.executable)
+    _call(program, "tool", "install", "-q", *offline, f"{wheel}[server]", variables=variables)
+    return folder / "bin/mambaserve", {"install": timer.passed()}
+
+
+def install_with_pip(wheel: Path, packages: Path, folder: Path) -> tuple[Path, dict[str, dict[str, float]]]:
+    """Install the wheel with pip; return the command's path and the time of each step."""
+    steps, python = {}, folder / "bin/python"
+    timer = Timer()
+    _call(sys.executable, "-m", "venv", folder)
     steps["environment"] = timer.passed()
-    if packages is None:
-        packages, timer = environment / "packages", Timer()
-        _call(python, "-m", "pip", "download", "-q", "-d", packages, f"{wheel}[server]")
-        steps["download"] = timer.passed()
     timer = Timer()
     offline = ("--no-index", "--find-links", packages)
     _call(python, "-m", "pip", "install", "-q", *offline, f"{wheel}[server]")
     steps["install"] = timer.passed()
-    return steps
+    return folder / "bin/mambaserve", steps
+
+
+INSTALLERS = {"uv": install_with_uv, "pip": install_with_pip}
+
+
+def _uv() -> str:
+    """Return the path of uv: that of the shell, or the one of the environment of the tests."""
+    beside = Path(sys.executable).parent / "uv"
+    program = shutil.which("uv") or (str(beside) if beside.exists() else None)
+    if program is None:
+        raise SystemExit("uv is missing: install it with `pip install uv`, or give --installer pip")
+    return program
 
 
 def answer(mambaserve: Path, cache: Path) -> dict[str, Any]:
@@ -77,8 +110,9 @@ def answer(mambaserve: Path, cache: Path) -> dict[str, Any]:
     return {"stages": stages, "first_token": stages["answer"], **timer.passed()}
 
 
-def _call(*command: object) -> None:
-    subprocess.run([str(word) for word in command], check=True)
+def _call(*command: object, variables: Mapping[str, object] = MappingProxyType({})) -> None:
+    environment = {**os.environ, **{name: str(value) for name, value in variables.items()}}
+    subprocess.run([str(word) for word in command], check=True, env=environment)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -90,9 +124,11 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument(
         "--dist", type=Path, default=ROOT / "dist", help="folder with the wheels of a release"
     )
-    parser.add_argument("--packages", type=Path, help="folder with the downloaded dependencies; default: pip")
     parser.add_argument(
-        "--installed", type=Path, help="environment that has the wheel, which is not installed"
+        "--packages", type=Path, help="folder with the downloaded dependencies; default: pip downloads them"
+    )
+    parser.add_argument(
+        "--installer", choices=INSTALLERS, action="append", help="measure this one only; default: all"
     )
     options = parser.parse_args(arguments)
     pattern = "mambaserve-*-none-any.whl" if options.compile else "mambaserve-*-manylinux_*.whl"
@@ -100,22 +136,53 @@ def main(arguments: list[str] | None = None) -> None:
     if len(wheels) != 1:
         parser.error(f"{options.dist} has {len(wheels)} files {pattern}: run `make release` first")
     with tempfile.TemporaryDirectory() as folder:
-        environment, cache = options.installed or Path(folder, "environment"), Path(folder, "cache")
-        cache.mkdir()
-        steps = {} if options.installed else install(wheels[0], environment, options.packages)
-        runs = {name: answer(environment / "bin/mambaserve", cache) for name in ("first run", "second run")}
-    found = {"wheel": wheels[0].name, "compiled_by_the_engine": options.compile, "steps": steps, "runs": runs}
+        found = measure(wheels[0], options.packages, options.installer or list(INSTALLERS), Path(folder))
+    found = {"wheel": wheels[0].name, "compiled_by_the_engine": options.compile, **found}
     write("first-token-compiled" if options.compile else "first-token", found, _lines(found))
+
+
+def measure(wheel: Path, packages: Path | None, installers: Sequence[str], folder: Path) -> dict[str, Any]:
+    """Install and run with each installer, one after the other; return the steps and runs of each.
+
+    Args:
+        wheel: the wheel.
+        packages: folder of what it needs; None = it is downloaded first.
+        installers: names of INSTALLERS.
+        folder: an empty folder, on the disk of the packages.
+    """
+    found: dict[str, Any] = {}
+    if packages is None:
+        packages = folder / "packages"
+        found["download"] = download(wheel, packages)
+    for name in installers:
+        place, cache = folder / name, folder / "kernels"
+        place.mkdir()
+        cache.mkdir()
+        program, steps = INSTALLERS[name](wheel, packages, place)
+        runs = {run: answer(program, cache) for run in ("first run", "second run")}
+        beyond = sum(step["wall"] for step in steps.values()) + runs["first run"]["first_token"]
+        found[name] = {"steps": steps, "runs": runs, "beyond_download": round(beyond, 2)}
+        # An environment takes five gigabytes.
+        shutil.rmtree(place)
+        shutil.rmtree(cache)
+    return found
 
 
 def _lines(found: dict[str, Any]) -> list[str]:
     """Return the tables. Pure."""
-    lines = [f"- wheel: `{found['wheel']}`", "", "| step | passed, s | processor, s |", "| --- | --- | --- |"]
-    for name, step in {**found["steps"], **found["runs"]}.items():
-        lines.append(f"| {name} | {step['wall']:.1f} | {step['processor']:.1f} |")
-    for name, run in found["runs"].items():
-        lines += ["", f"| {name}: begin of | after, s |", "| --- | --- |"]
-        lines += [f"| {stage} | {seconds:.1f} |" for stage, seconds in run["stages"].items()]
+    lines = [f"- wheel: `{found['wheel']}`"]
+    for installer in [name for name in INSTALLERS if name in found]:
+        parts = found[installer]
+        lines += [
+            f"- with {installer}: first token {parts['beyond_download']:.1f} s after the download", "",
+            f"| {installer}: step | passed, s | processor, s |", "| --- | --- | --- |",
+        ]  # fmt: skip
+        for name, step in {**parts["steps"], **parts["runs"]}.items():
+            lines.append(f"| {name} | {step['wall']:.1f} | {step['processor']:.1f} |")
+        for name, run in parts["runs"].items():
+            lines += ["", f"| {installer}, {name}: begin of | after, s |", "| --- | --- |"]
+            lines += [f"| {stage} | {seconds:.1f} |" for stage, seconds in run["stages"].items()]
+        lines.append("")
     return lines
 
 
