@@ -68,8 +68,8 @@ MUTANTS = (
         name="sequences that join wait for the rest of others",
         keeps="The source rests only while the sequences stay the same.",
         where="scheduling.draft_rows:Rest.goes_on",
-        old="len(decodes) != self._decodes or decodes[-1].order != self._last",
-        new="False",
+        old="not self.steps or len(decodes) != self._decodes or decodes[-1].order != self._last",
+        new="not self.steps",
         tests=(LIMIT,),
     ),
     Mutant(

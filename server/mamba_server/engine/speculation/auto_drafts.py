@@ -25,7 +25,7 @@ TIME_OF_TRIAL = 0.5
 """Time of a trial, in steps: what a head costs that has a layer of the model's size, and code that rarely
 runs."""
 TIME_OF_READING = 0.1
-"""What a step takes longer in which the head reads, in steps."""
+"""Time by which a step takes longer in which the head reads, in steps."""
 READS_BEHIND_RIGHT = 16
 """Steps in which the head reads behind a token that it foresaw rightly. It reads prompts in any case."""
 LONGEST_HEAD_PAUSE = 256

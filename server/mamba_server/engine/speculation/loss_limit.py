@@ -11,7 +11,7 @@ SPENT_A_STEP = 0.003
 """Part of a step that drafts may lose for each step of the engine."""
 CREDIT, MOST_CREDIT = 3.0, 8.0
 """Steps that drafts may lose at the start, when nothing is known of them, and after they have gained."""
-FADING = 0.2
+CREDIT_FADING = 0.2
 """Credit beyond `CREDIT` that is lost with each step, so that gains of long ago pay for nothing."""
 RESUMED = 0.5
 """Steps that may be lost again before drafts return which had used up the credit."""
@@ -37,7 +37,7 @@ class LossLimit:
     def steps_ended(self, count: int) -> None:
         """Record steps, with or without drafts."""
         if self._left > CREDIT:
-            self._left = max(CREDIT, self._left - FADING * count)
+            self._left = max(CREDIT, self._left - CREDIT_FADING * count)
         else:
             self._add(min(SPENT_A_STEP * count, CREDIT - self._left))
 
