@@ -129,10 +129,11 @@ def test_a_head_that_is_never_right_is_left_out_and_stops_reading() -> None:
     assert batches[1].seconds + batches[2].seconds < 2 * LENGTH + 0.5, "its drafts are not computed to try it"
 
 
-def test_answers_that_copy_have_look_ups_although_the_head_fails() -> None:
+@pytest.mark.parametrize("share", [0.0, 0.7])
+def test_answers_that_copy_have_look_ups_although_the_head_is_right_less_often(share: float) -> None:
     drafts = auto()
 
-    assert alone(COPY, 0.0, drafts) <= alone(COPY, 0.0, NgramDrafts(7, 4)) / 0.95
+    assert alone(COPY, share, drafts) <= alone(COPY, share, NgramDrafts(7, 4)) / 0.9
     assert drafts.counters()["accepted_draft_tokens_total{kind=ngram}"] > 300
 
 
