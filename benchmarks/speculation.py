@@ -90,7 +90,8 @@ def say(engine: Engine, text: list[int]) -> None:
 def serve(engines: dict[str, Engine], text: Text, name: str) -> dict[str, tuple[float, float]]:
     """Return the seconds of this thread and of the clock that each engine takes for an answer.
 
-    They count from the first token on. Steps of the engines take turns, so that all meet the same machine.
+    They count from the first token on. Steps of the engines take turns in an order that chance decides each
+    time, so that all meet the same machine and none always follows the same other one.
     """
     prompt, answer = text
     params = SamplingParams(max_tokens=len(answer), temperature=0.0, ignore_eos=True)
@@ -99,7 +100,9 @@ def serve(engines: dict[str, Engine], text: Text, name: str) -> dict[str, tuple[
         engine.core.add(AddRequest(name, TokenIds(prompt), params))
     tokens: dict[str, list[int]] = {way: [] for way in engines}
     seconds = dict.fromkeys(engines, (0.0, 0.0))
+    rng = random.Random(name)
     while running := [way for way, engine in engines.items() if not engine.core.idle]:
+        rng.shuffle(running)
         for way in running:
             is_timed = bool(tokens[way])
             work, clock = time.thread_time(), time.perf_counter()
@@ -130,8 +133,7 @@ def measured(engines: dict[str, Engine], texts: dict[str, Text], rounds: int) ->
     for number in range(rounds):
         for name, text in texts.items():
             earlier_counts = {way: counts(engine) for way, engine in engines.items()}
-            turn = dict([*engines.items()][:: -1 if number % 2 else 1])
-            seconds = serve(turn, text, f"{name} {number}")
+            seconds = serve(engines, text, f"{name} {number}")
             for way, engine in engines.items():
                 record[name][way].append(seconds[way])
                 both = zip(counts(engine), earlier_counts[way], strict=True)

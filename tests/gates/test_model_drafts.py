@@ -153,7 +153,9 @@ def test_answers_scores_and_hits_are_those_without_drafts(
         assert source(engine).lanes.held == 0
     assert sum(answer.cached_tokens for answer in answers.values()) > 0
     drafted, accepted = shares(engine)
-    assert drafted > 80
+    # Behind an id that the draft model lacks, a text has no drafts; few come before it in pages of a token.
+    has_few = name == "other" and draft != name and settings.get("page_size") == 1
+    assert drafted > (10 if has_few else 80)
     if name == draft:
         # All but those of the answer with penalties, which the draft model does not count.
         assert accepted > 0.8 * drafted

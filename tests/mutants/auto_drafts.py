@@ -67,9 +67,25 @@ MUTANTS = (
     Mutant(
         name="sequences that join wait for the rest of others",
         keeps="The source rests only while the sequences stay the same.",
-        where="speculation.ngram_drafts:NgramDrafts.propose",
-        old="(len(decodes), decodes[-1].order) == self._rested",
-        new="True",
+        where="scheduling.draft_rows:Rest.goes_on",
+        old="not self.steps or len(decodes) != self._decodes or decodes[-1].order != self._last",
+        new="not self.steps",
+        tests=(LIMIT,),
+    ),
+    Mutant(
+        name="a rest passes over inputs that wait",
+        keeps="Accepted drafts are absorbed by the next step of their row, also behind a step that it skips.",
+        where="scheduling.draft_rows:DraftRows.plan",
+        old="self._proposals.rest.end()",
+        new="pass",
+        tests=(LIMIT,),
+    ),
+    Mutant(
+        name="each answer is searched as often as the first",
+        keeps="Looking for drafts costs little where all answers have none.",
+        where="speculation.ngram_drafts:NgramDrafts._compare",
+        old="self._first_pause = min(2 * self._first_pause, FIRST_PAUSE)",
+        new="pass",
         tests=(LIMIT,),
     ),
 )

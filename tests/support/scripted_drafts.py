@@ -8,6 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from mamba_server.cache import Tokens
+from mamba_server.engine.scheduling.draft_rows import Rest
 from mamba_server.engine.sequences.schedule import Schedule
 from mamba_server.engine.sequences.sequence import Sequence
 
@@ -21,6 +22,7 @@ class ScriptedDrafts:
     def __init__(self, most: int, truth: Callable[[Sequence, int], list[int]], rng: random.Random) -> None:
         self.most, self._truth, self._rng = most, truth, rng
         self.drafted = self.accepted = self.absorbed = 0
+        self.rest = Rest()
 
     def wanted(self) -> bool:
         return self._rng.random() < 0.7

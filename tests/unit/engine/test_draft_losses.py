@@ -4,8 +4,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 
 from mamba_server.cache import Tokens
+from mamba_server.engine.scheduling.draft_rows import DraftRows, Rest
+from mamba_server.engine.sequences.draft_record import DraftRecord
 from mamba_server.engine.sequences.schedule import Draft, Schedule
 from mamba_server.engine.sequences.sequence import Sequence
 from mamba_server.engine.speculation.loss_limit import CREDIT, SPENT_A_STEP, LossLimit
@@ -27,6 +30,16 @@ class CountedLooks(NgramDrafts):
         return super()._looked_for(decodes)
 
 
+class CountedComparisons(NgramDrafts):
+    """Drafts that count how often an answer is searched."""
+
+    comparisons = 0
+
+    def _compare(self, sequence: Sequence, record: DraftRecord) -> None:
+        self.comparisons += 1
+        super()._compare(sequence, record)
+
+
 def sequence(order: int) -> Sequence:
     each = Sequence(f"{order}", 0, RANDOM[:20], SamplingParams(max_tokens=500, ignore_eos=True), order=order)
     each.make_room()
@@ -35,7 +48,8 @@ def sequence(order: int) -> Sequence:
 
 def step(drafts: NgramDrafts, sequences: list[Sequence]) -> None:
     """Let each sequence get the next of its random tokens, of which nothing can be foreseen."""
-    assert not drafts.propose(sequences)
+    if not drafts.rest.goes_on(sequences):
+        assert not drafts.propose(sequences)
     for each in sequences:
         each.token_ids[each.known_tokens] = RANDOM[each.known_tokens]
         each.known_tokens += 1
@@ -58,6 +72,33 @@ def test_drafts_of_a_sequence_that_joins_are_looked_for_at_once() -> None:
     step(drafts, [first, second])
 
     assert second.draft_record is not None
+
+
+def test_short_answers_of_which_nothing_can_be_foreseen_are_searched_once() -> None:
+    drafts = CountedComparisons(7, 4)
+    searched = []
+    for order in range(20):
+        short = sequence(order)
+        while short.outputs < 25:
+            step(drafts, [short])
+        searched.append(drafts.comparisons - sum(searched))
+
+    assert searched[0] == 4
+    assert searched[-10:] == [1] * 10
+
+
+@pytest.mark.parametrize(
+    "waits", [False, True], ids=["nothing waits", "inputs of a row that skips the step wait"]
+)
+def test_steps_ask_for_drafts_again_where_accepted_ones_wait_to_be_absorbed(waits: bool) -> None:
+    lanes = SimpleNamespace(idle=not waits, waiting=np.zeros_like, holders=lambda rows: [])
+    cache: Any = SimpleNamespace(replay=lanes)
+    drafts, only, row = CountedLooks(7, 4), sequence(0), np.zeros(1, np.int32)
+    planner = DraftRows(cache, drafts)
+    for _ in range(3):
+        assert planner.plan([only], row) == ((), ())
+
+    assert drafts.looks == (3 if waits else 1)
 
 
 def test_drafts_end_once_they_have_lost_some_steps_and_return_when_they_would_gain() -> None:
@@ -119,6 +160,7 @@ class Recorded:
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
+        self.rest = Rest()
 
     def wanted(self) -> bool:
         return True

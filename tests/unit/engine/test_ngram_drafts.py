@@ -47,19 +47,20 @@ def simulate(drafts: NgramDrafts, answer: list[int], row_cost: float, tokens: in
     each = sequence([1, 2, 3, 4, 5, 6, 7, 8] * 2)
     seconds, steps = 0.0, 0
     while each.outputs < tokens:
-        proposed = drafts.propose([each]).get(0, NONE)
-        seconds, steps = seconds + 1.0 + row_cost * len(proposed), steps + 1
-        truth = answer[each.outputs : each.outputs + len(proposed) + 1]
+        proposed = {} if drafts.rest.goes_on([each]) else drafts.propose([each])
+        draft = proposed.get(0, NONE)
+        seconds, steps = seconds + 1.0 + row_cost * len(draft), steps + 1
+        truth = answer[each.outputs : each.outputs + len(draft) + 1]
         accepted = 0
-        while accepted < min(len(proposed), len(truth) - 1) and proposed[accepted] == truth[accepted]:
+        while accepted < min(len(draft), len(truth) - 1) and draft[accepted] == truth[accepted]:
             accepted += 1
         for token in truth[: accepted + 1]:
             each.token_ids[each.known_tokens] = token
             each.known_tokens += 1
-        drawn = (Draft(0, 0, proposed),) if len(proposed) else ()
-        if len(proposed):
-            drafts.checked(each, len(proposed), accepted)
-        drafts.step_ended(Schedule(steps, ids(0), ids(0), [each], [], drawn), 1.0 + row_cost * len(proposed))
+        drawn = (Draft(0, 0, draft),) if len(draft) else ()
+        if len(draft):
+            drafts.checked(each, len(draft), accepted)
+        drafts.step_ended(Schedule(steps, ids(0), ids(0), [each], [], drawn), 1.0 + row_cost * len(draft))
     return seconds, steps
 
 

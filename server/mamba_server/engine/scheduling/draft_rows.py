@@ -4,6 +4,7 @@ The scheduler calls it between choosing the decodes of a step and launching them
 drafts, and preempts nobody for them: a row that gets none decodes as ever.
 """
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -14,8 +15,46 @@ from mamba_server.engine.sequences.schedule import Absorption, Draft
 from mamba_server.engine.sequences.sequence import Sequence
 
 
+@dataclass(slots=True)
+class Rest:
+    """Steps for which a source of drafts is not asked, as long as the sequences that decode stay the same."""
+
+    steps: int = 0
+    """Number of steps that are left."""
+    _planned: int = 0
+    _decodes: int = 0
+    _last: int = 0
+    """Order of the sequence that joined last."""
+
+    def begin(self, steps: int, decodes: list[Sequence]) -> None:
+        """Ask for nothing in the next steps of these sequences."""
+        self.steps = self._planned = steps
+        self._decodes, self._last = len(decodes), decodes[-1].order
+
+    def goes_on(self, decodes: list[Sequence]) -> bool:
+        """Return whether a step of these sequences is one of the rest, and count it."""
+        if not self.steps or len(decodes) != self._decodes or decodes[-1].order != self._last:
+            return False
+        self.steps -= 1
+        return True
+
+    @property
+    def lasted(self) -> int:
+        """Number of steps of the rest so far."""
+        return self._planned - self.steps
+
+    def end(self) -> int:
+        """End the rest and return the number of steps that it lasted."""
+        lasted = self.lasted
+        self.steps = self._planned = 0
+        return lasted
+
+
 class Proposals(Protocol):
     """Source of drafts."""
+
+    rest: Rest
+    """Steps for which it is not asked."""
 
     most: int
     """Most drafts behind one token."""
@@ -48,7 +87,7 @@ class DraftRows:
 
         Called before the launch. `rows` are the rows of the decodes. Drafts take lanes and pages here.
         """
-        if self._proposals is None:
+        if self._proposals is None or self._proposals.rest.goes_on(decodes):
             return (), ()
         replay = self._cache.replay
         absorbed = [] if replay.idle else self._absorptions(decodes, rows)
@@ -70,6 +109,9 @@ class DraftRows:
                 drafts.append(Draft(index, sequence.allocation.lane, usable[:room], masks))
             else:
                 self._cache.replay.release(sequence.row)
+        if not replay.idle:
+            # What waits is absorbed by the next step of its row, which therefore has to ask.
+            self._proposals.rest.end()
         return tuple(drafts), tuple(absorbed)
 
     def _absorptions(self, decodes: list[Sequence], rows: Ints) -> list[Absorption]:

@@ -1,7 +1,5 @@
 """`DraftRecord`: the worth of a sequence's drafts so far, which their source reads. Pure."""
 
-from mamba_server.cache import NO_TOKENS, Tokens
-
 DRAFT_FADING = 0.85
 """Weight of a draft after each later one."""
 HEAD_FADING = 0.97
@@ -53,8 +51,7 @@ class DraftRecord(DraftShare):
     """
 
     __slots__ = (
-        "foreseen", "head", "head_pause", "hits", "next_head_trial", "next_trial", "origin", "pause", "trial",
-        "trial_start",
+        "foreseen", "head", "head_pause", "hits", "next_head_trial", "next_trial", "origin", "pause",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -64,12 +61,8 @@ class DraftRecord(DraftShare):
         mtp."""
         self.hits = 1.0
         """Share of the last look-ups that found something."""
-        self.trial: Tokens = NO_TOKENS
-        """Tokens on trial; none = no trial."""
-        self.trial_start = 0
-        """Number of known tokens when the trial began."""
         self.next_trial = 0
-        """Number of known tokens from which on another trial begins."""
+        """Number of known tokens from which on there is another trial."""
         self.pause = 1
         """Tokens between two trials."""
         self.head = DraftShare(HEAD_FADING)

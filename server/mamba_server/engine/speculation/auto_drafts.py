@@ -3,7 +3,7 @@
 Measured gain decides. Look-ups are those of `NgramDrafts`, whose gain the head's has to exceed. The time of a
 step with drafts of the head includes that of drafting. While the head does not pay, it foresees one token of
 a sequence now and then, which is compared with the answer without being computed, so that it returns when it
-would; where it is hardly ever right, it stops reading what steps compute.
+would. It reads what steps compute only as long as it was right a short while ago.
 """
 
 from mamba_server.cache import Tokens
@@ -21,18 +21,17 @@ from mamba_server.engine.speculation.ngram_drafts import (
 
 FEWEST = 2
 """Number of drafts that is compared with more of them, and with one."""
-SEEN_WITHIN = 16
-"""Most steps after which the result of a trial is read, if nothing else is looked for before."""
-TIME_OF_TRIAL = 0.2
-"""Time of a trial, in steps: the cost of a head with one layer of the model's size, or twice that."""
+TIME_OF_TRIAL = 0.5
+"""Time of a trial, in steps: what a head costs that has a layer of the model's size, and code that rarely
+runs."""
+TIME_OF_READING = 0.1
+"""Time by which a step takes longer in which the head reads, in steps."""
+READS_BEHIND_RIGHT = 16
+"""Steps in which the head reads behind a token that it foresaw rightly. It reads prompts in any case."""
 LONGEST_HEAD_PAUSE = 256
 """Most tokens of a sequence between two trials of the head."""
 QUIET_STEPS, MOST_QUIET_STEPS = 4, 128
 """Steps between two trials, of whichever sequences: at first, and after several."""
-MISSES, MOST_MISSES = 3, 12
-"""Drafts in a row without a right token, after which the head stops reading; the second where it was right
-before, more often than `HOPELESS_SHARE`."""
-HOPELESS_SHARE = 0.1
 
 
 class AutoDrafts(NgramDrafts):
@@ -44,23 +43,30 @@ class AutoDrafts(NgramDrafts):
         super().__init__(most, rows)
         self.head = head
         self._share_of_head = DraftShare(HEAD_FADING)
-        self._misses = self._turns = self._steps_of_head = 0
-        self._most_misses = MOST_MISSES
+        self._turns = self._steps_of_head = 0
+        self._reads, self._reads_until = False, 0
         self._next_trial_step, self._quiet = 0, QUIET_STEPS
         self._sizes = sorted({1, min(FEWEST, most), -(-most // 2), most})
 
     def reads(self) -> bool:
         """Return whether the head should read the tokens of the next step, or have keys of zeros for them."""
-        return self._misses < self._most_misses
+        return self._reads and self._step + self.rest.lasted < self._reads_until
+
+    def _steps_ended(self, count: int) -> None:
+        super()._steps_ended(count)
+        if self._reads:
+            self._losses.spent(TIME_OF_READING * min(count, READS_BEHIND_RIGHT))
+        self._reads = self._step < self._reads_until and not self._losses.is_reached
 
     def _looked_for(self, decodes: list[Sequence]) -> dict[int, Tokens]:
         """Return the drafts that are expected to save the most time, by the index of the decode."""
         look_ups, self._turns = super()._looked_for(decodes), 0
         is_crowd = len(decodes) > CROWD * self._rows
-        if is_crowd or self._losses.is_reached or not self.costs.knows(len(decodes)):
+        if is_crowd:
             return look_ups
-        gainful = self._chosen(decodes, self._best if look_ups else LEAST_GAIN) if self.reads() else {}
-        is_early = self._step < self._next_trial_step
+        may_draft = self._reads and self.costs.knows(len(decodes))
+        gainful = self._chosen(decodes, self._best if look_ups else LEAST_GAIN) if may_draft else {}
+        is_early = self._step < self._next_trial_step or self._losses.steps_until(TIME_OF_TRIAL) > 0
         trial = None if gainful or look_ups or is_early else self._on_trial(decodes)
         if not gainful and trial is None:
             return look_ups
@@ -98,9 +104,10 @@ class AutoDrafts(NgramDrafts):
         """Record how many tokens that the head foresaw were right, and when the head is tried again."""
         record.head.observe(accepted, drafted)
         self._share_of_head.observe(accepted, drafted)
-        self._misses = 0 if accepted else self._misses + 1
-        is_hopeless = self._share_of_head.share(0.0) < HOPELESS_SHARE
-        self._most_misses = MISSES if is_hopeless else MOST_MISSES
+        if accepted:
+            self._reads_until = self._step + READS_BEHIND_RIGHT
+            # Some tokens are right by chance.
+            self._quiet, record.head_pause = max(self._quiet // 4, QUIET_STEPS), HEAD_PAUSE
         record.next_head_trial = sequence.known_tokens + record.head_pause
         record.head_pause = min(4 * record.head_pause, LONGEST_HEAD_PAUSE)
 
@@ -110,11 +117,11 @@ class AutoDrafts(NgramDrafts):
 
     def _steps_to_trial(self, sequence: Sequence, record: DraftRecord) -> int:
         of_look_ups = super()._steps_to_trial(sequence, record)
-        if record.foreseen is not None:
-            return min(of_look_ups, SEEN_WITHIN)
-        if self._losses.is_reached:
-            return of_look_ups
-        of_head = max(record.next_head_trial - sequence.known_tokens, self._next_trial_step - self._step)
+        of_head = max(
+            record.next_head_trial - sequence.known_tokens,
+            self._next_trial_step - self._step,
+            self._losses.steps_until(TIME_OF_TRIAL),
+        )
         return min(of_look_ups, of_head)
 
     def _chosen(self, decodes: list[Sequence], least: float) -> dict[int, int]:
@@ -154,7 +161,7 @@ class AutoDrafts(NgramDrafts):
         self._quiet = min(2 * self._quiet, MOST_QUIET_STEPS)
         token = self.head.next_token(sequence)
         if token is not None:
-            self._losses.drafted(0.0, TIME_OF_TRIAL)
+            self._losses.spent(TIME_OF_TRIAL)
             record_of(sequence).foreseen = (sequence.known_tokens, token)
 
     def _try_out(self, decodes: list[Sequence]) -> None:
@@ -166,4 +173,6 @@ class AutoDrafts(NgramDrafts):
                 continue
             place, token = record.foreseen
             record.foreseen = None
-            self._observe_head(sequence, record, int(sequence.token_ids[place] == token), 1)
+            right = int(sequence.token_ids[place] == token)
+            self._losses.foreseen(1.0 + right, self.costs.ratio(1, 1, 1))
+            self._observe_head(sequence, record, right, 1)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mamba_server.cache import Ints, Tokens
+from mamba_server.engine.scheduling.draft_rows import Rest
 from mamba_server.engine.sequences.schedule import Schedule
 from mamba_server.engine.sequences.sequence import Sequence
 from mamba_server.engine.speculation.draft_counts import DraftCounts
@@ -44,6 +45,7 @@ class HeadDrafts:
         self.compute: Callable[[HeadRequest], list[Tokens]] | None = None
         self.room: Callable[[Sequence, int], int] | None = None
         self._counts = DraftCounts(KIND)
+        self.rest = Rest()
 
     def wanted(self) -> bool:
         """Return True: every step should have drafts."""

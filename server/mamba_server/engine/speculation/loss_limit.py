@@ -1,14 +1,18 @@
-"""`LossLimit`: bounds the time that drafts lose, whatever they promise. Pure.
+"""`LossLimit`: bounds the time that drafts lose, whatever they promise, and that of looking for them. Pure.
 
 A source of drafts that may leave them out asks it before it proposes any, and tells it what each step with
-drafts has cost and yielded. Times are in steps without drafts, from measured quartiles, so that one step that
-another process has interrupted counts as any other.
+drafts has cost and yielded, and what it did to find out whether drafts would pay. Times are in steps without
+drafts, from measured quartiles, so that one step that another process has interrupted counts as any other.
 """
 
-SPENT_A_STEP = 0.005
+import math
+
+SPENT_A_STEP = 0.003
 """Part of a step that drafts may lose for each step of the engine."""
-CREDIT = 4.0
-"""Most steps that drafts may lose at once: also at the start, when nothing is known of them."""
+CREDIT, MOST_CREDIT = 3.0, 8.0
+"""Steps that drafts may lose at the start, when nothing is known of them, and after they have gained."""
+CREDIT_FADING = 0.2
+"""Credit beyond `CREDIT` that is lost with each step, so that gains of long ago pay for nothing."""
 RESUMED = 0.5
 """Steps that may be lost again before drafts return which had used up the credit."""
 SEEN = 0.5
@@ -18,7 +22,7 @@ SEEN = 0.5
 class LossLimit:
     """Number of steps that the drafts of one engine may still lose.
 
-    Each step adds a little, and so does each gain, up to `CREDIT`.
+    Each step adds a little, up to `CREDIT`, and each gain what it has saved, up to `MOST_CREDIT`.
     """
 
     def __init__(self) -> None:
@@ -32,7 +36,18 @@ class LossLimit:
 
     def steps_ended(self, count: int) -> None:
         """Record steps, with or without drafts."""
-        self._add(SPENT_A_STEP * count)
+        if self._left > CREDIT:
+            self._left = max(CREDIT, self._left - CREDIT_FADING * count)
+        else:
+            self._add(min(SPENT_A_STEP * count, CREDIT - self._left))
+
+    def spent(self, time: float) -> None:
+        """Record what it took to learn whether drafts would pay."""
+        self._add(-time)
+
+    def steps_until(self, time: float) -> int:
+        """Return the number of steps after which drafts may lose that much, if they lose nothing before."""
+        return max(0, math.ceil((time - self._left) / SPENT_A_STEP))
 
     def drafted(self, tokens: float, time: float) -> None:
         """Record a step with drafts: tokens of a sequence, and its time in steps without drafts."""
@@ -46,5 +61,5 @@ class LossLimit:
         self._add(SEEN * max(tokens - time, 0.0))
 
     def _add(self, steps: float) -> None:
-        self._left = min(self._left + steps, CREDIT)
+        self._left = min(self._left + steps, MOST_CREDIT)
         self._is_reached = self._left < (RESUMED if self._is_reached else 0.0)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mamba_server.cache import Ints, Tokens, aligned_piece
+from mamba_server.engine.scheduling.draft_rows import Rest
 from mamba_server.engine.sequences.schedule import Schedule
 from mamba_server.engine.sequences.sequence import Sequence
 from mamba_server.engine.speculation.draft_counts import DraftCounts
@@ -64,6 +65,7 @@ class ModelDrafts:
         self.give_up: Callable[[str], None] | None = None
         self._failures = 0
         self._counts = DraftCounts(KIND)
+        self.rest = Rest()
 
     def wanted(self) -> bool:
         """Return True: every step should have drafts."""

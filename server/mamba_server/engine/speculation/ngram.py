@@ -24,19 +24,38 @@ def continuation(token_ids: Tokens, most: int) -> Tokens:
     where nothing is found.
     """
     text = token_ids[-SEARCH_TOKENS:]
-    last = len(text) - 1
-    if last < SHORTEST or most <= 0:
+    place, shared = _longest_match(text)
+    if not shared or most <= 0:
         return NO_TOKENS
-    matches = text[SHORTEST - 1 : last] == text[last]
-    for back in range(1, SHORTEST):
-        matches &= text[SHORTEST - 1 - back : last - back] == text[last - back]
-    places = np.flatnonzero(matches)[-PLACES:] + SHORTEST - 1
-    if not len(places):
-        return NO_TOKENS
-    place = max(places.tolist(), key=lambda end: (_shared(text, end, last), end))
-    behind = np.arange(most) % (last - place)
+    behind = np.arange(most) % (len(text) - 1 - place)
     drafts: Tokens = text[place + 1 + behind]
     return drafts
+
+
+def shared_tokens(token_ids: Tokens) -> int:
+    """Return how many last tokens of `token_ids` occurred before, `LONGEST` at most; 0 = too few to count.
+
+    All but `SHORTEST` of them would have been right as the draft behind the first ones.
+    """
+    return _longest_match(token_ids[-SEARCH_TOKENS:])[1]
+
+
+def _longest_match(text: Tokens) -> tuple[int, int]:
+    """Return the last token's place in the longest earlier occurrence of the end, and its length.
+
+    The length is 0 where there is none.
+    """
+    # Bytes are searched in one call, whose place may lie within a token.
+    content, size = text.tobytes(), text.itemsize
+    end = content[-SHORTEST * size :]
+    best, places = (0, 0), 0
+    start = content.rfind(end, 0, len(content) - 1) if len(text) > SHORTEST else -1
+    while start >= 0 and places < PLACES and best[0] < LONGEST:
+        if start % size == 0:
+            place = start // size + SHORTEST - 1
+            best, places = max(best, (_shared(text, place, len(text) - 1), place)), places + 1
+        start = content.rfind(end, 0, start + len(end) - 1)
+    return best[1], best[0]
 
 
 def _shared(text: Tokens, end: int, last: int) -> int:

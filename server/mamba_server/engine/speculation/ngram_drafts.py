@@ -2,28 +2,31 @@
 
 Where the form of an answer says what has to come next, that is its draft.
 
-The scheduler asks for drafts before each launch, the core reports what became of them. While drafts are left
+The scheduler asks for drafts before a launch, the core reports what became of them. While drafts are left
 out, look-ups are compared with the answers all the same, so that drafts return when they would pay. Between
-two such comparisons a step asks in vain, which costs a comparison of two numbers.
+two such comparisons the source rests: steps are those of an engine without drafts.
 """
 
 import numpy as np
 
-from mamba_server.cache import NO_TOKENS, Tokens
+from mamba_server.cache import Tokens
+from mamba_server.engine.scheduling.draft_rows import Rest
 from mamba_server.engine.sequences.draft_record import DraftRecord
 from mamba_server.engine.sequences.schedule import Schedule
 from mamba_server.engine.sequences.sequence import Sequence
 from mamba_server.engine.speculation.draft_counts import DraftCounts
 from mamba_server.engine.speculation.loss_limit import LossLimit
-from mamba_server.engine.speculation.ngram import continuation
+from mamba_server.engine.speculation.ngram import SHORTEST, continuation, shared_tokens
 from mamba_server.engine.speculation.step_costs import StepCosts
 
 KINDS: tuple[str, ...] = ("ngram", "form")
 """Origins of drafts: a look-up, or the form of the answer, which leaves no choice."""
 LEAST_GAIN = 1.05
 """Least expected tokens per time, as a multiple of a step without drafts."""
-LONGEST_PAUSE = 64
-"""Most tokens between two trials of a sequence whose look-ups find nothing right."""
+SHORTEST_PAUSE, LONGEST_PAUSE = 4, 64
+"""Tokens between two trials of a sequence whose look-ups are right, and most between those that are not."""
+FIRST_PAUSE = 16
+"""Most tokens before the first trial of a sequence, where those of the last sequences found nothing right."""
 CROWD = 4
 """Number of decodes, in sequences that may have drafts, beyond which none is looked for: such a step has many
 rows without drafts, and looking at each sequence would take time."""
@@ -48,12 +51,11 @@ class NgramDrafts:
         self._share = DraftRecord()
         self._losses = LossLimit()
         self._promising = always
-        self._step = self._next_look = self._last_look = 0
-        """Number of the step that asks for drafts; `_next_look` is the first step in which text is looked up
-        again, and `_last_look` the last one in which it was."""
-        self._rested = (0, 0)
-        """Sequences for which `_next_look` and `_last_look` hold: their number and the order of the one that
-        joined last."""
+        self.rest = Rest()
+        self._step = 0
+        """Number of the step that asks for drafts."""
+        self._first_pause = 1
+        """Tokens before the first trial of a new sequence."""
         self._drafted_steps = 0
         self._accepted = 0
         """Drafts of the step that is being committed which were right."""
@@ -67,15 +69,16 @@ class NgramDrafts:
 
     def propose(self, decodes: list[Sequence]) -> dict[int, Tokens]:
         """Return the drafts that are expected to save time, by the index of the decode."""
-        self._step += 1
-        if self._step < self._next_look and (len(decodes), decodes[-1].order) == self._rested:
-            return {}
-        self._losses.steps_ended(self._step - self._last_look)
-        self._last_look = self._step
+        self._steps_ended(self.rest.end() + 1)
         proposed = self._looked_for(decodes)
-        if not proposed and not self._promising:
+        if not proposed and not self._promising and not self._always:
             self._rest(decodes)
         return proposed
+
+    def _steps_ended(self, count: int) -> None:
+        """Record the steps since the last one that asked."""
+        self._step += count
+        self._losses.steps_ended(count)
 
     def _looked_for(self, decodes: list[Sequence]) -> dict[int, Tokens]:
         """Return the drafts of a step for which drafts are looked for."""
@@ -108,6 +111,7 @@ class NgramDrafts:
         """Record that `accepted` of the `drafted` tokens of a draft were right."""
         record = record_of(sequence)
         if record.origin == "ngram":
+            record.next_trial = sequence.known_tokens + SHORTEST_PAUSE
             record.observe(accepted, drafted)
             self._share.observe(accepted, drafted)
         self._counts.checked(record.origin, drafted, accepted)
@@ -219,53 +223,45 @@ class NgramDrafts:
 
     def _rest(self, decodes: list[Sequence]) -> None:
         """Look for drafts again when a trial of a sequence is due, at one token a step."""
-        if not self.costs.knows(len(decodes)) or any(each.grammar is not None for each in decodes):
-            # The next step may have drafts; and what a form leaves no choice about shows at once.
+        if any(each.grammar is not None for each in decodes):
+            # What a form leaves no choice about shows at once.
             return
-        steps = min(self._steps_to_trial(each, record_of(each)) for each in decodes)
-        self._next_look = self._step + min(max(steps, SHORTEST_REST), LONGEST_REST)
-        self._rested = (len(decodes), decodes[-1].order)
+        due = min(self._steps_to_trial(each, record_of(each)) for each in decodes)
+        # The step behind the rest asks.
+        self.rest.begin(min(max(due, SHORTEST_REST), LONGEST_REST) - 1, decodes)
 
     def _steps_to_trial(self, sequence: Sequence, record: DraftRecord) -> int:
-        """Return the number of tokens until a trial of a sequence ends or begins."""
-        due = record.trial_start + len(record.trial) if len(record.trial) else record.next_trial
-        return due - sequence.known_tokens
+        """Return the number of tokens until a trial of a sequence."""
+        return record.next_trial - sequence.known_tokens
 
     # --- trials --------------------------------------------------------------------------------------
 
     def _try_out(self, decodes: list[Sequence]) -> None:
-        """Compare earlier look-ups with the tokens sampled since, and begin further ones, now and then."""
-        begun = 0
+        """Compare what look-ups would have foreseen with the last tokens, now and then."""
+        looks = 0
         for sequence in decodes:
             record = record_of(sequence)
-            if len(record.trial):
-                self._end_trial(sequence, record)
-            due = sequence.known_tokens >= record.next_trial
-            if due and not len(record.trial) and begun < self._rows:
-                begun += 1
-                record.trial = continuation(sequence.known_token_ids(), self.most)
-                record.trial_start = sequence.known_tokens
-                record.looked_up(hit=len(record.trial) > 0)
-                if not len(record.trial):
-                    self._pause(sequence, record, right=False)
+            if not record.next_trial:
+                record.pause = self._first_pause
+                record.next_trial = sequence.known_tokens + self._first_pause - 1
+            if sequence.known_tokens >= record.next_trial and looks < self._rows:
+                looks += 1
+                self._compare(sequence, record)
 
-    def _end_trial(self, sequence: Sequence, record: DraftRecord) -> None:
-        follows = sequence.token_ids[record.trial_start : sequence.known_tokens][: len(record.trial)]
-        right = 0
-        for foreseen, sampled in zip(record.trial.tolist(), follows.tolist(), strict=False):
-            if foreseen != sampled:
-                break
-            right += 1
-        if right == len(follows) < len(record.trial):
-            return
-        record.observe(right, len(record.trial))
-        self._losses.foreseen(1.0 + right, self.costs.ratio(1, len(record.trial)))
-        record.trial = NO_TOKENS
-        self._pause(sequence, record, right=right > 0)
-
-    def _pause(self, sequence: Sequence, record: DraftRecord, *, right: bool) -> None:
-        record.pause = 4 if right else min(2 * record.pause, LONGEST_PAUSE)
-        record.next_trial = sequence.known_tokens + record.pause
+    def _compare(self, sequence: Sequence, record: DraftRecord) -> None:
+        shared = shared_tokens(sequence.known_token_ids())
+        right = min(max(shared - SHORTEST, 0), self.most)
+        record.looked_up(hit=shared > 0)
+        if right:
+            record.observe(right, self.most)
+            self._losses.foreseen(1.0 + right, self.costs.ratio(1, self.most))
+            self._first_pause = 1
+        elif record.pause == FIRST_PAUSE // 2:
+            self._first_pause = min(2 * self._first_pause, FIRST_PAUSE)
+        record.pause = SHORTEST_PAUSE if right else min(2 * record.pause, LONGEST_PAUSE)
+        # What may be the beginning of a copy shows soon whether it is one.
+        pause = SHORTEST_PAUSE if shared else record.pause
+        record.next_trial = sequence.known_tokens + pause
 
 
 def record_of(sequence: Sequence) -> DraftRecord:

@@ -16,7 +16,9 @@ from mamba_telemetry.logs import get_logger
 
 log = get_logger(__name__)
 TIMED_EVERY = 8
-"""Steps without drafts of which one is timed: a clock of work is a call of the operating system."""
+"""Steps without drafts and rest of which one is timed: a clock of work is a call of the operating system."""
+TIMED_OF_REST = 2
+"""Last steps of a rest that are timed: they are like those of an engine without drafts."""
 CLOCK_READINGS = 100
 """Readings, each of some hundred nanoseconds, within which a clock has to tick."""
 
@@ -49,7 +51,7 @@ class DraftSwitch:
 
     def __init__(self, source: DraftSource) -> None:
         self.source = source
-        self.most = source.most
+        self.most, self.rest = source.most, source.rest
         self.reason = ""
         """Why there are no drafts; "" = there are."""
 
@@ -108,10 +110,12 @@ class Speculation:
 
     def step_began(self) -> None:
         """Remember when the planning of a step began; without drafts only of some steps."""
-        if self.work_clock is not None:
-            self._steps += 1
-            is_timed = self._steps % TIMED_EVERY == 0 or self.drafts.wanted()
-            self._began = self.work_clock() if is_timed else 0.0
+        self._began = 0.0
+        if self.drafts.rest.steps > TIMED_OF_REST or self.work_clock is None:
+            return
+        self._steps += 1
+        if self.drafts.rest.steps or self._steps % TIMED_EVERY == 0 or self.drafts.wanted():
+            self._began = self.work_clock()
 
     def step_ended(self, schedule: Schedule, seconds: float) -> None:
         """Report a step to the source of drafts, unless it had no drafts and was not timed.
@@ -119,7 +123,8 @@ class Speculation:
         `seconds` is its time by the engine's clock.
         """
         if self.work_clock is None:
-            self.drafts.step_ended(schedule, seconds)
+            if self.drafts.rest.steps <= TIMED_OF_REST or schedule.drafts or schedule.absorbed:
+                self.drafts.step_ended(schedule, seconds)
         elif self._began or schedule.drafts or schedule.absorbed:
             self.drafts.step_ended(schedule, self.work_clock() - self._began if self._began else 0.0)
 
