@@ -19,14 +19,15 @@ from struck_fleet import Fleet, assert_right, signal_whole, wait_until_empty
 
 pytestmark = pytest.mark.slow
 LEASE = PATIENCE / 2
-POINTS = (*EXPORT_POINTS, *TRANSFER_POINTS) if LARGE else ("bytes 2",)
 CASES = [
     (deed, victim, point)
     for deed in ("kill", "stop")
     for victim in ("decode", "prefill")
-    for point in POINTS
+    for point in (*EXPORT_POINTS, *TRANSFER_POINTS)
     # Before the prompt is computed no decode engine has the request.
     if not (victim == "decode" and point in EXPORT_POINTS)
+    # `make gates` has every message: each that stops a reader waits for a lease.
+    if LARGE or (point == "bytes 2" and (deed, victim) != ("stop", "prefill"))
 ]
 
 

@@ -71,7 +71,8 @@ def test_a_fetch_from_a_stopped_source_ends_at_its_deadline_and_nothing_lands_la
         os.kill(process.pid, signal.SIGCONT)
         # The source goes on: it answers another reader, after it has dealt with the first one.
         _, other = bundle()
-        again = TransferClient(LAYOUT).fetch(peer, WANTED, other, deadline=time.monotonic() + 600)
+        patient = TransferClient(LAYOUT, patience=600)
+        again = patient.fetch(peer, WANTED, other, deadline=time.monotonic() + 600)
         assert again.verdict is Verdict.VALID
         assert arena == before
 
