@@ -20,10 +20,10 @@ _HEADER = struct.Struct(">4sHI")
 _SLICE_SECONDS = 0.05
 _TIMEVAL = struct.pack("@ll", 0, int(_SLICE_SECONDS * 1e6))
 _READ_BYTES = 1 << 16
-_NEAR_BUFFER_BYTES = 1 << 19
+_NEAR_BUFFER_BYTES = 1 << 17
 """Half of the bytes that the kernel buffers for the sender of a connection within one machine. By its own
-tuning they are several MiB, which leave the caches before they are received. Connections to other machines
-keep that tuning: they need buffers for all bytes that are on their way."""
+tuning they are several MiB, which leave the second cache of a core before they are received and summed.
+Connections to other machines keep that tuning: they need buffers for all bytes that are on their way."""
 MOST_VECTORS = 512
 """Number of buffers that one system call gets; the kernel accepts at most 1024."""
 

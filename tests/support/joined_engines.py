@@ -12,6 +12,7 @@ from unittest import mock
 import msgspec
 
 from engines import Answer
+from eventually import PATIENCE
 from mamba_server.cache import ledger
 from mamba_server.engine.boot import Engine
 from mamba_server.engine.transfers import start
@@ -19,8 +20,6 @@ from mamba_server.engine.transfers.bundle_memory import DeviceBundleMemory
 from mamba_server.engine.transfers.start import TransferEndpoint, start_transfers
 from mamba_server.wire import AddRequest, Fetch, HandOver, SequenceDelta
 from mamba_settings.engine_settings import EngineSettings
-
-PATIENCE = 60.0
 
 
 class Joined:

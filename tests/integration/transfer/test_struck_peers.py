@@ -7,6 +7,7 @@ lands once a fetch has returned.
 import os
 import signal
 import time
+from collections.abc import Callable
 from multiprocessing.connection import Connection as Pipe
 
 import pytest
@@ -59,19 +60,33 @@ def test_a_fetch_from_a_source_that_is_killed_is_lost_at_once(point: str) -> Non
         assert process.exitcode == -signal.SIGKILL
 
 
+def clock_of_the_stop(pid: int) -> Callable[[], float]:
+    """Return a clock that passes SOON once the process has stopped, however long that takes."""
+    stopped = False
+
+    def clock() -> float:
+        nonlocal stopped
+        stopped = stopped or os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOWAIT | os.WNOHANG) is not None
+        return 2 * SOON if stopped else 0.0
+
+    return clock
+
+
 @pytest.mark.parametrize("point", SOURCE_POINTS)
 def test_a_fetch_from_a_stopped_source_ends_at_its_deadline_and_nothing_lands_later(point: str) -> None:
     arena, landing = bundle()
     with forked(source_process(point, signal.SIGSTOP)) as (process, pipe):
         peer = peer_at(pipe.recv())
-        outcome = TransferClient(LAYOUT).fetch(peer, WANTED, landing, deadline=time.monotonic() + SOON)
+        assert process.pid is not None
+        client = TransferClient(LAYOUT, clock=clock_of_the_stop(process.pid))
+        outcome = client.fetch(peer, WANTED, landing, deadline=SOON)
         assert (outcome.verdict, outcome.writer) == (Verdict.LOST, None)
         before = bytes(arena)
-        assert process.pid is not None
         os.kill(process.pid, signal.SIGCONT)
         # The source goes on: it answers another reader, after it has dealt with the first one.
         _, other = bundle()
-        again = TransferClient(LAYOUT).fetch(peer, WANTED, other, deadline=time.monotonic() + 600)
+        patient = TransferClient(LAYOUT, patience=600)
+        again = patient.fetch(peer, WANTED, other, deadline=time.monotonic() + 600)
         assert again.verdict is Verdict.VALID
         assert arena == before
 

@@ -37,17 +37,31 @@ inline uint64_t read64(const uint8_t* from) {
   return value;
 }
 
-// Both add `count` stripes to the eight sums, the first one with the secret from byte `8 * first`.
-__attribute__((target("avx512f"))) inline void add_stripes_512(uint64_t* sums, const uint8_t* bytes, int count,
-                                                                int first) {
+// Both add `count` stripes to the eight sums. `stripe` is the number of stripes of the current round before them; each
+// round that they complete is ended. One function has the loop over rounds, so that the sums stay in registers.
+__attribute__((target("avx512f"))) inline void add_stripes_512(uint64_t* sums, const uint8_t* bytes, int64_t count,
+                                                                int64_t stripe) {
+  const __m512i prime = _mm512_set1_epi64(kFirst32), end_secret = _mm512_loadu_si512(kSecret + 128);
   __m512i total = _mm512_loadu_si512(sums);
-  for (int i = 0; i < count; ++i) {
-    _mm_prefetch(reinterpret_cast<const char*>(bytes + kStripe * i + kAhead), _MM_HINT_T0);
-    const __m512i data = _mm512_loadu_si512(bytes + kStripe * i);
-    const __m512i keyed = _mm512_xor_si512(data, _mm512_loadu_si512(kSecret + 8 * (first + i)));
-    const __m512i product = _mm512_mul_epu32(keyed, _mm512_srli_epi64(keyed, 32));
-    total = _mm512_add_epi64(total, _mm512_shuffle_epi32(data, static_cast<_MM_PERM_ENUM>(0x4E)));
-    total = _mm512_add_epi64(total, product);
+  while (count > 0) {
+    const int64_t now = std::min<int64_t>(count, kStripesOfRound - stripe);
+    const uint8_t* secret = kSecret + 8 * stripe;
+    for (int64_t i = 0; i < now; ++i, bytes += kStripe, secret += 8) {
+      _mm_prefetch(reinterpret_cast<const char*>(bytes + kAhead), _MM_HINT_T0);
+      const __m512i data = _mm512_loadu_si512(bytes);
+      const __m512i keyed = _mm512_xor_si512(data, _mm512_loadu_si512(secret));
+      const __m512i product = _mm512_mul_epu32(keyed, _mm512_srli_epi64(keyed, 32));
+      total = _mm512_add_epi64(total, _mm512_shuffle_epi32(data, static_cast<_MM_PERM_ENUM>(0x4E)));
+      total = _mm512_add_epi64(total, product);
+    }
+    count -= now;
+    stripe += now;
+    if (stripe == kStripesOfRound) {
+      stripe = 0;
+      total = _mm512_xor_si512(_mm512_xor_si512(total, _mm512_srli_epi64(total, 47)), end_secret);
+      const __m512i high = _mm512_mul_epu32(_mm512_srli_epi64(total, 32), prime);
+      total = _mm512_add_epi64(_mm512_mul_epu32(total, prime), _mm512_slli_epi64(high, 32));
+    }
   }
   _mm512_storeu_si512(sums, total);
 }
@@ -60,25 +74,36 @@ __attribute__((target("avx2"))) inline __m256i with_stripe_half(__m256i total, c
   return _mm256_add_epi64(_mm256_add_epi64(total, _mm256_shuffle_epi32(data, 0x4E)), product);
 }
 
-__attribute__((target("avx2"))) inline void add_stripes_256(uint64_t* sums, const uint8_t* bytes, int count,
-                                                            int first) {
+__attribute__((target("avx2"))) inline __m256i with_round_ended(__m256i total, const uint8_t* secret) {
+  const __m256i prime = _mm256_set1_epi64x(kFirst32);
+  const __m256i key = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(secret));
+  total = _mm256_xor_si256(_mm256_xor_si256(total, _mm256_srli_epi64(total, 47)), key);
+  const __m256i high = _mm256_mul_epu32(_mm256_srli_epi64(total, 32), prime);
+  return _mm256_add_epi64(_mm256_mul_epu32(total, prime), _mm256_slli_epi64(high, 32));
+}
+
+__attribute__((target("avx2"))) inline void add_stripes_256(uint64_t* sums, const uint8_t* bytes, int64_t count,
+                                                            int64_t stripe) {
   __m256i* const halves = reinterpret_cast<__m256i*>(sums);
   __m256i low = _mm256_loadu_si256(halves), high = _mm256_loadu_si256(halves + 1);
-  for (int i = 0; i < count; ++i) {
-    _mm_prefetch(reinterpret_cast<const char*>(bytes + kStripe * i + kAhead), _MM_HINT_T0);
-    low = with_stripe_half(low, bytes + kStripe * i, kSecret + 8 * (first + i));
-    high = with_stripe_half(high, bytes + kStripe * i + 32, kSecret + 8 * (first + i) + 32);
+  while (count > 0) {
+    const int64_t now = std::min<int64_t>(count, kStripesOfRound - stripe);
+    const uint8_t* secret = kSecret + 8 * stripe;
+    for (int64_t i = 0; i < now; ++i, bytes += kStripe, secret += 8) {
+      _mm_prefetch(reinterpret_cast<const char*>(bytes + kAhead), _MM_HINT_T0);
+      low = with_stripe_half(low, bytes, secret);
+      high = with_stripe_half(high, bytes + 32, secret + 32);
+    }
+    count -= now;
+    stripe += now;
+    if (stripe == kStripesOfRound) {
+      stripe = 0;
+      low = with_round_ended(low, kSecret + 128);
+      high = with_round_ended(high, kSecret + 160);
+    }
   }
   _mm256_storeu_si256(halves, low);
   _mm256_storeu_si256(halves + 1, high);
-}
-
-inline void end_round(uint64_t* sums) {
-  for (int lane = 0; lane < 8; ++lane) {
-    uint64_t sum = sums[lane];
-    sum = (sum ^ (sum >> 47)) ^ read64(kSecret + 128 + 8 * lane);
-    sums[lane] = sum * kFirst32;
-  }
 }
 
 // The checksum of one block of `size` bytes.
@@ -142,17 +167,8 @@ class Checksum {
  private:
   void add_stripes(const uint8_t* bytes, int64_t count, bool wide) {
     std::memcpy(before_, bytes + (count - 1) * kStripe, kStripe);
-    while (count > 0) {
-      const int now = static_cast<int>(std::min<int64_t>(count, kStripesOfRound - stripe_));
-      (wide ? add_stripes_512 : add_stripes_256)(sums_, bytes, now, static_cast<int>(stripe_));
-      stripe_ += now;
-      if (stripe_ == kStripesOfRound) {
-        end_round(sums_);
-        stripe_ = 0;
-      }
-      bytes += now * kStripe;
-      count -= now;
-    }
+    (wide ? add_stripes_512 : add_stripes_256)(sums_, bytes, count, stripe_);
+    stripe_ = (stripe_ + count) % kStripesOfRound;
   }
 
   uint64_t sums_[8];
