@@ -41,15 +41,22 @@ interpreted: setup ## those of the tests on Triton's interpreter that take minut
 tools: setup ## the tests of the project's own tools: benchmarks, training, the test cluster, the tests for a card
 	@$(MANY) -m "tools and not gpu and not e2e"
 
-clients: setup ## the client libraries of other projects against a live server, in an environment of their own (minutes the first time)
+clients: setup ## the client libraries of other projects against a live server, in environments of their own (minutes the first time)
 	@[ -x .venv-clients/bin/python ] || $(PY) -m venv .venv-clients
 	@.venv-clients/bin/python -m pip install --quiet --disable-pip-version-check "pip>=25.1"
 	@.venv-clients/bin/python -m pip install --quiet --disable-pip-version-check --group clients
+	@[ -x .venv-llama-index/bin/python ] || $(PY) -m venv .venv-llama-index
+	@.venv-llama-index/bin/python -m pip install --quiet --disable-pip-version-check "pip>=25.1"
+	@.venv-llama-index/bin/python -m pip install --quiet --disable-pip-version-check --group llama-index
 	@[ -x .venv-lm-eval/bin/python ] || { $(PY) -m venv .venv-lm-eval && \
 	  echo "import site; site.addsitedir('$$(echo $(CURDIR)/.venv/lib/python3*/site-packages)')" \
 	    > "$$(echo .venv-lm-eval/lib/python3*/site-packages)/mambaserve.pth"; }
 	@.venv-lm-eval/bin/python -m pip install --quiet --disable-pip-version-check accelerate "lm-eval>=0.4.11"
+	@! command -v npm >/dev/null || npm install --silent --no-audit --no-fund --ignore-scripts \
+	  --prefix .venv-clients/node ai @ai-sdk/openai @ai-sdk/openai-compatible @ai-sdk/anthropic zod
 	@MAMBASERVE_CLIENTS=$(CURDIR)/.venv-clients/bin/python MAMBASERVE_LM_EVAL=$(CURDIR)/.venv-lm-eval/bin/python \
+	  MAMBASERVE_LLAMA_INDEX=$(CURDIR)/.venv-llama-index/bin/python \
+	  MAMBASERVE_NODE_CLIENTS=$$(command -v npm >/dev/null && echo $(CURDIR)/.venv-clients/node) \
 	  $(PYTEST) -m tools tests/integration/test_other_clients.py tests/integration/test_lm_eval.py \
 	  tests/conformance/test_new_routes_fuzz.py
 
@@ -126,7 +133,7 @@ format: setup ## let ruff mend what it can
 	@$(BIN)/ruff check --fix . ; $(BIN)/ruff format .
 
 # All but `nixl`, which is large and whose tests are skipped where it is missing.
-EXTRAS := $(foreach extra,operator gateway endpoint-picker server buckets telemetry,--extra $(extra))
+EXTRAS := $(foreach extra,operator gateway quick-tokenizer endpoint-picker server buckets telemetry,--extra $(extra))
 LOCK := uv pip compile --generate-hashes --no-emit-index-url --no-header --no-annotate --python-version 3.11
 zero-drop: setup ## thousands of requests while everything is changed, moved and broken; needs root on Linux
 	@$(PY) tests/cluster/packages.py

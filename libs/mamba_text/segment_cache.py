@@ -15,6 +15,7 @@ from hashlib import blake2b
 import numpy as np
 import numpy.typing as npt
 
+from mamba_text.quick_encoder import QuickEncoder
 from mamba_text.tokenizer import Tokenizer
 
 TokenIds = npt.NDArray[np.int32]
@@ -38,8 +39,13 @@ class EncodedText:
 class SegmentCache:
     """The cache of one tokenizer; several threads may use it."""
 
-    def __init__(self, tokenizer: Tokenizer, most_bytes: int = MOST_CACHED_BYTES) -> None:
-        self._tokenizer, self._most_bytes = tokenizer, most_bytes
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        most_bytes: int = MOST_CACHED_BYTES,
+        encoder: QuickEncoder | None = None,
+    ) -> None:
+        self._encoder, self._most_bytes = encoder or QuickEncoder(tokenizer), most_bytes
         self._cut = _cuts(tokenizer)
         # Pieces are known by a digest: the texts of all conversations would take as much memory again.
         self._pieces: OrderedDict[bytes, TokenIds] = OrderedDict()
@@ -58,7 +64,7 @@ class SegmentCache:
             if (cached := self._cached(digest)) is None:
                 if stop():
                     return EncodedText(_joined(ids), start)
-                cached = self._keep(digest, np.array(self._tokenizer.token_ids(piece), np.int32))
+                cached = self._keep(digest, np.array(self._encoder.token_ids(piece), np.int32))
             ids.append(cached)
         return EncodedText(_joined(ids), len(text))
 

@@ -27,6 +27,7 @@ from raw_requests import (
     statuses,
 )
 from recording_upstream import RecordingUpstream, recording_upstream
+from servers import call
 from tiny_model import write_model
 
 KEY, TOKEN, ENGINE_KEY = "sk-Accepted-17", "tk-Admin-29", "ek-Engine-31"
@@ -48,6 +49,10 @@ WITH_BODY = (
     "/tokenize", "/detokenize",
 )  # fmt: skip
 ADMIN = ("/admin/drain", "/admin/flush_cache", "/admin/plan", "/admin/ledger", "/admin/requests")
+DOCUMENT = "/openapi.json"
+"""Path of the document of a server, which anybody may read."""
+LEAST_OPERATIONS = {"gateway": 20, "engine": 20, "admin": 5}
+"""Fewest operations that each door documents, so that an empty document passes no test."""
 AT_ONCE = 60
 """Connections that are open together."""
 many = settings(max_examples=3, suppress_health_check=list(HealthCheck))
@@ -166,6 +171,33 @@ def test_a_wrong_key_is_refused_while_the_body_has_not_come(
     heads = [b"POST %b HTTP/1.1\r\n%b%b\r\n" % (path.encode(), rest, credentials) for path in WITH_BODY]
     for url in (gateway.url, api.url):
         assert [statuses(answer) for answer in exchange(url, heads)] == [[401]] * len(heads)
+
+
+def documented_operations(url: str) -> list[tuple[str, str]]:
+    """Return method and path of every operation of a server, as its own document lists them."""
+    status, document = call(url + DOCUMENT)
+    assert status == 200
+    return [
+        (method.upper(), re.sub(r"\{[^}]*\}", "x1", path))
+        for path, operations in document["paths"].items()
+        for method in operations
+        if path not in (*OPEN_PATHS, DOCUMENT)
+    ]
+
+
+@pytest.mark.parametrize("credentials", [b"", b"Authorization: Bearer wrong\r\n"])
+@pytest.mark.parametrize("door", ["gateway", "engine", "admin"])
+def test_every_route_that_a_server_has_wants_a_key_before_a_body(
+    gateway: Gateway, api: ApiProcess, door: str, credentials: bytes
+) -> None:
+    """A route that is new is in the document, so that no list of this file has to name it."""
+    url = {"gateway": gateway.url, "engine": api.url, "admin": api.admin}[door]
+    operations = documented_operations(url)
+    rest = b"Host: x\r\nContent-Type: application/json\r\nContent-Length: 1000\r\n" + credentials + b"\r\n"
+    heads = [b"%b %b HTTP/1.1\r\n%b" % (method.encode(), path.encode(), rest) for method, path in operations]
+    answers = [statuses(answer) for answer in exchange(url, heads)]
+    assert {each: got for each, got in zip(operations, answers, strict=True) if got != [401]} == {}
+    assert len(operations) >= LEAST_OPERATIONS[door]
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/messages"])

@@ -36,6 +36,22 @@ MUTANTS = (
         tests=("tests/unit/gateway/test_prompt_reader.py",),
     ),
     Mutant(
+        name="a quick tokenizer that begins to give other ids is never compared again",
+        keeps="One difference between the two tokenizers ends the use of the quicker one.",
+        where="mamba_text.quick_encoder:QuickEncoder.token_ids",
+        old="self._until_compared = COMPARED_EACH",
+        new="self._until_compared = 10**9",
+        tests=("tests/unit/text/test_quick_encoder.py",),
+    ),
+    Mutant(
+        name="a quick tokenizer with other ids is used",
+        keeps="The quicker tokenizer is used only where both agree on texts of many kinds.",
+        where="mamba_text.quick_encoder:quick_token_ids",
+        old="token_ids if agrees else None",
+        new="token_ids",
+        tests=("tests/unit/text/test_quick_encoder.py",),
+    ),
+    Mutant(
         name="a copy of a request is charged to the key of its client",
         keeps="Copies for a candidate are billed to no key.",
         where="mamba_gateway.shadow.shadow_copies:copied_headers",

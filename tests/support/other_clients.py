@@ -119,8 +119,30 @@ def instructor(url: str, model: str) -> dict[str, Any]:
     return answers
 
 
+def llama_index(url: str, model: str) -> dict[str, Any]:
+    from llama_index.core.llms import ChatMessage
+    from llama_index.core.program import FunctionCallingProgram
+    from llama_index.embeddings.openai_like import OpenAILikeEmbedding
+    from llama_index.llms.openai_like import OpenAILike
+
+    about = {"is_chat_model": True, "is_function_calling_model": True, "context_window": 4096}
+    chat = OpenAILike(model=model, api_base=f"{url}/v1", api_key=KEY, temperature=0, max_tokens=200, **about)
+    vectors = OpenAILikeEmbedding(model_name=model, api_base=f"{url}/v1", api_key=KEY)
+    messages = [ChatMessage(role="user", content=QUESTION)]
+    program = FunctionCallingProgram.from_defaults(
+        output_cls=Colour, prompt_template_str=QUESTION, llm=chat, tool_required=True
+    )
+    return {
+        "text": chat.chat(messages).message.content,
+        "streamed": "".join(part.delta or "" for part in chat.stream_chat(messages)),
+        "called": program().model_dump(),
+        "vectors": len(vectors.get_text_embedding_batch(["a", "b"])),
+    }
+
+
 LIBRARIES = {
-    each.__name__: each for each in (langchain_openai, langchain_anthropic, litellm, pydantic_ai, instructor)
+    each.__name__: each
+    for each in (langchain_openai, langchain_anthropic, litellm, pydantic_ai, instructor, llama_index)
 }
 """Functions by the names of the libraries that they use."""
 

@@ -1,12 +1,11 @@
 """Texts in pieces: the very ids of the whole, and what was encoded once is not encoded again."""
 
-from typing import Any
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken
 
+from mamba_text.quick_encoder import QuickEncoder
 from mamba_text.segment_cache import NO_IDS, PIECE_BYTES, EncodedText, SegmentCache
 from mamba_text.tokenizer import BATCH_FROM_CHARS, Tokenizer
 from tiny_model import byte_level_tokenizer
@@ -34,16 +33,16 @@ def turns(count: int) -> str:
     return "".join(f"<|im_start|>user\nturn {n} {'word ' * 40}<|im_end|>\n" for n in range(count))
 
 
-def test_of_a_conversation_only_what_is_new_is_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
-    cache, encoded = SegmentCache(TOKENIZER), list[str]()
-    token_ids = TOKENIZER.token_ids
-    cache.encode(turns(20))
+def test_of_a_conversation_only_what_is_new_is_encoded() -> None:
+    encoded: list[str] = []
 
-    def counting(text: str) -> Any:
+    def counting(text: str) -> list[int]:
         encoded.append(text)
-        return token_ids(text)
+        return TOKENIZER.encoding(text).ids
 
-    monkeypatch.setattr(TOKENIZER, "token_ids", counting)
+    cache = SegmentCache(TOKENIZER, encoder=QuickEncoder(TOKENIZER, counting))
+    cache.encode(turns(20))
+    encoded.clear()
     assert cache.encode(turns(21)).token_ids.tolist() == TOKENIZER.encoding(turns(21)).ids
     assert encoded == [turns(21).removeprefix(turns(20))[: -len("<|im_end|>\n")]]
 
