@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -75,7 +76,10 @@ def model_text() -> ModelText:
     return ModelText(side, SegmentCache(side.tokenizer))
 
 
-MODEL_TEXT = model_text()
+@cache
+def shared_text() -> ModelText:
+    """Return one text for all tests. Its encoder starts a thread, which a fork has not."""
+    return model_text()
 
 
 async def the_same_ids(api: Api, path: str, body: dict[str, Any], text: ModelText) -> None:
@@ -95,7 +99,7 @@ async def the_same_ids(api: Api, path: str, body: dict[str, Any], text: ModelTex
 
 @pytest.mark.parametrize(("path", "body"), BODIES)
 async def test_the_gateway_makes_the_ids_that_the_engine_gets(path: str, body: dict[str, Any]) -> None:
-    await the_same_ids(Api(), path, body, MODEL_TEXT)
+    await the_same_ids(Api(), path, body, shared_text())
 
 
 @pytest.mark.parametrize("choice", ["auto", "none"])
@@ -126,7 +130,7 @@ async def test_tools_that_are_offered_are_in_the_prompt_at_both_ends(choice: str
     ],
 )  # fmt: skip
 def test_what_an_engine_will_refuse_has_no_prompt_and_no_error(path: str, raw: bytes) -> None:
-    assert prompt_of(path, raw, MODEL_TEXT) is None
+    assert prompt_of(path, raw, shared_text()) is None
 
 
 class Texts:
@@ -140,9 +144,9 @@ class Texts:
 
 
 class Reading:
-    def __init__(self, text: ModelText | None = MODEL_TEXT, clock: Callable[[], float] = lambda: 0.0) -> None:
+    def __init__(self, text: ModelText | None = None, clock: Callable[[], float] = lambda: 0.0) -> None:
         self.metrics = GatewayMetrics(lambda: ())
-        self.reader = PromptReader(Texts(text), self.metrics, clock=clock)  # type: ignore[arg-type]
+        self.reader = PromptReader(Texts(text or shared_text()), self.metrics, clock=clock)  # type: ignore[arg-type]
 
     async def read(self, text: str = "x", model: str = "m") -> PromptPrefix | None:
         body = json.dumps({"prompt": text}).encode()
@@ -157,7 +161,7 @@ class Reading:
 
 
 async def test_a_prompt_shares_prefixes_with_prompts_of_its_adapter_alone() -> None:
-    texts, long = Texts(MODEL_TEXT), "a text of many words, " * 40
+    texts, long = Texts(shared_text()), "a text of many words, " * 40
     for model in ("m", "without a tokenizer"):
         body = json.dumps({"prompt": long, "cache_salt": "own"}).encode()
         prompts = []
@@ -215,7 +219,7 @@ async def test_a_prompt_that_takes_too_long_is_routed_by_its_beginning_and_its_n
     await until(lambda: reading.reader.rests == 0)
     step = 2 * NEW_TEXT_SECONDS  # no time for a piece that is not cached
     whole = await reading.reader.read(UpstreamRequest(CHAT, "", [], body, "m"))
-    true = prompt_of(CHAT, body, MODEL_TEXT)
+    true = prompt_of(CHAT, body, shared_text())
     assert beginning is not None
     assert whole is not None
     assert true is not None
@@ -274,7 +278,7 @@ async def test_the_prompts_that_an_engine_computes_whole_are_those_of_which_it_i
     asked = ask(api.app, "POST", path, body, headers=[("Content-Type", "application/json")])
     await until(lambda: api.engine.requests or asked.messages)
     assert asked.messages == [], asked.body
-    prompt = prompt_of(path, json.dumps(body).encode(), MODEL_TEXT)
+    prompt = prompt_of(path, json.dumps(body).encode(), shared_text())
     assert prompt is not None
     assert prompt.computed_whole == (api.engine.requests[0].params.prompt_logprobs >= 0) == whole
     await asked.leave().done()

@@ -1,6 +1,7 @@
 """Quick token ids of the gateway: those of the tokenizer itself, whatever the quicker implementation does."""
 
 import json
+from functools import cache
 from types import SimpleNamespace
 
 import pytest
@@ -12,16 +13,21 @@ from mamba_text.tokenizer import Tokenizer
 from tiny_model import byte_level_tokenizer
 
 TOKENIZER = Tokenizer(byte_level_tokenizer(), {"bos_token": "<s>"})
-ENCODER = QuickEncoder(TOKENIZER)
 SPECIAL = [token.content for token in TOKENIZER.rust.get_added_tokens_decoder().values()]
 TEXTS = st.lists(st.sampled_from([*SPECIAL, "\n\n", "  ", "don't "]) | st.text(max_size=9), max_size=12)
+
+
+@cache
+def shared_encoder() -> QuickEncoder:
+    """Return one encoder for all examples. It starts a thread, which a fork has not."""
+    return QuickEncoder(TOKENIZER)
 
 
 @settings(max_examples=150)
 @given(TEXTS.map("".join))
 def test_the_ids_of_any_text_are_those_of_the_tokenizer(text: str) -> None:
-    assert ENCODER.is_quick
-    assert ENCODER.token_ids(text) == TOKENIZER.encoding(text).ids
+    assert shared_encoder().is_quick
+    assert shared_encoder().token_ids(text) == TOKENIZER.encoding(text).ids
 
 
 def test_an_implementation_that_begins_to_differ_is_found_out_and_left() -> None:

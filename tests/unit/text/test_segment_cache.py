@@ -1,5 +1,7 @@
 """Texts in pieces: the very ids of the whole, and what was encoded once is not encoded again."""
 
+from functools import cache
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,7 +14,6 @@ from tiny_model import byte_level_tokenizer
 
 TOKENIZER = Tokenizer(byte_level_tokenizer(), {"bos_token": "<s>"})
 SPECIAL = [token.content for token in TOKENIZER.rust.get_added_tokens_decoder().values()]
-CACHE = SegmentCache(TOKENIZER, most_bytes=9000)
 TEXTS = st.lists(
     st.sampled_from([*SPECIAL, *(s[:-1] for s in SPECIAL), " ", "\n", "word ", "x" * 70])
     | st.text(max_size=9),
@@ -20,13 +21,19 @@ TEXTS = st.lists(
 ).map("".join)
 
 
+@cache
+def small_cache() -> SegmentCache:
+    """Return one cache for all examples. Its encoder starts a thread, which a fork has not."""
+    return SegmentCache(TOKENIZER, most_bytes=9000)
+
+
 @settings(max_examples=150)
 @given(TEXTS)
 def test_the_ids_are_those_of_the_whole_text(text: str) -> None:
-    encoded = CACHE.encode(text)
+    encoded = small_cache().encode(text)
     assert encoded.token_ids.tolist() == TOKENIZER.encoding(text).ids
     assert encoded.chars == len(text)
-    assert CACHE.held_bytes <= 9000
+    assert small_cache().held_bytes <= 9000
 
 
 def turns(count: int) -> str:
