@@ -13,7 +13,10 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from mamba_kernels.triton_support import KernelCall
+from matrix_size import LARGE
 
+CAPABILITIES = [80, 90, 100] if LARGE else [90]
+"""Compute capabilities of the GPUs for which a kernel is compiled."""
 _CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 _POINTERS = {
     torch.float32: "*fp32",

@@ -31,7 +31,8 @@ TRIED = {
 }
 """What the tests of the documented commands do with a program."""
 NOT_TRIED = {
-    "pip": "it needs a network", "docker": "it needs a daemon", "kind": "it needs Docker",
+    "pip": "it needs a network", "uv": "it needs a network",
+    "docker": "it needs a daemon", "kind": "it needs Docker",
     "skopeo": "it needs a registry", "ctr": "it needs a node of a cluster", "git": "it publishes a release",
     "twine": "it publishes a release", "$EDITOR": "a person writes", "sha256sum": "the test of releases does",
     "open-webui": "`make open-webui` runs it", "guidellm": "it needs a network",

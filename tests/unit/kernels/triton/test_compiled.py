@@ -5,7 +5,7 @@ from unittest import mock
 import pytest
 import torch
 
-from compiled_kernel import compiled
+from compiled_kernel import CAPABILITIES, compiled
 from mamba_kernels.activate import Function
 from mamba_kernels.activate.triton import call as activate
 from mamba_kernels.conv1d_prefill.triton import call as conv1d_prefill
@@ -207,7 +207,7 @@ def delta_scans() -> list[KernelCall]:
     return [gated_delta_prefill(states, rows, plan(), out)]
 
 
-@pytest.mark.parametrize("capability", [80, 90, 100])
+@pytest.mark.parametrize("capability", CAPABILITIES)
 @pytest.mark.parametrize(
     "calls",
     [

@@ -5,12 +5,13 @@ import pytest
 import torch
 
 from compile_matrix import SHARED
-from compiled_kernel import compiled
+from compiled_kernel import CAPABILITIES, compiled
 from mamba_kernels.kv_write.triton import write_call
 from mamba_kernels.paged_attention import AttentionPlan
 from mamba_kernels.paged_attention import triton as kernels
 from mamba_kernels.paged_attention.triton import calls
 from mamba_kernels.rope.triton import rope_call
+from matrix_size import LARGE
 
 META = torch.device("meta")
 
@@ -39,22 +40,26 @@ def plan() -> AttentionPlan:
     )
 
 
+SHAPES = [
+    (32, 8, 128, 90, torch.bfloat16),
+    (12, 4, 64, 90, torch.bfloat16),
+    (16, 2, 256, 90, torch.bfloat16),
+    (32, 1, 576, 90, torch.bfloat16),
+    (32, 8, 128, 89, torch.float32),
+]
+OTHER_SHAPES = [
+    (32, 8, 128, 80, torch.bfloat16),
+    (32, 8, 128, 100, torch.bfloat16),
+    (16, 2, 256, 89, torch.bfloat16),
+    (12, 4, 128, 89, torch.bfloat16),
+    (32, 1, 576, 80, torch.bfloat16),
+    (32, 1, 576, 89, torch.bfloat16),
+    (32, 1, 576, 100, torch.bfloat16),
+]
+
+
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "width", "capability", "dtype"),
-    [
-        (32, 8, 128, 80, torch.bfloat16),
-        (32, 8, 128, 90, torch.bfloat16),
-        (12, 4, 64, 90, torch.bfloat16),
-        (32, 8, 128, 100, torch.bfloat16),
-        (16, 2, 256, 89, torch.bfloat16),
-        (16, 2, 256, 90, torch.bfloat16),
-        (12, 4, 128, 89, torch.bfloat16),
-        (32, 8, 128, 89, torch.float32),
-        (32, 1, 576, 80, torch.bfloat16),
-        (32, 1, 576, 89, torch.bfloat16),
-        (32, 1, 576, 90, torch.bfloat16),
-        (32, 1, 576, 100, torch.bfloat16),
-    ],
+    ("heads", "kv_heads", "width", "capability", "dtype"), [*SHAPES, *(OTHER_SHAPES if LARGE else ())]
 )
 def test_attention(
     monkeypatch: pytest.MonkeyPatch,
@@ -79,7 +84,7 @@ def test_attention(
     assert ".f64" not in kernel.ptx, "a constant that float32 has not makes doubles of all it meets"
 
 
-@pytest.mark.parametrize("capability", [80, 90, 100])
+@pytest.mark.parametrize("capability", CAPABILITIES)
 def test_rotary_positions(capability: int) -> None:
     angles = meta(98, 64, dtype=torch.float32)
     kernel = compiled(rope_call(meta(98, 40, 128), angles, angles), capability)
@@ -87,7 +92,7 @@ def test_rotary_positions(capability: int) -> None:
     assert kernel.widest_load == kernel.widest_store == 128
 
 
-@pytest.mark.parametrize("capability", [80, 90, 100])
+@pytest.mark.parametrize("capability", CAPABILITIES)
 def test_writes(capability: int) -> None:
     rows = meta(98, 3, 8, 128)
     pages = meta(98, dtype=torch.int64)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from compiled_kernel import compiled
+from compiled_kernel import CAPABILITIES, compiled
 from mamba_kernels.sample import PenaltyCounts, SampleParameters, TokenChoice
 from mamba_kernels.sample.triton import calls
 
@@ -14,7 +14,7 @@ def meta(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.empty(*shape, dtype=dtype, device="meta")
 
 
-@pytest.mark.parametrize("capability", [80, 90, 100])
+@pytest.mark.parametrize("capability", CAPABILITIES)
 def test_sample(capability: int) -> None:
     integers, strength = meta(ROWS, dtype=torch.int32), meta(ROWS)
     parameters = SampleParameters(
