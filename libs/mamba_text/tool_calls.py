@@ -289,7 +289,11 @@ class ToolCallReader:
         return text[end:]
 
     def _feed_begun(self, text: str) -> None:
-        """Let the reader of parts read `text`, and add new parts of calls to those that `feed` returns."""
+        """Pass `text`, the next characters of the current call, to `_begun`, the reader of its parts.
+
+        If `streams` is set, the new names and characters of arguments are added to `_parts`, which `feed`
+        returns.
+        """
         assert self._begun is not None
         self._begun.feed(text)
         if not self.streams:

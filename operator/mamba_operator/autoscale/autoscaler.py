@@ -174,7 +174,10 @@ class Autoscaler(PodPoller[_ScalingSpecs, dict[Role, _EngineState]]):
         return reports
 
     async def _are_full(self, engines: Sequence[Manifest], config: AutoscalerConfig) -> bool:
-        """Return whether none of the decode engines that answer has room for another state."""
+        """Return whether decode engines report their room, and none of these has room for another state.
+
+        The result is False if no engine reports.
+        """
         ready = [pod for pod in engines if answers(pod)]
         reports = await pod_reports(self._read, ready, lambda text: engine_report(text, config, "decode"))
         room = [report.credits for report in reports.values() if report is not None]

@@ -176,7 +176,7 @@ def pinned_verdict(
                 f"nodes now have GPUs of {binary_size(now)}, and a new revision would be planned for them: "
                 f"{verdict_now.message}; the running engines keep their plan until their pods are replaced: "
                 f"to replace them now, set a new value of the annotation {names.ANNOTATION_RESTART} on the "
-                "MambaDeployment, or set spec.memory.deviceMemory"
+                "MambaDeployment, or set spec.memory.deviceMemory to the size to plan for"
             )
     return replace(pinned, annotation=pin.annotation(), difference=difference)
 

@@ -32,7 +32,7 @@ from mamba_server.cache.node import (
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """Part of a prompt that the tree has. `node` holds the checkpoint at `resumable`; None = none."""
+    """The part of one prompt that the tree has in memory, and how much of it a sequence can resume."""
 
     kv_depth: int
     """Tokens whose pages are in the tree."""
@@ -41,6 +41,7 @@ class Match:
     resumable: int
     """Depth to resume at: the depth of a complete checkpoint with all its pages, at most len - 1."""
     node: Node | None
+    """Node of the checkpoint at `resumable`; None = nothing can be resumed."""
     pages: Pages
     """Pages of [0, resumable)."""
     cause: str
@@ -52,7 +53,10 @@ class Match:
         return self.node is not None and not self.node.slot
 
     def without(self, cause: str) -> "Match":
-        """Return this match with nothing to resume, because of `cause`."""
+        """Return this match with nothing to resume, because of `cause`.
+
+        If there was nothing to resume before, the earlier cause stays.
+        """
         return Match(
             self.kv_depth, self.state_depth, 0, None, self.pages[:0], cause if self.resumable else self.cause
         )
@@ -70,7 +74,7 @@ _Path = list[tuple[Node, int]]
 
 
 class _PathCheckpoints(NamedTuple):
-    """Checkpoints on the path of a prompt."""
+    """What the checkpoints on the path of a prompt allow: where to resume, or why nothing can be resumed."""
 
     best: Node | None
     """Node of the deepest checkpoint that can be resumed."""
@@ -135,7 +139,7 @@ class RadixTree:
     # --- match ---------------------------------------------------------------------------------------
 
     def match(self, token_ids: Tokens, salt: str, step: int) -> Match:
-        """Return the longest useful prefix of `token_ids` for a forward launched in `step`; read only."""
+        """Return how much of `token_ids` the forward of `step` can resume, and why not more; read only."""
         limit = len(token_ids) - 1
         path, kv_depth = self._longest_path(token_ids, salt)
         checkpoints = self._path_checkpoints(path, limit, step)
@@ -166,7 +170,7 @@ class RadixTree:
         return path, depth
 
     def _path_checkpoints(self, path: _Path, limit: int, step: int) -> _PathCheckpoints:
-        """Return the checkpoints of `path` within `limit` tokens, for a forward launched in `step`."""
+        """Return what the checkpoints of `path` within `limit` tokens allow the forward of `step`."""
         deepest, best = 0, None
         in_flight = too_deep = False
         for child, shared in path:
@@ -283,7 +287,11 @@ class RadixTree:
         return upper
 
     def lock(self, node: Node, *, state: bool) -> None:
-        """Lock the pages of the path to `node`, and its checkpoint if `state` (W4: 0 <= state <= kv lock)."""
+        """Lock the pages of all nodes from the root to `node`, and its checkpoint if `state` is set.
+
+        Locks are counted, and what is locked is not evicted. Rule W4 of the ledger: no node has more locks of
+        its checkpoint than of its pages.
+        """
         ancestor: Node | None = node
         while ancestor is not None:
             if not ancestor.kv_lock:
@@ -297,7 +305,10 @@ class RadixTree:
             node.state_lock += 1
 
     def unlock(self, node: Node) -> None:
-        """Release the page lock of the path to `node`."""
+        """Release one lock of the pages of all nodes from the root to `node`.
+
+        Nodes that then have no lock may be evicted.
+        """
         current: Node | None = node
         while current is not None:
             if current.kv_lock <= current.state_lock:
@@ -314,7 +325,7 @@ class RadixTree:
             current = parent
 
     def unlock_state(self, node: Node) -> None:
-        """Release the checkpoint lock of `node`."""
+        """Release one lock of the checkpoint of `node`; without a lock, it may be evicted."""
         if node.state_lock < 1:
             raise LedgerViolation(f"W4: state lock of node at depth {node.depth} released once too often")
         node.state_lock -= 1
