@@ -12,7 +12,7 @@ from mamba_kernels.bench.timing import seconds_of
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Limits and software versions of a machine."""
+    """Speeds that a machine reaches, with which kernels are compared, and its versions of software."""
 
     device: str
     date: str

@@ -20,7 +20,7 @@ from mamba_kernels.transfer import to_device
 
 @dataclass(frozen=True, slots=True)
 class DeviceChunks:
-    """The chunks in the form that a kernel reads: int32 on the device."""
+    """The n chunks of a batch's m pieces in the form that Triton kernels read: int32 on the device."""
 
     piece_chunk: torch.Tensor
     """[m + 1] first chunk of each piece"""

@@ -61,8 +61,7 @@ class TreeChanges:
         self._pages_gained -= hashes
 
     def flushed(self, kept: Iterable[CachedPrefix]) -> None:
-        """Forget the collected changes, and begin the next epoch, in which the tree has only the prefixes
-        `kept`."""
+        """Forget the collected changes and begin a new epoch, which starts with only the prefixes `kept`."""
         self.epoch += 1
         self._cleared = True
         self._lost.clear()
