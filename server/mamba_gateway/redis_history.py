@@ -84,7 +84,7 @@ return found
 
 
 class RedisHistory:
-    """Entries of the clients of one `scope`."""
+    """Keeps responses and conversations in Redis for all gateways with the same `scope`."""
 
     def __init__(self, client: Client, scope: str, seconds: float, budget: int) -> None:
         """Keep entries for `seconds` after their last use, and `budget` bytes of them for each client."""

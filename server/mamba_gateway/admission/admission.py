@@ -44,7 +44,7 @@ def retry_after(queued: int, permits: int, service_seconds: float) -> float:
 
 
 class PermitRequest(msgspec.Struct, frozen=True):
-    """Description of a request by which the queue orders it."""
+    """What the queue must know of a request that asks for a permit."""
 
     key: str = ""
     """Name of the API key of the request."""
@@ -60,7 +60,7 @@ ANONYMOUS = PermitRequest()
 
 
 class Permit:
-    """Permission of one request to be relayed to an engine."""
+    """One request's right to be relayed to an engine, of which a gateway gives out a limited number."""
 
     __slots__ = (
         "_acquired_at",
@@ -174,7 +174,10 @@ class Permit:
 
 
 class Admission:
-    """Admission of one gateway: relays at most `max_in_flight` requests and lets `max_queue` more wait."""
+    """Decides which requests one gateway relays now, which wait, and which it refuses.
+
+    It relays at most `max_in_flight` requests and lets `max_queue` more wait.
+    """
 
     def __init__(
         self,
@@ -329,7 +332,7 @@ class Admission:
             entry.turn.set_result(None)
 
     def charge(self, key: str, tokens: float) -> None:
-        """Charge a key for tokens beyond the expected number; a negative number is a refund."""
+        """Charge a key for tokens used beyond the expected number; a negative number is a refund."""
         self._queue.charge(key, tokens)
 
     async def idle(self) -> None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True, eq=False)
 class WaitingRequest:
-    """Request in the queue."""
+    """A request that waits in the queue for a permit."""
 
     flow: str
     priority: int
@@ -177,7 +177,7 @@ even one of its own key."""
 
 @dataclass(slots=True, eq=False)
 class Dismissable:
-    """Admitted request that can be dismissed, because it is sending its body or waits for an engine."""
+    """A request that may be ended for another key's, because it sends its body or waits for an engine."""
 
     key: str
     since: float
@@ -189,7 +189,7 @@ class Dismissable:
 
 
 class AdmittedRequests:
-    """Admitted requests of one gateway, counted by the names of their keys."""
+    """Counts the admitted requests of each API key, and says which to dismiss when the gateway is full."""
 
     def __init__(self) -> None:
         self.count = 0

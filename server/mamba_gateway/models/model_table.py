@@ -43,7 +43,7 @@ class ModelTable:
 
     @property
     def public(self) -> bool:
-        """Return whether every key may use every model."""
+        """Return whether every key may use every model, since the document restricts none."""
         return self._access is None
 
     def sees_all(self, key: str) -> bool:

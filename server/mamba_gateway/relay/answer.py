@@ -209,7 +209,7 @@ MAX_REFUSAL = 64 * 1024
 
 
 class ClientResponse:
-    """Response to one client, which may begin with comments."""
+    """Sends the answer to one client; while the answer is not there, it may send comments."""
 
     __slots__ = (
         "_begin_now", "_form", "_one_sender", "_opened", "_refusal", "_request_id", "_send", "_write_now",

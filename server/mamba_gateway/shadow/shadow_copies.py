@@ -41,7 +41,7 @@ _NOT_COPIED = frozenset((b"x-request-id", b"x-mambaserve-pin", CLIENT_HEADER, EX
 
 
 class ShadowCopy:
-    """Copy of one request that is sent to the candidate of a canary, and the records of both answers."""
+    """A copy of one request for the candidate of a canary, with what is compared of both answers."""
 
     def __init__(self, request: UpstreamRequest, endpoint: Endpoint, end: asyncio.Future[None]) -> None:
         self.endpoint = endpoint

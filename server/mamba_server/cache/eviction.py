@@ -115,7 +115,7 @@ class EvictionHeap:
 
 
 class Eviction:
-    """Nodes that may be evicted, in the order of their eviction; locked nodes are skipped."""
+    """Keeps the nodes that may be evicted in the order of their worth, and hands out the next victim."""
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
@@ -166,7 +166,10 @@ class Eviction:
         return rate * tokens / slabs
 
     def transfer_returns(self, node: Node | None, ghost: ReturnForecast | None) -> None:
-        """Count returns to `ghost`, which has no checkpoint, for `node`: the nearest checkpoint above it."""
+        """Count the expected returns to `ghost`, which has no checkpoint, for `node` as well.
+
+        `node` is the nearest checkpoint above it, from which such returns resume.
+        """
         if node is None or node.ghost is None or ghost is None:
             return
         if node.ghost.adopt_returns(ghost):

@@ -17,7 +17,7 @@ NODES_PER_SWEEP = 8
 
 
 class Reclaimer:
-    """Allocator of one arena that evicts from one tree."""
+    """Takes memory from one arena, and evicts from one tree where the arena has too little free."""
 
     def __init__(self, arena: Arena, tree: RadixTree, counters: CacheCounters) -> None:
         self.arena = arena

@@ -41,7 +41,10 @@ AllocationFault = Callable[[AllocationSite], bool]
 
 
 class RadixStateCache(Quarantine):
-    """State cache of one device. The keyword arguments are the fields of `CacheSettings` with these names."""
+    """The state cache of one device, which finds cached prefixes by a radix tree.
+
+    The keyword arguments are the fields of `CacheSettings` with these names.
+    """
 
     def __init__(
         self,

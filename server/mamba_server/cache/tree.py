@@ -109,7 +109,10 @@ def _no_pins(pages: Pages, change: int) -> None:
 
 
 class RadixTree:
-    """Tree of the prefixes of one fingerprint. `page_size`: tokens per page."""
+    """Holds all cached prefixes of one model, with its pages and checkpoints, by their tokens.
+
+    `page_size` is the number of tokens of a page.
+    """
 
     def __init__(self, page_size: int, eviction: Eviction, fingerprint: str = "") -> None:
         self.page_size = page_size
@@ -189,7 +192,7 @@ class RadixTree:
     def _miss_cause(
         self, token_ids: Tokens, path: _Path, kv_depth: int, checkpoints: _PathCheckpoints
     ) -> str:
-        """Return why no more of `token_ids` is resumable; empty if nothing was lost."""
+        """Return why no more of `token_ids` is resumable, one of `MISS_CAUSES`; empty if nothing was lost."""
         page_size = self.page_size
         resumable = checkpoints.best.depth if checkpoints.best is not None else 0
         last_page = (len(token_ids) - 1) // page_size * page_size
@@ -201,7 +204,7 @@ class RadixTree:
         return "new" if resumable < last_page else ""
 
     def _loss_cause(self, path: _Path, resumable: int, checkpoints: _PathCheckpoints) -> str:
-        """Return why the deeper pages of `path` cannot be resumed."""
+        """Return why pages of `path` beyond `resumable` tokens cannot be resumed, one of `MISS_CAUSES`."""
         if checkpoints.in_flight and checkpoints.deepest > resumable:
             return "in_flight"
         lost = [node for node, _ in path if id(node) in self._evicted or node.epoch != self.epoch]
@@ -334,7 +337,7 @@ class RadixTree:
             self.eviction.offer(node)
 
     def touch(self, node: Node) -> None:
-        """Record a hit on the checkpoint of `node`: only the checkpoint that was used is refreshed."""
+        """Record that a sequence resumed from the checkpoint of `node`: no other one counts as used."""
         self.eviction.touch(node)
 
     # --- insert --------------------------------------------------------------------------------------

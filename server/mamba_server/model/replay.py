@@ -68,7 +68,11 @@ class ReplayMemory:
 
 @dataclass(frozen=True, slots=True)
 class ReplayPlan:
-    """Drafts and absorptions of a step, for all recurrent layers alike."""
+    """Says which drafts a step computes on copies of states, and which accepted ones it absorbs before.
+
+    To absorb is to compute the inputs of accepted drafts, which a lane of the ring holds, into the live slot.
+    The plan is the same for all recurrent layers.
+    """
 
     memory: ReplayMemory
     absorbed: list[tuple[torch.Tensor, SlotPlan]]

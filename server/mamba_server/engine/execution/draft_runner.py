@@ -32,14 +32,17 @@ KEPT_BATCHES = 64
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How the engine samples: its sampler, and the parameters of a persistent row."""
+    """What a draft model needs of the engine's sampling: the sampler, and the parameters of each row."""
 
     sampler: Sampler
     row: Callable[[int], SamplingRow]
 
 
 class DraftRunner:
-    """A draft model on one device. `catch_up_tokens`: most tokens that it reads in one call."""
+    """Computes a draft model, a second model that writes drafts for the served one, on one device.
+
+    `catch_up_tokens` is the most tokens that it reads in one call.
+    """
 
     def __init__(
         self,
@@ -147,7 +150,7 @@ class DraftRunner:
     # --- device work ---------------------------------------------------------------------------------
 
     def _read(self, host: HostBatch, pieces: list[DraftPiece]) -> torch.Tensor:
-        """Read the pieces; return the hidden states of their last tokens."""
+        """Read the pieces into the states of their lanes; return the hidden states of their last tokens."""
         token_ids = np.concatenate([piece.token_ids for piece in pieces])
         if self._decoder is not None and len(host.decode_track) == len(pieces):
             lanes = _index(host.table_row.tolist(), self._device)

@@ -15,7 +15,10 @@ DECODE_COUNTS = 2
 
 @dataclass(frozen=True, slots=True)
 class PreparedSteps:
-    """Bounds of an engine's steps, and steps of every kind within them. `chunk`: tokens of a chunk."""
+    """Lists steps for which different kernels are compiled, so that an engine can compile them in advance.
+
+    `chunk` is the number of tokens of a chunk.
+    """
 
     chunk: int
     longest_piece: int

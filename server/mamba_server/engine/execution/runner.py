@@ -60,7 +60,7 @@ _FIELDS = tuple(field.name for field in fields(HostBatch) if field.name != "stat
 
 @dataclass(frozen=True, slots=True)
 class _NewRow:
-    """Row that samples for the first time, or for the first time after a preemption, in this step."""
+    """A sequence that samples for the first time since its admission, to be set up in its row."""
 
     row: int
     params: SamplingParams
@@ -80,7 +80,10 @@ are as large as the layer's."""
 
 
 class ModelRunner:
-    """Model on one device. `last_token[row]`: the token that the row sampled last, for its next decode."""
+    """Computes the engine's steps: a model, its caches and its sampler on one device.
+
+    `last_token[row]` is the token that a persistent row sampled last, which its next decode reads.
+    """
 
     def __init__(
         self,
@@ -220,7 +223,10 @@ class ModelRunner:
         return bool(self._cache.ssm) and self._cache.ssm[0].dtype == torch.float16
 
     def prepare(self, schedule: Schedule) -> Callable[[], Callable[[], StepResult]]:
-        """Copy everything that the step needs, and return the work to launch."""
+        """Copy everything that the step needs to the device, and return the work to launch.
+
+        The result of that work is a function that returns the `StepResult`, once the work is complete.
+        """
         arrays = build(schedule, self._persistent, self._chunk, self._page_size)
         adapters = self._places_of(schedule, arrays)
         newcomers = [

@@ -15,7 +15,7 @@ from mamba_server.engine.sequences.sequence import Sequence
 
 
 class Proposals(Protocol):
-    """Source of drafts."""
+    """Proposes drafts: tokens that may follow in the answers of decoding sequences."""
 
     most: int
     """Most drafts behind one token."""
@@ -35,9 +35,10 @@ def room_for_drafts(cache: StateCache, sequence: Sequence, most: int) -> int:
 
 
 class DraftRows:
-    """Drafts of one engine's steps. `proposals`: their source; None = there are none.
+    """Plans the drafts of an engine's steps, and the accepted drafts that a step computes into states.
 
-    `mask_words`: length of a mask of tokens, for answers that follow rules.
+    `proposals` is where drafts come from; None = there are none. `mask_words` is the length of a mask of
+    tokens, for answers that follow rules.
     """
 
     def __init__(self, cache: StateCache, proposals: Proposals | None, mask_words: int = 0) -> None:

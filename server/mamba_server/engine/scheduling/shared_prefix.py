@@ -13,7 +13,10 @@ from mamba_server.engine.sequences.sequence import Sequence
 
 @dataclass(frozen=True, slots=True)
 class AwaitedCheckpoint:
-    """Checkpoint at `depth` of the prefill of `leader`, as long as that runs on `allocation`."""
+    """A checkpoint at `depth` that another sequence waits for: the prefill of `leader` will write it.
+
+    It comes only as long as the leader runs on `allocation`.
+    """
 
     leader: Sequence
     allocation: SequenceAllocation

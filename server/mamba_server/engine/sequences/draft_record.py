@@ -13,7 +13,7 @@ PRIOR = 2.0
 
 
 class DraftShare:
-    """Share of the recently drafted tokens of one kind that were right.
+    """Estimates how likely the next drafted token of one kind is right, from the recent drafts.
 
     Each new draft multiplies the weight of the older ones by `fading`.
     """

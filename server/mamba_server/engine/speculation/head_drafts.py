@@ -21,7 +21,7 @@ KIND = "mtp"
 
 @dataclass(frozen=True, slots=True)
 class HeadRequest:
-    """Drafts that the head shall compute: [n] each, those with the most tokens first."""
+    """Asks the model's head for drafts for n sequences; arrays are [n], the longest drafts first."""
 
     rows: Ints
     """Persistent row of each sequence."""

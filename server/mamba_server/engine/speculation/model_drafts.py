@@ -26,7 +26,7 @@ FAILURES_IN_A_ROW = 3
 
 @dataclass(frozen=True, slots=True)
 class DraftPiece:
-    """Tokens of one sequence that the draft model reads, and how many it writes behind them."""
+    """A piece of one sequence's text that the draft model reads, and how many tokens it drafts behind it."""
 
     lane: DraftLane
     row: int

@@ -34,7 +34,7 @@ class ExpertNames:
 
 @dataclass(frozen=True, slots=True)
 class ExpertProducts:
-    """The plain products of experts of one inner size."""
+    """The products of a model's experts of one inner size, without adapters."""
 
     up: Sequence[Rows]
     """Product of each expert with its first projections, without the activation."""
@@ -49,7 +49,7 @@ class ExpertProducts:
 
 
 class Group:
-    """Experts of one inner size, and the matrices of all places."""
+    """Memory for the matrices with which adapters change experts of one inner size."""
 
     def __init__(
         self, products: ExpertProducts, zeros: Callable[..., torch.Tensor], places: tuple[int, int]
@@ -118,7 +118,7 @@ def _activated(inner: torch.Tensor, inners: int) -> torch.Tensor:
 
 
 class AdaptedExperts:
-    """The experts of one block, and a shared one, with memory for changes by several adapters."""
+    """Computes the experts of one block for rows whose adapters change them."""
 
     def __init__(
         self,

@@ -54,7 +54,7 @@ PACKED: dict[Quantization, Callable[[torch.Tensor, Callable[[torch.Tensor], None
 
 @dataclass(frozen=True, slots=True)
 class Loader:
-    """Source of the tensors below one prefix of names, converted for the kernels that will read them."""
+    """Loads the tensors below one prefix of names, in the form of the kernels that will read them."""
 
     weights: TensorSource
     device: torch.device

@@ -74,7 +74,7 @@ def _invariant(function: Function, x: torch.Tensor, factor: torch.Tensor | None)
 
 
 class Mlp:
-    """Weights and forward of one feed-forward block."""
+    """Computes one feed-forward block."""
 
     def __init__(self, config: MlpConfig, hidden_size: int, names: TensorNames, loader: Loader) -> None:
         self.gate_proj: Rows | None = None

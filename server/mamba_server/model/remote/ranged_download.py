@@ -55,8 +55,7 @@ class _Progress:
 
 
 class RangedDownload:
-    """Downloads files of a store into one directory, in pieces, and resumes where an earlier download ended.
-    """
+    """Downloads files of a store into one directory in pieces, and resumes where a download broke off."""
 
     def __init__(
         self,
