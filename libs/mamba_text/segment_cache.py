@@ -36,7 +36,7 @@ class EncodedText:
 
 
 class SegmentCache:
-    """The cache of one tokenizer; several threads may use it."""
+    """Remembers the token ids of texts that one tokenizer encoded; several threads may use it."""
 
     def __init__(self, tokenizer: Tokenizer, most_bytes: int = MOST_CACHED_BYTES) -> None:
         self._tokenizer, self._most_bytes = tokenizer, most_bytes

@@ -96,7 +96,10 @@ class _Document(msgspec.Struct):
 
 
 class Tokenizer:
-    """A model's tokenizer. Thread-safe: the Rust object is, and nothing here changes after `__init__`."""
+    """Turns text into token ids and back, as a model's tokenizer.json says.
+
+    It is thread-safe: the Rust object is, and nothing here changes after `__init__`.
+    """
 
     def __init__(self, rust: RustTokenizer, config: dict[str, Any]) -> None:
         self.rust = rust

@@ -33,7 +33,7 @@ CHOSEN_COST = "-1"
 
 @dataclass(frozen=True, slots=True)
 class ScaleDown:
-    """Decrease of the number of engines."""
+    """A decrease of the number of engines: the pods, and how many of them are to be removed."""
 
     pods: tuple[Manifest, ...]
     """Ready engine pods, some of which are to be removed."""

@@ -47,7 +47,7 @@ REASONS_AND_VERBS: dict[Change, tuple[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class EventContent:
-    """One Kubernetes event before it is written."""
+    """What one Kubernetes event is to say, before it is known which object it is about."""
 
     type: Literal["Normal", "Warning"]
     reason: str
@@ -164,7 +164,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class PendingEvent:
-    """Event about one object, before it is written."""
+    """An event about one object that waits to be written."""
 
     name: str
     namespace: str

@@ -128,7 +128,7 @@ def make_plan(
 
 
 def _blocks(pinned: PinnedVerdict) -> bool:
-    """Return whether the verdict keeps anything from being changed."""
+    """Return whether the verdict keeps the pass from changing anything."""
     return isinstance(pinned.verdict, SpecInvalid | DoesNotFit | ModelNotServed)
 
 
@@ -185,7 +185,7 @@ def _of_pools(parts: Mapping[Role, ReconcilePlan]) -> Mapping[Role, ReconcilePla
 
 @dataclass(frozen=True, slots=True)
 class _PoolPass:
-    """Decisions about the engines of one role."""
+    """What one pass has decided about the engines of one role."""
 
     snapshot: Snapshot
     pinned: PinnedVerdict
@@ -319,7 +319,7 @@ def _part_plan(part: _PoolPass, record: ReadyRecord, loading: ModelLoad | None) 
 
 @dataclass(frozen=True, slots=True)
 class _Decisions:
-    """Decisions about an object that have to be made before its children are rendered."""
+    """What has to be decided about an object before its children are rendered."""
 
     scaling: ScalingStatus | None
     replicas: int

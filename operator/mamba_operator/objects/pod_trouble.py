@@ -80,7 +80,7 @@ ADVICE: dict[Reason, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """A problem that a user has to look at."""
+    """A problem of a pod that a user has to look at, with its reason and message."""
 
     reason: Reason
     message: str

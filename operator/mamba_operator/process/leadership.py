@@ -31,7 +31,7 @@ STANDBY_POLL_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class LeaseName:
-    """A lease, the identity of its candidate, and its times in seconds."""
+    """Which lease an operator takes, under which identity, and its times in seconds."""
 
     namespace: str
     name: str
@@ -41,7 +41,7 @@ class LeaseName:
 
 
 class Leadership:
-    """One candidate for a lease."""
+    """Takes a lease, of which only one operator is the holder, and renews it while work runs."""
 
     def __init__(self, client: KubeClient, lease: LeaseName) -> None:
         self._client = client

@@ -22,7 +22,7 @@ MAX_LAG_SECONDS = 10.0
 
 
 class LoopLag:
-    """Lag of the event loop's timers, which a blocking handler causes."""
+    """Measures how late timers of the event loop run, which shows that a handler blocks the loop."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

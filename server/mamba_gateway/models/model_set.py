@@ -125,7 +125,7 @@ class ModelSet:
 
     @property
     def incomplete(self) -> bool:
-        """Return whether a model of the document could not be started, so that it is worth another try."""
+        """Return whether a model of the document could not be started, so that `apply` may be tried again."""
         return bool(self._failures)
 
     async def close(self) -> None:

@@ -109,7 +109,7 @@ class Comparison:
         self._pool.begin_comparison(url)
 
     def end(self, *, took: bool | None) -> None:
-        """Record whether the other engine accepted the request (`took`); None = it failed."""
+        """Record whether the other engine accepted the request (`took`); None = it failed, no answer."""
         if self._url:
             url, self._url = self._url, ""
             self._pool.end_comparison(url, took=took)

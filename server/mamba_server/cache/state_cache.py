@@ -41,10 +41,7 @@ AllocationFault = Callable[[AllocationSite], bool]
 
 
 class RadixStateCache(Quarantine):
-    """The state cache of one device, which finds cached prefixes by a radix tree.
-
-    The keyword arguments are the fields of `CacheSettings` with these names.
-    """
+    """State cache of one device by a radix tree; its keyword arguments are the fields of `CacheSettings`."""
 
     def __init__(
         self,

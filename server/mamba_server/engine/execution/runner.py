@@ -80,10 +80,7 @@ are as large as the layer's."""
 
 
 class ModelRunner:
-    """Computes the engine's steps: a model, its caches and its sampler on one device.
-
-    `last_token[row]` is the token that a persistent row sampled last, which its next decode reads.
-    """
+    """Computes the engine's steps on one device; row r decodes next the token in `last_token[r]`."""
 
     def __init__(
         self,
