@@ -40,7 +40,7 @@ log = structlog.get_logger("mambaserve.tier")
 
 
 class BundleStore:
-    """The bundles that one engine has in host memory and on disk, below its state cache.
+    """Keeps bundles (states with their pages) of one engine's cache in host memory and on disk.
 
     All methods may be called from any thread.
     """

@@ -26,7 +26,10 @@ def rounded(count: int) -> int:
 
 
 class HostPool:
-    """Memory for items. Its memory pages are allocated step by step, when the writer calls `touch_more`."""
+    """Hands out pieces of one large memory to items.
+
+    Its memory pages are allocated step by step, when the writer calls `touch_more`.
+    """
 
     def __init__(self, capacity: int) -> None:
         self.capacity = max(GRAIN, rounded(capacity))

@@ -16,7 +16,10 @@ from mamba_tier.outcomes import TierState, TierStatus
 
 
 class TierIndex(ABC):
-    """The records and blocks of one tier. A subclass stores their bytes and frees them."""
+    """Finds the records and blocks of one tier, and chooses which to evict.
+
+    A subclass stores their bytes and frees them.
+    """
 
     def __init__(self, name: str, budget_bytes: int) -> None:
         self.name = name

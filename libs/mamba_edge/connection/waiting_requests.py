@@ -19,7 +19,7 @@ _NEWLINES = b"\r\n"
 
 
 class HoldingFlow(FlowControl):
-    """The flow control of one connection, which does not read on while the connection holds many bytes."""
+    """Stops reading from one connection while that holds many bytes that are not parsed yet."""
 
     full = False
 
@@ -30,7 +30,7 @@ class HoldingFlow(FlowControl):
 
 
 class HeldRequests:
-    """The bytes that a connection has read and not parsed yet."""
+    """Keeps bytes that a connection has read and cannot parse yet, as an earlier request is not answered."""
 
     def __init__(self, flow: HoldingFlow) -> None:
         self._flow = flow

@@ -17,7 +17,7 @@ _Key = tuple[str, str]
 
 
 class MemoryHistory:
-    """Kept responses and conversations by client and identifier; the entry used last is at the end."""
+    """Keeps responses and conversations in memory; the least recently used ones go first."""
 
     def __init__(self, seconds: float, budget: int, clock: Callable[[], float]) -> None:
         """Keep entries for `seconds` after their last use, and `budget` bytes of them for each client."""

@@ -89,7 +89,7 @@ Report = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class BootOverrides:
-    """Parameters that the correctness gates vary and no setting does."""
+    """Values that only tests of correctness change, and no setting does."""
 
     chunk: int | None = None
     """Prefill chunk; None = the chunk of the kind of device."""

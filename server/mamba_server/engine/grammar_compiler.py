@@ -26,7 +26,7 @@ MAX_KEPT = 32
 
 
 class GrammarCompiler:
-    """Compiler for the grammars of one model. Called by the loop's thread."""
+    """Compiles the grammars of requests for one model; called by the loop's thread."""
 
     def __init__(self, directory: Path, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
         """Start the threads. `directory` is the model's directory, with its tokenizer.json."""

@@ -54,7 +54,7 @@ class _ChatChoice:
 
 
 class ChatResponseBuilder(StreamFrame):
-    """Builder of the chunks or of the complete answer of one chat."""
+    """Encodes the chunks of one chat's answer, or the whole answer."""
 
     def __init__(
         self,

@@ -23,7 +23,7 @@ from mamba_text.tokenizer import Tokenizer
 
 @dataclass(slots=True)
 class _CompletionChoice:
-    """Output of one choice that has not been encoded yet."""
+    """What one choice has gained that is not encoded yet."""
 
     text: list[str] = field(default_factory=list)
     offset: int = 0
@@ -34,7 +34,7 @@ class _CompletionChoice:
 
 
 class CompletionResponseBuilder(StreamFrame):
-    """Builder of the chunks or of the complete answer of one completion.
+    """Encodes the chunks of one completion's answer, or the whole answer.
 
     `prompts`: token ids and text of each prompt, in order.
     """

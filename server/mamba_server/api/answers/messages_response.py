@@ -25,7 +25,7 @@ _DELTAS = {"text": ("text_delta", "text"), "thinking": ("thinking_delta", "think
 
 
 class MessagesResponseBuilder(StreamFrame):
-    """Builder of the events or of the complete answer of one message request."""
+    """Encodes the events of one answer of the Messages API, or the whole answer."""
 
     quiet = b'event: ping\ndata: {"type":"ping"}\n\n'
     done = b""

@@ -40,9 +40,9 @@ FATAL_EXIT_SECONDS = 5.0
 
 
 class EngineClient:
-    """Client and supervisor of one engine process.
+    """Starts one engine process, sends it requests, and routes its results to their inboxes.
 
-    `on_stats` receives each EngineStats, `on_ready` each Ready.
+    A process that ends is started again. `on_stats` receives each EngineStats, `on_ready` each Ready.
     """
 
     def __init__(

@@ -35,7 +35,7 @@ HUNG = "it could not be checked in time; try again"
 
 @dataclass(frozen=True, slots=True)
 class GrammarTokens:
-    """The tokens of the model that answers consist of."""
+    """The tokens of the model that answers consist of, as a grammar is compiled for them."""
 
     file: Path
     """The model's tokenizer.json."""
@@ -46,7 +46,7 @@ class GrammarTokens:
 
 @dataclass(slots=True, eq=False)
 class _Question:
-    """A grammar that waits to be checked, for all requests that have it."""
+    """A grammar that waits to be checked, for all requests that have the same one."""
 
     digest: bytes
     grammar: str
@@ -97,7 +97,7 @@ class _Lane:
 
 
 class GrammarChecker:
-    """Checker of the grammars of one served model, with its child process and the results so far."""
+    """Checks in a child process whether grammars of requests can be compiled, and keeps the results."""
 
     def __init__(self, command: Sequence[str] = COMMAND) -> None:
         self._command = command

@@ -32,7 +32,7 @@ NAME_BYTES = 8
 
 @dataclass(slots=True)
 class _Held:
-    """Export whose checkpoint is locked in the cache."""
+    """An export whose checkpoint is locked in the cache until it ends."""
 
     export: Export
     began: float
