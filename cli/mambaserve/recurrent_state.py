@@ -27,7 +27,10 @@ Array = np.ndarray[Any, _Float32]
 
 @dataclass(frozen=True, slots=True)
 class RecurrentState:
-    """The state after `depth` tokens. Changes make a new state."""
+    """The state of a model after `depth` tokens, to be read, changed and loaded again.
+
+    Changes make a new state.
+    """
 
     layout: StateLayout
     shape: tuple[int, ...]

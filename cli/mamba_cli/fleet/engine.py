@@ -67,7 +67,7 @@ class StepRun:
 
 @dataclass(slots=True)
 class EngineCounters:
-    """Counters of an engine since its start, as its metrics report them."""
+    """What an engine has counted since its start, as its metrics report it."""
 
     arrivals: int = 0
     prompt_tokens: int = 0
@@ -80,7 +80,10 @@ class EngineCounters:
 
 
 class SimulatedEngine:
-    """Engine that receives requests by `add`; the caller calls `advance` whenever `step_run` ends."""
+    """Computes when an engine of some profile would answer requests; nothing is really computed.
+
+    Requests come by `add`; the caller calls `advance` whenever `step_run` ends.
+    """
 
     def __init__(self, name: str, profile: EngineProfile, cache: RadixStateCache) -> None:
         self.name, self.profile, self.cache = name, profile, cache

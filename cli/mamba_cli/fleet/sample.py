@@ -7,7 +7,7 @@ from mamba_cli.fleet.engine import EngineCounters
 
 @dataclass(frozen=True, slots=True)
 class EngineSample:
-    """Metrics of one ready engine."""
+    """What a scaler sees of one ready engine."""
 
     name: str
     running: int
@@ -29,7 +29,7 @@ class EngineSample:
 
 @dataclass(frozen=True, slots=True)
 class FleetSample:
-    """State of the whole fleet."""
+    """What a scaler sees of the whole fleet."""
 
     at: float
     desired: int

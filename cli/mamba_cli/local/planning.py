@@ -76,7 +76,7 @@ class PlanFlags:
 
 @dataclass(frozen=True, slots=True)
 class PlanOutcome:
-    """The plan of one object or of one of its pools, or the reason why there is none."""
+    """What the planner found for one object or one of its pools: a plan, or why there is none."""
 
     name: str
     source: str
@@ -139,7 +139,7 @@ class PlanOutcome:
 
 @dataclass(frozen=True, slots=True)
 class PlannedPool:
-    """One pool of an object, or the whole unified object, and its plan."""
+    """One pool of an object, or the whole unified object, with what was planned for it."""
 
     role: Role
     loaded: LoadedDeployment

@@ -10,7 +10,7 @@ from mamba_api import names
 
 @dataclass(slots=True)
 class Migrated:
-    """A MambaDeployment in the making, and what became of each argument of the other server."""
+    """Collects the fields of a new MambaDeployment, and what became of each argument of the other server."""
 
     server: str
     """Name of the other server, such as `vLLM`."""
