@@ -55,7 +55,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _content(token: Any) -> str | None:
-    """Return the text of a special token, which is a string or an object with `content`."""
+    """Return the text of a special token, a string or an object with `content`; None if it has none."""
     if isinstance(token, dict):
         token = token.get("content")
     return token if isinstance(token, str) else None

@@ -321,7 +321,10 @@ class BundleStore:
         return Match(record.depth, base, shape.state_bytes, pages_bytes, from_disk, tuple(items))
 
     def _current(self, item: Item) -> Item | None:
-        """Return the item, or its copy in another tier if it was moved there after the lookup."""
+        """Return the item, or its copy in another tier if it was moved there after the lookup.
+
+        The result is None if no tier has it any more.
+        """
         if not item.gone:
             return item
         if not isinstance(item, Record):

@@ -93,7 +93,7 @@ class TierIndex(ABC):
         return chosen
 
     def best(self) -> Record | None:
-        """Return the record that would be evicted last, among those that are not being read."""
+        """Return the record that would be evicted last, of those that nobody reads; None = there is none."""
         unread = (record for record in self.records.values() if record.references == 1)
         return max(unread, key=lambda record: record.priority, default=None)
 

@@ -348,7 +348,7 @@ def _decisions(context: Context, snapshot: Snapshot, pinned: PinnedVerdict, now:
 
 
 def _wake(context: Context, snapshot: Snapshot) -> Manifest | None:
-    """Return the ConfigMap into which gateways write their notes for the operator."""
+    """Return the ConfigMap into which gateways write texts for the operator; None if it does not exist."""
     return snapshot.child("ConfigMap", context.children.wake)
 
 

@@ -353,7 +353,7 @@ def cpu_device() -> Device:
 
 
 def size_option(option: str, text: str | None) -> int | None:
-    """Return the bytes that `text` stands for, a size or the name of a GPU.
+    """Return the bytes that `text` stands for, a size or the name of a GPU; None for None.
 
     Raises `InvalidInput` that names `option`.
     """

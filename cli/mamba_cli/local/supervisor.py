@@ -238,7 +238,10 @@ def _advance(
 
 
 def _rank_to_stop(state: SupervisorState) -> int | None:
-    """Return the highest rank with children that have not ended; lower ranks run until it has."""
+    """Return the highest rank with children that have not ended; None = all have.
+
+    Children of lower ranks run until those of this rank have ended.
+    """
     return max((child.rank for child in state.children if child.phase != "ended"), default=None)
 
 

@@ -28,7 +28,7 @@ class Machine:
 
 
 def measure(device: torch.device) -> Machine:
-    """Measure the current limits of the machine, which other work on it lowers."""
+    """Measure how fast the machine copies and multiplies now; other work on it makes it slower."""
     gpu = device.type == "cuda"
     source = torch.zeros((1 << 30) if gpu else (1 << 27), dtype=torch.uint8, device=device)
     target = torch.empty_like(source)

@@ -40,7 +40,7 @@ def keep_rows(_: torch.Tensor) -> None:
 
 
 class PackedMatrix(Protocol):
-    """A matrix [outputs, inputs] in the form that the product reads."""
+    """A matrix [outputs, inputs] whose numbers lie in memory as the C++ product reads them."""
 
     outputs: int
     inputs: int

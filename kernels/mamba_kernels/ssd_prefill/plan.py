@@ -134,7 +134,10 @@ class ChunkPlan:
         return replace(self, slots=slots, resident=resident, device_noise=device_noise)
 
     def segments(self, most: int) -> Segments | None:
-        """Cut the pieces into at most `most` segments each, once for all layers."""
+        """Cut the pieces into at most `most` segments each, once for all layers.
+
+        The result is None if all pieces are too short.
+        """
         if most not in self.cuts:
             cut = self._cut(most)
             self.cuts[most] = None

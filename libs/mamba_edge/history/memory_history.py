@@ -31,7 +31,10 @@ class MemoryHistory:
         return sum(self._held.values())
 
     async def load(self, client: str, ids: Sequence[str]) -> list[bytes | None]:
-        """Return the entries with the identifiers `ids`, and prolong their life; None = it is missing."""
+        """Return the entries with the identifiers `ids`, in that order; None in place of one that is missing.
+
+        An entry that is there is kept for its whole lifetime once more.
+        """
         self._expire()
         return [self._use((client, id_)) for id_ in ids]
 

@@ -55,7 +55,7 @@ class Leadership:
 
     @property
     def holder(self) -> str | None:
-        """Return the holder of the lease when it was last read, before any write."""
+        """Return the holder of the lease when it was last read, before any write; None = nobody held it."""
         return self._watched.record.holder if self._watched else None
 
     async def hold(self, work: Callable[[], Awaitable[None]]) -> None:

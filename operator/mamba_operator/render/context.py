@@ -175,7 +175,7 @@ class Context:
 
     @property
     def children(self) -> names.Children:
-        """Return the names of the children."""
+        """Return the names that the children of the deployment have; the engines' are those of the role."""
         return names.Children(self.deployment.name, self.role)
 
     @property

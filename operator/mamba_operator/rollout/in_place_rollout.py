@@ -184,7 +184,7 @@ def _frees_room(pod: Manifest) -> bool:
 def _template(pod: Manifest) -> tuple[str | None, str | None]:
     """Return the identity of the pod's template: its revision, and the hash that the Deployment gives it.
 
-    A `kubectl rollout restart` changes only the hash.
+    A `kubectl rollout restart` changes only the hash. None = the pod lacks the label.
     """
     return pod_revision(pod), (metadata(pod).get("labels") or {}).get("pod-template-hash")
 

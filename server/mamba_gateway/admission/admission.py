@@ -100,7 +100,7 @@ class Permit:
         self.waited = self._acquired_at - requested_at
 
     def sent(self) -> None:
-        """Record that the request was sent to an engine, whose reported load includes it from now on."""
+        """Record that the request was sent to an engine, in whose reported load it counts from now on."""
         if not self._sent:
             self._sent = True
             self._admission.count_sent(self._claim.model)
@@ -309,7 +309,10 @@ class Admission:
             del self._unsent[model]
 
     def give_back(self, claim: PermitRequest, *, sent: bool) -> None:
-        """Return the permit of a request that continues to wait, and refund the tokens to its key."""
+        """Return the permit of a request that continues to wait, and refund the tokens to its key.
+
+        `sent` says whether the request was counted as sent to an engine.
+        """
         if not sent:
             self.count_sent(claim.model)
         self._queue.charge(claim.key, -claim.cost)

@@ -132,12 +132,15 @@ class FairQueue:
             self._forget(name, flow)
 
     def last_of_longest_flow(self) -> WaitingRequest | None:
-        """Return the request to dismiss when the queue is full: the last one of the longest flow."""
+        """Return the request to dismiss when the queue is full: the last one of the longest flow.
+
+        The result is None if no request waits.
+        """
         name = max(self._flows, key=lambda n: self._flows[n].waiting, default=None)
         return None if name is None else self.last_of(name)
 
     def last_of(self, name: str) -> WaitingRequest | None:
-        """Return the request that would be served last in a flow."""
+        """Return the request that would be served last in the flow `name`; None if none waits in it."""
         flow = self._flows.get(name)
         entries = [entry for entry in flow.heap if not entry[2].gone] if flow is not None else []
         return max(entries)[2] if entries else None
@@ -221,7 +224,7 @@ class AdmittedRequests:
         self._relayed[key] = self._relayed.get(key, 0) + 1
 
     def end_relay(self, key: str) -> None:
-        """Count a relayed request of the key as waiting again, or as ended."""
+        """Count a request of the key as no longer relayed: it waits for an engine again, or has ended."""
         _less(self._relayed, key)
 
     def begin_body(self, key: str, now: float, cut: Callable[[], object]) -> Dismissable:
@@ -275,7 +278,7 @@ class AdmittedRequests:
         return oldest if oldest is not None and now - oldest.since >= SLOW_BODY_SECONDS else None
 
     def dismiss(self, key: str) -> None:
-        """Count a dismissed request of the key as ended; its later `leave` changes no count."""
+        """Count a request of the key as ended, since it is dismissed; its later `leave` changes no count."""
         self._forget(key)
         self._going[key] = self._going.get(key, 0) + 1
 

@@ -272,7 +272,10 @@ class ModelSet:
         return self._models.get(entry.parent or entry.name)
 
     def _stand_in(self, entry: ModelEntry, key: str) -> tuple[ModelEntry, _RunningModel] | None:
-        """Return the first fallback whose engines are ready, with the model that has them."""
+        """Return the first fallback whose engines are ready, with the model that has them.
+
+        The result is None if no fallback is ready.
+        """
         candidates = ((fallback, self._serving(fallback)) for fallback in self._table.fallbacks(entry, key))
         return next(((one, model) for one, model in candidates if model is not None and model.ready), None)
 

@@ -56,7 +56,7 @@ class ShadowCopy:
         self.task: asyncio.Task[Any] | None = None
 
     def compare(self, status: int, headers: list[Pair], *, failed: bool | None) -> None:
-        """Record that the client's answer has ended, so that both can be compared."""
+        """Record how the client's own answer ended, so that it can be compared with the copy's."""
         self.original.kind = kind_of(status, headers, failed=failed)
         self.original.streamed = is_event_stream(headers)
         if not self.original_ended.done():
@@ -133,7 +133,7 @@ class ShadowCopies:
         return copy
 
     async def close(self) -> None:
-        """End all copies."""
+        """End all copies that are still being sent or answered."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

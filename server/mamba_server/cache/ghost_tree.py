@@ -400,7 +400,7 @@ class GhostTree:
 
 
 def _common(edge: bytes, raw: bytes, offset: int) -> int:
-    """Return how many pages of `edge` stand in `raw` at byte `offset`."""
+    """Return how many pages at the beginning of `edge` are equal to those in `raw` from byte `offset` on."""
     if raw.startswith(edge, offset):
         return len(edge) // HASH_BYTES
     size = min(len(edge), len(raw) - offset)

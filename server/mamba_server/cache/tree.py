@@ -62,7 +62,7 @@ class Match:
         )
 
     def pages_in_use(self, page_size: int) -> int:
-        """Return the number of the match's pages that running sequences use anyway."""
+        """Return how many pages of the match running sequences use already, of `page_size` tokens each."""
         node = self.node
         while node is not None and not node.kv_lock:
             node = node.parent
@@ -268,9 +268,10 @@ class RadixTree:
     # --- locks ---------------------------------------------------------------------------------------
 
     def lock_pages(self, token_ids: Tokens, salt: str) -> tuple[Node | None, int]:
-        """Lock the pages of `token_ids` that the tree has; return the last locked node, and their tokens.
+        """Lock the pages that the tree has of `token_ids`; return the last locked node, and these tokens.
 
-        The node may reach beyond them, until `cut` has split it.
+        The second value is their number. The node may reach beyond them, until `cut` has split it; it is None
+        if the tree has none of the pages.
         """
         path, depth = self._longest_path(token_ids, salt)
         node = path[-1][0] if path else None

@@ -89,7 +89,7 @@ class LoadedDraftModel:
     device: torch.device
 
     def drafts(self, most: int) -> ModelDrafts:
-        """Return the source of its drafts."""
+        """Return a source of drafts that this model writes, at most `most` behind a token."""
         memory = self.memory
         lanes = DraftLanes(
             memory.lanes, pages=memory.pages, page_size=self.page_size, table_width=memory.table_width

@@ -77,11 +77,14 @@ class GrammarCompiler:
         return [(request, self._result(request)) for request in done]
 
     def rules(self, params: SamplingParams) -> NextTokens | None:
-        """Return the rules of a request that has no grammar and no budget of thoughts."""
+        """Return the rules of a request that has no grammar and no budget of thoughts.
+
+        The result is None if any token may come.
+        """
         return rules_for(params, self._vocab_size)
 
     def compile(self, text: str) -> OutputGrammar | None:
-        """Compile one grammar; "" = none, only the tokenizer is read.
+        """Compile the grammar `text` and return it; for "", only read the tokenizer, and return None.
 
         Raises ValueError if the grammar or the tokenizer is invalid, with the reason.
         """

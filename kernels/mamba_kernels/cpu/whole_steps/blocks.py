@@ -224,7 +224,7 @@ class BlockCalls:
 
 
 def _ring(in_proj: PackedLinear, ring: torch.Tensor | None) -> int | None:
-    """Return the address of a ring of the product's rows. Raises WrongArgument."""
+    """Return the address of a ring of the product's rows; None = there is no ring. Raises WrongArgument."""
     if ring is None:
         return None
     weight = in_proj.weight

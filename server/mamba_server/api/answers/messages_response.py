@@ -110,7 +110,7 @@ class MessagesResponseBuilder(StreamFrame):
         }
 
     def _reason(self) -> tuple[str, str | None]:
-        """Return the cause of the end and the stop sequence."""
+        """Return why the answer ended, and the stop string if one ended it."""
         if self._finish == "stop" and self._stop is not None:
             return "stop_sequence", self._stop
         return _REASONS.get(self._finish, "end_turn"), None

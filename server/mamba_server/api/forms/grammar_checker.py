@@ -70,7 +70,10 @@ class _Lane:
         self.waiting.setdefault(client, deque()).append(question)
 
     def next(self) -> _Question | None:
-        """Take the first grammar of the client whose turn it is; the last client comes after the others."""
+        """Take and return the first grammar of the client whose turn it is; None = none waits.
+
+        The client that had the last turn comes after the others.
+        """
         if self.last_client in self.waiting:
             self.waiting.move_to_end(self.last_client)
         while self.waiting:
@@ -84,7 +87,10 @@ class _Lane:
 
     @contextlib.contextmanager
     def room(self, client: str) -> Iterator[None]:
-        """Count a request while its grammar waits. Raises TooManyForms."""
+        """Count a request of `client` while its grammar waits.
+
+        Raises TooManyForms if too many wait; a client with many reaches that limit first.
+        """
         if self.requests[client] >= MAX_WAITING - self.requests.total():
             raise TooManyForms("too many output forms wait to be checked; try again later")
         self.requests[client] += 1

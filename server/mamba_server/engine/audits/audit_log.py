@@ -76,7 +76,7 @@ class AuditResult:
 
 
 def _finite(distance: float | None) -> float | None:
-    """Return a number that JSON has: infinity becomes a large one."""
+    """Return `distance` as a number that JSON has: infinity becomes a large one, and None stays."""
     return None if distance is None else min(distance, 1e300)
 
 

@@ -87,9 +87,10 @@ class DraftRunner:
         self._head = model.logits if model.backend.library is None else model.head
 
     def prepare(self, pieces: list[DraftPiece]) -> Callable[[], Callable[[], list[Tokens]]]:
-        """Return the work whose result reads the drafts of each piece; a piece may have none.
+        """Return the work that reads `pieces` and drafts behind them.
 
-        A piece has no drafts if the text of its sequence goes on behind it.
+        Its result is a function that returns the drafts of each piece. A piece has no drafts if the text of
+        its sequence goes on behind it.
         """
         places = self.lanes.unsent_pages([piece.lane for piece in pieces])
         # Rows that decode come first.
@@ -182,7 +183,7 @@ class DraftRunner:
         return hidden
 
     def _sample(self, hidden: torch.Tensor, pieces: list[DraftPiece], turn: int) -> torch.Tensor:
-        """Return a token for each piece, as the model would sample it at its place."""
+        """Return the next token of each piece, sampled as the served model would sample at its place."""
         logits = self._head(hidden)
         own = logits.shape[1]
         if own > self._vocabulary:

@@ -183,7 +183,10 @@ class _Columns:
         uses: Callable[[SamplingParams], bool],
         value: Callable[[SamplingParams], float],
     ) -> Filter | None:
-        """Return the filter of those rows at `indices` that use it, by their positions in `indices`."""
+        """Return the filter of those rows at `indices` that use it; None = no row does.
+
+        The rows of the filter are positions in `indices`.
+        """
         positions = [position for position, i in enumerate(indices) if uses(self.rows[i].params)]
         if not positions:
             return None

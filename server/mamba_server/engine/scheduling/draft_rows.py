@@ -87,7 +87,10 @@ class DraftRows:
         return absorbed
 
     def _usable(self, sequence: Sequence, tokens: Tokens) -> tuple[Tokens, Ints | None]:
-        """Return the drafted tokens that the rules of the answer permit, and the masks of their rows."""
+        """Return the drafted tokens that the rules of the answer permit, and the masks of their rows.
+
+        The masks are None if the answer follows no rules.
+        """
         if sequence.grammar is None:
             return tokens, None
         masks = masks_ahead(sequence.grammar, tokens.tolist(), self._mask_words)

@@ -160,9 +160,9 @@ class WaitingQueue:
         return client.start, client.key, flow.start, flow.key
 
     def pick(self, resumable: Callable[[Sequence], int], before: Turn | None = None) -> Sequence | None:
-        """Return the sequence to start next, among flows whose turn comes before `before`.
+        """Return the sequence to start next, among flows whose turn comes before `before` (None = all).
 
-        `resumable`: returns the tokens that a sequence can resume.
+        The result is None if none can start. `resumable` returns the tokens that a sequence can resume.
         """
 
         def of_flow(flow: Flow) -> Sequence | None:

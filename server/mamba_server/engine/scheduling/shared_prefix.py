@@ -46,7 +46,8 @@ def deepest(
 ) -> AwaitedCheckpoint | None:
     """Return the deepest checkpoint that one of `leaders` will leave in the prefix shared with `sequence`.
 
-    `new_checkpoints`: one can still be added at any depth that the leader has not reached.
+    The result is None if none will leave one. `new_checkpoints`: one can still be added at any depth that the
+    leader has not reached.
     """
     best: AwaitedCheckpoint | None = None
     for leader in leaders:

@@ -82,5 +82,5 @@ class DraftRecord(DraftShare):
         """Tokens between two such trials."""
 
     def looked_up(self, *, hit: bool) -> None:
-        """Record whether a look-up found something to propose."""
+        """Record whether a look-up found (`hit`) something to propose."""
         self.hits += (1.0 - DRAFT_FADING) * (hit - self.hits)

@@ -43,6 +43,6 @@ class ServedScores:
         return self.accepted > 0 or any(each.depth for each in self.resumptions)
 
     def take(self, score: TokenLogprobs | None, *, requested: bool) -> TokenLogprobs | None:
-        """Record the score of a token; return it if the client requested log-probabilities."""
+        """Record the score of a token; return it if the client `requested` log-probabilities, else None."""
         self.logprobs.append(math.nan if score is None else score.logprob)
         return score if requested else None

@@ -258,7 +258,10 @@ def _open_store(settings: EngineSettings, layout: StateLayout) -> BundleStore:
 
 
 def _store_directories(settings: EngineSettings) -> Iterator[Path | None]:
-    """Yield the directories that the store may use, in the order in which they are tried."""
+    """Yield the directories that the store may use, in the order in which they are tried.
+
+    None = the store uses no disk.
+    """
     if settings.disk_cache is None:
         yield None
     elif settings.disk_cache_shared:

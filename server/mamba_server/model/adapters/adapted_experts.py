@@ -90,12 +90,15 @@ class Group:
         return result
 
     def shape(self, part: int) -> tuple[int, int]:
-        """Return outputs and inputs of a first projection, or of the last (-1)."""
+        """Return outputs and inputs of first projection number `part`, or of the last one if it is -1."""
         inputs, inner, outputs = self.sizes
         return (outputs, inner) if part < 0 else (inner, inputs)
 
     def install(self, place: int, expert: int, part: int, change: LowRank) -> None:
-        """Write the change of one projection of one expert."""
+        """Write an adapter's change of one projection of `expert` into the memory of `place`.
+
+        `part` is the number of a first projection, or -1 for the last.
+        """
         a, b = (self.last_a, self.last_b) if part < 0 else (self.first_a, self.first_b)
         index = (place, expert) if part < 0 else (place, expert, part)
         rank = len(change.first)

@@ -187,7 +187,7 @@ class Loader:
         return lambda x, added: norm(x, weight, eps, added, dtype)
 
     def norm_weight(self, name: str, width: int) -> torch.Tensor:
-        """Return the factors of an RMSNorm: the weight `name` plus the offset."""
+        """Return the `width` factors of an RMSNorm: the weight `name` plus the family's offset."""
         return self.wide(name, width) + self.norm_offset if self.norm_offset else self.tensor(name, width)
 
     def activates(self, activation: str) -> bool:

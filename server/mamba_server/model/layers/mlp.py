@@ -125,7 +125,7 @@ class Mlp:
         return self.down_proj(inner)
 
     def _project(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return the input of the activation, and the factor of its result."""
+        """Return the input of the activation, and the factor of its result; None = it has no factor."""
         if self.gate_up_proj is not None:
             gate, up = self.gate_up_proj(x).chunk(2, 1)
             return gate, up
