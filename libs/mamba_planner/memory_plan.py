@@ -37,7 +37,7 @@ Tier = Literal["hostMemory", "disk"]
 
 @dataclass(frozen=True, slots=True)
 class TierPlan:
-    """What the planner gives one tier of the state cache below the arena."""
+    """Holds what the planner gives one tier of the state cache below the arena."""
 
     tier: Tier
     bytes: int
@@ -80,7 +80,7 @@ class RaisedArena:
 
 @dataclass(frozen=True, slots=True)
 class OtherSize:
-    """What the planner would choose on a GPU of another size, or why nothing fits there."""
+    """Says what the planner would choose on a GPU of another size, or why nothing fits there."""
 
     memory: int
     """Bytes of that GPU."""

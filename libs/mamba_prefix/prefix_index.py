@@ -47,7 +47,7 @@ NOTHING = Depths({}, {})
 
 @dataclass(frozen=True, slots=True)
 class EngineView:
-    """What the index knows of the state of one engine."""
+    """Holds what the index knows of the state of one engine."""
 
     fingerprint: str
     page_size: int

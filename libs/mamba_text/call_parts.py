@@ -55,7 +55,7 @@ class CallPartsReader(Protocol):
 
 @dataclass(slots=True)
 class BegunCall:
-    """What is known so far of a call whose end has perhaps not arrived."""
+    """Holds what is known so far of a call whose end has perhaps not arrived."""
 
     name: str
     arguments: str = ""

@@ -26,7 +26,7 @@ class Keeper(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Item:
-    """What a tier stores under one key: a block of attention pages, or (as a `Record`) a state."""
+    """Entry of a tier under one key: a block of attention pages, or (as a `Record`) a state."""
 
     keeper: Keeper
     key: int

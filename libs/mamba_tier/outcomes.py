@@ -82,7 +82,7 @@ class TierState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TierStatus:
-    """What one tier holds, and whether it works."""
+    """State of one tier: how much it stores, and whether it works."""
 
     state: TierState
     reason: str
@@ -98,7 +98,7 @@ class TierStatus:
 
 @dataclass(frozen=True, slots=True)
 class StoreStatus:
-    """What each tier holds, by its name, and what the store has counted since its start."""
+    """State of each tier, by its name, and what the store has counted since its start."""
 
     tiers: Mapping[str, TierStatus]
     counters: Mapping[str, int]

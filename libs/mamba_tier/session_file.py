@@ -32,7 +32,7 @@ MOST_NOTES = 256 << 20
 
 
 class SessionNotes(msgspec.Struct, frozen=True):
-    """What a session file says of its session besides the state and the pages."""
+    """Holds what a session file says of its session besides the state and the pages."""
 
     model: str
     """Name under which the engine served the model."""

@@ -47,7 +47,7 @@ REASONS_AND_VERBS: dict[Change, tuple[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class EventContent:
-    """What one Kubernetes event is to say, before it is known which object it is about."""
+    """Type, reason and message of one Kubernetes event, before the event is written."""
 
     type: Literal["Normal", "Warning"]
     reason: str

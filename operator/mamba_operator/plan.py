@@ -185,7 +185,7 @@ def _of_pools(parts: Mapping[Role, ReconcilePlan]) -> Mapping[Role, ReconcilePla
 
 @dataclass(frozen=True, slots=True)
 class _PoolPass:
-    """What one pass has decided about the engines of one role."""
+    """Decisions of one pass about the engines of one role."""
 
     snapshot: Snapshot
     pinned: PinnedVerdict
@@ -319,7 +319,7 @@ def _part_plan(part: _PoolPass, record: ReadyRecord, loading: ModelLoad | None) 
 
 @dataclass(frozen=True, slots=True)
 class _Decisions:
-    """What has to be decided about an object before its children are rendered."""
+    """Decisions about an object that have to be made before its children are rendered."""
 
     scaling: ScalingStatus | None
     replicas: int

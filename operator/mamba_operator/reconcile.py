@@ -108,7 +108,7 @@ class Runtime:
 
 @dataclass(slots=True)
 class ObjectMemory:
-    """What the process remembers of one MambaDeployment that no object of the cluster records."""
+    """Holds what the process remembers of one MambaDeployment that no object of the cluster records."""
 
     listed: bool = False
     """Whether this process has listed, or created, the object's children."""

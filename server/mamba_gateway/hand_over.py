@@ -21,7 +21,7 @@ _Tokens = Annotated[int, msgspec.Meta(ge=0, lt=10**9)]
 
 
 class TransferReport(msgspec.Struct, frozen=True):
-    """What an engine reports about its exchange of states with other engines."""
+    """Holds what an engine reports about its exchange of states with other engines."""
 
     address: str
     """Address of the engine's transfer server, `IP:PORT`."""

@@ -273,7 +273,7 @@ class Arrival(msgspec.Struct, array_like=True, frozen=True):
 
 
 class SequenceTimeline(msgspec.Struct, array_like=True, frozen=True):
-    """What happened to a traced sequence, and when, since its previous timeline."""
+    """Holds what happened to a traced sequence, and when, since its previous timeline."""
 
     pieces: tuple[PrefillTiming, ...] = ()
     checkpoints: tuple[int, ...] = ()
@@ -341,7 +341,7 @@ class Cost(msgspec.Struct, array_like=True, frozen=True):
 
 
 class SequenceDelta(msgspec.Struct, omit_defaults=True, frozen=True):
-    """What one sequence has gained since its last message: new tokens, its end, or both."""
+    """Holds what one sequence has gained since its last message: new tokens, its end, or both."""
 
     request_id: str
     index: int

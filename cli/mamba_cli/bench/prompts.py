@@ -22,7 +22,7 @@ NOTICEABLE = 0.01
 
 @dataclass(frozen=True, slots=True)
 class LoadPrompt:
-    """What one request of a load sends, and how many tokens it asks for.
+    """Holds what one request of a load sends, and how many tokens it asks for.
 
     `at` is the time of sending in seconds, in a run with scheduled times.
     """

@@ -16,7 +16,7 @@ QUANTILES = (50, 90, 95, 99)
 
 
 class Sample(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What was measured of one request; `error` is None if the request succeeded."""
+    """Holds what was measured of one request; `error` is None if the request succeeded."""
 
     sent: float
     """Time of sending, in seconds from the start of the run."""

@@ -16,7 +16,7 @@ Show = Callable[[str], None]
 
 @dataclass(slots=True)
 class ChatAnswer:
-    """What has arrived of an answer; the counts arrive with the last event."""
+    """Holds what has arrived of an answer; the counts arrive with the last event."""
 
     text: str = ""
     reasoning: str = ""

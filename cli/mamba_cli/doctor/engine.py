@@ -44,7 +44,7 @@ print(library.name if library else "")
 
 @dataclass(frozen=True, slots=True)
 class Torch:
-    """What a process that imported torch said about it."""
+    """Holds what a process that imported torch said about it."""
 
     version: str
     cuda: str

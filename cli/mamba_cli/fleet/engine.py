@@ -67,7 +67,7 @@ class StepRun:
 
 @dataclass(slots=True)
 class EngineCounters:
-    """What an engine has counted since its start, as its metrics report it."""
+    """Holds what an engine has counted since its start, as its metrics report it."""
 
     arrivals: int = 0
     prompt_tokens: int = 0

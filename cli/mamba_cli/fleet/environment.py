@@ -39,7 +39,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class FleetEnvironment:
-    """What stays the same for a fleet during one simulation."""
+    """Conditions of a fleet that stay the same during one simulation."""
 
     cold_start: float = 120.0
     """Seconds from a pod's creation to its readiness, on average."""

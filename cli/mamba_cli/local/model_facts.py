@@ -34,7 +34,7 @@ class UnreadableHub(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What the planner needs to know of one model.
+    """Holds what the planner needs to know of one model.
 
     `size` None: without weight files, the size follows from the parameter count.
     """

@@ -76,7 +76,7 @@ class PlanFlags:
 
 @dataclass(frozen=True, slots=True)
 class PlanOutcome:
-    """What the planner found for one object or one of its pools: a plan, or why there is none."""
+    """Holds what the planner found for one object or one of its pools: a plan, or why there is none."""
 
     name: str
     source: str

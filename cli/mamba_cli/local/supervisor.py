@@ -30,7 +30,7 @@ class RestartPolicy:
 
 @dataclass(frozen=True, slots=True)
 class Child:
-    """What the supervisor knows of one child process.
+    """Holds what the supervisor knows of one child process.
 
     Children of the highest rank are drained first, so that gateways end before their engines.
     """

@@ -19,7 +19,7 @@ _TROUBLE = {"Planned": "False", "Available": "False", "Degraded": "True", "Ready
 
 @dataclass(frozen=True, slots=True)
 class PoolState:
-    """What the operator says about one pool.
+    """Holds what the operator says about one pool.
 
     None = the operator has not written the field.
     """
@@ -36,7 +36,7 @@ class PoolState:
 
 @dataclass(frozen=True, slots=True)
 class DeploymentStatus:
-    """What the operator says about one MambaDeployment.
+    """Holds what the operator says about one MambaDeployment.
 
     None = the operator has not written the field.
     """

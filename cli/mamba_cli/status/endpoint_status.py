@@ -21,7 +21,7 @@ _ENGINE = "mambaserve_engine_up"
 
 @dataclass(frozen=True, slots=True)
 class ScrapedEngine:
-    """What is known of one engine from metrics.
+    """Holds what metrics say about one engine.
 
     None = not reported, or the engine cannot be reached from here.
     """

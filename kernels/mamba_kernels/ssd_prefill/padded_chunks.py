@@ -39,7 +39,7 @@ class ChunkGroup:
 
 @dataclass(frozen=True, slots=True)
 class RankPart:
-    """Those chunks of one group that are the r-th of their piece, for one r (their rank)."""
+    """Chunks of one group that are the r-th of their piece, for one r (their rank)."""
 
     group: int
     in_group: torch.Tensor | slice

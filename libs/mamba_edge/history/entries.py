@@ -50,7 +50,7 @@ class Turn(msgspec.Struct):
 
 
 class Conversation(msgspec.Struct):
-    """What is kept of a conversation itself: its metadata. Its turns are entries of their own."""
+    """Metadata of a kept conversation. Its turns are entries of their own."""
 
     id: str
     created_at: int

@@ -74,7 +74,7 @@ class UsageEntry(msgspec.Struct, frozen=True):
 
 
 class UsageFeed(msgspec.Struct, frozen=True):
-    """What an engine answers to a reader: the entries that changed after a revision."""
+    """Holds what an engine answers to a reader: the entries that changed after a revision."""
 
     incarnation: str
     """Random name of the process that counts."""

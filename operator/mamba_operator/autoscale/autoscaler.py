@@ -53,7 +53,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _ScalingSpec:
-    """What an object says about the number of its engines of one role."""
+    """Holds what an object says about the number of its engines of one role."""
 
     config: AutoscalerConfig
     desired: int
@@ -74,7 +74,7 @@ _READERS_FIRST: tuple[Role, ...] = ("unified", "decode", "prefill")
 
 
 class _EngineState:
-    """What the autoscaler remembers of the engines of one role from one poll to the next."""
+    """Holds what the autoscaler remembers of the engines of one role from one poll to the next."""
 
     def __init__(self, config: AutoscalerConfig) -> None:
         self.config = config

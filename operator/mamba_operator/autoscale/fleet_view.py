@@ -16,7 +16,7 @@ MAX_SILENT_NAMES = 3
 
 
 class EngineReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What one engine reported of itself at one moment.
+    """Holds what one engine reported of itself at one moment.
 
     Its counters count from the start of the engine.
     """
@@ -54,7 +54,7 @@ class EngineReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GatewayReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What one gateway reported of its requests at one moment."""
+    """Holds what one gateway reported of its requests at one moment."""
 
     in_flight: int = 0
     queued: int = 0

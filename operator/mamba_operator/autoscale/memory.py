@@ -21,7 +21,7 @@ class StepFit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AutoscalerMemory(msgspec.Struct, frozen=True, kw_only=True):
-    """What the autoscaler remembers of one role from one decision to the next.
+    """Holds what the autoscaler remembers of one role from one decision to the next.
 
     Times are values of `elapsed`, the time that observations cover.
     """

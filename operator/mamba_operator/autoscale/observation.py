@@ -75,7 +75,7 @@ class EngineLoad(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Observation(msgspec.Struct, frozen=True, kw_only=True):
-    """What the autoscaler knows of a fleet at one moment, by which it decides.
+    """Holds what the autoscaler knows of a fleet at one moment, by which it decides.
 
     An unknown value is None, never zero.
     """

@@ -34,7 +34,7 @@ class ReportInvalid(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class DeletionCost:
-    """What would be lost by the end of one engine: its checkpoints and requests."""
+    """Says what would be lost by the end of one engine: its checkpoints and requests."""
 
     checkpoints: float
     requests: float

@@ -67,7 +67,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class CanaryFigures:
-    """What the comparison of a candidate with the other revision shows so far in its present step."""
+    """Holds what the comparison of a candidate with the other revision shows so far in its present step."""
 
     revision: str
     step: int

@@ -25,7 +25,7 @@ Phase = Literal["Starting", "Running", "Waiting", "Paused", "Promoting"]
 
 @dataclass(frozen=True, slots=True)
 class CandidateFacts:
-    """What is known about a candidate when its next step is decided."""
+    """Holds what is known about a candidate when its next step is decided."""
 
     revision: str
     """Label of the revision of the spec."""

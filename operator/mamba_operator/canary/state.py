@@ -60,7 +60,7 @@ def state_in(candidate: Manifest | None) -> CanaryState | None:
 
 @dataclass(frozen=True, slots=True)
 class CanaryRequest:
-    """What a person has requested of a canary by an annotation."""
+    """Says what a person has requested of a canary by an annotation."""
 
     verb: Verb
     revision: str

@@ -41,7 +41,7 @@ Times = Mapping[str, Histogram]
 
 @dataclass(frozen=True, slots=True)
 class GatewayCounts:
-    """What one gateway has counted of both revisions since its start."""
+    """Holds what one gateway has counted of both revisions since its start."""
 
     attempts: AttemptsByEngine
     ttft: Times
@@ -107,7 +107,7 @@ class _Selection:
 
 
 class _Progress:
-    """What is remembered of one candidate between two polls: its trial and the last counts of gateways."""
+    """Holds, between two polls, the trial of one candidate and the last counts of gateways."""
 
     def __init__(self, trial: CandidateTrial) -> None:
         self.trial = trial

@@ -27,7 +27,7 @@ from mamba_operator.rollout.rollback import (
 
 @dataclass(frozen=True, slots=True)
 class CanaryPass:
-    """What one pass has decided about a canary, with the facts that its children and the status need."""
+    """Decision of one pass about a canary, with the facts that its children and the status need."""
 
     decision: CanaryDecision
     revision: EngineRevision

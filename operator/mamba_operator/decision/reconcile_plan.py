@@ -19,7 +19,7 @@ from mamba_operator.rollout.rollback import FailedRevision
 
 @dataclass(frozen=True, slots=True)
 class IndexTrouble:
-    """What a gateway reported about the Redis of the prefix index, which it cannot use."""
+    """Holds what a gateway reported about the Redis of the prefix index, which it cannot use."""
 
     message: str
     seconds_left: float
@@ -28,7 +28,7 @@ class IndexTrouble:
 
 @dataclass(frozen=True, slots=True)
 class ReconcilePlan:
-    """What a pass has to change, and the decisions that led to that."""
+    """Changes that a pass has to make, and the decisions that led to them."""
 
     deployment: MambaDeployment | None = None
     """The parsed object, its profile filled in; None when it is gone, being deleted, or invalid."""

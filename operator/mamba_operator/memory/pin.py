@@ -130,7 +130,7 @@ def recorded_pin(manifest: Manifest | None, revision: str) -> GpuPin | None:
 
 @dataclass(frozen=True, slots=True)
 class PinnedVerdict:
-    """What the planner says for the GPU in the pin, with the arguments that it was given."""
+    """Holds what the planner says for the GPU in the pin, with the arguments that it was given."""
 
     verdict: MemoryVerdict
     planner_input: PlannerInput | None

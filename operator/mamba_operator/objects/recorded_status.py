@@ -67,7 +67,7 @@ def _is_condition(value: Any) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class WorkloadState:
-    """What its controller says about a Deployment; all zero if the Deployment does not exist."""
+    """State of a Deployment as its controller reports it; all zero if the Deployment does not exist."""
 
     exists: bool = False
     current: bool = False

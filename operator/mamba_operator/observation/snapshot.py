@@ -35,7 +35,7 @@ class ReportedPlan:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What a pass has read about one MambaDeployment: the object, its children, pods and nodes."""
+    """One MambaDeployment as a pass has read it, with its children, its pods and the nodes."""
 
     key: Key
     owner: Manifest | None

@@ -108,7 +108,7 @@ class EngineRevision:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """What the children of a canary's candidate need to know about it."""
+    """Holds what the children of a canary's candidate need to know about it."""
 
     revision: EngineRevision
     replicas: int

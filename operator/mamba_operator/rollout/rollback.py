@@ -115,7 +115,7 @@ class FailingEngine:
 
 @dataclass(frozen=True, slots=True)
 class RolloutFacts:
-    """What is known of a roll-out when it is decided whether the new revision stays."""
+    """Holds what is known of a roll-out when it is decided whether the new revision stays."""
 
     started: int
     """Engines of the new revision that have a node."""

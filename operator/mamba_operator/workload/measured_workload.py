@@ -23,7 +23,7 @@ _SERIES = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class EngineCounts:
-    """What one engine has counted since its start.
+    """Holds what one engine has counted since its start.
 
     `present` is no counter, but the current value.
     """

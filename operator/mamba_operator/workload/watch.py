@@ -39,7 +39,7 @@ FRESH_SECONDS = 3 * TRAFFIC_POLL_SECONDS
 
 
 class _EngineTraffic:
-    """What the watch remembers of the engines of one role from one poll to the next."""
+    """Holds what the watch remembers of the engines of one role from one poll to the next."""
 
     def __init__(self, recorded: MeasuredWorkload | None) -> None:
         self.window = window_of(recorded) if recorded is not None else TrafficWindow()

@@ -44,7 +44,7 @@ def retry_after(queued: int, permits: int, service_seconds: float) -> float:
 
 
 class PermitRequest(msgspec.Struct, frozen=True):
-    """What the queue must know of a request that asks for a permit."""
+    """Holds what the queue must know of a request that asks for a permit."""
 
     key: str = ""
     """Name of the API key of the request."""

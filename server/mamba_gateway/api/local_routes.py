@@ -95,7 +95,7 @@ class WarmUp:
 
 
 class EngineView(Protocol):
-    """What a gateway's own routes may read of its engines."""
+    """Shows a gateway's own routes its engines, as far as they may read them."""
 
     @property
     def synced(self) -> bool:
@@ -109,7 +109,7 @@ class EngineView(Protocol):
 
 
 class QueueView(Protocol):
-    """What a gateway's own routes may read of its requests."""
+    """Shows a gateway's own routes how many requests it has, and in which stage."""
 
     @property
     def in_flight(self) -> int:

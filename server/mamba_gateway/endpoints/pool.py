@@ -53,7 +53,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class ProbeReport:
-    """What one probe found out about an engine.
+    """Holds what one probe found out about an engine.
 
     `models` are the entries of the engine's `/v1/models`; None = unknown.
     """

@@ -19,7 +19,7 @@ Sink = Callable[[Iterable[Target]], None]
 
 @dataclass(frozen=True, slots=True)
 class PrefixSource:
-    """What other parts of the gateway use of the running source of the prefix index."""
+    """Holds what other parts of the gateway use of the running source of the prefix index."""
 
     set_targets: Sink
     """Called with all engines whenever they change."""

@@ -140,7 +140,7 @@ class LostForms:
 
 
 class RelayProgress(msgspec.Struct, eq=False):
-    """What the relay knows of one request: its limits, and the results of its attempts so far."""
+    """Holds what the relay knows of one request: its limits, and the results of its attempts so far."""
 
     request: UpstreamRequest
     send: Send

@@ -20,7 +20,7 @@ NO_PRICES = Prices()
 
 @dataclass(frozen=True, slots=True)
 class RequestLane:
-    """What serves the requests for one model, which wait behind no other model's: relay, queue, limits."""
+    """Relay, queue and limits that serve the requests for one model, which wait for no other model's."""
 
     relay: Relay
     admission: Admission

@@ -263,7 +263,7 @@ def keepalive_socket(family: int, kind: int, protocol: int) -> socket.socket:
 
 
 class UpstreamRequest(msgspec.Struct, eq=False):
-    """What the gateway sends to an engine for one request; every attempt sends the same."""
+    """Holds what the gateway sends to an engine for one request; every attempt sends the same."""
 
     path: str
     query: str

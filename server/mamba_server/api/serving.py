@@ -50,7 +50,7 @@ class ChosenModel:
 
 @dataclass(slots=True)
 class Serving:
-    """What serves one model: its engine, text processor, settings and counters."""
+    """Holds what serves one model: its engine, text processor, settings and counters."""
 
     settings: EngineSettings
     model_name: str

@@ -38,7 +38,7 @@ class AllocationSite(Enum):
 
 
 class PageOwner:
-    """Who owns a page, as one byte in the arena's account of pages."""
+    """Says who owns a page, as one byte in the arena's account of pages."""
 
     FREE = 0
     SEQUENCE = 1

@@ -255,7 +255,7 @@ class Quarantined(NamedTuple):
 
 
 class DecodeRows(NamedTuple):
-    """What the scheduler needs to know of rows before they decode; arrays in the order of the rows."""
+    """Holds what the scheduler needs to know of rows before they decode; arrays in the order of the rows."""
 
     depth: Ints
     """Tokens in the live slot, and accepted drafts behind them."""

@@ -74,7 +74,7 @@ _Path = list[tuple[Node, int]]
 
 
 class _PathCheckpoints(NamedTuple):
-    """What the checkpoints on the path of a prompt allow: where to resume, or why nothing can be resumed."""
+    """Says where a prompt can resume by the checkpoints on its path, or why it cannot."""
 
     best: Node | None
     """Node of the deepest checkpoint that can be resumed."""

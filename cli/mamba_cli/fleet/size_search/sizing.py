@@ -65,7 +65,7 @@ class FleetCandidate:
 
 @dataclass(frozen=True, slots=True)
 class SizingRequest:
-    """What fleet is wanted: the model, the requests, the objective and the kinds of GPU.
+    """Says what fleet is wanted: the model, the requests, the objective and the kinds of GPU.
 
     If `constraints.strategy` is None, every strategy is a candidate.
     """
@@ -84,7 +84,7 @@ class SizingRequest:
 
 @dataclass(frozen=True, slots=True)
 class SizingResult:
-    """What a search has found: all candidates in order of kind and strategy, and the cheapest."""
+    """Result of a search: all candidates in order of kind and strategy, and the cheapest of them."""
 
     candidates: tuple[FleetCandidate, ...]
     chosen: FleetCandidate | None

@@ -38,7 +38,7 @@ Logprobs = list[TokenLogprobs | None]
 
 @dataclass(frozen=True, slots=True)
 class ChoiceUpdate:
-    """What one choice of an answer has gained since its last update."""
+    """Holds what one choice of an answer has gained since its last update."""
 
     choice: int
     text: str
@@ -58,7 +58,7 @@ class ChoiceUpdate:
 
 @dataclass(slots=True)
 class _Sequence:
-    """What is remembered of one sequence while it generates."""
+    """Holds what is remembered of one sequence while it generates."""
 
     text: SequenceText
     choice: int

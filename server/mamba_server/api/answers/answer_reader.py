@@ -19,7 +19,7 @@ from mamba_text.tool_calls import ToolCall, ToolCallFormat, ToolCallReader
 
 @dataclass(frozen=True, slots=True)
 class ParsedUpdate:
-    """What one choice has gained, divided into reasoning, text and calls."""
+    """Holds what one choice has gained, divided into reasoning, text and calls."""
 
     reasoning: str
     text: str

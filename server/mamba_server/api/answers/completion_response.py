@@ -23,7 +23,7 @@ from mamba_text.tokenizer import Tokenizer
 
 @dataclass(slots=True)
 class _CompletionChoice:
-    """What one choice has gained that is not encoded yet."""
+    """Holds what one choice has gained that is not encoded yet."""
 
     text: list[str] = field(default_factory=list)
     offset: int = 0

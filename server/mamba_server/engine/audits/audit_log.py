@@ -18,7 +18,7 @@ MOST_NAMED = 16
 
 @dataclass(frozen=True, slots=True)
 class AuditResult:
-    """What one audit found when it computed the answer to a request once more."""
+    """Holds what one audit found when it computed the answer to a request once more."""
 
     request_id: str
     choice: int

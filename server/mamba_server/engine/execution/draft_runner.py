@@ -32,7 +32,7 @@ KEPT_BATCHES = 64
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """What a draft model needs of the engine's sampling: the sampler, and the parameters of each row."""
+    """Holds what a draft model needs of the engine's sampling: the sampler, and each row's parameters."""
 
     sampler: Sampler
     row: Callable[[int], SamplingRow]

@@ -50,7 +50,7 @@ FULL = frozenset(("dropped", "ring_busy"))
 
 
 class _Offer(NamedTuple):
-    """What became of an evicted checkpoint; `outcome` is empty while the device copies its bytes."""
+    """Says what became of an evicted checkpoint; `outcome` is empty while the device copies its bytes."""
 
     outcome: str
     size: int
