@@ -41,7 +41,7 @@ class UsageSum(msgspec.Struct, array_like=True, frozen=True):
         return UsageSum(*(mine + theirs for mine, theirs in pairs))
 
     def minus(self, other: "UsageSum") -> "UsageSum":
-        """Return the difference of both."""
+        """Return this sum without `other`, number by number."""
         pairs = zip(msgspec.structs.astuple(self), msgspec.structs.astuple(other), strict=True)
         return UsageSum(*(mine - theirs for mine, theirs in pairs))
 

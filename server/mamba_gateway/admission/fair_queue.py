@@ -96,7 +96,7 @@ class FairQueue:
         self._forget(entry.flow, flow)
 
     def serve(self, name: str, cost: float) -> None:
-        """Charge a flow for a request that is relayed without having waited."""
+        """Charge the flow `name` with `cost` for a request that is relayed without having waited."""
         flow = self._flows.get(name)
         if flow is None:
             flow = self._flows[name] = _Flow(self._virtual_time)

@@ -245,7 +245,7 @@ class ModelSet:
 
     @property
     def draining(self) -> bool:
-        """Whether the gateway shuts down."""
+        """Whether the gateway shuts down, so that no model takes further requests."""
         return self._front.draining
 
     def waiting(self) -> dict[str, int]:

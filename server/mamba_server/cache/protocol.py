@@ -342,12 +342,16 @@ class StateCache(Protocol):
         """Rows with drafts: how many drafts may follow, where their inputs are kept, which were accepted."""
 
     def launch(self, rows: int | Ints, depth: int | Ints, step: int) -> None:
-        """Record that `step`, which is launched next, takes `rows` to `depth`. Cannot be refused."""
+        """Record that `step`, which is launched next, brings the live slots of `rows` to `depth` tokens.
+
+        The cache cannot refuse that.
+        """
 
     def advance(self, step: int, *, failed: bool = False) -> None:
         """Record that `step` is complete, in the order of launches, and free the memory that waited for it.
 
-        `failed`: nothing that the step wrote is kept. Called before the commits of its sequences.
+        `failed`: the device failed, so nothing that the step wrote is kept. Called before the commits of the
+        step's sequences.
         """
 
     def commit(self, allocation: SequenceAllocation, token_ids: Tokens, step: int) -> None:
@@ -392,7 +396,7 @@ class StateCache(Protocol):
         """
 
     def confirm(self, reception: Reception) -> None:
-        """Record that all bytes have landed and that the end of the writer was seen."""
+        """Record that all bytes of a reception are in memory, and that its writer was seen to end."""
 
     def install(self, reception: Reception, step: int, provenance: Provenance = RECEIVED) -> bool:
         """Give a confirmed reception, whose bytes are known to be right, to the tree; end the reception.
@@ -483,7 +487,7 @@ class ManagedStateCache(StateCache, Protocol):
         """Whether flushed checkpoints are still in memory."""
 
     def sweep(self) -> None:
-        """Free a few flushed checkpoints; while `sweeping`, at any time."""
+        """Free a few checkpoints that a flush has forgotten; may be called at any time while `sweeping`."""
 
     def change_strategy(self, strategy: Reservation) -> Refusal | None:
         """Run under `strategy` from the next step on; running sequences get or give back tracking slots.

@@ -306,7 +306,7 @@ class RadixStateCache(Quarantine):
         return not depth % spacing or not depth % self.track_interval
 
     def decode_rows(self, rows: Ints) -> DecodeRows:
-        """Return the state of `rows` before they decode one more token."""
+        """Return depth and needs of `rows` before they decode one more token; see `DecodeRows`."""
         batch, page_size = self.batch, self.page_size
         depth = batch.depth[rows]
         needs_page = (depth % page_size == 0) & (depth // page_size >= batch.page_count[rows])

@@ -32,7 +32,7 @@ class HeadRequest:
 
 
 class HeadDrafts:
-    """Source of drafts that the model's own head writes, for one engine.
+    """Proposes drafts that the model's own head writes, for one engine.
 
     `most` is the largest number of drafts behind a token, and `rows` the largest number of sequences of a
     step with drafts. The boot sets `compute`, which returns the tokens of each sequence of a request, and

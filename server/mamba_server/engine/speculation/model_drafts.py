@@ -45,7 +45,7 @@ class DraftPiece:
 
 
 class ModelDrafts:
-    """Source of drafts that a second, smaller model writes, for one engine.
+    """Proposes drafts that a second, smaller model writes, for one engine.
 
     `most` is the largest number of drafts behind a token, `longest` the most tokens of a text that the draft
     model reads, `vocabulary` the number of token ids that it knows, `budget` the most tokens that it reads
