@@ -115,7 +115,7 @@ class PrefixIndex:
     # --- queries of routing --------------------------------------------------------------------------
 
     def engines(self) -> Mapping[str, EngineView]:
-        """Return the state of each engine by its name."""
+        """Return the state of each engine that the index knows, by its name."""
         return self._views
 
     def depths(self, token_ids: npt.NDArray[np.int32], salt: str) -> Depths:

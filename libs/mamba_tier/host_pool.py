@@ -82,7 +82,7 @@ class HostPool:
         return tuple(out)
 
     def give_back(self, pieces: Pieces) -> None:
-        """Mark reserved memory as free."""
+        """Mark the memory that `take` reserved as free again."""
         for start, length in pieces:
             place = bisect_left(self._free, (start, 0))
             self.free_bytes += length

@@ -57,7 +57,10 @@ def _page_of(block: int, tokens_per_state: int) -> int:
 
 @dataclass(slots=True)
 class StepRun:
-    """Run of `steps` equal steps from `begin` to `end`, in which the prompts of `group` are computed."""
+    """Steps of equal length that an engine computes in a row, from second `begin` to `end`.
+
+    The prompts of `group` are computed in them.
+    """
 
     begin: float
     end: float

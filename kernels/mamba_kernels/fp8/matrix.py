@@ -68,7 +68,7 @@ class Fp8Matrix:
         return self.numbers.nbytes + self.scales.nbytes
 
     def select(self, rows: torch.Tensor | slice) -> "Fp8Matrix":
-        """Return the rows `rows` of a matrix."""
+        """Return a matrix that has only the rows `rows`."""
         # Torch indexes bytes on every device, and FP8 on some.
         numbers = self.numbers.view(torch.uint8)[rows].view(KIND)
         return Fp8Matrix(numbers, self.scales[rows])

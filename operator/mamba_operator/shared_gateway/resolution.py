@@ -173,7 +173,7 @@ def _entries(
 
 
 def _adapters(served: Iterable[Candidate], names: Mapping[str, str], registry: _Names) -> dict[str, str]:
-    """Return the model of each adapter, and note conflicts in the registry."""
+    """Return the model of each adapter by the adapter's name, and note conflicts of names in `registry`."""
     adapters = {name: names[one.deployment] for one in served for name in registry.give_adapters(one)}
     beyond = [*adapters][MAX_ADAPTERS:]
     if beyond:

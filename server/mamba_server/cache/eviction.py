@@ -190,12 +190,12 @@ class Eviction:
         return math.inf
 
     def offer(self, node: Node) -> None:
-        """Make `node` a possible victim, with its present worth."""
+        """Put `node` among the possible victims, at the place of its present worth."""
         node.priority = self.rank(node)
         (self._checkpoints if node.slot else self._bare).put(node)
 
     def withdraw(self, node: Node) -> None:
-        """Make `node` no victim until it is offered again."""
+        """Take `node` out of the possible victims, until it is offered again."""
         if node.victims is not None:
             node.victims.remove(node)
 

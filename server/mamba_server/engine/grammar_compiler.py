@@ -59,7 +59,7 @@ class GrammarCompiler:
         self._drop_oldest()
 
     def cancel(self, request_id: str) -> None:
-        """Forget the request; no effect if it has no pending grammar."""
+        """Forget the request with this id; nothing happens if no grammar of it is being compiled."""
         request = self._pending.pop(request_id, None)
         if request is None:
             return

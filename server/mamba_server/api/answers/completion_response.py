@@ -94,7 +94,7 @@ class CompletionResponseBuilder(StreamFrame):
         self._add(update)
 
     def weight(self, update: ChoiceUpdate) -> int:
-        """Estimate how many log-probabilities are encoded with the update, or with the choice it ends."""
+        """Estimate how many log-probabilities have to be encoded with `update` or the choice it ends."""
         scores = len(self._prompt_logprobs.get(update.choice // self._n, update.prompt_logprobs or ()))
         from_prompt = scores if update.first or update.finish_reason is not None else 0
         entries = from_prompt + len(self._choices[update.choice].logprobs) + len(update.logprobs or ())

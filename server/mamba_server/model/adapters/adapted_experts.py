@@ -130,7 +130,10 @@ class AdaptedExperts:
         current: CurrentStep,
         shared: tuple[Group, tuple[str, ...], str] | None = None,
     ) -> None:
-        """Keep the groups. `shared`: the shared expert with the names of its modules; None = none here."""
+        """Keep the groups of experts that adapters may change.
+
+        `shared`: the shared expert with the names of its modules; None = it is not computed here.
+        """
         self._groups = [routed] if shared is None else [routed, shared[0]]
         self._current, self._names = current, names
         self._used: set[int] = set()
