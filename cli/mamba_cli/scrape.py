@@ -10,7 +10,10 @@ Labels = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Scrape:
-    """The metrics of one answer; `values` maps the exposed name to (labels, value) of each series."""
+    """The metrics that one server answered with.
+
+    `values` maps the exposed name to (labels, value) of each series.
+    """
 
     values: Mapping[str, tuple[tuple[Labels, float], ...]] = field(default_factory=dict)
 

@@ -104,7 +104,7 @@ def _refuse_url_passwords(context: Any, settings: Mapping[str, Any]) -> None:
 
 
 def source_of(context: Any, name: str) -> Source:
-    """Return the source of the option `name`."""
+    """Return where the value of the option `name` comes from, such as the command line or a variable."""
     sources: dict[str, Source] = {"COMMANDLINE": "flag", "ENVIRONMENT": "environment", "DEFAULT_MAP": "file"}
     return sources.get(getattr(context.get_parameter_source(name), "name", ""), "default")
 

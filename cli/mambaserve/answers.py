@@ -36,7 +36,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """Log-probabilities of the tokens of a text, each after those before it."""
+    """How likely the model finds each token of a text, after the tokens before it."""
 
     tokens: tuple[str, ...]
     logprobs: tuple[float, ...]

@@ -12,7 +12,7 @@ Result = TypeVar("Result")
 
 
 class BackgroundLoop:
-    """An event loop that runs until it is closed."""
+    """Runs coroutines for synchronous callers, in an event loop of its own, until it is closed."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()

@@ -26,7 +26,7 @@ SESSION_SECONDS = 300.0
 
 
 class EngineCalls:
-    """Client of one engine; its coroutines run in one event loop."""
+    """Sends requests to one engine; its coroutines run in one event loop."""
 
     def __init__(self, engine: OwnEngine) -> None:
         self._engine = engine

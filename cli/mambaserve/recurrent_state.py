@@ -27,7 +27,10 @@ Array = np.ndarray[Any, _Float32]
 
 @dataclass(frozen=True, slots=True)
 class RecurrentState:
-    """The state after `depth` tokens. Changes make a new state."""
+    """The state of a model after `depth` tokens, to be read, changed and loaded again.
+
+    Changes make a new state.
+    """
 
     layout: StateLayout
     shape: tuple[int, ...]
@@ -192,7 +195,7 @@ def _shape(config: ModelConfig) -> tuple[int, ...]:
 
 
 def _floats(raw: bytes, dtype: str) -> Array:
-    """Return the numbers in `raw` as a writable float32 array."""
+    """Return the numbers of type `dtype` in `raw` as a writable float32 array."""
     if dtype == "bfloat16":
         return (np.frombuffer(raw, "<u2").astype(np.uint32) << 16).view(np.float32)
     return np.frombuffer(raw, {"float32": "<f4", "float16": "<f2"}[dtype]).astype(np.float32)

@@ -14,7 +14,7 @@ INSTRUCTION_SETS = ("avx2", "avx512", "avx512_bf16", "amx_bf16")
 
 
 class UnknownKernels(Exception):
-    """The environment variable names no kernels or operators, or some that this machine cannot run."""
+    """The environment variable names unknown kernels or operators, or some that this machine cannot run."""
 
     exit_code = 2
 

@@ -29,9 +29,10 @@ def index_tensor(values: HostIntegers, device: torch.device) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class SlotPlan:
-    """Sources and targets of `n` states; the state of a tracked row is also written to a second slot.
+    """Says from which slot each of the `n` states of a step is read, and to which slots it is written.
 
-    A backend takes the routes in the form that it reads; each form is computed at its first use. Forms that
+    Each state has a source and a target slot; a tracked one is also written to a second slot, its checkpoint.
+    A backend takes these routes in the form that it reads; each form is computed at its first use. Forms that
     need the host raise NoHostRoutes if the routes are on the device alone.
     """
 

@@ -112,7 +112,7 @@ Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
 class ReasoningControl(Strict):
-    """Control of the reasoning before an answer."""
+    """Controls whether, and how long, the model reasons before it answers."""
 
     max_tokens: int | None = Field(None, ge=0, le=2**31 - 1)
     """Most tokens of the reasoning, as `thinking_token_budget`."""
@@ -131,7 +131,7 @@ class ReasoningControl(Strict):
 
 
 class JsonSchema(Strict):
-    """The schema of `response_format`."""
+    """A JSON schema that the answer has to follow."""
 
     name: str | None = None
     """Ignored; accepted because clients send it."""
@@ -145,7 +145,7 @@ class JsonSchema(Strict):
 
 
 class ResponseFormat(Strict):
-    """Form of the answer, enforced from its first token."""
+    """The form that the answer has to have, enforced from its first token."""
 
     type: Literal["text", "json_object", "json_schema"]
     """`text`: any; `json_object`: a JSON object; `json_schema`: JSON that follows `json_schema`."""
@@ -164,7 +164,7 @@ class ResponseFormat(Strict):
 
 
 class StructuredOutputs(Strict):
-    """Form of the answer, as in vLLM: exactly one of these fields."""
+    """The form that the answer has to have, as in vLLM: exactly one of these fields."""
 
     json_: dict[str, Any] | str | None = Field(None, alias="json")
     """JSON schema, as an object or a string, that the answer follows."""
@@ -188,7 +188,7 @@ class StructuredOutputs(Strict):
 
 
 class CacheControl(Strict):
-    """Wish that the prefix up to here stays cached."""
+    """Asks that the prefix of the prompt up to here stays cached."""
 
     type: Literal["ephemeral"]
     """Always `ephemeral`: the prefix stays for a time."""

@@ -19,21 +19,21 @@ class _Answer(BaseModel):
 
 
 class PromptTokensDetails(_Answer):
-    """Origin of the prompt tokens."""
+    """How many of the prompt's tokens were not computed."""
 
     cached_tokens: int
     """Prompt tokens resumed from a checkpoint instead of computed."""
 
 
 class CompletionTokensDetails(_Answer):
-    """Breakdown of the generated tokens."""
+    """How many of the generated tokens were reasoning."""
 
     reasoning_tokens: int
     """Tokens of the reasoning before the answers, including markers."""
 
 
 class EngineCost(_Answer):
-    """Use of the engine by one request, with the header `X-Mambaserve-Cost: 1`."""
+    """How much of the engine one request used; sent with the header `X-Mambaserve-Cost: 1`."""
 
     device_seconds: float
     """Seconds of the device: the request's share of each step that computed for it."""
@@ -52,7 +52,7 @@ class EngineCost(_Answer):
 
 
 class Usage(_Answer):
-    """Tokens of one request, over all its prompts and choices."""
+    """Numbers of tokens of one request, over all its prompts and choices."""
 
     prompt_tokens: int
     """Tokens of the prompts."""
@@ -69,7 +69,7 @@ class Usage(_Answer):
 
 
 class OtherEngine(_Answer):
-    """Engine that could have resumed more of a prompt than the one that the request went to."""
+    """The engine that could have resumed more of a prompt than the one that computed it."""
 
     name: str
     """Name of the engine."""
@@ -78,7 +78,7 @@ class OtherEngine(_Answer):
 
 
 class ExplainedPrompt(_Answer):
-    """Tokens that a prompt resumed, and the reason why no more."""
+    """How many tokens one prompt resumed, and why no more."""
 
     prompt: int
     """Number of the prompt in the request."""
@@ -108,7 +108,7 @@ class ExplainedPrompt(_Answer):
 
 
 class Explanations(_Answer):
-    """Explanations of the prompts of one request."""
+    """Says, for each prompt of one request, what it resumed and why no more."""
 
     explain: list[ExplainedPrompt]
     """One for each prompt."""

@@ -39,7 +39,7 @@ class FunctionDefinition(ToolName):
 
 
 class CustomGrammar(Strict):
-    """The grammar of a custom tool's input."""
+    """The grammar that the input of a custom tool has to follow."""
 
     syntax: Literal["lark", "regex"]
     """Notation of the grammar."""
@@ -48,7 +48,7 @@ class CustomGrammar(Strict):
 
 
 class CustomFormat(Strict):
-    """The form of a custom tool's input."""
+    """The form that the input of a custom tool has to have."""
 
     type: Literal["text", "grammar"]
     """`text`: any text; `grammar`: text that follows the grammar."""
@@ -63,7 +63,7 @@ class CustomFormat(Strict):
 
 
 class CustomDefinition(ToolName):
-    """A tool that takes a text."""
+    """A tool whose input is a text, in place of JSON arguments."""
 
     name: str = Field(min_length=1, max_length=256)
     """Name of the tool."""
@@ -99,7 +99,7 @@ def input_schema() -> dict[str, Any]:
 
 
 class OfType(Strict):
-    """An object whose `type` names its one field that is set."""
+    """Base of objects whose `type` names the one field that must be set."""
 
     type: str
 
@@ -116,7 +116,7 @@ class OfType(Strict):
 
 
 class NamedTool(OfType):
-    """Reference to one of `tools` by name."""
+    """Names one of the request's `tools`."""
 
     type: Literal["function", "custom"]
     """Type of the tool."""
@@ -161,7 +161,7 @@ class Tool(NamedTool):
 
 
 class AllowedTools(Strict):
-    """The subset of `tools` that the model may call."""
+    """Restricts the model to some of its `tools`."""
 
     mode: Literal["auto", "required"]
     """`auto`: the model may call some of them; `required`: it must call at least one."""

@@ -16,7 +16,7 @@ DONE = b"data: [DONE]\n\n"
 
 
 class ErrorForm:
-    """The form of errors in OpenAI's API, which is also the base of all other forms."""
+    """Writes errors as OpenAI's API does; the base of the forms of other APIs."""
 
     id_header: bytes | None = None
     """Further header of answers with the identifier of the request."""
@@ -47,7 +47,7 @@ _MESSAGES_TYPES = {
 
 
 class MessagesErrorForm(ErrorForm):
-    """The form of Anthropic's API."""
+    """Writes errors as Anthropic's API does."""
 
     id_header = b"request-id"
 
@@ -67,7 +67,7 @@ class MessagesErrorForm(ErrorForm):
 
 
 class ResponsesErrorForm(ErrorForm):
-    """The form of the Responses API: OpenAI's envelope, and an event of its own within a stream."""
+    """Writes errors as the Responses API does: OpenAI's envelope, and an event of its own in a stream."""
 
     def event(self, error: ApiError, request_id: str) -> bytes:
         """Return the event that ends a stream."""

@@ -97,7 +97,7 @@ async def connected(access: ClusterAccess, *, timeout: float = 30.0) -> AsyncIte
 
 
 def _environment_proxy(url: str) -> str | None:
-    """Return the proxy for the API server from HTTPS_PROXY, HTTP_PROXY and NO_PROXY."""
+    """Return the proxy for the API server at `url` by HTTPS_PROXY and the like; None = no proxy."""
     parts = urlsplit(url)
     if not parts.hostname or proxy_bypass(parts.hostname):
         return None

@@ -38,7 +38,7 @@ FLOPS_PER_BYTE = 200
 
 @dataclass(frozen=True, slots=True)
 class StepTraffic:
-    """Sizes by which the traffic of a candidate's steps is estimated."""
+    """Sizes from which the bytes that a candidate's steps move are estimated."""
 
     running: int
     state: int
@@ -111,7 +111,7 @@ are read while the next ones are computed."""
 
 @dataclass(frozen=True, slots=True)
 class SlabGeometry:
-    """Sizes in bytes for one state dtype on one device."""
+    """Sizes in bytes of slots, pages and slabs, for one type of states on one device."""
 
     state: int
     kv: int
@@ -226,7 +226,7 @@ def slab_geometry(model: ModelConfig, constraints: Constraints, state_dtype: Sta
 
 @dataclass(frozen=True, slots=True)
 class OperatingPoint:
-    """A number of sequences at once, and the cache that it leaves room for."""
+    """A number of sequences at once, and how much cache that leaves."""
 
     score: float
     """Expected throughput; comparable between candidates of one model."""
@@ -242,7 +242,7 @@ class OperatingPoint:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One choice of strategy and state dtype with its results.
+    """A strategy with a type of states, and what the planner computed for it.
 
     `misfit` is the reason why it cannot run at all, or empty.
     """

@@ -23,7 +23,10 @@ def _assumed(name: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Mean shape of the traffic. `concurrency` is the minimum wanted; None = as many as fit."""
+    """The traffic that the memory is planned for: mean lengths, and the number of sequences at once.
+
+    `concurrency` is the minimum wanted; None = as many as fit.
+    """
 
     prompt_tokens: int = _assumed("prompt_tokens")
     output_tokens: int = _assumed("output_tokens")
@@ -82,7 +85,10 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class Constraints:
-    """Values that the user fixed. Sizes are bytes, lengths are tokens; None = the planner's choice."""
+    """Values that the user has set, which the planner keeps.
+
+    Sizes are bytes, lengths are tokens; None = the planner's choice.
+    """
 
     strategy: Strategy | None = None
     state_dtype: StateDtype | None = None

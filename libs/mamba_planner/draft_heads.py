@@ -66,9 +66,9 @@ def head_bytes(model: ModelConfig, settings: EngineSettings) -> int:
 def planned_model(
     model: ModelConfig, settings: EngineSettings, weights_bytes: int | None, device: DeviceKind
 ) -> tuple[ModelConfig, int | None]:
-    """Return the model as an engine with these settings runs it, and the bytes of its weights if known.
+    """Return the model as an engine with these settings runs it, and the bytes of its weights.
 
-    Raises `UnusableInput` as `with_heads` and `draft_model_of`.
+    None = the bytes are not known. Raises `UnusableInput` as `with_heads` and `draft_model_of`.
     """
     planned = with_heads(model, settings.speculation, auto=auto_uses_head(model, settings, device))
     draft = draft_model_of(planned, settings.draft_model)

@@ -26,7 +26,7 @@ STATE_DTYPE = "float32"
 
 @dataclass(frozen=True, slots=True)
 class DraftModelMemory:
-    """Sizes in memory of one draft model of an engine."""
+    """How much memory one draft model of an engine takes."""
 
     dtype: str
     """Type of weights, windows, keys and values."""

@@ -131,7 +131,7 @@ def pool_state_dtype(planned: PlannedDtype) -> StateDtype | None:
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
-    """A choice that is better than the current one."""
+    """A choice that would be better than the current one, to be shown to the user."""
 
     strategy: Strategy
     state_dtype: StateDtype

@@ -20,7 +20,7 @@ from mamba_settings.byte_size import binary_size
 
 @dataclass(frozen=True, slots=True)
 class FittingSize:
-    """The smallest GPU memory on the market that holds an engine; bytes."""
+    """The smallest GPU memory on the market, in bytes, that would hold an engine."""
 
     smallest: int | None
     """Bytes of the smallest size on the market that suffices; None if no size does."""

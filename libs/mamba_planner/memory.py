@@ -48,7 +48,10 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class MemoryBudget:
-    """Division of the memory: `total` = weights + adapters + draft model + workspace + the arena's part."""
+    """How the memory of one device is divided.
+
+    `total` = weights + adapters + draft model + workspace + the arena's part.
+    """
 
     device: Device
     total: int

@@ -17,7 +17,7 @@ OUTSIDE = "left outside the arena"
 
 @dataclass(frozen=True, slots=True)
 class LedgerLine:
-    """One use of the budget, and its bytes."""
+    """One use of the memory budget, and its bytes."""
 
     item: str
     bytes: int
@@ -25,7 +25,7 @@ class LedgerLine:
 
 @dataclass(frozen=True, slots=True)
 class RejectedCandidate:
-    """A choice that was rejected, and why, with numbers."""
+    """A choice that the planner rejected, and why, with numbers."""
 
     strategy: Strategy
     state_dtype: StateDtype
@@ -37,7 +37,7 @@ Tier = Literal["hostMemory", "disk"]
 
 @dataclass(frozen=True, slots=True)
 class TierPlan:
-    """One tier of the state cache below the arena."""
+    """Holds what the planner gives one tier of the state cache below the arena."""
 
     tier: Tier
     bytes: int
@@ -52,7 +52,7 @@ class TierPlan:
 
 @dataclass(frozen=True, slots=True)
 class RaisedArena:
-    """An arena that was raised, because the configured size does not hold what an engine of a pool needs."""
+    """An arena made larger than configured, since that does not hold what an engine of a pool needs."""
 
     configured: int
     """Bytes in the settings."""
@@ -80,7 +80,7 @@ class RaisedArena:
 
 @dataclass(frozen=True, slots=True)
 class OtherSize:
-    """A GPU size with the planner's choice for it, or the reason why nothing fits."""
+    """Says what the planner would choose on a GPU of another size, or why nothing fits there."""
 
     memory: int
     """Bytes of that GPU."""
@@ -109,7 +109,10 @@ class OtherSize:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """The memory of one engine, as planned. Sizes are bytes on one device, lengths are tokens."""
+    """How the memory of one engine is used, as the planner decided.
+
+    Sizes are bytes on one device, lengths are tokens.
+    """
 
     strategy: Strategy
     state_dtype: StateDtype

@@ -17,7 +17,7 @@ happens to be free."""
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """Slots that one running sequence holds in addition to its live slot."""
+    """How many slots one running sequence holds in addition to its live slot."""
 
     name: Strategy
     tracking_slots: int

@@ -21,7 +21,7 @@ _HASH = 8
 
 
 class Change(msgspec.Struct, tag="change", array_like=True, frozen=True):
-    """The checkpoints and pages that one engine gained and lost since its previous batch."""
+    """Checkpoints and pages that one engine's cache gained and lost since the engine's previous batch."""
 
     engine: str
     incarnation: str

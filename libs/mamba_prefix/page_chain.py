@@ -82,7 +82,7 @@ class PageMixer:
 
 
 class PageChain:
-    """The hashes of the prefixes of prompts, for one model.
+    """Computes the hashes of the prefixes of prompts, page by page, for one model.
 
     `fingerprint` separates models whose states cannot replace each other.
     """

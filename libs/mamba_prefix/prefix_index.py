@@ -32,7 +32,7 @@ Entries = npt.NDArray[np.void]
 
 @dataclass(frozen=True, slots=True)
 class Depths:
-    """Cached tokens of one prompt by engine name; engines without any are left out."""
+    """How many tokens of one prompt each engine has cached, by name; engines without any are left out."""
 
     resumable: Mapping[str, int]
     """Tokens that the engine can resume, always fewer than the prompt has."""
@@ -47,7 +47,7 @@ NOTHING = Depths({}, {})
 
 @dataclass(frozen=True, slots=True)
 class EngineView:
-    """The state of one engine as far as the index knows it."""
+    """Holds what the index knows of the state of one engine."""
 
     fingerprint: str
     page_size: int
@@ -115,7 +115,7 @@ class PrefixIndex:
     # --- queries of routing --------------------------------------------------------------------------
 
     def engines(self) -> Mapping[str, EngineView]:
-        """Return the state of each engine by its name."""
+        """Return the state of each engine that the index knows, by its name."""
         return self._views
 
     def depths(self, token_ids: npt.NDArray[np.int32], salt: str) -> Depths:

@@ -27,7 +27,10 @@ class RecentGains:
         """Revision after which all published hashes are remembered."""
 
     def add(self, revision: int, hashes: Hashes) -> None:
-        """Record hashes that the engine published with this revision."""
+        """Record `hashes`, which the engine published when the index reached `revision`.
+
+        If more hashes than the limit are then remembered, the oldest batches are forgotten.
+        """
         if len(hashes):
             self._batches.append((revision, hashes))
             self._size += len(hashes)
@@ -36,7 +39,7 @@ class RecentGains:
             self._size -= len(oldest)
 
     def begin(self, revision: int) -> None:
-        """Forget all hashes, because this revision has replaced all entries of the engine."""
+        """Forget all hashes: at `revision`, the index replaced all entries of the engine."""
         self._batches.clear()
         self._size, self._since = 0, revision
 

@@ -56,7 +56,10 @@ def _raises_redis_away(method: Method[P, R]) -> Method[P, R]:
 
 
 class RedisStore:
-    """The index of one scope in Redis. Each method is one round trip, and raises RedisAway."""
+    """Reads and writes the index of one scope in Redis.
+
+    Each method is one round trip, and raises RedisAway.
+    """
 
     def __init__(self, client: Client, keys: RedisKeys) -> None:
         self._client = client

@@ -21,7 +21,10 @@ Batch = tuple[str, bytes]
 
 
 class Store(Protocol):
-    """The operations on the index of one scope. Each method is one round trip, and raises RedisAway."""
+    """Reads and writes the index of one scope, in whatever holds it.
+
+    Each method is one round trip, and raises RedisAway.
+    """
 
     async def append(self, batches: Sequence[bytes]) -> str: ...
     async def beat(self, engine: str, raw: bytes) -> tuple[bytes | None, bool]: ...

@@ -26,7 +26,7 @@ class _Part(BaseModel):
 
 
 class ModelEntry(_Part):
-    """One model at the address: its names, and where its engines are."""
+    """Says under which names one model is served at the address, and where its engines are."""
 
     name: Name
     """Name that requests use and `/v1/models` lists."""
@@ -55,7 +55,7 @@ class ModelEntry(_Part):
 
 
 class KeyAccess(_Part):
-    """The models that one API key may use."""
+    """Says which models one API key may use."""
 
     key: Annotated[str, Field(pattern=f"^{API_KEY_NAME.pattern}$")]
     """Name of the key: the second word of its line in the file of keys."""
@@ -64,7 +64,7 @@ class KeyAccess(_Part):
 
 
 class ModelsDocument(_Part):
-    """All models of one address."""
+    """Says which models are served at one address, and which API keys may use which."""
 
     models: tuple[ModelEntry, ...] = Field((), max_length=MAX_MODELS + MAX_ADAPTERS)
     """The models and their adapters. With none, the gateway answers and lists no model."""

@@ -57,15 +57,15 @@ class SpanNote:
             self.attributes[name] = value
 
     def event(self, name: str, at: float, sequence: int = 0) -> None:
-        """Record an event at a time."""
+        """Record the event `name` at the time `at`, of the sequence with this number."""
         self.events.append((name, at, sequence))
 
     def fail(self, code: str) -> None:
-        """Mark the span as failed; the first code wins."""
+        """Mark the span as failed with `code`; if it has failed before, that code stays."""
         self.error = self.error or code
 
     def finish(self, at: float) -> None:
-        """End the span; the first time wins."""
+        """End the span at the time `at`; if it has ended before, that end stays."""
         self.end = self.end or at
 
 

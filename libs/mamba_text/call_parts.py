@@ -34,7 +34,7 @@ _PARAMETER_LINE = re.compile(r"\n<parameter=([^<>\n]+)>(?=\n)")
 
 @dataclass(frozen=True, slots=True)
 class CallPart:
-    """New part of a call, for a client that receives the call while the model writes it."""
+    """The characters that one call has gained, for a client that receives calls while the model writes."""
 
     name: str
     """Name of the function, with which the call begins; "" = the part belongs to the last call that began."""
@@ -45,17 +45,17 @@ class CallPart:
 
 
 class CallPartsReader(Protocol):
-    """Reader of the text between one pair of markers, which finds the calls in it."""
+    """Finds calls, and what is known of them so far, in text that arrives between two markers."""
 
     calls: list["BegunCall"]
 
     def feed(self, text: str) -> None:
-        """Read more of the text, and extend `calls`."""
+        """Read more of the text, and write the names and arguments that it has to `calls`."""
 
 
 @dataclass(slots=True)
 class BegunCall:
-    """A call that a reader has begun."""
+    """Holds what is known so far of a call whose end has perhaps not arrived."""
 
     name: str
     arguments: str = ""
@@ -94,7 +94,7 @@ def json_head(text: str) -> tuple[str, int] | bool | None:
 
 
 class JsonCallParts:
-    """Reader of calls in JSON: of one call, of several in a row, or of a list of calls."""
+    """Finds calls in JSON while it arrives: one call, several in a row, or a list of calls."""
 
     def __init__(self, names: Mapping[str, Any]) -> None:
         self._names = names
@@ -104,7 +104,7 @@ class JsonCallParts:
         self._depth = 0
 
     def feed(self, text: str) -> None:
-        """Read more of the text, and extend `calls`."""
+        """Read more of the text, and write the names and arguments that it has to `calls`."""
         self._pending += text
         while self._pending and not self._dead:
             before = self._pending
@@ -201,7 +201,7 @@ class TaggedCallParts:
         self._is_text = self._at_start = False
 
     def feed(self, text: str) -> None:
-        """Read more of the text, and extend `calls`."""
+        """Read more of the text, and write the name and arguments that it has to `calls`."""
         self._pending += text
         while self._pending and self._place != "over":
             before, place = self._pending, self._place

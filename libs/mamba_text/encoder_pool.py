@@ -22,7 +22,10 @@ GivenUp = Callable[[], bool]
 
 
 class EncoderPool:
-    """Two threads for texts of ordinary length and one for long texts, each started when first needed."""
+    """Tokenizes texts in threads: two for texts of ordinary length, and one for long texts.
+
+    Each thread is started when it is first needed.
+    """
 
     def __init__(self) -> None:
         self._ordinary = ThreadPoolExecutor(2, thread_name_prefix="encode")

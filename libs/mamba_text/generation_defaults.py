@@ -13,7 +13,10 @@ from mamba_text.tokenizer import read_json
 
 @dataclass(frozen=True, slots=True)
 class GenerationDefaults:
-    """Defaults for fields that a request leaves out. None = the file has no value either."""
+    """Values that a request gets for fields that it leaves out, from the model's files.
+
+    None = the file has no value either.
+    """
 
     temperature: float | None = None
     top_p: float | None = None

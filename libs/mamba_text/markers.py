@@ -19,7 +19,7 @@ def unfinished(text: str, marker: str) -> int:
 
 
 class JsonDepth:
-    """Search for the end of one object or list of JSON that arrives in pieces."""
+    """Finds where one object or list of JSON ends, in text that arrives piece by piece."""
 
     __slots__ = ("_depth", "_escaped", "_string")
 
@@ -50,7 +50,7 @@ class JsonDepth:
 
 
 class JsonPlace:
-    """How far a growing text of JSON has been read, and whether it is within a string there."""
+    """Follows a growing text of JSON, and says whether its end lies within a string."""
 
     __slots__ = ("_place", "_string")
 

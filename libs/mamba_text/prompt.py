@@ -25,7 +25,7 @@ from mamba_text.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class TextProcessor:
-    """The tokenizer, chat template and sampling defaults of a model directory."""
+    """Turns requests into prompts, with the tokenizer, chat template and defaults of a model directory."""
 
     tokenizer: Tokenizer
     template: ChatTemplate | None

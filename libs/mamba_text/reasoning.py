@@ -14,7 +14,7 @@ from mamba_text.tool_calls import ToolCallReader
 
 @dataclass(frozen=True, slots=True)
 class ReasoningFormat:
-    """The markers of a model's output: `begin`, the reasoning, `end`, the answer."""
+    """How a model marks its reasoning: `begin`, the reasoning, `end`, the answer."""
 
     begin: str
     end: str
@@ -35,7 +35,7 @@ def reasoning_format_of(template: str) -> ReasoningFormat | None:
 
 
 class ReasoningStart(Enum):
-    """The state of the reasoning at the end of a prompt."""
+    """Whether the model's answer begins within the reasoning, by the end of the prompt."""
 
     OPEN = auto()
     """The prompt has the begin marker: the answer begins with reasoning."""
@@ -55,7 +55,7 @@ class ReasoningStart(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ParsedReasoning:
-    """Final text of one step, separated into reasoning and answer."""
+    """The text that became final in one step, divided into reasoning and answer."""
 
     reasoning: str = ""
     answer: str = ""
@@ -78,7 +78,7 @@ _FIRST = {
 
 
 class ReasoningReader:
-    """Reader that separates the reasoning of one choice from its answer.
+    """Divides the output for one choice into reasoning and answer, as it arrives.
 
     White space around the markers belongs to neither of the two.
     """

@@ -37,7 +37,7 @@ class EncodedText:
 
 
 class SegmentCache:
-    """The cache of one tokenizer; several threads may use it."""
+    """Remembers the token ids of texts that one tokenizer encoded; several threads may use it."""
 
     def __init__(
         self,

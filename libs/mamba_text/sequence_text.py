@@ -14,7 +14,7 @@ from mamba_text.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class CertainText:
-    """Text that became final with some new tokens."""
+    """The text that became final with some new tokens."""
 
     text: str
     """Text for the client, without the stop string."""
@@ -28,7 +28,7 @@ class CertainText:
 
 @dataclass(frozen=True, slots=True)
 class TextVisibility:
-    """The parts of a sequence that the client sees."""
+    """Says which parts of a sequence the client sees."""
 
     stops: tuple[str, ...] = ()
     """Strings that end the sequence."""
@@ -41,7 +41,10 @@ class TextVisibility:
 
 
 class SequenceText:
-    """The text of one sequence, with stop strings ignored for the first `min_tokens` tokens."""
+    """Turns the tokens of one sequence into text, and finds its stop strings.
+
+    Stop strings are ignored for the first `min_tokens` tokens.
+    """
 
     def __init__(
         self,

@@ -11,7 +11,7 @@ from mamba_text.markers import unfinished
 
 @dataclass(frozen=True, slots=True)
 class StopMatch:
-    """Text that became final with a piece, and the matched stop string, if any."""
+    """The text that became final with a piece, and the stop string that ended it, if any."""
 
     text: str
     stop: str | None = None

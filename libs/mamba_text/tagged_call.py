@@ -144,7 +144,7 @@ def _types_of(value: Any) -> frozenset[str]:
 
 
 class SchemaTypes:
-    """The JSON types that parts of a schema allow.
+    """Says which JSON types the parts of a schema allow.
 
     `root` is the whole schema, in which references are looked up.
     """

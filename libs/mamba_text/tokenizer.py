@@ -55,7 +55,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _content(token: Any) -> str | None:
-    """Return the text of a special token, which is a string or an object with `content`."""
+    """Return the text of a special token, a string or an object with `content`; None if it has none."""
     if isinstance(token, dict):
         token = token.get("content")
     return token if isinstance(token, str) else None
@@ -96,7 +96,10 @@ class _Document(msgspec.Struct):
 
 
 class Tokenizer:
-    """A model's tokenizer. Thread-safe: the Rust object is, and nothing here changes after `__init__`."""
+    """Turns text into token ids and back, as a model's tokenizer.json says.
+
+    It is thread-safe: the Rust object is, and nothing here changes after `__init__`.
+    """
 
     def __init__(self, rust: RustTokenizer, config: dict[str, Any]) -> None:
         self.rust = rust

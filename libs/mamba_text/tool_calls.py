@@ -70,7 +70,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class ParsedOutput:
-    """Final text and complete calls of one step."""
+    """The text that became final in one step, and the calls that are complete."""
 
     text: str = ""
     calls: tuple[ToolCall, ...] = ()
@@ -80,7 +80,7 @@ class ParsedOutput:
 
 @dataclass(slots=True)
 class ToolCallReader:
-    """Reader of the tool calls in one choice. It drops calls beyond `max_calls` (None = no limit)."""
+    """Finds tool calls in the output for one choice; drops those beyond `max_calls` (None = no limit)."""
 
     form: ToolCallFormat
     max_calls: int | None = None
@@ -122,7 +122,7 @@ class ToolCallReader:
     """Whether there was text or a call: what follows cannot be a call without markers."""
 
     def feed(self, text: str, *, last: bool) -> ParsedOutput:
-        """Read more of the answer, and return the text and the calls that became final.
+        """Read more of the answer; return the text that became final, and the calls or parts of calls.
 
         `last` says that nothing follows.
         """
@@ -289,7 +289,11 @@ class ToolCallReader:
         return text[end:]
 
     def _feed_begun(self, text: str) -> None:
-        """Let the reader of parts read `text`, and add new parts of calls to those that `feed` returns."""
+        """Pass `text`, the next characters of the current call, to `_begun`, the reader of its parts.
+
+        If `streams` is set, the new names and characters of arguments are added to `_parts`, which `feed`
+        returns.
+        """
         assert self._begun is not None
         self._begun.feed(text)
         if not self.streams:

@@ -16,7 +16,10 @@ STAGING_BYTES = 256 << 20
 
 @dataclass(frozen=True, slots=True)
 class BundleShape:
-    """Sizes and identity of the bundles of one engine. Bundles of another shape are never returned."""
+    """Sizes of the bundles of one engine, and which model and layout their bytes are of.
+
+    A bundle is one state with its pages. Bundles of another shape are never returned.
+    """
 
     fingerprint: str
     """Identity of the model: states of equal fingerprints can replace each other."""

@@ -40,7 +40,7 @@ log = structlog.get_logger("mambaserve.tier")
 
 
 class BundleStore:
-    """The bundles that one engine has in host memory and on disk, below its state cache.
+    """Keeps bundles (states with their pages) of one engine's cache in host memory and on disk.
 
     All methods may be called from any thread.
     """
@@ -321,7 +321,10 @@ class BundleStore:
         return Match(record.depth, base, shape.state_bytes, pages_bytes, from_disk, tuple(items))
 
     def _current(self, item: Item) -> Item | None:
-        """Return the item, or its copy in another tier if it was moved there after the lookup."""
+        """Return the item, or its copy in another tier if it was moved there after the lookup.
+
+        The result is None if no tier has it any more.
+        """
         if not item.gone:
             return item
         if not isinstance(item, Record):

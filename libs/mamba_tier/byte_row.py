@@ -10,7 +10,7 @@ Buffers = Sequence[memoryview]
 
 
 class ByteRow:
-    """Sequence of buffers that is addressed as one continuous row of bytes."""
+    """Addresses several buffers as if they were one continuous row of bytes."""
 
     def __init__(self, buffers: Buffers) -> None:
         self._buffers = [_flat(buffer) for buffer in buffers if buffer.nbytes]

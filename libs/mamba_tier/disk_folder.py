@@ -28,7 +28,7 @@ _MOST_BUFFERS = 1024
 
 
 class StoredFile(NamedTuple):
-    """File that a previous process left. `header` is None if the file is damaged."""
+    """A file that a previous process left; `header` is None if the file is damaged."""
 
     name: str
     header: Header | None
@@ -36,7 +36,7 @@ class StoredFile(NamedTuple):
 
 
 class DiskFolder:
-    """Directory that this process has locked until `close`."""
+    """Writes, reads and removes the files of a store in a directory that it has locked until `close`."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -23,7 +23,7 @@ RUN_BYTES = 1 << 20
 
 
 class DiskTier(TierIndex):
-    """Tier whose records and blocks are files, each with its own header."""
+    """The tier on disk: each record and each block is a file with its own header."""
 
     def __init__(self, folder: DiskFolder, shape: BundleShape, budget_bytes: int) -> None:
         super().__init__("disk", budget_bytes)

@@ -26,7 +26,10 @@ def rounded(count: int) -> int:
 
 
 class HostPool:
-    """Memory for items. Its memory pages are allocated step by step, when the writer calls `touch_more`."""
+    """Hands out pieces of one large memory to items.
+
+    Its memory pages are allocated step by step, when the writer calls `touch_more`.
+    """
 
     def __init__(self, capacity: int) -> None:
         self.capacity = max(GRAIN, rounded(capacity))
@@ -79,7 +82,7 @@ class HostPool:
         return tuple(out)
 
     def give_back(self, pieces: Pieces) -> None:
-        """Mark reserved memory as free."""
+        """Mark the memory that `take` reserved as free again."""
         for start, length in pieces:
             place = bisect_left(self._free, (start, 0))
             self.free_bytes += length

@@ -12,7 +12,10 @@ from mamba_tier.tier_index import TierIndex
 
 
 class HostTier(TierIndex):
-    """The tier whose items lie in a pool of memory of `budget_bytes` + `staging_bytes`."""
+    """The tier in host memory: its records and blocks lie in one pool.
+
+    The pool has `budget_bytes` + `staging_bytes`.
+    """
 
     def __init__(self, budget_bytes: int, staging_bytes: int) -> None:
         super().__init__("host", budget_bytes)

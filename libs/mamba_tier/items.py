@@ -10,7 +10,7 @@ from typing import Protocol
 
 
 class Keeper(Protocol):
-    """A tier, as far as an item needs it: the tier holds the item's bytes."""
+    """The tier that holds an item's bytes, as far as items call it."""
 
     name: str
 
@@ -26,7 +26,7 @@ class Keeper(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Item:
-    """Stored block of attention pages, or the common part of a `Record`."""
+    """Entry of a tier under one key: a block of attention pages, or (as a `Record`) a state."""
 
     keeper: Keeper
     key: int
@@ -52,7 +52,7 @@ class Item:
 
 @dataclass(slots=True, eq=False)
 class Record(Item):
-    """State of a checkpoint, together with the pages behind the last whole block of its prefix."""
+    """A stored state, with the pages behind the last whole block of its prefix."""
 
     block_keys: tuple[int, ...] = ()
     """Chain hashes at the ends of all blocks of the tokens [0, first)."""

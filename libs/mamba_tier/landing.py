@@ -13,21 +13,24 @@ SHARE_BYTES = 4 << 20
 
 
 class Target(NamedTuple):
-    """Part of an item's bytes, and the buffers that the part is read into."""
+    """A part of an item's bytes, and the buffers that it is read into."""
 
     part: Part
     buffers: Buffers
 
 
 class Share(NamedTuple):
-    """Unit of work of one thread in a read: adjacent parts of one item."""
+    """The part of a read that one thread does at a time: adjacent parts of one item."""
 
     item: Item
     targets: list[Target]
 
 
 class Landing:
-    """The buffers that one read fills: for the state of a bundle, and for its pages from token `base` on."""
+    """Says which buffer each part of a stored bundle is read into.
+
+    Its buffers take the state, and the pages from token `base` on.
+    """
 
     def __init__(self, shape: BundleShape, state: ByteRow, pages: ByteRow, base: int) -> None:
         self._shape, self._state, self._pages, self._base = shape, state, pages, base

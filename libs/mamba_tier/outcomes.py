@@ -26,7 +26,7 @@ COUNTERS = {
 
 
 class PutOutcome(StrEnum):
-    """Result of offering a bundle to the store."""
+    """Whether the store took a bundle that was offered to it, or why not."""
 
     ACCEPTED = "accepted"
     """The bytes were copied, and the writer will store the bundle."""
@@ -40,7 +40,7 @@ class PutOutcome(StrEnum):
 
 
 class ReadOutcome(StrEnum):
-    """Result of a read. The landing buffers hold the bundle only if it is VALID."""
+    """Whether a read succeeded; the landing buffers hold the bundle only if it is VALID."""
 
     VALID = "valid"
     CORRUPT = "corrupt"
@@ -51,7 +51,7 @@ class ReadOutcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """Stored bundle of the longest prefix of a prompt, from which the prompt can resume."""
+    """The stored bundle of the longest prefix of a prompt, which the engine may read to resume there."""
 
     depth: int
     """Number of tokens of the prefix."""
@@ -82,7 +82,7 @@ class TierState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TierStatus:
-    """Contents and state of one tier."""
+    """State of one tier: how much it stores, and whether it works."""
 
     state: TierState
     reason: str
@@ -98,7 +98,7 @@ class TierStatus:
 
 @dataclass(frozen=True, slots=True)
 class StoreStatus:
-    """Status of each tier by name, and the counters of the store since the start."""
+    """State of each tier, by its name, and what the store has counted since its start."""
 
     tiers: Mapping[str, TierStatus]
     counters: Mapping[str, int]

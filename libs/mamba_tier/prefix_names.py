@@ -15,7 +15,10 @@ DIGEST_BYTES = 16
 
 
 class PrefixNames:
-    """Chain hashes and digests of the prefixes of `token_ids`, for prompts with the salt `salt`."""
+    """Computes the keys and digests under which prefixes of `token_ids` are stored.
+
+    They differ for each `salt`.
+    """
 
     def __init__(self, chain: PageChain, block_tokens: int, token_ids: Tokens, salt: str) -> None:
         self.tokens = len(token_ids) // chain.page_size * chain.page_size

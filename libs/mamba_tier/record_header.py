@@ -29,7 +29,7 @@ _LARGEST = 64 << 20
 
 
 class Part(NamedTuple):
-    """Part of a payload that has its own checksum: the bytes [start, start + length)."""
+    """A part of a payload that has its own checksum: the bytes [start, start + length)."""
 
     number: int
     start: int
@@ -37,7 +37,10 @@ class Part(NamedTuple):
 
 
 class Header(msgspec.Struct, frozen=True, array_like=True):
-    """Description of one file of the disk tier. The file of a block has no state and no list of blocks."""
+    """Describes one file of the disk tier, at the file's beginning.
+
+    The file of a block has no state and no list of blocks.
+    """
 
     fingerprint: str
     layout: str

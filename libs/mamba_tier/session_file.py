@@ -32,7 +32,7 @@ MOST_NOTES = 256 << 20
 
 
 class SessionNotes(msgspec.Struct, frozen=True):
-    """Description of a session: everything but the state and the pages."""
+    """Holds what a session file says of its session besides the state and the pages."""
 
     model: str
     """Name under which the engine served the model."""
@@ -54,7 +54,7 @@ class SessionNotes(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class SessionFile:
-    """Session file whose header and notes were read and are valid. The payload was not verified."""
+    """A session file whose header and notes are valid. Its payload was not verified."""
 
     header: Header
     notes: SessionNotes

@@ -10,7 +10,7 @@ Piece = TypeVar("Piece")
 
 
 class SharedWork(Generic[Piece]):
-    """Pieces of work that several threads take one by one, until all are done or one of them fails."""
+    """Lets several threads take pieces of work one by one, until all are done or one of them fails."""
 
     def __init__(self, pieces: Iterator[Piece], do: Callable[[Piece], bool]) -> None:
         self._pieces, self._do = pieces, do

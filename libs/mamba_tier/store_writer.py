@@ -25,7 +25,7 @@ IDLE_SECONDS = 5.0
 
 @dataclass(slots=True, eq=False)
 class StagedBundle:
-    """A bundle in the pool that is in no index yet: its record, and the blocks that no tier has."""
+    """A bundle whose bytes wait in the pool to be stored: its record, and the blocks that no tier has."""
 
     record: Record
     blocks: list[Item]
@@ -38,7 +38,7 @@ class StagedBundle:
 
 
 class StoreWriter:
-    """The writer thread of one store, which shares the store's lock and tiers."""
+    """Stores waiting bundles and moves records to disk, in a thread; shares the store's lock and tiers."""
 
     def __init__(
         self,

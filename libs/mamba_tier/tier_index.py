@@ -16,7 +16,10 @@ from mamba_tier.outcomes import TierState, TierStatus
 
 
 class TierIndex(ABC):
-    """The records and blocks of one tier. A subclass stores their bytes and frees them."""
+    """Finds the records and blocks of one tier, and chooses which to evict.
+
+    A subclass stores their bytes and frees them.
+    """
 
     def __init__(self, name: str, budget_bytes: int) -> None:
         self.name = name
@@ -90,7 +93,7 @@ class TierIndex(ABC):
         return chosen
 
     def best(self) -> Record | None:
-        """Return the record that would be evicted last, among those that are not being read."""
+        """Return the record that would be evicted last, of those that nobody reads; None = there is none."""
         unread = (record for record in self.records.values() if record.references == 1)
         return max(unread, key=lambda record: record.priority, default=None)
 

@@ -36,7 +36,7 @@ class Address(NamedTuple):
 
 
 class Peer(NamedTuple):
-    """Another engine: the address of its transfer server, and which run of its process is meant."""
+    """Another engine to fetch from: the address of its transfer server, and which run of its process."""
 
     address: Address
     incarnation: str

@@ -16,7 +16,7 @@ Buffers = Sequence[memoryview]
 
 
 class Segment(NamedTuple):
-    """Run of bytes within an arena: offset and length."""
+    """A run of bytes within an arena, by offset and length."""
 
     offset: int
     length: int

@@ -63,7 +63,7 @@ PATIENCE_SECONDS = 10.0
 
 
 class _Ended(Exception):
-    """The end of a fetch by an answer of the peer. `outcome` is the result of the fetch."""
+    """Ends a fetch because of the peer's answer; `outcome` is the result of the fetch."""
 
     def __init__(self, verdict: Verdict, detail: str = "") -> None:
         super().__init__(detail)
@@ -71,7 +71,7 @@ class _Ended(Exception):
 
 
 class TransferClient:
-    """Reader of the checkpoints that other engines export. Safe to use from several threads."""
+    """Reads states that other engines export, over the network. Several threads may use it."""
 
     def __init__(
         self,

@@ -14,7 +14,7 @@ from mamba_transfer.messages import Bequest, HotPrefix, Wanted
 
 @dataclass(frozen=True, slots=True)
 class OpenExport:
-    """An export that is being read. Its memory does not change until `ExportSource.close` is called."""
+    """An export that is being read; its memory does not change until `ExportSource.close` is called."""
 
     depth: int
     """Depth of the checkpoint in tokens."""
@@ -26,7 +26,7 @@ class OpenExport:
 
 
 class ExportSource(Protocol):
-    """Interface by which a transfer server reads checkpoints of its engine, from the server's own threads."""
+    """Gives a transfer server the checkpoints of its engine; called from the server's own threads."""
 
     def open(self, request: Wanted) -> OpenExport | None:
         """Lock the requested checkpoint and return it; None if it is missing, or its lease has ended.
@@ -60,7 +60,7 @@ class ExportSource(Protocol):
 
 
 class StateHeir(Protocol):
-    """An engine that takes states of engines that end. All methods are called by threads of the server."""
+    """Takes over states of engines that end; called from threads of the transfer server."""
 
     def places(self, role: str) -> int:
         """Return for how many states of an ending engine of `role` there is room; 0 = it takes none."""

@@ -38,7 +38,7 @@ def _is_within_machine(end: socket.socket) -> bool:
 
 
 class Limit:
-    """Limit on the duration of a transfer: a deadline, and a callback by which the caller can cancel."""
+    """Ends a transfer at a deadline, or when a callback says that the caller cancels it."""
 
     def __init__(
         self,
@@ -69,7 +69,10 @@ class Limit:
 
 
 class Connection:
-    """Connected socket that carries frames. One thread uses it; any thread may call `close`."""
+    """Sends and receives frames over a connected socket.
+
+    One thread uses it; any thread may call `close`.
+    """
 
     def __init__(self, end: socket.socket) -> None:
         """Take over the connected socket `end`; `close` closes it."""

@@ -76,7 +76,7 @@ class TensorPart(msgspec.Struct, frozen=True):
 
 
 class StateLayout(msgspec.Struct, frozen=True):
-    """Layout of the states and pages of one model on tensor-parallel rank `rank` of `ranks`."""
+    """How the states and pages of a model lie in memory, on tensor-parallel rank `rank` of `ranks`."""
 
     fingerprint: Name
     """Identity of the weights, and of everything else that determines the numbers in a state."""

@@ -14,7 +14,7 @@ LONGEST_LIFE = 10
 
 
 class Lease:
-    """Permission to read one export until a certain time. Safe to use from several threads."""
+    """Lets one export be read until a certain time. Several threads may use it."""
 
     def __init__(self, export: str, seconds: float, clock: Clock) -> None:
         """Grant a lease of `seconds` for the export with the name `export`."""
@@ -56,7 +56,10 @@ class Lease:
 
 
 class LeaseTable:
-    """The leases of those exports of an engine that are not open yet. Safe to use from several threads."""
+    """Keeps the leases of an engine's exports that nobody has opened yet, and finds those that have ended.
+
+    Several threads may use it.
+    """
 
     def __init__(self, clock: Clock) -> None:
         """Create an empty table. `clock` returns seconds that never decrease."""

@@ -76,7 +76,10 @@ class Wanted(msgspec.Struct, tag="fetch", array_like=True, frozen=True):
 
     @classmethod
     def of_prefix(cls, token_ids: Sequence[int], salt: str, *, base: int = 0) -> "Wanted":
-        """Return a request for the checkpoint at the end of the prefix `token_ids`."""
+        """Return a request for the checkpoint at the end of the prefix `token_ids`.
+
+        `base` is the number of tokens whose pages the reader has already.
+        """
         packed = struct.pack(f"<{len(token_ids)}I", *token_ids)
         return cls(depth=len(token_ids), base=base, salt=salt, token_ids=packed)
 

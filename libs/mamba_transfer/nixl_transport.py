@@ -47,7 +47,7 @@ def nixl_api() -> Any:
 
 
 class _Memory(msgspec.Struct, array_like=True, frozen=True):
-    """Description of a source's memory as plain integers, because NIXL's own form is a pickle."""
+    """Describes a source's memory in plain integers, because NIXL's own form is a pickle."""
 
     agent: bytes
     """Metadata of the source's NIXL agent, including the access keys of its registered memory."""
@@ -56,7 +56,7 @@ class _Memory(msgspec.Struct, array_like=True, frozen=True):
 
 
 class NixlTransport:
-    """Transport by a NIXL agent, which has one region of memory registered."""
+    """Copies states with a NIXL agent, which has one region of memory registered."""
 
     name = "nixl"
 

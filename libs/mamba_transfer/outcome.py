@@ -6,7 +6,7 @@ from typing import Protocol
 
 
 class Verdict(StrEnum):
-    """Result of a fetch. Bytes that have arrived may be used only if it is VALID."""
+    """How a fetch ended. Bytes that have arrived may be used only if it is VALID."""
 
     VALID = "valid"
     """All bytes arrived, their checksums match, and the source kept the checkpoint unchanged until then."""
@@ -23,7 +23,10 @@ class Verdict(StrEnum):
 
 
 class PendingWriter(Protocol):
-    """A writer to landing memory that could not be stopped. The memory must not be reused before it ends."""
+    """A writer to landing memory that could not be stopped.
+
+    The memory must not be used again before the writer ends.
+    """
 
     def ended(self) -> bool:
         """Return whether the writer has ended. If not, call again later; waiting alone proves nothing."""
@@ -32,7 +35,7 @@ class PendingWriter(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Result of a fetch, with details."""
+    """How a fetch ended, with details for logs and metrics."""
 
     verdict: Verdict
     detail: str = ""

@@ -41,7 +41,10 @@ MOST_FRAME_BYTES = 1 << 16
 
 
 class TransferServer:
-    """Server from which other engines read exports. `start` opens the port; `close` ends all connections."""
+    """Serves an engine's exports to other engines.
+
+    `start` opens the port; `close` ends all connections.
+    """
 
     def __init__(
         self,

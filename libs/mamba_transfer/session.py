@@ -47,7 +47,7 @@ IDLE_SECONDS = 60.0
 
 
 class ReaderSession:
-    """Conversation with one reader, which has at most one open export at a time."""
+    """Answers one reader of the transfer server, which has at most one open export at a time."""
 
     def __init__(
         self,

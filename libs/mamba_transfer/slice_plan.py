@@ -18,7 +18,7 @@ Place = Literal["state", "page"]
 
 
 class Copy(NamedTuple):
-    """Run of bytes that is contiguous at the source and at the destination, within one state or one page."""
+    """A run of bytes within one state or page that is contiguous at the source and at the destination."""
 
     source: int
     """Offset at the source, in bytes."""
@@ -28,7 +28,7 @@ class Copy(NamedTuple):
 
 
 class Portion(NamedTuple):
-    """Everything that one source rank sends, in the order of the destination's memory."""
+    """All bytes that one source rank sends, in the order of the destination's memory."""
 
     state: tuple[Copy, ...]
     state_blocks: tuple[int, ...]
@@ -92,7 +92,7 @@ def plan_of_pair(source: StateLayout, destination: StateLayout) -> SlicePlan:
 
 
 class _Rows(NamedTuple):
-    """Position of one part of a state or page in one row of a rank's memory."""
+    """Where one part of a state or page lies in one row of a rank's memory."""
 
     layer: int
     offset: int

@@ -16,7 +16,7 @@ few bytes may still be in the processor's cache, and so many keep the number of 
 
 
 class SocketTransport:
-    """Transport over the connection of the messages."""
+    """Copies states over the same connection as the messages."""
 
     name = "sockets"
 

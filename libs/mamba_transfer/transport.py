@@ -18,7 +18,7 @@ class Arrival:
 
 
 class Transport(Protocol):
-    """Means of copying bytes from the memory of a source to the landing memory of a reader."""
+    """Copies bytes from the memory of a source to the landing memory of a reader."""
 
     @property
     def name(self) -> str:
@@ -60,7 +60,7 @@ class Transport(Protocol):
 
 
 class CheckedBytes(Protocol):
-    """A transfer of bytes between a socket and memory, which computes their checksums as they pass."""
+    """Moves bytes between a socket and memory, and computes their checksums as they pass."""
 
     @property
     def left(self) -> int:
@@ -86,7 +86,7 @@ class CheckedBytes(Protocol):
 
 
 class ByteMover(Protocol):
-    """Machine code that moves bytes and computes their checksums in one pass over memory."""
+    """Moves bytes and computes their checksums in one pass over memory, in machine code."""
 
     def begin(
         self, pieces: Sequence[memoryview], sizes: Sequence[int], *, sends: bool
@@ -99,7 +99,10 @@ class ByteMover(Protocol):
 
 
 class WriterPending(Exception):
-    """A read has ended although its writer could not be stopped: it may still write to the landing memory."""
+    """A read ended although its writer could not be stopped.
+
+    The writer may still write to the landing memory.
+    """
 
     def __init__(self, reason: Exception, writer: PendingWriter) -> None:
         super().__init__(str(reason))

@@ -39,7 +39,7 @@ OnCreated = Callable[[Manifest], None]
 
 @dataclass(frozen=True, slots=True)
 class AppliedChange:
-    """Change that a pass has made to one child."""
+    """Says what a pass has done to one child."""
 
     ref: Ref
     change: Change
@@ -48,7 +48,7 @@ class AppliedChange:
 
 @dataclass(slots=True)
 class ApplyResult:
-    """Result of applying a plan: the changes that were made, and the errors."""
+    """The changes that a pass has made to the children, and the errors of those that failed."""
 
     applied: list[AppliedChange] = field(default_factory=list)
     errors: list[OperatorError] = field(default_factory=list)
@@ -107,8 +107,7 @@ async def _apply(
 ) -> bool:
     """Write one child, and return whether that changed the child.
 
-    A child that is created is reported to `on_created`. What later passes need to compare is noted in
-    `outcome`.
+    A created child is passed to `on_created`. What later passes need to compare is written to `outcome`.
     """
     before = snapshot.children.get(ref(change.manifest))
     if change.create_only:

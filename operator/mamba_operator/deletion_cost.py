@@ -33,7 +33,7 @@ CHOSEN_COST = "-1"
 
 @dataclass(frozen=True, slots=True)
 class ScaleDown:
-    """Decrease of the number of engines."""
+    """A decrease of the number of engines: the pods, and how many of them are to be removed."""
 
     pods: tuple[Manifest, ...]
     """Ready engine pods, some of which are to be removed."""
@@ -73,9 +73,10 @@ def _scale_down(snapshot: Snapshot, plan: ReconcilePlan) -> ScaleDown | None:
 
 
 def least_valuable(reports: Mapping[str, DeletionCost | None], count: int) -> set[str]:
-    """Return the names of the `count` pods of least value.
+    """Return the names of the `count` pods whose end would lose the least.
 
-    `reports` has the report of each pod by its name; None = the pod did not report.
+    `reports` has the report of each pod by its name; None = the pod did not report, and counts as the least
+    valuable. Otherwise the value is the pod's share of all checkpoints plus its share of all requests.
     """
     costs = [cost for cost in reports.values() if cost is not None]
     checkpoints = sum(cost.checkpoints for cost in costs) or 1.0

@@ -18,7 +18,7 @@ from mamba_operator.observe import list_optional, split_by_owner
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """One MambaGateway with its children, and the MambaDeployments around it."""
+    """One MambaGateway as a pass has read it, its children, and the MambaDeployments around it."""
 
     snapshot: Snapshot
     """The gateway with its children and pods."""

@@ -43,7 +43,7 @@ ANNOUNCED = (
 
 @dataclass(slots=True)
 class _Memory:
-    """Facts about one MambaGateway that the process remembers and no object of the cluster records."""
+    """Holds what the process remembers of one MambaGateway that no object of the cluster records."""
 
     stale: bool = False
     """Whether the indices may be out of date, so that the next pass must read everything from the cluster."""

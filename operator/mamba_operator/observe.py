@@ -71,7 +71,7 @@ async def observe(
 
 @dataclass(frozen=True, slots=True)
 class _Lists:
-    """Answers of the API server about the children of one object."""
+    """Answers of the API server to the requests for the children of one object."""
 
     watched: list[tuple[Kind, Manifest]]
     """Children of the kinds that the operator watches."""

@@ -47,7 +47,7 @@ REASONS_AND_VERBS: dict[Change, tuple[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class EventContent:
-    """One Kubernetes event before it is written."""
+    """Type, reason and message of one Kubernetes event, before the event is written."""
 
     type: Literal["Normal", "Warning"]
     reason: str
@@ -164,7 +164,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class PendingEvent:
-    """Event about one object, before it is written."""
+    """An event about one object that waits to be written."""
 
     name: str
     namespace: str

@@ -128,7 +128,7 @@ def make_plan(
 
 
 def _blocks(pinned: PinnedVerdict) -> bool:
-    """Return whether the verdict keeps anything from being changed."""
+    """Return whether the verdict keeps the pass from changing anything."""
     return isinstance(pinned.verdict, SpecInvalid | DoesNotFit | ModelNotServed)
 
 
@@ -185,7 +185,7 @@ def _of_pools(parts: Mapping[Role, ReconcilePlan]) -> Mapping[Role, ReconcilePla
 
 @dataclass(frozen=True, slots=True)
 class _PoolPass:
-    """Decisions about the engines of one role."""
+    """Decisions of one pass about the engines of one role."""
 
     snapshot: Snapshot
     pinned: PinnedVerdict
@@ -348,7 +348,7 @@ def _decisions(context: Context, snapshot: Snapshot, pinned: PinnedVerdict, now:
 
 
 def _wake(context: Context, snapshot: Snapshot) -> Manifest | None:
-    """Return the ConfigMap into which gateways write their notes for the operator."""
+    """Return the ConfigMap into which gateways write texts for the operator; None if it does not exist."""
     return snapshot.child("ConfigMap", context.children.wake)
 
 

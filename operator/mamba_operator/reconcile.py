@@ -81,7 +81,7 @@ def new_token() -> str:
 
 @dataclass(frozen=True, slots=True)
 class PassSettings:
-    """Limits of passes, and the name of the operator in events."""
+    """How long passes may take, and the name of the operator in events."""
 
     identity: str
     """Name of this operator in events."""
@@ -95,7 +95,7 @@ class PassSettings:
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """Clock, randomness and callbacks of the process."""
+    """The clock, the randomness and the callbacks that passes use."""
 
     now: Callable[[], datetime] = now_utc
     new_token: Callable[[], str] = new_token
@@ -108,7 +108,7 @@ class Runtime:
 
 @dataclass(slots=True)
 class ObjectMemory:
-    """Facts about one MambaDeployment that the process remembers and no object of the cluster records."""
+    """Holds what the process remembers of one MambaDeployment that no object of the cluster records."""
 
     listed: bool = False
     """Whether this process has listed, or created, the object's children."""

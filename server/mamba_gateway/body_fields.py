@@ -39,7 +39,7 @@ _NO_FORM = frozenset(
 
 
 class RoutingFields(msgspec.Struct, frozen=True):
-    """Fields that the gateway reads from a request. All others are passed on without being decoded."""
+    """The fields of a request's body by which the gateway routes; all others are passed on undecoded."""
 
     model: str | None = None
     stream: bool | None = None
@@ -162,7 +162,7 @@ class _Details(msgspec.Struct, frozen=True):
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """Token counts of one answer, in the form of any of the supported APIs."""
+    """The token counts in an engine's answer, in the form of any of the supported APIs."""
 
     prompt_tokens: _Count = 0
     completion_tokens: _Count = 0
@@ -193,7 +193,7 @@ _decode_usage = msgspec.json.Decoder(Usage).decode
 
 
 class UsageMeter:
-    """Counter of the tokens of one answer, while its bytes pass."""
+    """Finds or counts the tokens of one answer while its bytes pass through the gateway."""
 
     __slots__ = ("_events", "_tail", "size", "usage")
 

@@ -21,7 +21,7 @@ _Tokens = Annotated[int, msgspec.Meta(ge=0, lt=10**9)]
 
 
 class TransferReport(msgspec.Struct, frozen=True):
-    """Report of one engine about its exchange of states with other engines."""
+    """Holds what an engine reports about its exchange of states with other engines."""
 
     address: str
     """Address of the engine's transfer server, `IP:PORT`."""
@@ -33,7 +33,7 @@ class TransferReport(msgspec.Struct, frozen=True):
 
 
 class HandOver(msgspec.Struct, frozen=True):
-    """State of one prompt that a prefill engine keeps for the decode engine, which writes the answer."""
+    """Names the state of one prompt that a prefill engine keeps until the decode engine has read it."""
 
     address: str
     incarnation: str

@@ -77,7 +77,7 @@ def to_engine(
 
 
 class _Verdicts(dict[bytes, bool]):
-    """Cache of whether a request header is removed by the gateway, by the name of the header."""
+    """Remembers, by the name of a header of a request, whether the gateway removes it."""
 
     def __init__(self, own: frozenset[bytes]) -> None:
         super().__init__()

@@ -47,7 +47,7 @@ NO_LIMITS = KeyLimits()
 
 
 class KeyLimitTable:
-    """Limits of every key, by its name."""
+    """Looks up the limits of an API key by its name."""
 
     def __init__(self, default: KeyLimits, entries: Mapping[str, KeyLimits]) -> None:
         self._default, self._entries = default, entries

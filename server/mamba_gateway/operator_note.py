@@ -21,7 +21,7 @@ log = structlog.get_logger("mambaserve.gateway")
 
 
 class OperatorNote:
-    """Notes about one MambaDeployment."""
+    """Writes texts for the operator into the ConfigMap that a gateway has for one MambaDeployment."""
 
     def __init__(self, server: ApiServer, namespace: str, name: str) -> None:
         self._server = server
@@ -43,7 +43,7 @@ WRITE_SECONDS = 15.0
 
 
 class Waker:
-    """Requests engines for one MambaDeployment that was scaled to zero."""
+    """Tells the operator that one MambaDeployment, which was scaled to zero, needs an engine."""
 
     def __init__(
         self,
@@ -87,7 +87,10 @@ CHECKS_PER_WRITE = 6
 
 
 class IndexReporter:
-    """Reports trouble with the Redis of one prefix index. `trouble` returns the message; None = it works."""
+    """Tells the operator of trouble with the Redis of one prefix index.
+
+    `trouble` returns the message; None = there is no trouble.
+    """
 
     def __init__(
         self, note: OperatorNote, trouble: Callable[[], str | None], now: Callable[[], datetime]

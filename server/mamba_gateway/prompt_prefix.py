@@ -41,7 +41,7 @@ _CHAIN = PageChain(_PAGE, "prompts of a gateway")
 
 @dataclass(frozen=True, slots=True)
 class PromptPrefix:
-    """Prompt of a request, as routing sees it."""
+    """Holds what routing needs of a request's prompt: its length, and digests of its prefixes."""
 
     token_ids: TokenIds
     salt: str

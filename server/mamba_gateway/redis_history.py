@@ -84,7 +84,7 @@ return found
 
 
 class RedisHistory:
-    """Entries of the clients of one `scope`."""
+    """Keeps responses and conversations in Redis for all gateways with the same `scope`."""
 
     def __init__(self, client: Client, scope: str, seconds: float, budget: int) -> None:
         """Keep entries for `seconds` after their last use, and `budget` bytes of them for each client."""
@@ -92,7 +92,10 @@ class RedisHistory:
         self._scope = scope.replace("{", "(").replace("}", ")")
 
     async def load(self, client: str, ids: Sequence[str]) -> list[bytes | None]:
-        """Return the entries of these identifiers, and prolong the life of those that are there."""
+        """Return the entries with the identifiers `ids`, in that order; None in place of one that is missing.
+
+        An entry that is there is kept for its whole lifetime once more.
+        """
         entries: list[bytes | None] = await self._eval(_LOAD, client, *ids)
         return entries
 

@@ -33,7 +33,7 @@ class TokenIds(_Int32s):
 
 
 class ThoughtBudget(msgspec.Struct, array_like=True, frozen=True):
-    """Limit on the thoughts of an answer."""
+    """How many tokens of an answer may be thoughts, and how these end."""
 
     tokens: int
     """Most tokens of the thoughts, before their end is forced."""
@@ -46,7 +46,10 @@ class ThoughtBudget(msgspec.Struct, array_like=True, frozen=True):
 
 
 class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Sampling parameters of one sequence. The API process checks their ranges; the engine trusts them."""
+    """How the tokens of one sequence are chosen.
+
+    The API process checks the ranges; the engine trusts them.
+    """
 
     max_tokens: int
     """Most tokens to generate; 0 = none, the prompt is computed for its log-probabilities alone."""
@@ -82,7 +85,7 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Fetch(msgspec.Struct, array_like=True, frozen=True):
-    """Source from which the state of a prompt's prefix can be fetched: another engine."""
+    """Another engine from which the state of a prompt's prefix can be fetched."""
 
     address: str
     """Address of its transfer server, HOST:PORT."""
@@ -95,7 +98,7 @@ class Fetch(msgspec.Struct, array_like=True, frozen=True):
 
 
 class HandOver(msgspec.Struct, array_like=True, frozen=True):
-    """State that is kept for the engine that goes on with a prompt."""
+    """Names a state that this engine keeps for another one, which goes on with the prompt."""
 
     export: str
     """Identifier of the export; "" = there is none."""
@@ -232,7 +235,7 @@ class TokenLogprobs(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class PrefillTiming(msgspec.Struct, array_like=True, frozen=True):
-    """Timing of one piece of a prompt: the step that computed it, and the other work of that step."""
+    """When one piece of a prompt was computed, and what else the same step computed."""
 
     began: float
     ended: float
@@ -255,7 +258,7 @@ class PrefillTiming(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Arrival(msgspec.Struct, array_like=True, frozen=True):
-    """Attempt to get the state of a prompt's prefix from elsewhere."""
+    """One attempt to get the state of a prompt's prefix from elsewhere, and how it ended."""
 
     began: float
     ended: float
@@ -270,7 +273,7 @@ class Arrival(msgspec.Struct, array_like=True, frozen=True):
 
 
 class SequenceTimeline(msgspec.Struct, array_like=True, frozen=True):
-    """Times of a traced sequence since its previous timeline."""
+    """Holds what happened to a traced sequence, and when, since its previous timeline."""
 
     pieces: tuple[PrefillTiming, ...] = ()
     checkpoints: tuple[int, ...] = ()
@@ -302,7 +305,7 @@ ExplainedReason = Literal[
 
 
 class PrefixExplanation(msgspec.Struct, array_like=True, frozen=True):
-    """Comparison of a prompt with the cached prompt that has the most tokens in common with it."""
+    """How a prompt compares with the cached prompt that has the most tokens in common with it."""
 
     resumed: int
     """Tokens that the prompt resumed."""
@@ -316,7 +319,7 @@ class PrefixExplanation(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Cost(msgspec.Struct, array_like=True, frozen=True):
-    """Use of the engine. Integers, so that sums are the same in any order."""
+    """How much of the engine was used. Integers, so that sums are the same in any order."""
 
     device: int = 0
     """Nanoseconds of the device, out of the time of the steps."""
@@ -338,7 +341,7 @@ class Cost(msgspec.Struct, array_like=True, frozen=True):
 
 
 class SequenceDelta(msgspec.Struct, omit_defaults=True, frozen=True):
-    """New tokens of one sequence, its end, or both."""
+    """Holds what one sequence has gained since its last message: new tokens, its end, or both."""
 
     request_id: str
     index: int
@@ -382,7 +385,7 @@ class Taken(msgspec.Struct, tag="taken", frozen=True):
 
 
 class Outputs(msgspec.Struct, tag="out", frozen=True):
-    """Results of one committed step."""
+    """Message with the results of one committed step, for all its sequences."""
 
     deltas: list[SequenceDelta]
 
@@ -399,7 +402,7 @@ class RequestRejected(msgspec.Struct, tag="rejected", frozen=True):
 
 
 class AuditSpan(msgspec.Struct, array_like=True, frozen=True):
-    """Audit of an answer whose request was traced."""
+    """When an answer whose request was traced was audited, and what that found."""
 
     traceparent: str
     """Span of the request's prompt."""

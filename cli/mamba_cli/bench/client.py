@@ -83,7 +83,7 @@ class _StreamReader:
 
 
 class LoadClient:
-    """A client of one model at one server.
+    """Sends the requests of a load to one model at one server, and measures them.
 
     It sends messages to the chat API, and token ids to completions.
     """

@@ -30,7 +30,7 @@ class DatasetError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """One record: its messages, and its arrival in seconds where the dataset has times."""
+    """One record of a dataset: its messages, and its arrival in seconds where the dataset has times."""
 
     messages: tuple[Message, ...]
     timestamp: float | None = None
@@ -40,7 +40,7 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True)
 class AnswerLength:
-    """How many tokens are asked for, given the recorded answer."""
+    """Decides how many tokens to ask for, from the answer that the dataset records."""
 
     bytes_per_token: float = BYTES_PER_TOKEN
     unanswered: int = 128

@@ -13,7 +13,7 @@ from mamba_cli.bench.samples import Sample
 
 
 class Sender(Protocol):
-    """A function that sends one prompt and returns its sample; failures of the server never raise."""
+    """Sends one prompt and returns its sample; failures of the server never raise."""
 
     def __call__(self, prompt: LoadPrompt, start: float, late: float = 0.0) -> Awaitable[Sample]: ...
 

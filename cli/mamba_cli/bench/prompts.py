@@ -22,7 +22,10 @@ NOTICEABLE = 0.01
 
 @dataclass(frozen=True, slots=True)
 class LoadPrompt:
-    """The prompt and output length of one request; `at` is its time in seconds in an open-loop run."""
+    """Holds what one request of a load sends, and how many tokens it asks for.
+
+    `at` is the time of sending in seconds, in a run with scheduled times.
+    """
 
     token_ids: tuple[int, ...]
     output_tokens: int
@@ -33,7 +36,7 @@ class LoadPrompt:
 
 @dataclass(frozen=True, slots=True)
 class LengthRange:
-    """A uniform distribution of lengths within the share `spread` (0 to 1) of `mean`, at least 1."""
+    """Draws lengths evenly from `mean` less and plus its share `spread` (0 to 1); at least 1."""
 
     mean: int
     spread: float = 0.0

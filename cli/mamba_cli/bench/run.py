@@ -29,7 +29,7 @@ from mamba_cli.errors import InvalidInput, RunFailed
 
 @dataclass(frozen=True, slots=True)
 class LoadPlan:
-    """Plan of one run: the server, the prompts, the way they are sent, and the options for the report."""
+    """Says what one run does: the server, the prompts, the way they are sent, and what is reported."""
 
     url: str
     prompts: Callable[[], Iterator[LoadPrompt]]

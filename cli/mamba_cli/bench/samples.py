@@ -16,7 +16,7 @@ QUANTILES = (50, 90, 95, 99)
 
 
 class Sample(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The measurements of one request. `error` is None if the request succeeded."""
+    """Holds what was measured of one request; `error` is None if the request succeeded."""
 
     sent: float
     """Time of sending, in seconds from the start of the run."""
@@ -58,7 +58,7 @@ class LatencyLimits(msgspec.Struct, frozen=True):
         return all(limit is None or value <= limit for limit, value in pairs)
 
     def to_json(self) -> dict[str, float | None]:
-        """Return the limits in milliseconds, as the report has them."""
+        """Return the limits in milliseconds, as the report has them; None = no limit."""
         limits = msgspec.structs.asdict(self)
         return {name: None if limit is None else round(1000 * limit, 3) for name, limit in limits.items()}
 

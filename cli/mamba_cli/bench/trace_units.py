@@ -23,7 +23,7 @@ _MIN_REQUESTS = 10
 
 @dataclass(frozen=True, slots=True)
 class TraceUnits:
-    """The units of one trace. By default they are the units of Mooncake."""
+    """In which units one trace gives times and lengths; by default those of Mooncake."""
 
     block: int = BLOCK_TOKENS
     """Number of prompt tokens of one id."""

@@ -16,7 +16,7 @@ Show = Callable[[str], None]
 
 @dataclass(slots=True)
 class ChatAnswer:
-    """The part of an answer that has arrived; the counts arrive with the last event."""
+    """Holds what has arrived of an answer; the counts arrive with the last event."""
 
     text: str = ""
     reasoning: str = ""
@@ -36,7 +36,10 @@ class ChatAnswer:
 
 @dataclass(slots=True)
 class ChatClient:
-    """A client of one model at one endpoint; `plain` = use completions, for lack of a chat template."""
+    """Sends messages to one model at one endpoint, and shows the answers as they arrive.
+
+    `plain` = use completions, for lack of a chat template.
+    """
 
     session: aiohttp.ClientSession
     url: str

@@ -20,7 +20,7 @@ Read = Callable[[], str]
 
 
 class Conversation:
-    """A conversation through one client, whose session belongs to `runner`."""
+    """Keeps the messages of one chat, sends new ones and shows the answers; `runner` runs the client."""
 
     def __init__(
         self,

@@ -44,7 +44,7 @@ print(library.name if library else "")
 
 @dataclass(frozen=True, slots=True)
 class Torch:
-    """The answer of a process that imported torch."""
+    """Holds what a process that imported torch said about it."""
 
     version: str
     cuda: str

@@ -18,7 +18,7 @@ EVERY_STEP = 2**62
 
 
 class CacheOwner(Protocol):
-    """Part of a simulated engine that an index of caches reads."""
+    """A simulated engine, as an index of caches reads it."""
 
     @property
     def cache(self) -> RadixStateCache:

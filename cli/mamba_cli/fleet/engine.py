@@ -57,7 +57,10 @@ def _page_of(block: int, tokens_per_state: int) -> int:
 
 @dataclass(slots=True)
 class StepRun:
-    """Run of `steps` equal steps from `begin` to `end`, in which the prompts of `group` are computed."""
+    """Steps of equal length that an engine computes in a row, from second `begin` to `end`.
+
+    The prompts of `group` are computed in them.
+    """
 
     begin: float
     end: float
@@ -67,7 +70,7 @@ class StepRun:
 
 @dataclass(slots=True)
 class EngineCounters:
-    """Counters of an engine since its start, as its metrics report them."""
+    """Holds what an engine has counted since its start, as its metrics report it."""
 
     arrivals: int = 0
     prompt_tokens: int = 0
@@ -80,7 +83,10 @@ class EngineCounters:
 
 
 class SimulatedEngine:
-    """Engine that receives requests by `add`; the caller calls `advance` whenever `step_run` ends."""
+    """Computes when an engine of some profile would answer requests; nothing is really computed.
+
+    Requests come by `add`; the caller calls `advance` whenever `step_run` ends.
+    """
 
     def __init__(self, name: str, profile: EngineProfile, cache: RadixStateCache) -> None:
         self.name, self.profile, self.cache = name, profile, cache

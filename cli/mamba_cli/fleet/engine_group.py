@@ -9,7 +9,10 @@ from mamba_cli.fleet.sample import FleetSample
 
 
 class Scaler(Protocol):
-    """A scaling policy that decides every `period` seconds from a sample that is `delay` seconds old."""
+    """Decides how many engines there should be, every `period` seconds.
+
+    It sees a sample that is `delay` seconds old.
+    """
 
     period: float
     delay: float
@@ -35,7 +38,7 @@ class FixedSize:
 
 @dataclass(slots=True)
 class ScalingHistory:
-    """The scaling targets and the supply of engines over time, for the score."""
+    """How many engines were wanted and how many there were, over time."""
 
     targets: list[tuple[float, int]]
     """(second, desired engines) of each change."""

@@ -20,7 +20,7 @@ Count = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class EngineProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Speed and memory of one kind of engine."""
+    """How fast one kind of engine is, and how much memory it has."""
 
     name: str
     origin: str

@@ -7,7 +7,7 @@ from random import Random
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The machine of a fleet.
+    """On what the engines of a fleet run: their cores, and how long requests are under way.
 
     By default, requests reach engines at once, and every engine has its own cores.
     """
@@ -39,7 +39,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class FleetEnvironment:
-    """The conditions of a fleet that are constant during a simulation."""
+    """Conditions of a fleet that stay the same during one simulation."""
 
     cold_start: float = 120.0
     """Seconds from a pod's creation to its readiness, on average."""

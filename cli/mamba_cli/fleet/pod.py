@@ -11,7 +11,7 @@ Phase = Literal["starting", "ready", "draining", "gone"]
 
 @dataclass(slots=True, eq=False)
 class Pod:
-    """Pod of one engine, which holds its GPU from `created` to `deleted`."""
+    """A simulated pod with one engine, which holds its GPU from `created` to `deleted`."""
 
     name: str
     created: float

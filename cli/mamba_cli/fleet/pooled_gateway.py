@@ -18,7 +18,7 @@ from mamba_gateway.routing.router import Router
 
 @dataclass(slots=True, eq=False)
 class PromptLeg:
-    """A request at a prefill engine, or its state on the way to a decode engine."""
+    """A request whose prompt a prefill engine computes, until a decode engine has the state."""
 
     request: Request
     depth: int
@@ -32,7 +32,7 @@ class PromptLeg:
 
 
 class PooledGateway(SimulatedGateway):
-    """Gateway of two pools."""
+    """Sends long prompts to prefill engines, and their states to decode engines."""
 
     _router: Router
 

@@ -34,7 +34,7 @@ HAND_OVER_TOKENS = 512
 
 @dataclass(frozen=True, slots=True)
 class LinkSpeed:
-    """Speed of the link of each engine, in both directions at once."""
+    """How fast the network link of each engine is, in both directions at once."""
 
     bytes_per_second: float = 10e9
     """Bytes of states a second over a link of 100 Gbit/s, without headers."""
@@ -43,7 +43,10 @@ class LinkSpeed:
 
 
 class Network:
-    """Links of engines by name; each carries one state at a time in each direction."""
+    """Computes when states that engines send to one another arrive.
+
+    Each engine's link carries one state at a time in each direction.
+    """
 
     def __init__(self, speed: LinkSpeed, profile: EngineProfile) -> None:
         self._speed, self._profile = speed, profile
@@ -70,7 +73,7 @@ class Network:
 
 @dataclass(frozen=True, slots=True)
 class PoolPlan:
-    """Autoscaler of one pool, its bounds, and its number of engines at the beginning."""
+    """How many engines one pool begins with and may have, and what decides their number."""
 
     scaler: Scaler
     conditions: FleetEnvironment
@@ -90,7 +93,10 @@ class _Handed:
 
 
 class PooledSimulation(Simulation):
-    """One simulation of two pools. Call `run` once, then read `requests`, `pods` and `groups`."""
+    """Simulates a fleet of prefill engines and decode engines.
+
+    Call `run` once, then read `requests`, `pods` and `groups`.
+    """
 
     _gateway: PooledGateway
 

@@ -15,7 +15,7 @@ from mamba_server.cache import Export
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """Request with its times in seconds of the simulation.
+    """A request of the simulation, with the times of what happened to it, in seconds.
 
     `first_token_at` and `ended_at` are None until the event.
     """

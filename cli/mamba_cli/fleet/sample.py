@@ -7,7 +7,7 @@ from mamba_cli.fleet.engine import EngineCounters
 
 @dataclass(frozen=True, slots=True)
 class EngineSample:
-    """Metrics of one ready engine."""
+    """Numbers about one ready engine, as a scaler sees them."""
 
     name: str
     running: int
@@ -29,7 +29,7 @@ class EngineSample:
 
 @dataclass(frozen=True, slots=True)
 class FleetSample:
-    """State of the whole fleet."""
+    """Numbers about the whole fleet at one moment, as a scaler sees them."""
 
     at: float
     desired: int

@@ -30,7 +30,10 @@ SPOT_NOTICE_SECONDS = 120.0
 
 
 class Simulation:
-    """One simulation of a fleet. Call `run` once, then read `requests`, `pods` and `history`."""
+    """Simulates a fleet of engines behind a gateway.
+
+    Call `run` once, then read `requests`, `pods` and `history`.
+    """
 
     def __init__(
         self,

@@ -25,7 +25,7 @@ RateShape = Callable[[float], float]
 
 @dataclass(frozen=True, slots=True)
 class TraceWorkload:
-    """Arrivals in order of time, each of whose block ids stands for `block` tokens."""
+    """The arrivals of a trace in order of time; each of their block ids stands for `block` tokens."""
 
     name: str
     block: int
@@ -34,7 +34,7 @@ class TraceWorkload:
 
 @dataclass(frozen=True, slots=True)
 class RequestStream:
-    """Requests of a simulation, in order of time."""
+    """The requests that a simulation gets, in order of time."""
 
     workload: TraceWorkload
     identity: bool

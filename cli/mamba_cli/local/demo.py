@@ -27,7 +27,7 @@ MAX_ANSWER_TOKENS = 24
 
 @dataclass(frozen=True, slots=True)
 class DemoAnswer:
-    """The answer to one question of the demonstration, with its token counts."""
+    """Holds what the model answered to one question of the demonstration, with its token counts."""
 
     question: str
     text: str

@@ -20,7 +20,7 @@ _CLUSTER_PROFILES = (
 
 @dataclass(frozen=True, slots=True)
 class LoadedDeployment:
-    """One MambaDeployment and its file, to whose folder relative model paths refer."""
+    """One MambaDeployment and the file it is from, to whose folder relative model paths refer."""
 
     path: Path
     deployment: MambaDeployment

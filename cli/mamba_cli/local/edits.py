@@ -202,7 +202,7 @@ def _different(old: Mapping[str, Any], new: Mapping[str, Any], path: str) -> lis
 
 @dataclass(frozen=True, slots=True)
 class FileStamp:
-    """The content of a file at one time. `digest` is empty if the file could not be read."""
+    """The content of a file at one time; `digest` is empty if the file could not be read."""
 
     path: Path
     digest: str

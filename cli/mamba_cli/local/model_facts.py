@@ -34,7 +34,10 @@ class UnreadableHub(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """Facts on one model. `size` None: without weight files, the size follows from the parameter count."""
+    """Holds what the planner needs to know of one model.
+
+    `size` None: without weight files, the size follows from the parameter count.
+    """
 
     config: ModelConfig
     size: WeightsSize | None

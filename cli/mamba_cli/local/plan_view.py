@@ -53,7 +53,7 @@ def plan_view(outcome: PlanOutcome, *, verbose: bool = False) -> RenderableType:
 
 
 class _Bar:
-    """The ledger as a bar that fills the line, up to `BAR_WIDTH` cells."""
+    """Draws the memory ledger as a bar that fills the line, up to `BAR_WIDTH` cells."""
 
     def __init__(self, ledger: Iterable[LedgerLine]) -> None:
         self._ledger = tuple(ledger)

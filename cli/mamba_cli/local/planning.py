@@ -76,7 +76,7 @@ class PlanFlags:
 
 @dataclass(frozen=True, slots=True)
 class PlanOutcome:
-    """The plan of one object or of one of its pools, or the reason why there is none."""
+    """Holds what the planner found for one object or one of its pools: a plan, or why there is none."""
 
     name: str
     source: str
@@ -139,7 +139,7 @@ class PlanOutcome:
 
 @dataclass(frozen=True, slots=True)
 class PlannedPool:
-    """One pool of an object, or the whole unified object, and its plan."""
+    """One pool of an object, or the whole unified object, with what was planned for it."""
 
     role: Role
     loaded: LoadedDeployment
@@ -353,7 +353,7 @@ def cpu_device() -> Device:
 
 
 def size_option(option: str, text: str | None) -> int | None:
-    """Return the bytes that `text` stands for, a size or the name of a GPU.
+    """Return the bytes that `text` stands for, a size or the name of a GPU; None for None.
 
     Raises `InvalidInput` that names `option`.
     """

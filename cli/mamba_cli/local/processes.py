@@ -25,7 +25,10 @@ _libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
 
 class Processes:
-    """Children by name; the output of each goes to a log file of its own below `logs`."""
+    """Starts and ends child processes by name.
+
+    The output of each goes to a log file of its own below `logs`.
+    """
 
     def __init__(self, logs: Path, on_exit: ExitCallback) -> None:
         self._logs = logs

@@ -59,7 +59,7 @@ class SessionOptions:
 
 
 class LocalSession:
-    """One run of engines and gateways under supervision."""
+    """Runs engines and gateways as children, restarts those that die, and drains them at the end."""
 
     def __init__(
         self, units: list[Unit], options: SessionOptions, console: Console, on_edit: OnEdit | None = None

@@ -15,7 +15,7 @@ FINAL_EXIT_CODES = (2, 3)
 
 @dataclass(frozen=True, slots=True)
 class RestartPolicy:
-    """Limits on restarts and on the drain, in seconds where not stated otherwise."""
+    """How soon and how often children are started again, and how long they may take to end."""
 
     first_delay: float = 0.5
     longest_delay: float = 30.0
@@ -30,7 +30,7 @@ class RestartPolicy:
 
 @dataclass(frozen=True, slots=True)
 class Child:
-    """One child process.
+    """Holds what the supervisor knows of one child process.
 
     Children of the highest rank are drained first, so that gateways end before their engines.
     """
@@ -71,14 +71,17 @@ class SupervisorState:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """A wake-up at the time `now`."""
+    """Event: the time is `now`, so that what is due can be done."""
 
     now: float
 
 
 @dataclass(frozen=True, slots=True)
 class ChildExited:
-    """The end of a child: `code` as `subprocess` reports it, or `reason` when the child could not start."""
+    """Event: a child has ended, with `code` as `subprocess` reports it.
+
+    A child that could not start has `reason` instead.
+    """
 
     now: float
     name: str
@@ -88,7 +91,7 @@ class ChildExited:
 
 @dataclass(frozen=True, slots=True)
 class ChildReady:
-    """The first successful readiness probe of a child since its start."""
+    """Event: a child has answered its readiness probe for the first time since its start."""
 
     now: float
     name: str
@@ -96,7 +99,7 @@ class ChildReady:
 
 @dataclass(frozen=True, slots=True)
 class DrainRequested:
-    """A request to drain; a second one during the drain kills all children."""
+    """Event: the user asks for a drain; a second one during the drain kills all children."""
 
     now: float
     exit_code: int = 0
@@ -114,21 +117,24 @@ class StartChild:
 
 @dataclass(frozen=True, slots=True)
 class TerminateChild:
-    """Send SIGTERM to the child."""
+    """Action of the supervisor: send SIGTERM to the child."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class KillChild:
-    """Send SIGKILL to the child."""
+    """Action of the supervisor: send SIGKILL to the child."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class ShowMessage:
-    """Show a line to the user, about the child `name` if any; `bad` shows the end of its log as well."""
+    """Action of the supervisor: show a line to the user, about the child `name` if any.
+
+    `bad` shows the end of the child's log as well.
+    """
 
     text: str
     name: str = ""
@@ -232,7 +238,10 @@ def _advance(
 
 
 def _rank_to_stop(state: SupervisorState) -> int | None:
-    """Return the highest rank with children that have not ended; lower ranks run until it has."""
+    """Return the highest rank with children that have not ended; None = all have.
+
+    Children of lower ranks run until those of this rank have ended.
+    """
     return max((child.rank for child in state.children if child.phase != "ended"), default=None)
 
 

@@ -50,7 +50,7 @@ ENGINE_RANK = 0
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """The command line and environment of a child; `document` is written to `file` before the start."""
+    """How to start a child: command line and environment; `document` is written to `file` before."""
 
     argv: tuple[str, ...]
     environment: dict[str, str]
@@ -60,7 +60,7 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class LocalEngine:
-    """One engine of a deployment: its only engine, or the engine of a pool."""
+    """An engine process that `up` runs: the only engine of a deployment, or the engine of a pool."""
 
     name: str
     """Name of its process: `NAME-engine`, `NAME-prefill` or `NAME-decode`."""
@@ -74,7 +74,10 @@ class LocalEngine:
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """The engines of one deployment, and its gateway: a process `NAME-gateway`, or one that units share."""
+    """The processes that `up` runs for one deployment: its engines, and its gateway.
+
+    The gateway is a process `NAME-gateway`, or one that several units share.
+    """
 
     loaded: LoadedDeployment
     launcher: tuple[str, ...]

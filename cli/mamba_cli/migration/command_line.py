@@ -87,7 +87,7 @@ def _plain(words: list[str]) -> list[str]:
 
 
 def _launcher(words: list[str]) -> tuple[str, int] | None:
-    """Return the server and the number of words that start it."""
+    """Return the server, and how many words start it; None if no known server is started."""
     plain = [word.rpartition("/")[2].replace("python3", "python") for word in _plain(words)[:3]]
     for server, launcher in _LAUNCHERS:
         if tuple(plain[: len(launcher)]) == launcher:

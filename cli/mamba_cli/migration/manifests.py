@@ -57,7 +57,10 @@ def _kubeai(document: Mapping[str, Any]) -> Migrated:
 
 
 def _inference_service(document: Mapping[str, Any]) -> Migrated | None:
-    """Read an InferenceService of KServe whose predictor is a language model."""
+    """Read an InferenceService of KServe.
+
+    The result is None if its predictor is no language model that vLLM or SGLang serves.
+    """
     predictor = (document.get("spec") or {}).get("predictor") or {}
     model = predictor.get("model") or {}
     if not model:
@@ -112,7 +115,10 @@ def _pools(migrated: Migrated, spec: Mapping[str, Any]) -> None:
 
 
 def _workload(document: Mapping[str, Any]) -> Migrated | None:
-    """Read a Deployment, StatefulSet or Pod with a container that runs vLLM or SGLang."""
+    """Read a Deployment, StatefulSet or Pod.
+
+    The result is None if no container runs vLLM or SGLang.
+    """
     spec = document.get("spec") or {}
     migrated = _first_container(((spec.get("template") or {}).get("spec") or spec).get("containers"))
     if migrated is not None and spec.get("replicas") is not None:

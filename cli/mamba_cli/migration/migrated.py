@@ -10,7 +10,7 @@ from mamba_api import names
 
 @dataclass(slots=True)
 class Migrated:
-    """A MambaDeployment in the making, and what became of each argument of the other server."""
+    """Collects the fields of a new MambaDeployment, and what became of each argument of the other server."""
 
     server: str
     """Name of the other server, such as `vLLM`."""
@@ -111,7 +111,7 @@ def tokens(value: str) -> int:
 
 
 def one_gpu(migrated: Migrated, argument: str, value: str) -> None:
-    """Note that an engine uses one GPU."""
+    """Record that an argument for several GPUs is left out: an engine uses one GPU."""
     if value.strip() not in ("", "1"):
         migrated.leave_out(
             argument,
@@ -121,7 +121,7 @@ def one_gpu(migrated: Migrated, argument: str, value: str) -> None:
 
 
 def replicas(migrated: Migrated, argument: str, value: str) -> None:
-    """Turn copies behind one address into replicas."""
+    """Turn the number of copies behind one address into `spec.replicas`."""
     if value.isdigit() and int(value) > 1:
         migrated.put(argument, "replicas", int(value))
 

@@ -24,7 +24,7 @@ from mamba_cli.migration.migrated import Migrated
 
 @dataclass(frozen=True, slots=True)
 class MigrationPlan:
-    """One object of another server, read, translated and planned."""
+    """An object for another server, with the MambaDeployment made from it, and its memory plan."""
 
     migrated: Migrated
     manifest: dict[str, Any]

@@ -18,7 +18,7 @@ MAX_FILE_BYTES = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class ReplayedDecision:
-    """A recorded decision, and the decision that its inputs give now."""
+    """A recorded decision beside the one that the same inputs give now."""
 
     where: str
     """Time of the decision, or its line in the file."""

@@ -52,7 +52,7 @@ def admin_urls(target: str) -> list[str]:
 
 
 class AdminClient:
-    """Client of the admin servers among `urls`, which belong to the replicas of one deployment."""
+    """Saves and loads sessions at the admin servers among `urls`, of one deployment's replicas."""
 
     def __init__(self, urls: list[str], token: str | None, timeout: float) -> None:
         self._urls, self._headers = urls, headers(token)

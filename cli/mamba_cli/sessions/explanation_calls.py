@@ -16,7 +16,7 @@ NOT_KEPT = "no_explanation"
 
 
 class ExplanationClient:
-    """Client of the admin servers at `urls`, which belong to the engines of one deployment."""
+    """Asks the admin servers at `urls`, of one deployment's engines, what prompts resumed and why."""
 
     def __init__(self, urls: list[str], token: str | None, timeout: float) -> None:
         self._urls, self._headers = urls, headers(token)

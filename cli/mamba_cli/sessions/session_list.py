@@ -14,7 +14,7 @@ SUFFIX = ".session"
 
 @dataclass(frozen=True, slots=True)
 class ListedSession:
-    """One file in a folder of sessions. `damage` says why it cannot be used; "" = it can."""
+    """A file in a folder of sessions; `damage` says why it cannot be used; "" = it can."""
 
     name: str
     size: int

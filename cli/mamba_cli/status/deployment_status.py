@@ -19,7 +19,10 @@ _TROUBLE = {"Planned": "False", "Available": "False", "Degraded": "True", "Ready
 
 @dataclass(frozen=True, slots=True)
 class PoolState:
-    """The status of one pool; None = the operator has not written the field."""
+    """Holds what the operator says about one pool.
+
+    None = the operator has not written the field.
+    """
 
     name: str
     replicas: int
@@ -33,7 +36,10 @@ class PoolState:
 
 @dataclass(frozen=True, slots=True)
 class DeploymentStatus:
-    """The status of one MambaDeployment; None = the operator has not written the field."""
+    """Holds what the operator says about one MambaDeployment.
+
+    None = the operator has not written the field.
+    """
 
     name: str
     namespace: str

@@ -21,7 +21,10 @@ _ENGINE = "mambaserve_engine_up"
 
 @dataclass(frozen=True, slots=True)
 class ScrapedEngine:
-    """The state of one engine; None = not reported, or the engine cannot be reached from here."""
+    """Holds what metrics say about one engine.
+
+    None = not reported, or the engine cannot be reached from here.
+    """
 
     name: str
     ready: bool

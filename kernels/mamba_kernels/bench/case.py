@@ -14,7 +14,7 @@ Inputs = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One operator at one shape."""
+    """One operator at one shape, to be measured."""
 
     operator: str
     shape: str

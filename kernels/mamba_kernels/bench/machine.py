@@ -12,7 +12,7 @@ from mamba_kernels.bench.timing import seconds_of
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Limits and software versions of a machine."""
+    """Speeds that a machine reaches, with which kernels are compared, and its versions of software."""
 
     device: str
     date: str
@@ -28,7 +28,7 @@ class Machine:
 
 
 def measure(device: torch.device) -> Machine:
-    """Measure the current limits of the machine, which other work on it lowers."""
+    """Measure how fast the machine copies and multiplies now; other work on it makes it slower."""
     gpu = device.type == "cuda"
     source = torch.zeros((1 << 30) if gpu else (1 << 27), dtype=torch.uint8, device=device)
     target = torch.empty_like(source)

@@ -21,11 +21,13 @@ BLOCK_ELEMENTS = 1 << 17
 def conv1d_prefill(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, window: torch.Tensor, plan: ChunkPlan
 ) -> torch.Tensor:
-    """Compute silu(sum_k weight[k] * input[t - K + 1 + k] + bias), [T, C] in the type of x.
+    """Compute silu(sum_k weight[k] * input[t - K + 1 + k] + bias), [T, C] in the type of x; write `window`.
 
     `x` is [T, C] (rows may be strided); `weight` is [K, C]; `bias` is [C]; `window` is [slabs, K-1, C], any
-    strides. Inputs before a piece come from its window. A window at depth d holds the last K-1 inputs, before
-    activation, that end at d; a piece shorter than K-1 keeps the tail of the window before it.
+    strides. A piece is the part of one sequence in this batch. The K-1 inputs before it are read from the
+    window in its source slot, and are zero for a fresh sequence. The last K-1 inputs, before activation, are
+    written to the slot of each checkpoint inside the piece and to the target slot at its end; where there are
+    fewer than K-1 rows up to there, the rest comes from the window that was read.
     """
     return convolve_pieces(x, weight, bias, window, plan, lambda y, _: F.silu(y, inplace=True))
 
@@ -38,7 +40,7 @@ def convolve_pieces(
     plan: ChunkPlan,
     finish: Finish,
 ) -> torch.Tensor:
-    """Compute finish(sums of `conv1d_prefill`), [T, C] in the type of x, and write the windows."""
+    """Return finish(sums of `conv1d_prefill`), [T, C] in the type of x; write `window` like that function."""
     K = weight.shape[0]
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     past = plan.slots.read(window).to(x.dtype)  # a copy: targets may be written before later pieces are read
@@ -59,9 +61,10 @@ def _convolve(
     finish: Finish,
     row: int,
 ) -> None:
-    """Compute the rows of `out`, the first of which is row number `row` of the batch.
+    """Write the results of one piece into `out`, whose first row is row number `row` of the batch.
 
-    `inputs` have K-1 rows before them. `finish` turns sums into results, as the activation does.
+    `inputs` are the rows of the piece, after the K-1 rows before it. `finish` turns sums into results, as the
+    activation does.
     """
     kind = accumulator(inputs.dtype)
     rows, channels = out.shape

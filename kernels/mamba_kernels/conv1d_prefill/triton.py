@@ -34,10 +34,10 @@ MOST_TAPS = 16
 def conv1d_prefill(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, window: torch.Tensor, plan: ChunkPlan
 ) -> torch.Tensor:
-    """Compute silu(sum_k weight[k] * input[t - K + 1 + k] + bias), [T, C] in the type of x.
+    """Compute silu(sum_k weight[k] * input[t - K + 1 + k] + bias), [T, C] in the type of x; write `window`.
 
     `x` is [T, C], rows may be strided; `weight` is [K, C]; `bias` is [C]; `window` is [slabs, K-1, C], C
-    dense, written at the plan's targets and checkpoints. Raises WrongArgument.
+    dense, read at the plan's sources and written at its targets and checkpoints. Raises WrongArgument.
     """
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     call(x, weight, bias, window, plan, out).run()

@@ -29,7 +29,7 @@ def conv1d_update(
     """Compute silu(sum_k weight[k] * input[t - K + 1 + k] + bias), [n, C], and advance windows by one token.
 
     `x` is [n, C], rows may be strided; `weight` is [K, C]; `bias` is [C]; `window` is [slabs, K-1, C], C
-    dense. The result has the type of x. Raises WrongArgument.
+    dense, read and written as by the reference. The result has the type of x. Raises WrongArgument.
     """
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     call(x, weight, bias, window, plan.device_routes, out).run()

@@ -12,7 +12,10 @@ from mamba_kernels.moe.routing import Routing
 
 
 class ExpertRouter:
-    """The product with a router's weight, followed by `mamba_kernels.moe.route`; both in float32."""
+    """Chooses the experts of each row: a product with a router's weight, then `mamba_kernels.moe.route`.
+
+    Both are computed in float32.
+    """
 
     def __init__(
         self, library: Library, weight: PackedWeight, routing: Routing, correction: torch.Tensor | None

@@ -16,7 +16,10 @@ Matrices = tuple[PackedMatrix | JoinedMatrix, PackedMatrix | JoinedMatrix]
 
 
 class PackedExperts:
-    """The experts of one layer, all of the same sizes, and the shared expert that every row goes to."""
+    """Computes a mixture of experts in one layer, in one call of the C++ kernels.
+
+    The experts all have the same sizes. A shared expert, if there is one, computes every row.
+    """
 
     def __init__(
         self,

@@ -26,7 +26,10 @@ log = logging.getLogger(__name__)
 
 
 class Library:
-    """Functions of the loaded library. `name` is the instruction set that they use."""
+    """Functions of the loaded library of C++ kernels, by which Python calls it.
+
+    `name` is the instruction set that they use.
+    """
 
     def __init__(self, path: Path, instruction_set: str = "") -> None:
         """Load the library and select an instruction set; "" = the fastest one.

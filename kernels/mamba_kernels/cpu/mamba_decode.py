@@ -11,7 +11,7 @@ from mamba_kernels.slot_plan import SlotPlan
 
 
 class MambaDecoder:
-    """The call that computes one token of each sequence in one Mamba2 mixer."""
+    """Computes one token of each sequence in one Mamba2 mixer, in one C++ call; writes their states."""
 
     def __init__(self, library: Library, mixer: PreparedMixer) -> None:
         self._run = library.mamba_decode
@@ -20,7 +20,7 @@ class MambaDecoder:
         self._address = ctypes.addressof(self._call)
 
     def place(self, call: MambaDecode, window: torch.Tensor, state: torch.Tensor) -> None:
-        """Set the mixer of `call`, and the windows and states of its layer.
+        """Write the address of the mixer, and of the windows and states of its layer, into `call`.
 
         Windows have the type of the rows; states have one of STATE_KINDS.
         """

@@ -11,7 +11,7 @@ from mamba_kernels.ssd_prefill import ChunkPlan
 
 
 class MambaPrefiller:
-    """The call that computes pieces of prompts in one Mamba2 mixer."""
+    """Computes pieces of prompts in one Mamba2 mixer, in one call of the C++ kernels; writes their states."""
 
     def __init__(self, library: Library, mixer: PreparedMixer) -> None:
         self._run = library.mamba_prefill

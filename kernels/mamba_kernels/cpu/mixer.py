@@ -30,7 +30,7 @@ _SLOT_BYTES = 8
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class MixerWeights:
-    """Weights of a Mamba2 mixer between its projections, float32 except `norm`."""
+    """Weights of a Mamba2 mixer, without those of its two projections; all float32 except `norm`."""
 
     conv_weight: torch.Tensor
     """Weights of the convolution, [K, C]."""
@@ -47,7 +47,10 @@ class MixerWeights:
 
 
 class PreparedMixer:
-    """The structure of one mixer for its calls; `address` is valid as long as this object lives."""
+    """Holds the C++ structure of one Mamba2 mixer, which the calls for this mixer point to.
+
+    `address` is valid as long as this object lives.
+    """
 
     def __init__(
         self,
@@ -128,14 +131,14 @@ def _check_weights(weights: MixerWeights, taps: int, channels: int, heads: int, 
 def read_and_write(
     call: MixerCall, projected: torch.Tensor, window: torch.Tensor, state: torch.Tensor
 ) -> None:
-    """Set the addresses of the rows that `call` reads, and of the windows and states that it updates."""
+    """Write into `call` the addresses of the rows that it reads, and of the states that it updates."""
     call.projected, call.projected_stride = projected.data_ptr(), projected.stride(0)
     call.kind = KINDS[projected.dtype]
     _set_cache(call, window, state)
 
 
 def place(call: MixerCall, mixer: int, window: torch.Tensor, state: torch.Tensor) -> None:
-    """Set the mixer of `call` to the one at this address, and the windows and states of its layer.
+    """Write the address `mixer`, and the windows and states of its layer, into `call`.
 
     Windows have the type of the rows; states have one of STATE_KINDS.
     """
@@ -144,7 +147,7 @@ def place(call: MixerCall, mixer: int, window: torch.Tensor, state: torch.Tensor
 
 
 def name_slots(call: MambaDecode | DeltaDecode | GatedDeltaUpdate | ShortConvDecode, plan: SlotPlan) -> None:
-    """Set the addresses of the plan's slots, and of the words by which float16 states are rounded, if any."""
+    """Write into `call` the addresses of the plan's slots, and of words that round float16 states, if any."""
     first, stride = plan.routes.data_ptr(), _SLOT_BYTES * plan.routes.stride(0)
     call.source, call.target, call.track = first, first + stride, first + 2 * stride
     call.rows = plan.routes.shape[1]
@@ -155,7 +158,7 @@ def name_slots(call: MambaDecode | DeltaDecode | GatedDeltaUpdate | ShortConvDec
 def name_pieces(
     call: MambaPrefill | DeltaPrefill | GatedDeltaPrefill | ShortConvPrefill, plan: ChunkPlan
 ) -> None:
-    """Set the addresses of the plan's slots and chunks for pieces of prompts."""
+    """Write into `call` the addresses of the plan's slots and chunks, for pieces of prompts."""
     routes = plan.slots.routes
     call.source, call.target = routes.data_ptr(), routes.data_ptr() + _SLOT_BYTES * routes.stride(0)
     call.piece_chunk, call.chunk_start = plan.piece_chunk.data_ptr(), plan.chunk_start.data_ptr()

@@ -36,11 +36,11 @@ Rows = Callable[[torch.Tensor], None]
 
 
 def keep_rows(_: torch.Tensor) -> None:
-    """Do nothing with packed rows, whose memory the caller keeps."""
+    """Do nothing: used where the caller keeps the memory of rows that have been packed."""
 
 
 class PackedMatrix(Protocol):
-    """A matrix [outputs, inputs] in the form that the product reads."""
+    """A matrix [outputs, inputs] whose numbers lie in memory as the C++ product reads them."""
 
     outputs: int
     inputs: int
@@ -68,7 +68,10 @@ def split_panels(
 
 
 class PackedWeight:
-    """A matrix [outputs, inputs] in panels; it replaces the original, which is no longer needed."""
+    """A matrix [outputs, inputs], stored in panels for the C++ product: blocks of outputs side by side.
+
+    It replaces the original, which is no longer needed.
+    """
 
     packing = WHOLE
     order: torch.Tensor | None = None
@@ -93,7 +96,7 @@ class PackedWeight:
 
 
 class JoinedMatrix:
-    """Packed matrices of several forms with the same inputs, whose outputs follow one another."""
+    """Several packed matrices that multiply the same inputs; a result has their outputs one after another."""
 
     def __init__(self, parts: Sequence[PackedMatrix]) -> None:
         self.parts = tuple(parts)
@@ -103,7 +106,10 @@ class JoinedMatrix:
 
 
 class PackedLayers:
-    """The structures of a packed weight for the C++ kernels: one, or one for each matrix of several."""
+    """Holds the C++ structures that describe one packed weight.
+
+    There is one, or one for each matrix of a `JoinedMatrix`.
+    """
 
     def __init__(
         self, weight: PackedMatrix | JoinedMatrix, bias: torch.Tensor | None, activation: int
@@ -129,7 +135,10 @@ class PackedLayers:
             first += part.outputs
 
     def change_by(self, changes: int) -> None:
-        """Let decode steps change the product's rows by the `AdapterChanges` at the address `changes`."""
+        """Let decode steps add changes by adapters to the product's results.
+
+        `changes` is the address of the `AdapterChanges`, which the caller keeps alive.
+        """
         self._layers[0].changes = changes
 
     @property
@@ -139,7 +148,7 @@ class PackedLayers:
 
 
 class PackedLinear:
-    """A packed weight with its bias and its activation."""
+    """Multiplies rows by a packed weight, adds a bias, and applies an activation, in one C++ call."""
 
     def __init__(
         self,
@@ -159,7 +168,10 @@ class PackedLinear:
         """Address of the structure, valid as long as this object lives."""
 
     def change_by(self, changes: int) -> None:
-        """Let decode steps change the product's rows by the `AdapterChanges` at the address `changes`."""
+        """Let decode steps add changes by adapters to the product's results.
+
+        `changes` is the address of the `AdapterChanges`, which the caller keeps alive.
+        """
         self._layers.change_by(changes)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:

@@ -15,7 +15,10 @@ MOST_HEAD_DIM = 576
 
 
 class PagedDecoder:
-    """The decode call of one attention layer, with heads of at most MOST_HEAD_DIM."""
+    """Computes the attention of decoding sequences in one layer, in one call of the C++ kernels.
+
+    Heads have at most MOST_HEAD_DIM elements.
+    """
 
     def __init__(self, library: Library, *, heads: int, kv_heads: int, head_dim: int, scale: float) -> None:
         self._run = library.paged_decode
@@ -24,7 +27,7 @@ class PagedDecoder:
         self._address = ctypes.addressof(self._call)
 
     def place(self, call: PagedDecode, kv: torch.Tensor) -> None:
-        """Set the shape of this layer in `call`, and the addresses of its keys and values."""
+        """Write the shape of this layer, and the addresses of its keys and values, into `call`."""
         for name, value in self._shape.items():
             setattr(call, name, value)
         set_pages(call, kv)
@@ -59,6 +62,6 @@ def check_paged(
 
 
 def set_pages(call: PagedDecode, kv: torch.Tensor) -> None:
-    """Set the addresses of the keys and values in `call`."""
+    """Write the addresses of the keys and values in `kv` into `call`."""
     call.kv, call.page_stride, call.value_offset = kv.data_ptr(), kv.stride(0), kv.stride(1)
     call.page_size, call.kind = kv.shape[2], KINDS[kv.dtype]

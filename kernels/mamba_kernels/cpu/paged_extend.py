@@ -12,7 +12,7 @@ from mamba_kernels.paged_attention import AttentionPlan
 
 
 class PagedExtender:
-    """The prefill call of one attention layer."""
+    """Computes the attention of pieces of prompts in one layer, in one call of the C++ kernels."""
 
     def __init__(self, library: Library, *, heads: int, kv_heads: int, head_dim: int, scale: float) -> None:
         self._run = library.paged_extend

@@ -11,7 +11,10 @@ from mamba_kernels.cpu.structures import RmsNorm
 
 
 class RowNorm:
-    """x = x + added; y = x / sqrt(mean(x^2) + eps) * weight for one weight [d], float32 or bfloat16."""
+    """Computes x = x + added and returns x / sqrt(mean(x^2) + eps) * weight.
+
+    Each object has one weight [d], float32 or bfloat16.
+    """
 
     def __init__(
         self, library: Library, weight: torch.Tensor, eps: float, dtype: torch.dtype | None = None

@@ -12,7 +12,7 @@ from mamba_kernels.rope.arguments import check_width
 
 
 class RowRope:
-    """The C++ implementation of `mamba_kernels.rope.rope`."""
+    """Rotates the heads of rows in place, as `mamba_kernels.rope.rope` does, by the C++ kernels."""
 
     def __init__(self, library: Library) -> None:
         self._run = library.rope

@@ -14,7 +14,7 @@ from mamba_kernels.slot_plan import IntArray
 
 
 class RowArgmax:
-    """The place of each row's largest number, and whether the row is finite, found in one pass."""
+    """Finds the largest number of each row of logits, and whether the row is finite, in one pass."""
 
     def __init__(self, library: Library) -> None:
         self._run = library.largest
@@ -37,7 +37,7 @@ class RowArgmax:
 
 
 class RowGate:
-    """The gate x = x * sigmoid(gate), rounded once."""
+    """Multiplies rows by the sigmoid of a gate in place, x = x * sigmoid(gate), rounded once."""
 
     def __init__(self, library: Library) -> None:
         self._run = library.gate
@@ -59,7 +59,10 @@ class RowGate:
 
 
 class AdapterRows:
-    """The changes y += (x A^T) B of one product, with places for the matrices A and B of several adapters."""
+    """Adds the changes y += (x A^T) B of adapters to the results of one product.
+
+    The matrices A and B of several adapters are in memory at once, each pair in a place with a number.
+    """
 
     def __init__(
         self,

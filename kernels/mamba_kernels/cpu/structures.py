@@ -13,7 +13,7 @@ SHORT_CONV_BLOCK = 6
 
 
 class LinearLayer(Structure):
-    """A packed matrix with its bias, shape and activation, or one of several whose outputs follow it."""
+    """A packed matrix with its bias, shape and activation; `rest` leads to the next of a joined matrix."""
 
     _fields_ = (
         ("packed", c_void_p),
@@ -31,7 +31,7 @@ class LinearLayer(Structure):
 
 
 class AdapterPart(Structure):
-    """Outputs of a product that belong to one module of the checkpoint."""
+    """Matrices B of adapters for those outputs of a product that belong to one module of the checkpoint."""
 
     _fields_ = (
         ("second", c_void_p),
@@ -41,7 +41,7 @@ class AdapterPart(Structure):
 
 
 class AdapterChanges(Structure):
-    """Low-rank changes of a product's rows by adapters."""
+    """Low-rank matrices of several adapters, which change the rows of one product."""
 
     _fields_ = (
         ("plain", c_void_p),
@@ -93,7 +93,7 @@ _MIXER_CALL = (
 
 
 class MambaDecode(Structure):
-    """Call of a Mamba2 mixer with one token for each sequence."""
+    """Arguments of the kernel that computes one token of each sequence in a Mamba2 mixer."""
 
     _fields_ = (
         *_MIXER_CALL,
@@ -107,7 +107,7 @@ class MambaDecode(Structure):
 
 
 class MambaPrefill(Structure):
-    """Call of a Mamba2 mixer with pieces of prompts."""
+    """Arguments of the kernel that computes pieces of prompts in a Mamba2 mixer."""
 
     _fields_ = (
         *_MIXER_CALL,
@@ -145,13 +145,13 @@ class DeltaMixer(Structure):
 
 
 class DeltaDecode(Structure):
-    """Call of a mixer of the gated delta rule with one token for each sequence."""
+    """Arguments of the kernel that computes one token of each sequence in a mixer of the gated delta rule."""
 
     _fields_ = MambaDecode._fields_
 
 
 class DeltaPrefill(Structure):
-    """Call of a mixer of the gated delta rule with pieces of prompts."""
+    """Arguments of the kernel that computes pieces of prompts in a mixer of the gated delta rule."""
 
     _fields_ = MambaPrefill._fields_
 
@@ -180,7 +180,7 @@ _SHORT_CONV_CALL = (
 
 
 class ShortConvDecode(Structure):
-    """Call of a gated short convolution with one token for each sequence."""
+    """Arguments of the kernel that computes one token of each sequence in a gated short convolution."""
 
     _fields_ = (
         *_SHORT_CONV_CALL,
@@ -192,7 +192,7 @@ class ShortConvDecode(Structure):
 
 
 class ShortConvPrefill(Structure):
-    """Call of a gated short convolution with pieces of prompts."""
+    """Arguments of the kernel that computes pieces of prompts in a gated short convolution."""
 
     _fields_ = (
         *_SHORT_CONV_CALL,
@@ -206,7 +206,7 @@ class ShortConvPrefill(Structure):
 
 
 class RmsNorm(Structure):
-    """Call that norms rows of the residual stream."""
+    """Arguments of the kernel that norms rows of the residual stream."""
 
     _fields_ = (
         ("x", c_void_p),
@@ -224,7 +224,7 @@ class RmsNorm(Structure):
 
 
 class PagedDecode(Structure):
-    """Call of attention for decoding sequences over their pages."""
+    """Arguments of the kernel that computes the attention of decoding sequences over their pages."""
 
     _fields_ = (
         ("query", c_void_p),
@@ -248,7 +248,7 @@ class PagedDecode(Structure):
 
 
 class PagedExtend(Structure):
-    """Call of attention for pieces of prompts over their pages."""
+    """Arguments of the kernel that computes the attention of pieces of prompts over their pages."""
 
     _fields_ = (
         ("query", c_void_p),
@@ -273,7 +273,7 @@ class PagedExtend(Structure):
 
 
 class DeltaRows(Structure):
-    """Rows, states and shape of a call of the gated delta rule."""
+    """The part of the arguments that both kernels of the gated delta rule have: rows, states and shape."""
 
     _fields_ = (
         ("q", c_void_p),
@@ -312,7 +312,7 @@ class DeltaRows(Structure):
 
 
 class GatedDeltaUpdate(Structure):
-    """Call of the gated delta rule with one token for each sequence."""
+    """Arguments of the kernel that computes one token of each sequence by the gated delta rule."""
 
     _fields_ = (
         ("delta", DeltaRows),
@@ -325,7 +325,7 @@ class GatedDeltaUpdate(Structure):
 
 
 class GatedDeltaPrefill(Structure):
-    """Call of the gated delta rule with pieces of prompts."""
+    """Arguments of the kernel that computes pieces of prompts by the gated delta rule."""
 
     _fields_ = (
         ("delta", DeltaRows),
@@ -340,7 +340,7 @@ class GatedDeltaPrefill(Structure):
 
 
 class Experts(Structure):
-    """Call of a mixture of experts."""
+    """Arguments of the kernel that computes a mixture of experts."""
 
     _fields_ = (
         ("gate_up", c_void_p),
@@ -362,7 +362,7 @@ class Experts(Structure):
 
 
 class Router(Structure):
-    """Rule by which the experts of a row follow from its scores."""
+    """A router's weight and the rule by which it chooses and weights the experts of a row."""
 
     _fields_ = (
         ("linear", c_void_p),
@@ -378,7 +378,7 @@ class Router(Structure):
 
 
 class Rope(Structure):
-    """Call that rotates the heads of rows."""
+    """Arguments of the kernel that rotates the heads of rows."""
 
     _fields_ = (
         ("x", c_void_p),
@@ -394,7 +394,7 @@ class Rope(Structure):
 
 
 class SigmoidGate(Structure):
-    """Call that multiplies rows by the sigmoid of a gate."""
+    """Arguments of the kernel that multiplies rows by the sigmoid of a gate."""
 
     _fields_ = (
         ("x", c_void_p),
@@ -407,7 +407,7 @@ class SigmoidGate(Structure):
 
 
 class DecodeBlock(Structure):
-    """A residual block of a decode step."""
+    """One residual block of a whole decode step; `kind` says which of its fields are used."""
 
     _fields_ = (
         ("norm", RmsNorm),
@@ -434,7 +434,7 @@ class DecodeBlock(Structure):
 
 
 class Replay(Structure):
-    """Drafts of a decode step, and accepted inputs that live slots lack."""
+    """The drafts of a decode step, and the lanes whose accepted inputs are computed into live slots first."""
 
     _fields_ = (
         ("window", c_void_p),
@@ -458,7 +458,7 @@ class Replay(Structure):
 
 
 class DecodeStep(Structure):
-    """A step in which all sequences decode."""
+    """Arguments of the kernel that computes a whole step, in which all sequences decode."""
 
     _fields_ = (
         ("blocks", c_void_p),
@@ -483,7 +483,7 @@ class DecodeStep(Structure):
 
 
 class DraftHead(Structure):
-    """A head that drafts behind a model."""
+    """Weights and memory of a head that drafts tokens behind a model."""
 
     _fields_ = (
         ("step", DecodeStep),
@@ -499,7 +499,7 @@ class DraftHead(Structure):
 
 
 class DraftTurns(Structure):
-    """Drafts of some sequences by a head."""
+    """The sequences for which a head is to draft tokens, and where to write these."""
 
     _fields_ = (
         ("table_row", c_void_p),
@@ -514,7 +514,7 @@ class DraftTurns(Structure):
 
 
 class CheckedBytes(Structure):
-    """Bytes between a socket and pieces of memory, which are a row of blocks with a checksum each."""
+    """Pieces of memory to send to or receive from a socket, as blocks with a checksum each."""
 
     _fields_ = (
         ("addresses", c_void_p),

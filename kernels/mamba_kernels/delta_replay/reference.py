@@ -20,9 +20,10 @@ def gated_delta_replay(
     ring: torch.Tensor,
     out: torch.Tensor,
 ) -> None:
-    """Compute one token for each row, whose state may lack the inputs in its lane of the ring.
+    """Compute one token for each row, whose state may lack inputs of earlier tokens, and write `out`.
 
-    `state` is [slabs, H, V, K] and `out` is [n, H, V]; `lanes` and `ring` are as in `state_replay`.
+    The missing inputs are in the row's lane of `ring`. `state` is [slabs, H, V, K] and `out` is [n, H, V];
+    `state` and `ring` are written where `state_replay` writes its own.
     """
     H, V = inputs.v.shape[1:]
     G, K = inputs.k.shape[1:]

@@ -33,7 +33,7 @@ def gated_delta_replay(
     ring: torch.Tensor,
     out: torch.Tensor,
 ) -> None:
-    """Compute one token for each row, as the reference does.
+    """Compute one token for each row, as the reference does; write `out`, and `state` or `ring`.
 
     `state` is [slabs, H, V, K], K dense; `out` is [n, H, V], V dense. Raises WrongArgument.
     """

@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """The implementation of a model's operators."""
+    """Says what computes a model: torch, Triton kernels or C++ kernels, with functions for all operators."""
 
     name: str
     """Name in logs and metrics: torch, triton, or the instruction set of the C++ kernels."""

@@ -27,11 +27,14 @@ MAX_ERROR_CHARACTERS = 600
 
 
 class KernelLeftOut(Exception):
-    """A kernel failed in a trial. Its reference computes from now on, and the trial has to be repeated."""
+    """Raised when a kernel fails in a trial. Its reference computes from now on; repeat the trial."""
 
 
 class KernelOrReference(Generic[Arguments, Result]):
-    """A kernel, and the reference that computes the calls that the kernel cannot take."""
+    """Calls a kernel, and its reference in torch for the calls that the kernel cannot take.
+
+    A kernel that fails in a trial is left out from then on.
+    """
 
     def __init__(
         self,

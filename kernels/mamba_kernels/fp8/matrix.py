@@ -21,7 +21,7 @@ GROUP = 128
 
 @dataclass(frozen=True, slots=True)
 class Fp8Rows:
-    """Rows of a step whose numbers stand for number * scale."""
+    """Rows of a step as FP8 numbers with scales; a value is number * scale."""
 
     numbers: torch.Tensor
     """Numbers of the rows, [T, inputs] FP8."""
@@ -31,7 +31,7 @@ class Fp8Rows:
 
 @dataclass(frozen=True, slots=True)
 class Fp8Matrix:
-    """A matrix, or one of each expert, whose weights are number * scale."""
+    """A matrix, or one of each expert, as FP8 numbers with scales; a weight is number * scale."""
 
     numbers: torch.Tensor
     """Numbers of the weights, [..., outputs, inputs] FP8."""
@@ -68,7 +68,7 @@ class Fp8Matrix:
         return self.numbers.nbytes + self.scales.nbytes
 
     def select(self, rows: torch.Tensor | slice) -> "Fp8Matrix":
-        """Return the rows `rows` of a matrix."""
+        """Return a matrix that has only the rows `rows`."""
         # Torch indexes bytes on every device, and FP8 on some.
         numbers = self.numbers.view(torch.uint8)[rows].view(KIND)
         return Fp8Matrix(numbers, self.scales[rows])
@@ -104,7 +104,7 @@ def stacked(matrices: Sequence[Fp8Matrix]) -> Fp8Matrix:
 
 
 def of_inputs(scales: torch.Tensor, inputs: int) -> torch.Tensor:
-    """Return the scale of each input, [..., inputs or 1], of scales [..., groups]."""
+    """Return the scale of each input, [..., inputs or 1], from the scales of groups, [..., groups]."""
     return scales if scales.shape[-1] == 1 else scales.repeat_interleave(GROUP, -1)[..., :inputs]
 
 

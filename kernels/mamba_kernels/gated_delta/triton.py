@@ -36,7 +36,7 @@ MIN_TILE = 16
 
 
 def gated_delta_update(state: torch.Tensor, inputs: DeltaInputs, plan: SlotPlan, out: torch.Tensor) -> None:
-    """Compute one token for each row, as the reference does.
+    """Compute one token for each row, as the reference does; write `state` and `out`.
 
     `state` is [slabs, H, V, K], K dense; `out` is [n, H, V], V dense. Raises WrongArgument.
     """
@@ -44,7 +44,7 @@ def gated_delta_update(state: torch.Tensor, inputs: DeltaInputs, plan: SlotPlan,
 
 
 def gated_delta_prefill(state: torch.Tensor, inputs: DeltaInputs, plan: ChunkPlan, out: torch.Tensor) -> None:
-    """Compute the pieces of the plan, as the reference does.
+    """Compute the pieces of the plan, as the reference does; write `state` and `out`.
 
     `state` is [slabs, H, V, K], K dense; `out` is [T, H, V], V dense. Raises WrongArgument.
     """

@@ -23,11 +23,12 @@ def convolution_by_tap(
     prefill: ChunkPlan | None,
     gate: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Compute silu(sum_k weight[k] * input[t - K + 1 + k] + bias), [T, C] in the type of x.
+    """Compute silu(sum_k weight[k] * input[t - K + 1 + k] + bias), [T, C] in the type of x; write `window`.
 
-    With a gate [T, C], the sum is multiplied by it instead of being activated. Inputs before a row's piece
-    come from its window. `x` is [T, C], decoding rows first (rows may be strided); `weight` is [K, C]; `bias`
-    is [C]; `window` is [slabs, K-1, C], any strides, advanced to the depths of the plans.
+    With a gate [T, C], the sum is multiplied by it instead of being activated. `x` is [T, C], decoding rows
+    first (rows may be strided); `weight` is [K, C]; `bias` is [C]; `window` is [slabs, K-1, C], any strides.
+    Inputs before a row of `decode` or a piece of `prefill` are read from its source slot, and the last K-1
+    inputs, before activation, are written to the plans' target, tracking and checkpoint slots.
     """
     K = weight.shape[0]
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)

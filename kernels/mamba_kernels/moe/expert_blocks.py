@@ -24,7 +24,10 @@ LEAST_ROWS, MOST_ROWS = 16, 64
 
 @dataclass(frozen=True, slots=True)
 class ExpertBlocks:
-    """Blocks of pairs that the launches of `sort_calls` fill in."""
+    """Pairs of a row and an expert, sorted into blocks of one expert each.
+
+    The tensors are allocated here, and written by the launches of `sort_calls`.
+    """
 
     rows: int
     """Pairs of a block."""

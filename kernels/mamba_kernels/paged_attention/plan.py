@@ -11,7 +11,7 @@ from mamba_kernels.transfer import to_device
 
 @dataclass(frozen=True, slots=True)
 class DecodeGroup:
-    """Decoding sequences whose contexts are padded to one length."""
+    """Decoding sequences that the reference computes together: their contexts are padded to one length."""
 
     rows: torch.Tensor | slice
     """Rows of the batch, [g]"""
@@ -25,7 +25,7 @@ class DecodeGroup:
 
 @dataclass(frozen=True, slots=True)
 class AttentionPiece:
-    """A prefill piece, whose rows `first..end` of the batch are the last positions of a context."""
+    """The part of one prompt in a batch: rows `first..end`, which are the last positions of the context."""
 
     first: int
     end: int
@@ -108,7 +108,7 @@ class AttentionPlan:
 
 @dataclass(frozen=True, slots=True)
 class _Pages:
-    """The table of pages on the device, with the row of each sequence on the host."""
+    """Looks up the pages of positions in the page table, which is on the device."""
 
     table: torch.Tensor
     row: IntArray

@@ -55,7 +55,7 @@ def packed_size(rows: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class PenaltyCounts:
-    """Token counts of the sequences with penalties."""
+    """Counts of the tokens of sequences with penalties; the choice of a token increments its count."""
 
     output: torch.Tensor
     """[rows, vocabulary] int32: how often each token was generated; incremented by the choice"""
@@ -65,7 +65,7 @@ class PenaltyCounts:
 
 @dataclass(frozen=True, slots=True)
 class TokenChoice:
-    """Chosen tokens of L rows."""
+    """Result of `sample`: the token chosen for each of L rows."""
 
     ids: torch.Tensor
     """Ids of the chosen tokens, [L] int64."""

@@ -14,11 +14,12 @@ from mamba_kernels.ssd_prefill.plan import ChunkPlan
 def short_conv_update(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, window: torch.Tensor, plan: SlotPlan
 ) -> torch.Tensor:
-    """Compute c * (sum_k weight[k] * input[t - K + 1 + k] + bias), [n, C] in the type of x.
+    """Compute c * (sum_k weight[k] * input[t - K + 1 + k] + bias), [n, C], and advance windows by one token.
 
-    input = b * v, rounded to that type; inputs before t come from the window. `x` is [n, b | c | v] of 3 C
-    (rows may be strided); `weight` is [K, C]; `bias` is [C]; `window` is [slabs, K-1, C], any strides: the
-    last K-1 inputs, advanced by one token.
+    `x` is [n, b | c | v] of 3 C (rows may be strided), and input = b * v, rounded to its type; `weight` is
+    [K, C]; `bias` is [C]; `window` is [slabs, K-1, C], any strides. Inputs before t are read from the window
+    in the row's source slot; the last K-1 inputs are written to its target and tracking slots. The result has
+    the type of x.
     """
     b, c, v = x.chunk(3, 1)
     kind = accumulator(x.dtype)

@@ -12,9 +12,9 @@ from mamba_kernels.triton_support import KernelCall
 def short_conv_update(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, window: torch.Tensor, plan: SlotPlan
 ) -> torch.Tensor:
-    """Compute one token for each row, as the reference does.
+    """Compute one token for each row and advance its window, as the reference does.
 
-    `x` is [n, 3 C], rows may be strided; `window` is [slabs, K-1, C], C dense. Raises WrongArgument.
+    `x` is [n, 3 C], rows may be strided; `window` is [slabs, K-1, C], C dense, written. Raises WrongArgument.
     """
     out = torch.empty(len(x), weight.shape[-1], dtype=x.dtype, device=x.device)
     update_call(x, weight, bias, window, plan.device_routes, out).run()
@@ -24,9 +24,9 @@ def short_conv_update(
 def short_conv_prefill(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, window: torch.Tensor, plan: ChunkPlan
 ) -> torch.Tensor:
-    """Compute the pieces of the plan, as the reference does.
+    """Compute the pieces of the plan and write their windows, as the reference does.
 
-    `x` is [T, 3 C], rows may be strided; `window` is [slabs, K-1, C], C dense. Raises WrongArgument.
+    `x` is [T, 3 C], rows may be strided; `window` is [slabs, K-1, C], C dense, written. Raises WrongArgument.
     """
     out = torch.empty(len(x), weight.shape[-1], dtype=x.dtype, device=x.device)
     prefill_call(x, weight, bias, window, plan, out).run()

@@ -39,7 +39,7 @@ class ChunkGroup:
 
 @dataclass(frozen=True, slots=True)
 class RankPart:
-    """The chunks of one rank that belong to one group."""
+    """Chunks of one group that are the r-th of their piece, for one r (their rank)."""
 
     group: int
     in_group: torch.Tensor | slice
@@ -50,7 +50,10 @@ class RankPart:
 
 @dataclass(frozen=True, slots=True)
 class PaddedChunks:
-    """Index tensors over the n chunks of a plan."""
+    """Index tensors by which the reference gathers the n chunks of a plan, and connects their states.
+
+    A piece is the part of one prompt in a batch, and a chunk a run of its rows.
+    """
 
     groups: list[ChunkGroup]
     rank_parts: list[list[RankPart]]

@@ -20,7 +20,7 @@ from mamba_kernels.transfer import to_device
 
 @dataclass(frozen=True, slots=True)
 class DeviceChunks:
-    """The chunks in the form that a kernel reads: int32 on the device."""
+    """The n chunks of a batch's m pieces in the form that Triton kernels read: int32 on the device."""
 
     piece_chunk: torch.Tensor
     """[m + 1] first chunk of each piece"""
@@ -134,7 +134,10 @@ class ChunkPlan:
         return replace(self, slots=slots, resident=resident, device_noise=device_noise)
 
     def segments(self, most: int) -> Segments | None:
-        """Cut the pieces into at most `most` segments each, once for all layers."""
+        """Cut the pieces into at most `most` segments each, once for all layers.
+
+        The result is None if all pieces are too short.
+        """
         if most not in self.cuts:
             cut = self._cut(most)
             self.cuts[most] = None

@@ -17,7 +17,10 @@ LEAST_CHUNKS = 4
 
 @dataclass(frozen=True, slots=True)
 class SegmentCuts:
-    """Segments of m pieces, q in all, on the host. `Segments` has the same fields on the device."""
+    """Where m long pieces of prompts are cut into q segments, as host arrays.
+
+    `Segments` has the same fields on the device, with their descriptions.
+    """
 
     segment_chunk: HostIntegers
     routes: HostIntegers

@@ -20,11 +20,12 @@ def state_replay(
     ring: torch.Tensor,
     out: torch.Tensor,
 ) -> None:
-    """Compute one step of the recurrence of `ScanInputs` for rows whose states may lack inputs.
+    """Compute one step of the recurrence of `ScanInputs` for rows whose states may lack earlier inputs.
 
-    The missing inputs are in the rows' lanes of `ring`, [lanes, inputs, width] of one layer. Rows that write
-    their states, according to `lanes`, write `state`, [slabs, H, P, N], any strides, at targets and tracking
-    slots; the others write their own input to the ring. `out` is [n, H, P], written.
+    The missing inputs are in the rows' lanes of `ring`, [lanes, inputs, width] of one layer. `lanes` says
+    which rows write their states, `state` [slabs, H, P, N] with any strides, at the target and tracking slots
+    of `plan`; each other row writes its own input to its lane, behind the inputs there. `out` is [n, H, P],
+    written.
     """
     H, P = inputs.x.shape[1:]
     G, N = inputs.B.shape[1:]

@@ -27,10 +27,12 @@ def repeated_steps(
     ring: torch.Tensor,
     out: torch.Tensor,
 ) -> None:
-    """Compute the inputs that lanes hold into copies of the states, then the step; write states or inputs.
+    """Compute one token for each row, whose state may lack the inputs in the row's lane of `ring`.
 
-    `step` computes one token, `kind` is the type of the sums, and `parts` are the inputs of the step's
-    tokens, which rows that do not write their states keep in `ring`.
+    The missing inputs and then the token's own are computed into a copy of the state, by `step` one after
+    another, and `out` gets the results. The copy is then written to `state` where `plan` says, or the token's
+    input is written to `ring`, as `lanes` says. `kind` is the type of the copies, and `parts` are the inputs
+    of the step's tokens.
     """
     lane, waiting, writes = lanes.host
     device, rows = state.device, np.arange(len(lane))

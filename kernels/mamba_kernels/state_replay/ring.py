@@ -38,7 +38,11 @@ def _aligned(width: int) -> int:
 
 @dataclass(frozen=True)
 class RingPlan:
-    """Lanes of the ring that `n` rows use in one step, and how they use them, for all layers alike."""
+    """Says which lane of the ring each of the `n` rows of a step uses, and whether it writes state or lane.
+
+    A lane holds the inputs of tokens that the state of one sequence lacks. The plan is the same for all
+    layers.
+    """
 
     device: torch.device
     host_rows: IntArray | None
@@ -64,7 +68,7 @@ class RingPlan:
 
 
 def check_ring(ring: torch.Tensor, kind: torch.dtype, device: torch.device, width: int) -> None:
-    """Check the ring of one layer. Raises WrongArgument."""
+    """Raise WrongArgument unless `ring` is the ring of one layer, of type `kind`, with inputs of `width`."""
     check("ring", ring, (None, None, width), dtypes=(kind,), device=device)
 
 

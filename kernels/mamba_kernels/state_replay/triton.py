@@ -33,7 +33,7 @@ def state_replay(
     ring: torch.Tensor,
     out: torch.Tensor,
 ) -> None:
-    """Compute one step for each row, as the reference does.
+    """Compute one step for each row, as the reference does; write `out`, and `state` or `ring`.
 
     `state` is [slabs, H, P, N], N dense; `out` is [n, H, P], P dense. Raises WrongArgument.
     """

@@ -9,7 +9,7 @@ from mamba_kernels.triton_support.launch_table import Launch
 
 @dataclass(frozen=True, slots=True)
 class KernelCall:
-    """A kernel, its grid and its arguments by name."""
+    """One launch of a Triton kernel, which `run` performs: the kernel, its grid and its arguments by name."""
 
     kernel: Any
     """The function that `triton.jit` returned."""

@@ -19,7 +19,7 @@ TABLE = Path(__file__).with_name("launch_table.json")
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """Tile sizes of a kernel and threads of a program."""
+    """How a Triton kernel is launched: warps of a program, stages of its pipeline, and sizes of its tile."""
 
     num_warps: int
     num_stages: int = 1
@@ -28,7 +28,10 @@ class Launch:
 
 
 def launch_for(kernel: str, device: torch.device, shape: str, default: Launch) -> Launch:
-    """Return the configuration of `kernel` for a bucket of shapes on this device."""
+    """Return how to launch `kernel` on `device` for `shape`, the name of a group of similar shapes.
+
+    `default` gives what the table does not.
+    """
     if _trial is not None:
         _trial.defaults[kernel, shape] = default
         entry = _trial.entries.get((kernel, shape))
@@ -45,7 +48,7 @@ def launch_for(kernel: str, device: torch.device, shape: str, default: Launch) -
 
 
 class LaunchTrial:
-    """Context in which `launch_for` uses these entries instead of the table, to find better ones."""
+    """Makes `launch_for` return given entries instead of the table's within a `with` block, as a trial."""
 
     def __init__(self, entries: Mapping[tuple[str, str], Mapping[str, Any]]) -> None:
         self.entries = entries

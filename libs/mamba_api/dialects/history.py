@@ -36,7 +36,7 @@ class ConversationItems(Strict):
 
 
 class ConversationAnswer(Strict):
-    """A conversation."""
+    """A kept conversation, without its items."""
 
     id: str
     """Identifier of the conversation."""

@@ -7,7 +7,7 @@ from mamba_api.openai_responses import EngineCost, Explanations
 
 
 class AnsweredBlock(Strict):
-    """One block of an answer."""
+    """A part of the answer: a text, reasoning, or a call of a tool."""
 
     type: Literal["text", "thinking", "tool_use"]
     """Kind of the block."""
@@ -26,7 +26,10 @@ class AnsweredBlock(Strict):
 
 
 class MessagesUsage(Strict):
-    """Tokens of the request; the tokens of the prompt are the sum of the first three."""
+    """Numbers of tokens of the request.
+
+    The tokens of the prompt are the sum of the first three.
+    """
 
     input_tokens: int
     """Tokens of the prompt that were computed."""

@@ -57,7 +57,7 @@ def _check_type(block: Strict, kind: str, types: Required) -> None:
 
 
 class TextBlock(Strict):
-    """A block of text."""
+    """A text in a system prompt or in the result of a tool."""
 
     type: str
     """`text`; blocks of other types, such as `image` and `document`, are refused."""
@@ -73,7 +73,7 @@ class TextBlock(Strict):
 
 
 class MessageBlock(Strict):
-    """One block of a message."""
+    """A part of one message's content: a text, a call of a tool, its result, or earlier reasoning."""
 
     type: str
     """`text`; of the user also `tool_result`; of the assistant also `tool_use`, `thinking` and
@@ -99,7 +99,7 @@ class MessageBlock(Strict):
 
 
 class InputMessage(Strict):
-    """One message of the conversation."""
+    """One message of the conversation, by the user or by the assistant."""
 
     role: Literal["user", "assistant"]
     """Role of the author."""
@@ -122,7 +122,7 @@ class InputMessage(Strict):
 
 
 class ToolDefinition(Strict):
-    """A tool that the client runs."""
+    """A tool that the model may call, and that the client then runs."""
 
     type: str | None = None
     """`custom`, the default. Tools that a server would run, such as `web_search_20250305`, are refused."""
@@ -149,7 +149,7 @@ class ToolDefinition(Strict):
 
 
 class ToolUseChoice(Strict):
-    """The tools that the model may or must call."""
+    """Which of its tools the model may or must call."""
 
     type: Literal["auto", "any", "tool", "none"]
     """`auto`: the model decides; `any`: it calls at least one tool; `tool`: it calls the tool `name` once;
@@ -167,7 +167,7 @@ class ToolUseChoice(Strict):
 
 
 class ThinkingChoice(Strict):
-    """Whether the model reasons before it answers, where its chat template can switch that."""
+    """Whether, and how long, the model reasons before it answers, if its chat template can switch that."""
 
     type: Literal["enabled", "disabled", "adaptive"]
     """`enabled` and `adaptive` switch the template's reasoning on, `disabled` switches it off."""
@@ -184,7 +184,7 @@ class ThinkingChoice(Strict):
 
 
 class OutputSchema(Strict):
-    """Form of the answer."""
+    """A JSON schema that the answer has to follow."""
 
     type: Literal["json_schema"]
     """Always `json_schema`."""
@@ -193,7 +193,7 @@ class OutputSchema(Strict):
 
 
 class OutputConfig(Strict):
-    """Effort and form of the answer."""
+    """How much the model reasons, and which form its answer has."""
 
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
     """Variable `reasoning_effort` for the chat template."""
@@ -202,7 +202,7 @@ class OutputConfig(Strict):
 
 
 class RequestMetadata(Strict):
-    """Facts about the request."""
+    """Facts about the request, which change nothing."""
 
     user_id: str | None = None
     """Ignored; accepted because clients send it."""

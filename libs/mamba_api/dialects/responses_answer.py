@@ -7,7 +7,7 @@ from mamba_api.openai_responses import EngineCost, Explanations
 
 
 class AnsweredPart(Strict):
-    """One part of an item's text."""
+    """A part of the text of a message or of reasoning."""
 
     type: Literal["output_text", "reasoning_text"]
     """Kind of the part."""
@@ -20,7 +20,7 @@ class AnsweredPart(Strict):
 
 
 class OutputItem(Strict):
-    """One item of an answer."""
+    """A part of the answer: a message, reasoning, or a call of a function."""
 
     id: str
     """Identifier of the item."""
@@ -43,21 +43,21 @@ class OutputItem(Strict):
 
 
 class InputTokensDetails(Strict):
-    """Parts of the prompt's tokens."""
+    """How many of the prompt's tokens were not computed."""
 
     cached_tokens: int
     """Tokens that were resumed from the cache."""
 
 
 class OutputTokensDetails(Strict):
-    """Parts of the answer's tokens."""
+    """How many of the answer's tokens were reasoning."""
 
     reasoning_tokens: int
     """Tokens of the reasoning and its markers."""
 
 
 class ResponsesUsage(Strict):
-    """Tokens of the request."""
+    """Numbers of tokens of the request."""
 
     input_tokens: int
     """Tokens of the prompt."""
@@ -74,7 +74,7 @@ class ResponsesUsage(Strict):
 
 
 class ResponseError(Strict):
-    """Description of an error that ended an answer."""
+    """Says why an answer ended with an error."""
 
     code: str
     """Machine-readable reason."""

@@ -38,7 +38,7 @@ _TEXT_PARTS = frozenset(("input_text", "output_text", "text", "summary_text", "r
 
 
 class ItemPart(Strict):
-    """One part of an item's text."""
+    """A part of the text of an item: of a message, a function's result, or reasoning."""
 
     type: str
     """`input_text` or `output_text`; of reasoning `summary_text` or `reasoning_text`. Parts of other types,
@@ -62,7 +62,7 @@ Parts = Annotated[list[ItemPart], FAIL_FAST]
 
 
 class InputItem(Strict):
-    """One item of the conversation."""
+    """A part of the conversation: a message, a call of a function, its result, or earlier reasoning."""
 
     type: str = "message"
     """`message`, `function_call`, `function_call_output` or `reasoning`."""
@@ -93,7 +93,7 @@ class InputItem(Strict):
 
 
 class FunctionTool(Strict):
-    """A function that the model may call."""
+    """A function that the model may call, and that the client then runs."""
 
     type: Literal["function"]
     """Always `function`: the client runs the calls."""
@@ -116,14 +116,14 @@ class FunctionTool(Strict):
 
 
 class NamedFunction(ToolName):
-    """A reference to a function by its name."""
+    """Names one of the request's functions."""
 
     type: Literal["function"]
     """Always `function`."""
 
 
 class FunctionSelection(Strict):
-    """The functions that the model must call, or may call."""
+    """Restricts which of its functions the model must call, or may call."""
 
     type: Literal["function", "allowed_tools"]
     """`function`: one call of the function `name`; `allowed_tools`: calls of `tools` only."""
@@ -151,28 +151,28 @@ ChoiceOrSelection = Annotated[
 
 
 class TextFormat(JsonSchema):
-    """Form of the answer's text."""
+    """The form that the text of the answer has to have."""
 
     type: Literal["text", "json_object", "json_schema"]
     """`text`: any; `json_object`: a JSON object; `json_schema`: JSON that follows `schema`."""
 
 
 class TextOptions(Strict):
-    """Options of the answer's text."""
+    """Options for the text of the answer."""
 
     format: TextFormat | None = None
     """Form of the text; defaults to any."""
 
 
 class ConversationReference(Strict):
-    """A reference to a conversation."""
+    """Names a kept conversation that the request goes on with."""
 
     id: str
     """Identifier of the conversation."""
 
 
 class ReasoningOptions(Strict):
-    """Options of the reasoning."""
+    """Options for the reasoning before the answer."""
 
     effort: Effort | None = None
     """Variable `reasoning_effort` for the chat template."""

@@ -56,7 +56,10 @@ class _NoAnswer(Response):
 
 
 class KeyGuard(HTTPBearer):
-    """The security scheme of routes that need a key. Without a key file it lets everybody pass."""
+    """Lets only requests with an accepted API key into a route, and all of them if there is no key file.
+
+    It is also the security scheme of the OpenAPI document.
+    """
 
     def __init__(self, keys: KeyFile | None, description: str) -> None:
         super().__init__(scheme_name="bearer", description=description, auto_error=False)

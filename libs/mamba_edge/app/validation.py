@@ -97,7 +97,10 @@ def _depth(error: Mapping[str, Any]) -> tuple[int, bool, int]:
 
 
 def param_of(loc: Loc) -> str | None:
-    """Return a path such as `messages[0].content` for pydantic's location, without the branches of unions."""
+    """Return a path such as `messages[0].content` for pydantic's location; None for the whole body.
+
+    Branches of unions, which pydantic names too, are left out.
+    """
     path = ""
     for part in loc:
         if isinstance(part, int):

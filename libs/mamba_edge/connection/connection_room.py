@@ -18,14 +18,14 @@ FEWEST_SPARE = 8
 
 
 class Evictable(Protocol):
-    """A connection that the server can close to make room for another one."""
+    """A connection that `ConnectionRoom` may close to make room for another one."""
 
     def evict(self) -> None:
         """Close the connection."""
 
 
 class ConnectionRoom:
-    """The connections of one server: at most `limit` with a request under way."""
+    """Limits the connections of one server: at most `limit` have a request under way, and few more wait."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -56,9 +56,9 @@ class ConnectionRoom:
         return max(0, self._spare - len(self._unread))
 
     def enter(self, connection: Evictable) -> None:
-        """Add a new connection.
+        """Count a new connection.
 
-        If there are too many, close the one that has waited longest for a request.
+        If there are too many, the one that has waited longest for a request is closed.
         """
         self._open.add(connection)
         self._unread.add(connection)
@@ -72,7 +72,7 @@ class ConnectionRoom:
             self._make_room()
 
     def leave(self, connection: Evictable) -> None:
-        """Forget a connection that is closed, or is about to be."""
+        """Count a connection no longer, since it is closed or about to be."""
         self._open.discard(connection)
         self._unread.discard(connection)
         self._waiting.pop(connection, None)

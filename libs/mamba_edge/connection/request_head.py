@@ -41,7 +41,7 @@ targets = _Targets()
 def head_without_offer(
     method: bytes, target: bytes, version: str, headers: Iterable[tuple[bytes, bytes]]
 ) -> bytes:
-    """Return the head of a request: its first line, its headers and the empty line behind them.
+    """Return the head of a request without its offer of another protocol: first line, headers, empty line.
 
     `headers` have their names in lower case. Those that offer another protocol are left out.
     """

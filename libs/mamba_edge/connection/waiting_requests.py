@@ -19,7 +19,7 @@ _NEWLINES = b"\r\n"
 
 
 class HoldingFlow(FlowControl):
-    """The flow control of one connection, which does not read on while the connection holds many bytes."""
+    """Stops reading from one connection while that holds many bytes that are not parsed yet."""
 
     full = False
 
@@ -30,7 +30,7 @@ class HoldingFlow(FlowControl):
 
 
 class HeldRequests:
-    """The bytes that a connection has read and not parsed yet."""
+    """Keeps bytes that a connection has read and cannot parse yet, as an earlier request is not answered."""
 
     def __init__(self, flow: HoldingFlow) -> None:
         self._flow = flow
@@ -78,14 +78,14 @@ REQUESTS_PER_TURN = 8
 
 
 class Continuing(Protocol):
-    """A connection with a request that has not begun."""
+    """A connection whose next request has arrived and waits until the server may start to process it."""
 
     def go_on(self) -> None:
-        """Begin with the request."""
+        """Start to process the request that waited; `RequestTurns` calls this when its turn has come."""
 
 
 class RequestTurns:
-    """The order in which the requests of one server begin: a few in each iteration of the event loop."""
+    """Starts the requests of one server in the order of their arrival, a few in each event-loop iteration."""
 
     def __init__(self) -> None:
         self._waiting: deque[Continuing] = deque()
@@ -94,7 +94,10 @@ class RequestTurns:
         self._scheduled = False
 
     def take(self) -> bool:
-        """Return whether a request that has just arrived may begin at once; if so, count it."""
+        """Return whether a request that has just arrived may be processed at once; if so, count it.
+
+        If the result is False, the caller calls `wait`.
+        """
         if self._waiting or self._begun >= REQUESTS_PER_TURN:
             return False
         self._begun += 1
@@ -105,7 +108,7 @@ class RequestTurns:
         return True
 
     def wait(self, connection: Continuing) -> None:
-        """Let the connection continue when its turn comes."""
+        """Call `connection.go_on` in a later event-loop iteration, behind the requests that wait already."""
         self._waiting.append(connection)
         if not self._scheduled:
             self._schedule()

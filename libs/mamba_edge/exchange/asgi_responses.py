@@ -81,7 +81,7 @@ async def send_error(send: Send, error: ApiError, form: ErrorForm, request_id: s
 
 
 class Writer(Protocol):
-    """A writer to a client that bypasses the messages of ASGI."""
+    """Writes parts of an answer to a client at once, without the messages of ASGI."""
 
     def write(self, part: bytes) -> bool:
         """Write a part of the body at once, and return whether it was written.

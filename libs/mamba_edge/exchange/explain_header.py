@@ -19,7 +19,7 @@ _ELSEWHERE = re.compile(rb"([0-9]{1,9}) ([!-~]{1,253})")
 
 
 class Elsewhere(NamedTuple):
-    """Engine that could resume more of a prompt than any other one."""
+    """The engine that could resume more of a prompt than any other one, and how much."""
 
     tokens: int
     name: str

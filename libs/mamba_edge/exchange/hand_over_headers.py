@@ -25,7 +25,7 @@ _release = re.compile(rf"release=({_NAME})".encode())
 
 
 class SourceName(NamedTuple):
-    """A state in the cache of an engine, as headers between gateways and engines name it."""
+    """Names a state in the cache of an engine, in headers between gateways and engines."""
 
     address: str
     """Address of the engine's transfer server: IP:PORT."""

@@ -17,7 +17,7 @@ while its timers are due all the same."""
 
 
 class RequestArrivals:
-    """Watch over the requests that arrive at one process, from which a drain learns that no more come."""
+    """Notices when requests arrive at one process, so that a drain can wait until no more come."""
 
     def __init__(self) -> None:
         self._count = 0

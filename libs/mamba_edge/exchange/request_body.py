@@ -18,7 +18,10 @@ from mamba_edge.errors import ApiError, BodyTooLarge, RequestTimeout, TooManyBod
 
 
 class BodyBudget:
-    """Budget of the bytes of request bodies that one process holds: at most `limit`; None = no limit."""
+    """Limits the bytes of request bodies that one process holds at once.
+
+    `limit` is that number; None = no limit.
+    """
 
     def __init__(self, limit: int | None = None) -> None:
         self._limit = limit
@@ -45,7 +48,7 @@ class BodyBudget:
 
 
 class BodyShare:
-    """The bytes that one request has taken from the budget of its process."""
+    """Counts the bytes that one request's body takes from the budget, and gives them back."""
 
     __slots__ = ("_budget", "_size")
 

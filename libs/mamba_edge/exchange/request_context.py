@@ -24,7 +24,7 @@ _CLIENT_NAME = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 
 
 class RequestContext(msgspec.Struct, eq=False):
-    """One request below the request middleware."""
+    """Holds what the request middleware knows of one request, for the code inside it."""
 
     request_id: str
     arrival: float

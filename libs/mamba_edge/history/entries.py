@@ -18,10 +18,16 @@ EMPTY_LIST, NO_RESPONSE = msgspec.Raw(b"[]"), msgspec.Raw(b"null")
 
 
 class HistoryStore(Protocol):
-    """A store of entries by client and identifier. Its methods raise HistoryAway."""
+    """Keeps entries, which are bytes, by client and identifier: responses and conversations.
+
+    Its methods raise HistoryAway.
+    """
 
     async def load(self, client: str, ids: Sequence[str]) -> list[bytes | None]:
-        """Return the entries with the identifiers `ids`, and prolong their life; None = it is missing."""
+        """Return the entries with the identifiers `ids`, in that order; None in place of one that is missing.
+
+        An entry that is there is kept for its whole lifetime once more.
+        """
 
     async def save(self, client: str, id_: str, entry: bytes, conversation: str = "") -> bool:
         """Keep an entry, and add its identifier to the entry of `conversation` unless that is "".
@@ -35,7 +41,7 @@ class HistoryStore(Protocol):
 
 
 class Turn(msgspec.Struct):
-    """Items that one request added, and the response to it."""
+    """One request's own items and the response to them, as a kept response holds them."""
 
     input: msgspec.Raw = EMPTY_LIST
     """JSON of the list of items that came with the request."""
@@ -44,7 +50,7 @@ class Turn(msgspec.Struct):
 
 
 class Conversation(msgspec.Struct):
-    """The metadata of a conversation. Its turns are entries of their own."""
+    """Metadata of a kept conversation. Its turns are entries of their own."""
 
     id: str
     created_at: int

@@ -17,7 +17,7 @@ _Key = tuple[str, str]
 
 
 class MemoryHistory:
-    """Kept responses and conversations by client and identifier; the entry used last is at the end."""
+    """Keeps responses and conversations in memory; the least recently used ones go first."""
 
     def __init__(self, seconds: float, budget: int, clock: Callable[[], float]) -> None:
         """Keep entries for `seconds` after their last use, and `budget` bytes of them for each client."""
@@ -31,7 +31,10 @@ class MemoryHistory:
         return sum(self._held.values())
 
     async def load(self, client: str, ids: Sequence[str]) -> list[bytes | None]:
-        """Return the entries with the identifiers `ids`, and prolong their life; None = it is missing."""
+        """Return the entries with the identifiers `ids`, in that order; None in place of one that is missing.
+
+        An entry that is there is kept for its whole lifetime once more.
+        """
         self._expire()
         return [self._use((client, id_)) for id_ in ids]
 

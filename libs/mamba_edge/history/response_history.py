@@ -45,9 +45,9 @@ GONE = "it was deleted, its time to live has ended, or its key has kept too much
 
 @dataclass(frozen=True, slots=True)
 class OpenTurn:
-    """A request whose conversation is known.
+    """A request whose earlier turns were loaded: its body now has the whole conversation as input.
 
-    It has the body with the whole input, and all that is needed to keep the response.
+    It also has all that `keep` needs to keep the response.
     """
 
     body: bytes
@@ -67,7 +67,10 @@ class OpenTurn:
 
 
 class ResponseHistory:
-    """The kept responses and conversations of all clients of one server."""
+    """Keeps the responses and conversations of all clients of one server, if they ask for it.
+
+    Requests may then go on with them by identifier.
+    """
 
     def __init__(
         self, store: HistoryStore | None, largest: int, clock: Callable[[], float] = time.time

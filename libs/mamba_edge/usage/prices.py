@@ -29,7 +29,10 @@ underscores instead."""
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """Prices in one currency. A price that is None does not exist, so that such use costs nothing."""
+    """Computes what the use of engines costs, in one currency.
+
+    A price that is None does not exist, so that such use costs nothing.
+    """
 
     currency: str = "USD"
     device_hour: float | None = None

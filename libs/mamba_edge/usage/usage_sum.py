@@ -16,7 +16,7 @@ NANOSECONDS = 1_000_000_000
 
 
 class UsageSum(msgspec.Struct, array_like=True, frozen=True):
-    """Use of engines by a number of requests. All numbers are integers, so sums are exact."""
+    """How much of engines a number of requests used. All numbers are integers, so sums are exact."""
 
     requests: int = 0
     """Requests that have ended, however they ended."""
@@ -41,7 +41,7 @@ class UsageSum(msgspec.Struct, array_like=True, frozen=True):
         return UsageSum(*(mine + theirs for mine, theirs in pairs))
 
     def minus(self, other: "UsageSum") -> "UsageSum":
-        """Return the difference of both."""
+        """Return this sum without `other`, number by number."""
         pairs = zip(msgspec.structs.astuple(self), msgspec.structs.astuple(other), strict=True)
         return UsageSum(*(mine - theirs for mine, theirs in pairs))
 
@@ -60,7 +60,7 @@ class UsageSum(msgspec.Struct, array_like=True, frozen=True):
 
 
 class UsageEntry(msgspec.Struct, frozen=True):
-    """Use of one adapter by one key on one day, since the engine's process began."""
+    """How much one key used one adapter on one day, since the engine's process began."""
 
     day: str
     """Day in UTC, as 2026-11-29."""
@@ -74,7 +74,7 @@ class UsageEntry(msgspec.Struct, frozen=True):
 
 
 class UsageFeed(msgspec.Struct, frozen=True):
-    """Answer of an engine: the entries that changed after a revision."""
+    """Holds what an engine answers to a reader: the entries that changed after a revision."""
 
     incarnation: str
     """Random name of the process that counts."""

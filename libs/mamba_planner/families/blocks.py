@@ -190,7 +190,10 @@ def _unreadable(fields: Fields) -> str | None:
 
 
 def check_experts(fields: Fields, moe: MoeConfig) -> MoeConfig:
-    """Return `moe` if it has as many experts as each token takes. Raises `WrongField` if it has fewer."""
+    """Return `moe` if its numbers of experts and groups fit together.
+
+    Raises `WrongField` if a token takes more experts or groups than there are, or if groups differ in size.
+    """
     if moe.experts_per_token > moe.experts:
         raise fields.wrong(
             "num_experts_per_tok", f"{moe.experts_per_token} of {moe.experts} experts cannot be taken"

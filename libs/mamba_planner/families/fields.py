@@ -20,7 +20,10 @@ LARGEST = (1 << 63) - 1
 
 
 class Fields:
-    """View of one configuration. The first of several names is the one used in messages."""
+    """Reads the fields of one model configuration, and reports wrong ones by name.
+
+    Of several names of a field, the first one is used in messages.
+    """
 
     def __init__(self, values: Mapping[str, Any], source: str) -> None:
         self._values = values

@@ -70,7 +70,7 @@ def _check_fixed(fields: Fields) -> None:
 
 
 def _linear(fields: Fields) -> Fields:
-    """Return the section of the delta rule's shapes, which is empty in the newer spelling."""
+    """Return the section with the shapes of the delta rule; the newer spelling has none, so it is empty."""
     section = fields.section("linear_attn_config")
     for name in ("gate_lower_bound", "use_full_rank_gate"):
         if section.has(name):

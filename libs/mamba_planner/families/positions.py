@@ -124,7 +124,7 @@ def _section(fields: Fields) -> Fields:
 
 
 def _factor(section: Fields, otherwise: float | None) -> float:
-    """Read the factor by which texts are longer than before the scaling.
+    """Read how many times longer texts may be than before the scaling. Raises `WrongField`.
 
     `otherwise` is its value if the field is null or absent; None = the field is required.
     """

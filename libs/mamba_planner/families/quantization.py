@@ -34,7 +34,7 @@ class Unreadable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class StoredForm:
-    """Form in which the matrix of one module is stored."""
+    """States how a checkpoint stores the matrix of one module: its layout, bits, and scales."""
 
     layout: Layout
     bits: int
@@ -80,16 +80,19 @@ class StoredForm:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Form of the modules that a pattern names; the first rule that names a module counts."""
+    """States how the weights of the modules that match a pattern are stored.
+
+    Of several rules that match a module, the first one applies.
+    """
 
     pattern: str
     kind: Literal["regex", "wildcard", "parts", "all"]
     """How the pattern is read: parts = whole parts of the name, one after another."""
     form: StoredForm | None
-    """Form of the modules; None = their weights are not quantized."""
+    """How the weights are stored; None = they are not quantized."""
 
     def names(self, module: str) -> bool:
-        """Return whether the pattern names the module, given without the prefix of all layers."""
+        """Return whether the pattern matches `module`, a name without the prefix that all layers share."""
         if self.kind == "all":
             return True
         if self.kind == "parts":
@@ -102,7 +105,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Quantization:
-    """The forms of all matrices of a checkpoint."""
+    """States how a checkpoint stores each of its matrices: the rules of its `quantization_config`."""
 
     method: str
     rules: tuple[Rule, ...]

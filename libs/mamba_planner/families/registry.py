@@ -35,7 +35,7 @@ from mamba_planner.model_config import ModelConfig
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """Reader of the configurations of one `model_type`."""
+    """Reads the configurations of one `model_type`."""
 
     title: str
     """Name of the family for people."""

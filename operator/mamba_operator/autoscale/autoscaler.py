@@ -53,7 +53,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _ScalingSpec:
-    """The part of an object that determines the number of its engines of one role."""
+    """Holds what an object says about the number of its engines of one role."""
 
     config: AutoscalerConfig
     desired: int
@@ -74,7 +74,7 @@ _READERS_FIRST: tuple[Role, ...] = ("unified", "decode", "prefill")
 
 
 class _EngineState:
-    """The memory of the autoscaler for the engines of one role, from one poll to the next."""
+    """Holds what the autoscaler remembers of the engines of one role from one poll to the next."""
 
     def __init__(self, config: AutoscalerConfig) -> None:
         self.config = config
@@ -174,7 +174,10 @@ class Autoscaler(PodPoller[_ScalingSpecs, dict[Role, _EngineState]]):
         return reports
 
     async def _are_full(self, engines: Sequence[Manifest], config: AutoscalerConfig) -> bool:
-        """Return whether none of the decode engines that answer has room for another state."""
+        """Return whether decode engines report their room, and none of these has room for another state.
+
+        The result is False if no engine reports.
+        """
         ready = [pod for pod in engines if answers(pod)]
         reports = await pod_reports(self._read, ready, lambda text: engine_report(text, config, "decode"))
         room = [report.credits for report in reports.values() if report is not None]

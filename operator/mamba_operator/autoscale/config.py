@@ -10,7 +10,7 @@ Share = Annotated[float, msgspec.Meta(gt=0.0, le=1.0)]
 
 
 class AutoscalerConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Targets of one MambaDeployment, which are the first six fields, and constants."""
+    """The targets of one MambaDeployment (the first six fields), and constants of the autoscaler."""
 
     min_replicas: Annotated[int, msgspec.Meta(ge=0)] = 1
     """Smallest number of engines; with 0 all stop after `scale_down_delay` without a request."""

@@ -21,7 +21,7 @@ from mamba_operator.autoscale.virtual_fleets import share_met, smallest_sufficie
 
 
 class ScalingDecision(msgspec.Struct, frozen=True, kw_only=True):
-    """A number of engines and its reason."""
+    """How many engines shall run, and why."""
 
     target: int
     """Number of engines that shall run."""
@@ -38,7 +38,7 @@ class ScalingDecision(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Recommendation(msgspec.Struct, frozen=True, kw_only=True):
-    """A number of engines, the demand that sets it, and the reason in words."""
+    """How many engines one rule recommends, for which demand, and why, in words."""
 
     engines: int
     binding: str
@@ -153,7 +153,7 @@ def _needed(
 
 
 class _Sight(msgspec.Struct, frozen=True, kw_only=True):
-    """The fields of the memory that record for how long, and when, the load was known."""
+    """For how long, and when, the load was known; `AutoscalerMemory` keeps these fields."""
 
     known_seconds: float
     whole_at: float

@@ -21,7 +21,7 @@ MIN_DRAIN_SECONDS = 10.0
 
 
 class Demand(msgspec.Struct, frozen=True, kw_only=True):
-    """Demand by resource, in engines, without any headroom."""
+    """How many engines the load needs now, by the resource that it needs, without any headroom."""
 
     prefill: float = 0.0
     """Demand for time, for prompts."""

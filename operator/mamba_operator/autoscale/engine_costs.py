@@ -22,7 +22,7 @@ UNSEEN_SLOPE = 0.3
 
 
 class EngineCosts(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds of one engine's device for each kind of work, as learned from measurements."""
+    """How many seconds of an engine's device each kind of work takes, as learned from measurements."""
 
     prompt_token: float
     """Device seconds per prompt token; 0 = unknown."""
@@ -65,7 +65,7 @@ def engine_costs(memory: AutoscalerMemory, load: EngineLoad | None) -> EngineCos
 
 
 def learn_step(fit: StepFit, load: EngineLoad | None) -> StepFit:
-    """Return the fit of step times after one more observation."""
+    """Return the fit of step times `fit` with the observation `load` added."""
     if load is None or load.decode_step <= 0 or load.running <= 0 or load.engines <= 0:
         return fit
     x, y, keep = load.running / load.engines, load.decode_step, STEP_DECAY

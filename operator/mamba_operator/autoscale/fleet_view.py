@@ -16,7 +16,10 @@ MAX_SILENT_NAMES = 3
 
 
 class EngineReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The report of one engine at one moment. Its counters count from the start of the engine."""
+    """Holds what one engine reported of itself at one moment.
+
+    Its counters count from the start of the engine.
+    """
 
     running: int = 0
     waiting: int = 0
@@ -51,7 +54,7 @@ class EngineReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GatewayReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The report of one gateway at one moment."""
+    """Holds what one gateway reported of its requests at one moment."""
 
     in_flight: int = 0
     queued: int = 0
@@ -61,7 +64,7 @@ class GatewayReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FleetView:
-    """The last reports of one deployment's pods, from which observations are computed."""
+    """Remembers the last reports of one deployment's pods, and computes observations from the next ones."""
 
     def __init__(self) -> None:
         self._at: float | None = None
@@ -171,7 +174,7 @@ class FleetView:
 
 
 class _Rates:
-    """The changes of one engine's counters between two reports."""
+    """Computes from two reports of one engine how fast its counters grew."""
 
     def __init__(self, before: EngineReport | None, now: EngineReport, passed: float) -> None:
         self._before, self._now, self._passed = before, now, passed

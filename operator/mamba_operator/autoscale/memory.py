@@ -8,7 +8,10 @@ import msgspec
 
 
 class StepFit(msgspec.Struct, frozen=True, kw_only=True):
-    """Decaying sums of (sequences per engine, seconds of a step) for a straight line through them."""
+    """Sums by which a straight line is fitted to the seconds of a step by the sequences per engine.
+
+    Older observations count less and less.
+    """
 
     n: float = 0.0
     x: float = 0.0
@@ -18,7 +21,10 @@ class StepFit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AutoscalerMemory(msgspec.Struct, frozen=True, kw_only=True):
-    """State after some decisions. Times are values of `elapsed`, the time that observations cover."""
+    """Holds what the autoscaler remembers of one role from one decision to the next.
+
+    Times are values of `elapsed`, the time that observations cover.
+    """
 
     at: float | None = None
     """`Observation.at` of the last observation; None before the first."""

@@ -21,7 +21,7 @@ MAX_ANSWER_BYTES = 4 << 20
 
 
 class MetricsReader:
-    """Reader of pods' metrics, to be used as an async context manager."""
+    """Reads the `/metrics` of pods over HTTP; used as an async context manager."""
 
     def __init__(self, port: int = names.HTTP_PORT) -> None:
         self._port = port

@@ -8,7 +8,7 @@ import msgspec
 
 
 class GatewayTraffic(msgspec.Struct, frozen=True, kw_only=True):
-    """Requests at the gateways: sums over the reports of all of them."""
+    """How many requests gateways have, summed over the reports of all of them."""
 
     in_flight: int = 0
     """Requests that a gateway relays or that wait for an engine."""
@@ -21,7 +21,10 @@ class GatewayTraffic(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineLoad(msgspec.Struct, frozen=True, kw_only=True):
-    """Work of the engines: sums over the reports of all of them. Rates are per second."""
+    """How much work engines have, summed over the reports of all of them.
+
+    Rates are per second.
+    """
 
     engines: int = 0
     """Engines that report."""
@@ -72,7 +75,10 @@ class EngineLoad(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Observation(msgspec.Struct, frozen=True, kw_only=True):
-    """The fleet at one moment. An unknown value is None, never zero."""
+    """Holds what the autoscaler knows of a fleet at one moment, by which it decides.
+
+    An unknown value is None, never zero.
+    """
 
     at: float
     """Seconds on any clock; only differences count, and changes of the clock do no harm."""

@@ -11,7 +11,7 @@ START_WEIGHT = 0.5
 
 
 class PodStarts(msgspec.Struct, frozen=True, kw_only=True):
-    """The starting pods and the duration of a start at one moment."""
+    """Which pods are starting at one moment, and how long a start takes."""
 
     starting: tuple[tuple[str, float], ...]
     """(pod, `elapsed` when it was first seen), sorted by name."""

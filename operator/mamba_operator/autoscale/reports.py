@@ -34,7 +34,7 @@ class ReportInvalid(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class DeletionCost:
-    """The checkpoints and requests that the end of an engine would lose."""
+    """Says what would be lost by the end of one engine: its checkpoints and requests."""
 
     checkpoints: float
     requests: float

@@ -72,7 +72,10 @@ def _samples(observation: Observation, decision: ScalingDecision) -> Iterator[Sa
 
 
 class ScalingMetrics:
-    """Gauges for all deployments; samples of removed deployments and of unknown values are removed."""
+    """Publishes numbers of the autoscaler's decisions as gauges, for all deployments.
+
+    Samples of removed deployments and of unknown values are removed.
+    """
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._gauges = {

@@ -27,7 +27,7 @@ class RecordInvalid(ValueError):
 
 
 class ScalingRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One decision with all of its inputs."""
+    """One decision with all of its inputs, from which it can be computed again."""
 
     config: AutoscalerConfig
     observation: Observation
@@ -68,7 +68,7 @@ def from_text(text: str) -> ScalingRecord:
 
 @dataclass(frozen=True, slots=True)
 class LatestDecision:
-    """The autoscaler's last decision about one deployment."""
+    """The autoscaler's last decision about one deployment, for the pass that carries it out."""
 
     desired: int
     """Number of engines in force when it was decided."""

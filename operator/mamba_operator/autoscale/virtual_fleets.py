@@ -25,7 +25,10 @@ RECORDED_DIGITS = 5
 
 
 class IntervalArrivals(msgspec.Struct, frozen=True, kw_only=True):
-    """Arrivals between two observations; rates are per second, work is in seconds of an engine."""
+    """The requests and the work that arrived between two observations.
+
+    Rates are per second, and work is in seconds of an engine.
+    """
 
     seconds: float
     requests: float

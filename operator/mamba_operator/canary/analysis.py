@@ -34,7 +34,7 @@ OFF: dict[Measure, float] = {"errors": 100.0, "ttft": 1000.0, "tpot": 1000.0, "a
 
 @dataclass(frozen=True, slots=True)
 class TrackCounts:
-    """Counts of the answers of one revision."""
+    """Counts how requests were answered by the engines of one revision."""
 
     attempts: Attempts = field(default_factory=Attempts)
     ttft: Histogram = field(default_factory=Histogram)
@@ -57,7 +57,7 @@ class TrackCounts:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The numbers of one measure of both revisions, in words."""
+    """One measure of the candidate and of the other revision, in words for the status."""
 
     measure: Measure
     candidate: str
@@ -67,7 +67,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class CanaryFigures:
-    """Results of the comparison of a candidate in its present step."""
+    """Holds what the comparison of a candidate with the other revision shows so far in its present step."""
 
     revision: str
     step: int

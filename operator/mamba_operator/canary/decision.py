@@ -25,7 +25,7 @@ Phase = Literal["Starting", "Running", "Waiting", "Paused", "Promoting"]
 
 @dataclass(frozen=True, slots=True)
 class CandidateFacts:
-    """Facts about a candidate that decide its next step."""
+    """Holds what is known about a candidate when its next step is decided."""
 
     revision: str
     """Label of the revision of the spec."""
@@ -49,7 +49,7 @@ class CandidateFacts:
 
 @dataclass(frozen=True, slots=True)
 class CopyShare:
-    """Limits on the copies of requests that a candidate gets."""
+    """How many copies of requests a candidate may get."""
 
     percent: int
     """Share of the conversations that are copied, in per cent."""

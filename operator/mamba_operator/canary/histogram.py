@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """Numbers of durations by bucket."""
+    """Counts durations by bucket, to compare those of two revisions."""
 
     bounds: tuple[float, ...] = ()
     """Upper bounds of the buckets in seconds, rising; the last one is infinite."""

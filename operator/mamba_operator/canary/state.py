@@ -21,7 +21,7 @@ Verb = Literal["pause", "resume", "promote", "abort"]
 
 @dataclass(frozen=True, slots=True)
 class CanaryState:
-    """The present step of one candidate, as its Deployment records it."""
+    """Which step one candidate is in, as its Deployment records it."""
 
     revision: str
     """Value of the label `revision` of the candidate's pods."""
@@ -60,7 +60,7 @@ def state_in(candidate: Manifest | None) -> CanaryState | None:
 
 @dataclass(frozen=True, slots=True)
 class CanaryRequest:
-    """Request of a person about a canary."""
+    """Says what a person has requested of a canary by an annotation."""
 
     verb: Verb
     revision: str

@@ -41,7 +41,7 @@ Times = Mapping[str, Histogram]
 
 @dataclass(frozen=True, slots=True)
 class GatewayCounts:
-    """Counts of one gateway since its start."""
+    """Holds what one gateway has counted of both revisions since its start."""
 
     attempts: AttemptsByEngine
     ttft: Times
@@ -97,7 +97,7 @@ def _by_track(samples: Iterable[Sample]) -> Times:
 
 @dataclass(frozen=True, slots=True)
 class _Selection:
-    """A canary under way."""
+    """A canary that is under way, to be polled."""
 
     canary: Canary
     state: CanaryState
@@ -107,7 +107,7 @@ class _Selection:
 
 
 class _Progress:
-    """Trial of one candidate, its last results, and the last counts of each gateway."""
+    """Holds, between two polls, the trial of one candidate and the last counts of gateways."""
 
     def __init__(self, trial: CandidateTrial) -> None:
         self.trial = trial

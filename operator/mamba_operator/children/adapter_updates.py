@@ -54,7 +54,7 @@ async def give_adapters(update: AdapterUpdate, token: str, call: AdminCall) -> A
 
 
 class _Engine:
-    """The admin port of the engine of one update."""
+    """Calls the admin port of one engine to load and unload adapters."""
 
     def __init__(self, update: AdapterUpdate, token: str, call: AdminCall) -> None:
         self._update, self._token, self._call = update, token, call
@@ -88,7 +88,7 @@ class _Attempt:
 
 
 class AdapterUpdates:
-    """The attempts to give engines their adapters, by deployment and by run of an engine."""
+    """Gives engines their adapters in tasks of its own, and keeps the outcomes by run of an engine."""
 
     def __init__(self, call: AdminCall = call_admin) -> None:
         self._call = call

@@ -27,7 +27,7 @@ DATA_KEY = "key"
 
 @dataclass(frozen=True, slots=True)
 class AdminKey:
-    """Key of the operator, which is never logged."""
+    """The key from which the operator derives the admin token of each deployment; never logged."""
 
     secret: bytes
 

@@ -27,7 +27,7 @@ from mamba_operator.rollout.rollback import (
 
 @dataclass(frozen=True, slots=True)
 class CanaryPass:
-    """The canary of one pass: the decision, and the facts that its children and the status need."""
+    """Decision of one pass about a canary, with the facts that its children and the status need."""
 
     decision: CanaryDecision
     revision: EngineRevision

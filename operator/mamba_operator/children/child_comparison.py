@@ -34,7 +34,7 @@ class Change(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Apply:
-    """Write that makes a child match `manifest`."""
+    """Tells a pass to write a child, so that it matches `manifest`."""
 
     manifest: Manifest
     change: Change
@@ -46,7 +46,7 @@ class Apply:
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """Removal of a child that is no longer needed."""
+    """Tells a pass to remove a child that is no longer needed."""
 
     ref: Ref
     uid: str
@@ -55,7 +55,7 @@ class Delete:
 
 @dataclass(frozen=True, slots=True)
 class ChildComparison:
-    """Children that have to be written, and children that are up to date."""
+    """Which children have to be written, and which are up to date."""
 
     applies: tuple[Apply, ...]
     """Changes in the order of the desired children."""

@@ -129,7 +129,7 @@ def _error_message(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class EngineAccess:
-    """Means by which the operator reaches running engines."""
+    """The functions by which the operator reaches running engines."""
 
     key: AdminKey | None = None
     """Key from which admin tokens are derived; None = engines cannot be reached."""

@@ -31,7 +31,7 @@ QUEUE_POLL_SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class EngineRollout:
-    """Revision that engines will run, and the steps to it."""
+    """Which revision the engines of one role run, and how they get there."""
 
     context: Context
     """The context that was passed in, with the revision and the steps filled in."""
@@ -228,7 +228,7 @@ def _lacks_room(snapshot: Snapshot, engines: Sequence[EngineRollout], now: datet
 
 @dataclass(frozen=True, slots=True)
 class ReadyRecord:
-    """Last revision that was ready, and the write that records it."""
+    """Which revision was ready last, and the write that records it."""
 
     revision: str | None
     """Label of the engine pods; None = no revision has been ready yet."""

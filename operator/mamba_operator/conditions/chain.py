@@ -22,7 +22,7 @@ from mamba_operator.rollout.rollback import is_ready
 
 @dataclass(frozen=True, slots=True)
 class ConditionResult:
-    """Status, reason and message of one condition, without its times."""
+    """The status, reason and message of one condition; its times are added later."""
 
     status: ConditionStatus
     reason: Reason
@@ -31,7 +31,7 @@ class ConditionResult:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Change of a child that could not be made."""
+    """A child that a pass could not write, and why."""
 
     reason: Reason
     message: str
@@ -39,7 +39,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class ConditionInputs:
-    """The facts by which all conditions are decided."""
+    """The facts by which all conditions of one role are decided."""
 
     snapshot: Snapshot
     plan: ReconcilePlan

@@ -68,7 +68,7 @@ AVAILABLE: Chain = (
 
 
 def available(view: ConditionInputs) -> ConditionResult:
-    """Return the condition Available."""
+    """Return the condition Available: whether enough engines are ready to answer requests."""
     none_ready = (
         f"0 of {view.plan.replicas} engines are ready, so requests wait at the gateway and get 503 after "
         f"spec.gateway.limits.queueTimeout: {SEE_CAUSE}"
@@ -193,7 +193,10 @@ HEALTHY = ConditionResult("False", Reason.AS_EXPECTED, "nothing is wrong: there 
 
 
 def degraded(view: ConditionInputs) -> ConditionResult:
-    """Return the condition Degraded. Its message also mentions a roll-back if another trouble comes first."""
+    """Return the condition Degraded: whether something is wrong that a person has to look at.
+
+    Its message also mentions a roll-back if another trouble comes first.
+    """
     result = evaluate(DEGRADED, view, otherwise=HEALTHY)
     if view.plan.failed is None or result.reason == Reason.ROLLED_BACK or result.status != "True":
         return result

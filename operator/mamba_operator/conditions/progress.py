@@ -59,7 +59,10 @@ PLANNED: Chain = (
 
 
 def planned(view: ConditionInputs) -> ConditionResult:
-    """Return the condition Planned. Its message names the resource profile that was used."""
+    """Return the condition Planned: whether there is a memory plan for the engines.
+
+    Its message names the resource profile that was used.
+    """
     result = evaluate(
         PLANNED, view, otherwise=ConditionResult("True", Reason.PLAN_COMPUTED, view.verdict.message)
     )
@@ -291,7 +294,7 @@ UP_TO_DATE = ConditionResult("False", Reason.UP_TO_DATE, "every pod runs the des
 
 
 def progressing(view: ConditionInputs) -> ConditionResult:
-    """Return the condition Progressing."""
+    """Return the condition Progressing: whether the children are on their way to what the spec says."""
     return evaluate(PROGRESSING, view, otherwise=UP_TO_DATE)
 
 

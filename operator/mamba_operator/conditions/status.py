@@ -237,7 +237,7 @@ def _selector(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Summarized:
-    """Conditions that the summarizing conditions are decided by."""
+    """The conditions from which Ready and other summarizing conditions follow."""
 
     available: ConditionResult
     progressing: ConditionResult

@@ -19,7 +19,7 @@ from mamba_operator.rollout.rollback import FailedRevision
 
 @dataclass(frozen=True, slots=True)
 class IndexTrouble:
-    """Report of a gateway that it cannot use the Redis of the prefix index."""
+    """Holds what a gateway reported about the Redis of the prefix index, which it cannot use."""
 
     message: str
     seconds_left: float

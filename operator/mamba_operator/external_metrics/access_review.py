@@ -20,7 +20,7 @@ AccessQuery = tuple[tuple[str, str], ...]
 
 
 class AccessReview:
-    """Client of SubjectAccessReview with a cache of answers."""
+    """Asks the API server, by a SubjectAccessReview, what a user may do; remembers the answers."""
 
     def __init__(self, client: KubeClient, now: Callable[[], float] = time.monotonic) -> None:
         self._client, self._now = client, now

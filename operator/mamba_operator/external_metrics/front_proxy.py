@@ -33,7 +33,7 @@ class UserInfo:
 
 @dataclass(frozen=True, slots=True)
 class FrontProxy:
-    """The authentication data in the ConfigMap."""
+    """Tells requests of the API server from others, by the data that the cluster publishes for that."""
 
     authority: str
     """PEM of the authority of the API server's client certificate."""

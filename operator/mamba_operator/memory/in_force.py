@@ -30,7 +30,7 @@ MAX_REASON = 4096
 
 @dataclass(frozen=True, slots=True)
 class StrategyChoice:
-    """A strategy that was chosen, and the traffic that it was chosen for."""
+    """A strategy for the state cache that was chosen, and the traffic that it was chosen for."""
 
     strategy: Strategy
     traffic: Workload
@@ -42,7 +42,7 @@ class StrategyChoice:
 
 @dataclass(frozen=True, slots=True)
 class StrategyInForce:
-    """Memory plan with which engines serve now, and messages about it."""
+    """The memory plan with which engines serve now, and what the status says about it."""
 
     verdict: MemoryVerdict
     annotation: str | None = None

@@ -69,7 +69,7 @@ def _gpu_size(labels: Labels, resource: str) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class GpuPin:
-    """Revision of the engine pods, and the GPU for which it was planned."""
+    """Records for which GPU a revision of the engine pods was planned, so that its plan does not change."""
 
     revision: str
     """Hash of the pod template without the planner's choices."""
@@ -130,7 +130,7 @@ def recorded_pin(manifest: Manifest | None, revision: str) -> GpuPin | None:
 
 @dataclass(frozen=True, slots=True)
 class PinnedVerdict:
-    """The planner's verdict for the pinned GPU, and the arguments that led to it."""
+    """Holds what the planner says for the GPU in the pin, with the arguments that it was given."""
 
     verdict: MemoryVerdict
     planner_input: PlannerInput | None
@@ -176,7 +176,7 @@ def pinned_verdict(
                 f"nodes now have GPUs of {binary_size(now)}, and a new revision would be planned for them: "
                 f"{verdict_now.message}; the running engines keep their plan until their pods are replaced: "
                 f"to replace them now, set a new value of the annotation {names.ANNOTATION_RESTART} on the "
-                "MambaDeployment, or set spec.memory.deviceMemory"
+                "MambaDeployment, or set spec.memory.deviceMemory to the size to plan for"
             )
     return replace(pinned, annotation=pin.annotation(), difference=difference)
 

@@ -72,7 +72,7 @@ class ReportedPlanPoller(PodPoller[Manifest, dict[Role, _Fetched]]):
         self._connections = asyncio.Semaphore(MAX_CONNECTIONS)
 
     def reported(self, key: Key) -> ReportedPlan | None:
-        """Return the plan that a unified engine of the deployment reported last."""
+        """Return the plan that a unified engine reported last; None = none has reported one."""
         return self.reported_by_role(key).get("unified")
 
     def reported_by_role(self, key: Key) -> dict[Role, ReportedPlan]:

@@ -76,7 +76,7 @@ MemoryVerdict = Fits | DoesNotFit | ModelNotServed | Unknown | SpecInvalid
 
 @dataclass(frozen=True, slots=True)
 class PlannerInput:
-    """Arguments of the planner for an engine of one deployment."""
+    """The arguments of the planner for the engines of one deployment."""
 
     model: ModelConfig
     settings: EngineSettings

@@ -88,7 +88,7 @@ class LoadPhase(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ModelLoad:
-    """State of the download of a model, and the writes that a pass makes for it."""
+    """How far the download of a model is, and what a pass has to write for it."""
 
     message: str
     """Text for a condition of the status."""
@@ -108,7 +108,7 @@ class ModelLoad:
 
 @dataclass(frozen=True)
 class _Download:
-    """One download: its claim, Job, pods and record."""
+    """The objects that one download consists of: its claim, Job, pods and record."""
 
     context: Context
     snapshot: Snapshot

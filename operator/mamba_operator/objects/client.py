@@ -24,7 +24,7 @@ one."""
 
 
 class KubeClient:
-    """Client for objects of the cluster, by kind. Tasks may share it."""
+    """Reads and writes objects of the cluster, by kind. Tasks may share it."""
 
     counted: Callable[[str, str], None] = staticmethod(lambda _method, _plural: None)
     """Called with the method and the plural of the kind for each request."""

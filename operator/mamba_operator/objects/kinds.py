@@ -11,7 +11,7 @@ from mamba_api import names
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One resource of the Kubernetes API."""
+    """One kind of objects of the Kubernetes API, with the URL paths to them."""
 
     api_version: str
     kind: str

@@ -80,14 +80,17 @@ ADVICE: dict[Reason, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """A problem that a user has to look at."""
+    """A problem of a pod that a user has to look at, with its reason and message."""
 
     reason: Reason
     message: str
 
 
 def trouble(pods: Iterable[Manifest], now: datetime) -> Trouble | None:
-    """Return the most severe problem of all pods; of equally severe ones, the first by the pod's name."""
+    """Return the most severe problem of all pods; None if there is no problem.
+
+    Of equally severe ones, the first by the pod's name counts.
+    """
     ordered = sorted(pods, key=name_of)
     problems = [problem for pod in ordered if _is_current(pod) for problem in _pod_troubles(pod, now)]
     problems += [_lost(pod, "has not ended it") for pod in ordered if is_overdue(pod, now)]
@@ -143,7 +146,7 @@ def _failure(pod: Manifest) -> str:
 
 
 def _template(pod: Manifest) -> str | None:
-    """Return the hash of the template from which a Deployment created the pod."""
+    """Return the hash of the template from which a Deployment created the pod; None if it has no label."""
     return (metadata(pod).get("labels") or {}).get(TEMPLATE_LABEL)
 
 

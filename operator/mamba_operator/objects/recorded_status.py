@@ -67,7 +67,7 @@ def _is_condition(value: Any) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class WorkloadState:
-    """A Deployment as its controller describes it; all zero if it does not exist."""
+    """State of a Deployment as its controller reports it; all zero if the Deployment does not exist."""
 
     exists: bool = False
     current: bool = False

@@ -25,7 +25,7 @@ VALID_SECONDS = 300.0
 
 
 class NodeReader:
-    """Reader of nodes that all passes share."""
+    """Reads the nodes with GPUs for all passes, and again only after some seconds."""
 
     def __init__(self, client: KubeClient, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._client = client

@@ -25,7 +25,7 @@ Labels = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """Facts about a node that determine whether a pod may run there, and which GPUs the pod gets."""
+    """Facts about one node that determine whether a pod may run there, and which GPUs it gets."""
 
     labels: Labels
     taints: tuple[Mapping[str, Any], ...] = ()

@@ -26,7 +26,7 @@ DownloadProgress = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class ReportedPlan:
-    """Memory plan that an engine computed for itself and reported."""
+    """A memory plan that an engine computed for itself and reported to the operator."""
 
     revision: str
     """Revision of the engine's pod."""
@@ -35,7 +35,7 @@ class ReportedPlan:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """One MambaDeployment and what exists around it."""
+    """One MambaDeployment as a pass has read it, with its children, its pods and the nodes."""
 
     key: Key
     owner: Manifest | None
@@ -171,7 +171,7 @@ def nothing_shipped(_uri: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """Functions that return facts which the API server does not know. Every pass calls them."""
+    """Functions by which every pass gets facts that the API server does not know."""
 
     latest_decisions: Callable[[Key], Mapping[Role, LatestDecision]] = lambda _: {}
     attempts: Callable[[Key], Mapping[str, Attempts]] = lambda _: {}

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class Freshness:
-    """Comparison of the objects in lists with the objects that watches delivered."""
+    """Finds objects that lists have shown and watches have not, so that a watch must have missed them."""
 
     stale_after: float
     _delivered: dict[Hashable, tuple[str, float]] = field(default_factory=dict)

@@ -31,7 +31,7 @@ STANDBY_POLL_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class LeaseName:
-    """A lease, the identity of its candidate, and its times in seconds."""
+    """Which lease an operator takes, under which identity, and its times in seconds."""
 
     namespace: str
     name: str
@@ -41,7 +41,7 @@ class LeaseName:
 
 
 class Leadership:
-    """One candidate for a lease."""
+    """Takes a lease, of which only one operator is the holder, and renews it while work runs."""
 
     def __init__(self, client: KubeClient, lease: LeaseName) -> None:
         self._client = client
@@ -55,7 +55,7 @@ class Leadership:
 
     @property
     def holder(self) -> str | None:
-        """Return the holder of the lease when it was last read, before any write."""
+        """Return the holder of the lease when it was last read, before any write; None = nobody held it."""
         return self._watched.record.holder if self._watched else None
 
     async def hold(self, work: Callable[[], Awaitable[None]]) -> None:

@@ -9,7 +9,7 @@ from enum import StrEnum
 
 
 class LeaseAction(StrEnum):
-    """An action on the lease."""
+    """Names what a candidate does about the lease now."""
 
     TAKE = "take"
     RENEW = "renew"
@@ -18,7 +18,7 @@ class LeaseAction(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LeaseRecord:
-    """The lease as it was read."""
+    """The lease as the API server describes it."""
 
     holder: str | None
     version: str
@@ -31,7 +31,7 @@ class LeaseRecord:
 
 @dataclass(frozen=True, slots=True)
 class ObservedLease:
-    """A record, and the time at which it was first seen, in seconds of our own monotonic clock."""
+    """Holds what a candidate has read of a lease, and since when, in seconds of our own monotonic clock."""
 
     record: LeaseRecord
     since: float

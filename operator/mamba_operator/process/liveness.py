@@ -22,7 +22,7 @@ MAX_LAG_SECONDS = 10.0
 
 
 class LoopLag:
-    """Lag of the event loop's timers, which a blocking handler causes."""
+    """Measures how late timers of the event loop run, which shows that a handler blocks the loop."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -38,7 +38,7 @@ class LoopLag:
             self.worst = max(self._clock() - self._beat - BEAT_SECONDS, 0.0)
 
     def check(self) -> str | None:
-        """Return the problem if the event loop lags too much: a `Check`."""
+        """Return a message if the event loop lags too much, otherwise None: a `Check`."""
         lag = max(self.worst, self._clock() - self._beat - BEAT_SECONDS)
         return f"the event loop lags by {lag:.1f} s" if lag > MAX_LAG_SECONDS else None
 

@@ -34,7 +34,7 @@ Exists = Callable[[Key], bool]
 
 
 class Claim:
-    """The claim on one namespace."""
+    """Takes and renews the Lease by which one release of the operator claims one namespace."""
 
     def __init__(self, client: KubeClient, namespace: str, holder: str) -> None:
         lease = LeaseName(namespace, names.CLAIM_NAME, holder, DURATION_PERIODS * RENEW_EVERY, RENEW_EVERY)
@@ -88,7 +88,10 @@ class Claim:
 
 
 class NamespaceClaims:
-    """The claims of one active operator on namespaces. Its method `run` must run in a task of its own."""
+    """Lets an operator reconcile only objects in namespaces that no other release has claimed.
+
+    Its method `run`, which renews the claims, must run in a task of its own.
+    """
 
     def __init__(
         self, client: KubeClient, holder: str, work: Work, on_skipped: OnSkipped, exists: Exists

@@ -17,7 +17,7 @@ log = structlog.get_logger(__name__)
 
 
 class ServedNamespaces:
-    """The configured namespaces that one operator may access now.
+    """Finds out which of the configured namespaces one operator may access now.
 
     Nothing is probed if the operator serves the whole cluster.
     """

@@ -19,7 +19,10 @@ MIN_RETRY_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """Back-off: retry n waits `first * 2**n` seconds, at most `most`, less a random part up to `jitter`."""
+    """Says how long to wait after failures: `first * 2**n` seconds before retry n, at most `most`.
+
+    A random part up to `jitter` is taken off.
+    """
 
     first: float = 0.5
     most: float = 60.0
@@ -32,7 +35,7 @@ class RetryPolicy:
 
 
 class WorkQueue(Generic[K]):
-    """Queue of the keys that are due. Each key is in it at most once."""
+    """Keeps the keys that are due or will be, each once, and lets workers process them."""
 
     def __init__(
         self, backoff: RetryPolicy | None = None, random_unit: Callable[[], float] = random.random

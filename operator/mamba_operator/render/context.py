@@ -25,7 +25,10 @@ from mamba_planner.model_report import ModelReport
 
 @dataclass(frozen=True, slots=True)
 class DefaultImages:
-    """Images for pods whose MambaDeployment names none. By default they are of the operator's own version."""
+    """Which images pods get if their MambaDeployment names none.
+
+    By default they are of the operator's own version.
+    """
 
     engine: str = names.IMAGE
     gateway: str = names.CONTROL_PLANE_IMAGE
@@ -44,7 +47,10 @@ LabelValue = Annotated[str, StringConstraints(pattern=rf"^({_NAME})?$")]
 
 
 class Scraper(BaseModel):
-    """Selection of pods by labels of the pod and of its namespace; without labels, all are selected."""
+    """Selects the pods that may read metrics, by their labels and their namespace's.
+
+    Without labels, all pods are selected.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
@@ -83,7 +89,7 @@ OPERATOR = operator_pods(None)
 
 @dataclass(frozen=True, slots=True)
 class EngineRevision:
-    """Pod template of the engines, and the settings that their pods read when they start."""
+    """One revision of the engines: their pod template, and the settings that pods read at their start."""
 
     template: Manifest = field(hash=False)
     document: dict[str, Any] = field(hash=False)
@@ -102,7 +108,7 @@ class EngineRevision:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """The candidate of a canary, by the facts that its children need."""
+    """Holds what the children of a canary's candidate need to know about it."""
 
     revision: EngineRevision
     replicas: int
@@ -118,7 +124,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """Everything about one MambaDeployment on which its children depend."""
+    """Everything about one MambaDeployment from which its children are rendered."""
 
     deployment: MambaDeployment
     replicas: int
@@ -169,7 +175,7 @@ class Context:
 
     @property
     def children(self) -> names.Children:
-        """Return the names of the children."""
+        """Return the names that the children of the deployment have; the engines' are those of the role."""
         return names.Children(self.deployment.name, self.role)
 
     @property
@@ -238,7 +244,7 @@ def number(value: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ChildDefaults:
-    """Values that children get where their MambaDeployment names none."""
+    """Values that children get if their MambaDeployment names none."""
 
     images: DefaultImages = OF_THIS_VERSION
     scrapers: tuple[Scraper, ...] = PROMETHEUS

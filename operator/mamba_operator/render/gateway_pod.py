@@ -27,7 +27,7 @@ ADAPTER_NAMES_FILE = "adapters.txt"
 
 @dataclass(frozen=True, slots=True)
 class GatewayPod:
-    """The facts by which the pods of two gateways differ."""
+    """Values by which the pods of a MambaDeployment's gateway and of a MambaGateway differ."""
 
     instance: str
     """Label LABEL_INSTANCE."""

@@ -25,7 +25,7 @@ AGAIN = 5.0
 
 @dataclass(frozen=True, slots=True)
 class LiveSettings:
-    """Live settings in force, and the time of their last change."""
+    """The settings that running engines can take over, and when they last changed."""
 
     settings: Mapping[str, Any]
     changed: str | None
@@ -67,7 +67,7 @@ class SettingsUpdate(EngineUpdate):
 
 @dataclass(frozen=True, slots=True)
 class RejectedUpdate:
-    """An update that an engine did not accept."""
+    """Says which engine did not accept its settings, and why."""
 
     update: SettingsUpdate
     message: str

@@ -11,7 +11,7 @@ from mamba_operator.render.live_settings import EngineUpdate
 
 @dataclass(frozen=True, slots=True)
 class AdapterUpdate(EngineUpdate):
-    """Adapters that one engine is to serve; `settings` is a hash of them."""
+    """Tells the operator which adapters one engine has to serve; `settings` is a hash of them."""
 
     adapters: Mapping[str, str] = field(hash=False)
     """URI by name."""
@@ -19,7 +19,7 @@ class AdapterUpdate(EngineUpdate):
 
 @dataclass(frozen=True, slots=True)
 class AdapterOutcome:
-    """Result of the last attempt to give an engine its adapters."""
+    """How the last attempt to give an engine its adapters ended."""
 
     settings: str
     """Hash of the adapters."""

@@ -23,7 +23,7 @@ from mamba_settings.live_settings import ADAPTERS
 
 @dataclass(frozen=True, slots=True)
 class AdapterRollout:
-    """Roll-out of adapters to the engines of one role."""
+    """Which adapters the engines of one role get now, and which engines still need theirs."""
 
     revision: EngineRevision
     """The revision with the adapters with which new engines start."""

@@ -25,7 +25,7 @@ MIN_RATE_RISE = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Attempts:
-    """Attempts at one revision, or at one engine by one gateway."""
+    """Counts how many requests succeeded and failed, at one revision or at one engine."""
 
     answered: float = 0.0
     failed: float = 0.0
@@ -60,7 +60,7 @@ _Engine = tuple[str, str]
 
 
 class AttemptWindow:
-    """The recent attempts at engines of one deployment, while engines of two revisions run."""
+    """Counts recent successes and failures at one deployment's engines, while two revisions run."""
 
     def __init__(self) -> None:
         self._last_counts: dict[str, AttemptsByEngine] = {}

@@ -33,7 +33,7 @@ _PLACE = ("nodeSelector", "affinity", "priorityClassName", "runtimeClassName")
 
 @dataclass(frozen=True, slots=True)
 class InPlaceRollout:
-    """Decision whether old engines are removed before new ones start."""
+    """Whether old engines are removed before new ones start, and how many may be missing."""
 
     now: bool = False
     """Whether an old engine is removed before a new one starts."""
@@ -184,7 +184,7 @@ def _frees_room(pod: Manifest) -> bool:
 def _template(pod: Manifest) -> tuple[str | None, str | None]:
     """Return the identity of the pod's template: its revision, and the hash that the Deployment gives it.
 
-    A `kubectl rollout restart` changes only the hash.
+    A `kubectl rollout restart` changes only the hash. None = the pod lacks the label.
     """
     return pod_revision(pod), (metadata(pod).get("labels") or {}).get("pod-template-hash")
 

@@ -61,7 +61,7 @@ FATAL = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class EngineTimes:
-    """Times since which the engines of one deployment have been failing or unchanged."""
+    """Since when the engines of one deployment have been failing, and since when nothing has changed."""
 
     failing_since: Mapping[str, datetime] = field(default_factory=dict)
     """Time since which each failing engine pod has failed without interruption, by the name of the pod."""
@@ -70,7 +70,7 @@ class EngineTimes:
 
 
 class EngineHistory:
-    """Memory of the past states of one deployment's engines."""
+    """Remembers when the engines of one deployment last changed, and since when they fail."""
 
     def __init__(self) -> None:
         self._failing: dict[str, datetime] = {}
@@ -103,7 +103,7 @@ available."""
 
 @dataclass(frozen=True, slots=True)
 class FailingEngine:
-    """Engine of the new revision that cannot start, for a reason that is not missing room."""
+    """An engine of the new revision that cannot start, although it has room."""
 
     node: str
     """Name of its node; empty while it is unknown."""
@@ -115,7 +115,7 @@ class FailingEngine:
 
 @dataclass(frozen=True, slots=True)
 class RolloutFacts:
-    """State of a roll-out at one moment."""
+    """Holds what is known of a roll-out when it is decided whether the new revision stays."""
 
     started: int
     """Engines of the new revision that have a node."""
@@ -131,7 +131,7 @@ class RolloutFacts:
 
 @dataclass(frozen=True, slots=True)
 class RolloutOutcome:
-    """Decision whether the new revision stays."""
+    """Whether the new revision stays, and if not, why."""
 
     taken_back: tuple[str, str] | None = None
     """Reason and message if the new revision is taken back; None = it stays."""
@@ -188,7 +188,7 @@ class FailedRevision:
 
 @dataclass(frozen=True, slots=True)
 class RevisionChoice:
-    """Revision that the engines are to have."""
+    """Which revision the engines are to have, and why, if it is not the spec's."""
 
     instead: EngineRevision | None = None
     """Revision to run in place of the spec's; None = the spec's."""

@@ -27,7 +27,7 @@ PresentsKey = Callable[[str], bool]
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One MambaDeployment behind a gateway."""
+    """One MambaDeployment whose model a MambaGateway serves, with what the gateway needs of it."""
 
     deployment: str
     """Name of the MambaDeployment."""

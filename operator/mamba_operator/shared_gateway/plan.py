@@ -24,7 +24,7 @@ from mamba_settings.models_document import ModelsDocument
 
 @dataclass(frozen=True, slots=True)
 class GatewayPlan:
-    """Decisions of one pass over a MambaGateway."""
+    """Decisions of one pass about a MambaGateway, and the changes that follow from them."""
 
     gateway: MambaGateway | None = None
     """The parsed object; None when it is being deleted or cannot be read."""

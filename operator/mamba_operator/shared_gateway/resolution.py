@@ -17,7 +17,7 @@ from mamba_settings.models_document import MAX_ADAPTERS, MAX_MODELS, KeyAccess, 
 
 @dataclass(frozen=True, slots=True)
 class Resolution:
-    """The names of the models at one address, and the problems with names."""
+    """Which names the models at one address have, and which names could not be given."""
 
     document: ModelsDocument
     served: tuple[Candidate, ...]
@@ -35,7 +35,7 @@ class Resolution:
 
 @dataclass(slots=True)
 class _Names:
-    """The names that have been given to models, and the sentences about conflicts."""
+    """Gives names to models, each name once, and collects sentences about conflicts."""
 
     aliases: Mapping[str, str]
     """Model that the spec gives each alias to, by alias."""
@@ -173,7 +173,7 @@ def _entries(
 
 
 def _adapters(served: Iterable[Candidate], names: Mapping[str, str], registry: _Names) -> dict[str, str]:
-    """Return the model of each adapter, and note conflicts in the registry."""
+    """Return the model of each adapter by the adapter's name, and note conflicts of names in `registry`."""
     adapters = {name: names[one.deployment] for one in served for name in registry.give_adapters(one)}
     beyond = [*adapters][MAX_ADAPTERS:]
     if beyond:
@@ -201,7 +201,7 @@ def _models(document: ModelsDocument, by_name: Mapping[str, Candidate]) -> tuple
 
 
 class _Lookup:
-    """Look-up of models by name. It notes names that are no model's."""
+    """Finds models by name, and notes the names that belong to no model."""
 
     def __init__(self, models: Mapping[str, str]) -> None:
         self._models = models

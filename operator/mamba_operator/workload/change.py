@@ -24,7 +24,7 @@ NOTICE = timedelta(minutes=10)
 
 @dataclass(frozen=True, slots=True)
 class WorkloadChange:
-    """Decision about the strategy for measured traffic."""
+    """Decision about a strategy that would serve the measured traffic better."""
 
     proposed: ProposedStrategy | None = None
     """Rival that is better by `MARGIN`. It is announced once it has a time at which it takes effect."""

@@ -23,7 +23,10 @@ _SERIES = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class EngineCounts:
-    """Counters of one engine since its start; `present` is the current value."""
+    """Holds what one engine has counted since its start.
+
+    `present` is no counter, but the current value.
+    """
 
     prompts: float
     """Requests that arrived."""
@@ -77,7 +80,7 @@ MODEL_COUNTERS = ("admitted_tokens", "shared_tokens")
 
 @dataclass(frozen=True, slots=True)
 class TrafficWindow:
-    """Decayed sums over all engines of a deployment."""
+    """Sums of the counts of a deployment's engines, in which older counts weigh less and less."""
 
     prompts: float = 0.0
     prompt_tokens: float = 0.0
@@ -93,7 +96,7 @@ class TrafficWindow:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredWorkload:
-    """Mean traffic of one engine, over about the last half hour."""
+    """The traffic of one engine, as a mean over about the last half hour."""
 
     prompt_tokens: float
     output_tokens: float

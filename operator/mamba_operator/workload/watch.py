@@ -39,7 +39,7 @@ FRESH_SECONDS = 3 * TRAFFIC_POLL_SECONDS
 
 
 class _EngineTraffic:
-    """The memory of the watch for the engines of one role, from one poll to the next."""
+    """Holds what the watch remembers of the engines of one role from one poll to the next."""
 
     def __init__(self, recorded: MeasuredWorkload | None) -> None:
         self.window = window_of(recorded) if recorded is not None else TrafficWindow()
@@ -140,6 +140,6 @@ class WorkloadWatch(PodPoller[Manifest, dict[Role, _EngineTraffic]]):
 
 
 def _recorded(owner: Manifest, role: Role) -> MeasuredWorkload | None:
-    """Return the measurement in the status, written by an earlier operator."""
+    """Return the measurement that an earlier operator wrote into the status; None = there is none."""
     recorded = recorded_of_role(recorded_status(owner), role)
     return recorded_workload(recorded) if recorded is not None else None

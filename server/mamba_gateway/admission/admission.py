@@ -44,7 +44,7 @@ def retry_after(queued: int, permits: int, service_seconds: float) -> float:
 
 
 class PermitRequest(msgspec.Struct, frozen=True):
-    """Description of a request by which the queue orders it."""
+    """Holds what the queue must know of a request that asks for a permit."""
 
     key: str = ""
     """Name of the API key of the request."""
@@ -60,7 +60,7 @@ ANONYMOUS = PermitRequest()
 
 
 class Permit:
-    """Permission of one request to be relayed to an engine."""
+    """One request's right to be relayed to an engine, of which a gateway gives out a limited number."""
 
     __slots__ = (
         "_acquired_at",
@@ -100,7 +100,7 @@ class Permit:
         self.waited = self._acquired_at - requested_at
 
     def sent(self) -> None:
-        """Record that the request was sent to an engine, whose reported load includes it from now on."""
+        """Record that the request was sent to an engine, in whose reported load it counts from now on."""
         if not self._sent:
             self._sent = True
             self._admission.count_sent(self._claim.model)
@@ -174,7 +174,10 @@ class Permit:
 
 
 class Admission:
-    """Admission of one gateway: relays at most `max_in_flight` requests and lets `max_queue` more wait."""
+    """Decides which requests one gateway relays now, which wait, and which it refuses.
+
+    It relays at most `max_in_flight` requests and lets `max_queue` more wait.
+    """
 
     def __init__(
         self,
@@ -306,7 +309,10 @@ class Admission:
             del self._unsent[model]
 
     def give_back(self, claim: PermitRequest, *, sent: bool) -> None:
-        """Return the permit of a request that continues to wait, and refund the tokens to its key."""
+        """Return the permit of a request that continues to wait, and refund the tokens to its key.
+
+        `sent` says whether the request was counted as sent to an engine.
+        """
         if not sent:
             self.count_sent(claim.model)
         self._queue.charge(claim.key, -claim.cost)
@@ -329,7 +335,7 @@ class Admission:
             entry.turn.set_result(None)
 
     def charge(self, key: str, tokens: float) -> None:
-        """Charge a key for tokens beyond the expected number; a negative number is a refund."""
+        """Charge a key for tokens used beyond the expected number; a negative number is a refund."""
         self._queue.charge(key, tokens)
 
     async def idle(self) -> None:

@@ -23,7 +23,7 @@ LEASE_SECONDS = 30
 
 @dataclass(frozen=True, slots=True)
 class AllowanceResult:
-    """Result of counting one request against the limits of its key."""
+    """Says whether a request is within the limits of its key, and what is left of these."""
 
     refused: str = ""
     """Limit that is used up: "requests", "tokens" or "concurrent"; "" = the request is within all limits."""
@@ -35,7 +35,10 @@ class AllowanceResult:
 
 @dataclass(slots=True)
 class KeyAllowance:
-    """Allowance of one key, as counted by one gateway. Times are monotonic, in seconds."""
+    """Counts what one API key may still use, as far as one gateway knows.
+
+    Times are monotonic, in seconds.
+    """
 
     updated_at: float
     requests: float = math.inf

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True, eq=False)
 class WaitingRequest:
-    """Request in the queue."""
+    """A request that waits in the queue for a permit."""
 
     flow: str
     priority: int
@@ -96,7 +96,7 @@ class FairQueue:
         self._forget(entry.flow, flow)
 
     def serve(self, name: str, cost: float) -> None:
-        """Charge a flow for a request that is relayed without having waited."""
+        """Charge the flow `name` with `cost` for a request that is relayed without having waited."""
         flow = self._flows.get(name)
         if flow is None:
             flow = self._flows[name] = _Flow(self._virtual_time)
@@ -132,12 +132,15 @@ class FairQueue:
             self._forget(name, flow)
 
     def last_of_longest_flow(self) -> WaitingRequest | None:
-        """Return the request to dismiss when the queue is full: the last one of the longest flow."""
+        """Return the request to dismiss when the queue is full: the last one of the longest flow.
+
+        The result is None if no request waits.
+        """
         name = max(self._flows, key=lambda n: self._flows[n].waiting, default=None)
         return None if name is None else self.last_of(name)
 
     def last_of(self, name: str) -> WaitingRequest | None:
-        """Return the request that would be served last in a flow."""
+        """Return the request that would be served last in the flow `name`; None if none waits in it."""
         flow = self._flows.get(name)
         entries = [entry for entry in flow.heap if not entry[2].gone] if flow is not None else []
         return max(entries)[2] if entries else None
@@ -177,7 +180,7 @@ even one of its own key."""
 
 @dataclass(slots=True, eq=False)
 class Dismissable:
-    """Admitted request that can be dismissed, because it is sending its body or waits for an engine."""
+    """A request that may be ended for another key's, because it sends its body or waits for an engine."""
 
     key: str
     since: float
@@ -189,7 +192,7 @@ class Dismissable:
 
 
 class AdmittedRequests:
-    """Admitted requests of one gateway, counted by the names of their keys."""
+    """Counts the admitted requests of each API key, and says which to dismiss when the gateway is full."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -221,7 +224,7 @@ class AdmittedRequests:
         self._relayed[key] = self._relayed.get(key, 0) + 1
 
     def end_relay(self, key: str) -> None:
-        """Count a relayed request of the key as waiting again, or as ended."""
+        """Count a request of the key as no longer relayed: it waits for an engine again, or has ended."""
         _less(self._relayed, key)
 
     def begin_body(self, key: str, now: float, cut: Callable[[], object]) -> Dismissable:
@@ -275,7 +278,7 @@ class AdmittedRequests:
         return oldest if oldest is not None and now - oldest.since >= SLOW_BODY_SECONDS else None
 
     def dismiss(self, key: str) -> None:
-        """Count a dismissed request of the key as ended; its later `leave` changes no count."""
+        """Count a request of the key as ended, since it is dismissed; its later `leave` changes no count."""
         self._forget(key)
         self._going[key] = self._going.get(key, 0) + 1
 

@@ -56,7 +56,7 @@ class RequestCharge:
 
 
 class _UnlimitedScope(AbstractAsyncContextManager[RequestCharge]):
-    """Context of a request whose key has no limits; nothing is counted."""
+    """Takes the place of counting for a request whose key has no limits."""
 
     def __init__(self, cost: float) -> None:
         self._entry = RequestCharge(cost)

@@ -89,7 +89,7 @@ return 0
 
 
 class SharedAllowances:
-    """Allowances that all gateways of one `scope` count together in Redis."""
+    """Counts in Redis what API keys have used, for all gateways of one `scope` together."""
 
     def __init__(self, client: Client, scope: str, enter_seconds: float = ENTER_SECONDS) -> None:
         self._client, self._enter_seconds = client, enter_seconds

@@ -95,7 +95,7 @@ class WarmUp:
 
 
 class EngineView(Protocol):
-    """Engines of one gateway, as its own routes read them."""
+    """Shows a gateway's own routes its engines, as far as they may read them."""
 
     @property
     def synced(self) -> bool:
@@ -109,7 +109,7 @@ class EngineView(Protocol):
 
 
 class QueueView(Protocol):
-    """Requests of one gateway, as its own routes read them."""
+    """Shows a gateway's own routes how many requests it has, and in which stage."""
 
     @property
     def in_flight(self) -> int:
@@ -132,7 +132,7 @@ class QueueView(Protocol):
 
 
 class ModelCatalog(Protocol):
-    """Models of one gateway, as far as an API key may see them."""
+    """Lists the models of one gateway, as far as an API key may see them."""
 
     @property
     def names_are_public(self) -> bool:
@@ -152,7 +152,7 @@ class ModelCatalog(Protocol):
 
 
 class OneModel:
-    """The catalog of a gateway of one model, which every key may use."""
+    """The `ModelCatalog` of a gateway of one model, which every key may use."""
 
     names_are_public = True
 
@@ -186,7 +186,7 @@ OTHERS_ENGINES = (
 
 
 class LocalRoutes:
-    """Handlers of the routes that one gateway answers without an engine."""
+    """Answers the requests that one gateway answers itself, without an engine."""
 
     def __init__(
         self,

@@ -30,7 +30,7 @@ class StatusUnavailable(Exception):
 
 
 class EngineStatusClient:
-    """Client that reads the status of engines over HTTP. `key` returns the API key for engines."""
+    """Reads the status of engines over HTTP; `key` returns the API key for engines."""
 
     def __init__(self, session: aiohttp.ClientSession, key: Callable[[], bytes] | None = None) -> None:
         self._session, self._key = session, key
@@ -61,7 +61,10 @@ class EngineStatusClient:
 
 
 class StatusEndpoint:
-    """Handler of `/v1/status`. `fetch` returns an engine's status by URL, or raises StatusUnavailable."""
+    """Answers `/v1/status` from the gateway's own counts and the status of each engine.
+
+    `fetch` returns an engine's status by URL, or raises StatusUnavailable.
+    """
 
     def __init__(
         self,

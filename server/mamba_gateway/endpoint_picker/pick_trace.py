@@ -74,7 +74,7 @@ class PickTrace:
             self.request.root.fail(code)
 
     def exemplar(self) -> dict[str, str] | None:
-        """Return the trace's labels, which connect a measurement of the request to its trace."""
+        """Return the trace's labels, which connect a measurement to the trace; None without a trace."""
         return self.request.exemplar()
 
     def end(self, model: str, *, streams: bool) -> None:

@@ -26,7 +26,10 @@ ENGINE_QUEUE = 8
 
 
 class Endpoint(msgspec.Struct, frozen=True, gc=False):
-    """Snapshot of one engine. A new one is created for each request that begins or ends there."""
+    """Holds what routing knows of one engine at a moment; it does not change.
+
+    A new one is created for each request that begins or ends there.
+    """
 
     url: str
     name: str

@@ -23,7 +23,7 @@ from mamba_gateway.hand_over import TransferReport
 
 @dataclass(frozen=True, slots=True)
 class Shadow:
-    """The conversations of which copies are sent to the candidates of a canary."""
+    """Says which conversations are copied to the candidates of a canary."""
 
     share: float
     """Share of the conversations, 0 to 1."""
@@ -33,7 +33,7 @@ class Shadow:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Engine as a source, which is the command line or Kubernetes, reports it."""
+    """An engine's address and state, as the command line or Kubernetes reports it."""
 
     url: str
     """Base URL without a slash at its end."""
@@ -53,7 +53,10 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class ProbeReport:
-    """Result of one probe. `models` are the entries of the engine's `/v1/models`; None = unknown."""
+    """Holds what one probe found out about an engine.
+
+    `models` are the entries of the engine's `/v1/models`; None = unknown.
+    """
 
     ready: bool
     draining: bool = False
@@ -118,7 +121,10 @@ class _EndpointRecord:
 
 
 class Pool:
-    """Register of the engines, from which snapshots are taken. Used by one event loop."""
+    """Keeps what the gateway knows of each engine, and hands it out as snapshots.
+
+    One event loop uses it.
+    """
 
     def __init__(
         self,

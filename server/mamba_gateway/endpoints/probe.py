@@ -121,7 +121,7 @@ def models_revision(body: bytes) -> int | None:
 
 
 class Prober:
-    """Prober of all engines, with one task for each."""
+    """Asks each engine at intervals whether it is ready and how busy it is, and reports that to the pool."""
 
     def __init__(
         self,

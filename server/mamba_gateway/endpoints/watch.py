@@ -34,7 +34,7 @@ class WatchExpired(Exception):
 
 
 class Watch:
-    """Copy of the objects that match one selector in one collection (`path`)."""
+    """Keeps a copy of the Kubernetes objects that match one selector in one collection (`path`)."""
 
     def __init__(
         self, server: ApiServer, path: str, selector: str, changed: Callable[[Objects], None]

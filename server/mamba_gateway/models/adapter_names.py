@@ -24,7 +24,7 @@ class AdapterNamesError(ValueError):
 
 
 class AdapterNames:
-    """The file of one gateway, with one name a line."""
+    """Reads the names of a gateway's adapters from a file that has one name a line."""
 
     def __init__(self, path: str) -> None:
         self._path = Path(path)

@@ -44,7 +44,7 @@ MetricsOf = Callable[[Pool, PrefixIndex], GatewayMetrics]
 
 @dataclass(frozen=True, slots=True)
 class SharedCounts:
-    """The Redis in which gateways count the limits of keys for one model together."""
+    """The Redis in which several gateways count the use of one model by API keys together."""
 
     url: str
     scope: str
@@ -59,7 +59,7 @@ class SharedCounts:
 
 @dataclass(frozen=True, slots=True)
 class ModelParts:
-    """Parts that serve one model."""
+    """The running parts of a gateway that serve one model, such as its pool and its router."""
 
     pool: Pool
     index: PrefixIndex

@@ -125,7 +125,7 @@ class ModelSet:
 
     @property
     def incomplete(self) -> bool:
-        """Return whether a model of the document could not be started, so that it is worth another try."""
+        """Return whether a model of the document could not be started, so that `apply` may be tried again."""
         return bool(self._failures)
 
     async def close(self) -> None:
@@ -245,7 +245,7 @@ class ModelSet:
 
     @property
     def draining(self) -> bool:
-        """Whether the gateway shuts down."""
+        """Whether the gateway shuts down, so that no model takes further requests."""
         return self._front.draining
 
     def waiting(self) -> dict[str, int]:
@@ -272,7 +272,10 @@ class ModelSet:
         return self._models.get(entry.parent or entry.name)
 
     def _stand_in(self, entry: ModelEntry, key: str) -> tuple[ModelEntry, _RunningModel] | None:
-        """Return the first fallback whose engines are ready, with the model that has them."""
+        """Return the first fallback whose engines are ready, with the model that has them.
+
+        The result is None if no fallback is ready.
+        """
         candidates = ((fallback, self._serving(fallback)) for fallback in self._table.fallbacks(entry, key))
         return next(((one, model) for one, model in candidates if model is not None and model.ready), None)
 

@@ -16,7 +16,7 @@ FORBIDDEN = "this API key may not use that model: GET /v1/models lists the model
 
 
 class ModelTable:
-    """Names and rights of one document."""
+    """Tells which model of one document a name means, and which models an API key may use."""
 
     def __init__(self, document: ModelsDocument) -> None:
         self._default = document.default
@@ -34,16 +34,16 @@ class ModelTable:
         return tuple(self._entries.values())
 
     def has(self, name: str) -> bool:
-        """Return whether a model has this name, which is no alias."""
+        """Return whether `name` is the name of a model or adapter; an alias does not count."""
         return name in self._entries
 
     def adapters_of(self, entry: ModelEntry) -> tuple[str, ...]:
-        """Return the names of a model's adapters at its engines."""
+        """Return the names by which the engines of a model know its adapters, as the document lists them."""
         return tuple(one.engine_name for one in self._entries.values() if one.parent == entry.name)
 
     @property
     def public(self) -> bool:
-        """Return whether every key may use every model."""
+        """Return whether every key may use every model, since the document restricts none."""
         return self._access is None
 
     def sees_all(self, key: str) -> bool:
@@ -61,7 +61,10 @@ class ModelTable:
         return tuple(entry for entry in self._entries.values() if self.may_use(key, entry))
 
     def named(self, name: str, key: str) -> ModelEntry:
-        """Return the model with this name or alias. Raises ModelForbidden, ModelNotFound."""
+        """Return the model with this name or alias, if `key` may use it.
+
+        Raises ModelForbidden, ModelNotFound.
+        """
         entry = self._by_name.get(name)
         if entry is not None and self.may_use(key, entry):
             return entry

@@ -30,7 +30,7 @@ class ModelsFileError(ValueError):
 
 
 class ModelsFile:
-    """The file that names the models of one gateway, as it was last read."""
+    """Reads the file that names the models of one gateway, and notices its changes."""
 
     def __init__(self, path: str | Path) -> None:
         self._path = Path(path)

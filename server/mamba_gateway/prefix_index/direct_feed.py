@@ -37,7 +37,10 @@ class FeedUnavailable(Exception):
 
 
 class DirectFeed:
-    """Polls the prefix changes of every engine. The name of a target is the engine's name in the index."""
+    """Asks every engine for changes of its cached prefixes, and applies these to the index.
+
+    The name of a target is the engine's name in the index.
+    """
 
     def __init__(
         self, session: aiohttp.ClientSession, index: PrefixIndex, key: Callable[[], bytes] | None = None

@@ -20,7 +20,10 @@ temporary."""
 
 
 class RedisSource:
-    """Applies the changes in `store` to `index`; while that fails, lets `feed` poll the engines."""
+    """Applies the changes that engines publish in Redis (`store`) to `index`.
+
+    While Redis fails, it lets `feed` ask the engines themselves.
+    """
 
     def __init__(
         self,

@@ -19,7 +19,7 @@ Sink = Callable[[Iterable[Target]], None]
 
 @dataclass(frozen=True, slots=True)
 class PrefixSource:
-    """Running source of the prefix index, as other parts of the gateway use it."""
+    """Holds what other parts of the gateway use of the running source of the prefix index."""
 
     set_targets: Sink
     """Called with all engines whenever they change."""

@@ -182,7 +182,7 @@ async def _several_models(
     bodies: BodyBudget,
     ledger: UsageLedger,
 ) -> AsyncIterator[_Front]:
-    """Run the parts of each model in the models file for the duration of the block, and follow the file."""
+    """Run the parts of each model that the models file names, in the block, and follow the file's changes."""
     assert settings.models_file is not None
     file = ModelsFile(settings.models_file)
     document = file.read()

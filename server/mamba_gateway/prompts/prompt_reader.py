@@ -56,7 +56,7 @@ class _Texts(msgspec.Struct, frozen=True):
 
 
 class PromptReader:
-    """Converts the prompts of requests to token ids, in threads and with limits on size and time."""
+    """Turns the prompts of requests into token ids, in threads, within limits on size and time."""
 
     def __init__(
         self,

@@ -35,7 +35,7 @@ MAX_UNUSED = 4
 
 @dataclass(frozen=True, slots=True)
 class ModelText:
-    """Chat template and tokenizer of one model."""
+    """The chat template and the tokenizer of one model, as engines serve them."""
 
     processor: TextProcessor
     segments: SegmentCache
@@ -50,7 +50,10 @@ class _EngineTokenizer:
 
 
 class TextProcessors:
-    """The tokenizers of the models that ready engines serve. `key` returns the API key for engines."""
+    """Fetches and keeps the tokenizers of the models that ready engines serve.
+
+    `key` returns the API key for engines.
+    """
 
     def __init__(
         self,

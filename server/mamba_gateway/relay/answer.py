@@ -51,7 +51,7 @@ class EventAligner:
         """Whether a part of an incomplete event was passed on already."""
 
     def feed(self, chunk: bytes) -> bytes:
-        """Add bytes; return those that can be passed on now. The others are buffered."""
+        """Add the next bytes of the stream; return all up to the end of the last complete event."""
         data = self._buffer + chunk if self._buffer else chunk
         end = _last_boundary(data)
         if end == 0 and len(data) > MAX_BUFFERED:
@@ -155,7 +155,7 @@ class EngineAnswer:
         await self._send(start)
 
     def take(self, chunk: bytes) -> bytes:
-        """Read bytes of the engine, and return those that may be sent to the client now."""
+        """Read the next bytes of the engine's answer; return those that may be sent to the client now."""
         self._watch.record_activity()
         if self._meter is not None:
             self._meter.feed(chunk)
@@ -167,7 +167,7 @@ class EngineAnswer:
         return self._aligner.feed(chunk) if self._aligner else chunk
 
     def pass_on(self, chunk: bytes) -> bytes:
-        """Send bytes of the engine without waiting; return those that could not be sent."""
+        """Read bytes of the engine and send them without waiting; return those that could not be sent."""
         part = self.take(chunk)
         return b"" if part and self._write is not None and self._write(part) else part
 
@@ -209,7 +209,7 @@ MAX_REFUSAL = 64 * 1024
 
 
 class ClientResponse:
-    """Response to one client, which may begin with comments."""
+    """Sends the answer to one client; while the answer is not there, it may send comments."""
 
     __slots__ = (
         "_begin_now", "_form", "_one_sender", "_opened", "_refusal", "_request_id", "_send", "_write_now",

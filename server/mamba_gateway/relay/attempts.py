@@ -63,7 +63,7 @@ class RetryBudget:
         return RetryBudget(self._clock, self._requests)
 
     def record_request(self) -> None:
-        """Count a request that has arrived."""
+        """Count a request that has arrived, of which a share may be tried again."""
         now, times = self._clock(), self._requests
         times.append(now)
         while times[0] <= now - WINDOW_SECONDS:
@@ -103,13 +103,13 @@ class Comparison:
         """Base URL of the engine that rejected the request; "" = there is nothing to compare."""
 
     def begin(self, url: str) -> None:
-        """Record that this engine rejected the request, which is sent to another engine."""
+        """Record that the engine at `url` rejected the request, which is then sent to another engine."""
         self.end(took=False)
         self._url = url
         self._pool.begin_comparison(url)
 
     def end(self, *, took: bool | None) -> None:
-        """Record whether the other engine accepted the request (`took`); None = it failed."""
+        """Record whether the other engine accepted the request (`took`); None = it failed, no answer."""
         if self._url:
             url, self._url = self._url, ""
             self._pool.end_comparison(url, took=took)
@@ -140,7 +140,7 @@ class LostForms:
 
 
 class RelayProgress(msgspec.Struct, eq=False):
-    """State of one request in the relay: its limits, and the results of its attempts so far."""
+    """Holds what the relay knows of one request: its limits, and the results of its attempts so far."""
 
     request: UpstreamRequest
     send: Send
@@ -172,7 +172,7 @@ class RelayProgress(msgspec.Struct, eq=False):
 
 
 class HandedOver(msgspec.Struct):
-    """State of a prompt that a prefill engine keeps for the decode engine."""
+    """Says where the state of a prompt is that a prefill engine has computed for the decode engine."""
 
     hand_over: HandOver
     first_choice: RoutingRecord
@@ -196,7 +196,7 @@ class HandedOver(msgspec.Struct):
 
 
 class Attempt(msgspec.Struct, eq=False):
-    """One attempt: the request at one engine."""
+    """One attempt to have one engine answer a request."""
 
     record: RoutingRecord
     """Decision by which the engine was chosen."""
@@ -233,7 +233,7 @@ class Attempt(msgspec.Struct, eq=False):
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """Result of an attempt after which the request is tried again."""
+    """Tells the relay to try the request again, and how."""
 
     endpoint: Endpoint
     """Engine at which the attempt failed."""
@@ -245,7 +245,7 @@ class Retry:
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """Result of an attempt after which the client gets an error."""
+    """Tells the relay to answer the client with an error."""
 
     error: ApiError
     cause: Exception

@@ -51,7 +51,7 @@ serve."""
 
 @dataclass(frozen=True, slots=True)
 class PrefillFailure:
-    """Result of an attempt in which a prefill engine did not compute the prompt."""
+    """Says why a prefill engine did not compute a prompt."""
 
     outcome: HandOverOutcome
     reason: RetryReason
@@ -61,7 +61,7 @@ class PrefillFailure:
 
 
 class PrefillLeg:
-    """Prefill leg of the requests of one gateway."""
+    """Has prefill engines compute long prompts, before the relay sends the request to a decode engine."""
 
     def __init__(
         self,

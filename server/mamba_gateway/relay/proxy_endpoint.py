@@ -43,7 +43,7 @@ from mamba_telemetry.request_trace import SpanNote
 
 
 class RelayedRequest(msgspec.Struct, eq=False):
-    """One request, from its headers to the last byte of its answer. The steps fill in the fields."""
+    """One request to be relayed, from its headers to the end of its answer; each step fills in fields."""
 
     context: RequestContext
     """Facts that the request middleware provides, such as the request id."""
@@ -100,7 +100,7 @@ LOGGED_MODEL = 128
 
 
 class ProxyEndpoint:
-    """Relayed POST routes of one gateway."""
+    """Answers the POST routes whose requests one gateway relays to engines."""
 
     def __init__(
         self,
@@ -237,9 +237,10 @@ class ProxyEndpoint:
         return turn.body
 
     def _enter_lane(self, client: RelayedRequest, body: bytes) -> tuple[RequestLane, bytes]:
-        """Choose the lane of the request by its model, have the lane admit it, and return lane and body.
+        """Choose the lane of the request by its model, and have the lane admit it; return lane and body.
 
-        Where the model has another name at its engines, the body gets that name. Raises an ApiError.
+        A lane has the relay, queue and limits of one model. Where the model has another name at its engines,
+        the body gets that name. Raises an ApiError.
         """
         assert self._lanes is not None
         fields = client.fields

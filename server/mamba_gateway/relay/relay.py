@@ -67,7 +67,7 @@ STOPPED = "the gateway stopped before the answer was complete"
 
 
 class Relay:
-    """The part of a gateway that sends each request to an engine and passes on the engine's answer."""
+    """Sends each request of one model to an engine, tries again after failures, and passes on the answer."""
 
     def __init__(
         self,
@@ -164,7 +164,7 @@ class Relay:
         )  # fmt: skip
 
     def _begin(self, progress: RelayProgress, record: RoutingRecord) -> Attempt:
-        """Record that the request is sent to the chosen engine."""
+        """Record that the request is sent to the chosen engine; return the attempt."""
         request, endpoint = progress.request, record.decision.endpoint
         progress.number += 1
         last = progress.number >= self._max_attempts or not self._budget.available

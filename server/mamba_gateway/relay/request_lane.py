@@ -20,7 +20,7 @@ NO_PRICES = Prices()
 
 @dataclass(frozen=True, slots=True)
 class RequestLane:
-    """Relay, queue and limits of one model."""
+    """Relay, queue and limits that serve the requests for one model, which wait for no other model's."""
 
     relay: Relay
     admission: Admission
@@ -35,13 +35,13 @@ class RequestLane:
     """Name of the model in the ledger, where the settings say it."""
 
     def prices_of(self, model: str | None) -> Prices:
-        """Return the prices of a request for `model`, which counts where the settings name no model."""
+        """Return the prices of a request; `model` names it where the settings name no model."""
         return self.prices.of(self.ledger_name or model or "")
 
 
 @dataclass(frozen=True, slots=True)
 class LaneChoice:
-    """The lane that serves one request, and the names of the request's model."""
+    """The `RequestLane` that serves one request, and the names of the request's model."""
 
     lane: RequestLane
     model: str
@@ -53,7 +53,7 @@ class LaneChoice:
 
 
 class Lanes(Protocol):
-    """The lanes of several models."""
+    """Finds the `RequestLane` for a request, by the model that it names."""
 
     def choose(self, model: str | None, key: str) -> LaneChoice:
         """Return the lane for a request of `key` that names `model`. Raises an ApiError for the client."""

@@ -37,7 +37,7 @@ Endpoints = Sequence[Endpoint]
 
 
 class NoCandidate(Enum):
-    """Reason why no engine was chosen."""
+    """Says why no engine can be chosen for a request."""
 
     NONE_KNOWN = "no engine is known"
     NONE_READY = "no engine that may serve the model is ready"
@@ -47,7 +47,7 @@ class NoCandidate(Enum):
 
 
 class RoutingDecision(msgspec.Struct, frozen=True):
-    """Chosen engine, and the comparison of costs by which it was chosen."""
+    """The engine that was chosen for one request, and the costs that were compared for that."""
 
     endpoint: Endpoint
     """The chosen engine."""
@@ -165,7 +165,7 @@ def with_room(endpoints: Endpoints, _: RoutingRequest) -> Endpoints:
 
 
 class Filter(NamedTuple):
-    """Function that excludes engines from a decision, and the reason that it stands for."""
+    """Excludes engines that may not get a request, and names the reason when none is left."""
 
     keep: Callable[[Endpoints, RoutingRequest], Endpoints]
     """Returns the engines that are not excluded."""
@@ -279,7 +279,7 @@ MAX_RECORDS = 256
 
 
 class RoutingRecord(msgspec.Struct, frozen=True):
-    """One decision with everything that it was based on."""
+    """One choice of an engine with all that it was based on, to be shown later."""
 
     request_id: str
     at: float
@@ -358,7 +358,7 @@ class RoutingRecord(msgspec.Struct, frozen=True):
 
 
 class RoutingLog:
-    """The last `MAX_RECORDS` routing decisions of one gateway."""
+    """Keeps the last `MAX_RECORDS` choices of engines of one gateway, to be shown."""
 
     def __init__(self) -> None:
         self._records: deque[RoutingRecord] = deque(maxlen=MAX_RECORDS)

@@ -54,7 +54,7 @@ class RecentPrefixes:
         name)."""
 
     def note(self, prompt: PromptPrefix, engine: str) -> None:
-        """Record that the prompt is sent to `engine`."""
+        """Record that the prompt is sent to `engine`, which will have its prefixes cached soon."""
         now = self._clock()
         for _, digest in prompt.digests:
             engines = self._engines.setdefault(digest, {})
@@ -339,7 +339,10 @@ Decide = Callable[[], RoutingRecord | NoCandidate]
 
 
 class EndpointWait:
-    """Wait for engines in one gateway. `wake` is called while a request waits, to start an engine."""
+    """Lets requests wait until an engine can take them.
+
+    `wake` is called while a request waits, to start an engine.
+    """
 
     def __init__(self, pool: Pool, metrics: GatewayMetrics, wake: Callable[[], None]) -> None:
         self._pool, self._metrics, self._wake = pool, metrics, wake

@@ -20,7 +20,7 @@ Outcome = Literal["answered", "failed"]
 
 
 class AnswerRecord(msgspec.Struct, eq=False):
-    """One answer to a request, by the bytes of the engine."""
+    """Keeps what is compared of one engine's answer, while its bytes pass."""
 
     kind: Kind | None = None
     """Kind of the answer; None = it has not ended."""
@@ -53,7 +53,7 @@ def kind_of(status: int, headers: list[Pair], *, failed: bool | None) -> Kind:
 
 
 def outcomes(stable: Kind, candidate: Kind) -> tuple[Outcome, Outcome] | None:
-    """Return the outcomes of both revisions; None if the pair says nothing about them.
+    """Return how both revisions answered one request; None if the pair says nothing about them.
 
     A candidate that rejects a request which the other revision answers has failed: clients would see an
     error.

@@ -41,7 +41,7 @@ _NOT_COPIED = frozenset((b"x-request-id", b"x-mambaserve-pin", CLIENT_HEADER, EX
 
 
 class ShadowCopy:
-    """Copy of one request that is sent to the candidate of a canary, and the records of both answers."""
+    """A copy of one request for the candidate of a canary, with what is compared of both answers."""
 
     def __init__(self, request: UpstreamRequest, endpoint: Endpoint, end: asyncio.Future[None]) -> None:
         self.endpoint = endpoint
@@ -56,7 +56,7 @@ class ShadowCopy:
         self.task: asyncio.Task[Any] | None = None
 
     def compare(self, status: int, headers: list[Pair], *, failed: bool | None) -> None:
-        """Record that the client's answer has ended, so that both can be compared."""
+        """Record how the client's own answer ended, so that it can be compared with the copy's."""
         self.original.kind = kind_of(status, headers, failed=failed)
         self.original.streamed = is_event_stream(headers)
         if not self.original_ended.done():
@@ -133,7 +133,7 @@ class ShadowCopies:
         return copy
 
     async def close(self) -> None:
-        """End all copies."""
+        """End all copies that are still being sent or answered."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -27,7 +27,7 @@ class IdleTimeout(Exception):
 
 
 class BodySource(Protocol):
-    """Connection of an answer, as the answer uses it."""
+    """The connection from which an `UpstreamResponse` reads its body."""
 
     def pause_reading(self) -> None:
         """Stop reading from the socket."""
@@ -40,7 +40,7 @@ class BodySource(Protocol):
 
 
 class UpstreamResponse:
-    """Answer to one request, as it arrives."""
+    """An engine's answer to one request, whose body is read as it arrives."""
 
     __slots__ = (
         "_connection", "_consumer", "_error", "_forwardable", "_idle", "_limited", "_loop", "_parts", "_size",
@@ -214,7 +214,7 @@ class _TooLarge(Exception):
 
 
 class UpstreamConnection(asyncio.Protocol):
-    """Connection to an engine, which carries one request at a time."""
+    """A connection to an engine, which sends one request at a time and reads its answer."""
 
     def __init__(self, idle: Deadlines, free: Callable[["UpstreamConnection"], None]) -> None:
         """Create a connection that is not open yet. `idle` limits how long the engine may send nothing.

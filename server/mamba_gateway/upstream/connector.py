@@ -39,7 +39,7 @@ _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 @dataclass(slots=True)
 class Origin:
-    """Address of one engine, with its idle connections, the most recently used at the end."""
+    """The address of one engine, with its idle connections; the one used last is at the end."""
 
     base: str
     host: str
@@ -83,7 +83,10 @@ class Origin:
 
 
 class UpstreamConnector:
-    """Connections of one gateway to its engines. Their number is limited by the permits of requests."""
+    """Opens connections of one gateway to its engines, and uses them again.
+
+    Their number is limited by the permits of requests.
+    """
 
     def __init__(self, connect_timeout: float, idle_timeout: float) -> None:
         self._connect_timeout = connect_timeout
@@ -260,7 +263,7 @@ def keepalive_socket(family: int, kind: int, protocol: int) -> socket.socket:
 
 
 class UpstreamRequest(msgspec.Struct, eq=False):
-    """Request to an engine, the same for every attempt."""
+    """Holds what the gateway sends to an engine for one request; every attempt sends the same."""
 
     path: str
     query: str

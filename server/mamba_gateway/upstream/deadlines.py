@@ -12,14 +12,14 @@ from typing import Any, Protocol, Self
 
 
 class DeadlineListener(Protocol):
-    """Object that is told when its deadline has passed."""
+    """Gets a call of `expire` when its deadline in `Deadlines` has passed."""
 
     def expire(self) -> None:
         """Handle that the deadline has passed."""
 
 
 class Deadlines:
-    """All timeouts of the same length, `seconds`, on one event loop."""
+    """Calls each listener `seconds` after it began to wait, unless its wait was ended before."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, seconds: float) -> None:
         self.loop, self.seconds = loop, seconds
@@ -42,7 +42,7 @@ class Deadlines:
         self._began.pop(listener, None)
 
     def close(self) -> None:
-        """End all timeouts."""
+        """End all timeouts without calling any listener."""
         self._began.clear()
         if self._timer is not None:
             self._timer.cancel()

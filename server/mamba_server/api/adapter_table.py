@@ -75,7 +75,10 @@ class AdapterTable:
 
     @contextlib.contextmanager
     def held(self, fingerprint: str) -> Iterator[None]:
-        """Keep an adapter loaded while the context is open; "" = none."""
+        """Keep the adapter with this fingerprint loaded while the context is open.
+
+        "" stands for no adapter.
+        """
         self._users[fingerprint] += 1
         try:
             yield

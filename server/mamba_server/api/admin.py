@@ -111,7 +111,7 @@ class AdapterUnload(BaseModel):
 
 
 class AdminGuard(KeyGuard):
-    """Guard that requires the token if one is set, and rejects calls from web pages if none is."""
+    """Lets only calls with the token into the admin API; without a token, all but calls from web pages."""
 
     def __init__(self, token: KeyFile | None) -> None:
         super().__init__(token, "The token in `--admin-token-file`. Without that option, no token is needed.")
@@ -141,7 +141,7 @@ def _is_address(host: str) -> bool:
 
 
 class AdminEndpoints:
-    """The handlers of the admin API of one served model."""
+    """Answers the requests to the admin API of one served model."""
 
     def __init__(self, serving: Serving) -> None:
         self._serving = serving

@@ -28,7 +28,7 @@ _READER = JsonFields(_NAMES)
 
 @dataclass(frozen=True, slots=True)
 class TokenizedConversation:
-    """Prompt of a body, with the facts of the body on which its prefixes depend."""
+    """The prompt of a request's body, with the facts on which its cached prefixes depend."""
 
     prompt: Prompt
     salt: str

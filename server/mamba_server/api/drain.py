@@ -14,7 +14,7 @@ from mamba_edge.exchange.request_arrivals import RequestArrivals
 
 
 class Drain:
-    """Counter of running HTTP requests; while `draining` is set, it refuses new ones."""
+    """Counts running HTTP requests, and refuses new ones while `draining` is set."""
 
     def __init__(self) -> None:
         self.draining = False

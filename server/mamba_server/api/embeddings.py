@@ -36,7 +36,7 @@ NUMBER_BYTES = 12
 
 
 class _Embedded(Response):
-    """A response that speaks ASGI itself, and ends its work when the client disconnects."""
+    """Sends vectors by ASGI itself, and ends the work for them when the client disconnects."""
 
     def __init__(
         self, endpoint: "EmbeddingsEndpoint", body: EmbeddingsRequest, context: RequestContext
@@ -49,7 +49,7 @@ class _Embedded(Response):
 
 
 class EmbeddingsEndpoint:
-    """The handler of embeddings of one served model."""
+    """Answers the requests for embeddings of one served model."""
 
     def __init__(self, serving: Serving) -> None:
         self._serving = serving

@@ -68,7 +68,7 @@ _ID_PREFIXES = {CHAT_COMPLETIONS: "chatcmpl-", MESSAGES: "msg_", RESPONSES: "res
 
 
 class GeneratedResponse(Response):
-    """A response that speaks ASGI itself: encoded bytes go straight to `send`.
+    """Sends an answer by ASGI itself: encoded bytes go straight to `send`.
 
     `work` is cancelled when the client disconnects.
     """
@@ -82,7 +82,7 @@ class GeneratedResponse(Response):
 
 
 class GenerationEndpoints:
-    """The handlers of completions and chats for one served model."""
+    """Answers the requests that generate text, in every dialect, for one served model."""
 
     def __init__(self, serving: Serving) -> None:
         self._serving = serving
@@ -278,7 +278,7 @@ class GenerationEndpoints:
     def _describe(
         self, operation: str, request: GenerationRequest, context: RequestContext, model: ChosenModel
     ) -> None:
-        """Set the attributes of the request's own span. They never contain prompts or answers."""
+        """Write the attributes of the request's own trace span; they never contain prompts or answers."""
         trace = context.trace
         if trace.recording:
             trace.root.set(names.OPERATION, operation)

@@ -26,7 +26,7 @@ class NoExplanation(ApiError):
 
 
 class ExplanationEndpoints:
-    """The admin handlers of explanations."""
+    """Answers the admin requests that ask why a prompt was resumed no further."""
 
     def __init__(self, serving: Serving) -> None:
         self._serving = serving

@@ -47,7 +47,7 @@ def _transfer(serving: Serving) -> TransferStatus | None:
 
 
 class InfoEndpoints:
-    """The handlers of the read-only endpoints of one served model."""
+    """Answers the requests that only read, such as models and health, for one served model."""
 
     def __init__(self, serving: Serving, registry: CollectorRegistry) -> None:
         self._serving = serving

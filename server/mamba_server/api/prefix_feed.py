@@ -26,7 +26,7 @@ CONTENT_TYPE = "application/msgpack"
 
 
 class PrefixFeed:
-    """The handler of `GET /v1/prefix_changes` over one engine's change log."""
+    """Answers `GET /v1/prefix_changes` from one engine's change log."""
 
     def __init__(self, changes: ChangeLog) -> None:
         self._log = changes

@@ -37,7 +37,7 @@ async def kept_state(
 
 
 class KeptStates:
-    """The handler that ends exports of one engine before they are read."""
+    """Answers requests to give up states that one engine keeps for others before these are read."""
 
     def __init__(self, serving: Serving) -> None:
         self._serving = serving

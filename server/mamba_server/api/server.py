@@ -100,7 +100,7 @@ async def in_daemon_thread(work: Callable[[], Result]) -> Result:
 
 
 class Server:
-    """The API process of one engine. `announce` receives the ready line."""
+    """Runs the API process of one engine: loads, serves, drains. `announce` receives the ready line."""
 
     def __init__(
         self,

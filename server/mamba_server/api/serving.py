@@ -36,7 +36,7 @@ LISTED_ADAPTERS = 8
 
 @dataclass(frozen=True, slots=True)
 class ChosenModel:
-    """Model that a request has chosen: the served one, or an adapter of it."""
+    """The model that a request has chosen: the served one, or an adapter of it."""
 
     name: str
     adapter: str = ""
@@ -50,7 +50,7 @@ class ChosenModel:
 
 @dataclass(slots=True)
 class Serving:
-    """One served model: its engine, text processor, settings and counters."""
+    """Holds what serves one model: its engine, text processor, settings and counters."""
 
     settings: EngineSettings
     model_name: str
@@ -180,7 +180,7 @@ class Serving:
 
 @dataclass(slots=True)
 class Places:
-    """The places of one request's prompts among those that may wait for the engine."""
+    """Reserves places for one request's prompts among those that may wait for the engine."""
 
     serving: Serving
     prompts: int

@@ -28,7 +28,7 @@ MAX_QUARANTINED = 8
 
 
 class StatusEndpoint:
-    """The handler of `GET /v1/status` for one served model; concurrent calls share one answer."""
+    """Answers `GET /v1/status` for one served model; concurrent calls share one answer."""
 
     def __init__(self, serving: Serving) -> None:
         self._serving = serving

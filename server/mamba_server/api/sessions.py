@@ -36,7 +36,7 @@ EXTRA_BYTES = 512 << 20
 
 
 class SessionEndpoints:
-    """The handlers of sessions, of which an engine moves one at a time."""
+    """Answers the requests to save and load sessions, of which an engine moves one at a time."""
 
     def __init__(self, serving: Serving) -> None:
         self._serving = serving

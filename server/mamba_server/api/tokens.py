@@ -17,7 +17,7 @@ _OF_CHATS = ("messages", "tools", "add_generation_prompt", "continue_final_messa
 
 
 class TokenEndpoints:
-    """Handlers that turn text into token ids of one served model, and token ids into text."""
+    """Answers the requests that turn text into token ids of one served model, or back."""
 
     def __init__(self, serving: Serving) -> None:
         self._serving = serving

@@ -20,7 +20,7 @@ Pages = npt.NDArray[np.int32]
 
 
 class AllocationSite(Enum):
-    """Every reason to allocate memory; the tests inject failures at each."""
+    """Purpose of an allocation; tests inject failures by it."""
 
     ADMIT = "admit"
     """Live slot, tracking slots and first pages of a sequence."""
@@ -38,7 +38,7 @@ class AllocationSite(Enum):
 
 
 class PageOwner:
-    """Codes of the page account, one byte a page."""
+    """Says who owns a page, as one byte in the arena's account of pages."""
 
     FREE = 0
     SEQUENCE = 1
@@ -56,7 +56,7 @@ PAGE_OWNERS = 7
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """Slots and pages that one call of `allocate` returned."""
+    """The slots and pages that one call of `allocate` took for its caller."""
 
     slots: tuple[int, ...]
     pages: Pages
@@ -270,7 +270,7 @@ class Arena:
             self.pin(pages, change)
 
     def pin(self, pages: Pages, change: int) -> None:
-        """Change the number of users for whom eviction spares `pages` by `change`."""
+        """Add `change` (1 or -1) to the number of users of each of `pages`; used pages are not evicted."""
         if not self.pages_per_slab:
             return
         kept, slabs = self._kept, (pages // self.pages_per_slab).tolist()
@@ -363,7 +363,7 @@ class Arena:
             )
 
     def _expect_no_writer(self, pages: Pages, owner: int) -> None:
-        """Raise if a page leaves its reception while the writer may still write to it."""
+        """Raise LedgerViolation if a page leaves its reception while the writer may still write to it."""
         if owner < PageOwner.TRANSFER:
             return
         for writer, (_, written) in self._writers.items():

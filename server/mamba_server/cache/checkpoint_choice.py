@@ -13,7 +13,7 @@ from mamba_server.cache.tree import Match, RadixTree
 
 @dataclass(frozen=True, slots=True)
 class CheckpointChoice:
-    """Checkpoints chosen for a prompt at its admission."""
+    """The depths at which a prompt is to leave checkpoints, chosen at its admission."""
 
     placement: Placement
     worthwhile: frozenset[int] = frozenset()
@@ -22,7 +22,7 @@ class CheckpointChoice:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointChooser:
-    """Chooser for prompts of one tree, with the settings in force at their admission."""
+    """Chooses the depths at which a prompt leaves checkpoints, by the settings at its admission."""
 
     tree: RadixTree
     ghosts: GhostTree | None

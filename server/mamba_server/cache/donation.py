@@ -17,7 +17,7 @@ from mamba_server.cache.tree import RadixTree
 
 
 class Donation:
-    """Moves complete checkpoints and pages from sequences into the radix tree."""
+    """Moves complete checkpoints and their pages from sequences into the radix tree, their new owner."""
 
     def __init__(
         self,
@@ -44,9 +44,10 @@ class Donation:
         *,
         capped: bool,
     ) -> None:
-        """Move `checkpoint` (TRACK_READY or LIVE) and the pages below it to the tree, their new owner.
+        """Move `checkpoint` and the pages below it to the tree, their new owner.
 
-        `capped`: slots are short, so the path keeps at most `cap` checkpoints.
+        `checkpoint` is in state TRACK_READY or LIVE. `capped`: slots are short, so the path keeps at most
+        `cap` checkpoints, and others on it are dropped.
         """
         if allocation.untrusted_from is not None:
             # The sequence runs on text that was computed from a wrong checkpoint.

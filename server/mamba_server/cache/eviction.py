@@ -115,7 +115,7 @@ class EvictionHeap:
 
 
 class Eviction:
-    """Nodes that may be evicted, in the order of their eviction; locked nodes are skipped."""
+    """Keeps the nodes that may be evicted in the order of their worth, and hands out the next victim."""
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
@@ -166,7 +166,10 @@ class Eviction:
         return rate * tokens / slabs
 
     def transfer_returns(self, node: Node | None, ghost: ReturnForecast | None) -> None:
-        """Count returns to `ghost`, which has no checkpoint, for `node`: the nearest checkpoint above it."""
+        """Count the expected returns to `ghost`, which has no checkpoint, for `node` as well.
+
+        `node` is the nearest checkpoint above it, from which such returns resume.
+        """
         if node is None or node.ghost is None or ghost is None:
             return
         if node.ghost.adopt_returns(ghost):
@@ -187,12 +190,12 @@ class Eviction:
         return math.inf
 
     def offer(self, node: Node) -> None:
-        """Make `node` a possible victim, with its present worth."""
+        """Put `node` among the possible victims, at the place of its present worth."""
         node.priority = self.rank(node)
         (self._checkpoints if node.slot else self._bare).put(node)
 
     def withdraw(self, node: Node) -> None:
-        """Make `node` no victim until it is offered again."""
+        """Take `node` out of the possible victims, until it is offered again."""
         if node.victims is not None:
             node.victims.remove(node)
 

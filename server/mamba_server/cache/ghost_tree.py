@@ -40,7 +40,10 @@ class CheckpointKind(IntEnum):
 
 
 class Ghost:
-    """Ghost of a possible checkpoint: the run of page hashes that ends there."""
+    """Remembers a depth of a recent prompt where a checkpoint is or could be, and how often prompts return.
+
+    It is a node of the ghost tree: a run of page hashes that ends there.
+    """
 
     __slots__ = (
         "adopted", "age_bin", "arrived", "children", "created_at", "depth", "due", "excess", "kind", "length",
@@ -92,7 +95,7 @@ class Ghost:
 
     @property
     def own_rate(self) -> float:
-        """Rate without the returns to the adopted ghost."""
+        """`rate` without the returns to the ghost that this one has adopted."""
         if self.returns is None:
             return 0.0
         rate = self.returns.rate(self.age_bin)
@@ -117,7 +120,7 @@ class Ghost:
 
 
 class GhostMatch:
-    """Match of one prompt with the ghost tree: its path, and where it diverges from earlier prompts."""
+    """The ghosts of one prompt, and where it diverges from all earlier prompts."""
 
     __slots__ = ("shared", "tip")
 
@@ -136,7 +139,7 @@ class GhostMatch:
 
 
 class GhostTree:
-    """Tree of ghosts.
+    """Remembers recent prompts by the hashes of their pages, cached or not, to predict which return.
 
     `max_bytes` bounds hashes and objects together: the ghost used longest ago is forgotten first.
     """
@@ -397,7 +400,7 @@ class GhostTree:
 
 
 def _common(edge: bytes, raw: bytes, offset: int) -> int:
-    """Return how many pages of `edge` stand in `raw` at byte `offset`."""
+    """Return how many pages at the beginning of `edge` are equal to those in `raw` from byte `offset` on."""
     if raw.startswith(edge, offset):
         return len(edge) // HASH_BYTES
     size = min(len(edge), len(raw) - offset)

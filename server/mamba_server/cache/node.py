@@ -24,7 +24,7 @@ Origin = Literal["device", "tier", "peer", "hand_over", "session"]
 
 
 class Provenance(NamedTuple):
-    """Where a state comes from: the kind of source, the request, and the engine or tier."""
+    """Says where a state comes from: the kind of source, the request, and the engine or tier."""
 
     origin: Origin
     request_id: str = ""
@@ -65,14 +65,14 @@ class Lineage:
 
 
 class NodeHeap(Protocol):
-    """Eviction heap, as far as a node needs it."""
+    """The eviction heap, as a node uses it to leave it."""
 
     def remove(self, node: "Node") -> None:
         """Remove `node`, which is in the heap."""
 
 
 class ReturnForecast(Protocol):
-    """Statistics of the returns to one checkpoint, as far as its node needs them."""
+    """Predicts how often prompts return to one checkpoint, as far as its node needs it."""
 
     node: Optional["Node"]
     """Node that holds the checkpoint; None while there is none."""
@@ -92,7 +92,7 @@ class ReturnForecast(Protocol):
 
 
 class Pin:
-    """Checkpoint that eviction takes only when nothing else is left, while anybody holds it."""
+    """Keeps one checkpoint from eviction, while anybody holds the pin and other victims are left."""
 
     __slots__ = ("depth", "holders", "node", "number", "pages")
 
@@ -108,9 +108,9 @@ class Pin:
 
 
 class Node:
-    """Node with the `token_ids` and `pages` of the edge from its parent.
+    """Node of the radix tree: the tokens and pages between its parent and itself, and maybe a checkpoint.
 
-    `slot` != 0 is a checkpoint of depth `depth`.
+    `slot` != 0 says that the state after `depth` tokens is in that slot.
     """
 
     __slots__ = (
@@ -194,7 +194,7 @@ class Node:
         return (self.client or "") == client
 
     def above(self) -> Optional["Node"]:
-        """Return the node of the nearest shallower checkpoint."""
+        """Return the node of the nearest checkpoint between the root and this node; None = there is none."""
         node = self.parent
         while node is not None and not node.slot:
             node = node.parent
@@ -244,7 +244,7 @@ def most_in_common(children: Mapping[bytes, Node], rest: Tokens) -> Node | None:
 
 
 class NearestPrefix(NamedTuple):
-    """Cached prompt that has the most tokens in common with a prompt, as far as a client may know it."""
+    """The cached prompt most like another one, as far as a client may know it: it explains a miss."""
 
     depth: int
     """Tokens in common; whole pages only, where the next tokens are another client's."""

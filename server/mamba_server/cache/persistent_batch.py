@@ -20,7 +20,10 @@ _NO_INTS: Ints = np.empty(0, np.int32)
 
 
 class PersistentBatch:
-    """Rows of up to `max_pages` pages for `max_running` sequences; the arrays are indexed by row number."""
+    """Holds the slots, depth and pages of every running sequence in arrays, one row for each.
+
+    There are `max_running` rows of up to `max_pages` pages; the arrays are indexed by the number of the row.
+    """
 
     def __init__(self, max_running: int, max_pages: int, lanes: int = 0) -> None:
         """Create empty rows. `lanes` is the number of buffers for inputs of drafts, or of a ring.

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Depths at which a prefill leaves checkpoints, ascending, each a multiple of the page size."""
+    """The depths at which a prefill leaves checkpoints, ascending; each is a multiple of the page size."""
 
     required: tuple[int, ...]
     """Branch points, turn boundary, last page before the end: each is worth evicting another checkpoint

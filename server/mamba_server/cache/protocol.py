@@ -37,7 +37,7 @@ from mamba_server.cache.tree import Match
 
 @dataclass(frozen=True, slots=True)
 class CacheSettings:
-    """Settings of a cache that are in force."""
+    """The settings that a cache uses now."""
 
     strategy: Reservation
     track_interval: int
@@ -59,7 +59,7 @@ class CacheSettings:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Reason why a change is refused, with its numbers, for the operator who requested it."""
+    """Says, with numbers, why a change was refused, for the person who requested it."""
 
     message: str
 
@@ -125,7 +125,10 @@ class Capacity(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LedgerAccount:
-    """Slots and pages by owner. `free` slots are free slabs, which could become pages instead."""
+    """Numbers of slots and pages by owner.
+
+    `free` slots are free slabs, which could become pages instead.
+    """
 
     slots_total: int
     slots_free: int
@@ -153,7 +156,7 @@ class LedgerAccount:
 
 @dataclass(slots=True)
 class CacheCounters:
-    """Counters of checkpoints: each counts one event in their life and only grows."""
+    """Counts what happens to checkpoints, each counter one kind of event; the numbers only grow."""
 
     created: int = 0
     """Checkpoints that the tree took over, received ones included."""
@@ -171,7 +174,7 @@ class CacheCounters:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Export:
-    """Checkpoint that somebody outside the forward stream reads; eviction spares it until `end_export`."""
+    """A checkpoint that is read outside the forward stream, and so is not evicted until `end_export`."""
 
     number: int
     """Number of the export, unique among the exports and receptions of a cache."""
@@ -183,7 +186,7 @@ class Export:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reception:
-    """Memory that a writer outside the forward stream fills with one checkpoint and its pages."""
+    """Memory into which a checkpoint and its pages are written from outside the forward stream."""
 
     number: int
     """Number of the reception, unique among the exports and receptions of a cache."""
@@ -199,7 +202,10 @@ class Reception:
 
 
 class EvictedCheckpoint:
-    """Checkpoint that is about to be evicted, as a listener sees it. Not valid after the listener returns."""
+    """Describes a checkpoint that is about to be evicted, to a listener.
+
+    It is not valid any more after the listener has returned.
+    """
 
     __slots__ = ("_node",)
 
@@ -241,7 +247,7 @@ or precede all later launches on the forward stream."""
 
 
 class Quarantined(NamedTuple):
-    """Checkpoint that was withdrawn; `lineage` is None if nobody recorded it."""
+    """A checkpoint that was withdrawn because it is wrong; `lineage` is None if nobody recorded it."""
 
     token_ids: Tokens
     salt: str
@@ -249,7 +255,7 @@ class Quarantined(NamedTuple):
 
 
 class DecodeRows(NamedTuple):
-    """Rows that decode, before a step: arrays in the order of the requested rows."""
+    """Holds what the scheduler needs to know of rows before they decode; arrays in the order of the rows."""
 
     depth: Ints
     """Tokens in the live slot, and accepted drafts behind them."""
@@ -260,7 +266,10 @@ class DecodeRows(NamedTuple):
 
 
 class StateCache(Protocol):
-    """Cache of one device, as scheduler and core use it. The methods are in the order of their calls."""
+    """The cache of one device, as scheduler and core use it: it gives sequences memory and keeps states.
+
+    The methods are in the order of their calls.
+    """
 
     @property
     def settings(self) -> CacheSettings:
@@ -302,7 +311,10 @@ class StateCache(Protocol):
         """
 
     def extend(self, allocation: SequenceAllocation, context: int) -> bool:
-        """Take pages up to `context` tokens, evicting for them; before the launch. False = not now."""
+        """Take the pages that `context` tokens of the sequence need, evicting for them; before the launch.
+
+        The result is False if memory is short now; nothing is taken then.
+        """
 
     def keep_checkpoint_at(self, allocation: SequenceAllocation, depth: int, *, forced: bool = False) -> None:
         """Plan a checkpoint at `depth`, for which another prompt waits; during the prefill.
@@ -322,7 +334,7 @@ class StateCache(Protocol):
     def plan_decode(self, allocation: SequenceAllocation, outputs: int, step: int) -> int:
         """Take a slot for the state after the next token, output number `outputs`; before the launch.
 
-        0 = no checkpoint is due, or there is no slot now.
+        The result is the slot; 0 = no checkpoint is due, or there is no slot now.
         """
 
     @property
@@ -330,12 +342,16 @@ class StateCache(Protocol):
         """Rows with drafts: how many drafts may follow, where their inputs are kept, which were accepted."""
 
     def launch(self, rows: int | Ints, depth: int | Ints, step: int) -> None:
-        """Record that `step`, which is launched next, takes `rows` to `depth`. Cannot be refused."""
+        """Record that `step`, which is launched next, brings the live slots of `rows` to `depth` tokens.
+
+        The cache cannot refuse that.
+        """
 
     def advance(self, step: int, *, failed: bool = False) -> None:
         """Record that `step` is complete, in the order of launches, and free the memory that waited for it.
 
-        `failed`: nothing that the step wrote is kept. Called before the commits of its sequences.
+        `failed`: the device failed, so nothing that the step wrote is kept. Called before the commits of the
+        step's sequences.
         """
 
     def commit(self, allocation: SequenceAllocation, token_ids: Tokens, step: int) -> None:
@@ -380,7 +396,7 @@ class StateCache(Protocol):
         """
 
     def confirm(self, reception: Reception) -> None:
-        """Record that all bytes have landed and that the end of the writer was seen."""
+        """Record that all bytes of a reception are in memory, and that its writer was seen to end."""
 
     def install(self, reception: Reception, step: int, provenance: Provenance = RECEIVED) -> bool:
         """Give a confirmed reception, whose bytes are known to be right, to the tree; end the reception.
@@ -420,7 +436,7 @@ class StateCache(Protocol):
 
 
 class ManagedStateCache(StateCache, Protocol):
-    """State cache together with its upkeep, which the engine does between two steps."""
+    """A state cache with the upkeep that the engine does between two steps: audits, flushes, settings."""
 
     def admit_audit(self, token_ids: Tokens, salt: str) -> SequenceAllocation | None:
         """Take a slot and all pages for computing `token_ids` once more from the beginning.
@@ -471,7 +487,7 @@ class ManagedStateCache(StateCache, Protocol):
         """Whether flushed checkpoints are still in memory."""
 
     def sweep(self) -> None:
-        """Free a few flushed checkpoints; while `sweeping`, at any time."""
+        """Free a few checkpoints that a flush has forgotten; may be called at any time while `sweeping`."""
 
     def change_strategy(self, strategy: Reservation) -> Refusal | None:
         """Run under `strategy` from the next step on; running sequences get or give back tracking slots.

@@ -17,7 +17,7 @@ NODES_PER_SWEEP = 8
 
 
 class Reclaimer:
-    """Allocator of one arena that evicts from one tree."""
+    """Takes memory from one arena, and evicts from one tree where the arena has too little free."""
 
     def __init__(self, arena: Arena, tree: RadixTree, counters: CacheCounters) -> None:
         self.arena = arena
@@ -124,7 +124,10 @@ class Reclaimer:
         self._drop_useless(node)
 
     def evict_state(self, node: Node, *, report: bool = True) -> None:
-        """Evict the unlocked checkpoint of `node`, and no pages."""
+        """Evict the unlocked checkpoint of `node`, and no pages.
+
+        With `report`, the eviction listener may copy it before.
+        """
         self.counters.pins_given_up += report and node.pin is not None
         if report and self.on_eviction is not None and node.epoch == self.tree.epoch:
             self.on_eviction(node)

@@ -124,7 +124,10 @@ class ReturnTimes:
 
 
 class HazardRatio:
-    """Ratio of the returns of checkpoints with one trait to the forecasts of their classes, at all ages."""
+    """Learns how much more or less often checkpoints with one trait return than their classes forecast.
+
+    `ratio` is the factor to multiply a forecast by.
+    """
 
     __slots__ = ("_expected", "_returned", "ratio")
 

@@ -14,7 +14,7 @@ from mamba_server.cache.placement import Placement
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Slot that holds, or will hold, the state at `depth`."""
+    """A depth of a sequence, and the slot that holds, or will hold, the state there."""
 
     depth: int
     slot: int
@@ -22,7 +22,7 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class PendingCheckpoint:
-    """Checkpoint that launched step `step` writes; complete when that step commits, not before."""
+    """A checkpoint that launched step `step` writes: it is complete when that step commits, not before."""
 
     checkpoint: Checkpoint
     step: int
@@ -30,7 +30,7 @@ class PendingCheckpoint:
 
 
 class SequenceAllocation:
-    """Share of the arena that one admitted sequence holds; `row` is its row of `batch`."""
+    """The memory that one admitted sequence holds; `row` is its row of `batch`."""
 
     __slots__ = (
         "_batch",
@@ -211,7 +211,7 @@ class SequenceAllocation:
 
 @dataclass(frozen=True, slots=True)
 class RetiringSequence:
-    """Sequence that has ended, and whose memory is free after step `fence`.
+    """A sequence that has ended, and whose memory is free after step `fence`.
 
     `token_ids()` then returns the tokens that count.
     """
@@ -276,11 +276,11 @@ class ReplayRows:
         return places
 
     def release(self, row: int) -> None:
-        """Free the lane of a row whose step has no drafts, and computes the lane's inputs into the state."""
+        """Free the lane of `row`, whose step has no drafts and computes the lane's inputs into the state."""
         self._batch.return_lane(row)
 
     def accept(self, allocation: SequenceAllocation) -> None:
-        """Record at the commit that the next draft of the row was accepted: its inputs stay in the lane."""
+        """Record at the commit that the row's next draft was right: its inputs stay in the lane."""
         self._batch.depth[allocation.row] += 1
         self._batch.waiting[allocation.row] += 1
 

@@ -13,7 +13,7 @@ from mamba_server.cache.errors import LedgerViolation
 
 
 class SlotState(Enum):
-    """State in the life cycle of a slot, from free over its use to free again."""
+    """Where a slot is in its life: free, in use by a sequence or the tree, or waiting to be free again."""
 
     # Hash by identity: every move looks states up, and the hash of an Enum is Python code.
     __hash__ = object.__hash__

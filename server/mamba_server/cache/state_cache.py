@@ -41,7 +41,7 @@ AllocationFault = Callable[[AllocationSite], bool]
 
 
 class RadixStateCache(Quarantine):
-    """State cache of one device. The keyword arguments are the fields of `CacheSettings` with these names."""
+    """State cache of one device by a radix tree; its keyword arguments are the fields of `CacheSettings`."""
 
     def __init__(
         self,
@@ -306,7 +306,7 @@ class RadixStateCache(Quarantine):
         return not depth % spacing or not depth % self.track_interval
 
     def decode_rows(self, rows: Ints) -> DecodeRows:
-        """Return the state of `rows` before they decode one more token."""
+        """Return depth and needs of `rows` before they decode one more token; see `DecodeRows`."""
         batch, page_size = self.batch, self.page_size
         depth = batch.depth[rows]
         needs_page = (depth % page_size == 0) & (depth // page_size >= batch.page_count[rows])
@@ -344,13 +344,13 @@ class RadixStateCache(Quarantine):
         return slot
 
     def launch(self, rows: int | Ints, depth: int | Ints, step: int) -> None:
-        """Record that `step` takes the live slots of `rows` to `depth`; the next forward reads them there."""
+        """Record that `step`, which is being launched, brings the live slots of `rows` to `depth` tokens."""
         self.batch.launch(rows, depth, step)
 
     # --- commit --------------------------------------------------------------------------------------
 
     def advance(self, step: int, *, failed: bool = False) -> None:
-        """Record that `step` is complete: fences up to it have passed."""
+        """Record that `step` is complete: what waited for its end may be used or freed now."""
         if failed:
             # A sequence that left the batch before the failure was known donates nothing.
             self._retiring = [
@@ -477,7 +477,7 @@ class RadixStateCache(Quarantine):
         allocation.pending = unusable
 
     def _donate_end(self, allocation: SequenceAllocation, token_ids: Tokens, usable: int) -> None:
-        """Give the tree the deepest state on the page grid, then the pages up to the end."""
+        """Give the tree the deepest state that ends a page, then the pages of the `usable` tokens."""
         is_deep_enough = usable >= self.min_checkpoint_depth
         is_live = allocation.depth == usable and not allocation.waiting
         if is_deep_enough and is_live and usable and usable % self.page_size == 0:
@@ -500,7 +500,7 @@ class RadixStateCache(Quarantine):
         return ledger.account(self)
 
     def recount(self) -> Iterator[None]:
-        """Compare the account with the holders, in slices."""
+        """Count all slots and pages again in slices, and compare the result with the account."""
         return ledger.audit(self)
 
     def listen(self, listener: PrefixListener) -> None:

@@ -41,7 +41,7 @@ AUDIT_SHARE = 0.5
 
 @dataclass(frozen=True, slots=True)
 class HeldReception:
-    """Reception that has not ended. `base` is the node whose pages are locked for it, if there is one."""
+    """A reception that has not ended; pages up to the node `base` are locked for it; None = none are."""
 
     reception: Reception
     base: Node | None
@@ -49,7 +49,7 @@ class HeldReception:
 
 @dataclass(frozen=True, slots=True)
 class PendingInstall:
-    """Received checkpoint in the tree, locked because launch `fence` may still write its memory."""
+    """A received checkpoint in the tree, which is locked because launch `fence` may still write it."""
 
     node: Node
     fence: int
@@ -57,7 +57,10 @@ class PendingInstall:
 
 
 class Transit:
-    """Exports and receptions of one arena and one tree. Each has a number until it ends."""
+    """Lends checkpoints of one cache to readers outside (exports), and takes checkpoints in (receptions).
+
+    Each export and each reception has a number until it ends.
+    """
 
     strategy: Reservation
     prefix_caching: bool
@@ -160,7 +163,7 @@ class Transit:
         return False
 
     def end_export(self, export: Export) -> None:
-        """Unlock the checkpoint, and free it if the tree has forgotten it meanwhile."""
+        """Unlock the checkpoint that was exported, and free it if the tree has forgotten it meanwhile."""
         node = self.exports.pop(export.number, None)
         if node is None:
             raise LedgerViolation(f"T6: export {export.number} ended twice, or never began")
@@ -394,7 +397,7 @@ class Transit:
 
 
 class Quarantine(Transit):
-    """Cache of one device, as far as wrong checkpoints and the search for them are concerned."""
+    """Withdraws checkpoints that an audit found wrong, and gives audits their memory."""
 
     batch: PersistentBatch
     allocations: dict[int, SequenceAllocation]

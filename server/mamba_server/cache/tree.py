@@ -32,7 +32,7 @@ from mamba_server.cache.node import (
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """Part of a prompt that the tree has. `node` holds the checkpoint at `resumable`; None = none."""
+    """The part of one prompt that the tree has in memory, and how much of it a sequence can resume."""
 
     kv_depth: int
     """Tokens whose pages are in the tree."""
@@ -41,6 +41,7 @@ class Match:
     resumable: int
     """Depth to resume at: the depth of a complete checkpoint with all its pages, at most len - 1."""
     node: Node | None
+    """Node of the checkpoint at `resumable`; None = nothing can be resumed."""
     pages: Pages
     """Pages of [0, resumable)."""
     cause: str
@@ -52,13 +53,16 @@ class Match:
         return self.node is not None and not self.node.slot
 
     def without(self, cause: str) -> "Match":
-        """Return this match with nothing to resume, because of `cause`."""
+        """Return this match with nothing to resume, because of `cause`.
+
+        If there was nothing to resume before, the earlier cause stays.
+        """
         return Match(
             self.kv_depth, self.state_depth, 0, None, self.pages[:0], cause if self.resumable else self.cause
         )
 
     def pages_in_use(self, page_size: int) -> int:
-        """Return the number of the match's pages that running sequences use anyway."""
+        """Return how many pages of the match running sequences use already, of `page_size` tokens each."""
         node = self.node
         while node is not None and not node.kv_lock:
             node = node.parent
@@ -70,7 +74,7 @@ _Path = list[tuple[Node, int]]
 
 
 class _PathCheckpoints(NamedTuple):
-    """Checkpoints on the path of a prompt."""
+    """Says where a prompt can resume by the checkpoints on its path, or why it cannot."""
 
     best: Node | None
     """Node of the deepest checkpoint that can be resumed."""
@@ -105,7 +109,10 @@ def _no_pins(pages: Pages, change: int) -> None:
 
 
 class RadixTree:
-    """Tree of the prefixes of one fingerprint. `page_size`: tokens per page."""
+    """Holds all cached prefixes of one model, with its pages and checkpoints, by their tokens.
+
+    `page_size` is the number of tokens of a page.
+    """
 
     def __init__(self, page_size: int, eviction: Eviction, fingerprint: str = "") -> None:
         self.page_size = page_size
@@ -135,7 +142,7 @@ class RadixTree:
     # --- match ---------------------------------------------------------------------------------------
 
     def match(self, token_ids: Tokens, salt: str, step: int) -> Match:
-        """Return the longest useful prefix of `token_ids` for a forward launched in `step`; read only."""
+        """Return how much of `token_ids` the forward of `step` can resume, and why not more; read only."""
         limit = len(token_ids) - 1
         path, kv_depth = self._longest_path(token_ids, salt)
         checkpoints = self._path_checkpoints(path, limit, step)
@@ -166,7 +173,7 @@ class RadixTree:
         return path, depth
 
     def _path_checkpoints(self, path: _Path, limit: int, step: int) -> _PathCheckpoints:
-        """Return the checkpoints of `path` within `limit` tokens, for a forward launched in `step`."""
+        """Return what the checkpoints of `path` within `limit` tokens allow the forward of `step`."""
         deepest, best = 0, None
         in_flight = too_deep = False
         for child, shared in path:
@@ -185,7 +192,7 @@ class RadixTree:
     def _miss_cause(
         self, token_ids: Tokens, path: _Path, kv_depth: int, checkpoints: _PathCheckpoints
     ) -> str:
-        """Return why no more of `token_ids` is resumable; empty if nothing was lost."""
+        """Return why no more of `token_ids` is resumable, one of `MISS_CAUSES`; empty if nothing was lost."""
         page_size = self.page_size
         resumable = checkpoints.best.depth if checkpoints.best is not None else 0
         last_page = (len(token_ids) - 1) // page_size * page_size
@@ -197,7 +204,7 @@ class RadixTree:
         return "new" if resumable < last_page else ""
 
     def _loss_cause(self, path: _Path, resumable: int, checkpoints: _PathCheckpoints) -> str:
-        """Return why the deeper pages of `path` cannot be resumed."""
+        """Return why pages of `path` beyond `resumable` tokens cannot be resumed, one of `MISS_CAUSES`."""
         if checkpoints.in_flight and checkpoints.deepest > resumable:
             return "in_flight"
         lost = [node for node, _ in path if id(node) in self._evicted or node.epoch != self.epoch]
@@ -261,9 +268,10 @@ class RadixTree:
     # --- locks ---------------------------------------------------------------------------------------
 
     def lock_pages(self, token_ids: Tokens, salt: str) -> tuple[Node | None, int]:
-        """Lock the pages of `token_ids` that the tree has; return the last locked node, and their tokens.
+        """Lock the pages that the tree has of `token_ids`; return the last locked node, and these tokens.
 
-        The node may reach beyond them, until `cut` has split it.
+        The second value is their number. The node may reach beyond them, until `cut` has split it; it is None
+        if the tree has none of the pages.
         """
         path, depth = self._longest_path(token_ids, salt)
         node = path[-1][0] if path else None
@@ -283,7 +291,11 @@ class RadixTree:
         return upper
 
     def lock(self, node: Node, *, state: bool) -> None:
-        """Lock the pages of the path to `node`, and its checkpoint if `state` (W4: 0 <= state <= kv lock)."""
+        """Lock the pages of all nodes from the root to `node`, and its checkpoint if `state` is set.
+
+        Locks are counted, and what is locked is not evicted. Rule W4 of the ledger: no node has more locks of
+        its checkpoint than of its pages.
+        """
         ancestor: Node | None = node
         while ancestor is not None:
             if not ancestor.kv_lock:
@@ -297,7 +309,10 @@ class RadixTree:
             node.state_lock += 1
 
     def unlock(self, node: Node) -> None:
-        """Release the page lock of the path to `node`."""
+        """Release one lock of the pages of all nodes from the root to `node`.
+
+        Nodes that then have no lock may be evicted.
+        """
         current: Node | None = node
         while current is not None:
             if current.kv_lock <= current.state_lock:
@@ -314,7 +329,7 @@ class RadixTree:
             current = parent
 
     def unlock_state(self, node: Node) -> None:
-        """Release the checkpoint lock of `node`."""
+        """Release one lock of the checkpoint of `node`; without a lock, it may be evicted."""
         if node.state_lock < 1:
             raise LedgerViolation(f"W4: state lock of node at depth {node.depth} released once too often")
         node.state_lock -= 1
@@ -323,7 +338,7 @@ class RadixTree:
             self.eviction.offer(node)
 
     def touch(self, node: Node) -> None:
-        """Record a hit on the checkpoint of `node`: only the checkpoint that was used is refreshed."""
+        """Record that a sequence resumed from the checkpoint of `node`: no other one counts as used."""
         self.eviction.touch(node)
 
     # --- insert --------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from mamba_server.wire import AdminCall, AdminReply
 
 
 class AdminCalls:
-    """Handler of `AdminCall`s between two steps. `plan` is the JSON form of the plan in force."""
+    """Answers `AdminCall`s between two steps of the engine. `plan` is the JSON form of the plan in force."""
 
     def __init__(
         self,

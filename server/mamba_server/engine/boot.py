@@ -89,7 +89,7 @@ Report = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class BootOverrides:
-    """Parameters that the correctness gates vary and no setting does."""
+    """Values that only tests of correctness change, and no setting does."""
 
     chunk: int | None = None
     """Prefill chunk; None = the chunk of the kind of device."""
@@ -421,7 +421,10 @@ def use_threads(engine: Engine, count: int | None) -> None:
 
 
 def make_stream(device: torch.device, *, overlap: bool) -> ForwardStream:
-    """Return the forward stream for `device`."""
+    """Return the stream on which steps run on `device`.
+
+    On a CPU it is a thread of its own if `overlap` is set, and the caller's thread otherwise.
+    """
     if device.type == "cuda":
         from mamba_server.engine.execution.cuda_stream import CudaStream
 

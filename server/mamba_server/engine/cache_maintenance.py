@@ -13,7 +13,7 @@ MAINTENANCE_SECONDS = 0.002
 
 
 class CacheMaintenance:
-    """Maintenance of `cache`; `clock` returns seconds."""
+    """Does the slow upkeep of `cache` bit by bit between steps; `clock` returns seconds."""
 
     def __init__(self, cache: ManagedStateCache, clock: Callable[[], float]) -> None:
         self._cache = cache

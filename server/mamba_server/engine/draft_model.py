@@ -37,7 +37,7 @@ from mamba_settings.engine_settings import EngineSettings
 
 @dataclass(frozen=True, slots=True)
 class DraftModelSource:
-    """A draft model whose files are here, and whose tokens are the tokens of the served model."""
+    """A draft model whose files are here and whose tokens fit the served model, before it is loaded."""
 
     directory: Path
     facts: DraftModel
@@ -81,7 +81,7 @@ def draft_model_source(
 
 @dataclass(frozen=True, slots=True)
 class LoadedDraftModel:
-    """A draft model in memory, without states yet."""
+    """A draft model in memory, before its states have any."""
 
     model: HybridModel
     memory: DraftModelMemory
@@ -89,7 +89,7 @@ class LoadedDraftModel:
     device: torch.device
 
     def drafts(self, most: int) -> ModelDrafts:
-        """Return the source of its drafts."""
+        """Return a source of drafts that this model writes, at most `most` behind a token."""
         memory = self.memory
         lanes = DraftLanes(
             memory.lanes, pages=memory.pages, page_size=self.page_size, table_width=memory.table_width

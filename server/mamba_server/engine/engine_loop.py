@@ -52,7 +52,7 @@ MAX_LOGPROBS = 8192
 
 
 class EngineSockets:
-    """Sockets of the engine process, one in each direction."""
+    """The two sockets by which the engine process gets messages and sends its own."""
 
     def __init__(self, to_engine: str, from_engine: str) -> None:
         self._context = zmq.Context()
@@ -105,7 +105,7 @@ class EngineSockets:
 
 
 class EngineLoop:
-    """Loop around one core."""
+    """Lets one core compute steps, and moves messages between it and the sockets."""
 
     def __init__(
         self,

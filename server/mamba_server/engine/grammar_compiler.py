@@ -26,7 +26,7 @@ MAX_KEPT = 32
 
 
 class GrammarCompiler:
-    """Compiler for the grammars of one model. Called by the loop's thread."""
+    """Compiles the grammars of requests for one model; called by the loop's thread."""
 
     def __init__(self, directory: Path, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
         """Start the threads. `directory` is the model's directory, with its tokenizer.json."""
@@ -59,7 +59,7 @@ class GrammarCompiler:
         self._drop_oldest()
 
     def cancel(self, request_id: str) -> None:
-        """Forget the request; no effect if it has no pending grammar."""
+        """Forget the request with this id; nothing happens if no grammar of it is being compiled."""
         request = self._pending.pop(request_id, None)
         if request is None:
             return
@@ -77,11 +77,14 @@ class GrammarCompiler:
         return [(request, self._result(request)) for request in done]
 
     def rules(self, params: SamplingParams) -> NextTokens | None:
-        """Return the rules of a request that has no grammar and no budget of thoughts."""
+        """Return the rules of a request that has no grammar and no budget of thoughts.
+
+        The result is None if any token may come.
+        """
         return rules_for(params, self._vocab_size)
 
     def compile(self, text: str) -> OutputGrammar | None:
-        """Compile one grammar; "" = none, only the tokenizer is read.
+        """Compile the grammar `text` and return it; for "", only read the tokenizer, and return None.
 
         Raises ValueError if the grammar or the tokenizer is invalid, with the reason.
         """

@@ -14,7 +14,10 @@ from mamba_server.model.replay import ReplayMemory
 
 @dataclass(frozen=True, slots=True)
 class CacheViews:
-    """Strided views of the arena; slot 0 and page 0 are padding and belong to no sequence."""
+    """Views of the arena in which layers find the state of each slot, and the keys and values of each page.
+
+    Slot 0 and page 0 are padding and belong to no sequence.
+    """
 
     conv: list[torch.Tensor]
     """[slabs, K-1, C] per recurrent layer: inputs of the convolution before activation, oldest first."""

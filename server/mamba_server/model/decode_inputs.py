@@ -36,7 +36,11 @@ class DecodeInputs:
         """[rows] int32: row of each sequence in the page table; its number of tokens with the new one."""
 
     def write(self, batch: HostBatch, page_size: int) -> None:
-        """Start the copy of a step's integers. `batch`: only decodes, at most `rows`."""
+        """Put the integers of a step into the staging buffer and start their copy to the device.
+
+        `batch` has only decodes, at most `self.rows` of them; the other rows become padding. `page_size`
+        (tokens per page) splits each `kv_row` into a page and an offset.
+        """
         n = len(batch.context_len)
         fields = self._staged.next().numpy()
         fields[0, :n], fields[1, :n], fields[2, :n] = batch.slot_in, batch.slot_out, batch.decode_track
@@ -50,9 +54,9 @@ class DecodeInputs:
         self._staged.send()
 
     def plans(self, *, recurrent: bool, attention: bool, ring: bool = False) -> StepPlans:
-        """Return the plans of every step with this number of rows; only Triton's kernels can follow them.
+        """Return plans that read their integers from this memory, and so hold for all steps of `rows` rows.
 
-        `ring`: whether all steps have one.
+        Only Triton's kernels can follow such plans. `ring`: whether all steps have one.
         """
         rows, fields = self.rows, self._device
         return StepPlans(

@@ -20,7 +20,7 @@ IntArray = np.ndarray[tuple[int, ...], np.dtype[np.int32]]
 
 @dataclass(frozen=True, slots=True)
 class HostBatch:
-    """The integers of a step on the host (numpy int32). Reading them is free."""
+    """The integers that describe one step, on the host (numpy int32). Reading them is free."""
 
     positions: IntArray
     """[T] absolute position of each token in its sequence"""
@@ -100,7 +100,7 @@ COPIED_ARRAYS = ("positions", "query_start", "context_len", "table_row", "logits
 
 @dataclass(frozen=True, slots=True)
 class ForwardBatch:
-    """One step on the model's device. Tensors are int32, with the shapes of `HostBatch`."""
+    """The tensors that describe one step, on the model's device: int32, with the shapes of `HostBatch`."""
 
     tokens: int
     """T: number of new tokens."""

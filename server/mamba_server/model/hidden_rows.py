@@ -20,9 +20,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class HiddenMemory:
-    """Hidden states of last tokens: first of the batch's `rows` and of padding, then of drafts.
+    """Keeps the hidden state of each row's last token, for a head that drafts behind it.
 
-    Each lane, which holds the drafts of one sequence, has `most` of them.
+    First come the states of the batch's `rows` and of padding, then those of drafts: each lane, which holds
+    the drafts of one sequence, has `most` of them.
     """
 
     kept: torch.Tensor
@@ -108,7 +109,10 @@ class HiddenPlan:
     def before(
         self, hidden: torch.Tensor, memory: HiddenMemory, tails: torch.Tensor, page_table: torch.Tensor
     ) -> torch.Tensor:
-        """Return the hidden state [T, d] of the token before each row. `hidden`: [T, d] of the rows."""
+        """Return the hidden state of the token before each row, [T, d].
+
+        `hidden` are the states of the step's own rows, [T, d].
+        """
         preceding = torch.zeros_like(hidden)
         preceding[self.following] = hidden[self.preceding]
         preceding[self.first] = memory.kept[self.kept]
@@ -117,7 +121,7 @@ class HiddenPlan:
         return preceding
 
     def keep(self, hidden: torch.Tensor, memory: HiddenMemory, tails: torch.Tensor) -> None:
-        """Keep the hidden states that later steps go on from."""
+        """Write the hidden states that later steps go on from into `memory` and `tails`."""
         memory.kept[self.left_at] = hidden[self.left]
         tails[self.page[self.ending]] = hidden[self.ending]
 

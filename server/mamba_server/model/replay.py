@@ -20,7 +20,7 @@ DecodeCall = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, SlotPlan, torch
 
 @dataclass(frozen=True, slots=True)
 class HostReplay:
-    """Drafts of a step on the host (numpy int32).
+    """Says which sequences of a step have drafts, and which accepted drafts their states lack; numpy int32.
 
     There are n sequences with drafts, and a sequences whose accepted drafts of earlier steps are computed
     into their states.
@@ -52,7 +52,7 @@ class HostReplay:
 
 @dataclass(frozen=True, slots=True)
 class ReplayMemory:
-    """Memory for drafts of one device: a ring for each recurrent layer, and a copy of the state of one layer.
+    """Memory in which drafts are computed: a ring for each recurrent layer, and a copy of one layer's states.
 
     `most`: inputs of a lane. Row lane * most + i of a ring is input i of the lane.
     """
@@ -68,7 +68,11 @@ class ReplayMemory:
 
 @dataclass(frozen=True, slots=True)
 class ReplayPlan:
-    """Drafts and absorptions of a step, for all recurrent layers alike."""
+    """Says which drafts a step computes on copies of states, and which accepted ones it absorbs before.
+
+    To absorb is to compute the inputs of accepted drafts, which a lane of the ring holds, into the live slot.
+    The plan is the same for all recurrent layers.
+    """
 
     memory: ReplayMemory
     absorbed: list[tuple[torch.Tensor, SlotPlan]]

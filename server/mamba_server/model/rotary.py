@@ -12,7 +12,7 @@ from mamba_server.model.checkpoint.errors import UnsupportedModel
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """Rotation of queries and keys by their positions."""
+    """How queries and keys are rotated by their positions."""
 
     frequencies: torch.Tensor
     """[rotated / 2] float32: radians per token of each pair."""

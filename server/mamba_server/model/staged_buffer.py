@@ -8,7 +8,10 @@ is in flight by then (O6)."""
 
 
 class StagedBuffer:
-    """A tensor on `device`, which begins as a copy of the host tensor `initial`, and its host buffers."""
+    """A tensor on `device` that is overwritten in each step, by way of host buffers.
+
+    It begins as a copy of the host tensor `initial`.
+    """
 
     def __init__(self, initial: torch.Tensor, device: torch.device) -> None:
         self.on_device = initial.to(device, copy=True)

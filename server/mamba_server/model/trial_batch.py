@@ -13,7 +13,7 @@ from mamba_server.model.forward_batch import HostBatch
 
 @dataclass(frozen=True, slots=True)
 class TrialPiece:
-    """A piece of one sequence: the last `tokens` of its `context` tokens."""
+    """One sequence of a step without requests: its last `tokens` tokens of `context` are computed."""
 
     tokens: int
     context: int

@@ -31,7 +31,7 @@ SURPLUS = 2.0
 
 @dataclass(frozen=True, slots=True)
 class FleetResult:
-    """Result of simulating a fleet of `engines` engines. Times are in seconds."""
+    """How a fleet of `engines` engines did in a simulation. Times are in seconds."""
 
     engines: int
     attainment: float
@@ -44,7 +44,7 @@ class FleetResult:
 
 @dataclass(frozen=True, slots=True)
 class FleetCandidate:
-    """Fleet of one kind of GPU with one strategy."""
+    """A kind of GPU with a strategy, and the smallest fleet of it that attains the goal."""
 
     gpu: Gpu
     strategy: Strategy
@@ -65,7 +65,7 @@ class FleetCandidate:
 
 @dataclass(frozen=True, slots=True)
 class SizingRequest:
-    """The question of a sizing: the model, the requests, the objective and the kinds of GPU.
+    """Says what fleet is wanted: the model, the requests, the objective and the kinds of GPU.
 
     If `constraints.strategy` is None, every strategy is a candidate.
     """
@@ -84,7 +84,7 @@ class SizingRequest:
 
 @dataclass(frozen=True, slots=True)
 class SizingResult:
-    """All candidates in order of kind and strategy, and the cheapest of these."""
+    """Result of a search: all candidates in order of kind and strategy, and the cheapest of them."""
 
     candidates: tuple[FleetCandidate, ...]
     chosen: FleetCandidate | None

@@ -14,7 +14,7 @@ from mamba_cli.fleet.slo import GOAL, Slo
 
 @dataclass(frozen=True, slots=True)
 class SizingReport:
-    """Result of a sizing with its question."""
+    """Shows the result of a sizing, together with what was asked."""
 
     model: str
     trace: str

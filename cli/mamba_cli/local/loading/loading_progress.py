@@ -15,7 +15,7 @@ log = get_logger(__name__)
 
 
 class LoadingProgress:
-    """A display of the progress of loading, called with each state until the engine is ready.
+    """Shows how far an engine has loaded; called with each state until the engine is ready.
 
     `close` restores the terminal.
     """

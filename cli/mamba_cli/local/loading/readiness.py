@@ -15,7 +15,7 @@ TIMEOUT = aiohttp.ClientTimeout(total=5)
 
 @dataclass(frozen=True, slots=True)
 class EngineReadiness:
-    """The answer of `/readyz`; while loading, the stage and its progress, `done` of `total`."""
+    """An engine's answer to `/readyz`: while it loads, the stage and its progress, `done` of `total`."""
 
     ready: bool
     stage: str = ""

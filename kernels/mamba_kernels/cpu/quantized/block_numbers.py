@@ -46,7 +46,7 @@ class BlockNumbers:
         return values.repeat_interleave(self.group // BLOCK, 1)[:, :blocks]
 
     def select(self, rows: torch.Tensor | slice) -> "BlockNumbers":
-        """Return the matrix of the rows `rows`."""
+        """Return a matrix that has only the rows with the numbers `rows`."""
         zeros = None if self.zeros is None else self.zeros[rows]
         return replace(self, numbers=self.numbers[rows], scales=self.scales[rows], zeros=zeros)
 

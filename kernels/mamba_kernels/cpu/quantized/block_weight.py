@@ -18,7 +18,10 @@ QUAD = 4
 
 
 class BlockWeight(ABC):
-    """A matrix [outputs, inputs] in panels of blocks; it replaces the original."""
+    """A matrix [outputs, inputs] of few bits: panels of blocks, each block with a scale of its own.
+
+    It replaces the original, which is no longer needed.
+    """
 
     packing: int
     number_bytes: int
@@ -40,7 +43,7 @@ class BlockWeight(ABC):
         return weight
 
     def fill(self, stored: BlockNumbers) -> None:
-        """Take the numbers of a matrix."""
+        """Allocate this matrix and pack the numbers, scales and zeros of `stored` into it."""
         self._reserve(*stored.shape, stored.dtype)
         self.order = stored.order
         blocks = self.panels.shape[1]
@@ -93,7 +96,7 @@ class BlockWeight(ABC):
 
 
 class FittedWeight(BlockWeight):
-    """A matrix whose numbers and scales are fitted to one of floating point numbers."""
+    """A matrix of few bits whose numbers and scales are chosen here to be close to given float weights."""
 
     def __init__(self, weight: torch.Tensor, packed: Rows = keep_rows) -> None:
         """Pack `weight`, float32 or bfloat16 on the CPU; call `packed` with rows once they are packed.

@@ -159,7 +159,7 @@ class ParallelBlock:
 
 @dataclass(frozen=True, slots=True)
 class LatentCalls:
-    """The products around experts that work in a width of their own."""
+    """The products before and after experts that compute rows of another width than the model's."""
 
     enter: PackedLinear
     back: PackedLinear
@@ -208,7 +208,10 @@ class NormedAfter:
 
 
 class BlockCalls:
-    """The structures of some blocks in order; `address` is valid as long as this object lives."""
+    """Holds the C++ structures of a model's residual blocks, one after another.
+
+    `address` is valid as long as this object lives.
+    """
 
     def __init__(self, blocks: Sequence[Block | NormedAfter]) -> None:
         # Addresses do not keep objects alive.
@@ -221,7 +224,7 @@ class BlockCalls:
 
 
 def _ring(in_proj: PackedLinear, ring: torch.Tensor | None) -> int | None:
-    """Return the address of a ring of the product's rows. Raises WrongArgument."""
+    """Return the address of a ring of the product's rows; None = there is no ring. Raises WrongArgument."""
     if ring is None:
         return None
     weight = in_proj.weight

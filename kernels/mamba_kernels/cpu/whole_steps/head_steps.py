@@ -23,7 +23,10 @@ from mamba_kernels.slot_plan import IntArray
 
 @dataclass(frozen=True, slots=True)
 class HeadCalls:
-    """Weights of a head: join(embedding_norm(token) | hidden_norm(hidden)), then two blocks and a norm."""
+    """Weights of a model's head, which drafts tokens.
+
+    The head computes join(embedding_norm(token) | hidden_norm(hidden)), then two blocks and a norm.
+    """
 
     embedding_norm: RowNorm
     hidden_norm: RowNorm
@@ -36,7 +39,10 @@ class HeadCalls:
 
 
 class HeadSteps:
-    """The calls of one head and one cache. Two threads must not use them at once."""
+    """Drafts tokens with a model's head between two steps, and writes the head's keys and values.
+
+    It belongs to one cache. Two threads must not use it at once.
+    """
 
     def __init__(
         self,

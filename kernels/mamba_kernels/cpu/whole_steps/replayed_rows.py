@@ -14,10 +14,10 @@ from mamba_kernels.slot_plan import IntArray
 
 
 class HostDrafts(Protocol):
-    """Drafts of a step on the host, in arrays of int32.
+    """Says which sequences of a step have drafts, and which accepted drafts their states lack; int32 arrays.
 
     There are n sequences with drafts, and a sequences whose accepted drafts of earlier steps are computed
-    into their states ("absorbed").
+    into their states ("absorbed"). A lane is a row of memory that keeps the inputs of one sequence's drafts.
     """
 
     @property
@@ -57,7 +57,7 @@ class HostDrafts(Protocol):
 
 
 class ReplayedRows:
-    """Memory of drafts for the calls of whole steps."""
+    """Holds the C++ structure that describes the drafts of one step, and the memory that it points to."""
 
     def __init__(self, window: torch.Tensor, state: torch.Tensor, most: int) -> None:
         """Prepare the structure that describes the drafts of a step.
@@ -81,9 +81,9 @@ class ReplayedRows:
         self._address = ctypes.addressof(self._call)
 
     def place(self, drafts: HostDrafts, tokens: IntArray) -> int:
-        """Return the address of the structure for a step, valid until the next one is placed.
+        """Fill the structure for a step and return its address, valid until the next call.
 
-        `tokens` are the tokens of the drafts, first all first ones, then all second ones, and so on.
+        `tokens` are the drafted tokens: the first ones of all sequences, then all second ones, and so on.
         """
         call, integers = self._call, self._integers
         call.absorbing = absorbing = len(drafts.absorbed_slot)

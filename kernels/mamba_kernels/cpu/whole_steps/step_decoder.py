@@ -23,7 +23,10 @@ from mamba_kernels.slot_plan import IntArray
 
 
 class DecodeRows(Protocol):
-    """The sequences of a step with one new token each, then drafts; all arrays are int32 [n]."""
+    """The n rows of a step: one row for the new token of each sequence, then the rows of all drafts.
+
+    All arrays are int32 [n].
+    """
 
     @property
     def slot_in(self) -> IntArray:
@@ -67,7 +70,10 @@ class DecodeRows(Protocol):
 
 
 class StepDecoder:
-    """The call for one model and one cache. Two threads must not use it at once."""
+    """Computes whole decode steps of one model in one call of the C++ kernels, and writes its cache.
+
+    Two threads must not use it at once.
+    """
 
     def __init__(
         self,

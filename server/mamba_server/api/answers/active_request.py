@@ -38,7 +38,7 @@ Logprobs = list[TokenLogprobs | None]
 
 @dataclass(frozen=True, slots=True)
 class ChoiceUpdate:
-    """New output of one choice."""
+    """Holds what one choice of an answer has gained since its last update."""
 
     choice: int
     text: str
@@ -58,7 +58,7 @@ class ChoiceUpdate:
 
 @dataclass(slots=True)
 class _Sequence:
-    """One sequence that generates."""
+    """Holds what is remembered of one sequence while it generates."""
 
     text: SequenceText
     choice: int
@@ -73,7 +73,7 @@ class _Sequence:
 
 @dataclass(slots=True)
 class TokenCounts:
-    """Tokens of the whole HTTP request, for `usage`."""
+    """Counts the tokens of a whole HTTP request, for `usage`."""
 
     prompt: int = 0
     completion: int = 0
@@ -94,7 +94,10 @@ class TokenCounts:
 
 
 class ActiveRequest:
-    """The sequences of one HTTP request: choice = prompt index x n + sequence index."""
+    """Sends the prompts of one HTTP request to the engine, and yields what each choice gains.
+
+    The number of a choice is prompt index x n + sequence index.
+    """
 
     def __init__(
         self,

@@ -33,7 +33,7 @@ QUIET_SECONDS = 15.0
 
 
 class ResponseBuilder(Protocol):
-    """Builder of the chunks and the JSON of one answer; completions and chats each have one."""
+    """Encodes one answer as chunks of a stream, or whole; each API has a builder of its own."""
 
     quiet: bytes
     done: bytes

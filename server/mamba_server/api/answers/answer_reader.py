@@ -19,7 +19,7 @@ from mamba_text.tool_calls import ToolCall, ToolCallFormat, ToolCallReader
 
 @dataclass(frozen=True, slots=True)
 class ParsedUpdate:
-    """New output of one choice, divided into its parts."""
+    """Holds what one choice has gained, divided into reasoning, text and calls."""
 
     reasoning: str
     text: str
@@ -68,7 +68,7 @@ class AnswerReader:
 
 @dataclass(frozen=True, slots=True)
 class AnswerFormat:
-    """Formats in which the answers to one chat are parsed."""
+    """Says how the answers to one chat are divided into reasoning, text and calls."""
 
     reasoning: ReasoningFormat | None
     tool_calls: ToolCallFormat | None

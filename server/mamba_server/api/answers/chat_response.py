@@ -54,7 +54,7 @@ class _ChatChoice:
 
 
 class ChatResponseBuilder(StreamFrame):
-    """Builder of the chunks or of the complete answer of one chat."""
+    """Encodes the chunks of one chat's answer, or the whole answer."""
 
     def __init__(
         self,
@@ -189,7 +189,10 @@ class ChatResponseBuilder(StreamFrame):
     def _about_prompt(
         self, parts: LongParts
     ) -> tuple[responses.PromptLogprobs | Raw | UnsetType, list[int] | UnsetType]:
-        """Return the prompt's log-probabilities and token ids, which an answer has once."""
+        """Return the prompt's log-probabilities and token ids; UNSET for what was not requested.
+
+        An answer has them once.
+        """
         token_ids = self._prompt_token_ids if self._request.return_token_ids else UNSET
         if self._request.prompt_logprobs is None or self._prompt_logprobs is None:
             return UNSET, token_ids

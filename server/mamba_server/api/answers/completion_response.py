@@ -23,7 +23,7 @@ from mamba_text.tokenizer import Tokenizer
 
 @dataclass(slots=True)
 class _CompletionChoice:
-    """Output of one choice that has not been encoded yet."""
+    """Holds what one choice has gained that is not encoded yet."""
 
     text: list[str] = field(default_factory=list)
     offset: int = 0
@@ -34,7 +34,7 @@ class _CompletionChoice:
 
 
 class CompletionResponseBuilder(StreamFrame):
-    """Builder of the chunks or of the complete answer of one completion.
+    """Encodes the chunks of one completion's answer, or the whole answer.
 
     `prompts`: token ids and text of each prompt, in order.
     """
@@ -94,7 +94,7 @@ class CompletionResponseBuilder(StreamFrame):
         self._add(update)
 
     def weight(self, update: ChoiceUpdate) -> int:
-        """Estimate how many log-probabilities are encoded with the update, or with the choice it ends."""
+        """Estimate how many log-probabilities have to be encoded with `update` or the choice it ends."""
         scores = len(self._prompt_logprobs.get(update.choice // self._n, update.prompt_logprobs or ()))
         from_prompt = scores if update.first or update.finish_reason is not None else 0
         entries = from_prompt + len(self._choices[update.choice].logprobs) + len(update.logprobs or ())

@@ -23,7 +23,7 @@ _TEXTS = {"message": ("output_text", "msg_"), "reasoning": ("reasoning_text", "r
 
 
 class ItemsResponseBuilder(StreamFrame):
-    """Builder of the events or of the complete answer of one response request."""
+    """Encodes the events of one answer of the Responses API, or the whole answer."""
 
     done = b""
 

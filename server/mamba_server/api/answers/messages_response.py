@@ -25,7 +25,7 @@ _DELTAS = {"text": ("text_delta", "text"), "thinking": ("thinking_delta", "think
 
 
 class MessagesResponseBuilder(StreamFrame):
-    """Builder of the events or of the complete answer of one message request."""
+    """Encodes the events of one answer of the Messages API, or the whole answer."""
 
     quiet = b'event: ping\ndata: {"type":"ping"}\n\n'
     done = b""
@@ -110,7 +110,7 @@ class MessagesResponseBuilder(StreamFrame):
         }
 
     def _reason(self) -> tuple[str, str | None]:
-        """Return the cause of the end and the stop sequence."""
+        """Return why the answer ended, and the stop string if one ended it."""
         if self._finish == "stop" and self._stop is not None:
             return "stop_sequence", self._stop
         return _REASONS.get(self._finish, "end_turn"), None

@@ -61,7 +61,10 @@ class RequestedExplanation:
 
 
 class RecentExplanations:
-    """Explanations of the last requests that asked for one, by the identifiers of request and answer."""
+    """Keeps the explanations of the last requests that asked for one.
+
+    They are found by the identifiers of request and answer.
+    """
 
     MOST = 256
     """Most requests whose explanations are kept."""

@@ -24,7 +24,10 @@ Entries = list[TokenLogprobs | None]
 
 
 class LongParts:
-    """Parts of one answer's JSON that are not copied into it; marks hold their places."""
+    """Keeps long parts of one answer's JSON beside it, so that these are not copied into it.
+
+    A mark stands in the place of each, until `insert_parts` returns all in order.
+    """
 
     def __init__(self) -> None:
         self._parts: dict[bytes, list[bytes]] = {}

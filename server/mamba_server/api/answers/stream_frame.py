@@ -8,7 +8,7 @@ from mamba_server.api.answers.responses import VendorBody
 
 
 class StreamFrame:
-    """The frame of streams in OpenAI's form, which builders of answers inherit; dialects have their own."""
+    """How streams begin and end in OpenAI's form; builders inherit it, and those of other APIs change it."""
 
     quiet = responses.COMMENT
     """Bytes that keep a stream alive while nothing can be sent."""

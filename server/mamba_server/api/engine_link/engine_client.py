@@ -40,9 +40,9 @@ FATAL_EXIT_SECONDS = 5.0
 
 
 class EngineClient:
-    """Client and supervisor of one engine process.
+    """Starts one engine process, sends it requests, and routes its results to their inboxes.
 
-    `on_stats` receives each EngineStats, `on_ready` each Ready.
+    A process that ends is started again. `on_stats` receives each EngineStats, `on_ready` each Ready.
     """
 
     def __init__(
@@ -252,7 +252,10 @@ class EngineClient:
         self._calls.clear()
 
     async def _read(self, process: EngineProcess) -> None:
-        """Route messages until the process sends Fatal. Raises msgspec.DecodeError for a foreign message."""
+        """Read messages of the engine process and pass each to its request, until the process sends Fatal.
+
+        Raises msgspec.DecodeError for a message that is not of the protocol.
+        """
         while self._fatal is None:
             message = await process.receive()
             self._message_received = True

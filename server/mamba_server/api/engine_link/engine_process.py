@@ -40,7 +40,7 @@ def _die_with(parent: int) -> None:
 
 
 class EngineProcess:
-    """A running engine and the two sockets to it."""
+    """A running engine process, and the two sockets by which messages go to it and come from it."""
 
     def __init__(
         self,

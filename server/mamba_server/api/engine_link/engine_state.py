@@ -18,7 +18,7 @@ MAX_FAILED_STARTS = 3
 
 @dataclass(frozen=True, slots=True)
 class EngineState:
-    """The state of the engine process at one moment, with the progress of loading if it loads."""
+    """Whether the engine process loads, serves or has ended, and how far it has loaded."""
 
     phase: Phase
     reason: str

@@ -44,7 +44,7 @@ def _join_timelines(
 
 
 class Inbox:
-    """Queue of the deltas of all sequences of one HTTP request; an error ends it."""
+    """Queues what the engine sends for the sequences of one HTTP request; an error ends it."""
 
     def __init__(self) -> None:
         self._waiting: dict[tuple[str, int], SequenceDelta] = {}

@@ -32,7 +32,7 @@ _LOOKAROUND = ("(?=", "(?!", "(?<=", "(?<!")
 
 
 class FormLimits:
-    """Keys that were left out of one form, and whether overlapping branches of `oneOf` are allowed."""
+    """Collects which keys of one form are not followed; says whether `oneOf` branches may overlap."""
 
     def __init__(self, *, overlaps: bool = False) -> None:
         """Start without keys. `overlaps`: treat `oneOf` as `anyOf`, because its branches overlap."""

@@ -35,7 +35,7 @@ HUNG = "it could not be checked in time; try again"
 
 @dataclass(frozen=True, slots=True)
 class GrammarTokens:
-    """The tokens of the model that answers consist of."""
+    """The tokens of the model that answers consist of, as a grammar is compiled for them."""
 
     file: Path
     """The model's tokenizer.json."""
@@ -46,7 +46,7 @@ class GrammarTokens:
 
 @dataclass(slots=True, eq=False)
 class _Question:
-    """A grammar that waits to be checked, for all requests that have it."""
+    """A grammar that waits to be checked, for all requests that have the same one."""
 
     digest: bytes
     grammar: str
@@ -70,7 +70,10 @@ class _Lane:
         self.waiting.setdefault(client, deque()).append(question)
 
     def next(self) -> _Question | None:
-        """Take the first grammar of the client whose turn it is; the last client comes after the others."""
+        """Take and return the first grammar of the client whose turn it is; None = none waits.
+
+        The client that had the last turn comes after the others.
+        """
         if self.last_client in self.waiting:
             self.waiting.move_to_end(self.last_client)
         while self.waiting:
@@ -84,7 +87,10 @@ class _Lane:
 
     @contextlib.contextmanager
     def room(self, client: str) -> Iterator[None]:
-        """Count a request while its grammar waits. Raises TooManyForms."""
+        """Count a request of `client` while its grammar waits.
+
+        Raises TooManyForms if too many wait; a client with many reaches that limit first.
+        """
         if self.requests[client] >= MAX_WAITING - self.requests.total():
             raise TooManyForms("too many output forms wait to be checked; try again later")
         self.requests[client] += 1
@@ -97,7 +103,7 @@ class _Lane:
 
 
 class GrammarChecker:
-    """Checker of the grammars of one served model, with its child process and the results so far."""
+    """Checks in a child process whether grammars of requests can be compiled, and keeps the results."""
 
     def __init__(self, command: Sequence[str] = COMMAND) -> None:
         self._command = command

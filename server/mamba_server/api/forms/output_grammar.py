@@ -40,7 +40,7 @@ FormSpec = ResponseFormat | StructuredOutputs
 
 @dataclass(frozen=True, slots=True)
 class OutputForm:
-    """The form that one answer must have, as the engine enforces it."""
+    """The form that the engine enforces on one answer: a grammar, and what it is made from."""
 
     grammar: str = ""
     """Grammar of llguidance; "" = the answer is unrestricted."""
@@ -81,7 +81,7 @@ async def output_grammar(
 
 
 class _FormBuilder:
-    """Builder of the form of one request's answers: one method for each kind of tool calls in an answer."""
+    """Builds the form of one request's answers, with one method for each kind of tool calls."""
 
     def __init__(
         self,

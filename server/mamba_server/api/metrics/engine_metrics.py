@@ -112,7 +112,10 @@ def parse_key(key: str) -> tuple[str, tuple[tuple[str, str], ...]] | None:
 
 
 class EngineMetrics(Collector):
-    """Collector of the engine's metrics, which registers itself. `model` is a label of every series."""
+    """Exposes to Prometheus what the engine process reports. `model` is a label of every series.
+
+    The object registers itself.
+    """
 
     def __init__(self, registry: CollectorRegistry, model: str) -> None:
         self._model = model

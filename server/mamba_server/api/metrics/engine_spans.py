@@ -18,7 +18,7 @@ from mamba_telemetry.tracing import Tracing
 
 @dataclass(slots=True)
 class _SequenceProgress:
-    """Progress of one sequence, as far as its spans need it."""
+    """How far one sequence is, as its spans show it."""
 
     idle_since: float
     """End of the sequence's last computation so far; at first the time of submission."""
@@ -32,7 +32,10 @@ class _SequenceProgress:
 
 
 class EngineSpans:
-    """The spans of one HTTP request: one for each of its prompts, and below it one for each sequence."""
+    """Records the trace spans of one HTTP request.
+
+    There is one for each of its prompts, and below it one for each sequence.
+    """
 
     def __init__(self, trace: RequestTrace, requests: Sequence[AddRequest]) -> None:
         self._trace = trace

@@ -12,7 +12,10 @@ from mamba_telemetry.registry import PREFIX
 
 
 class PrefixMetrics(Collector):
-    """Collector for one served model. `publisher` is None without a Redis; its counters are 0 then."""
+    """Exposes to Prometheus how a served model's prefixes are published.
+
+    `publisher` is None without a Redis; its counters are 0 then.
+    """
 
     def __init__(self, registry: CollectorRegistry, model: str, changes: ChangeLog) -> None:
         self.publisher: Publisher | None = None

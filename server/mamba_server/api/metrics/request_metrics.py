@@ -20,7 +20,7 @@ Exemplar = dict[str, str] | None
 
 
 class RequestMetrics:
-    """Metrics of one served model, under our names and those that vLLM dashboards read."""
+    """Counts and times the requests for one model, under our names and those of vLLM's dashboards."""
 
     def __init__(self, registry: CollectorRegistry, model: str) -> None:
         def histogram(

@@ -26,7 +26,7 @@ HELP = {
 
 
 class UsageMetrics(Collector):
-    """Collector for one served model, which registers itself."""
+    """Exposes to Prometheus how much of the engine one model's requests used. It registers itself."""
 
     def __init__(self, registry: CollectorRegistry, totals: UsageTotals) -> None:
         self._totals = totals

@@ -24,7 +24,7 @@ MAX_COLONS = 16 * 1024
 
 
 class JsonFields:
-    """Reader of JSON bodies that have the fields `names`, and maybe unknown ones."""
+    """Reads only the fields `names` from JSON bodies, which may have others."""
 
     def __init__(self, names: frozenset[str]) -> None:
         self._names = tuple(sorted(names))

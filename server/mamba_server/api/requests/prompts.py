@@ -39,7 +39,10 @@ def check_token_ids(token_ids: Sequence[int], limits: ModelLimits, param: str) -
 
 
 class PromptBuilder:
-    """Builder of the prompts of one request. Its methods raise InvalidRequest and ContextTooLong."""
+    """Builds the prompts of one request, and checks their lengths.
+
+    Its methods raise InvalidRequest and ContextTooLong.
+    """
 
     def __init__(
         self, text: TextProcessor, limits: ModelLimits, pool: EncoderPool, trace: RequestTrace = UNTRACED

@@ -114,7 +114,7 @@ def require_json(content_type: str | None, encoding: str | None = None) -> None:
 
 
 class UnknownFields:
-    """Log of unknown fields of requests: warns once for each name, because clients repeat them."""
+    """Logs unknown fields of requests, each name once, because clients repeat them."""
 
     def __init__(self, names: frozenset[str]) -> None:
         self._names = names

@@ -19,7 +19,7 @@ GATHER_SECONDS = 0.25
 
 
 class UsageFeedEndpoint:
-    """The handler of `GET /v1/usage_changes`."""
+    """Answers `GET /v1/usage_changes`, by which gateways read the use of the engine."""
 
     def __init__(self, totals: UsageTotals) -> None:
         self._totals = totals

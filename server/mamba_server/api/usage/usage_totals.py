@@ -21,7 +21,7 @@ DAY_SECONDS = 86_400
 
 
 class UsageTotals:
-    """Totals of one API process. `clock`: seconds since 1970."""
+    """Adds up the use of the engine by key and adapter in one API process. `clock`: seconds since 1970."""
 
     def __init__(self, model: str, clock: Callable[[], float] = time.time) -> None:
         self.model = model

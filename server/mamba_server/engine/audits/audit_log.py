@@ -18,7 +18,7 @@ MOST_NAMED = 16
 
 @dataclass(frozen=True, slots=True)
 class AuditResult:
-    """Outcome of one audit, in which the answer to a request was computed once more."""
+    """Holds what one audit found when it computed the answer to a request once more."""
 
     request_id: str
     choice: int
@@ -76,7 +76,7 @@ class AuditResult:
 
 
 def _finite(distance: float | None) -> float | None:
-    """Return a number that JSON has: infinity becomes a large one."""
+    """Return `distance` as a number that JSON has: infinity becomes a large one, and None stays."""
     return None if distance is None else min(distance, 1e300)
 
 
@@ -97,7 +97,7 @@ def _names(lineage: Lineage | None) -> list[dict[str, Any]]:
 
 
 class AuditLog:
-    """Results of the audits of one engine. Only the loop's thread changes it."""
+    """Keeps and counts the results of one engine's audits. Only the loop's thread changes it."""
 
     def __init__(self) -> None:
         self.outcomes: Counter[tuple[Outcome, Origin]] = Counter()

@@ -17,7 +17,7 @@ all tokens that follow it for a while."""
 
 
 class Bounds(NamedTuple):
-    """Greatest distances that rounding explains."""
+    """The greatest distances between two computations of an answer that rounding explains."""
 
     scores: float
     """Mean difference of the log-probabilities of a window of tokens, in nats."""
@@ -53,7 +53,7 @@ BATCH_INVARIANT = Bounds(0.0001, 0.0)
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """Arithmetic of one engine, as far as rounding depends on it."""
+    """How one engine rounds, as far as the distances between two computations depend on it."""
 
     dtype: str
     state_dtype: str

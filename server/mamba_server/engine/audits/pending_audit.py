@@ -16,7 +16,7 @@ MOST_CHECKPOINTS = 8
 
 @dataclass(slots=True)
 class PendingAudit:
-    """One answer that is to be computed once more, with its progress."""
+    """One answer that is to be computed once more, and how far that is."""
 
     request_id: str
     choice: int

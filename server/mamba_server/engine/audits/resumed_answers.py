@@ -38,7 +38,7 @@ _NOBODY = np.empty(0, np.int32)
 
 
 class AuditRunner(StepRunner, Protocol):
-    """Device side of audits."""
+    """Computes audits on the device, and compares states there."""
 
     def compare_states(self, slot: int, truth: int) -> Callable[[], Callable[[], list[float]]]:
         """Return work as `prepare` does; its result is the distance of each part of each recurrent layer.

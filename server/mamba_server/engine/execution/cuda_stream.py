@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 
 class CudaStream:
-    """Stream on one CUDA `device`; every state write of the engine happens on it, in order (O1)."""
+    """Runs device work on one stream of `device`, in order; every state write of the engine is on it (O1)."""
 
     def __init__(self, device: torch.device) -> None:
         self.stream = torch.cuda.Stream(device)

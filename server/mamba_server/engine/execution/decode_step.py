@@ -21,7 +21,10 @@ from mamba_server.model.staged_buffer import StagedBuffer
 
 
 class DecodeStep:
-    """Decode step of at most `rows` rows; `last_token` [R] int32 holds the last token of each row."""
+    """Computes decode steps of at most `rows` rows on memory of its own, so that a graph can repeat them.
+
+    `last_token` [R] int32 holds the last token of each persistent row, and gets the chosen ones.
+    """
 
     def __init__(
         self,
@@ -52,14 +55,14 @@ class DecodeStep:
         """Address of the count tables that `_choose` uses."""
 
     def warm_up(self) -> None:
-        """Run once on padding alone, which compiles all kernels. Raises NoHostRoutes."""
+        """Compute a step of padding alone, which compiles all kernels. Raises NoHostRoutes."""
         with torch.inference_mode():
             self._set_parameters(())
             self._hidden = self._issue_forward()
             self._issue_choice()
 
     def capture(self, graphs: StepGraphs) -> None:
-        """Repeat captured work from now on; after `warm_up`.
+        """Capture the work of a step, and repeat the captured work from now on; called after `warm_up`.
 
         Raises as `graphs` does: the work is then issued as before, once `warm_up` has run again.
         """
@@ -76,9 +79,10 @@ class DecodeStep:
         return self._hidden[: len(batch.context_len)]
 
     def choose(self, sampling: Sequence[SamplingRow]) -> TokenChoice:
-        """Choose a token for each row of the last `forward`, and keep it in `last_token`.
+        """Choose a token for each row of the last `forward`, write it to `last_token`, and return it.
 
-        Both results are [n], and the next step overwrites them. Parameters are sent when the rows change.
+        Both tensors of the result are [n], and the next step overwrites them. Parameters are sent when the
+        rows change.
         """
         serials = [row.serial for row in sampling]
         if serials != self._chosen_for:

@@ -32,14 +32,17 @@ KEPT_BATCHES = 64
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How the engine samples: its sampler, and the parameters of a persistent row."""
+    """Holds what a draft model needs of the engine's sampling: the sampler, and each row's parameters."""
 
     sampler: Sampler
     row: Callable[[int], SamplingRow]
 
 
 class DraftRunner:
-    """A draft model on one device. `catch_up_tokens`: most tokens that it reads in one call."""
+    """Computes a draft model, a second model that writes drafts for the served one, on one device.
+
+    `catch_up_tokens` is the most tokens that it reads in one call.
+    """
 
     def __init__(
         self,
@@ -84,9 +87,10 @@ class DraftRunner:
         self._head = model.logits if model.backend.library is None else model.head
 
     def prepare(self, pieces: list[DraftPiece]) -> Callable[[], Callable[[], list[Tokens]]]:
-        """Return the work whose result reads the drafts of each piece; a piece may have none.
+        """Return the work that reads `pieces` and drafts behind them.
 
-        A piece has no drafts if the text of its sequence goes on behind it.
+        Its result is a function that returns the drafts of each piece. A piece has no drafts if the text of
+        its sequence goes on behind it.
         """
         places = self.lanes.unsent_pages([piece.lane for piece in pieces])
         # Rows that decode come first.
@@ -147,7 +151,7 @@ class DraftRunner:
     # --- device work ---------------------------------------------------------------------------------
 
     def _read(self, host: HostBatch, pieces: list[DraftPiece]) -> torch.Tensor:
-        """Read the pieces; return the hidden states of their last tokens."""
+        """Read the pieces into the states of their lanes; return the hidden states of their last tokens."""
         token_ids = np.concatenate([piece.token_ids for piece in pieces])
         if self._decoder is not None and len(host.decode_track) == len(pieces):
             lanes = _index(host.table_row.tolist(), self._device)
@@ -179,7 +183,7 @@ class DraftRunner:
         return hidden
 
     def _sample(self, hidden: torch.Tensor, pieces: list[DraftPiece], turn: int) -> torch.Tensor:
-        """Return a token for each piece, as the model would sample it at its place."""
+        """Return the next token of each piece, sampled as the served model would sample at its place."""
         logits = self._head(hidden)
         own = logits.shape[1]
         if own > self._vocabulary:

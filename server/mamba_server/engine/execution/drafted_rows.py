@@ -28,9 +28,9 @@ def by_sequence(drafts: Ints, sizes: list[int], counts: Ints) -> list[Tokens]:
 
 
 def rules_of_rows(schedule: Schedule) -> list[NextTokens | Ints | None]:
-    """Return the restriction of each row that samples: a mask if drafts were planned by it, else the rules.
+    """Return what restricts the next token of each row that samples: a mask, or the rules of its answer.
 
-    None means that any token may come.
+    A row has a mask if drafts were planned by it. None means that any token may come.
     """
     rules: list[NextTokens | Ints | None] = [sequence.grammar for sequence in schedule.sampling]
     decodes = len(schedule.decodes)

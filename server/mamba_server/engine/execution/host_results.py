@@ -17,7 +17,7 @@ from mamba_server.wire import TokenLogprobs
 
 @dataclass(frozen=True, slots=True)
 class PromptSpan:
-    """Tokens of a prompt whose log-probabilities a step computes."""
+    """A run of prompt tokens in one step, whose log-probabilities the step computes."""
 
     piece: int
     first: int
@@ -29,7 +29,7 @@ class PromptSpan:
 
 
 def to_host(tensor: torch.Tensor, *, reused: bool = False) -> torch.Tensor:
-    """Start the copy to the host; it is complete after the step's fence.
+    """Start the copy of `tensor` to the host, and return the copy; it is complete after the step's fence.
 
     `reused`: later steps overwrite `tensor`.
     """

@@ -15,7 +15,10 @@ DECODE_COUNTS = 2
 
 @dataclass(frozen=True, slots=True)
 class PreparedSteps:
-    """Bounds of an engine's steps, and steps of every kind within them. `chunk`: tokens of a chunk."""
+    """Lists steps for which different kernels are compiled, so that an engine can compile them in advance.
+
+    `chunk` is the number of tokens of a chunk.
+    """
 
     chunk: int
     longest_piece: int
@@ -26,10 +29,10 @@ class PreparedSteps:
     def kinds(
         self, token_counts: Iterable[int], alignments: int
     ) -> Iterator[tuple[list[int], list[TrialPiece]]]:
-        """Yield the steps: the contexts of the decodes, and the pieces of prompts.
+        """Yield the steps: the context of each decode, and the pieces of prompts.
 
-        `token_counts` are numbers of tokens at which some kernel takes another form. `alignments` is the
-        number of rows after which a row has the same position between multiples of 16 bytes.
+        `token_counts` are numbers of tokens at which some kernel takes another form. The address of a row
+        modulo 16 bytes is the same again `alignments` rows later.
         """
         kinds = [[TrialPiece(self.chunk + 1, self.chunk + 1), TrialPiece(1, 1)], [TrialPiece(1, 1)]]
         # The shortest piece that a scan cuts into segments, if a step can have one.

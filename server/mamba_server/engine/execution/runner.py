@@ -60,7 +60,7 @@ _FIELDS = tuple(field.name for field in fields(HostBatch) if field.name != "stat
 
 @dataclass(frozen=True, slots=True)
 class _NewRow:
-    """Row that samples for the first time, or for the first time after a preemption, in this step."""
+    """A sequence that samples for the first time since its admission, to be set up in its row."""
 
     row: int
     params: SamplingParams
@@ -80,7 +80,7 @@ are as large as the layer's."""
 
 
 class ModelRunner:
-    """Model on one device. `last_token[row]`: the token that the row sampled last, for its next decode."""
+    """Computes the engine's steps on one device; row r decodes next the token in `last_token[r]`."""
 
     def __init__(
         self,
@@ -216,11 +216,11 @@ class ModelRunner:
 
     @property
     def _rounds(self) -> bool:
-        """Whether states are rounded stochastically."""
+        """Whether states are float16, which are rounded stochastically."""
         return bool(self._cache.ssm) and self._cache.ssm[0].dtype == torch.float16
 
     def prepare(self, schedule: Schedule) -> Callable[[], Callable[[], StepResult]]:
-        """Copy everything that the step needs, and return the work to launch."""
+        """Copy what the step needs; return the work to launch, whose result reads the step's results."""
         arrays = build(schedule, self._persistent, self._chunk, self._page_size)
         adapters = self._places_of(schedule, arrays)
         newcomers = [
@@ -263,7 +263,7 @@ class ModelRunner:
         return self._places[arrays.table_row]
 
     def prepare_absorption(self, row: int, lane: int, count: int) -> Callable[[], object]:
-        """Return the work that computes the first `count` inputs of `lane` into the live slot of `row`."""
+        """Return work that computes the first `count` inputs in the lane `lane` into the state of `row`."""
         memory, batch = self._cache.replay, self._persistent
         assert memory is not None
         only, turns = np.array([row]), np.arange(1, count + 1, dtype=np.int32)
@@ -427,12 +427,12 @@ class ModelRunner:
             )
 
     def _computing(self, adapters: StepAdapters | None) -> AbstractContextManager[None]:
-        """Compute with these adapters in the context."""
+        """Return a context in which the layers compute with these adapters; None = no row has one."""
         bank = self._model.adapters
         return nullcontext() if bank is None else bank.computing(adapters)
 
     def _go_on_behind(self, accepted: dict[int, Tokens]) -> None:
-        """Make the last of the tokens sampled behind accepted drafts the next input of its row; count all."""
+        """Let each row go on from the last token sampled behind its accepted drafts; count all of these."""
         last = {row: int(tokens[-1]) for row, tokens in accepted.items()}
         if self._last_on_host is not None:
             self._last_on_host[[*last]] = [*last.values()]
@@ -488,9 +488,9 @@ class ModelRunner:
         return StepAdapters.build(places, arrays.query_start, len(arrays.decode_track), self._device)
 
     def _prepared(self, host: HostBatch, adapters: StepAdapters | None) -> DecodeStep | None:
-        """Return the prepared step for `host`; None = there is none, and the kernels are launched one by one.
+        """Return the prepared step that can compute `host`; None = its kernels are launched one by one.
 
-        Only a step has one that decodes alone, without adapters and drafts.
+        Only a step that decodes alone, without adapters and drafts, can be a prepared one.
         """
         sequences = len(host.context_len)
         if adapters is not None:

@@ -41,7 +41,7 @@ Truncation = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class SampledTokens:
-    """Tokens of one step, on the device. Log-probabilities are the model's, before any processing."""
+    """The tokens that one step sampled, on the device; log-probabilities are those before any processing."""
 
     ids: torch.Tensor
     """Ids of the tokens, [L] int32."""
@@ -57,7 +57,10 @@ class SampledTokens:
 
 @dataclass(frozen=True, slots=True)
 class DraftedRow:
-    """Row of a draft of a sequence with penalties. It has counts of its own, in which the drafts count."""
+    """A row of a step that computes a draft of a sequence with penalties.
+
+    It has a row of counts of its own, in which the drafted tokens before it count.
+    """
 
     owner: int
     """Row of the counts of the sequence."""

@@ -28,7 +28,7 @@ def penalized(params: SamplingParams) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class SamplingRow:
-    """Sampling of one sequence: its parameters and the place of its token counts."""
+    """States how one sequence samples: its parameters, its seed, and the row of its token counts."""
 
     params: SamplingParams
     seed: int
@@ -50,7 +50,7 @@ class SamplingRow:
 
 @dataclass(frozen=True, slots=True)
 class Penalties:
-    """Rows with any penalty, and the strengths [r, 1]."""
+    """The rows of a batch that have any penalty, and how strong each penalty is."""
 
     rows: Rows
     counts_rows: torch.Tensor
@@ -63,7 +63,7 @@ class Penalties:
 
 @dataclass(frozen=True, slots=True)
 class TokenEntries:
-    """Single entries of the logits: `values[i]` belongs to row `rows[i]`, token `tokens[i]`."""
+    """Numbers for single tokens of single rows: `values[i]` is for row `rows[i]` and token `tokens[i]`."""
 
     rows: Rows
     tokens: torch.Tensor
@@ -72,7 +72,7 @@ class TokenEntries:
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Rows with one truncation, and its parameter [r, 1]."""
+    """The rows of a batch that restrict the choice in one way, such as top-p, and the parameter of each."""
 
     rows: Rows
     values: torch.Tensor
@@ -80,7 +80,10 @@ class Filter:
 
 @dataclass(frozen=True, slots=True)
 class SamplingBatch:
-    """Parameters of L rows on the device, grouped by feature; None = no row uses it."""
+    """States how L rows sample, by feature, in tensors on the device.
+
+    A feature that is None is used by no row.
+    """
 
     size: int
     """Number L of rows that sample in the step."""
@@ -160,7 +163,7 @@ class SamplingBatch:
 
 @dataclass(frozen=True, slots=True)
 class _Columns:
-    """Parameters of the rows of one batch as columns on the device, by feature."""
+    """Copies the parameters of the rows of one batch to the device, one tensor for each feature."""
 
     rows: Sequence[SamplingRow]
     vocab_size: int
@@ -180,7 +183,10 @@ class _Columns:
         uses: Callable[[SamplingParams], bool],
         value: Callable[[SamplingParams], float],
     ) -> Filter | None:
-        """Return the filter of those rows at `indices` that use it, by their positions in `indices`."""
+        """Return the filter of those rows at `indices` that use it; None = no row does.
+
+        The rows of the filter are positions in `indices`.
+        """
         positions = [position for position, i in enumerate(indices) if uses(self.rows[i].params)]
         if not positions:
             return None

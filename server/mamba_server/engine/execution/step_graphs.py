@@ -10,7 +10,7 @@ Result = TypeVar("Result")
 
 
 class StepGraphs(Protocol):
-    """Recorder of device work: it captures the work of a step once, as a graph, and repeats it as a whole."""
+    """Captures the device work of a step once, as a graph, so that it can be repeated as a whole."""
 
     def capture(self, work: Callable[[], Result]) -> Callable[[], Result]:
         """Return a function that repeats the work that `work` issues, on the same memory.
@@ -22,7 +22,7 @@ class StepGraphs(Protocol):
         ...
 
     def begin_anew(self) -> None:
-        """Drop all captured work: none of it is repeated any more."""
+        """Forget all captured work, which nobody will repeat any more."""
         ...
 
 

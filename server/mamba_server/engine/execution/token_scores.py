@@ -24,7 +24,7 @@ def block_rows(vocab_size: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class TokenScores:
-    """Log-probabilities of given tokens and of the most likely ones, on the device."""
+    """Log-probabilities of given tokens, and the most likely tokens at their positions, on the device."""
 
     logprob: torch.Tensor
     """Log-probability of each token, [L]."""

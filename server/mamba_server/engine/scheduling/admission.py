@@ -30,7 +30,7 @@ FORECAST_STEPS = 16
 
 @dataclass(slots=True)
 class SchedulerCounters:
-    """Counters of the scheduler, for metrics; they only grow."""
+    """Counts what the scheduler did, for metrics; the numbers only grow."""
 
     preemptions: int = 0
     cached_tokens: int = 0
@@ -44,7 +44,10 @@ class SchedulerCounters:
 
 @dataclass(slots=True)
 class Admission:
-    """Admission of one scheduler, with which it shares `waiting`, `prefilling` and `decoding`."""
+    """Decides which waiting sequence starts next, and takes its memory.
+
+    It shares the collections `waiting`, `prefilling` and `decoding` with its scheduler.
+    """
 
     cache: StateCache
     limits: SchedulerLimits

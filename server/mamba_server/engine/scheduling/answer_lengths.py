@@ -18,7 +18,10 @@ MIN_TAIL = 4
 
 
 class AnswerLengths:
-    """Lengths, in tokens, of the answers that ended last. `prior`: expected length before any has ended."""
+    """Estimates how many tokens an answer will have, from the answers that ended last.
+
+    `prior` is the estimate before any has ended.
+    """
 
     def __init__(self, prior: int) -> None:
         self._recent: deque[tuple[int, bool]] = deque([(prior, False)] * PRIOR_WEIGHT)

@@ -51,7 +51,7 @@ class Rest:
 
 
 class Proposals(Protocol):
-    """Source of drafts."""
+    """Proposes drafts: tokens that may follow in the answers of decoding sequences."""
 
     rest: Rest
     """Steps for which it is not asked."""
@@ -74,9 +74,10 @@ def room_for_drafts(cache: StateCache, sequence: Sequence, most: int) -> int:
 
 
 class DraftRows:
-    """Drafts of one engine's steps. `proposals`: their source; None = there are none.
+    """Plans the drafts of an engine's steps, and the accepted drafts that a step computes into states.
 
-    `mask_words`: length of a mask of tokens, for answers that follow rules.
+    `proposals` is where drafts come from; None = there are none. `mask_words` is the length of a mask of
+    tokens, for answers that follow rules.
     """
 
     def __init__(self, cache: StateCache, proposals: Proposals | None, mask_words: int = 0) -> None:
@@ -128,7 +129,10 @@ class DraftRows:
         return absorbed
 
     def _usable(self, sequence: Sequence, tokens: Tokens) -> tuple[Tokens, Ints | None]:
-        """Return the drafted tokens that the rules of the answer permit, and the masks of their rows."""
+        """Return the drafted tokens that the rules of the answer permit, and the masks of their rows.
+
+        The masks are None if the answer follows no rules.
+        """
         if sequence.grammar is None:
             return tokens, None
         masks = masks_ahead(sequence.grammar, tokens.tolist(), self._mask_words)

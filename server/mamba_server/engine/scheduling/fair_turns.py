@@ -15,7 +15,7 @@ Choice = TypeVar("Choice")
 
 
 class Member(ABC, Generic[Key]):
-    """Member that takes turns; `weight` is its share in proportion to others."""
+    """One of several users of a resource that take turns; `weight` is its share compared with the others'."""
 
     __slots__ = ("key", "listed", "start", "weight")
 
@@ -30,19 +30,22 @@ class Member(ABC, Generic[Key]):
     @property
     @abstractmethod
     def waits(self) -> bool:
-        """Whether it has something that could start."""
+        """Whether this member has work that could start, so that it should get a turn."""
 
     @property
     @abstractmethod
     def active(self) -> bool:
-        """Whether it has something to compute."""
+        """Whether this member has work at all, begun or waiting, so that its weight counts."""
 
 
 SomeMember = TypeVar("SomeMember", bound=Member)  # type: ignore[type-arg]
 
 
 class FairTurns(Generic[Key, SomeMember]):
-    """Members of one level, which take turns by their weights. `make(key, start)` creates a member."""
+    """Shares a resource among members in proportion to their weights: says whose turn it is.
+
+    `make(key, start)` creates a member.
+    """
 
     def __init__(self, make: Callable[[Key, float], SomeMember]) -> None:
         self._make = make
@@ -73,13 +76,13 @@ class FairTurns(Generic[Key, SomeMember]):
         self._active_weight += member.weight
 
     def rest(self, member: SomeMember) -> None:
-        """Deactivate `member` if it has nothing to compute any more."""
+        """Take `member` out of the active ones if it has nothing to compute any more."""
         if not member.active:
             self._active_weight -= member.weight
             heapq.heappush(self._idle, (member.start, member.key))
 
     def offer(self, member: SomeMember) -> None:
-        """List `member` for a turn if it has something that could start."""
+        """Let `member` be asked by `pick`, if it has something that could start."""
         if member.waits and member.listed != member.start:
             member.listed = member.start
             heapq.heappush(self._turns, (member.start, member.key))
@@ -100,9 +103,10 @@ class FairTurns(Generic[Key, SomeMember]):
         *,
         before_last: bool = False,
     ) -> Choice | None:
-        """Return the choice of the first member, by turn, for which `choose` returns one, or None.
+        """Ask the members in the order of their turns, until `choose` returns a choice for one; return that.
 
-        `last`: the last turn to consider; with `before_last`, only turns before it.
+        `last` is the last turn to ask; with `before_last`, only earlier turns are asked. The result is None
+        if `choose` returned None for all of them.
         """
         empty: list[SomeMember] = []
         choice: Choice | None = None

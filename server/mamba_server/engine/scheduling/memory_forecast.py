@@ -13,7 +13,7 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True)
 class SequenceGrowth:
-    """Memory that one sequence will take and free."""
+    """Forecast of the pages that one sequence will take until its end, and frees then."""
 
     tokens_left: int
     """Tokens until its expected end."""
@@ -24,9 +24,10 @@ class SequenceGrowth:
 
 
 class MemoryForecast:
-    """Forecast for one step.
+    """Says whether one more sequence fits, now and until all running sequences end.
 
-    `free` is the number of pages that are free or evictable now; `running` are the running sequences.
+    It holds for one step. `free` is the number of pages that are free or evictable now; `running` are the
+    running sequences.
     """
 
     def __init__(self, free: int, page_size: int, running: Iterable[SequenceGrowth]) -> None:

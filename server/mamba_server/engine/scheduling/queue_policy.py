@@ -32,7 +32,7 @@ starts within a client are ordered by priority, with which the key begins."""
 
 
 class Flow(Member[FlowKey]):
-    """Flow of one priority and salt: waiting sequences, oldest first, and the number being prefilled."""
+    """The sequences of one client with one priority and one salt, which take turns with its other flows."""
 
     __slots__ = ("items", "passes", "prefills")
 
@@ -68,7 +68,7 @@ class Flow(Member[FlowKey]):
 
 
 class Client(Member[str]):
-    """Client with its flows; all clients have the same weight."""
+    """One client of the waiting queue, with its flows; all clients have equal shares."""
 
     __slots__ = ("active_flows", "flows", "waiting")
 
@@ -89,7 +89,10 @@ class Client(Member[str]):
 
 
 class WaitingQueue:
-    """Queue of all waiting sequences. A preempted sequence keeps its age."""
+    """Holds all waiting sequences, and says which is to start next: clients take turns, then their flows.
+
+    A preempted sequence keeps its age.
+    """
 
     def __init__(self) -> None:
         self._clients: FairTurns[str, Client] = FairTurns(Client)
@@ -157,9 +160,9 @@ class WaitingQueue:
         return client.start, client.key, flow.start, flow.key
 
     def pick(self, resumable: Callable[[Sequence], int], before: Turn | None = None) -> Sequence | None:
-        """Return the sequence to start next, among flows whose turn comes before `before`.
+        """Return the sequence to start next, among flows whose turn comes before `before` (None = all).
 
-        `resumable`: returns the tokens that a sequence can resume.
+        The result is None if none can start. `resumable` returns the tokens that a sequence can resume.
         """
 
         def of_flow(flow: Flow) -> Sequence | None:

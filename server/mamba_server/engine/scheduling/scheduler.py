@@ -76,7 +76,7 @@ class Scheduler:
         return not self.running and not self.waiting_count
 
     def hold(self, sequence: Sequence) -> None:
-        """Let `sequence` wait for the state of its prompt, until `add` or `finish`."""
+        """Let `sequence` wait for the state of its prompt, until `add` queues it or `finish` ends it."""
         sequence.phase = Phase.ARRIVING
         self.arriving[sequence.key] = sequence
 
@@ -102,7 +102,7 @@ class Scheduler:
         return schedule
 
     def _schedule_decodes(self, step: int) -> Schedule:
-        """Launch the decodes of `step`; return a schedule of these alone."""
+        """Record the launch of the decodes of `step`; return a schedule of these alone."""
         decodes, rows = self.decoding.sequences, self.decoding.rows
         state = self.cache.decode_rows(rows)
         stalled = self._extend_decodes(decodes, state.needs_page)
@@ -130,7 +130,10 @@ class Scheduler:
         return Schedule(step, rows, track, decodes, [], drafts, absorbed, ring)
 
     def _extend_decodes(self, decodes: list[Sequence], needs_page: Bools) -> set[int]:
-        """Take the pages that are needed; return the `id`s of the sequences that cannot take part."""
+        """Take the pages that the next tokens of `decodes` need, as `needs_page` says.
+
+        Return the `id`s of the sequences that get none, and so cannot take part.
+        """
         stalled = {
             id(decodes[index])
             for index in np.flatnonzero(needs_page).tolist()

@@ -13,7 +13,10 @@ from mamba_server.engine.sequences.sequence import Sequence
 
 @dataclass(frozen=True, slots=True)
 class AwaitedCheckpoint:
-    """Checkpoint at `depth` of the prefill of `leader`, as long as that runs on `allocation`."""
+    """A checkpoint at `depth` that another sequence waits for: the prefill of `leader` will write it.
+
+    It comes only as long as the leader runs on `allocation`.
+    """
 
     leader: Sequence
     allocation: SequenceAllocation
@@ -43,7 +46,8 @@ def deepest(
 ) -> AwaitedCheckpoint | None:
     """Return the deepest checkpoint that one of `leaders` will leave in the prefix shared with `sequence`.
 
-    `new_checkpoints`: one can still be added at any depth that the leader has not reached.
+    The result is None if none will leave one. `new_checkpoints`: one can still be added at any depth that the
+    leader has not reached.
     """
     best: AwaitedCheckpoint | None = None
     for leader in leaders:

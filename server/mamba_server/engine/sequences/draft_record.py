@@ -11,7 +11,7 @@ PRIOR = 2.0
 
 
 class DraftShare:
-    """Share of the recently drafted tokens of one kind that were right.
+    """Estimates how likely the next drafted token of one kind is right, from the recent drafts.
 
     Each new draft multiplies the weight of the older ones by `fading`.
     """
@@ -75,5 +75,5 @@ class DraftRecord(DraftShare):
         """Tokens between two such trials."""
 
     def looked_up(self, *, hit: bool) -> None:
-        """Record whether a look-up found something to propose."""
+        """Record whether a look-up found (`hit`) something to propose."""
         self.hits += (1.0 - DRAFT_FADING) * (hit - self.hits)

@@ -18,7 +18,7 @@ from mamba_server.grammar_matcher import WORD, mask_words
 
 
 class NextTokens(Protocol):
-    """Restriction of the tokens that may come next in one answer."""
+    """Says which tokens may come next in one answer, and follows the tokens that are chosen."""
 
     @property
     def error(self) -> str:
@@ -26,13 +26,13 @@ class NextTokens(Protocol):
 
     @property
     def complete(self) -> bool:
-        """Whether nothing can follow."""
+        """Whether the answer is complete, so that no further token may come."""
 
     def fork(self, ends: frozenset[int] | None = None) -> "NextTokens":
         """Return the same state for another sequence, which may end at `ends`."""
 
     def look_ahead(self) -> "NextTokens":
-        """Return a copy that drafted tokens may move on."""
+        """Return a copy, which drafted tokens may move on while this object stays where it is."""
 
     def forced(self) -> list[int]:
         """Return tokens that have to come next, as far as they are known without looking at each of them."""
@@ -71,7 +71,7 @@ class OutputGrammar:
         )
 
     def look_ahead(self) -> "OutputGrammar":
-        """Return a copy that drafted tokens may move on."""
+        """Return a copy, which drafted tokens may move on while this object stays where it is."""
         return OutputGrammar(self._matcher.deep_copy(), self._ends, self._model_ends, ended=self._ended)
 
     def forced(self) -> list[int]:
@@ -159,7 +159,7 @@ def _failed(grammar: NextTokens) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class TokenMasks:
-    """Masks of some rows of a step."""
+    """The tokens that may come next in some rows of a step, as masks for the sampler."""
 
     rows: npt.NDArray[np.int64]
     """[k] positions among the rows that sample, ascending."""

@@ -17,7 +17,7 @@ from mamba_server.wire import FinishReason, PrefixExplanation, SamplingParams, T
 
 
 class Phase(Enum):
-    """Where a sequence is between its arrival and its end."""
+    """Stage of a sequence between its arrival and its end."""
 
     ARRIVING = "arriving"
     """The state of its prompt is being fetched; the scheduler does not see it yet."""

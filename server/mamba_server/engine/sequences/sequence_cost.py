@@ -10,7 +10,10 @@ from mamba_server.wire import Cost
 
 
 class SequenceCost:
-    """Cost of one sequence, which counts for the account with the number `account`."""
+    """Adds up what one sequence uses of the engine: device time, and memory by the time it is held.
+
+    The cost is charged to the account with the number `account`.
+    """
 
     __slots__ = ("_held_pages", "_held_slots", "_looked_at", "account", "device", "pages", "saved", "slots")
 
@@ -50,7 +53,7 @@ class SequenceCost:
         return added
 
     def leave(self) -> None:
-        """Record that the sequence no longer holds memory."""
+        """Record that the sequence has given its memory back: the time from now on is not charged."""
         self._looked_at = None
 
     def total(self) -> Cost:

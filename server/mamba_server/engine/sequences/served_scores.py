@@ -11,7 +11,10 @@ from mamba_server.wire import TokenLogprobs
 
 
 class Resumption(NamedTuple):
-    """Checkpoint from which a sequence resumed. `known_tokens`: its tokens at that time, output included."""
+    """Checkpoint from which a sequence resumed at its start, or after a preemption.
+
+    `known_tokens` is the number of its tokens at that time, output included.
+    """
 
     known_tokens: int
     depth: int
@@ -19,7 +22,10 @@ class Resumption(NamedTuple):
 
 
 class ServedScores:
-    """Log-probabilities of the tokens of one answer. `first`: where its prompt began to be computed."""
+    """Collects the log-probabilities of the tokens of one answer, for a later audit.
+
+    `first` says from which checkpoint the prompt was resumed.
+    """
 
     __slots__ = ("accepted", "logprobs", "resumptions")
 
@@ -37,6 +43,6 @@ class ServedScores:
         return self.accepted > 0 or any(each.depth for each in self.resumptions)
 
     def take(self, score: TokenLogprobs | None, *, requested: bool) -> TokenLogprobs | None:
-        """Record the score of a token; return it if the client requested log-probabilities."""
+        """Record the score of a token; return it if the client `requested` log-probabilities, else None."""
         self.logprobs.append(math.nan if score is None else score.logprob)
         return score if requested else None

@@ -27,7 +27,10 @@ class _Place(Enum):
 
 
 class ThoughtLimit:
-    """State of one answer within the budget of its thoughts."""
+    """Ends the thoughts of one answer when their budget is used up, by forcing the end marker.
+
+    It follows the tokens of the answer one by one.
+    """
 
     def __init__(self, budget: ThoughtBudget, decode: Decode) -> None:
         """Begin at the first token of the answer."""
@@ -46,7 +49,7 @@ class ThoughtLimit:
         return ThoughtLimit(self._budget, self._decode)
 
     def look_ahead(self) -> "ThoughtLimit":
-        """Return a copy that drafted tokens may move on."""
+        """Return a copy, which drafted tokens may move on while this object stays where it is."""
         return copy(self)
 
     @property

@@ -12,7 +12,10 @@ MAX_PIECES = 32
 
 
 class Timeline:
-    """Times of one traced sequence. `traceparent` is the traceparent of its request's span."""
+    """Collects what happened to one traced sequence and when, until `take` returns it.
+
+    `traceparent` is the traceparent of its request's span.
+    """
 
     __slots__ = ("_arrivals", "_checkpoints", "_pieces", "traceparent")
 

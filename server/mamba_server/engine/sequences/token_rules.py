@@ -53,7 +53,7 @@ def mask_of(tokens: Sequence[int], vocab_size: int) -> Mask:
 
 
 class TokenRules:
-    """State of one answer within the rules of its request."""
+    """Joins all restrictions of one request on the tokens of its answer, and follows the chosen tokens."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class TokenRules:
         )
 
     def look_ahead(self) -> "TokenRules":
-        """Return a copy that drafted tokens may move on."""
+        """Return a copy, which drafted tokens may move on while this object stays where it is."""
         copy = TokenRules(
             None if self._grammar is None else self._grammar.look_ahead(),
             None if self._thoughts is None else self._thoughts.look_ahead(),

@@ -35,7 +35,10 @@ QUIET_STEPS, MOST_QUIET_STEPS = 4, 128
 
 
 class AutoDrafts(NgramDrafts):
-    """Source of drafts for one engine whose model has a head: look-ups, drafts of `head`, or none."""
+    """Proposes drafts for one engine whose model has a head, as long as they promise to save time.
+
+    A draft is looked up in the text, or comes from `head`; trials show which of these is right how often.
+    """
 
     kinds = (*KINDS, KIND)
 
@@ -84,7 +87,10 @@ class AutoDrafts(NgramDrafts):
         return self._foreseen(decodes, gainful) or look_ups
 
     def _foreseen(self, decodes: list[Sequence], gainful: dict[int, int]) -> dict[int, Tokens]:
-        """Return the head's drafts that promise to pay."""
+        """Compute and return the head's drafts for `decodes`, by their index.
+
+        `gainful` is the number of tokens to draft for each index.
+        """
         proposed = self.head.foresee(decodes, gainful)
         self._turns = max(map(len, proposed.values()), default=0)
         for index in proposed:
@@ -101,7 +107,7 @@ class AutoDrafts(NgramDrafts):
             self._observe_head(sequence, record, accepted, drafted)
 
     def _observe_head(self, sequence: Sequence, record: DraftRecord, accepted: int, drafted: int) -> None:
-        """Record how many tokens that the head foresaw were right, and when the head is tried again."""
+        """Record how many tokens of the head's draft were right, and decide when it is tried again."""
         record.head.observe(accepted, drafted)
         self._share_of_head.observe(accepted, drafted)
         if accepted:
@@ -125,7 +131,10 @@ class AutoDrafts(NgramDrafts):
         return min(of_look_ups, of_head)
 
     def _chosen(self, decodes: list[Sequence], least: float) -> dict[int, int]:
-        """Return the number of drafts of each sequence, by index, that promises the most and over `least`."""
+        """Return the number of drafts of each sequence, by index, that promises the shortest time per token.
+
+        The result is empty if no choice gains more than `least`, a multiple of the speed without drafts.
+        """
         prior = self._share_of_head.share(0.5)
         shares = [record_of(sequence).head for sequence in decodes]
         ranked = sorted(range(len(decodes)), key=lambda index: -shares[index].share(prior))[: self._rows]
@@ -149,14 +158,17 @@ class AutoDrafts(NgramDrafts):
     # --- trials of the head ---------------------------------------------------------------------------
 
     def _on_trial(self, decodes: list[Sequence]) -> Sequence | None:
-        """Return the sequence, if any, whose turn it is to show whether the head would be right."""
+        """Return a sequence for which a trial of the head is due; None = there is none."""
         for sequence in decodes:
             if sequence.known_tokens >= record_of(sequence).next_head_trial:
                 return sequence
         return None
 
     def _begin_trial_of_head(self, sequence: Sequence) -> None:
-        """Let the head foresee the next token of a sequence, which the step computes without a draft."""
+        """Let the head foresee the next token of `sequence`, and remember it to compare it with the answer.
+
+        The step computes no draft for it.
+        """
         self._next_trial_step = self._step + self._quiet
         self._quiet = min(2 * self._quiet, MOST_QUIET_STEPS)
         token = self.head.next_token(sequence)

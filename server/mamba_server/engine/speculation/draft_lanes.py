@@ -14,7 +14,7 @@ from mamba_server.engine.sequences.sequence import Sequence
 
 @dataclass(slots=True, eq=False)
 class DraftLane:
-    """States and pages of one sequence that the draft model follows, and how far they have been read."""
+    """The two states and the pages in which a draft model follows one sequence."""
 
     number: int
     """Number of the lane: its row in the table of pages, and the place of its states."""
@@ -70,7 +70,7 @@ class DraftLanes:
         return True
 
     def release(self, sequence: Sequence) -> None:
-        """Take back the lane of a sequence, if it has one: it is read anew should it come back."""
+        """Take back the lane of `sequence`, if it has one; should it come back, its text is read again."""
         if (lane := self._held.pop(sequence.key, None)) is not None:
             self._free_lanes.append(lane.number)
             self._free_pages.extend(lane.pages)

@@ -22,7 +22,7 @@ KIND = "mtp"
 
 @dataclass(frozen=True, slots=True)
 class HeadRequest:
-    """Drafts that the head shall compute: [n] each, those with the most tokens first."""
+    """Asks the model's head for drafts for n sequences; arrays are [n], the longest drafts first."""
 
     rows: Ints
     """Persistent row of each sequence."""
@@ -33,7 +33,7 @@ class HeadRequest:
 
 
 class HeadDrafts:
-    """Source of drafts that the model's own head writes, for one engine.
+    """Proposes drafts that the model's own head writes, for one engine.
 
     `most` is the largest number of drafts behind a token, and `rows` the largest number of sequences of a
     step with drafts. The boot sets `compute`, which returns the tokens of each sequence of a request, and

@@ -20,9 +20,10 @@ SEEN = 0.5
 
 
 class LossLimit:
-    """Number of steps that the drafts of one engine may still lose.
+    """Bounds the time that one engine loses by drafts that turn out wrong, in steps without drafts.
 
-    Each step adds a little, up to `CREDIT`, and each gain what it has saved, up to `MOST_CREDIT`.
+    Each step adds a little to what drafts may lose, up to `CREDIT`, and each gain adds what it has saved, up to
+    `MOST_CREDIT`.
     """
 
     def __init__(self) -> None:
@@ -35,7 +36,7 @@ class LossLimit:
         return self._is_reached
 
     def steps_ended(self, count: int) -> None:
-        """Record steps, with or without drafts."""
+        """Record the end of `count` steps, with or without drafts."""
         if self._left > CREDIT:
             self._left = max(CREDIT, self._left - CREDIT_FADING * count)
         else:
@@ -50,13 +51,16 @@ class LossLimit:
         return max(0, math.ceil((time - self._left) / SPENT_A_STEP))
 
     def drafted(self, tokens: float, time: float) -> None:
-        """Record a step with drafts: tokens of a sequence, and its time in steps without drafts."""
+        """Record a step with drafts.
+
+        `tokens` is what it yielded for a sequence, and `time` its duration in steps without drafts.
+        """
         self._add(tokens - time)
 
     def foreseen(self, tokens: float, time: float) -> None:
-        """Record the tokens that a draft would have yielded, and its time.
+        """Record a draft that was compared with the answer without being computed.
 
-        Such a draft was compared with the answer without being computed.
+        It would have yielded `tokens` tokens in `time`, in steps without drafts.
         """
         self._add(SEEN * max(tokens - time, 0.0))
 

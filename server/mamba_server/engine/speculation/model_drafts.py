@@ -27,7 +27,7 @@ FAILURES_IN_A_ROW = 3
 
 @dataclass(frozen=True, slots=True)
 class DraftPiece:
-    """Tokens of one sequence that the draft model reads, and how many it writes behind them."""
+    """A piece of one sequence's text that the draft model reads, and how many tokens it drafts behind it."""
 
     lane: DraftLane
     row: int
@@ -46,7 +46,7 @@ class DraftPiece:
 
 
 class ModelDrafts:
-    """Source of drafts that a second, smaller model writes, for one engine.
+    """Proposes drafts that a second, smaller model writes, for one engine.
 
     `most` is the largest number of drafts behind a token, `longest` the most tokens of a text that the draft
     model reads, `vocabulary` the number of token ids that it knows, `budget` the most tokens that it reads

@@ -37,7 +37,7 @@ PLAIN_EVERY = 64
 
 
 class NgramDrafts:
-    """Source of drafts that repeat earlier text of the sequence, for one engine.
+    """Proposes drafts that repeat earlier text of the sequence, for one engine, while that saves time.
 
     `most` is the largest number of drafts behind a token, and `rows` the largest number of sequences of a
     step with drafts. With `always`, drafts are proposed whatever they cost.
@@ -118,7 +118,7 @@ class NgramDrafts:
         self._accepted += accepted
 
     def step_ended(self, schedule: Schedule, seconds: float) -> None:
-        """Record how long a step took."""
+        """Record that `schedule` took `seconds` (0 = not timed), and count its drafts."""
         decodes = len(schedule.decodes)
         rows = schedule.decode_tokens - decodes if schedule.drafts else 0
         self._counts.step_ended(schedule)
@@ -144,7 +144,7 @@ class NgramDrafts:
     # --- expectation ---------------------------------------------------------------------------------
 
     def _expected(self, sequence: Sequence, drafts: int) -> float:
-        """Return the tokens of a draft that are expected to be right."""
+        """Return how many of the next `drafts` tokens are expected to be right."""
         return record_of(sequence).expected(drafts, self._share.share(0.5))
 
     def _gain(self, decodes: int, drafts: int, expected: float) -> float:

@@ -13,7 +13,11 @@ ASSUMED = 0.08
 
 
 class StepCosts:
-    """Costs of the steps of one engine. `turns`: tokens that the model's head drafted before the step."""
+    """Measures how much longer the steps of one engine take when they have drafts.
+
+    In all methods, `decodes` is the number of sequences of a step, `drafts` the number of all its rows of
+    drafts, and `turns` the number of tokens that the model's head drafted for one sequence before the step.
+    """
 
     def __init__(self) -> None:
         self._plain: dict[int, deque[float]] = {}
@@ -24,7 +28,7 @@ class StepCosts:
         self._refusals: dict[Size, int] = {}
 
     def observe(self, decodes: int, drafts: int, seconds: float, turns: int = 0) -> None:
-        """Record a step of `decodes` sequences with `drafts` rows of drafts, and no prompts."""
+        """Record that a step without prompts took `seconds`."""
         size = _size(decodes, drafts, turns)
         last = self._plain.get(size[0])
         if not drafts:
@@ -40,7 +44,11 @@ class StepCosts:
         return _class(decodes) in self._plain
 
     def ratio(self, decodes: int, drafts: int, turns: int = 0) -> float:
-        """Return the time of a step with drafts, as a multiple of the same step without."""
+        """Return the time of a step with drafts, as a multiple of the time of the same step without drafts.
+
+        The ratio was measured; for a size that was not measured it is estimated from other sizes, or from
+        `ASSUMED`.
+        """
         if not drafts:
             return 1.0
         size = _size(decodes, drafts, turns)
@@ -55,7 +63,10 @@ class StepCosts:
         return 1.0 + min(of_rows, default=ASSUMED / decodes) * drafts
 
     def refuse(self, decodes: int, drafts: int, turns: int = 0) -> None:
-        """Record that drafts were left out for their cost."""
+        """Record that a step was run without these drafts, because they would have cost too much.
+
+        After `FORGOTTEN_AFTER` such steps the measured ratio of the size is forgotten, and measured again.
+        """
         size = _size(decodes, drafts, turns)
         self._refusals[size] = self._refusals.get(size, 0) + 1
         if self._refusals[size] >= FORGOTTEN_AFTER:
@@ -64,7 +75,7 @@ class StepCosts:
 
 
 def _typical(values: deque[float]) -> float:
-    """Return the lower quartile: other work of the machine makes steps longer, never shorter."""
+    """Return the lower quartile of `values`: other work of the machine makes steps longer, never shorter."""
     return sorted(values)[len(values) // 4]
 
 

@@ -12,7 +12,7 @@ from mamba_server.wire import AuditSpan
 
 
 class AuditRecords(Protocol):
-    """Results of the audits of one engine."""
+    """Gives the results of an engine's audits to metrics, traces and the admin API."""
 
     def counters(self) -> dict[str, float]:
         """Return the counters by metric name."""
@@ -32,7 +32,7 @@ class AuditRecords(Protocol):
 
 
 class NoRecords:
-    """Results of an engine that audits nothing."""
+    """`AuditRecords` of an engine that audits nothing: every result is empty."""
 
     def counters(self) -> dict[str, float]:
         return {}
@@ -48,7 +48,7 @@ class NoRecords:
 
 
 class AnswerAudits(Protocol):
-    """Audits of one engine, as its core uses them."""
+    """Computes some answers of an engine once more and compares them, while the core has no other work."""
 
     def observe(self, schedule: Schedule) -> None:
         """Choose among the sequences that begin in a step those whose answers are to be audited."""
@@ -59,7 +59,7 @@ class AnswerAudits(Protocol):
         ...
 
     def interrupt(self) -> None:
-        """Give the memory of the audit under way back, because there is other work."""
+        """Give back the memory of the audit that is being computed, because there is other work."""
         ...
 
     def compute(self, step: int, fail: Callable[[Schedule, BaseException], None]) -> bool:
@@ -91,7 +91,7 @@ class AnswerAudits(Protocol):
 
 
 class NoAudits:
-    """Audits of an engine that audits nothing."""
+    """`AnswerAudits` of an engine that audits nothing: every method does nothing."""
 
     due = holding = False
     changes = 0

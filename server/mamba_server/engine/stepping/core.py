@@ -236,7 +236,7 @@ class EngineCore:
         )
 
     def on_device(self, work: Callable[[], object]) -> None:
-        """Do work behind all launched steps, and wait for it."""
+        """Do `work` on the forward stream, behind all launched steps, and wait for it."""
         self._stream.wait(self._stream.launch(lambda: (work(), True)))
 
     def change_strategy(self, name: str) -> Refusal | None:
@@ -445,7 +445,7 @@ class EngineCore:
             self._finish(sequence, reason)
 
     def _take_draft(self, sequence: Sequence, token: int, draft: VerifiedDraft, step: int) -> None:
-        """Append the tokens behind `token` for as long as each token is the one that the draft foresaw."""
+        """Append to `sequence` the tokens behind `token` for as long as each is the one that was drafted."""
         accepted = 0
         for foreseen, sampled, logprobs in draft.rows:
             allocation = sequence.allocation
@@ -460,7 +460,7 @@ class EngineCore:
             self.speculation.drafts.checked(sequence, draft.drafted, accepted)
 
     def _absorb(self, sequence: Sequence) -> None:
-        """Complete the live slot of a sequence that leaves, so that its state serves others."""
+        """Compute accepted drafts into the live slot of a sequence that leaves, so that others can resume."""
         allocation = sequence.allocation
         if self.speculation is None or allocation is None:
             return

@@ -23,7 +23,10 @@ NANOSECONDS = 1_000_000_000
 
 
 class CostAccount:
-    """Costs of the sequences of one engine, by account. `speed` is the engine's measured speed."""
+    """Charges each sequence of one engine for its use, and adds the costs up by account.
+
+    `speed` is the engine's measured speed.
+    """
 
     def __init__(self, speed: PrefillSpeed) -> None:
         self._speed = speed
@@ -78,7 +81,7 @@ class CostAccount:
             self.look(piece.sequence, now)
 
     def look(self, sequence: Sequence, now: float) -> None:
-        """Charge a sequence for the memory that it has held until `now`, in seconds."""
+        """Charge a sequence for the memory that it has held since the last charge until `now` (seconds)."""
         cost, allocation = sequence.cost, sequence.allocation
         if allocation is not None and cost.holds:
             self._add(cost.account, (0, *cost.look(allocation, _nanoseconds(now)), 0))

@@ -15,7 +15,7 @@ Result = TypeVar("Result")
 
 
 class Ticket(Generic[Result]):
-    """Work of one launched step, with its result."""
+    """Stands for the work of one launched step: `get` returns its result once it is done."""
 
     def __init__(self, work: Callable[[], Result]) -> None:
         self.work = work
@@ -40,7 +40,7 @@ class Ticket(Generic[Result]):
 
 
 class ForwardStream(Protocol):
-    """Executor of device work in order, while the caller continues."""
+    """Does device work in the order of the launches, while the caller goes on."""
 
     def launch(self, work: Callable[[], Result]) -> Ticket[Result]:
         """Queue `work` and return at once."""
@@ -94,7 +94,7 @@ class ThreadStream:
 
 
 class InlineStream:
-    """Stream that runs each step at its launch: for `--no-overlap` and as the plainest case in tests."""
+    """Does each step at its launch, in the caller's thread: for `--no-overlap` and for tests."""
 
     def launch(self, work: Callable[[], Result]) -> Ticket[Result]:
         ticket = Ticket(work)

@@ -6,7 +6,7 @@ from mamba_server.wire import AddRequest, RequestRejected
 
 
 class HeldAdapters(Protocol):
-    """Adapters of an engine; the bank of the model's adapters is one."""
+    """Knows which adapters are loaded; the bank of the model's adapters implements it."""
 
     def holds(self, fingerprint: str) -> bool:
         """Return whether the adapter with this fingerprint is held; "" = no adapter, which always is."""
@@ -14,10 +14,10 @@ class HeldAdapters(Protocol):
 
 
 class NoAdapters:
-    """Adapters of an engine that has none."""
+    """`HeldAdapters` of an engine that has loaded none."""
 
     def holds(self, fingerprint: str) -> bool:
-        """Return whether no adapter is meant."""
+        """Return whether `fingerprint` is empty, which means no adapter."""
         return not fingerprint
 
 

@@ -14,7 +14,7 @@ from mamba_server.engine.sequences.sequence import Sequence
 
 @dataclass(slots=True)
 class _Held:
-    """Pin that one client holds until `until` (seconds), and its slabs in the client's budget."""
+    """One client's hold on a pin, which ends at `until` (seconds), and the slabs that it is charged for."""
 
     pin: Pin
     until: float

@@ -25,7 +25,7 @@ DOUBLING_SECONDS = 15.0
 
 
 class PrefillSpeed:
-    """Measured speed at which one engine computes prompts, and its standard error.
+    """Measures how fast one engine computes prompts, and how certain that speed is.
 
     `ratio`: work that attention adds to a token for each token before it (`attention_ratio`).
     """

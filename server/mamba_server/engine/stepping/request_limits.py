@@ -5,14 +5,14 @@ from mamba_server.wire import AddRequest, RequestRejected
 
 
 def hand_over_depth(request: AddRequest, page_size: int) -> int:
-    """Return the tokens of a prompt up to its last page boundary before its end."""
+    """Return how many tokens of a prompt to hand over: whole pages, without the last token."""
     return (len(request.token_ids) - 1) // page_size * page_size
 
 
 def pinned_depths(request: AddRequest, page_size: int, least: int) -> tuple[tuple[int, float], ...]:
-    """Return the pins at page boundaries before the prompt's end, the shallowest first, with their seconds.
+    """Return the depths at which a request pins its prompt, with the seconds of each pin, shallowest first.
 
-    `least`: tokens of the shallowest prefix that is kept.
+    Depths are page boundaries before the prompt's end. `least`: tokens of the shallowest prefix that is kept.
     """
     longest, seconds = hand_over_depth(request, page_size), dict[int, float]()
     for tokens, period in request.pins:

@@ -24,7 +24,7 @@ CLOCK_READINGS = 100
 
 
 class DraftSource(Proposals, Protocol):
-    """Source of drafts, to which the core reports how many drafts were right."""
+    """Proposes drafts, and learns from the core how many of their tokens were right."""
 
     def wanted(self) -> bool:
         """Return whether the next step should have drafts, for which the launched step is committed first."""
@@ -47,7 +47,10 @@ class DraftSource(Proposals, Protocol):
 
 
 class DraftSwitch:
-    """A `DraftSource` that proposes nothing while it is off. Steps still compute drafts accepted before."""
+    """Switches a `DraftSource` on and off; while it is off, nothing is proposed.
+
+    Steps still compute the drafts that were accepted before into states.
+    """
 
     def __init__(self, source: DraftSource) -> None:
         self.source = source
@@ -60,7 +63,7 @@ class DraftSwitch:
         return not self.reason
 
     def switch_off(self, reason: str) -> None:
-        """Propose nothing from the next step on; the first reason stays."""
+        """Propose nothing from the next step on; if drafts are off already, their earlier `reason` stays."""
         if self.is_on:
             self.reason = reason
             log.error("speculation is off", reason=reason)
@@ -76,7 +79,7 @@ class DraftSwitch:
         return self.is_on and self.source.wanted()
 
     def propose(self, decodes: list[Sequence]) -> dict[int, Tokens]:
-        """Return the proposals of the source, or none."""
+        """Return the proposals of the source; none while it is off."""
         return self.source.propose(decodes) if self.is_on else {}
 
     def checked(self, sequence: Sequence, drafted: int, accepted: int) -> None:

@@ -13,7 +13,7 @@ NO_HAND_OVER = HandOver("", 0, 0.0)
 
 
 class StateTransfers(Protocol):
-    """States that come from elsewhere and go elsewhere, as the core uses them between two steps."""
+    """Fetches states from other engines and tiers, and keeps states for others, between an engine's steps."""
 
     def expect(self, group: list[Sequence], fetch: Fetch | None) -> bool:
         """Begin to fetch the state of the group's prompt.

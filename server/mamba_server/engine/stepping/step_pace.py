@@ -23,10 +23,9 @@ ones."""
 
 
 class StepPace:
-    """Chooses how many tokens a step of one engine may compute.
+    """Chooses how many tokens a step of one engine may compute, so that it takes about `target` seconds.
 
-    `target` is the duration of a step in seconds, `chunk` the smallest piece of a prompt, and `most` the
-    largest number of tokens of a step.
+    `chunk` is the smallest piece of a prompt, and `most` the largest number of tokens of a step.
     """
 
     def __init__(self, target: float, chunk: int, most: int) -> None:

@@ -56,7 +56,7 @@ class StepRunner(Protocol):
 
 @dataclass(slots=True)
 class StepTimes:
-    """Seconds of the last steps by stage; the process drains them for metrics."""
+    """Collects how long each stage of the last steps took, in seconds, until the process reports it."""
 
     seconds: list[tuple[float, float, float]] = field(default_factory=list)
     batch_sizes: list[int] = field(default_factory=list)

@@ -17,7 +17,10 @@ from mamba_server.wire import PrefixChanges
 
 
 class TreeChanges:
-    """Changes of one tree, by the hashes of prefixes: a `PrefixListener`."""
+    """Collects the changes of one radix tree until `take` returns them as a message.
+
+    The tree reports its changes here, because this is a `PrefixListener`. Each prefix is known by its hash.
+    """
 
     def __init__(self, page_size: int, fingerprint: str) -> None:
         self.epoch = 1
@@ -58,7 +61,7 @@ class TreeChanges:
         self._pages_gained -= hashes
 
     def flushed(self, kept: Iterable[CachedPrefix]) -> None:
-        """Begin the next epoch, which starts with the prefixes `kept`."""
+        """Forget the collected changes and begin a new epoch, which starts with only the prefixes `kept`."""
         self.epoch += 1
         self._cleared = True
         self._lost.clear()

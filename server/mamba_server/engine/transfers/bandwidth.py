@@ -16,7 +16,10 @@ MIN_CHOICE_SECONDS = 0.05
 
 
 class Bandwidth:
-    """Bytes per second that each kind of source delivers, as a running average of the last transfers."""
+    """Estimates how many bytes per second each kind of source delivers.
+
+    The estimate is a running average of the last transfers.
+    """
 
     def __init__(self) -> None:
         self._moved = dict.fromkeys(FIRST_GUESS, float(GUESS_BYTES))

@@ -22,7 +22,7 @@ Buffers = list[memoryview]
 
 @dataclass(frozen=True, slots=True)
 class OutgoingBundle:
-    """Bytes of a checkpoint to read. `buffers` hold them once `wait` has returned."""
+    """A checkpoint's bytes that are to be read; `buffers` hold them once `wait` has returned."""
 
     buffers: Buffers
     wait: Callable[[], None]
@@ -32,7 +32,7 @@ class OutgoingBundle:
 
 @dataclass(frozen=True, slots=True)
 class LandingBundle:
-    """Buffers into which a thread writes a checkpoint. `land` then copies the bytes into the arena."""
+    """Buffers into which a thread writes a checkpoint; `land` then copies the bytes into the arena."""
 
     buffers: Buffers
     land: Callable[[], None]
@@ -40,7 +40,7 @@ class LandingBundle:
 
 
 class BundleMemory(Protocol):
-    """Access to the bundles in the memory of one arena."""
+    """Gives threads access to checkpoints in the memory of one arena, to read or to write them."""
 
     layout: StateLayout
     copies: bool
@@ -56,7 +56,10 @@ class BundleMemory(Protocol):
 
 
 class HostBundleMemory:
-    """Access to an arena in host memory. The buffers are the memory of the arena: nothing is copied."""
+    """`BundleMemory` of an arena in host memory.
+
+    Its buffers are the memory of the arena: nothing is copied.
+    """
 
     copies = False
 

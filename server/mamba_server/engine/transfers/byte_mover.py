@@ -27,7 +27,7 @@ def byte_mover() -> ByteMover | None:
 
 
 class KernelByteMover:
-    """Mover of bytes by the functions of `machine_code`."""
+    """Moves bytes between a socket and memory by the functions of `machine_code`."""
 
     def __init__(self, machine_code: Library, *, wide: bool) -> None:
         """Use the functions of `machine_code`.
@@ -48,7 +48,7 @@ class KernelByteMover:
 
 
 class MovingBytes:
-    """Bytes on their way between a socket and memory. One thread uses it."""
+    """Bytes that are being moved between a socket and memory. One thread uses it."""
 
     def __init__(
         self,

@@ -34,7 +34,7 @@ SAVE_SECONDS = 3.0
 
 
 class PeerStates(Protocol):
-    """States of other engines, as this one reads them or gives them up."""
+    """Reads states from other engines, or gives up those that are not needed any more."""
 
     def read(
         self,

@@ -32,7 +32,7 @@ NAME_BYTES = 8
 
 @dataclass(slots=True)
 class _Held:
-    """Export whose checkpoint is locked in the cache."""
+    """An export whose checkpoint is locked in the cache until it ends."""
 
     export: Export
     began: float
@@ -129,7 +129,7 @@ class Exporter:
                 self._end(answer[0].lease.export, "lost")
 
     def hot_prefixes(self, count: int) -> list[HotPrefix]:
-        """Return the prefixes that are evicted last, the most valuable first."""
+        """Return up to `count` prefixes that would be evicted last, the most valuable first."""
         return [self._hot(each) for each in self._cache.hottest(count)]
 
     def _hot(self, checkpoint: EvictedCheckpoint) -> HotPrefix:
@@ -212,7 +212,10 @@ class Exporter:
         return question.answer
 
     def close(self, export: OpenExport, *, delivered: bool) -> None:
-        """Unlock an export after the last read of its memory."""
+        """Let the loop unlock an export whose memory is not read any more.
+
+        `delivered` says whether the reader has received all of it.
+        """
         self._closed.append((export.lease.export, delivered))
         self._wake()
 

@@ -40,7 +40,7 @@ class _Question:
 
 @dataclass(slots=True, eq=False)
 class _Inheritance:
-    """States of one peer that are fetched."""
+    """The states of one ending engine that this one fetches."""
 
     bequest: Bequest
     deadline: float

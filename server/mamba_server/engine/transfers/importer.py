@@ -35,7 +35,7 @@ alive."""
 
 @dataclass(frozen=True, slots=True)
 class ReadResult:
-    """Result of a read: `valid`, or the reason why the bytes must not be used."""
+    """How a read of a state ended: `valid`, or why the bytes must not be used."""
 
     outcome: str
     detail: str = ""
@@ -69,7 +69,7 @@ class StateSource:
 
 @dataclass(slots=True, eq=False)
 class _Import:
-    """State that is being fetched, with the sequences that wait for it, if any do."""
+    """A state that is being fetched, with the sequences that wait for it, if any do."""
 
     token_ids: Tokens
     """Token ids of the prompt. The source has the state of the first of them."""

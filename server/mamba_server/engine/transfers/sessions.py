@@ -28,7 +28,7 @@ SAVED, LOADED = "session_save", "session_load"
 
 
 class Sessions:
-    """Saves conversations of one engine to files, and loads them.
+    """Writes the states of conversations of one engine to files, and reads them into its cache.
 
     `wake` makes an idle loop look for work; any thread may call it.
     """

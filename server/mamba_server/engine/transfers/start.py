@@ -67,7 +67,7 @@ POD_IP = "POD_IP"
 
 @dataclass(frozen=True, slots=True)
 class TransferEndpoint:
-    """Address from which other engines fetch states; without an address, this engine serves none."""
+    """Where other engines fetch states of this one; without an address, it serves none."""
 
     address: str = ""
     incarnation: str = ""
@@ -162,7 +162,7 @@ def start_transfers(
 
 
 class PeerReader:
-    """Reads states from other engines, and gives up those that are not read."""
+    """Reads states from other engines, and tells these which states are not read after all."""
 
     def __init__(self, client: TransferClient) -> None:
         self._client = client
@@ -258,7 +258,10 @@ def _open_store(settings: EngineSettings, layout: StateLayout) -> BundleStore:
 
 
 def _store_directories(settings: EngineSettings) -> Iterator[Path | None]:
-    """Yield the directories that the store may use, in the order in which they are tried."""
+    """Yield the directories that the store may use, in the order in which they are tried.
+
+    None = the store uses no disk.
+    """
     if settings.disk_cache is None:
         yield None
     elif settings.disk_cache_shared:

@@ -50,7 +50,7 @@ FULL = frozenset(("dropped", "ring_busy"))
 
 
 class _Offer(NamedTuple):
-    """Result of offering an evicted checkpoint; `outcome` is empty while the device copies its bytes."""
+    """Says what became of an evicted checkpoint; `outcome` is empty while the device copies its bytes."""
 
     outcome: str
     size: int
@@ -59,7 +59,7 @@ class _Offer(NamedTuple):
 
 @dataclass(slots=True)
 class _Victim:
-    """Evicted checkpoint whose bytes are being copied from a device to the store."""
+    """An evicted checkpoint whose bytes are being copied from a device to the store."""
 
     token_ids: Tokens
     salt: str

@@ -30,7 +30,7 @@ Report = Callable[[str, int, int], None]
 
 
 class PeerPrefix(NamedTuple):
-    """Prefix of which another engine has a checkpoint."""
+    """A prefix of which another engine has a checkpoint that this one may fetch."""
 
     fetch: Fetch
     tokens: Tokens

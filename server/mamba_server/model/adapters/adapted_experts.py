@@ -34,7 +34,7 @@ class ExpertNames:
 
 @dataclass(frozen=True, slots=True)
 class ExpertProducts:
-    """The plain products of experts of one inner size."""
+    """The products of a model's experts of one inner size, without adapters."""
 
     up: Sequence[Rows]
     """Product of each expert with its first projections, without the activation."""
@@ -49,7 +49,7 @@ class ExpertProducts:
 
 
 class Group:
-    """Experts of one inner size, and the matrices of all places."""
+    """Memory for the matrices with which adapters change experts of one inner size."""
 
     def __init__(
         self, products: ExpertProducts, zeros: Callable[..., torch.Tensor], places: tuple[int, int]
@@ -90,12 +90,15 @@ class Group:
         return result
 
     def shape(self, part: int) -> tuple[int, int]:
-        """Return outputs and inputs of a first projection, or of the last (-1)."""
+        """Return outputs and inputs of first projection number `part`, or of the last one if it is -1."""
         inputs, inner, outputs = self.sizes
         return (outputs, inner) if part < 0 else (inner, inputs)
 
     def install(self, place: int, expert: int, part: int, change: LowRank) -> None:
-        """Write the change of one projection of one expert."""
+        """Write an adapter's change of one projection of `expert` into the memory of `place`.
+
+        `part` is the number of a first projection, or -1 for the last.
+        """
         a, b = (self.last_a, self.last_b) if part < 0 else (self.first_a, self.first_b)
         index = (place, expert) if part < 0 else (place, expert, part)
         rank = len(change.first)
@@ -118,7 +121,7 @@ def _activated(inner: torch.Tensor, inners: int) -> torch.Tensor:
 
 
 class AdaptedExperts:
-    """The experts of one block, and a shared one, with memory for changes by several adapters."""
+    """Computes the experts of one block for rows whose adapters change them."""
 
     def __init__(
         self,
@@ -127,7 +130,10 @@ class AdaptedExperts:
         current: CurrentStep,
         shared: tuple[Group, tuple[str, ...], str] | None = None,
     ) -> None:
-        """Keep the groups. `shared`: the shared expert with the names of its modules; None = none here."""
+        """Keep the groups of experts that adapters may change.
+
+        `shared`: the shared expert with the names of its modules; None = it is not computed here.
+        """
         self._groups = [routed] if shared is None else [routed, shared[0]]
         self._current, self._names = current, names
         self._used: set[int] = set()

@@ -30,7 +30,7 @@ FUSED = {
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Outputs of a projection that are the outputs, or some of them, of one module of the checkpoint."""
+    """Outputs of a projection that come from one module of the checkpoint, which adapters may change."""
 
     module: str
     """Name of the module, such as `layers.0.self_attn.q_proj`."""
@@ -50,13 +50,13 @@ class Part:
 
 
 class CurrentStep(Protocol):
-    """Holder of the adapters of the step that is being computed."""
+    """Says which adapters the step that is being computed has; None = none."""
 
     step: StepAdapters | None
 
 
 class AdaptedProduct:
-    """A projection with places for the changes by adapters."""
+    """Multiplies rows by a weight of the model, and adds the changes of each row's adapter."""
 
     def __init__(
         self,

@@ -26,7 +26,7 @@ _EXPERTS = re.compile(
 
 
 class AdapterBank:
-    """Memory on the device for `places` adapters of up to `rank`, each in a place of its own."""
+    """Keeps up to `places` adapters of up to `rank` on the device, each in a place of its own."""
 
     def __init__(
         self, places: int, rank: int, device: torch.device, dtype: torch.dtype, *, expert_rank: int = 0

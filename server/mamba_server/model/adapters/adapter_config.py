@@ -32,7 +32,7 @@ ALL_LINEAR = "all-linear"
 
 @dataclass(frozen=True, slots=True)
 class AdapterConfig:
-    """Ranks, scales and targets of one adapter."""
+    """Ranks, scales and targets of one adapter, as its configuration file says."""
 
     rank: int
     alpha: float

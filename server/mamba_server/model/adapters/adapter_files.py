@@ -27,7 +27,7 @@ _BLOCK_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class LowRank:
-    """The change of one module: its outputs grow by second @ first @ x."""
+    """How an adapter changes one module: the module's outputs grow by second @ first @ x."""
 
     first: torch.Tensor
     """[rank, inputs], float32"""
@@ -37,7 +37,7 @@ class LowRank:
 
 @dataclass(frozen=True, slots=True)
 class StackedLowRank:
-    """The change of a parameter that holds the matrices of all experts, as PEFT stores it."""
+    """How an adapter changes a parameter that holds the matrices of all experts, as PEFT stores it."""
 
     first: torch.Tensor
     """[experts * rank, a], float32"""
@@ -71,7 +71,7 @@ class StackedLowRank:
 
 @dataclass(frozen=True, slots=True)
 class AdapterWeights:
-    """One adapter on the host."""
+    """The changes of all modules by one adapter, on the host."""
 
     fingerprint: str
     """32 hexadecimal digits that identify the bytes of its files."""
@@ -110,7 +110,7 @@ class AdapterWeights:
 
 @dataclass(frozen=True, slots=True)
 class _Stacked:
-    """Changes of stacked parameters, and the names in the file of the modules that hold them."""
+    """Changes of stacked parameters, and the names in the file of the modules that hold these."""
 
     changes: dict[str, StackedLowRank]
     names: frozenset[str]

@@ -21,7 +21,7 @@ MOST_ROWS = 512
 
 @dataclass(frozen=True, slots=True)
 class DecodeRows:
-    """Rows of decoding sequences that have adapters; each may have another one."""
+    """The decoding rows of a step that have adapters, and the adapter of each."""
 
     rows: torch.Tensor
     """[n] numbers of the rows, int64"""
@@ -35,7 +35,7 @@ class DecodeRows:
 
 @dataclass(frozen=True, slots=True)
 class StepAdapters:
-    """Adapters of the rows of one step."""
+    """Says which adapter each row of one step is computed with."""
 
     places: frozenset[int]
     """Places in the bank of all adapters of the step."""

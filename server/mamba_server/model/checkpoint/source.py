@@ -298,7 +298,7 @@ def _remote_failure(error: RemoteError) -> SourceError:
 
 
 def _on_hub(uri: str, rest: str) -> tuple[str, str | None]:
-    """Return repository and revision."""
+    """Return repository and revision of an hf:// URI; None = no revision. Raises InvalidSource."""
     match = _HUB.match(rest.rstrip("/"))
     if match is None:
         raise InvalidSource(f"{uri}: write hf://OWNER/NAME or hf://OWNER/NAME@REVISION")

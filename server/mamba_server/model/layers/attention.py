@@ -27,7 +27,7 @@ Turns = tuple[torch.Tensor, torch.Tensor]
 
 
 class Attention:
-    """Weights and forward of one attention layer."""
+    """Computes one attention layer, and writes its keys and values to the cache."""
 
     def __init__(
         self,

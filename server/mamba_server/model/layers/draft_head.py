@@ -27,7 +27,10 @@ Embed = Callable[[torch.Tensor], torch.Tensor]
 
 
 class DraftHead:
-    """Weights and forward of one head. `embed`: the model's embedding, which the head shares."""
+    """Computes a model's head that drafts tokens, and writes its keys and values to the cache.
+
+    `embed` is the model's embedding, which the head shares.
+    """
 
     def __init__(
         self, config: ModelConfig, names: TensorNames, loader: Loader, embed: Embed, norm_eps: float

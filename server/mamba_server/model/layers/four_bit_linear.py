@@ -14,7 +14,7 @@ from mamba_server.model.layers.linear import Linear
 
 
 class FourBitLinear:
-    """Matrices whose outputs follow one another, of four bits or ordinary ones."""
+    """Multiplies rows by several matrices, of four bits or ordinary, and puts the results side by side."""
 
     def __init__(
         self,

@@ -19,7 +19,10 @@ LEAST_CAPABILITY = (8, 9)
 
 
 class NormedRows:
-    """The FP8 form of the rows that a norm returned last. One for a model."""
+    """Passes the FP8 form of rows from the norm that computed it to the product that reads it.
+
+    A model has one object, which holds the rows of the last norm.
+    """
 
     def __init__(self) -> None:
         self._rows: torch.Tensor | None = None
@@ -39,7 +42,7 @@ class NormedRows:
 
 @dataclass(frozen=True, slots=True)
 class Fp8Norm:
-    """An RMSNorm that leaves the FP8 form of its result."""
+    """An RMSNorm that also rounds its result to FP8, and leaves that form in `NormedRows`."""
 
     weight: torch.Tensor
     eps: float
@@ -58,7 +61,7 @@ class Fp8Norm:
 
 @dataclass(frozen=True, slots=True)
 class Fp8Linear:
-    """A linear layer whose weights are FP8."""
+    """Multiplies rows by an FP8 matrix."""
 
     matrix: Fp8Matrix
     """Weights with their scales, [outputs, inputs]."""
@@ -78,7 +81,7 @@ class Fp8Linear:
 
 @dataclass(frozen=True, slots=True)
 class JoinedProducts:
-    """Products of the same rows whose outputs follow one another, of matrices of different forms."""
+    """Multiplies rows by matrices of different forms, and puts the results side by side."""
 
     parts: Sequence[Callable[[torch.Tensor], torch.Tensor]]
 

@@ -22,7 +22,7 @@ from mamba_server.model.step_plans import StepPlans
 
 
 class GatedDeltaMixer:
-    """Weights and forward of one mixer of the gated delta rule.
+    """Computes one mixer of the gated delta rule, and writes its windows and states to the cache.
 
     A and dt_bias are float32, like the states that they act on.
     """
@@ -184,7 +184,7 @@ class GatedDeltaMixer:
 
 
 class NarrowInputs:
-    """Input projections of a mixer whose decays and gates pass through a narrow width (Kimi-Linear)."""
+    """Computes the inputs of a mixer whose decays and gates pass through a narrow width (Kimi-Linear)."""
 
     def __init__(self, config: GatedDeltaConfig, rank: int, hidden_size: int, loader: Loader) -> None:
         queries, keys, values = _parts(config)

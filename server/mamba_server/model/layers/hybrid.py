@@ -66,7 +66,10 @@ class Block:
 
 
 class TokenEmbedding:
-    """A matrix [vocabulary, d] that is in memory once: packed if the C++ kernels compute."""
+    """Looks up the rows of tokens, and multiplies by the same matrix as the model's head.
+
+    The matrix [vocabulary, d] is in memory once: packed if the C++ kernels compute.
+    """
 
     def __init__(self, loader: Loader, name: str, size: int, width: int) -> None:
         self._loader = loader
@@ -108,7 +111,7 @@ def _has_four_bits(
 
 
 class HybridModel:
-    """Weights and forward of a whole model."""
+    """Computes a whole model: embedding, residual blocks, head. The caches that it is given are written."""
 
     def __init__(
         self,

@@ -18,7 +18,7 @@ NORM_EPS = 1e-6
 
 
 class LatentAttention(Attention):
-    """Weights and forward of one attention layer over latent rows."""
+    """Computes one attention layer whose keys and values are one narrow (latent) row for each token."""
 
     def __init__(
         self, config: AttentionConfig, latent: LatentConfig, hidden_size: int, loader: Loader

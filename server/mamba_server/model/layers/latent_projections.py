@@ -16,7 +16,7 @@ from mamba_server.model.layers.mlp import Mlp
 
 
 class LatentProjections:
-    """The projections of one block to the experts' width and back, and its shared expert."""
+    """Narrows the rows of a block for its experts and widens their results; has the shared expert."""
 
     def __init__(self, config: MoeConfig, hidden_size: int, names: TensorNames, loader: Loader) -> None:
         """Take the weights. `loader` loads the tensors of the block's layer.

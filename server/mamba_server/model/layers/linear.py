@@ -25,7 +25,7 @@ def emulates_bfloat16() -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """A linear layer computed by torch."""
+    """Multiplies rows by an ordinary matrix with torch, and adds a bias."""
 
     weight: torch.Tensor
     """Matrix of the product, [outputs, inputs]."""

@@ -54,7 +54,7 @@ PACKED: dict[Quantization, Callable[[torch.Tensor, Callable[[torch.Tensor], None
 
 @dataclass(frozen=True, slots=True)
 class Loader:
-    """Source of the tensors below one prefix of names, converted for the kernels that will read them."""
+    """Loads the tensors below one prefix of names, in the form of the kernels that will read them."""
 
     weights: TensorSource
     device: torch.device
@@ -187,7 +187,7 @@ class Loader:
         return lambda x, added: norm(x, weight, eps, added, dtype)
 
     def norm_weight(self, name: str, width: int) -> torch.Tensor:
-        """Return the factors of an RMSNorm: the weight `name` plus the offset."""
+        """Return the `width` factors of an RMSNorm: the weight `name` plus the family's offset."""
         return self.wide(name, width) + self.norm_offset if self.norm_offset else self.tensor(name, width)
 
     def activates(self, activation: str) -> bool:

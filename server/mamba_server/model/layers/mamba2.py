@@ -22,7 +22,7 @@ from mamba_server.model.step_plans import StepPlans
 
 
 class Mamba2Mixer:
-    """Weights and forward of one Mamba2 mixer.
+    """Computes one Mamba2 mixer, and writes its windows and states to the cache.
 
     A, D and dt_bias are float32, like the states that they act on.
     """

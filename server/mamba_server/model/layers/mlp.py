@@ -74,7 +74,7 @@ def _invariant(function: Function, x: torch.Tensor, factor: torch.Tensor | None)
 
 
 class Mlp:
-    """Weights and forward of one feed-forward block."""
+    """Computes one feed-forward block."""
 
     def __init__(self, config: MlpConfig, hidden_size: int, names: TensorNames, loader: Loader) -> None:
         self.gate_proj: Rows | None = None
@@ -125,7 +125,7 @@ class Mlp:
         return self.down_proj(inner)
 
     def _project(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return the input of the activation, and the factor of its result."""
+        """Return the input of the activation, and the factor of its result; None = it has no factor."""
         if self.gate_up_proj is not None:
             gate, up = self.gate_up_proj(x).chunk(2, 1)
             return gate, up

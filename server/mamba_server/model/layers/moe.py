@@ -45,7 +45,7 @@ Stacked = torch.Tensor | Fp8Matrix
 
 
 class Moe:
-    """Weights and forward of one sparse feed-forward block.
+    """Computes one sparse feed-forward block: each row by the experts that a router chooses for it.
 
     The router computes in float32, since its scores are compared.
     """
@@ -289,7 +289,10 @@ def _stack(matrices: Matrices | Stacked, loader: Loader) -> ExpertWeights:
 
 
 class _OfExperts:
-    """The matrices of all experts, each loaded when it is packed, so that one expert is in memory twice."""
+    """Yields the matrices of all experts, each loaded when it is packed.
+
+    So only one expert is in memory twice.
+    """
 
     def __init__(self, names: Sequence[str], shape: tuple[int, int, int], loader: Loader) -> None:
         self._names, self._shape, self._loader = names, shape, loader

@@ -11,7 +11,7 @@ from mamba_server.model.step_plans import StepPlans
 
 
 class ParallelMixers:
-    """A Mamba2 mixer and attention of one layer, whose results are added."""
+    """Computes a Mamba2 mixer and attention of the same layer, and adds their results."""
 
     def __init__(self, mamba: Mamba2Mixer, attention: Attention) -> None:
         self.mamba, self.attention = mamba, attention

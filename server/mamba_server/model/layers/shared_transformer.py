@@ -20,7 +20,7 @@ from mamba_server.model.step_plans import StepPlans
 
 
 class ChangedProduct:
-    """A product of which each part has a change of low rank added."""
+    """Multiplies rows by a matrix, and adds a change of low rank to each part of the result."""
 
     def __init__(self, base: Rows, changes: list[tuple[Rows, Rows]]) -> None:
         """Take the product and the two products of each change; parts follow one another."""
@@ -37,7 +37,7 @@ class ChangedProduct:
 
 
 class _Weights:
-    """The weights of one block, which all of its uses have in common."""
+    """Weights of one shared transformer block, without what the layers that use it add to it."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class _Weights:
 
 
 class SharedUse:
-    """One use of a block: its weights with the changes and the last projection of the layer that uses it."""
+    """Computes a shared transformer block in one layer, with this layer's changes and last projection."""
 
     def __init__(self, weights: _Weights, attention: Attention, gate_up: Rows, linear: Rows) -> None:
         self._weights, self.attention, self._gate_up, self._linear = weights, attention, gate_up, linear
@@ -96,7 +96,7 @@ class SharedUse:
 
 
 class SharedMamba:
-    """A mixer with the use of a shared block before it."""
+    """A layer's own Mamba2 mixer, together with the shared transformer block that is computed before it."""
 
     def __init__(self, shared: SharedUse, mamba: Mamba2Mixer) -> None:
         self.shared, self.mamba = shared, mamba
@@ -107,7 +107,7 @@ class SharedMamba:
 
 
 class SharedTransformers:
-    """The blocks of a model, from which its layers take their uses in order."""
+    """Loads the transformer blocks that layers of a model share, and gives each layer its use of one."""
 
     def __init__(
         self,

@@ -16,7 +16,7 @@ from mamba_server.model.step_plans import StepPlans
 
 
 class ShortConvMixer:
-    """Weights and forward of one gated short convolution."""
+    """Computes one gated short convolution, and writes its windows to the cache."""
 
     def __init__(self, config: ShortConvConfig, hidden_size: int, loader: Loader) -> None:
         self.channels = channels = config.channels

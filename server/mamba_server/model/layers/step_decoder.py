@@ -40,7 +40,7 @@ from mamba_server.model.layers.short_conv import ShortConvMixer
 
 
 class _NotFusable(Exception):
-    """The C++ kernels do not compute all of this layer."""
+    """The C++ kernels cannot compute this layer within a whole step."""
 
 
 def step_decoder(

@@ -219,7 +219,10 @@ def _endpoint(uri: ModelUri) -> str:
 
 
 def _checksum(version: str) -> Checksum | None:
-    """Return the checksum in an entity tag: the MD5 of the content, or of the MD5 of its parts."""
+    """Return the checksum in an entity tag; None if the tag has another form.
+
+    It is the MD5 of the content, or of the MD5 of its parts.
+    """
     match = re.fullmatch(r'"?([0-9a-f]{32})(?:-([0-9]{1,5}))?"?', version)
     if match is None:
         return None

@@ -41,7 +41,7 @@ class _Piece:
 
 @dataclass
 class _Progress:
-    """Bytes that are on disk, of all files."""
+    """Counts the bytes of all files that are on disk, and reports each change. Threads may share it."""
 
     total: int
     report: Report
@@ -55,7 +55,7 @@ class _Progress:
 
 
 class RangedDownload:
-    """The download of one listing into one directory."""
+    """Downloads files of a store into one directory in pieces, and resumes where a download broke off."""
 
     def __init__(
         self,
@@ -86,10 +86,12 @@ class RangedDownload:
         )
 
     def run(self, report: Report, say: Callable[[str], None]) -> None:
-        """Fetch missing pieces and compare every file with its checksum. Raises RemoteError.
+        """Fetch the missing pieces and compare every file with its checksum. Raises RemoteError.
+
+        A file that differs is downloaded once more.
 
         Args:
-            report: receives the bytes on disk and in all.
+            report: receives the number of bytes on disk, and the number in all.
             say: receives messages.
         """
         total = sum(file.size for file in self._files)

@@ -14,7 +14,7 @@ _DOCKER_HUB = ("docker.io", "index.docker.io", "registry-1.docker.io", "https://
 
 
 def basic_credentials(registry: str) -> str | None:
-    """Return user and password in base64 for a registry; None = there are none.
+    """Return user and password for `registry` in base64, as Basic authentication sends them; None = none.
 
     Reads DOCKER_AUTH_CONFIG, the file of REGISTRY_AUTH_FILE, and config.json of DOCKER_CONFIG or ~/.docker.
     """
