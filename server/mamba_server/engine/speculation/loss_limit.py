@@ -22,7 +22,7 @@ SEEN = 0.5
 class LossLimit:
     """Bounds the time that one engine loses by drafts that turn out wrong, in steps without drafts.
 
-    Each step adds a little to what drafts may lose, up to `CREDIT`, and each gain adds what it has saved, up to
+    Each step adds a little to what drafts may lose, up to `CREDIT`, and each gain what it has saved, up to
     `MOST_CREDIT`.
     """
 
