@@ -108,7 +108,7 @@ class ExplainedPrompt(_Answer):
 
 
 class Explanations(_Answer):
-    """Says, for each prompt of one request, what it resumed and why no more."""
+    """Says, for each prompt of one request, how many tokens came from the cache, and why not more of them."""
 
     explain: list[ExplainedPrompt]
     """One for each prompt."""

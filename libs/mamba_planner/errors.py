@@ -76,7 +76,11 @@ class InsufficientMemory(BudgetError):
         super().__init__(". ".join(sentences))
 
     def with_remedies(self, ways: tuple[str, ...], sizes: FittingSize | None) -> "InsufficientMemory":
-        """Return the same error with the changes that would make the engine fit."""
+        """Return a copy of the error whose message also says what would make the engine fit.
+
+        `ways` are changes of settings. `sizes` names the smallest GPU that would suffice, if there is one;
+        None if GPU sizes do not apply.
+        """
         return InsufficientMemory(self.message, self.need, self.have, sizes, ways)
 
 

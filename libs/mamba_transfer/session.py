@@ -89,7 +89,12 @@ class ReaderSession:
         self._export: OpenExport | None = None
 
     def run(self) -> None:
-        """Answer messages until the reader closes the connection. Raises ConnectionFailed."""
+        """Answer the reader's messages until the connection ends. It never returns normally.
+
+        Raises ConnectionFailed: PeerLost if the reader has closed the connection, Stopped if the server is
+        closing or the reader was idle for too long, ForeignFrame for a message that is not allowed. An open
+        export is ended before.
+        """
         try:
             while True:
                 self._handle(self._next())

@@ -100,7 +100,10 @@ class IndexReporter:
         self._written = False
 
     async def work(self) -> None:
-        """Check every `CHECK_SECONDS` until the task is cancelled."""
+        """Look for trouble with the prefix index every `CHECK_SECONDS`, and report it to the operator.
+
+        This continues after errors, until the task is cancelled.
+        """
         while True:
             try:
                 await self.check()

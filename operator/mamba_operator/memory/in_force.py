@@ -175,7 +175,7 @@ def _verdict_of(choice: StrategyChoice, source: PlannerInput, base: Fits) -> Fit
     if not isinstance(verdict, Fits):
         return None
     reason = (
-        f"chosen for the traffic that engines measured, {_traffic_text(choice.traffic)}: "
+        f"the strategy was chosen for the traffic that engines measured, {_traffic_text(choice.traffic)}: "
         f"{verdict.plan.reason}"
     )
     return replace(verdict, plan=verdict.plan.model_copy(update={"reason": reason[:MAX_REASON]}))

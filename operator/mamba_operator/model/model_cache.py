@@ -54,7 +54,7 @@ def _size_difference(new: str | None, old: str | None, observed: Manifest) -> st
     if parse_quantity(new) < parse_quantity(old):
         return f"has {old}, which cannot shrink to {new}"
     if (phase := (observed.get("status") or {}).get("phase")) != "Bound":
-        return f"has {old} and cannot grow to {new} while it is {phase or 'Pending'}"
+        return f"has {old} and can grow to {new} only once it is Bound (it is {phase or 'Pending'} now)"
     return None
 
 

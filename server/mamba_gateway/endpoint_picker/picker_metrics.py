@@ -125,7 +125,10 @@ class PickerMetrics:
         self._attempts.labels("success", model, endpoint.name, self._namespace, port).inc()
 
     def refused(self, model: str, code: str, *, choosing: bool) -> None:
-        """Count a request that was refused, so that no engine answered it."""
+        """Count a request that the picker refused with the error code `code`.
+
+        `choosing` says that no engine could be chosen; then a failed attempt to choose is counted as well.
+        """
         self._errors.labels(model, model, code).inc()
         if choosing:
             self._attempts.labels("failure", model, "", "", "").inc()

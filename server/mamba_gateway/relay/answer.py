@@ -146,7 +146,11 @@ class EngineAnswer:
         return True
 
     def begin_now(self, part: bytes, *, more: bool) -> bool:
-        """Send status, headers and the first part without waiting; if the result is False, use `begin`."""
+        """Send status, headers and the first part without waiting; return whether that was possible.
+
+        `more` says that further parts follow. If the result is False, nothing was sent: await `begin`, and
+        then send the part.
+        """
         return self._begin is not None and self._begin(self.status, self._headers, part, more)
 
     async def begin(self) -> None:

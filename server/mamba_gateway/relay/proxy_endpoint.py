@@ -200,7 +200,11 @@ class ProxyEndpoint:
             require_plain(coding.decode("latin-1"))
 
     def _arrived_body(self, client: RelayedRequest) -> bytes | None:
-        """Return the body of the request if it has arrived completely; else None."""
+        """Return the body if all of it has arrived, and count it against the share of memory for bodies.
+
+        If the result is None, call `_read_body`: the body is incomplete, is too large, or cannot be read
+        without waiting.
+        """
         context = client.context
         if context.direct is None:
             return None

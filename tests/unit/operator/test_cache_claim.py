@@ -33,7 +33,7 @@ CHANGES = [
     ("another access mode", {"accessMode": "ReadWriteOnce"}, "Bound", "has access mode ReadWriteMany"),
     ("another class", {"storageClassName": "fast"}, "Bound", "has storage class standard, not fast"),
     ("a smaller size", {"size": "20Gi"}, "Bound", "has 40Gi, which cannot shrink to 20Gi"),
-    ("growth before it is bound", {"size": "80Gi"}, "Pending", "cannot grow to 80Gi while it is Pending"),
+    ("growth before it is bound", {"size": "80Gi"}, "Pending", "can grow to 80Gi only once it is Bound"),
 ]
 
 

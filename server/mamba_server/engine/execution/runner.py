@@ -546,7 +546,10 @@ class ModelRunner:
             self._sampling[new.row] = self._sampler.admit(new.params, new.seed, new.prompt_len, new.token_ids)
 
     def _sampling_batch(self, rows: Ints) -> list[SamplingBatch]:
-        """Return the parameters of the sampling rows; the same object while the rows stay the same."""
+        """Return how the rows sample, as one batch for each block of rows.
+
+        The list is built anew only if the rows have changed, or requests were admitted, since the last call.
+        """
         key = rows.tobytes()
         if key != self._batch_key or self._batch is None:
             of_rows = [self._sampling[row] for row in rows.tolist()]

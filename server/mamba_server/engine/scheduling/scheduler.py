@@ -309,7 +309,10 @@ class Scheduler:
         sequence.prompt_done = True
 
     def _ends_at_page(self, allocation: SequenceAllocation, keep: int | None) -> bool:
-        """Return whether the tree may get the live slot: it ends a page, and is no deeper than `keep`."""
+        """Return whether the prefix tree may take over the state in the sequence's live slot.
+
+        The state must be at the end of a page, and at most `keep` tokens deep; None = any depth.
+        """
         return allocation.depth % self._page_size == 0 and (keep is None or allocation.depth <= keep)
 
     def _release(self, sequence: Sequence, keep: int | None = None) -> None:

@@ -17,7 +17,10 @@ layer."""
 
 
 def row_factors(config: ModelConfig, names: TensorNames) -> Factors:
-    """Return the factors of every layer, without factors of 1; empty if the family has none."""
+    """Return the factors to multiply into the weights and biases of each layer while they are loaded.
+
+    Tensors whose factors are all 1 are left out. The result is empty for a model without such factors.
+    """
     factors, tensors = config.multipliers, dict[str, torch.Tensor]()
 
     def put(kind: str, projection: str, weight: torch.Tensor | float, bias: torch.Tensor | float) -> None:

@@ -34,7 +34,7 @@ class Checksum:
 
 @dataclass(frozen=True, slots=True)
 class RemoteFile:
-    """One file in a store."""
+    """Description of one of a model's files by a remote store, such as a bucket or a registry."""
 
     path: str
     """Path inside the model's directory, with slashes."""
