@@ -32,8 +32,8 @@ test: setup ## every test that needs neither root nor a GPU nor minutes, a real 
 test-slow: setup ## the tests that take two seconds of a processor or more
 	@$(MANY) $(TIMES) -m "slow and not gpu and not e2e and not tools"
 
-test-all: setup ## `test` and `test-slow` in one run, which collects once
-	@$(MANY) $(TIMES) -m "not gpu and not e2e and not tools"
+test-all: setup ## `test` and `test-slow` in one run (WITHOUT=interpreted: but for those, as .ci/run does)
+	@$(MANY) $(TIMES) -m "not gpu and not e2e and not tools$(if $(WITHOUT), and not $(WITHOUT))"
 
 interpreted: setup ## those of the tests on Triton's interpreter that take minutes, in two processes
 	@$(PYTEST) -n 2 --dist loadfile $(TIMES) tests/gates/test_interpreted_kernels.py tests/unit/kernels/triton/test_interpreted.py

@@ -194,8 +194,13 @@ def assert_only_who_may_reads_and_all_rights_of_the_chart_are_used(world: World,
     role = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role", "metadata": {"name": "reader"}}
     plane.apply({**role, "rules": [rule]}, namespace)
     plane.kubectl("create", "rolebinding", "reader", "-n", namespace, "--role=reader", "--user=somebody-else")
-    found = json.loads(plane.kubectl(*read, "--as=somebody-else", "--as-group=system:authenticated"))
-    assert [(one["metricLabels"], one["value"]) for one in found["items"]] == [({"name": "hpa"}, engines)]
+
+    def has_the_number() -> bool:
+        found = json.loads(plane.kubectl(*read, "--as=somebody-else", "--as-group=system:authenticated"))
+        return [(one["metricLabels"], one["value"]) for one in found["items"]] == [({"name": "hpa"}, engines)]
+
+    # The number of engines is changed before the metric is.
+    world.until(has_the_number, f"the number {engines}")
     assert DESIRED in plane.kubectl("get", "--raw", API, "--as=somebody", "--as-group=system:authenticated")
     with pytest.raises(CommandFailed, match="available are mambaserve_operator_scaling_desired_engines"):
         plane.kubectl("get", "--raw", f"{API}/namespaces/{namespace}/bogus")
