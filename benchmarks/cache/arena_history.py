@@ -1,4 +1,4 @@
-"""What the arena's bytes hold as requests come, request by request, for the picture of the documentation.
+"""Records the contents of an arena as requests come, for the picture of the documentation.
 
 Run as `python -m benchmarks.cache.arena_history`; writes JSON and Markdown to benchmarks/results, from which
 `python -m benchmarks.pictures` draws. The load and the engine are those of `fragmentation`.

@@ -3,21 +3,16 @@
 from statistics import median
 
 from benchmarks.figures.figure import Figures, Value, at
-from benchmarks.figures.rows import of_rows, picked
+from benchmarks.figures.rows import picked, ratio
 
 BENCHMARK = "docs/howto/benchmark.md"
 MEMORY = "docs/reference/gateway-memory.md"
 MEMORY_COMMAND = "python -m benchmarks.gateway_memory"
 SIZES, STREAMS = "2026-11-22-gateway-memory", "2026-11-26-gateway-idle-streams"
-_POOLS, _UNIFIED = ("found", "pools"), ("found", "unified")
+_POOLS, _UNIFIED = "found.pools", "found.unified"
 _FILE = at("found", "tokenizer_file_mib")
 _READ = at("found", "tokenizer_just_read_mib")
 _MILLION = at("found", "index_mib_of_1000000")
-
-
-def over(above: Value, below: Value) -> Value:
-    """Return the quotient of two numbers."""
-    return lambda documents: above(documents) / below(documents)
 
 
 def total(*parts: Value) -> Value:
@@ -32,20 +27,20 @@ def changed(key: str) -> Value:
 
 def day(trace: str) -> Value:
     """Return the cost of the product's autoscaler on a day, relative to the cheapest fixed fleet."""
-    return of_rows(lambda costs: costs[0], "cost", "days", trace, "rows", scaler="ours")
+    return picked(lambda costs: costs[0], "cost", rows=f"days.{trace}.rows", scaler="ours")
 
 
 HOWTO_FIGURES = (
     Figures("docs/howto/disaggregate.md", "Long prompts hardly", "python -m benchmarks.pool_gaps",
             ("2026-11-28-pool-gaps",),
-            ("8,000", of_rows(median, "beside_p99_ms", *_POOLS), of_rows(median, "ratio", *_POOLS),
-             of_rows(median, "beside_p99_ms", *_UNIFIED), of_rows(median, "ratio", *_UNIFIED),
-             of_rows(min, "ratio", *_POOLS), of_rows(max, "ratio", *_POOLS))),
+            ("8,000", picked(median, "beside_p99_ms", rows=_POOLS), picked(median, "ratio", rows=_POOLS),
+             picked(median, "beside_p99_ms", rows=_UNIFIED), picked(median, "ratio", rows=_UNIFIED),
+             picked(min, "ratio", rows=_POOLS), picked(max, "ratio", rows=_POOLS))),
     Figures("docs/howto/keep-a-conversation.md", "An engine that joins two",
             "python -m benchmarks.joining_engine", ("2026-11-28-joining-engine",),
-            (of_rows(median, "share", "rows", warm=True), "100",
-             *(of_rows(choose, "share", "rows", warm=False) for choose in (min, max)),
-             *(of_rows(choose, "requests", "rows", warm=False) for choose in (min, max)), "800")),
+            (picked(median, "share", warm=True), "100",
+             *(picked(choose, "share", warm=False) for choose in (min, max)),
+             *(picked(choose, "requests", warm=False) for choose in (min, max)), "800")),
     Figures(BENCHMARK, "- `fleet-pools` has", "python -m benchmarks.fleet.pools --trace FILE",
             ("2026-11-28-fleet-pools",),
             (picked(median, "cost", what="ours"), picked(max, "cost", what="ours"))),
@@ -58,9 +53,9 @@ HOWTO_FIGURES = (
             (at("found", "gateway_mib"), at("found", "gateway_with_redis_mib"),
              at("found", "gateway_with_picker_mib"))),
     Figures(MEMORY, "each tokenizer, while it is read", MEMORY_COMMAND, (SIZES,),
-            (over(_READ, _FILE), _READ, _FILE)),
+            (ratio(_READ, _FILE), _READ, _FILE)),
     Figures(MEMORY, "each tokenizer, afterwards", MEMORY_COMMAND, (SIZES,),
-            (over(at("found", "tokenizer_mib"), _FILE), "32")),
+            (ratio(at("found", "tokenizer_mib"), _FILE), "32")),
     Figures(MEMORY, "the prefix index", MEMORY_COMMAND, (SIZES,),
             (at("found", "bytes_a_hash_of_4000000"), _MILLION, at("found", "index_mib_of_4000000"))),
     Figures(MEMORY, "requests |", "python -m benchmarks.gateway_idle", (STREAMS,),

@@ -13,7 +13,7 @@ from benchmarks.figures.figure import Value
 def cell(
     key: str, *path: str, source: int = 0, scale: float = 1.0, rows: str = "rows", **only: object
 ) -> Value:
-    """Return a number of the one row with these values; `path`: keys below `key`."""
+    """Return a number of the one row with these values, at `key` and the keys `path` below it."""
     return picked(_only, key, *path, source=source, scale=scale, rows=rows, **only)
 
 
@@ -26,11 +26,17 @@ def picked(
     rows: str = "rows",
     **only: object,
 ) -> Value:
-    """Return what `choose` makes of a number of all rows with these values."""
+    """Return what `choose` makes of a number of all rows with these values.
+
+    `rows` is the place of the rows: keys with points between them.
+    """
 
     def value(documents: Sequence[Any]) -> float:
+        place = documents[source]
+        for each in rows.split("."):
+            place = place[each]
         found = []
-        for row in documents[source][rows]:
+        for row in place:
             if all(row[name] == wanted for name, wanted in only.items()):
                 number = row[key]
                 for each in path:
@@ -70,15 +76,3 @@ def ratio_of_rounds(above: Sequence[str], below: Sequence[str]) -> Value:
         mine / theirs
         for mine, theirs in zip(numbers(documents[0], above), numbers(documents[0], below), strict=True)
     )
-
-
-def of_rows(choose: Callable[[list[float]], float], key: str, *path: str, **only: object) -> Value:
-    """Return what `choose` makes of a key of those rows at a path that have these values."""
-
-    def value(documents: Sequence[Any]) -> float:
-        rows = documents[0]
-        for each in path:
-            rows = rows[each]
-        return choose([row[key] for row in rows if all(row[name] == one for name, one in only.items())])
-
-    return value

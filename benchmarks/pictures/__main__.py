@@ -5,18 +5,17 @@ results come from `python -m benchmarks.cache.arena_history` and `benchmarks.que
 """
 
 import argparse
-import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from benchmarks.cache.plots import newest
 from benchmarks.pictures.measured import arena, routing
 from benchmarks.pictures.terminal import picture, session
 
 ROOT = Path(__file__).resolve().parents[2]
 ASSETS = ROOT / "docs/assets"
-RESULTS = ROOT / "benchmarks/results"
 MEASURED: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "arena-over-time": ("arena-history", arena),
     "routing-by-load": ("routing-waiting", routing),
@@ -24,16 +23,9 @@ MEASURED: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
 """Name of the result and its drawing, by picture."""
 
 
-def newest(name: str) -> dict[str, Any]:
-    """Return the newest result of a name."""
-    path = max(RESULTS.glob(f"????-??-??-{name}.json"))
-    result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return result
-
-
 def pictures() -> dict[str, str]:
     """Return every picture by its name."""
-    drawn = {name: draw(newest(result)) for name, (result, draw) in MEASURED.items()}
+    drawn = {name: draw(newest(result) or {}) for name, (result, draw) in MEASURED.items()}
     page = (ROOT / "docs/tutorial/first-deployment.md").read_text(encoding="utf-8")
     lines = session(page, left_out=("mambaserve plan",))
     return {

@@ -1,4 +1,4 @@
-"""What pictures show of a result: an arena over time, and routing beside load alone. Pure."""
+"""Pictures of results: an arena over time, and routing beside load alone. Pure."""
 
 from typing import Any
 

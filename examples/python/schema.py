@@ -13,7 +13,7 @@ URL = os.environ.get("MAMBASERVE_URL", "http://127.0.0.1:8000")
 
 
 class Ticket(BaseModel):
-    """What a support desk needs of a complaint."""
+    """A complaint, with the facts that a support desk needs."""
 
     product: Literal["lamp", "boat", "piano"]
     urgent: bool
