@@ -1,6 +1,5 @@
 """Engines that hold their matrices as int8, as int4 or as FP8."""
 
-import gc
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +7,7 @@ import pytest
 from pydantic import ValidationError
 
 import mamba_server
+from living_objects import living
 from mamba_kernels.cpu.library import library
 from mamba_kernels.cpu.quantized.int4_weight import Int4Weight
 from mamba_kernels.cpu.quantized.int8_weight import PANEL, QuantizedWeight
@@ -28,16 +28,11 @@ def start(**settings: Any) -> Engine:
     return boot(EngineSettings(**given), lambda *_: None)
 
 
-def quantized() -> list[QuantizedWeight | Int4Weight]:
-    gc.collect()
-    return [each for each in gc.get_objects() if type(each) in (QuantizedWeight, Int4Weight)]
-
-
 @pytest.mark.skipif(library() is None, reason="no C++ kernels on this machine")
 def test_what_is_held_is_what_was_planned() -> None:
-    before = quantized()
+    before = living(QuantizedWeight, Int4Weight)
     whole, small = start(dtype="float32"), start(dtype="float32", quantization="int8")
-    made = [each for each in quantized() if not any(each is other for other in before)]
+    made = living(QuantizedWeight, Int4Weight, besides=before)
     elements = sum(each.outputs * each.inputs for each in made)
     saved = whole.plan.weights_bytes - small.plan.weights_bytes
     assert saved == elements * 4 - elements * 34 // 32
@@ -49,9 +44,9 @@ def test_what_is_held_is_what_was_planned() -> None:
 def test_experts_of_one_tensor_are_planned_as_they_are_held(tmp_path: Path) -> None:
     """Exclude the routers, a hundredth of these models, which the plan counts as int8 instead of float32."""
     stacked = random_granite(tmp_path / "stacked", num_local_experts=8, num_experts_per_tok=3)
-    before = quantized()
+    before = living(QuantizedWeight, Int4Weight)
     whole, small = (start(model=str(stacked), quantization=each) for each in ("none", "int8"))
-    made = [each for each in quantized() if not any(each is other for other in before)]
+    made = living(QuantizedWeight, Int4Weight, besides=before)
     held = sum(each.outputs * each.inputs for each in made)
     saved = whole.plan.weights_bytes - small.plan.weights_bytes
     assert saved == pytest.approx(held * (4 - 34 / 32), rel=0.02)
@@ -62,9 +57,9 @@ def test_matrices_of_four_bits_are_held_as_they_were_planned(tmp_path: Path) -> 
     """Exclude the routers, as above; few weights make their share larger."""
     apart = random_qwen3_next(tmp_path / "apart")
     for model, near in ((str(TINY), 0.001), (str(apart), 0.02)):
-        before = quantized()
+        before = living(QuantizedWeight, Int4Weight)
         whole, small = (start(model=model, dtype="float32", quantization=each) for each in ("none", "int4"))
-        kept = [each for each in quantized() if not any(each is other for other in before)]
+        kept = living(QuantizedWeight, Int4Weight, besides=before)
         assert {type(each) for each in kept} == {QuantizedWeight, Int4Weight}
         bits = {QuantizedWeight: 34, Int4Weight: 18}
         held = sum(each.outputs * each.inputs * (4 - bits[type(each)] / 32) for each in kept)

@@ -3,7 +3,6 @@
 The operators here are the references, with which the kernels are compared elsewhere.
 """
 
-import gc
 from dataclasses import replace
 from math import prod
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from living_objects import living
 from mamba_kernels.dispatch.backend import TRITON, Backend
 from mamba_kernels.dispatch.operators import REFERENCE
 from mamba_kernels.four_bit import FourBitMatrix
@@ -65,18 +65,13 @@ def logits(model: HybridModel) -> torch.Tensor:
     return logits_of(model, prompt=12, decoded=2)
 
 
-def held() -> list[FourBitMatrix]:
-    gc.collect()
-    return [each for each in gc.get_objects() if type(each) is FourBitMatrix]
-
-
 def kept_by(model: HybridModel, before: list[FourBitMatrix]) -> int:
     """Return the bytes of the model's matrices of four bits without places of inputs, which no plan counts.
 
     before: matrices of other models.
     """
     assert model.blocks
-    own = [each for each in held() if not any(each is other for other in before)]
+    own = living(FourBitMatrix, besides=before)
     return sum(each.nbytes - (0 if each.order is None else each.order.nbytes) for each in own)
 
 
@@ -97,7 +92,7 @@ def test_a_model_computes_with_the_numbers_of_its_checkpoint_and_holds_what_was_
     dense: Path, tmp_path: Path, name: str
 ) -> None:
     made = rewrite(dense, tmp_path / "made", METHODS[name])
-    before = held()
+    before = living(FourBitMatrix)
     model = load(made, torch.float32)
     size = weights_size(made)
     assert size is not None
@@ -116,7 +111,7 @@ def test_experts_stay_in_four_bits_and_rows_of_a_projection_may_change_places(
     made = rewrite(
         sparse, tmp_path / "made", METHODS[name], keep=lambda module: module.endswith(("_b", "_a"))
     )
-    before = held()
+    before = living(FourBitMatrix)
     model = load(made, torch.float32)
     size = weights_size(made)
     assert size is not None
@@ -131,11 +126,11 @@ def test_experts_stay_in_four_bits_and_rows_of_a_projection_may_change_places(
 
 @pytest.mark.slow
 def test_fitted_matrices_are_near_the_weights_and_as_large_as_planned(sparse: Path) -> None:
-    before = held()
+    before = living(FourBitMatrix)
     model = load(sparse, torch.float32, "int4")
     size = weights_size(sparse)
     assert size is not None
-    own = [each for each in held() if not any(each is other for other in before)]
+    own = living(FourBitMatrix, besides=before)
     elements = sum(prod(each.shape) for each in own)
     planned = size.loaded(model.config, "float32") - size.loaded(model.config, "float32", "int4")
     # The router stays as it is; it is a hundredth of published models.
@@ -153,17 +148,11 @@ def test_a_checkpoint_takes_another_form_if_that_is_asked_for(
     dense: Path, tmp_path: Path, name: str, quantization: str, form: type[Fp8Matrix | FourBitMatrix]
 ) -> None:
     made = rewrite(dense, tmp_path / "made", METHODS[name])
-    gc.collect()
-    before = [each for each in gc.get_objects() if type(each) in (Fp8Matrix, FourBitMatrix)]
+    before = living(Fp8Matrix, FourBitMatrix)
     model = load(made, torch.float32, quantization)
     size = weights_size(made)
     assert size is not None
-    gc.collect()
-    own = [
-        each
-        for each in gc.get_objects()
-        if type(each) in (Fp8Matrix, FourBitMatrix) and not any(each is other for other in before)
-    ]
+    own = living(Fp8Matrix, FourBitMatrix, besides=before)
     assert {type(each) for each in own} == {form}
     planned = size.loaded(model.config, "float32", quantization)
     assert sum(4 * prod(each.shape) - each.nbytes for each in own) == 4 * size.elements - planned

@@ -3,7 +3,6 @@
 The small models have the names and shapes of published files; larger ones would differ in sizes alone.
 """
 
-import gc
 import re
 from collections import Counter
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from int8_rows import as_int8
+from living_objects import living
 from mamba_kernels.cpu.library import library
 from mamba_kernels.cpu.quantized.block_weight import BlockWeight
 from mamba_kernels.cpu.quantized.int4_weight import pack_numbers
@@ -113,11 +113,9 @@ def test_what_is_held_is_what_was_planned(sparse: Path, tmp_path: Path, name: st
     made = rewrite(
         sparse, tmp_path / "made", METHODS[name], keep=lambda module: module.endswith(("_b", "_a"))
     )
-    gc.collect()
-    before = [each for each in gc.get_objects() if isinstance(each, BlockWeight)]
+    before = living(BlockWeight)
     model = load(made)
-    kept = [each for each in gc.get_objects() if isinstance(each, BlockWeight)]
-    kept = [each for each in kept if not any(each is other for other in before)]
+    kept = living(BlockWeight, besides=before)
     assert {type(each).__name__ for each in kept} == ({METHODS[name].held} if METHODS[name].held else set())
     whole, small = weights_size(made / "plain"), weights_size(made)
     assert whole is not None
