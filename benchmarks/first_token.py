@@ -25,6 +25,8 @@ from benchmarks.cache.record import write
 
 ROOT = Path(__file__).resolve().parents[1]
 MODEL = "builtin://tiny-recall"
+INHERITED = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+"""Variables of the programs: a user's shell lets Python keep its bytecode, that of a test machine may not."""
 
 
 class Timer:
@@ -94,7 +96,7 @@ def answer(mambaserve: Path, cache: Path) -> dict[str, Any]:
     """Run one conversation; return the seconds until each stage began and until the end."""
     timer = Timer()
     stages: dict[str, float] = {}
-    variables = {**os.environ, "XDG_CACHE_HOME": str(cache), "PYTHONUNBUFFERED": "1"}
+    variables = {**INHERITED, "XDG_CACHE_HOME": str(cache), "PYTHONUNBUFFERED": "1"}
     command = [str(mambaserve), "run", MODEL, "hello", "--max-tokens", "8"]
     # Both in one pipe, in the order of time: the first line that names no stage is the answer.
     with subprocess.Popen(
@@ -111,7 +113,7 @@ def answer(mambaserve: Path, cache: Path) -> dict[str, Any]:
 
 
 def _call(*command: object, variables: Mapping[str, object] = MappingProxyType({})) -> None:
-    environment = {**os.environ, **{name: str(value) for name, value in variables.items()}}
+    environment = {**INHERITED, **{name: str(value) for name, value in variables.items()}}
     subprocess.run([str(word) for word in command], check=True, env=environment)
 
 
