@@ -2,8 +2,9 @@
 
 Run as `python -m benchmarks.large_prompts [--kilobytes N] [--at-once N] [--turns N]`; writes JSON and
 Markdown to benchmarks/results. The upstream answers at once and publishes a checkpoint for what it has seen,
-as an engine does; it has the tokenizer of the shipped model, with a token for each byte, so a prompt has more
-tokens than with any real one. CPU time is that of all threads of the gateway, from the kernel's accounts.
+as an engine does. Messages are parts of the documentation and the code of this checkout, as tools of coding
+agents return them, and a vocabulary of 32,000 tokens is trained on other parts. CPU time is that of all
+threads of the gateway, from the kernel's accounts.
 """
 
 import argparse
@@ -11,16 +12,18 @@ import asyncio
 import json
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import aiohttp
-import numpy as np
 from aiohttp import web
+from benchmarks.agent_text import AgentText, write_text_side
 from benchmarks.cache.record import write
 from benchmarks.http_cpu import cpu_seconds
-from benchmarks.http_cpu_processes import ROOT, TINY, end_children_on_sigterm, started
+from benchmarks.http_cpu_processes import ROOT, end_children_on_sigterm, started
 
 from mamba_gateway.prompts.prompt_reader import prompt_of
 from mamba_gateway.prompts.text_processors import ModelText
@@ -40,17 +43,20 @@ ANSWER = {
 }  # fmt: skip
 
 
-def turn(number: int, words: np.random.Generator) -> list[dict[str, str]]:
+def turn(number: int, text: AgentText) -> list[dict[str, str]]:
     """Return a message of the user, like the output of a tool, and the answer to it."""
-    text = " ".join(f"{word:x}" for word in words.integers(0, 1 << 32, TURN_BYTES // 9))
-    return [{"role": "user", "content": f"turn {number}: {text}"}, {"role": "assistant", "content": "ok"}]
+    return [
+        {"role": "user", "content": f"turn {number}: {text.part(TURN_BYTES)}"},
+        {"role": "assistant", "content": "ok"},
+    ]
 
 
 class Upstream:
     """An engine that answers at once and remembers the prompts that it was asked to remember."""
 
-    def __init__(self, name: str) -> None:
-        self.text = TextProcessor.load(ROOT / TINY)
+    def __init__(self, name: str, model: Path) -> None:
+        self.model = model
+        self.text = TextProcessor.load(model)
         self.segments = SegmentCache(self.text.tokenizer, 1 << 30)
         self.log = ChangeLog(name)
         self.log.start(FINGERPRINT, PAGE)
@@ -69,7 +75,7 @@ class Upstream:
 
     def app(self) -> web.Application:
         """Return the HTTP application."""
-        archive = TextArchive.pack(ROOT / TINY)
+        archive = TextArchive.pack(self.model)
         card = {"id": MODEL, "object": "model", "created": 0, "owned_by": "x"}
 
         async def changes(request: web.Request) -> web.Response:
@@ -107,11 +113,11 @@ class Upstream:
         return app
 
 
-async def measure(options: argparse.Namespace) -> dict[str, Any]:
+async def measure(options: argparse.Namespace, model: Path) -> dict[str, Any]:
     """Send the turns of all conversations, each round at once, and return what was found."""
     # A gateway reads prompts only where it has a choice, so there is a second engine, which knows nothing.
-    upstream, runners, backends = Upstream("known"), [], []
-    for engine in (upstream, Upstream("empty")):
+    upstream, runners, backends = Upstream("known", model), [], []
+    for engine in (upstream, Upstream("empty", model)):
         runner = web.AppRunner(engine.app())
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
@@ -138,7 +144,7 @@ async def _rounds(
     pid: int,
     urls: tuple[str, str],
 ) -> dict[str, Any]:
-    words = np.random.default_rng(42)
+    words = AgentText(42)
     turns = options.kilobytes * 1000 // TURN_BYTES
     conversations = [
         [message for number in range(turns) for message in turn(number, words)]
@@ -203,14 +209,14 @@ async def _found(session: aiohttp.ClientSession, url: str, depths: Sequence[int]
     return sum(depth in found for depth in depths) / len(depths)
 
 
-def reading(kilobytes: int, turns: int = 6) -> dict[str, float]:
+def reading(kilobytes: int, model: Path, turns: int = 6) -> dict[str, float]:
     """Return the CPU milliseconds to read a conversation for the first time, and its next turns (median).
 
     A thread's own CPU time does not depend on what else the machine does.
     """
-    processor = TextProcessor.load(ROOT / TINY)
+    processor = TextProcessor.load(model)
     text = ModelText(processor, SegmentCache(processor.tokenizer))
-    words = np.random.default_rng(7)
+    words = AgentText(7)
     count = kilobytes * 1000 // TURN_BYTES
     messages = [message for number in range(count) for message in turn(number, words)]
     millis = []
@@ -240,8 +246,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--turns", type=int, default=10, help="rounds of requests, each a turn longer")
     options = parser.parse_args(arguments)
     end_children_on_sigterm()
-    read = reading(options.kilobytes)
-    found = asyncio.run(measure(options)) | read
+    with tempfile.TemporaryDirectory() as folder:
+        model = write_text_side(Path(folder))
+        read = reading(options.kilobytes, model)
+        found = asyncio.run(measure(options, model)) | read
     rows = [
         "| measure | |",
         "| --- | --- |",

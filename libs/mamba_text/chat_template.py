@@ -39,6 +39,26 @@ def _raise(message: str) -> None:
     raise _TemplateException(str(message))
 
 
+_ATTRIBUTES_OF_DICTS = frozenset(dir(dict))
+
+
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """The immutable sandbox, which finds a field of a message (`message.role`) by its key at once.
+
+    The base class first asks for an attribute, and the exception of that takes most of the time of a long
+    conversation's template.
+    """
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        """Return what the base class returns."""
+        if type(obj) is not dict or attribute in _ATTRIBUTES_OF_DICTS:
+            return super().getattr(obj, attribute)
+        try:
+            return obj[attribute]
+        except LookupError:
+            return self.undefined(obj=obj, name=attribute)
+
+
 class _Generation(Extension):
     """The block `{% generation %}`, which marks text for training: its content is shown unchanged."""
 
@@ -71,7 +91,7 @@ class ChatTemplate:
     ) -> None:
         self.with_tools = with_tools
         """The model's own template for conversations with tools; None = this one."""
-        environment = ImmutableSandboxedEnvironment(
+        environment = _Sandbox(
             trim_blocks=True,
             lstrip_blocks=True,
             extensions=[loopcontrols, _Generation],

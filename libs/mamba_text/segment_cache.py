@@ -8,9 +8,8 @@ conversation.
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +24,9 @@ used pieces are removed first."""
 PIECE_BYTES = 160
 """Memory of a cached piece besides its ids."""
 NO_IDS = np.empty(0, np.int32)
+PieceKey = tuple[int, int]
+"""Hash of a piece by Python's keyed hash of texts, and its number of characters. If two pieces had the same
+key, a prompt would be routed like another one. Its answer would be the same: engines encode it themselves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,25 +49,29 @@ class SegmentCache:
     ) -> None:
         self._encoder, self._most_bytes = encoder or QuickEncoder(tokenizer), most_bytes
         self._cut = _cuts(tokenizer)
-        # Pieces are known by a digest: the texts of all conversations would take as much memory again.
-        self._pieces: OrderedDict[bytes, TokenIds] = OrderedDict()
+        # Pieces are known by a hash: the texts of all conversations would take as much memory again. A digest
+        # of hashlib takes four times as long, and lets go of the interpreter for each piece.
+        self._pieces: OrderedDict[PieceKey, TokenIds] = OrderedDict()
         self._bytes = 0
         self._lock = threading.Lock()
 
-    def encode(self, text: str, stop: Callable[[], bool] = lambda: False) -> EncodedText:
+    def encode(self, text: str, stop: Callable[[int], bool] = lambda _: False) -> EncodedText:
         """Return the ids that `Tokenizer.encoding` finds for `text`.
 
-        `stop` is called before each piece that is not cached; if it returns True, the ids end there.
+        `stop` is called before each piece that is not cached, with the number of characters from there to the
+        end of the text; if it returns True, the ids end there.
         """
+        pieces = [text[start:end] for start, end in self._places(text)]
+        keys = [(hash(piece), len(piece)) for piece in pieces]
         ids: list[TokenIds] = []
-        for start, end in self._places(text):
-            piece = text[start:end]
-            digest = blake2b(piece.encode("utf-8", "surrogatepass"), digest_size=16).digest()
-            if (cached := self._cached(digest)) is None:
-                if stop():
+        start = 0
+        for piece, key, cached in zip(pieces, keys, self._cached(keys), strict=True):
+            if cached is None:
+                if stop(len(text) - start):
                     return EncodedText(_joined(ids), start)
-                cached = self._keep(digest, np.array(self._encoder.token_ids(piece), np.int32))
+                cached = self._keep(key, np.array(self._encoder.token_ids(piece), np.int32))
             ids.append(cached)
+            start += len(piece)
         return EncodedText(_joined(ids), len(text))
 
     @property
@@ -83,17 +89,19 @@ class SegmentCache:
         if start < len(text):
             yield start, len(text)
 
-    def _cached(self, digest: bytes) -> TokenIds | None:
+    def _cached(self, keys: Sequence[PieceKey]) -> list[TokenIds | None]:
+        """Return the ids of each piece; None = its ids are not cached."""
         with self._lock:
-            cached = self._pieces.get(digest)
-            if cached is not None:
-                self._pieces.move_to_end(digest)
-            return cached
+            found = [self._pieces.get(key) for key in keys]
+            for key, ids in zip(keys, found, strict=True):
+                if ids is not None:
+                    self._pieces.move_to_end(key)
+            return found
 
-    def _keep(self, digest: bytes, token_ids: TokenIds) -> TokenIds:
+    def _keep(self, key: PieceKey, token_ids: TokenIds) -> TokenIds:
         with self._lock:
-            if digest not in self._pieces:
-                self._pieces[digest] = token_ids
+            if key not in self._pieces:
+                self._pieces[key] = token_ids
                 self._bytes += token_ids.nbytes + PIECE_BYTES
             while self._bytes > self._most_bytes:
                 self._bytes -= self._pieces.popitem(last=False)[1].nbytes + PIECE_BYTES

@@ -38,7 +38,10 @@ prompt."""
 READ_SECONDS = 0.25
 """Longest time, in seconds, that a request waits for its prompt to be read."""
 NEW_TEXT_SECONDS = 0.04
-"""Seconds after the arrival of a request from which it waits for no further message to be encoded."""
+"""Seconds after the arrival of a request from which it waits for no further messages to be encoded."""
+ALWAYS_READ_CHARS = 16 * 1024
+"""Number of characters at the end of a prompt that are encoded even then: it is late because others were read
+before it, and its last message takes less time than another reading of the whole."""
 MAX_RESTS = 32
 """Maximum number of prompts whose rest waits to be encoded; the rest of others is left to a later turn."""
 ASSUMED_CHARS_PER_TOKEN = 4.0
@@ -89,8 +92,8 @@ class PromptReader:
         path, body, deadline = request.path, request.body, self._clock() + NEW_TEXT_SECONDS
 
         def work(given_up: GivenUp) -> PromptPrefix | None:
-            def stop() -> bool:
-                return given_up() or self._clock() > deadline
+            def stop(left: int) -> bool:
+                return given_up() or (left > ALWAYS_READ_CHARS and self._clock() > deadline)
 
             return prompt_of(path, body, text, stop, adapter, self._encode_later)
 
@@ -130,7 +133,7 @@ def prompt_of(
     path: str,
     body: bytes,
     text: ModelText,
-    stop: GivenUp = lambda: False,
+    stop: Callable[[int], bool] = lambda _: False,
     adapter: str = "",
     later: Later = lambda _text, _prompt: None,
 ) -> PromptPrefix | None:
@@ -138,8 +141,8 @@ def prompt_of(
 
     The result is None if the body is invalid, or if it is a chat and the model has no chat template.
     `adapter` is the fingerprint of the adapter that computes the prompt, with which alone the prompt shares
-    prefixes. If `stop` returns true, the ids of a chat end before the first message that was not encoded
-    before, and `later` gets the chat's text.
+    prefixes. `stop` gets the number of characters that are left before each message that was not encoded
+    before; if it returns true, the ids of a chat end there, and `later` gets the chat's text.
     """
     unread = 0
     try:

@@ -217,7 +217,8 @@ async def test_a_prompt_that_takes_too_long_is_routed_by_its_beginning_and_its_n
     body = chat(*contents)
     beginning = await reading.reader.read(UpstreamRequest(CHAT, "", [], body, "m"))
     await until(lambda: reading.reader.rests == 0)
-    step = 2 * NEW_TEXT_SECONDS  # no time for a piece that is not cached
+    step = 2 * NEW_TEXT_SECONDS  # no time for pieces that are not cached, but for a new turn
+    body = chat(*contents, "one more question " * 300)
     whole = await reading.reader.read(UpstreamRequest(CHAT, "", [], body, "m"))
     true = prompt_of(CHAT, body, shared_text())
     assert beginning is not None
@@ -233,7 +234,7 @@ async def test_a_prompt_that_takes_too_long_is_routed_by_its_beginning_and_its_n
 
 def test_a_prompt_cut_at_its_beginning_is_not_routed_by_that_beginning() -> None:
     body = chat("some words " * 300, "more words " * 300, truncate_prompt_tokens=50)
-    assert prompt_of(CHAT, body, model_text(), stop=lambda: True) is None
+    assert prompt_of(CHAT, body, model_text(), stop=lambda _: True) is None
 
 
 def chat(*contents: str, **more: Any) -> bytes:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from mamba_api.openai import ChatCompletionRequest
 from mamba_text.chat_template import TOOL_TEMPLATE, ChatTemplate
@@ -48,6 +49,17 @@ def test_messages_become_the_prompt() -> None:
 )
 def test_what_templates_of_the_field_use_is_there(source: str, expected: str) -> None:
     assert template(source).render(USER) == expected
+
+
+def test_a_field_of_a_message_is_what_jinja_itself_finds() -> None:
+    """A key, an attribute of all dicts before a key with its name, or nothing."""
+    source = (
+        "{% set m = messages[0] %}{{ m.role }} {{ m.gone is defined }} {{ m.gone or 'none' }} {{ m.items() }}"
+        "{{ m.keys is callable }} {{ m.tool.name }} {{ m.__class__ is defined }} {{ m.get('role') }}"
+    )
+    messages = [{"role": "user", "keys": 1, "tool": {"name": "f"}}]
+    plain = ImmutableSandboxedEnvironment().from_string(source).render(messages=messages)
+    assert template(source).render(messages) == plain
 
 
 def test_raise_exception_is_a_refusal_in_the_templates_words() -> None:

@@ -56,14 +56,14 @@ def test_of_a_conversation_only_what_is_new_is_encoded() -> None:
 
 def test_a_stopped_encoding_has_the_ids_of_all_that_is_cached_and_goes_on_later() -> None:
     cache, whole = SegmentCache(TOKENIZER), turns(6)
-    assert cache.encode(whole, stop=lambda: True) == EncodedText(NO_IDS, 0)
+    assert cache.encode(whole, stop=lambda _: True) == EncodedText(NO_IDS, 0)
     known = turns(4)
     cache.encode(known)
-    encoded = cache.encode(whole, stop=lambda: True)
+    encoded = cache.encode(whole, stop=lambda _: True)
     assert known == whole[: encoded.chars]
     assert encoded.token_ids.tolist() == TOKENIZER.encoding(known).ids
     cache.encode(whole)
-    assert cache.encode(whole, stop=lambda: True).token_ids.tolist() == TOKENIZER.encoding(whole).ids
+    assert cache.encode(whole, stop=lambda _: True).token_ids.tolist() == TOKENIZER.encoding(whole).ids
 
 
 @pytest.mark.parametrize("chars", [BATCH_FROM_CHARS - 1, BATCH_FROM_CHARS, 3000])
