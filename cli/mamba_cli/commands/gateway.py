@@ -9,6 +9,10 @@ from mamba_cli.errors import InvalidInput, RunFailed
 from mamba_cli.extras import install
 from mamba_cli.settings_options import complaint, settings_command
 
+SWITCH_SECONDS = 0.0005
+"""Seconds after which a thread that reads a prompt lets the event loop go on, whose work is short and for
+which all clients wait. The default of the interpreter, 0.005, is longer than most prompts take."""
+
 
 def command() -> None:
     """Relay OpenAI requests to the engine expected to answer first; retry at another engine on failure."""
@@ -43,6 +47,7 @@ def run(options: dict[str, Any]) -> int:
         process_memory.freeze()
         tell_ready(f"mambaserve gateway ready at {url}", sys.stderr)
 
+    sys.setswitchinterval(SWITCH_SECONDS)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             serving = serve(settings, ready, picker_ready=picker_ready, tracing=tracing)
