@@ -57,6 +57,7 @@ def engine_settings(
         "lora": tuple(adapter_text(adapter.name, adapter.uri) for adapter in spec.model.adapters) or None,
         "max_loras": spec.model.adapter_places,
         "max_lora_rank": spec.model.max_adapter_rank,
+        "max_lora_expert_rank": spec.model.max_adapter_expert_rank,
         "device": "cuda" if spec.resources.gpus else "cpu",
         "dtype": _auto(engine.dtype),
         "quantization": engine.quantization,

@@ -121,6 +121,7 @@ WRONG_SPECS: dict[str, list[dict[str, Any]]] = {
     ],
     "names more adapters than model.maxAdapters": [_adapters("x", "y", maxAdapters=1)],
     "model.maxAdapterRank is the rank": [_adapters(maxAdapterRank=16)],
+    "model.maxAdapterExpertRank is a rank": [_adapters(maxAdapterExpertRank=16)],
     "an adapter of model.adapters has the name of the model": [_adapters("x", "y", servedName="y")],
     "an adapter of model.adapters has the name of the object": [_adapters("x", OBJECT)],
     "each node downloads adapters": [

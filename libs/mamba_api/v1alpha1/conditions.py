@@ -231,8 +231,8 @@ REASONS: dict[Reason, str] = {
     ),
     Reason.ADAPTER_NOT_LOADED: (
         "An engine cannot load an adapter of spec.model.adapters, which the message names with the cause. "
-        "Correct the adapter's URI, its files, or its Secret, or raise spec.model.maxAdapterRank; "
-        "or remove the adapter. Engines that already serve continue."
+        "Correct the adapter's URI, its files, or its Secret, or raise spec.model.maxAdapterRank or "
+        "maxAdapterExpertRank; or remove the adapter. Engines that already serve continue."
     ),
     Reason.ENGINE_CRASHING: "An engine crashes repeatedly; the message has its last output.",
     Reason.GATEWAY_CRASHING: "A gateway crashes repeatedly; the message has its last output.",

@@ -140,6 +140,9 @@ class Model(ApiModel):
     than adapters names, rounded up to a multiple of 4; to none without adapters."""
     max_adapter_rank: Annotated[int, Field(ge=1, le=512)] | None = None
     """Largest rank of an adapter, for which memory is reserved. Defaults to 16."""
+    max_adapter_expert_rank: Annotated[int, Field(ge=1, le=512)] | None = None
+    """Largest rank of an adapter's changes of experts, for which memory is reserved for every expert. If
+    absent, adapters that change experts are refused."""
 
     rules = (
         Rule(
@@ -157,6 +160,15 @@ class Model(ApiModel):
                 "model.adapters or model.maxAdapters"
             ),
             holds=lambda self: self.max_adapter_rank is None or self.has_adapters,
+        ),
+        Rule(
+            cel="!has(self.maxAdapterExpertRank) || has(self.maxAdapters) || "
+            "(has(self.adapters) && size(self.adapters) > 0)",
+            message=(
+                "model.maxAdapterExpertRank is a rank of adapters, and there are none: remove it, or set "
+                "model.adapters or model.maxAdapters"
+            ),
+            holds=lambda self: self.max_adapter_expert_rank is None or self.has_adapters,
         ),
         Rule(
             cel="!has(self.servedName) || !has(self.adapters) || "

@@ -240,7 +240,7 @@ OBJECTS: dict[type[ApiModel], st.SearchStrategy[dict[str, Any]]] = {
             "oci://registry/a:v1"])},
         cache=st.sampled_from([{"size": "1Gi"}, {"claimName": "c"}]), tokenSecretRef=st.just({"name": "hub"}),
         secretRef=st.just({"name": "bucket"}), servedName=NAMES, adapters=ADAPTERS, maxAdapters=SMALL,
-        maxAdapterRank=SMALL,
+        maxAdapterRank=SMALL, maxAdapterExpertRank=SMALL,
     ),
     Adapter: some({"name": NAMES, "uri": st.sampled_from(["hf://a/b", "builtin://a", "file:///builtin://a"])}),
     MambaDeployment: some(

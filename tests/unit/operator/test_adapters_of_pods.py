@@ -90,17 +90,23 @@ def test_a_rename_downloads_nothing_again_and_a_model_without_adapters_is_loaded
     assert job_name([SQL]) != job_name([]) == job_name([FRENCH])
 
 
-@pytest.mark.parametrize(("most", "places"), [(None, 4), (8, 8), (2, 2)])
-def test_the_plan_counts_the_places_of_adapters_to_the_byte(most: int | None, places: int) -> None:
+@pytest.mark.parametrize(("most", "places", "expert_rank"), [(None, 4, 0), (8, 8, 0), (2, 2, 4)])
+def test_the_plan_counts_the_places_of_adapters_to_the_byte(
+    most: int | None, places: int, expert_rank: int
+) -> None:
     model: dict[str, Any] = {"uri": "hf://org/model", "config": nano_config(), "adapters": [SQL, FRENCH]}
     model |= {"maxAdapterRank": 32, **({"maxAdapters": most} if most else {})}
+    if expert_rank:
+        model["maxAdapterExpertRank"] = expert_rank
     of = fitting_owner(model=model)
     status = summarize(snapshot(of), planned(of), (), now=NOW)
     assert status is not None
     assert status.plan is not None
     ledger = {line.item: line.bytes for line in status.plan.ledger}
     config = model_config_from_hf(nano_config(), "test")
-    assert ledger["places for adapters"] == bank_bytes(config, config.dtype, places=places, rank=32)
+    assert ledger["places for adapters"] == bank_bytes(
+        config, config.dtype, places=places, rank=32, expert_rank=expert_rank
+    )
 
 
 def test_the_secret_of_an_adapters_store_is_read_and_may_lack_its_keys() -> None:
