@@ -92,11 +92,11 @@ class SegmentCache:
     def _cached(self, keys: Sequence[PieceKey]) -> list[TokenIds | None]:
         """Return the ids of each piece; None = its ids are not cached."""
         with self._lock:
-            known = [self._pieces.get(key) for key in keys]
-            for key, ids in zip(keys, known, strict=True):
+            cached_ids = [self._pieces.get(key) for key in keys]
+            for key, ids in zip(keys, cached_ids, strict=True):
                 if ids is not None:
                     self._pieces.move_to_end(key)
-            return known
+            return cached_ids
 
     def _keep(self, key: PieceKey, token_ids: TokenIds) -> TokenIds:
         with self._lock:
