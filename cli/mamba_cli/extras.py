@@ -79,7 +79,10 @@ def install(extras: str) -> str:
 
 
 def _installer(name: str) -> str:
-    """Return the words of the command that changes this environment; `name`: what the installer recorded."""
+    """Return the command that installs into this environment, without the names of packages.
+
+    `name` is the name of the program that installed the distribution, as the program recorded it.
+    """
     if os.path.exists(os.path.join(sys.prefix, "uv-receipt.toml")):
         return "uv tool install"
     if os.path.exists(os.path.join(sys.prefix, "pipx_metadata.json")):

@@ -17,7 +17,7 @@ RECURRENT: tuple[LayerKind, ...] = (
 
 @dataclass(frozen=True, slots=True)
 class MambaConfig:
-    """Shape of a Mamba2 mixer, with the letters of the paper."""
+    """Shape of a Mamba2 mixer. The letters in its descriptions are those of the paper (Dao and Gu 2024)."""
 
     heads: int
     """Number of heads, H."""

@@ -2,7 +2,8 @@
 
 It counts what the layers hold at once, stage by stage, as the model's code does. Where that would grow with
 the batch, the engine works in blocks, whose sizes are defined here, so that plan and code agree. A test
-measures both.
+measures both. A piece is the part of one prompt that a step computes, and a chunk a run of its tokens that is
+scanned as one.
 """
 
 from mamba_planner.arithmetic import DTYPE_BYTES, layer_state, mixer_inputs, ring_inputs
@@ -44,7 +45,7 @@ _PLANS = 160
 
 
 def scanned_chunks(mixer: MambaConfig | GatedDeltaConfig) -> int:
-    """Return how many chunks of pieces are scanned together."""
+    """Return how many chunks of a step's prompts are scanned together, so that memory stays bounded."""
     return max(1, min(SCANNED_CHUNKS, SCANNED_STATES // mixer.state_elements))
 
 

@@ -198,7 +198,7 @@ class ChatTemplate:
         """Return the whole text to encode.
 
         With `continue_final`, the text ends where the last message ends, so that the model continues the
-        message. Otherwise the parameters are those of `render`.
+        message. Otherwise the parameters are those of `render`. Raises TemplateRefused.
         """
         if not continue_final:
             return self.render(

@@ -241,7 +241,7 @@ def _replaces_by_less(part: Any) -> bool:
 
 
 def _check_vocabulary(rust: RustTokenizer, directory: Path) -> None:
-    """Check that every id of the tokenizer has a row in the embeddings."""
+    """Check that every id of the tokenizer has a row in the embeddings. Raises BadTokenizer."""
     path = directory / "config.json"
     config = read_json(path)
     size = config.get("vocab_size", (config.get("text_config") or {}).get("vocab_size"))

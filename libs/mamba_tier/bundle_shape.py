@@ -1,6 +1,8 @@
 """`BundleShape`: the sizes and the identity of all bundles of one store, and `StoreSettings`: its budgets.
 
-A bundle is the state of one checkpoint together with the attention pages of its prefix. Pure.
+A bundle is the state of one checkpoint together with the attention pages of its prefix. The store cuts the
+pages of a prefix into blocks of pages, which all bundles of texts with this beginning share; the pages behind
+the last whole block lie in the bundle's record, with its state. Pure.
 """
 
 from dataclasses import dataclass
@@ -42,12 +44,12 @@ class BundleShape:
 
     @property
     def block_pages(self) -> int:
-        """Return the number of pages of a block."""
+        """Return the number of pages of a block, which the store keeps once for all bundles that share it."""
         return max(1, self.most_block_tokens // self.page_size)
 
     @property
     def block_tokens(self) -> int:
-        """Return the number of tokens of a block."""
+        """Return the number of tokens of a block of pages."""
         return self.block_pages * self.page_size
 
     def tail_start(self, depth: int) -> int:

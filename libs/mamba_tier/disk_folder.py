@@ -55,7 +55,10 @@ class DiskFolder:
         self._numbers = count(1)
 
     def _claim(self) -> None:
-        """Check the version of the folder's format; remove temporary files, and files of other formats."""
+        """Check the version of the folder's format; remove temporary files, and files of other formats.
+
+        Raises DirectoryForeign.
+        """
         try:
             text = (self._path / VERSION_FILE).read_text("utf-8", "replace")
         except FileNotFoundError:

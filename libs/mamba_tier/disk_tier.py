@@ -1,6 +1,7 @@
 """`DiskTier`: the tier on disk: an index of the bundles in the files of a `DiskFolder`.
 
-Only the writer of the store writes and removes files.
+Only the writer of the store writes and removes files. A record is a state with its last pages; a block holds
+pages that several records share.
 """
 
 import contextlib

@@ -1,6 +1,8 @@
 """`HostPool`: one anonymous memory mapping, of which items get whole memory pages, in one or more pieces.
 
-The lock of the store protects the list of free pieces; the bytes themselves are read and written without it.
+Items are the records and blocks of pages of the host tier. A piece is a run of bytes of the mapping. The lock
+of the store protects the list of free pieces, so the caller holds it; the bytes themselves are read and
+written without it.
 """
 
 import mmap
@@ -82,7 +84,10 @@ class HostPool:
         return tuple(out)
 
     def give_back(self, pieces: Pieces) -> None:
-        """Mark the memory that `take` reserved as free again."""
+        """Mark the pieces that `take` reserved for an item as free again.
+
+        The caller holds the store's lock.
+        """
         for start, length in pieces:
             place = bisect_left(self._free, (start, 0))
             self.free_bytes += length
@@ -95,7 +100,7 @@ class HostPool:
                 self._free.insert(place, (start, length))
 
     def views(self, pieces: Pieces, count: int) -> list[memoryview]:
-        """Return views of the first `count` bytes of an item."""
+        """Return views of the first `count` bytes of the item that lies in `pieces`."""
         out = []
         for start, length in pieces:
             part = min(length, count)

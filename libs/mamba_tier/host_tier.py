@@ -1,4 +1,8 @@
-"""`HostTier`: the tier in host memory. Its pool also holds the bundles that wait for the writer."""
+"""`HostTier`: the tier in host memory. Its pool also holds the bundles that wait for the writer.
+
+The writer is the thread that stores bundles (`StoreWriter`). What a tier stores are items: records, each a
+state with its last pages, and blocks of pages, which records share.
+"""
 
 from collections.abc import Iterable
 from typing import cast
@@ -12,9 +16,9 @@ from mamba_tier.tier_index import TierIndex
 
 
 class HostTier(TierIndex):
-    """The tier in host memory: its records and blocks lie in one pool.
+    """The tier in host memory: its records and blocks of pages lie in one pool.
 
-    The pool has `budget_bytes` + `staging_bytes`.
+    The pool has `budget_bytes` for what is stored, and `staging_bytes` for bundles that wait to be stored.
     """
 
     def __init__(self, budget_bytes: int, staging_bytes: int) -> None:

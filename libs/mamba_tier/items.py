@@ -1,4 +1,6 @@
-"""`Item`: a stored block of pages, and `Record`: an item with a state. Both describe bytes and hold none.
+"""`Item`: a stored block of pages, and `Record`: an item with a state.
+
+A block of pages serves every record whose prefix begins with its tokens. Items describe bytes and hold none.
 
 The lock of the store protects every field that changes.
 """

@@ -1,4 +1,7 @@
-"""`Landing`: the buffers that one read fills, and the position of each part of an item in them."""
+"""`Landing`: the buffers that one read fills, and the position of each part of an item in them.
+
+Items are records and blocks of pages; a part is a run of an item's bytes with a checksum of its own.
+"""
 
 from collections.abc import Iterator
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""Results of a store's operations: of put, lookup and read, and its status. Plain data."""
+"""Results of the operations of a `BundleStore` (put, lookup and read), and its status. Plain data."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

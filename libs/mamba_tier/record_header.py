@@ -1,8 +1,9 @@
 """`Header`: the beginning of a file of the disk tier, which identifies the file and verifies its bytes.
 
-A file consists of a header, the bytes of a state (in records only) and the bytes of pages. The header is
-padded to whole blocks of the file system. It has a checksum of its own, which covers the padding, and it
-contains a checksum of each part of the bytes that follow (the payload). Pure.
+A file is a record (a state with its last pages) or a block of pages that records share. It consists of a
+header, the bytes of a state (in records only) and the bytes of pages. The header is padded to whole blocks of
+the file system. It has a checksum of its own, which covers the padding, and it contains a checksum of each
+part of the bytes that follow (the payload). Pure.
 """
 
 import struct

@@ -1,4 +1,7 @@
-"""`SharedWork`: pieces of work that the calling thread and the helpers that are free do together."""
+"""`SharedWork`: pieces of work that the calling thread and the helpers that are free do together.
+
+A piece of work is whatever the caller divides its work into, such as the reads of one bundle.
+"""
 
 import threading
 from collections.abc import Callable, Iterator

@@ -1,8 +1,8 @@
 """`StoreWriter`: the only thread that fills the tiers; it computes checksums, evicts, and writes files.
 
-The thread takes bundles that a put has copied into the pool of the host tier and adds them to the host tier.
-What then exceeds the budget of the host tier moves to disk. A bundle for which there is no room is dropped.
-The writer never waits for a reader.
+The thread takes bundles that `BundleStore.put` has copied into the pool of the host tier and adds them to the
+host tier. What then exceeds the budget of the host tier moves to disk. A bundle for which there is no room is
+dropped. The writer never waits for a reader.
 """
 
 import threading

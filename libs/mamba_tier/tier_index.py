@@ -1,5 +1,6 @@
 """`TierIndex`: the records and blocks of one tier, their costs, and the order in which records are evicted.
 
+A record is a state with the last pages of its prefix; the other pages are in blocks, which records share.
 Only records are evicted: a block is freed together with the last record that refers to it, so that no tier
 keeps pages without a state. The priority of a record is the index's clock at the last use of the record, plus
 the tokens of recomputation that each of its bytes saves, multiplied by the number of its hits plus one. The

@@ -162,7 +162,10 @@ class Connection:
 
     @staticmethod
     def _attempt(call: Callable[..., int], *arguments: object) -> int:
-        """Return the number of bytes that one system call transferred; 0 if it timed out after one slice."""
+        """Return the number of bytes that one system call transferred; 0 if it timed out after one slice.
+
+        Raises PeerLost.
+        """
         try:
             moved = call(*arguments)
         except BlockingIOError:

@@ -1,9 +1,11 @@
 """Layout of a model's states and pages on one tensor-parallel rank, in a form that two engines can compare.
 
 `StateLayout.of` derives the layout from the model and the settings of the engine. Two engines compare their
-layouts when they connect; `slice_plan` then computes which bytes are copied. Offsets are those of the arena:
-a slot holds the recurrent states of all layers, then the convolution windows of all layers; a page holds the
-keys and the values of each attention layer. This module reads and writes no memory of the arena.
+layouts when they connect; `slice_plan` then computes which bytes are copied. A part is what tensor
+parallelism splits in one way, such as the keys; parts that lie side by side in each row of memory form a
+block. Offsets are those of the arena: a slot holds the recurrent states of all layers, then the convolution
+windows of all layers; a page holds the keys and the values of each attention layer. This module reads and
+writes no memory of the arena.
 """
 
 import hashlib
@@ -25,7 +27,8 @@ MOST_RANKS = 1024
 class TensorPart(msgspec.Struct, frozen=True):
     """Part of a state or page that tensor parallelism splits by heads or groups, such as keys or `window.B`.
 
-    The parts of one block (`window.x`, `window.B`, `window.C`) are adjacent in each row of the block.
+    The parts of one block are adjacent in each row of the block: `window.x`, `window.B` and `window.C` are
+    the block `window`. Most blocks have one part.
     """
 
     name: Name

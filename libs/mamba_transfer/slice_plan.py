@@ -1,8 +1,10 @@
 """The slice plan: which bytes each tensor-parallel rank of the source sends to one rank of the destination.
 
-The heads and groups of the destination are intersected with those of every source rank. Each byte of the
-destination is covered exactly once; if that is impossible, the pair of layouts is refused. Both sides compute
-the same plan from both layouts, so no offsets are sent.
+A block is what the layout calls one kind of numbers, such as the states or the windows of all layers; a
+sub-block, which has a checksum of its own, is one layer of a block, or a page. The heads and groups of the
+destination are intersected with those of every source rank. Each byte of the destination is covered exactly
+once; if that is impossible, the pair of layouts is refused. Both sides compute the same plan from both
+layouts, so no offsets are sent.
 """
 
 from collections import defaultdict
@@ -121,7 +123,10 @@ def _rows(layout: StateLayout, place: Place) -> Iterator[tuple[TensorPart, _Rows
 def _copies(
     sources: Sequence[StateLayout], destination: StateLayout, place: Place
 ) -> dict[int, dict[tuple[str, int], list[Copy]]]:
-    """Return the copies by source rank, then by block and layer in the order of the destination's memory."""
+    """Return the copies by source rank, then by block and layer in the order of the destination's memory.
+
+    `place` says whether the copies are within the state or within each page.
+    """
     parts = [part for part in destination.parts if part.place == place]
     intervals = {part.name: _intervals(sources, part, destination) for part in parts}
     rows = {source.rank: list(_rows(source, place)) for source in sources}
@@ -145,7 +150,7 @@ def _intervals(
 ) -> list[tuple[int, int, int]]:
     """Return (source rank, first unit, unit after the last) for each run of units that one rank sends.
 
-    Each head or group (unit) of `part` occurs once.
+    Each head or group (unit) of `part` occurs once. Raises IncompatibleLayouts.
     """
     missing = [(part.first, part.last)]
     intervals = []

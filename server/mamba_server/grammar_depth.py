@@ -30,7 +30,7 @@ def check_depth(grammar: str) -> None:
 
 
 def _parts(grammar: str) -> Iterable[Any]:
-    """Return the grammars within one: texts in Lark's notation, and schemas."""
+    """Return the grammars within one: texts in Lark's notation, and schemas. Raises ValueError."""
     if not grammar.lstrip().startswith("{"):
         return [grammar]
     try:
@@ -193,7 +193,10 @@ def _longest(
     following: Callable[[Hashable], Iterable[Hashable]],
     weight: Callable[[Any], int],
 ) -> int:
-    """Return the weight of the heaviest path that starts at one of `nodes`; 0 if there are none."""
+    """Return the weight of the heaviest path that starts at one of `nodes`; 0 if there are none.
+
+    A cycle on the path counts with the weight of all of its nodes.
+    """
     search = _HeaviestPath(following, weight)
     for node in nodes:
         search.visit(node)

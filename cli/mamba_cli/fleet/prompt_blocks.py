@@ -14,7 +14,10 @@ Tokens = npt.NDArray[np.int32]
 
 
 def prompt(arrival: Arrival, block: int = BLOCK) -> Tokens:
-    """Return the tokens of a prompt, int32[input_tokens]. Only equal blocks have tokens in common."""
+    """Return the tokens of a prompt, int32[input_tokens]. Only equal blocks have tokens in common.
+
+    Raises ValueError for block ids so large that `numbered` has to number them first.
+    """
     if max(arrival.block_ids, default=0) >= 2**31 // block:
         raise ValueError(f"block ids are from 0 to {2**31 // block - 1:,} here: number them first")
     ids = np.array(arrival.block_ids, np.int32)

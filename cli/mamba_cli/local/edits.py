@@ -146,9 +146,11 @@ def _differs(engine: LocalEngine, pool: PlannedPool) -> bool:
 def _lines_on_others(
     name: str, before: MambaDeployment | None, now: MambaDeployment, differs: tuple[str, ...]
 ) -> list[str]:
-    """Return lines on the fields that the engine cannot change while it serves.
+    """Return lines on edits of fields that the engine cannot change while it serves.
 
-    `differs` are the fields of `now` that differ from the running deployment.
+    The lines also name fields whose edit was taken back, and an object that is back unchanged. `differs` are
+    the fields of `now` that differ from the running deployment; `before` is the object before the edit, None
+    if it was missing.
     """
     lines = []
     edited = differs if before is None else different(before, now)

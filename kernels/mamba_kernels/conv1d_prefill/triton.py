@@ -54,7 +54,10 @@ def call(
     *,
     gated: bool = False,
 ) -> KernelCall:
-    """Return the launch that writes `out` [T, C]; `gated` is described at `conv1d_update`."""
+    """Return the launch that writes `out` [T, C]; `gated` is described at `conv1d_update`.
+
+    Raises WrongArgument, UnsupportedArgument.
+    """
     check("x", x, (None, None))
     check_plan("x", x, plan.tokens, plan.on_device.chunk_start.device)
     channels = channels_of(x, gated=gated)

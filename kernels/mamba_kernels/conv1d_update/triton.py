@@ -48,7 +48,8 @@ def call(
 ) -> KernelCall:
     """Return the launch that writes `out`; `routes` are [3, n] int32 of a `SlotPlan`.
 
-    `gated`: x is [n, b | c | v] of 3 C, inputs are b * v, and c takes the place of the activation.
+    `gated`: x is [n, b | c | v] of 3 C, inputs are b * v, and c takes the place of the activation. Raises
+    WrongArgument.
     """
     check("x", x, (None, None))
     n, channels = len(x), channels_of(x, gated=gated)

@@ -160,7 +160,10 @@ def norm_call(
     normed: torch.Tensor | None,
     rows: Fp8Rows,
 ) -> KernelCall:
-    """Return the launch that writes `rows`, and `normed` if there is a `weight`."""
+    """Return the launch that writes `rows`, and `normed` if there is a `weight`.
+
+    Raises WrongArgument, UnsupportedArgument.
+    """
     T, width = x.shape
     if width > MOST_WIDTH:
         raise UnsupportedArgument(f"x has rows of {width}; the kernel takes {MOST_WIDTH} at most")
@@ -216,7 +219,7 @@ def _torch_multiplies(rows: Fp8Rows, matrix: Fp8Matrix, dtype: torch.dtype) -> b
 def product_call(
     rows: Fp8Rows, matrix: Fp8Matrix, bias: torch.Tensor | None, out: torch.Tensor
 ) -> KernelCall:
-    """Check the arguments of `fp8_product` and return its launch."""
+    """Check the arguments of `fp8_product` and return its launch. Raises WrongArgument."""
     check("rows.numbers", rows.numbers, (None, None), dtypes=(KIND,), dense_from=0)
     device, (T, width) = rows.numbers.device, rows.numbers.shape
     check("matrix.numbers", matrix.numbers, (None, width), dtypes=(KIND,), device=device)

@@ -51,7 +51,10 @@ def call(
     out: torch.Tensor,
     norm_first: bool = False,
 ) -> KernelCall:
-    """Check the arguments of `gated_norm` and return the launch that writes `out` [T, d]."""
+    """Check the arguments of `gated_norm` and return the launch that writes `out` [T, d].
+
+    Raises WrongArgument, UnsupportedArgument.
+    """
     check("y", y, (None, None))
     T, width = y.shape
     check("gate", gate, (T, width), device=y.device)

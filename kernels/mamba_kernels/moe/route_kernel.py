@@ -36,7 +36,8 @@ def route_call(
 ) -> KernelCall:
     """Check the arguments of `route` and return its launch.
 
-    The launch writes experts, [n, k] int32, and weights, [n, k] float32, both dense.
+    The launch writes experts, [n, k] int32, and weights, [n, k] float32, both dense. Raises WrongArgument,
+    UnsupportedArgument.
     """
     check_rule(routing, correction)
     check("logits", logits, (None, None), dtypes=(torch.float32,))

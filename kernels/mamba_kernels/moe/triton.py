@@ -275,6 +275,7 @@ def calls(
     """Check the arguments of `moe` and return its launches.
 
     There are one or two launches that sort, two products (two more for a shared expert), and one that adds.
+    Raises WrongArgument, UnsupportedArgument.
     """
     check("hidden", hidden, (None, None))
     device, n = hidden.device, len(hidden)

@@ -48,7 +48,10 @@ def call(
     out: torch.Tensor,
     groups: int = 1,
 ) -> KernelCall:
-    """Check the arguments of `rms_norm` and return the launch that writes `out` [T, d]."""
+    """Check the arguments of `rms_norm` and return the launch that writes `out` [T, d].
+
+    Raises WrongArgument, UnsupportedArgument.
+    """
     check("x", x, (None, None))
     T, whole = x.shape
     if groups < 1 or whole % groups:

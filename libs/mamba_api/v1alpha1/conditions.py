@@ -479,7 +479,7 @@ def find_condition(conditions: Sequence[Condition], type_: StrEnum) -> Condition
 def timestamp(now: datetime) -> str:
     """Return `now` as RFC 3339 in UTC with whole seconds, as Kubernetes writes times.
 
-    `now` must have a time zone.
+    `now` must have a time zone. Raises ValueError if it has none.
     """
     if now.tzinfo is None:
         raise ValueError("the time needs a time zone")

@@ -138,7 +138,7 @@ class ResponseHistory:
         """Return the identifiers of all turns that come before a request, the first one first.
 
         `previous` is the response, and `conversation` the conversation, that the request continues; "" =
-        none.
+        none. Raises InvalidRequest if that is not kept, or if too many turns would follow one another.
         """
         assert self._store is not None
         (entry,) = await self._store.load(client, [previous or conversation])
@@ -276,7 +276,7 @@ def _previous(pieces: Any) -> str:
 
 
 def _conversation(pieces: Any) -> str:
-    """Return the identifier of the conversation; "" = none."""
+    """Return the identifier of the conversation; "" = none. Raises InvalidRequest."""
     raw = bytes(pieces.conversation)
     if raw[:1] == b"{":
         try:

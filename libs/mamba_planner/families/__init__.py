@@ -1,4 +1,4 @@
-"""Adapters from Hugging Face configurations to `ModelConfig`, one file per family."""
+"""Adapters from Hugging Face configurations to `ModelConfig`, one file per family of models."""
 
 from mamba_planner.errors import ModelConfigError
 from mamba_planner.families.registry import load_model_config, model_config_from_hf, read_config

@@ -174,7 +174,7 @@ def _checked(pattern: str) -> str:
 
 
 def _group(value: int | None, method: str) -> int:
-    """Return the inputs of a group, 0 for -1, which means all inputs."""
+    """Return the inputs of a group, 0 for -1, which means all inputs. Raises Unreadable."""
     if value is None or value == -1:
         return 0
     if value < 1:

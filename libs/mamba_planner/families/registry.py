@@ -2,7 +2,8 @@
 
 Engine, planner, operator and local mode call it. Torch-free; reads at most one small file. Every family that
 the adapters read is served, but not every option of its configuration: models with other options can be
-planned for, and `why_not_served` refuses them everywhere with the same words.
+planned for, and `why_not_served` refuses them everywhere with the same words. The adapters are those of
+families, which read configurations; LoRA adapters have nothing to do with them.
 """
 
 import json
@@ -35,7 +36,7 @@ from mamba_planner.model_config import ModelConfig
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """Reads the configurations of one `model_type`."""
+    """Reads the configurations of one `model_type`. It has nothing to do with LoRA adapters."""
 
     title: str
     """Name of the family for people."""
@@ -114,7 +115,7 @@ def load_model_config(directory: Path) -> ModelConfig:
 
 
 def read_config(directory: Path) -> dict[str, Any]:
-    """Return the raw object in `directory/config.json`."""
+    """Return the raw object in `directory/config.json`. Raises UnreadableConfig."""
     path = directory / "config.json"
     try:
         value = json.loads(path.read_text(encoding="utf-8"))

@@ -84,7 +84,10 @@ def _merged(base: Mapping[str, Any], patch: Mapping[str, Any], path: str) -> dic
 
 
 def _check_shape(field: str, base: Any, patch: Any, path: str) -> None:
-    """Check that an object stays an object, a list a list, and a single value a single value."""
+    """Check that an object stays an object, a list a list, and a single value a single value.
+
+    Raises InvalidPatch.
+    """
     if patch is None:
         return
     if isinstance(base, list) or field in MERGE_KEYS:

@@ -1,9 +1,10 @@
 """The allowance of one API key: two buckets that are refilled over a minute, and the requests under way.
 
-This module computes for a gateway alone what a script in `shared_allowance` computes in Redis for several.
-Each request takes one unit from the bucket of requests, and the tokens of its prompt from the bucket of
-tokens. When the request has ended, the tokens that it used beyond that are subtracted as well, so the bucket
-of tokens may become negative (a debt). Later requests of the key wait until the debt is refilled.
+This module computes for a gateway alone what a script in `shared_allowance` computes in Redis for several. A
+lease is the name under which a request counts as under way until it ends. Each request takes one unit from
+the bucket of requests, and the tokens of its prompt from the bucket of tokens. When the request has ended,
+the tokens that it used beyond that are subtracted as well, so the bucket of tokens may become negative (a
+debt). Later requests of the key wait until the debt is refilled.
 """
 
 import math

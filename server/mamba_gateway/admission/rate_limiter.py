@@ -1,8 +1,8 @@
 """`RateLimiter`: admits a request within the limits of its API key or refuses it, and counts its tokens.
 
 The limits are counted in Redis if there is one. While Redis cannot be reached, this gateway counts alone,
-from the last known numbers. Used by the proxy endpoint and the endpoint picker. Knows the names of keys,
-never the keys.
+from the last known numbers. A request under way has a lease in Redis, which its gateway renews. Used by the
+proxy endpoint and the endpoint picker. Knows the names of keys, never the keys.
 """
 
 import asyncio

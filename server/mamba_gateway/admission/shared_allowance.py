@@ -1,9 +1,10 @@
 """Allowances of API keys in Redis: all gateways of one scope count together, each request in one atomic step.
 
-Redis holds names of keys and numbers, never a key. The leases of a gateway that was killed expire. Anybody
-with the password of Redis could write there. So numbers that no gateway can have written are limited to what
-a bucket can hold, and leases that end later than any lease does are removed: a key has its full allowance
-again within a day. Every failure raises RedisAway.
+Redis holds names of keys and numbers, never a key. A request counts as under way by a lease, which its
+gateway renews; the leases of a gateway that was killed expire. Anybody with the password of Redis could write
+there. So numbers that no gateway can have written are limited to what a bucket can hold, and leases that end
+later than any lease does are removed: a key has its full allowance again within a day. Every failure raises
+RedisAway.
 """
 
 import asyncio

@@ -69,7 +69,8 @@ class _RunningModel:
 class ModelSet:
     """The models that one gateway serves now, each with its parts.
 
-    `front` admits the requests whose model is not known yet. `start` starts the parts of a model.
+    `front` admits every request before its model is known, and counts it until it ends. `start` starts the
+    parts of a model.
     """
 
     def __init__(self, settings: GatewaySettings, front: Admission, start: Start) -> None:

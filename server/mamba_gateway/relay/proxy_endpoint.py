@@ -1,10 +1,10 @@
 """The proxy endpoint: one relayed request, from its headers to the last byte of its answer.
 
-Its steps are, in this order: the API key of the client, admission, the body, the lane of its model, the rate
-limits of the key, a permit, the relay. The endpoint notices meanwhile if the client disconnects.
-`RelayedRequest` holds what the steps learn about the request. The endpoint is a plain ASGI application,
-because a relay must neither buffer nor parse bodies. An error before the first byte of the answer is raised
-to the request middleware.
+Its steps are, in this order: the API key of the client, admission, the body, the lane of its model
+(`RequestLane`, which serves that model's requests), the rate limits of the key, a permit, the relay. The
+endpoint notices meanwhile if the client disconnects. `RelayedRequest` holds what the steps learn about the
+request. The endpoint is a plain ASGI application, because a relay must neither buffer nor parse bodies. An
+error before the first byte of the answer is raised to the request middleware.
 """
 
 import asyncio

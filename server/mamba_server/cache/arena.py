@@ -2,7 +2,7 @@
 
 An allocation is all or nothing, and a shortage raises nothing. Memory that is given back stays fenced until
 the last step that names it has completed. The state cache is the only caller; the arena knows neither
-sequences nor the tree.
+sequences nor the tree. A call that breaks an invariant raises LedgerViolation.
 """
 
 import heapq

@@ -1,7 +1,8 @@
 """Donation: a sequence's checkpoint and the pages below it become the radix tree's.
 
 The state cache calls it when the step that wrote a checkpoint is complete, and when a sequence ends.
-Invariant names in comments are those of the state-cache page.
+Invariant names in comments are those of the state-cache page. A call that breaks an invariant raises
+LedgerViolation.
 """
 
 import numpy as np

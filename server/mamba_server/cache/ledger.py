@@ -1,7 +1,8 @@
 """The ledger: every slab, page and slot has exactly one owner, and the sums are the capacity.
 
 `check` recounts everything from its holders and compares with the arena's account; tests call it after every
-event, the engine when it is idle, in slices. Metrics and the admin call show `account`.
+event, the engine when it is idle, in slices. Metrics and the admin call show `account`. A call that breaks an
+invariant raises LedgerViolation.
 """
 
 import itertools

@@ -290,7 +290,10 @@ class StateCache(Protocol):
         """
 
     def nearest(self, token_ids: Tokens, salt: str, client: str) -> NearestPrefix:
-        """Read only: return the cached prompt nearest to a prompt, as far as `client` may know its text."""
+        """Read only: return the cached prompt nearest to a prompt, by which a miss is explained.
+
+        Only as much of that prompt is named as `client` may know.
+        """
 
     def admit(
         self,

@@ -4,7 +4,7 @@ An *export* locks a checkpoint of the tree while a transfer reads it. A *recepti
 writes; afterwards the memory is given to the tree, or freed. `RadixStateCache` is a `Transit` that also
 serves sequences. Pure: the caller, who moves the bytes, reports when a writer or a reader has ended, and
 nothing here waits for that. The names of invariants in comments (T3, T4, …) are those of the page about the
-state cache.
+state cache. A call that breaks an invariant raises LedgerViolation.
 """
 
 import heapq

@@ -2,7 +2,8 @@
 
 It owns the pages and slots that sequences donated; sequences get them by match and lock, and eviction gives
 them back to the arena. One root per cache salt; the fingerprint of weights, tokenizer, dtype and layout
-belongs to the whole tree. Called by the state cache alone.
+belongs to the whole tree. Called by the state cache alone. A call that breaks an invariant raises
+LedgerViolation.
 """
 
 from collections import Counter

@@ -1,6 +1,7 @@
 """Drafts of a decode step, and accepted inputs that live slots lack, for the call of the whole step.
 
-States take their inputs one after another, so both are divided into turns: `Replay` in `src/interface.h`.
+States take their inputs one after another, so both are divided into turns, each with at most one input of
+every sequence: `Replay` in `src/interface.h`.
 """
 
 import ctypes

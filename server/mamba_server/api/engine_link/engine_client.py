@@ -192,7 +192,10 @@ class EngineClient:
                 return
 
     async def _run_once(self, settings_json: str) -> int | None:
-        """Run one engine process to its end. Return its exit code; None if it hung and was killed."""
+        """Run one engine process to its end. Return its exit code; None if it hung and was killed.
+
+        Raises EngineStartFailed if the process cannot be started.
+        """
         self._fatal = None
         try:
             process = await EngineProcess.start(settings_json, self._command)

@@ -169,7 +169,7 @@ class GrammarChecker:
         return question
 
     async def _work(self, lane: _Lane) -> None:
-        """Check the grammars that wait in a lane, one after the other."""
+        """Check the grammars that wait in one queue, one after the other."""
         try:
             while (question := lane.next()) is not None:
                 question.running = True

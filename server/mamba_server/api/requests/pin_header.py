@@ -1,4 +1,8 @@
-"""The header by which a client keeps its whole prompt cached for a time. Pure."""
+"""What a client may pin: the header that keeps its whole prompt cached for a time, and a limit. Pure.
+
+Messages pin prefixes, too, by `cache_control`: a pinned prefix ends with such a message. `check_pins` limits
+their number.
+"""
 
 import re
 from collections.abc import Mapping
@@ -33,7 +37,7 @@ def pin_seconds(headers: Mapping[bytes, bytes]) -> float:
 
 
 def check_pins(request: ChatCompletionRequest) -> None:
-    """Check the number of pinned prefixes of a request. Raises InvalidRequest."""
+    """Check that no more messages pin a prefix than one request may. Raises InvalidRequest."""
     pinned = sum(message.pin_seconds > 0 for message in request.messages)
     if pinned > MOST_PINS:
         raise InvalidRequest(

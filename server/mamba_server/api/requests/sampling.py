@@ -64,6 +64,8 @@ def sampling_params(
 ) -> SamplingParams:
     """Return the engine's parameters: the request's values, else the model's defaults, else neutral ones.
 
+    Raises InvalidRequest.
+
     Args:
         request: the client's request.
         defaults: defaults of the model.

@@ -25,7 +25,10 @@ class CudaGraphs:
         self._keep_free = keep_free
 
     def capture(self, work: Callable[[], Result]) -> Callable[[], Result]:
-        """Capture `work` as `StepGraphs` specifies. Stream and allocator survive a failed capture."""
+        """Capture `work` as `StepGraphs` specifies. Stream and allocator survive a failed capture.
+
+        Raises GraphMemoryShort, and RuntimeError for work that cannot be captured.
+        """
         device = self._stream.device
         torch.cuda.synchronize(device)
         # While capturing, the allocator cannot give back memory that earlier steps left with it. Memory that

@@ -1,7 +1,8 @@
 """`Admission`: starts waiting sequences in a step, limited by memory and planning time.
 
-A sequence starts if memory for its first piece is available now and if it and all running sequences are
-expected to fit until they end. Part of the scheduler, and pure like it.
+A piece is the part of one prompt that a step computes. A sequence starts if memory for its first piece is
+available now and if it and all running sequences are expected to fit until they end. Part of the scheduler,
+and pure like it.
 """
 
 from collections import Counter, deque
@@ -333,7 +334,12 @@ class Admission:
     # --- start ---------------------------------------------------------------------------------------
 
     def _try_admit(self, sequence: Sequence, match: Match, tokens: int, budget: int) -> int:
-        """Take the memory of the first piece, of `tokens` tokens; return its tokens, 0 = not now."""
+        """Take the memory that `sequence` needs to start; return the tokens of its first piece, 0 = not now.
+
+        The piece has `tokens` tokens behind the prefix that `match` resumes. If the sequence is the only one
+        and its checkpoint takes the memory, it starts without the prefix, with a piece of at most `budget`
+        tokens.
+        """
         branches = self._branches(sequence, match)
         nearest = self._nearest(sequence) if sequence.explains else None
         allocation = self._allocate(sequence, match, match.resumable + tokens, branches)

@@ -84,7 +84,10 @@ class MovingBytes:
         return digests
 
     def move(self, socket: int) -> int:
-        """Move bytes for about 50 ms at most, and return their number; 0 = the peer has closed."""
+        """Move bytes for about 50 ms at most, and return their number; 0 = the peer has closed.
+
+        Raises BlockingIOError if none has moved in that time, or another OSError.
+        """
         assert self._bytes is not None
         moved = self._library.move_checked_bytes(self._bytes, socket)
         if moved < 0:

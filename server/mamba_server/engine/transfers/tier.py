@@ -2,8 +2,9 @@
 
 When the cache evicts a checkpoint, its bytes are copied to the store before their memory is reused. When the
 store has the state of a prompt, the state is read back into the arena if that is expected to be faster than
-computing it. The engine never waits for the store: a checkpoint that the store, or the ring before it, cannot
-take is dropped. The ring is pinned host memory through which the checkpoints of a device are copied.
+computing it. The engine never waits for the store: a checkpoint that the store, or the staging memory before
+it, cannot take is dropped. The staging memory is a few slabs of pinned host memory through which the
+checkpoints of a device are copied.
 """
 
 import threading
@@ -141,7 +142,7 @@ class Tier:
         first: int,
         began: float,
     ) -> str:
-        """Launch the copy of a checkpoint into a free slab of the ring of host memory.
+        """Launch the copy of a checkpoint into a free slab of the staging memory on the host.
 
         Return "", or the reason why it cannot start. `first` is the first token whose pages are copied, and
         `began` the time of the clock in seconds.

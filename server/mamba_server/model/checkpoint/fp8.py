@@ -52,6 +52,7 @@ def _factors(weight: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, i
     """Return the factors of `weight`, [..., r, c], and the number of rows for each row of factors.
 
     The factors are [..., n, c or 1]. The number of rows is 1, the height of a block, or 0 for all rows.
+    Raises ValueError for scales of another shape.
     """
     factors = scale.to(torch.float32)
     if weight.dim() >= 2:

@@ -102,7 +102,7 @@ def _resolved(
     """Return the local directory at `uri`, which has to hold `config_file`.
 
     `progress` and `say` get the progress and the messages of a download. `pvc_root` is the directory with the
-    volumes of URIs `pvc://`.
+    volumes of URIs `pvc://`. Raises as `resolve` does.
     """
     scheme, rest = _split(uri)
     if scheme in REMOTE or scheme == "hf":
@@ -171,7 +171,7 @@ def display_name(uri: str) -> str:
 
 
 def _split(uri: str) -> tuple[str, str]:
-    """Return the scheme, "" for a plain path, and the rest of the URI."""
+    """Return the scheme, "" for a plain path, and the rest of the URI. Raises InvalidSource."""
     if not uri.strip():
         raise InvalidSource("the model's name is empty: write a directory, or hf://OWNER/NAME")
     match = _SCHEME.match(uri)
@@ -367,7 +367,10 @@ def _failure(error: Exception, uri: str, repo: str, revision: str | None) -> Sou
 
 
 def _require_space(total: int, uri: str, commit: str) -> None:
-    """Check the free space before the first byte: half a model is useless, and fills others' disks."""
+    """Raise InsufficientDiskSpace unless the disk of the model cache has room for `total` bytes.
+
+    It is checked before the first byte: half a model is useless, and fills others' disks.
+    """
     from huggingface_hub import constants
 
     cache = Path(constants.HF_HUB_CACHE)

@@ -197,7 +197,10 @@ def _tensors(path: Path) -> dict[str, Any]:
 def _read_entries(
     path: Path, tensors: dict[str, Any], entries: dict[str, Entry], *, multimodal: bool, heads: bool
 ) -> int:
-    """Add a file's tensors that are weights, or parts of quantized ones, to `entries`; return their bytes."""
+    """Add a file's tensors that are weights, or parts of quantized ones, to `entries`; return their bytes.
+
+    Raises WeightsError.
+    """
     stored = 0
     try:
         scales = scale_endings(tensor["dtype"] for tensor in tensors.values())

@@ -151,7 +151,11 @@ def _download(
 
 
 def _require_space(files: Sequence[RemoteFile], missing: int, partial: Path) -> None:
-    """Check the free space before the first byte: half a model is useless, and fills others' disks."""
+    """Raise FullDisk unless the disk of `partial` has room for `missing` bytes and for unpacked archives.
+
+    It is checked before the first byte: half a model is useless, and fills others' disks. `files` are all
+    files of the model.
+    """
     unpacked = sum(file.size for file in files if file.packing) * (_UNPACKED - 1)
     needed, free = missing + unpacked, shutil.disk_usage(partial).free
     if needed > free:

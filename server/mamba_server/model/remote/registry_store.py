@@ -112,7 +112,7 @@ class RegistryStore:
         return document
 
     def _file(self, layer: Any) -> RemoteFile | None:
-        """Return the file of a layer; None = it holds nothing that a model needs."""
+        """Return the file of a layer; None = it holds nothing that a model needs. Raises MissingFiles."""
         match = _DIGEST.match(str(layer.get("digest"))) if isinstance(layer, dict) else None
         if match is None or not isinstance(size := layer.get("size"), int):
             raise MissingFiles(
@@ -194,7 +194,7 @@ def _chosen(members: Sequence[Any], text: str) -> str:
 
 
 def _packing(media_type: str, path: str, notes: Mapping[str, Any], text: str) -> Packing:
-    """Return how a layer is packed; empty = it is one file."""
+    """Return how a layer is packed; empty = it is one file. Raises MissingFiles."""
     if notes.get("io.deis.oras.content.unpack") == "true":
         return "gzip"
     is_archive = bool(re.search(r"[.+](tar|gzip|zstd)\b", media_type))

@@ -108,7 +108,7 @@ class WebStore:
         return sums or None
 
     def _known_names(self) -> tuple[Sequence[str], Sequence[str]]:
-        """Return the names that a checkpoint may have, and those that it must have."""
+        """Return the names that a checkpoint may have, and those that it must have. Raises MissingFiles."""
         if self._is_adapter():
             return ADAPTER_FILES, ADAPTER_FILES
         answer = self._client.answer("GET", f"{self._base}{INDEX}", self._headers)

@@ -1,7 +1,8 @@
 """The numbers that the tensors of a quantized matrix stand for, as integers with scales.
 
 `Weights` reads them here, and hands out the integers for the C++ kernels or the weights that they stand for.
-The layout follows from names, types and shapes; only the zeros of GPTQ need the configuration.
+`BlockNumbers`, the numbers that kernels take, have one scale for each group of inputs. The layout follows
+from names, types and shapes; only the zeros of GPTQ need the configuration.
 """
 
 from collections.abc import Callable, Mapping
@@ -81,7 +82,10 @@ def _expect(what: str, tensor: torch.Tensor, *shapes: tuple[int, ...]) -> None:
 def _words_by_output(
     layout: Layout, parts: Mapping[str, torch.Tensor], shape: tuple[int, ...], zero_offset: int
 ) -> Numbers:
-    """Read GPTQ, whose words hold inputs of one output, or AWQ, whose words hold outputs of one input."""
+    """Read GPTQ, whose words hold inputs of one output, or AWQ, whose words hold outputs of one input.
+
+    Raises ValueError.
+    """
     outputs, inputs = shape
     words, scale = parts["words"], parts["scale"]
     groups = len(scale) if scale.dim() else 1
@@ -107,7 +111,10 @@ def _words_by_output(
 
 
 def _places(parts: Mapping[str, torch.Tensor], inputs: int, groups: int) -> torch.Tensor | None:
-    """Return the group of each input, from the checkpoint; None = groups of inputs follow one another."""
+    """Return the group of each input, from the checkpoint; None = groups of inputs follow one another.
+
+    Raises ValueError.
+    """
     if (places := parts.get("groups")) is None:
         return None
     _expect("g_idx", places, (inputs,))
@@ -117,7 +124,10 @@ def _places(parts: Mapping[str, torch.Tensor], inputs: int, groups: int) -> torc
 
 
 def _words_by_input(parts: Mapping[str, torch.Tensor], shape: tuple[int, ...]) -> Numbers:
-    """Read packed numbers of compressed-tensors, which are stored plus half of their range."""
+    """Read packed numbers of compressed-tensors, which are stored plus half of their range.
+
+    Raises ValueError.
+    """
     outputs, inputs = shape
     words, scale = parts["words"], parts["scale"]
     bits = next((bits for bits in (4, 8) if words.shape == (outputs, -(-inputs * bits // 32))), 0)
@@ -205,7 +215,7 @@ def four_bits(
 
 
 def _codes(stored: BlockNumbers) -> FourBitMatrix:
-    """Return a matrix of four-bit integers as the codes that a GPU multiplies by, unchanged."""
+    """Return four-bit numbers as the codes by which a GPU multiplies; no weight is rounded once more."""
     scales, order = stored.scales.contiguous(), stored.order
     if stored.zeros is None:
         codes = packed((stored.numbers - SMALLEST).to(torch.uint8))
