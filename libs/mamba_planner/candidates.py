@@ -362,7 +362,10 @@ def evaluate(
 
 
 def _required(constraints: Constraints, workload: Workload, limit: int) -> int:
-    """Return the number of sequences for which the arena of an engine of a pool is raised; 1 if unified."""
+    """Return the fewest sequences that an engine's arena must hold; a smaller one is made larger.
+
+    One for a unified engine. An engine of a pool needs as many as are declared or allowed, at most `limit`.
+    """
     if constraints.role == "unified":
         return 1
     return min(workload.concurrency or constraints.max_running_requests or 1, limit)

@@ -1,8 +1,9 @@
 """One chained hash per page of a prompt: hash i stands for all tokens up to the end of page i.
 
-Engines publish their checkpoints under these hashes and gateways look prompts up by them, so the hashes are
-the same on every machine and in every release: only 64-bit arithmetic is used. Two prompts with the same hash
-cost no more than a recomputation: the engine compares tokens.
+A running sum adds up one term for each page so far; the hash of a prefix is made of it. Engines publish their
+checkpoints under these hashes and gateways look prompts up by them, so the hashes are the same on every
+machine and in every release: only 64-bit arithmetic is used. Two prompts with the same hash cost no more than
+a recomputation: the engine compares tokens.
 """
 
 from functools import lru_cache

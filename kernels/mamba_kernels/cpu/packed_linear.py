@@ -21,7 +21,7 @@ from mamba_kernels.cpu.structures import (
 )
 
 PANEL = 16
-"""Outputs side by side in a panel, one per lane."""
+"""Outputs side by side in a panel, one for each lane of a vector register."""
 CPU = torch.device("cpu")
 KINDS = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16}
 ACTIVATIONS = {"": IDENTITY, "relu": RELU, "relu2": RELU_SQUARED, "silu": SILU, "swish": SILU}

@@ -103,7 +103,10 @@ def _memory_demand(used: float, observation: Observation, config: AutoscalerConf
 
 
 def _pool_demand(used: float, load: EngineLoad) -> float:
-    """Return the use of slots or pages in engines, with the waiting requests if slots or pages are short."""
+    """Return how many engines are full by their use of slots or pages.
+
+    `used` is the use of both, as a number of engines. Waiting requests count if slots or pages are short.
+    """
     if load.places and load.engines:
         used = max(used, load.running * load.engines / load.places)
     if load.engines and load.running and used >= CROWDED_SHARE * load.engines:

@@ -121,7 +121,10 @@ Chain = tuple[Rule, ...]
 
 
 def evaluate(chain: Chain, view: ConditionInputs, otherwise: ConditionResult) -> ConditionResult:
-    """Return the result of the first rule that applies, or `otherwise` if none does."""
+    """Return the result of the first rule that applies, or `otherwise` if none does.
+
+    `view` holds the facts by which the rules decide.
+    """
     return next((result for rule in chain if (result := rule(view)) is not None), otherwise)
 
 

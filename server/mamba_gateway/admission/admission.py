@@ -272,7 +272,7 @@ class Admission:
         """Return a permit, which a request needs while it is relayed.
 
         Entering it raises `TooManyRequests` if no permit became free in time, or if the queue is full and the
-        key of the request has most requests in it.
+        key of the request has most requests in it. `claim` holds what the queue must know of the request.
         """
         return Permit(self, claim, self._queue.next_number())
 

@@ -82,7 +82,8 @@ class KeyAllowance:
     def follow(self, verdict: AllowanceResult, lease: str | None, now: float) -> None:
         """Adopt the levels that Redis counts for all gateways at `now` seconds.
 
-        `lease` is the request that has just been admitted; None if none was.
+        `verdict` is the answer of Redis to a request, and `lease` the request that has just been admitted;
+        None if none was.
         """
         self.updated_at, self.requests, self.tokens = now, verdict.requests, verdict.tokens
         if lease is not None:

@@ -1,9 +1,9 @@
 """The ghost tree: a bounded record of recent prompts, as page hashes, whether or not they are still cached.
 
-It finds where a new prompt diverges from all earlier ones, and counts how often each possible checkpoint (an
-end, a branch, a grid point) is used again: eviction and placement predict returns from these counts. A
-request uses one checkpoint, the deepest that its prompt begins with. Called by the state cache; pure. It
-never holds pages or slots.
+It finds where a new prompt diverges from all earlier ones, and counts how often each possible checkpoint (the
+end of a prompt or answer, a branch, a multiple of the track interval: a grid point) is used again: eviction
+and placement predict returns from these counts. A request uses one checkpoint, the deepest that its prompt
+begins with. Called by the state cache; pure. It never holds pages or slots.
 """
 
 from collections import OrderedDict, defaultdict

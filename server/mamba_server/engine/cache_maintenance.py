@@ -1,7 +1,8 @@
-"""Maintenance of the cache between steps: sweep flushed checkpoints, and recount the books.
+"""Maintenance of the cache between steps: sweep flushed checkpoints, and recount the memory.
 
-Both visit everything in the cache, so at once they would delay all running answers. A recount is void when
-anything changes, so it runs in idle time. Called by the engine process.
+Both visit everything in the cache, so at once they would delay all running answers. A recount compares the
+account of slots and pages with their holders; it is void when anything changes, so it runs in idle time.
+Called by the engine process.
 """
 
 from collections.abc import Callable, Iterator

@@ -14,7 +14,7 @@ from mamba_kernels.cpu.packed_linear import PANEL, Rows, keep_rows, split_panels
 from mamba_kernels.cpu.quantized.block_numbers import BLOCK, BlockNumbers
 
 QUAD = 4
-"""Inputs of an output that lie side by side and that one lane multiplies at once."""
+"""Inputs of an output that lie side by side, and that one lane of a vector register multiplies at once."""
 
 
 class BlockWeight(ABC):
@@ -76,7 +76,7 @@ class BlockWeight(ABC):
 
     @abstractmethod
     def _numbers_of(self, blocks: torch.Tensor, members: torch.Tensor, lane: torch.Tensor) -> torch.Tensor:
-        """Return the numbers [n, blocks, BLOCK] of one `lane` in each of the `members` of panels."""
+        """Return the numbers [n, blocks, BLOCK] of n outputs: of panel `members[i]`, the output `lane[i]`."""
 
     def rows(self, outputs: torch.Tensor) -> torch.Tensor:
         """Return the rows `outputs` [n] of the quantized matrix, [n, inputs]."""

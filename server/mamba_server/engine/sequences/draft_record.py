@@ -46,8 +46,8 @@ class DraftShare:
 class DraftRecord(DraftShare):
     """Results of the drafts of one sequence, by which their source decides whether to draft.
 
-    A trial is a draft that is compared with the answer without being computed. The share that the record
-    counts itself is the share of look-ups.
+    A trial is a draft that is compared with the answer without being computed. The methods of `DraftShare`
+    are about look-ups; `head` counts the drafts of the model's head.
     """
 
     __slots__ = (

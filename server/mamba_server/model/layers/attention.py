@@ -75,7 +75,7 @@ class Attention:
         self.o_proj = loader.linear(names.output, queries, hidden_size, bias=config.bias)
 
     def take_kernels(self, loader: Loader) -> None:
-        """Set the kernels that write and read the pages; `config` is set."""
+        """Set the kernels that write and read the pages, by the shape of attention in `config`."""
         self.write = loader.operators.kv_write
         self.kernels = self._kernels(None if loader.batch_invariant else loader.library)
         """C++ kernels that attend for decoding rows and for prompts; None = `attend` is used for all rows."""
@@ -89,7 +89,10 @@ class Attention:
 
     @property
     def gathers(self) -> bool:
-        """Whether plans must list the keys to gather; this may change until the engine has started."""
+        """Whether plans must list the keys that torch gathers, for lack of a kernel that reads the pages.
+
+        This may change until the engine has started.
+        """
         return self.kernels is None and computes_by_reference(self.attend)
 
     def _attend(self, loader: Loader) -> PagedAttention:

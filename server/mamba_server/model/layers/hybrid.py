@@ -301,12 +301,12 @@ class HybridModel:
 
     @property
     def _gathered(self) -> bool:
-        """Whether plans must list the keys to gather."""
+        """Whether plans must list the keys that torch gathers, for lack of a kernel that reads the pages."""
         return any(attention.gathers for attention in self._attentions)
 
     @property
     def head_gathers(self) -> bool:
-        """Whether plans of the head for drafts must list the keys to gather."""
+        """Whether plans of the head for drafts must list the keys that torch gathers."""
         return self.draft_head is not None and self.draft_head.attention.gathers
 
     def token_counts(self, most: int) -> list[int]:
