@@ -251,6 +251,7 @@ class Candidate:
     state_dtype: StateDtype
     shape: SlabGeometry
     slots_each: int
+    """Slots of one running sequence."""
     slabs: int
     """All slabs of the arena, including padding."""
     running: int
@@ -261,10 +262,13 @@ class Candidate:
     fits: int
     """Maximum number of sequences without the configured limit."""
     cached_paths: int
+    """Number of conversations whose checkpoints the cache has room for."""
     max_model_len: int
     workload: Workload
     saved: float
+    """Share of prompt tokens that are expected to be resumed, 0 to 1."""
     score: float
+    """Expected throughput, by which candidates for one model are compared."""
     misfit: str = ""
     need: int = 0
     """Bytes of arena that one sequence would need."""

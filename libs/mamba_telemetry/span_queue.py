@@ -44,7 +44,9 @@ class SpanCounts:
 class _QueuedTrace:
     trace: RequestTrace
     end: float
+    """Time of the trace's end, by its own clock in seconds."""
     keep_reason: str
+    """Why the trace is kept: sampled, failed or slow."""
 
 
 class SpanQueue:

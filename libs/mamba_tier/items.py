@@ -63,7 +63,9 @@ class Record(Item):
     tokens: int = 0
     """Number of tokens that need not be computed again if a prompt resumes from the record."""
     hits: int = 0
+    """Number of its uses."""
     priority: float = 0.0
+    """Order of eviction: the record with the lowest priority goes first."""
 
 
 def let_go(item: Item) -> None:

@@ -33,6 +33,7 @@ class Portion(NamedTuple):
     """All bytes that one source rank sends, in the order of the destination's memory."""
 
     state: tuple[Copy, ...]
+    """Copies within the state."""
     state_blocks: tuple[int, ...]
     """Size in bytes of each sub-block of the state. A sub-block is one layer of a block and has its own
     checksum."""

@@ -48,7 +48,9 @@ class _Memory:
     stale: bool = False
     """Whether the indices may be out of date, so that the next pass must read everything from the cluster."""
     accepted: dict[str, str] = field(default_factory=dict)
+    """Value of `Snapshot.accepted`."""
     up_to_date: dict[str, str] = field(default_factory=dict)
+    """Value of `Snapshot.up_to_date`."""
     written_version: str | None = None
     """Version of the object for which the last status was written."""
 

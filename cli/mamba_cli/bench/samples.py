@@ -24,7 +24,9 @@ class Sample(msgspec.Struct, frozen=True, omit_defaults=True):
     late: float = 0.0
     """Delay after the scheduled time, in seconds."""
     ttft: float | None = None
+    """Seconds from sending to the first event with a token; None = there was none."""
     itl: tuple[float, ...] = ()
+    """Seconds between two events with tokens."""
     prompt_tokens: int = 0
     output_tokens: int = 0
     cached_tokens: int = 0

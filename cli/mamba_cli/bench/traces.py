@@ -26,9 +26,11 @@ class Arrival:
     """A recorded request: seconds after the first of the trace, lengths in tokens, block ids of Mooncake."""
 
     at: float
+    """Seconds after the first arrival."""
     input_tokens: int
     output_tokens: int
     block_ids: tuple[int, ...] = ()
+    """Identifiers of the blocks of tokens that the prompt consists of; empty = the trace has none."""
 
 
 class _Line(msgspec.Struct):

@@ -13,6 +13,7 @@ class Machine:
     """
 
     cores: float = math.inf
+    """Cores that all engines share; infinity = each has its own."""
     used: float = 1.0
     """Cores that a request in transit, or an engine with work, keeps busy."""
     transit_seconds: float = 0.0

@@ -18,12 +18,15 @@ class RestartPolicy:
     """How soon and how often children are started again, and how long they may take to end."""
 
     first_delay: float = 0.5
+    """Seconds before the start after a first death."""
     longest_delay: float = 30.0
+    """Most seconds before a start."""
     stable_after: float = 60.0
     """Lifetime after which the next death counts as the first in a row."""
     give_up_after: int = 5
     """Number of deaths in a row after which a child that was never ready ends the session."""
     drain_timeout: float = 300.0
+    """Seconds for all children to end, once the drain has begun."""
     last_grace: float = 5.0
     """Shortest time for a child to end, even when the children before it used up the drain timeout."""
 
@@ -39,6 +42,7 @@ class Child:
     rank: int
     phase: Phase = "waiting"
     started: float = 0.0
+    """Time of its last start, in seconds."""
     until: float = 0.0
     """Time to start a waiting child, or to kill a stopping one."""
     deaths: int = 0

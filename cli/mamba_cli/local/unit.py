@@ -81,8 +81,10 @@ class Unit:
 
     loaded: LoadedDeployment
     launcher: tuple[str, ...]
+    """Words that start `mambaserve`."""
     engines: tuple[LocalEngine, ...]
     gateway_argv: tuple[str, ...]
+    """Arguments of the deployment's own gateway."""
     url: str
     shared_gateway: Command | None = None
     """The gateway that serves the models of several deployments; None = the deployment has its own."""

@@ -47,7 +47,9 @@ class PackedMatrix(Protocol):
     dtype: torch.dtype
     """Type of the product's inputs and results."""
     packing: int
+    """Number of the form in which the numbers are packed, as C++ knows it."""
     panels: torch.Tensor
+    """The packed numbers: panels of PANEL outputs side by side."""
     order: torch.Tensor | None
     """[inputs] int32: the place in a row of each input of the matrix; None = the row's order."""
 

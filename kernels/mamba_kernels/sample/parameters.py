@@ -26,7 +26,9 @@ class SampleParameters:
     repetition: torch.Tensor
     """Repetition penalty, [L] float32; the three penalties are read for rows that have counts"""
     presence: torch.Tensor
+    """Presence penalty, [L] float32"""
     frequency: torch.Tensor
+    """Frequency penalty, [L] float32"""
 
     @classmethod
     def packed(cls, memory: torch.Tensor, rows: int) -> "SampleParameters":

@@ -51,11 +51,14 @@ class OpenTurn:
     """
 
     body: bytes
+    """Body of the request, with the whole conversation as its input."""
     keeps: bool
     """Whether the response is kept."""
     history: "ResponseHistory"
     client: str
+    """Name of the client, under which the response is kept."""
     chain: tuple[str, ...]
+    """Identifiers of the turns before this one, the first one first."""
     conversation: str
     """Identifier of the conversation that the turn is added to; "" = none."""
     input: bytes

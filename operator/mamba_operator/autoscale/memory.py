@@ -14,10 +14,15 @@ class StepFit(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     n: float = 0.0
+    """Sum of the weights of all observations."""
     x: float = 0.0
+    """Sum of the sequences per engine."""
     y: float = 0.0
+    """Sum of the seconds of a step."""
     xx: float = 0.0
+    """Sum of the squares of the sequences."""
     xy: float = 0.0
+    """Sum of the sequences times the seconds."""
 
 
 class AutoscalerMemory(msgspec.Struct, frozen=True, kw_only=True):

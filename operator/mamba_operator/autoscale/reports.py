@@ -37,6 +37,7 @@ class DeletionCost:
     """Says what would be lost by the end of one engine: its checkpoints and requests."""
 
     checkpoints: float
+    """Checkpoints in the cache of the engine."""
     requests: float
     """Requests that run or wait."""
 

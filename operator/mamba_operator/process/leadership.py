@@ -37,7 +37,9 @@ class LeaseName:
     name: str
     identity: str
     duration: float
+    """Seconds after which another operator may take the lease."""
     renew_every: float
+    """Seconds between two renewals."""
 
 
 class Leadership:

@@ -35,6 +35,7 @@ class ObservedLease:
 
     record: LeaseRecord
     since: float
+    """Time at which the record was first seen as it is, in seconds of our own monotonic clock."""
 
 
 def observe_lease(previous: ObservedLease | None, record: LeaseRecord, now: float) -> ObservedLease:

@@ -42,10 +42,12 @@ class KeyAllowance:
     """
 
     updated_at: float
+    """Time up to which the buckets were refilled."""
     requests: float = math.inf
     """Requests left in the bucket. The initial infinity is reduced to the size of the bucket at the first
     use."""
     tokens: float = math.inf
+    """Tokens left in the bucket; negative = a debt. The initial infinity is reduced likewise."""
     leases: set[str] = field(default_factory=set)
     """Identifiers of the requests under way."""
 

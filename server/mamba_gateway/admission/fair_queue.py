@@ -39,6 +39,7 @@ class WaitingRequest:
 @dataclass(slots=True)
 class _Flow:
     tag: float
+    """Tokens that the flow was served, divided by its weight."""
     heap: list[tuple[int, int, WaitingRequest]] = field(default_factory=list)
     waiting: int = 0
 

@@ -38,8 +38,11 @@ class Endpoint(msgspec.Struct, frozen=True, gc=False):
     models: frozenset[str] | None
     """Names of the models that the engine serves; None = unknown, and any request may be sent there."""
     running: int
+    """Number of sequences that the engine runs, as last reported."""
     waiting: int
+    """Number of requests that wait at the engine, as last reported."""
     kv_usage: float
+    """Used share of the engine's cache memory, 0 to 1, as last reported."""
     in_flight: int
     """Number of requests of this gateway at the engine now."""
     in_flight_at_report: int

@@ -65,6 +65,7 @@ class ProbeReport:
     running: int = 0
     waiting: int = 0
     kv_usage: float = 0.0
+    """Used share of the engine's cache memory, 0 to 1."""
     speed: EngineSpeed | None = None
     """Speed that the engine has measured; None = none yet, or the engine reports none."""
     prompt_tokens_waiting: float | None = None

@@ -52,6 +52,7 @@ class Origin:
     credentials: bytes | None
     """Value of the Authorization header for the name and password in the URL; None = the URL has none."""
     idle: deque[tuple[float, UpstreamConnection]] = field(default_factory=deque)
+    """Idle connections, each behind the time of the event loop since which it is idle."""
     _starts: dict[str, bytes] = field(default_factory=dict, repr=False)
 
     def start(self, start: str) -> bytes:

@@ -59,6 +59,7 @@ class Allocation:
     """The slots and pages that one call of `allocate` took for its caller."""
 
     slots: tuple[int, ...]
+    """Slots, the live ones first."""
     pages: Pages
 
 

@@ -34,9 +34,13 @@ class Books(Protocol):
     arena: Arena
     tree: RadixTree
     allocations: dict[int, SequenceAllocation]
+    """Memory of sequences, by the row of each."""
     exports: dict[int, Node]
+    """Node of each exported checkpoint, by the number of the export."""
     receptions: dict[int, HeldReception]
+    """Receptions that have not ended, by number."""
     installs: list[PendingInstall]
+    """Received checkpoints whose copy may not be complete."""
 
 
 _TREE_STATES = (SlotState.CACHED, SlotState.INSTALLED, SlotState.EXPORTED)

@@ -62,11 +62,14 @@ class _Sequence:
 
     text: SequenceText
     choice: int
+    """Number of the choice that the client gets."""
     updated: bool = False
     started: bool = False
     finished: bool = False
     first_at: float = 0.0
+    """Time of the first token, in seconds of the engine's clock; 0 = none yet."""
     last_at: float = 0.0
+    """Time of the last token, in seconds of the engine's clock."""
     scores: Logprobs = field(default_factory=list)
     """Log-probabilities of the prompt that arrived before the first delta with output."""
 
@@ -78,6 +81,7 @@ class TokenCounts:
     prompt: int = 0
     completion: int = 0
     cached: dict[str, int] = field(default_factory=dict)
+    """Cached tokens of each prompt, by the identifier of its message."""
     costs: dict[tuple[str, int], Cost] = field(default_factory=dict)
     """Cost so far by sequence, if requested."""
     prices: Prices | None = None

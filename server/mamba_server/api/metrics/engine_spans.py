@@ -25,9 +25,12 @@ class _SequenceProgress:
     prefill_started: bool = False
     preemptions: int = 0
     first_at: float = 0.0
+    """Time of the first token, in seconds of the engine's clock; 0 = none yet."""
     last_at: float = 0.0
+    """Time of the last token."""
     tokens: int = 0
     checkpoints: list[int] = field(default_factory=list)
+    """Depths of the checkpoints that decode steps wrote."""
     finished: bool = False
 
 

@@ -40,6 +40,7 @@ class PendingAudit:
     state_distance: float | None = None
     """Largest distance of a state so far."""
     _checkpoints: dict[int, Lineage] = field(default_factory=dict)
+    """Lineage of each checkpoint that the answer depends on, by depth."""
 
     def begin(self, allocation: SequenceAllocation, now: float = 0.0) -> None:
         """Begin at the first token, in the memory of `allocation`, at `now` seconds of the engine's clock."""

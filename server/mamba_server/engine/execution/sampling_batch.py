@@ -58,7 +58,9 @@ class Penalties:
     repetition: torch.Tensor
     """Repetition penalty of each row, [r, 1]."""
     presence: torch.Tensor
+    """Presence penalty of each row, [r, 1]."""
     frequency: torch.Tensor
+    """Frequency penalty of each row, [r, 1]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,7 @@ class Filter:
 
     rows: Rows
     values: torch.Tensor
+    """Parameter of each row, [r, 1]."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ class PrefillPiece:
     slot_in: int
     slot_out: int
     checkpoints: list[Checkpoint]
+    """Checkpoints that the step writes as it computes the piece."""
     final: bool
 
 
@@ -64,12 +65,16 @@ class Schedule:
     """
 
     step: int
+    """Number of the step."""
     decode_rows: Ints
     decode_track: Ints
     decodes: list[Sequence]
+    """Sequences that decode, in the order of `decode_rows`."""
     pieces: list[PrefillPiece]
     drafts: tuple[Draft, ...] = ()
+    """Drafts of these sequences, which the step checks."""
     absorbed: tuple[Absorption, ...] = ()
+    """Accepted drafts that the step computes into states before."""
     decode_ring: Ints | None = None
 
     @property

@@ -51,6 +51,7 @@ class _LaunchedStep:
     ticket: Ticket[Callable[[], StepResult]]
     schedule_seconds: float
     started: float
+    """Time of the launch, in seconds of the engine's clock."""
     allocations: list[SequenceAllocation | None]
     """Allocations of the schedule's members at launch: a member may have lost its allocation since (O5)."""
 

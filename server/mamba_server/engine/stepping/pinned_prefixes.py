@@ -19,6 +19,7 @@ class _Held:
     pin: Pin
     until: float
     slabs: float
+    """Slabs that the client is charged for the pin."""
 
 
 class PinnedPrefixes:

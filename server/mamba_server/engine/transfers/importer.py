@@ -76,13 +76,17 @@ class _Import:
     salt: str
     source: StateSource
     began: float
+    """Time at which the fetch was asked for, in seconds of the engine's clock."""
     deadline: float
+    """Time at which it is given up."""
     size: int
     """Bytes that travel; the expected ones before the memory is taken."""
     reading_since: float = 0.0
+    """Time at which its thread began to read; 0 = it has not."""
     renewed: float = 0.0
     """Time at which the source was last told that the state is still wanted."""
     group: list[Sequence] = field(default_factory=list)
+    """Sequences that wait for the state; empty if no request does."""
     ended: Callable[[str], None] = lambda _: None
     """Called by the loop with the outcome."""
     reception: Reception | None = None

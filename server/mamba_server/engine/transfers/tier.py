@@ -55,7 +55,9 @@ class _Offer(NamedTuple):
 
     outcome: str
     size: int
+    """Bytes that the store took."""
     began: float
+    """Time of the offer, in seconds of the engine's clock."""
 
 
 @dataclass(slots=True)
@@ -65,9 +67,12 @@ class _Victim:
     token_ids: Tokens
     salt: str
     first: int
+    """First token whose pages are copied."""
     slab: torch.Tensor
+    """Slab of the staging memory that the bytes are copied to."""
     outgoing: OutgoingBundle
     began: float
+    """Time of the offer, in seconds of the engine's clock."""
     wrong: bool = False
     """Whether it was quarantined meanwhile."""
 

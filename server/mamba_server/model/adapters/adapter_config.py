@@ -35,7 +35,9 @@ class AdapterConfig:
     """Ranks, scales and targets of one adapter, as its configuration file says."""
 
     rank: int
+    """Rank of the matrices of a module, unless `ranks` has another one."""
     alpha: float
+    """Number from which the scale of a module follows, unless `alphas` has another one."""
     rslora: bool = False
     """Whether the scale is alpha divided by the root of the rank, instead of by the rank."""
     targets: str | tuple[str, ...] = ALL_LINEAR
