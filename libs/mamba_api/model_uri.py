@@ -119,7 +119,10 @@ def parse_model_uri(text: str) -> ModelUri:
 
 
 def _files(scheme: Literal["s3", "gs", "http", "https"], rest: str) -> ModelUri:
-    """Return the URI of a folder or an archive."""
+    """Return the URI of a folder or an archive in a bucket or on a web server.
+
+    `rest` is the text of the URI behind its scheme.
+    """
     place, _, query = rest.partition("?")
     option, _, digest = query.partition("=")
     host, _, path = place.partition("/")

@@ -174,7 +174,7 @@ class RoleDemand:
         return running + self.receptions(running) + self.exports(running)
 
     def slots(self, running: int) -> int:
-        """Return the number of slots that are held."""
+        """Return the number of slots that `running` sequences and the states that are handed over hold."""
         receiving = self.receptions(running)
         return slots_of_sequences(running, receiving, self.slots_each) + self.exports(running)
 

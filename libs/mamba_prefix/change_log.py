@@ -155,7 +155,10 @@ class ChangeLog:
         )
 
     def snapshot(self, after: str = "") -> Snapshot:
-        """Return all checkpoints and pages as of now."""
+        """Return all checkpoints and pages as of now.
+
+        `after` is the position in the stream of Redis behind which all later batches are; "" without Redis.
+        """
         return Snapshot(
             self.engine, self.incarnation, self.epoch, self.seq, self.fingerprint, self.page_size,
             pack_entries(self.depths), after, pages=pack_hashes(self.pages),

@@ -38,7 +38,7 @@ class HostTier(TierIndex):
         return out
 
     def give_back(self, items: Iterable[Item]) -> None:
-        """Free the memory of items that are in no index."""
+        """Free the memory of items that will be in no index, since their bundle was dropped."""
         for item in items:
             self._free(item)
 

@@ -185,7 +185,7 @@ class _Rates:
         return self._before is not None
 
     def count(self, counter: str) -> float:
-        """Return the increase of a counter."""
+        """Return the increase of a counter, a field of the reports; 0 without an earlier report."""
         if self._before is None:
             return 0.0
         return _increase(getattr(self._before, counter), getattr(self._now, counter))

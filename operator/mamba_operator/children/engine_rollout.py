@@ -205,7 +205,7 @@ def outgoing_roles(snapshot: Snapshot, engines: Sequence[EngineRollout], now: da
 
 
 def _serves(part: EngineRollout, snapshot: Snapshot) -> bool:
-    """Return whether all engines of a role are ready."""
+    """Return whether all engines of the role of `part` have its revision and are ready."""
     own = snapshot.of_pool(part.context.role)
     return is_ready(own.engine, part.revision.label, own.pods) and (
         workload_state(own.engine).ready >= part.context.replicas

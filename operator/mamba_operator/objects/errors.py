@@ -111,7 +111,7 @@ class LeadershipLost(OperatorError):
 
 
 def of_status(status: int, message: str, retry_after: float | None = None) -> ClusterError:
-    """Return the error for an HTTP status."""
+    """Return the error for an HTTP status; the server asked to wait for `retry_after` seconds, if set."""
     # The API server answers a typing error in a server-side apply with 500.
     if status == 500 and (typing_error := _TYPED_PATCH.search(message)):
         return NotInSchema(message, path=typing_error[1], complaint=typing_error[2])

@@ -186,7 +186,7 @@ def _adapters(served: Iterable[Candidate], names: Mapping[str, str], registry: _
 
 
 def _models(document: ModelsDocument, by_name: Mapping[str, Candidate]) -> tuple[ServedModel, ...]:
-    """Return the models as the status lists them."""
+    """Return the models of the document as the status lists them; `by_name` has the candidate of each."""
     return tuple(
         ServedModel(
             name=entry.name,

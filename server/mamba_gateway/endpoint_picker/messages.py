@@ -81,7 +81,7 @@ def streamed_request(body: bytes, *, ends: bool) -> Iterator[ProcessingResponse]
 
 
 def streamed_answer(chunk: bytes, *, ends: bool) -> Iterator[ProcessingResponse]:
-    """Yield a part of the answer, unchanged."""
+    """Yield a part of the answer, unchanged; `ends` says that it is the last one."""
     for begin in range(0, max(1, len(chunk)), MAX_CHUNK_BYTES):
         last = begin + MAX_CHUNK_BYTES >= len(chunk)
         yield ProcessingResponse(

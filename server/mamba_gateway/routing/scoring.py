@@ -139,7 +139,7 @@ class CostComparison(msgspec.Struct):
     def of(
         cls, endpoints: Sequence[Endpoint], request: RoutingRequest, weights: RoutingWeights, rng: Random
     ) -> "CostComparison":
-        """Compare at least one endpoint."""
+        """Return the comparison of one endpoint or more for `request`; `rng` draws the jitter of each."""
         tokens_known = _tokens_known(endpoints, request)
         if len(endpoints) == 1:
             # With only one endpoint, neither another cache nor a difference in load can change the choice.

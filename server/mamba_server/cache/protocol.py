@@ -332,7 +332,7 @@ class StateCache(Protocol):
         """
 
     def decode_rows(self, rows: Ints) -> DecodeRows:
-        """Read only: return the state of `rows` before they decode one more token."""
+        """Read only: return depth and needs of `rows` before they decode one more token (`DecodeRows`)."""
 
     def plan_decode(self, allocation: SequenceAllocation, outputs: int, step: int) -> int:
         """Take a slot for the state after the next token, output number `outputs`; before the launch.

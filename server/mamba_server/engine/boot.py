@@ -519,12 +519,12 @@ def _cache(
 
 
 def _dtype(config: ModelConfig, settings: EngineSettings) -> str:
-    """Return the type of weights and rows."""
+    """Return the type of weights and activations: the setting, or that of the model's configuration."""
     return config.dtype if settings.dtype == "auto" else settings.dtype
 
 
 def _stores_integers(config: ModelConfig) -> bool:
-    """Return whether matrices stay integers of the checkpoint on CPUs, so that rows become int8."""
+    """Return whether matrices stay integers of the checkpoint on CPUs, so that activations become int8."""
     stored = config.stored
     return stored is not None and bool(stored.int8 + stored.int4 + stored.int4_zeros)
 

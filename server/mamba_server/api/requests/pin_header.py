@@ -1,7 +1,7 @@
-"""What a client may pin: the header that keeps its whole prompt cached for a time, and a limit. Pure.
+"""Pinned prefixes of a request: the header that keeps the whole prompt cached for a time, and a limit. Pure.
 
-Messages pin prefixes, too, by `cache_control`: a pinned prefix ends with such a message. `check_pins` limits
-their number.
+Messages pin prefixes, too, by `cache_control`: such a prefix ends with the message. `check_pins` limits their
+number.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""Budgets of the scheduler."""
+"""`SchedulerLimits`: how many tokens and sequences the scheduler may put into a step. Plain data."""
 
 from dataclasses import dataclass
 

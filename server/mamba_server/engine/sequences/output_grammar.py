@@ -41,7 +41,7 @@ class NextTokens(Protocol):
         """Record that `token` was chosen."""
 
     def allowed(self, out: npt.NDArray[np.int32]) -> None:
-        """Write the mask of the next token to `out`."""
+        """Write the mask of the tokens that may come next to `out`, [words] and contiguous."""
 
 
 class OutputGrammar:
@@ -102,7 +102,7 @@ class OutputGrammar:
         return bool(self._matcher.is_accepting()) and not self._matcher.validate_tokens([token])
 
     def allowed(self, out: npt.NDArray[np.int32]) -> None:
-        """Write the mask of the next token to `out`, [words] and contiguous.
+        """Write the mask of the tokens that may come next to `out`, [words] and contiguous.
 
         Bit i of word w is token 32 w + i.
         """

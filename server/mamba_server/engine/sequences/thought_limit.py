@@ -33,7 +33,7 @@ class ThoughtLimit:
     """
 
     def __init__(self, budget: ThoughtBudget, decode: Decode) -> None:
-        """Begin at the first token of the answer."""
+        """Begin at the first token of the answer. `decode` returns the bytes of tokens."""
         self._budget, self._decode = budget, decode
         self._begin = budget.begin.encode()
         self._ends = [end.encode() for end in budget.ends]

@@ -46,7 +46,7 @@ def needs_rules(params: SamplingParams) -> bool:
 
 
 def mask_of(tokens: Sequence[int], vocab_size: int) -> Mask:
-    """Return the mask of these tokens."""
+    """Return the mask that allows these tokens alone."""
     flags = np.zeros(mask_words(vocab_size) * WORD, np.bool_)
     flags[[token for token in tokens if 0 <= token < vocab_size]] = True
     return np.packbits(flags, bitorder="little").view(np.int32)
@@ -116,7 +116,7 @@ class TokenRules:
             self._recent = (*self._recent, token)[-self._longest :]
 
     def allowed(self, out: Mask) -> None:
-        """Write the mask of the next token to `out`, [words] and contiguous."""
+        """Write the mask of the tokens that may come next to `out`, [words] and contiguous."""
         if self._grammar is None:
             out[:] = -1
         else:

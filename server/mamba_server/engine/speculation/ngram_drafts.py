@@ -76,7 +76,7 @@ class NgramDrafts:
         return proposed
 
     def _steps_ended(self, count: int) -> None:
-        """Record the steps since the last one that asked."""
+        """Record that `count` steps have ended since the source was last asked for drafts."""
         self._step += count
         self._losses.steps_ended(count)
 

@@ -59,6 +59,6 @@ class StepTimes:
     """Collects how long each stage of the last steps took, in seconds, until the process reports it."""
 
     seconds: list[tuple[float, float, float]] = field(default_factory=list)
-    """Of each step the seconds of planning, of its work on the device, and of the commit."""
+    """Seconds of planning, of the work on the device and of the commit, of each step."""
     batch_sizes: list[int] = field(default_factory=list)
     """Decodes and pieces of each step, together."""

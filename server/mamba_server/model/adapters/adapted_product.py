@@ -136,7 +136,7 @@ class AdaptedProduct:
                 target.index_add_(0, rows.rows, change.to(out.dtype))
 
     def _change_piece(self, x: torch.Tensor, place: int, out: torch.Tensor) -> None:
-        """Add the changes of rows that have one adapter."""
+        """Add the changes by the adapter in `place` to `out`, the results of rows x, which all have it."""
         first = self._first[place].to(self._type)
         inner = (x.to(first.dtype) @ first.flatten(0, 1).t()).view(len(x), *first.shape[:2])
         for number, (part, second) in enumerate(zip(self.parts, self._seconds, strict=True)):
