@@ -66,7 +66,7 @@ class CachedValue(Generic[Value]):
     """An answer that many clients poll, computed once for all of them.
 
     `make` computes it for the first caller; callers in the meantime and shortly afterwards get the same
-    value, so that polling does not slow down serving.
+    value, so that polling does not slow down serving. `seconds` is how long a value is used.
     """
 
     def __init__(

@@ -170,7 +170,10 @@ class RoleDemand:
         return running * EXPORTS_PER_RUNNING if self.role == "prefill" else 0
 
     def sequences(self, running: int) -> int:
-        """Return the number of sequences whose pages are held."""
+        """Return the number of sequences whose pages are held.
+
+        States that are handed over count as sequences.
+        """
         return running + self.receptions(running) + self.exports(running)
 
     def slots(self, running: int) -> int:

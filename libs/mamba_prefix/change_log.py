@@ -30,7 +30,8 @@ MAX_CHANGES_BYTES = 4 << 20
 class ChangeLog:
     """The cached checkpoints and pages of one engine, and the latest batches of their changes, for readers.
 
-    `engine` is the name by which gateways know the engine.
+    `engine` is the name by which gateways know the engine. `wall` returns seconds since 1970, and
+    `new_incarnation` a new identifier for each run of the engine process.
     """
 
     def __init__(

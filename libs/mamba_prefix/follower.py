@@ -40,7 +40,8 @@ RETURN_SECONDS = LONGEST_PAUSE + 1.0
 class Follower:
     """The reader that keeps `index`, a gateway's copy, up to date from the Redis behind `store`.
 
-    `on_outcome` is called with the reason of each failure, and with None after each success.
+    `on_outcome` is called with the reason of each failure, and with None after each success. `jitter` is that
+    of `Backoff`.
     """
 
     def __init__(

@@ -67,7 +67,8 @@ class PrefixIndex:
     """A gateway's copy of what the engines have cached. `state` says how far the copy can be trusted.
 
     off = the copy has no source; following = complete; stale = batches of an engine are missing; unavailable
-    = the source is unreachable, and the copy holds the last known entries.
+    = the source is unreachable, and the copy holds the last known entries. `most_entries` and `most_engines`
+    bound it, and `wall` returns seconds since 1970.
     """
 
     def __init__(

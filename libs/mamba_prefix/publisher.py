@@ -29,7 +29,10 @@ BATCHES_A_SNAPSHOT = 256
 
 
 class Publisher:
-    """The writer of one engine's `ChangeLog` to Redis. Its public numbers are for metrics."""
+    """The writer of one engine's `ChangeLog` to Redis. Its public numbers are for metrics.
+
+    `jitter` is that of `Backoff`.
+    """
 
     def __init__(self, changes: ChangeLog, store: Store, jitter: Callable[[], float] = random.random) -> None:
         self._log = changes

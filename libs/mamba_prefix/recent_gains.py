@@ -16,7 +16,8 @@ MAX_HASHES_OF_LATER_ENGINES = MAX_HASHES // 8
 class RecentGains:
     """Hashes that one engine has recently published as cached, each with the revision at which it did.
 
-    A revision is a number of the index that holds this object; the number increases with each change.
+    A revision is a number of the index that holds this object; the number increases with each change. At most
+    `most` hashes are remembered.
     """
 
     def __init__(self, most: int = MAX_HASHES) -> None:

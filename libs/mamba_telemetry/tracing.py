@@ -26,7 +26,8 @@ _HEADERS = TraceContextTextMapPropagator()
 class Tracing:
     """The traces of one process: it begins and ends those of its requests, and exports what is kept.
 
-    Without a sampler and a queue it records nothing and passes on a caller's trace.
+    Without a sampler and a queue it records nothing and passes on a caller's trace. `slow_after` is the
+    number of seconds to the first byte from which a trace is kept; 0 = none is for that.
     """
 
     def __init__(

@@ -78,7 +78,8 @@ def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, *
 class ChatTemplate:
     """The chat template of a model. The constructor raises BadTemplate if it does not compile.
 
-    `now` returns the time that the template's function `strftime_now` shows.
+    `with_tools` is another template for conversations with tools, if the model has one. `now` returns the
+    time that the template's function `strftime_now` shows.
     """
 
     def __init__(

@@ -39,7 +39,10 @@ class EncodedText:
 
 
 class SegmentCache:
-    """Remembers the token ids of texts that one tokenizer encoded; several threads may use it."""
+    """Remembers the token ids of texts that one tokenizer encoded; several threads may use it.
+
+    `most_bytes` bounds its memory.
+    """
 
     def __init__(
         self,

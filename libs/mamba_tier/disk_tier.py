@@ -24,7 +24,10 @@ RUN_BYTES = 1 << 20
 
 
 class DiskTier(TierIndex):
-    """The tier on disk: each record and each block is a file with its own header."""
+    """The tier on disk: each record and each block is a file with its own header.
+
+    Its files take at most `budget_bytes`.
+    """
 
     def __init__(self, folder: DiskFolder, shape: BundleShape, budget_bytes: int) -> None:
         super().__init__("disk", budget_bytes)

@@ -30,7 +30,8 @@ def rounded(count: int) -> int:
 class HostPool:
     """Hands out pieces of one large memory to items.
 
-    Its memory pages are allocated step by step, when the writer calls `touch_more`.
+    Its memory pages are allocated step by step, when the writer calls `touch_more`. The mapping has
+    `capacity` bytes.
     """
 
     def __init__(self, capacity: int) -> None:

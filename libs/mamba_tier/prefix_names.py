@@ -17,7 +17,7 @@ DIGEST_BYTES = 16
 class PrefixNames:
     """Computes the keys and digests under which prefixes of `token_ids` are stored.
 
-    They differ for each `salt`.
+    They differ for each `salt`. `block_tokens` is the number of tokens of a block of pages.
     """
 
     def __init__(self, chain: PageChain, block_tokens: int, token_ids: Tokens, salt: str) -> None:

@@ -38,7 +38,10 @@ class StagedBundle:
 
 
 class StoreWriter:
-    """Stores waiting bundles and moves records to disk, in a thread; shares the store's lock and tiers."""
+    """Stores waiting bundles and moves records to disk, in a thread; shares the store's lock and tiers.
+
+    With `sync`, each file is forced to the device.
+    """
 
     def __init__(
         self,

@@ -19,7 +19,7 @@ from mamba_tier.outcomes import TierState, TierStatus
 class TierIndex(ABC):
     """Finds the records and blocks of one tier, and chooses which to evict.
 
-    A subclass stores their bytes and frees them.
+    A subclass stores their bytes and frees them. What it finds takes at most `budget_bytes`.
     """
 
     def __init__(self, name: str, budget_bytes: int) -> None:

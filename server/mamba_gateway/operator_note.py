@@ -43,7 +43,10 @@ WRITE_SECONDS = 15.0
 
 
 class Waker:
-    """Tells the operator that one MambaDeployment, which was scaled to zero, needs an engine."""
+    """Tells the operator that one MambaDeployment, which was scaled to zero, needs an engine.
+
+    Between two notes are at least `every` seconds.
+    """
 
     def __init__(
         self,

@@ -85,7 +85,8 @@ class _StreamReader:
 class LoadClient:
     """Sends the requests of a load to one model at one server, and measures them.
 
-    It sends messages to the chat API, and token ids to completions.
+    It sends messages to the chat API, and token ids to completions. A request takes at most `timeout`
+    seconds; `extra` are more fields of each body.
     """
 
     def __init__(

@@ -52,7 +52,10 @@ def admin_urls(target: str) -> list[str]:
 
 
 class AdminClient:
-    """Saves and loads sessions at the admin servers among `urls`, of one deployment's replicas."""
+    """Saves and loads sessions at the admin servers among `urls`, of one deployment's replicas.
+
+    `token` is the admin token, if one is needed; a call takes at most `timeout` seconds.
+    """
 
     def __init__(self, urls: list[str], token: str | None, timeout: float) -> None:
         self._urls, self._headers = urls, headers(token)

@@ -16,7 +16,10 @@ NOT_KEPT = "no_explanation"
 
 
 class ExplanationClient:
-    """Asks the admin servers at `urls`, of one deployment's engines, what prompts resumed and why."""
+    """Asks the admin servers at `urls`, of one deployment's engines, what prompts resumed and why.
+
+    `token` is the admin token, if one is needed; a call takes at most `timeout` seconds.
+    """
 
     def __init__(self, urls: list[str], token: str | None, timeout: float) -> None:
         self._urls, self._headers = urls, headers(token)

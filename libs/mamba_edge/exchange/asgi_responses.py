@@ -116,7 +116,8 @@ async def send_events(
 class DisconnectWatch:
     """A block in which `leave` is called if the client leaves. The body has to be read before the block.
 
-    Our server calls it. At another server a task waits for the message of `receive` that says so.
+    Our server calls it. At another server a task waits for the message of `receive` that says so. `direct` is
+    the request's direct exchange; None at another server, where `receive` is asked.
     """
 
     __slots__ = ("_direct", "_leave", "_receive", "_task")

@@ -35,7 +35,10 @@ class RetryPolicy:
 
 
 class WorkQueue(Generic[K]):
-    """Keeps the keys that are due or will be, each once, and lets workers process them."""
+    """Keeps the keys that are due or will be, each once, and lets workers process them.
+
+    `backoff` says how long to wait after failures, by numbers of `random_unit`, from 0 to 1.
+    """
 
     def __init__(
         self, backoff: RetryPolicy | None = None, random_unit: Callable[[], float] = random.random

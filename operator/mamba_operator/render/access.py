@@ -123,10 +123,10 @@ def _transfers(owner: str, transport: Transport) -> dict[str, Any]:
 
 
 def picker_policy(context: Context) -> Manifest | None:
-    """Return the policy that lets only the proxy's namespace reach the endpoint picker; None without a pool.
+    """Return the policy that lets only the proxy's namespace reach the endpoint picker.
 
-    The endpoint picker reveals the engines' key to any caller that presents a client's key. All other ports
-    stay open to everybody, as without the policy.
+    None without an InferencePool, which alone has a picker. The endpoint picker reveals the engines' key to
+    any caller that presents a client's key. All other ports stay open to everybody, as without the policy.
     """
     if not (proxies := _proxies(context)):
         return None

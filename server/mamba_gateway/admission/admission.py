@@ -176,7 +176,8 @@ class Permit:
 class Admission:
     """Decides which requests one gateway relays now, which wait, and which it refuses.
 
-    It relays at most `max_in_flight` requests and lets `max_queue` more wait.
+    It relays at most `max_in_flight` requests and lets `max_queue` more wait. A request waits for a permit at
+    most `queue_timeout` seconds. `weight` returns the weight of a key by its name.
     """
 
     def __init__(

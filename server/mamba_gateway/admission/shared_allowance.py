@@ -90,7 +90,10 @@ return 0
 
 
 class SharedAllowances:
-    """Counts in Redis what API keys have used, for all gateways of one `scope` together."""
+    """Counts in Redis what API keys have used, for all gateways of one `scope` together.
+
+    Redis has `enter_seconds` to answer whether a request is within the limits.
+    """
 
     def __init__(self, client: Client, scope: str, enter_seconds: float = ENTER_SECONDS) -> None:
         self._client, self._enter_seconds = client, enter_seconds

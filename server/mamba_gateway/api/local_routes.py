@@ -71,7 +71,7 @@ class WarmUp:
     """Reports what a gateway that has just started lacks to route well: the cached prefixes and tokenizers.
 
     The gateway serves requests meanwhile, and reports that it is not ready, so that clients prefer other
-    gateways.
+    gateways. `texts` are the tokenizers; None = the gateway needs none, so that nothing is ever missing.
     """
 
     def __init__(

@@ -70,7 +70,12 @@ class SharedParts:
 
 
 class EndpointPicker:
-    """Chooses an engine for each request that a proxy of the Gateway API passes through one gateway."""
+    """Chooses an engine for each request that a proxy of the Gateway API passes through one gateway.
+
+    `keys` are the keys of clients, and `backend_keys` those that engines require; None = none are needed. A
+    body has at most `max_body_bytes` bytes, and `body_timeout` seconds to arrive. A request waits
+    `hold_timeout` seconds for an engine, and the proxy gets at most `most_addresses` addresses.
+    """
 
     def __init__(
         self,

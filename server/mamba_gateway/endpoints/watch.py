@@ -34,7 +34,10 @@ class WatchExpired(Exception):
 
 
 class Watch:
-    """Keeps a copy of the Kubernetes objects that match one selector in one collection (`path`)."""
+    """Keeps a copy of the Kubernetes objects that match one selector in one collection (`path`).
+
+    `changed` is called with all objects, by name, after each change.
+    """
 
     def __init__(
         self, server: ApiServer, path: str, selector: str, changed: Callable[[Objects], None]

@@ -19,7 +19,7 @@ class PrefixIndexCollector(Collector):
     """Collector of the series about one gateway's copies of the prefix index.
 
     A gateway of one model has one copy, without a label; one of several models has a copy for each, with the
-    label `model`.
+    label `model`. `loads` yields the models of such a gateway.
     """
 
     def __init__(self, index: PrefixIndex | None, loads: Loads | None = None) -> None:

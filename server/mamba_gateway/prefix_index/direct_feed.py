@@ -39,7 +39,8 @@ class FeedUnavailable(Exception):
 class DirectFeed:
     """Asks every engine for changes of its cached prefixes, and applies these to the index.
 
-    The name of a target is the engine's name in the index.
+    The name of a target is the engine's name in the index. `key` returns the API key for engines; None = they
+    need none.
     """
 
     def __init__(

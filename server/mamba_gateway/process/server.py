@@ -94,7 +94,10 @@ async def _serve_until_drained(
 
 
 async def _first_probes(gateway: Gateway, serving: "asyncio.Task[None]", stop: asyncio.Event) -> None:
-    """Wait for the first probes of the engines, so that the list of models is complete from the start."""
+    """Wait for the first probes of the engines, so that the list of models is complete from the start.
+
+    The wait ends after `FIRST_PROBE_SECONDS`, and when the gateway stops.
+    """
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(FIRST_PROBE_SECONDS):
             while not (gateway.engines.synced or stop.is_set() or serving.done()):

@@ -213,7 +213,10 @@ MAX_REFUSAL = 64 * 1024
 
 
 class ClientResponse:
-    """Sends the answer to one client; while the answer is not there, it may send comments."""
+    """Sends the answer to one client; while the answer is not there, it may send comments.
+
+    `write_now` and `begin_now` send without waiting, where the server can; None = only messages are sent.
+    """
 
     __slots__ = (
         "_begin_now", "_form", "_one_sender", "_opened", "_refusal", "_request_id", "_send", "_write_now",

@@ -233,7 +233,11 @@ class ProxyEndpoint:
                 self._forget_task(task)
 
     async def _open_turn(self, client: RelayedRequest, body: bytes) -> bytes:
-        """Return the body with the whole conversation that it goes on with. Raises InvalidRequest."""
+        """Return the body with the whole conversation that it continues, or unchanged if it continues none.
+
+        Raises InvalidRequest, HistoryAway, and TooManyBodies if the budget of bodies has no room for the
+        conversation.
+        """
         client.turn = turn = await self._history.open(client.key if self._keys else "", body)
         if turn is None or turn.body is body:
             return body

@@ -67,7 +67,13 @@ STOPPED = "the gateway stopped before the answer was complete"
 
 
 class Relay:
-    """Sends each request of one model to an engine, tries again after failures, and passes on the answer."""
+    """Sends each request of one model to an engine, tries again after failures, and passes on the answer.
+
+    A request waits at most `hold_timeout` seconds for an engine, is sent to at most `max_attempts` engines,
+    and takes at most `request_timeout` seconds. `wake` asks for an engine. Prompts with at least
+    `hand_over_tokens` tokens to compute go to prefill engines first. `texts` are the tokenizers by which
+    copies are compared.
+    """
 
     def __init__(
         self,

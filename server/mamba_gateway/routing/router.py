@@ -44,7 +44,8 @@ class RecentPrefixes:
 
     An engine that was sent a prompt will soon have its prefixes cached. The gateway knows that before the
     engine publishes it, and also if engines publish nothing. It is a guess, so it is limited in size and
-    time. A wrong guess costs time only: the engine computes what it does not have.
+    time. A wrong guess costs time only: the engine computes what it does not have. It remembers at most
+    `most` prefixes.
     """
 
     def __init__(self, clock: Callable[[], float], most: int = MAX_PREFIXES) -> None:

@@ -86,7 +86,8 @@ class Origin:
 class UpstreamConnector:
     """Opens connections of one gateway to its engines, and uses them again.
 
-    Their number is limited by the permits of requests.
+    Their number is limited by the permits of requests. A connection is opened within `connect_timeout`
+    seconds; an engine may send nothing for `idle_timeout` seconds.
     """
 
     def __init__(self, connect_timeout: float, idle_timeout: float) -> None:

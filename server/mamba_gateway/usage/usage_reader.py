@@ -37,7 +37,10 @@ class FeedUnavailable(Exception):
 
 
 class UsageReader:
-    """Reader of all engines of one model. `take` keeps a report."""
+    """Reader of all engines of one model. `take` keeps a report.
+
+    `key` returns the API key for engines; None = they need none.
+    """
 
     def __init__(
         self,

@@ -77,7 +77,8 @@ class Arena:
     """Slots and pages over `slabs` slabs of equal size; slab n serves as slot n or as P pages.
 
     P is `pages_per_slab`; the pages of slab n have the ids n * P to n * P + P - 1. With P = 0 (a pure
-    recurrent model) pages take no memory: every page id is 0.
+    recurrent model) pages take no memory: every page id is 0. `fail` returns whether an allocation is to
+    fail, for tests.
     """
 
     def __init__(

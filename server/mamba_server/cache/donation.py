@@ -18,7 +18,10 @@ from mamba_server.cache.tree import RadixTree
 
 
 class Donation:
-    """Moves complete checkpoints and their pages from sequences into the radix tree, their new owner."""
+    """Moves complete checkpoints and their pages from sequences into the radix tree, their new owner.
+
+    `cap` is the most checkpoints that a path keeps while slots are short.
+    """
 
     def __init__(
         self,

@@ -42,7 +42,8 @@ FATAL_EXIT_SECONDS = 5.0
 class EngineClient:
     """Starts one engine process, sends it requests, and routes its results to their inboxes.
 
-    A process that ends is started again. `on_stats` receives each EngineStats, `on_ready` each Ready.
+    A process that ends is started again. `on_stats` receives each EngineStats, `on_ready` each Ready. A ready
+    engine that sends nothing for `silence` seconds counts as hung, and is killed.
     """
 
     def __init__(

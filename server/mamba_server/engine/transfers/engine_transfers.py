@@ -76,7 +76,8 @@ class EngineTransfers:
     """All transfers of states to and from one engine.
 
     `peers` is None where the engine has no transfer server; `tier` is None without tiers. `step` returns the
-    number of the next step. `speed` is the measured speed at which the engine computes prompts.
+    number of the next step. `speed` is the measured speed at which the engine computes prompts. `heir` is
+    None where the engine takes over no states; `close` ends what the transfers were created with.
     """
 
     def __init__(

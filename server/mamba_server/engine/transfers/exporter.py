@@ -67,7 +67,8 @@ class _HotQuestion:
 class Exporter:
     """Exports of one engine, as the `ExportSource` of its transfer server.
 
-    `wake` makes an idle loop look for work; any thread may call it.
+    `wake` makes an idle loop look for work; any thread may call it. An export that nobody opens is kept for
+    `lease_seconds`.
     """
 
     def __init__(

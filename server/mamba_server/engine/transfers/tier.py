@@ -34,8 +34,9 @@ from mamba_tier.outcomes import PutOutcome, ReadOutcome
 from mamba_transfer.bundle import bundle_bytes
 
 RING_SLABS = 2
+"""Number of slabs of the staging memory."""
 PAUSE_SECONDS = 0.001
-"""Seconds between two checks of the ring at the end of the process."""
+"""Seconds between two checks of the staging memory at the end of the process."""
 MAX_RING_BYTES = 256 << 20
 """Maximum size in bytes of a bundle that is copied from a device to the store."""
 OUTCOMES = {
@@ -102,7 +103,7 @@ class Tier:
         self._memory, self._counts, self._page_size = memory, counts, page_size
         self._speed, self._bandwidth, self._clock = speed, bandwidth, clock
         self._free_slabs: list[torch.Tensor] = []
-        """Unused memory of the ring. Empty where the arena is in host memory, which needs no ring."""
+        """Unused slabs of the staging memory. Empty where the arena is in host memory, which needs none."""
         self._ring_slabs = RING_SLABS if isinstance(memory, DeviceBundleMemory) else 0
         if isinstance(memory, DeviceBundleMemory):
             self._free_slabs = [memory.host_buffer_of(MAX_RING_BYTES) for _ in range(RING_SLABS)]

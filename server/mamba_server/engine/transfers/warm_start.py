@@ -41,7 +41,7 @@ class WarmStart:
     """Fetches the most valuable prefixes of other engines into the cache of one engine before it is ready.
 
     `peers` are the transfer servers of other engines, `HOST:PORT` separated by commas. `own` is the address
-    of this engine's own server, which is skipped.
+    of this engine's own server, which is skipped. It takes at most `seconds`.
     """
 
     def __init__(
