@@ -1,4 +1,4 @@
-"""The index in Redis, which the publisher writes and the follower reads, one round trip per method.
+"""The index in Redis, which the publisher writes and the follower reads, in one or two round trips a call.
 
 Every failure of Redis becomes a RedisAway. This module handles bytes and keys and does not interpret them.
 """
@@ -58,7 +58,7 @@ def _raises_redis_away(method: Method[P, R]) -> Method[P, R]:
 class RedisStore:
     """Reads and writes the index of one scope in Redis.
 
-    Each method is one round trip, and raises RedisAway.
+    Each method takes one or two round trips, and raises RedisAway.
     """
 
     def __init__(self, client: Client, keys: RedisKeys) -> None:

@@ -175,7 +175,10 @@ def kernels(facts: Torch | str) -> Finding:
 
 
 def _child(code: str) -> "subprocess.CompletedProcess[str] | str":
-    """Run Python code in another process; return its output, or its error in one line."""
+    """Run Python code in another process; return its output, or its error in one line.
+
+    The process may take `IMPORT_TIMEOUT` seconds.
+    """
     try:
         done = subprocess.run(
             [sys.executable, "-c", code], capture_output=True, text=True, timeout=IMPORT_TIMEOUT, check=False

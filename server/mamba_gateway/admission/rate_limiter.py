@@ -139,7 +139,7 @@ class RateLimiter:
                     self._on_away(error)
 
     async def close(self) -> None:
-        """Wait for the pending writes to Redis, and close its client."""
+        """Wait at most `LEAVE_SECONDS` for the pending writes to Redis, and close its client."""
         if self._settling:
             await asyncio.wait(self._settling, timeout=LEAVE_SECONDS)
         if self._shared is not None:

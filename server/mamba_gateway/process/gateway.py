@@ -182,7 +182,10 @@ async def _several_models(
     bodies: BodyBudget,
     ledger: UsageLedger,
 ) -> AsyncIterator[_Front]:
-    """Run the parts of each model that the models file names, in the block, and follow the file's changes."""
+    """Run the parts of each model that the models file names, in the block, and follow the file's changes.
+
+    Raises ModelsFileError for a file that cannot be used.
+    """
     assert settings.models_file is not None
     file = ModelsFile(settings.models_file)
     document = file.read()

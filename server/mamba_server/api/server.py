@@ -239,7 +239,7 @@ class Server:
         await engine.run(self._engine_settings(settings.lora))
 
     def _engine_settings(self, lora: tuple[str, ...]) -> str:
-        """Return the settings of an engine process with these adapters."""
+        """Return the settings of an engine process with these adapters, without the address of Redis."""
         changes: dict[str, Any] = {
             "model": str(self._directory), "served_model_name": self._serving.model_name,
             # The engine does not need the Redis URL, and other users see arguments of a process.

@@ -174,7 +174,7 @@ def _temporary_file() -> IO[bytes]:
 
 
 async def _body(receive: Receive) -> AsyncIterator[bytes]:
-    """Yield the pieces of a body. Raises RequestTimeout, ClientGone."""
+    """Yield the pieces of a body. Raises RequestTimeout if nothing comes for a while, ClientGone."""
     more, pieces = True, bytearray()
     while more:
         try:

@@ -1,4 +1,7 @@
-"""Short HTTP requests to engines and gateways: their readiness, and other live settings."""
+"""Short HTTP requests to engines and gateways: their readiness, and other live settings.
+
+Each ends after `TIMEOUT` at the latest; its function says what a missing answer means.
+"""
 
 import json
 from collections.abc import Mapping
@@ -49,7 +52,7 @@ async def gateway_ready(session: aiohttp.ClientSession, url: str, engine_url: st
 
 
 async def takes_chats(session: aiohttp.ClientSession, url: str, model: str) -> bool:
-    """Return whether the model has a chat template.
+    """Return whether the model has a chat template; True without a readable answer.
 
     The request exceeds every context length, so that nothing is generated.
     """

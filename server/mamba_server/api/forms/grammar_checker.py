@@ -185,7 +185,10 @@ class GrammarChecker:
             lane.busy = False
 
     async def _ask(self, grammar: str) -> tuple[str, bool]:
-        """Return the result of a check, and whether another check would have the same result."""
+        """Return the result of a check, and whether another check would have the same result.
+
+        A process that does not answer within `SILENCE_SECONDS`, or ends twice, gives the result `HUNG`.
+        """
         for _ in range(2):  # the process may have ended since the last check
             process = await self._running_process()
             assert process.stdin is not None

@@ -188,7 +188,10 @@ class Exporter:
     # --- by threads of the server --------------------------------------------------------------------
 
     def open(self, request: Wanted) -> OpenExport | None:
-        """Return the requested checkpoint, locked; None if there is none. Blocks until the loop answers."""
+        """Return the requested checkpoint, locked; None if there is none.
+
+        Waits until the loop answers, but at most `ANSWER_SECONDS`, and then until the bytes can be read.
+        """
         question = _Question(request)
         self._questions.append(question)
         self._wake()

@@ -94,7 +94,11 @@ class Heir:
     # --- by threads of the server --------------------------------------------------------------------
 
     def places(self, role: str) -> int:
-        """Return how many states of an ending engine of `role` there is room for."""
+        """Return how many states of an ending engine of `role` there is room for.
+
+        0 for another role, for an engine that ends itself, and if the loop does not answer within
+        `PLACES_SECONDS`.
+        """
         if role != self._role or self.leaving:
             return 0
         question = _Question()
