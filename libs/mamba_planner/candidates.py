@@ -41,11 +41,13 @@ class StepTraffic:
     """Sizes from which the bytes that a candidate's steps move are estimated."""
 
     running: int
+    """Number of sequences that decode."""
     state: int
     """Bytes of one state."""
     kv: int
     """Bytes of KV per token."""
     weights: int
+    """Bytes of the weights."""
 
 
 def expected_saved(
@@ -114,12 +116,15 @@ class SlabGeometry:
     """Sizes in bytes of slots, pages and slabs, for one type of states on one device."""
 
     state: int
+    """Bytes of one state, and so of a slot."""
     kv: int
     """Bytes of KV per token."""
     page_size: int
+    """Tokens of a page."""
     page: int
     """Bytes of a page; 0 without attention layers."""
     slab: int
+    """Bytes of a slab, which is one slot or several pages."""
 
     @property
     def pages_per_slab(self) -> int:

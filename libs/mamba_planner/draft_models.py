@@ -31,11 +31,13 @@ class DraftModelMemory:
     dtype: str
     """Type of weights, windows, keys and values."""
     weights: int
+    """Bytes of the weights."""
     lanes: int
     """Sequences that can draft at once."""
     states: int
     """Number of states. One of them belongs to no sequence: padding uses it."""
     state_bytes: int
+    """Bytes of one state."""
     longest: int
     """Most tokens of a text that the draft model reads."""
     table_width: int
@@ -43,6 +45,7 @@ class DraftModelMemory:
     pages: int
     """Number of pages. One of them belongs to no sequence: padding uses it. 0 without attention."""
     page_bytes: int
+    """Bytes of one page."""
     catch_up_tokens: int
     """Most tokens that the draft model reads between two steps of the engine."""
 

@@ -55,8 +55,11 @@ class MemoryBudget:
 
     device: Device
     total: int
+    """Bytes that the engine may take."""
     weights: int
+    """Bytes of the weights."""
     workspace: int
+    """Bytes that the largest step takes besides weights and arena."""
     arena: int
     """Maximum bytes of the arena."""
     arena_limited: bool

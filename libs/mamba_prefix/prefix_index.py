@@ -53,6 +53,7 @@ class EngineView:
     page_size: int
     incarnation: str
     epoch: int
+    """Number that rises when everything published before is void."""
     entries: int
     """Number of checkpoints."""
     pages: int
@@ -61,6 +62,7 @@ class EngineView:
     """Whether everything that the engine published has been applied, as far as is known; False = entries may
     be missing or stale."""
     seq: int = 0
+    """Number of the last batch that was applied."""
 
 
 class PrefixIndex:

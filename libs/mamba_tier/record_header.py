@@ -33,7 +33,9 @@ class Part(NamedTuple):
     """A part of a payload that has its own checksum: the bytes [start, start + length)."""
 
     number: int
+    """Position of its checksum among those of the payload."""
     start: int
+    """Offset in the payload, in bytes."""
     length: int
 
 
@@ -44,16 +46,23 @@ class Header(msgspec.Struct, frozen=True, array_like=True):
     """
 
     fingerprint: str
+    """Identity of the model whose bytes these are."""
     layout: str
+    """Digest of the layout of states and pages."""
     is_record: bool
     """Whether the file holds a state, as a record does; the file of a block holds only pages."""
     page_size: int
+    """Tokens of a page."""
     state_bytes: int
     page_bytes: int
     key: int
+    """Chain hash of the prefix that ends here."""
     digest: bytes
+    """Cryptographic digest of salt and tokens of that prefix."""
     first: int
+    """First token whose page the file holds."""
     depth: int
+    """Number of tokens of the prefix."""
     tokens: int
     """Number of tokens that need not be computed again if a prompt resumes from the record."""
     part_bytes: int

@@ -44,6 +44,7 @@ class AppliedChange:
     ref: Ref
     change: Change
     detail: str = ""
+    """Fields that differed, in words; empty for other changes."""
 
 
 @dataclass(slots=True)

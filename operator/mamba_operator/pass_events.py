@@ -167,9 +167,11 @@ class PendingEvent:
     """An event about one object that waits to be written."""
 
     name: str
+    """Name of the object."""
     namespace: str
     uid: str
     version: str
+    """Version of the object (its resourceVersion)."""
     content: EventContent
     occurred_at: datetime
     kind: str = names.KIND

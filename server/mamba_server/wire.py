@@ -196,8 +196,10 @@ class LoadedAdapter(msgspec.Struct, frozen=True):
 
     name: str
     path: str
+    """Path or URI of its files."""
     fingerprint: str
     rank: int
+    """Largest rank of its matrices."""
 
 
 class Ready(msgspec.Struct, tag="ready", frozen=True):
@@ -243,6 +245,7 @@ class PrefillTiming(msgspec.Struct, array_like=True, frozen=True):
     """First token of the piece, which covers tokens [start, stop)."""
     stop: int
     step: int
+    """Number of the step."""
     sequences: int
     """Sequences in the step."""
     tokens: int
@@ -395,10 +398,14 @@ class RequestRejected(msgspec.Struct, tag="rejected", frozen=True):
 
     request_id: str
     status: int
+    """HTTP status."""
     kind: str
+    """OpenAI's `type` of the error."""
     code: str
+    """OpenAI's `code` of the error."""
     message: str
     retry_after: float | None = None
+    """Seconds until a retry is useful; None = it is not."""
 
 
 class AuditSpan(msgspec.Struct, array_like=True, frozen=True):
@@ -411,7 +418,9 @@ class AuditSpan(msgspec.Struct, array_like=True, frozen=True):
     sequence: int
     """Index among the sequences of the prompt."""
     outcome: str
+    """Whether the answer was equal, diverged, or could not be compared."""
     reason: str
+    """Part that diverged, or why nothing was compared; "" = there is no reason."""
     tokens: int
     """Tokens of the prompt and the answer."""
     distance: float | None

@@ -51,7 +51,9 @@ class FleetEnvironment:
     spot: float = 0.0
     """Machines that are taken away with a notice of two minutes, per engine and hour."""
     least: int = 1
+    """Smallest number of engines that a scaler may ask for."""
     most: int = 64
+    """Largest number of engines that a scaler may ask for."""
     initial: int = 1
     """Engines that are ready when the simulation begins."""
     machine: Machine = field(default_factory=Machine)

@@ -80,6 +80,7 @@ class PlanOutcome:
 
     name: str
     source: str
+    """File or URI that the plan is of."""
     model: ModelConfig
     constraints: Constraints
     device: Device
@@ -87,6 +88,7 @@ class PlanOutcome:
     plan: MemoryPlan | None
     misfit: InsufficientMemory | None
     notes: tuple[str, ...] = ()
+    """Remarks for the user, such as where a size comes from."""
 
     @property
     def role(self) -> Role:

@@ -30,6 +30,7 @@ class AttentionPiece:
     first: int
     end: int
     context: int
+    """Positions of the context, the piece included."""
     pages: torch.Tensor
     """Page of each position of the context, [context] int64."""
     offsets: torch.Tensor

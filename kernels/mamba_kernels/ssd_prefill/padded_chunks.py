@@ -42,6 +42,7 @@ class RankPart:
     """Chunks of one group that are the r-th of their piece, for one r (their rank)."""
 
     group: int
+    """Number of the group among `groups` of the plan's chunks."""
     in_group: torch.Tensor | slice
     """Places of the chunks in the group."""
     in_rank: torch.Tensor | slice

@@ -61,6 +61,7 @@ class Segments:
     """Division of m pieces into q segments, as int32 tensors on the device."""
 
     count: int
+    """Number of segments, q."""
     segment_chunk: torch.Tensor
     """[q + 1] first chunk of each segment"""
     routes: torch.Tensor

@@ -246,9 +246,11 @@ class OutlierEjection:
     failures: int = 0
     """Number of failures since the last successful answer."""
     ejections: int = 0
+    """Number of ejections since the last successful answer."""
     until: float = 0.0
     """Time, in monotonic seconds, until which the engine is ejected."""
     reason: str = ""
+    """Cause of the last failure."""
     rejections: int = 0
     """Number of requests that the engine rejected with a status 4xx since it last accepted one."""
     comparisons: int = 0

@@ -239,6 +239,7 @@ class Retry:
     """Engine at which the attempt failed."""
     reason: RetryReason
     detail: str
+    """Cause in words, for log and trace."""
     waits: bool = False
     """Whether the request first waits until an engine has room, and then starts again with all engines."""
 

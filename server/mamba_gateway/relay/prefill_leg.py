@@ -56,6 +56,7 @@ class PrefillFailure:
     outcome: HandOverOutcome
     reason: RetryReason
     detail: str
+    """Cause in words, for log and trace."""
     elsewhere: bool = True
     """Whether another prefill engine should be tried."""
 

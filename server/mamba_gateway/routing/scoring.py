@@ -213,7 +213,11 @@ class CostComparison(msgspec.Struct):
         return rows
 
     def _assumed_terms(self, endpoint: Endpoint) -> tuple[float, float, float | None, float]:
-        """Return the terms of an endpoint that does not report all of them; the queue is None if unknown."""
+        """Return speed, attention ratio, queue and decode seconds of an endpoint that does not report all.
+
+        Speed is in tokens a second, and the queue in tokens, None if it is unknown. What is missing is
+        assumed.
+        """
         speed, queued = endpoint.speed or self.median_speed, endpoint.queued_tokens
         decode = 0.0 if queued is None else endpoint.decode_seconds(speed)
         return speed.tokens_per_second, speed.attention_ratio, queued, decode

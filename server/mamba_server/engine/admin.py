@@ -98,19 +98,22 @@ class AdminCalls:
         return {"draftLanes": source.lanes.held}
 
     def _release(self, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
-        """End an export that nobody has opened, because the engine that was to fetch it will not."""
+        """End an export that nobody has opened, because the engine that was to fetch it will not.
+
+        Return status and body of the reply.
+        """
         transfers = self._core.transfers
         released = transfers is not None and transfers.release(str(body.get("export", "")))
         return 200, {"released": released}
 
     def _cached_depth(self, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
-        """Return how many tokens of a prompt a longer one would resume from."""
+        """Return status and body with the number of tokens of a prompt that a longer one would resume."""
         token_ids = np.append(np.frombuffer(body["token_ids"], np.int32), np.int32(0))
         match = self._core.cache.match(token_ids, str(body["salt"]), self._core.step_number + 1)
         return 200, {"depth": match.resumable}
 
     def _explain(self, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
-        """Explain what a prompt of a client would resume; nothing is computed or changed."""
+        """Return status and body with what a prompt of a client would resume; nothing is changed."""
         token_ids, core = np.frombuffer(body["token_ids"], np.int32), self._core
         salt, client = str(body["salt"]), str(body["client"])
         explanation = dry_run(core.cache, token_ids, salt, client, core.step_number + 1)
@@ -168,7 +171,7 @@ class AdminCalls:
         return 200, {"audits": self._core.audits.log.to_json()}
 
     def _speculation(self, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
-        """Say whether steps have drafts, after switching them on or off if the body says so."""
+        """Return status and body that say whether steps have drafts; the call's body may switch them."""
         speculation = self._core.speculation
         if speculation is None:
             return 409, {

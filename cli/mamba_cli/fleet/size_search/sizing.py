@@ -73,6 +73,7 @@ class SizingRequest:
     model: ModelConfig
     constraints: Constraints
     weights: int
+    """Bytes of the weights on one device."""
     workload: Workload
     stream: RequestStream
     slo: Slo

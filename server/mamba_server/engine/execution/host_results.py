@@ -20,12 +20,14 @@ class PromptSpan:
     """A run of prompt tokens in one step, whose log-probabilities the step computes."""
 
     piece: int
+    """Number of the piece in the step."""
     first: int
     stop: int
     """End of the rows [first, stop) of the hidden states."""
     follow: Ints
     """Tokens that follow those rows."""
     top: int
+    """Number of the most likely tokens to score with each."""
 
 
 def to_host(tensor: torch.Tensor, *, reused: bool = False) -> torch.Tensor:

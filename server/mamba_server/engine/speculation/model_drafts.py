@@ -33,7 +33,9 @@ class DraftPiece:
     row: int
     """Persistent row of the sequence, whose sampling parameters the drafts follow."""
     start: int
+    """Number of tokens that were read before."""
     token_ids: Tokens
+    """Tokens of the piece."""
     drafts: int
     """Number of tokens to draft; 0 = the text goes on behind the piece."""
     pages: Ints

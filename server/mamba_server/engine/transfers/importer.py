@@ -39,6 +39,7 @@ class ReadResult:
 
     outcome: str
     detail: str = ""
+    """Cause in words, for the log."""
     writer: PendingWriter | None = None
     """Writer that may still write to the buffers; None = nothing writes to them any more."""
 

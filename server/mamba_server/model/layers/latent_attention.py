@@ -45,7 +45,10 @@ class LatentAttention(Attention):
     def _project(
         self, x: torch.Tensor, turns: Turns | None
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        """Return queries [T, H, rank + shared] and rows [T, 1, rank + shared] that are keys and values."""
+        """Return queries [T, H, rank + shared], rows [T, 1, rank + shared] as keys and as values, and None.
+
+        None stands for the gate, which this attention does not have.
+        """
         latent = self.latent
         query, row = self.qkv_proj(x).split(self.widths, 1)
         own, shared = query.unflatten(1, (self.config.heads, -1)).split([latent.own, latent.shared], 2)
