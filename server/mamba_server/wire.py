@@ -418,7 +418,7 @@ class AuditSpan(msgspec.Struct, array_like=True, frozen=True):
     sequence: int
     """Index among the sequences of the prompt."""
     outcome: str
-    """Whether the answer was equal, diverged, or could not be compared."""
+    """`ok`, `diverged`, or `abandoned`, if it could not be compared."""
     reason: str
     """Part that diverged, or why nothing was compared; "" = there is no reason."""
     tokens: int

@@ -67,9 +67,9 @@ class _Sequence:
     started: bool = False
     finished: bool = False
     first_at: float = 0.0
-    """Time of the first token, in seconds of the engine's clock; 0 = none yet."""
+    """Time of the first token, in monotonic seconds; 0 = none yet."""
     last_at: float = 0.0
-    """Time of the last token, in seconds of the engine's clock."""
+    """Time of the last tokens, in monotonic seconds."""
     scores: Logprobs = field(default_factory=list)
     """Log-probabilities of the prompt that arrived before the first delta with output."""
 
