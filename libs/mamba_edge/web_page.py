@@ -50,9 +50,9 @@ def add_web_page(
         return _file_response(page, headers, request)
 
     async def file(name: str, request: Request) -> Response:
-        if (found := files.get(name)) is None:
+        if (contents := files.get(name)) is None:
             raise NotFound("there is nothing at this path; see /openapi.json")
-        return _file_response(found, headers, request)
+        return _file_response(contents, headers, request)
 
     async def without_slash() -> Response:
         # The page's relative addresses would be wrong below this path.
