@@ -100,6 +100,7 @@ async def test_a_browser_without_the_internet_shows_every_operation_and_sends_it
         text = str(await page.run("document.body.innerText")).replace("\u200b", "")
         for words in SHOWN[which]:
             assert words in text
+        assert "Servers" not in text
         by_day, _ = await page.run(BRIGHT)
         await page.size(1280, 900, "dark")
         await page.until("document.documentElement.classList.contains('dark-mode')")
