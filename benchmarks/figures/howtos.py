@@ -6,6 +6,7 @@ from benchmarks.figures.figure import Figures, Value, at
 from benchmarks.figures.rows import picked, ratio
 
 BENCHMARK = "docs/howto/benchmark.md"
+SCALING = "docs/howto/scale-by-load.md"
 MEMORY = "docs/reference/gateway-memory.md"
 MEMORY_COMMAND = "python -m benchmarks.gateway_memory"
 SIZES, STREAMS = "2026-11-22-gateway-memory", "2026-11-26-gateway-idle-streams"
@@ -30,7 +31,20 @@ def day(trace: str) -> Value:
     return picked(lambda costs: costs[0], "cost", rows=f"days.{trace}.rows", scaler="ours")
 
 
+def percent(key: str) -> Value:
+    """Return a share in percent."""
+    return at(key, scale=100)
+
+
 HOWTO_FIGURES = (
+    Figures(SCALING, "In this simulated hour", "python -m benchmarks.fleet_history --holdout drift",
+            ("2026-11-29-fleet-history-drift",),
+            ("120", percent("attainment"), "2", "100", "95",
+             at("fixed"), percent("fixed_attainment"), at("cost"))),
+    Figures(SCALING, "A crowd that nothing announces",
+            "python -m benchmarks.fleet_history --holdout late-crowd --hours 2",
+            ("2026-11-29-fleet-history-late-crowd",),
+            (percent("attainment"), at("fixed"), percent("fixed_attainment"), at("cost"))),
     Figures("docs/howto/disaggregate.md", "Long prompts hardly", "python -m benchmarks.pool_gaps",
             ("2026-11-28-pool-gaps",),
             ("8,000", picked(median, "beside_p99_ms", rows=_POOLS), picked(median, "ratio", rows=_POOLS),

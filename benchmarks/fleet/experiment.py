@@ -12,7 +12,7 @@ from benchmarks.fleet.scalers.own import OwnScaler
 from benchmarks.fleet.scalers.wva import Wva
 from benchmarks.fleet.score import Score, score
 
-from mamba_cli.fleet.engine_group import FixedSize, Scaler
+from mamba_cli.fleet.engine_group import FixedSize, Scaler, ScalingHistory
 from mamba_cli.fleet.engine_profile import EngineProfile
 from mamba_cli.fleet.environment import FleetEnvironment
 from mamba_cli.fleet.request import Request, requests_of
@@ -54,6 +54,13 @@ class Experiment:
             if _attains(run):
                 break
         return self._score(run)
+
+    def run_with_history(
+        self, router: RouterName, scaler: ScalerName, progress: Progress = silent
+    ) -> tuple[Score, ScalingHistory]:
+        """Run one router with one autoscaler other than the oracle; the score, and the sizes of the fleet."""
+        run = self._simulated(router, self._scaler(scaler), self.conditions, progress)
+        return self._score(run), run.history
 
     def fixed(self, router: RouterName, replicas: int, progress: Progress = silent) -> Score:
         """Run a fleet of a fixed number of engines."""

@@ -1,7 +1,8 @@
 """`python -m benchmarks.pictures`: writes the pictures of measurements into docs/assets.
 
 `--check` writes nothing and ends with exit code 1 where a picture is not that of the newest result. The
-results come from `python -m benchmarks.cache.arena_history` and `benchmarks.queue_balance`.
+results come from `python -m benchmarks.cache.arena_history`, `benchmarks.queue_balance` and
+`benchmarks.fleet_history`.
 """
 
 import argparse
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.cache.plots import newest
-from benchmarks.pictures.measured import arena, routing
+from benchmarks.pictures.measured import arena, routing, scaling
 from benchmarks.pictures.terminal import picture, session
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -19,6 +20,7 @@ ASSETS = ROOT / "docs/assets"
 MEASURED: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "arena-over-time": ("arena-history", arena),
     "routing-by-load": ("routing-waiting", routing),
+    "scaling-on-a-trace": ("fleet-history-drift", scaling),
 }
 """Name of the result and its drawing, by picture."""
 

@@ -1,4 +1,4 @@
-"""Panels of a picture as SVG: bars and areas above each other, with axes. Pure.
+"""Panels of a picture as SVG: bars, steps and areas above each other, with axes. Pure.
 
 The modules beside this one say what is drawn; nothing here knows a result.
 """
@@ -16,6 +16,7 @@ STYLE = """
   .a { fill: #0b8a78; stroke: #0b8a78 } .b { fill: #bc4c00; stroke: #bc4c00 }
   .c { fill: #5a4fcf; stroke: #5a4fcf } .d { fill: #bf8700; stroke: #bf8700 }
   .e { fill: #d0d7de; stroke: #d0d7de } .area { stroke: none } .line { fill: none }
+  .dashed { stroke-dasharray: 6 4 }
   @media (prefers-color-scheme: dark) {
     text { fill: #e6edf3 } .grid { stroke: #30363d } .a { fill: #2fb8a3; stroke: #2fb8a3 }
     .b { fill: #f0883e; stroke: #f0883e } .c { fill: #a8a0ff; stroke: #a8a0ff }
@@ -79,11 +80,16 @@ def legend(x: float, y: float, names: Sequence[str], kinds: Sequence[str] = COLO
     return parts
 
 
-def areas(frame: Frame, places: Sequence[float], layers: Sequence[Sequence[float]]) -> list[str]:
+def areas(
+    frame: Frame,
+    places: Sequence[float],
+    layers: Sequence[Sequence[float]],
+    kinds: Sequence[str] = COLOURS,
+) -> list[str]:
     """Return areas above each other, the first layer at the bottom."""
     below = [0.0] * len(places)
     parts = []
-    for layer, kind in zip(layers, COLOURS, strict=False):
+    for layer, kind in zip(layers, kinds, strict=False):
         above = [low + value for low, value in zip(below, layer, strict=True)]
         outline = [
             *zip(places, above, strict=True),
@@ -93,6 +99,14 @@ def areas(frame: Frame, places: Sequence[float], layers: Sequence[Sequence[float
         parts.append(f'<path class="area {kind}" d="M{path} Z"/>')
         below = above
     return parts
+
+
+def steps(frame: Frame, changes: Sequence[tuple[float, float]], kind: str) -> str:
+    """Return a line that keeps each value until the next change, and the last one to the end of the axis."""
+    first, *later = changes
+    path = f"M{frame.x(first[0]):.1f} {frame.y(first[1]):.1f}"
+    path += "".join(f" H{frame.x(across):.1f} V{frame.y(up):.1f}" for across, up in later)
+    return f'<path class="line {kind}" d="{path} H{frame.x(frame.across):.1f}"/>'
 
 
 def bars(frame: Frame, groups: Sequence[Sequence[float]], kinds: Sequence[str] = COLOURS) -> list[str]:

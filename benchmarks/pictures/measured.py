@@ -1,4 +1,4 @@
-"""Pictures of results: an arena over time, and routing beside load alone. Pure."""
+"""Pictures of results: an arena over time, routing beside load alone, and a fleet over time. Pure."""
 
 from typing import Any
 
@@ -10,6 +10,7 @@ from benchmarks.pictures.drawing import (
     document,
     legend,
     round_steps,
+    steps,
     text,
 )  # fmt: skip
 
@@ -50,3 +51,34 @@ def routing(result: dict[str, Any]) -> str:
     kinds = ("b", "d", "a")
     parts += bars(frame, groups, kinds) + legend(frame.left, frame.top - 10, list(WAYS.values()), kinds)
     return document(860, 330, "Routing by load alone computes up to twice as much", parts)
+
+
+def scaling(result: dict[str, Any]) -> str:
+    """Return the picture of an autoscaled fleet over time, below the requests that it gets."""
+    unit, name = (3600, "hours") if result["hours"] else (60, "minutes")
+    until = result["seconds"] / unit
+    asked = [(at / unit, number) for at, number in result["asked"]]
+    ready = [(at / unit, number) for at, number in result["ready"]]
+    rates = result["requests_per_second"]
+    marks = [(mark, f"{mark:g}") for mark in round_steps(until) if mark <= until * 1.001]
+    ups = round_steps(max(rates))
+    above = Frame(64, 40, 760, 110, until, ups[-1])
+    places = [(number + half) * until / len(rates) for number in range(len(rates)) for half in (0, 1)]
+    parts = axes(above, "Requests per second", ups, marks)
+    parts += areas(above, places, [[rate for rate in rates for _ in range(2)]], ("d",))
+    most = max(result["fixed"], *(number for _, number in asked + ready))
+    ups = [float(number) for number in range(0, most + 2, 1 + most // 8)]
+    below = Frame(64, 242, 760, 150, until, ups[-1])
+    parts += axes(below, "Engines", ups, marks)
+    parts.append(steps(below, [(0, result["fixed"])], "c dashed"))
+    parts += [steps(below, asked, "b"), steps(below, ready, "a")]
+    parts += legend(
+        below.left,
+        below.top - 10,
+        ("the operator asks for", "ready", "cheapest fixed fleet"),
+        ("b", "a", "c"),
+    )
+    parts.append(text(below.left + below.width / 2, below.top + below.height + 38, name))
+    return document(
+        860, 450, "How many engines an hour of traffic gets, from one engine at its beginning", parts
+    )

@@ -11,6 +11,7 @@ this module can name `mambaserve` in `lm_eval.simple_evaluate`. lm-eval comes wi
 import atexit
 import contextlib
 import json
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
@@ -30,6 +31,9 @@ try:
 except ModuleNotFoundError as error:
     if (missing := missing_extra(error, "mambaserve.lm_eval")) is None:
         raise
+    if __name__ == "__main__":
+        sys.stderr.write(f"error: {missing}\n")
+        sys.exit(missing.exit_code)
     raise ModuleNotFoundError(str(missing), name=error.name) from error
 
 PROMPTS_AT_ONCE = 1024

@@ -1,16 +1,20 @@
 """A small task of your own, scored by lm-eval with the model in this program: no server, no network.
 
-It needs the extras `server` and `lm-eval` (docs/howto/lm-eval.md).
+It needs the extras `server` and `lm-eval` (docs/howto/lm-eval.md), and says so where one is missing.
 """
 
 import json
+import sys
 import tempfile
 from pathlib import Path
 
+try:
+    import mambaserve.lm_eval  # noqa: F401  the import adds the model type `mambaserve`
+except ModuleNotFoundError as error:
+    sys.exit(f"error: {error}")  # the message has the command that installs the extra
+
 import lm_eval
 from lm_eval.tasks import TaskManager
-
-import mambaserve.lm_eval  # noqa: F401  the import adds the model type `mambaserve`
 
 MODEL = "builtin://tiny-recall"
 FACTS = "lamp: green\nkey: iron\nboat: red"

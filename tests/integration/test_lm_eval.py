@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 PYTHON = os.environ.get("MAMBASERVE_LM_EVAL", "")
-MODEL = Path(__file__).parents[2] / "server/mamba_server/builtin/tiny-recall"
+ROOT = Path(__file__).parents[2]
+MODEL = ROOT / "server/mamba_server/builtin/tiny-recall"
 CITIES = ["Oslo", "Rome", "Bonn", "Lima"]
 TASKS = {
     "choice": {
@@ -57,6 +58,14 @@ def write_tasks(folder: Path) -> None:
         (folder / f"{name}.yaml").write_text(json.dumps(source | task))  # JSON is YAML
 
 
+def ran_offline(folder: Path, command: list[str]) -> str:
+    """Run a command that has to do without the Hub, and return what it printed."""
+    offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_CACHE": str(folder / "cache")}
+    ran = subprocess.run(command, env={**os.environ, **offline}, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    return ran.stdout
+
+
 def evaluated(folder: Path, module: str, *options: str) -> tuple[dict[str, Any], dict[str, list[Any]]]:
     """Run lm-eval; return the scores of the tasks, and what the model said for each document."""
     out = folder / module
@@ -64,9 +73,7 @@ def evaluated(folder: Path, module: str, *options: str) -> tuple[dict[str, Any],
         PYTHON, "-m", module, "run", "--tasks", ",".join(TASKS), "--include_path", str(folder),
         "--output_path", str(out), "--log_samples", *options,
     ]  # fmt: skip
-    offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_CACHE": str(folder / "cache")}
-    ran = subprocess.run(command, env={**os.environ, **offline}, capture_output=True, text=True)
-    assert ran.returncode == 0, ran.stderr[-3000:]
+    ran_offline(folder, command)
     [results] = out.rglob("results_*.json")
     scores = json.loads(results.read_text())["results"]
     samples = {}
@@ -105,3 +112,8 @@ def test_every_score_is_that_of_transformers_on_the_same_checkpoint(tmp_path: Pa
         for metric, value in expected[name].items():
             if isinstance(value, float):
                 assert scores[name][metric] == pytest.approx(value, rel=1e-4), (name, metric)
+
+
+def test_the_example_scores_its_own_task_as_it_stands(tmp_path: Path) -> None:
+    printed = ran_offline(tmp_path, [PYTHON, str(ROOT / "examples/python/evaluate.py")])
+    assert "'acc,none': 1.0" in printed.splitlines()[-1]

@@ -149,6 +149,21 @@ def test_the_example_runs_as_it_stands() -> None:
     runpy.run_path(str(EXAMPLES / "generate.py"), run_name="__main__")
 
 
+def test_without_lm_eval_its_command_and_its_example_name_the_extra_that_installs_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "lm_eval", None)
+    monkeypatch.delitem(sys.modules, "mambaserve.lm_eval", raising=False)
+    sentence = r"error: mambaserve\.lm_eval needs the extra 'lm-eval', .* install '.*\[server,lm-eval\]'\n?"
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(EXAMPLES / "evaluate.py"), run_name="__main__")
+    assert re.fullmatch(sentence, str(ended.value.code))
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module("mambaserve.lm_eval", run_name="__main__")
+    assert ended.value.code == 2
+    assert re.fullmatch(sentence, capsys.readouterr().err)
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not LARGE, reason="each program loads the model; what they call is tested above")
 def test_the_programs_of_the_page_and_the_example_of_states_run_as_they_stand(

@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -18,7 +17,7 @@ from mamba_gateway.settings import GatewaySettings
 from mamba_gateway.usage.ledger_store import LedgerEntry
 from mamba_server import wire
 from scripted_engine import TOKENIZER, Api
-from served_app import served
+from served_app import PREFIX, behind_prefix, served
 
 pytestmark = [
     pytest.mark.skipif(BROWSER is None, reason="no browser on this machine: install chromium"),
@@ -40,7 +39,6 @@ RUNNING = {"id": "a", "index": 0, "phase": "prefill", "promptTokens": 512, "outp
            "cachedTokens": 448, "missCause": "no_state", "preemptions": 0}  # fmt: skip
 SEND = "document.getElementById('chat-text').focus()"
 SENT = "!document.getElementById('chat-send').disabled"
-PREFIX = "/behind/a/proxy"
 HIGHEST = """Math.min(...[...document.querySelector('.history').querySelectorAll('polygon')].flatMap(
     (area) => area.getAttribute('points').split(' ').map((point) => Number(point.split(',')[1]))))"""
 
@@ -75,16 +73,6 @@ def numbers(*, live: int, cached: int) -> wire.EngineStats:
     slabs = {"slabs{owner=free}": 8, "slabs{owner=live}": live, "slabs{owner=cached}": cached}
     gauges = {**slabs, "pages{owner=tree}": 6, "requests_running": 1, "requests_waiting": 0}
     return wire.EngineStats(counters, gauges, [], [])
-
-
-def behind_prefix(app: Any) -> Any:
-    """Wrap the application the way a proxy does that strips PREFIX."""
-
-    async def behind(scope: Any, receive: Any, send: Any) -> None:
-        path = scope.get("path", "").removeprefix(PREFIX)
-        await app({**scope, "path": path, "raw_path": path.encode()}, receive, send)
-
-    return behind
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -20,7 +20,8 @@ PAGE = (ROOT / "docs/tutorial/first-deployment.md").read_text()
 OWN_MODEL = (ROOT / "docs/tutorial/your-own-model.md").read_text()
 SCREENS = screens(PAGE)
 URL = "http://127.0.0.1:8000"
-MISTAKE = re.search(r"^```text\n(.*?)\n```", PAGE, re.MULTILINE | re.DOTALL)
+REFUSED, APPLIED = re.findall(r"^```text\n(.*?)\n```", PAGE, re.MULTILINE | re.DOTALL)
+ADDED = re.search(r"^\+(  stateCache:)\n\+(    trackIntervall: 512)$", PAGE, re.MULTILINE)
 
 
 def run(command: str, url: str, folder: Path = ROOT) -> str:
@@ -61,10 +62,12 @@ def test_each_screen_of_the_tutorial_is_what_its_command_prints(tmp_path: Path) 
         wait_until(lambda: engine_of(url)["cached_tokens"] == 32 and engine_of(url)["running"] == 0)
         assert form(run(status.command, url)) == form(status.output)
 
-        edited.write_text(edited.read_text() + "  stateCache:\n    trackIntervall: 512\n")
-        assert MISTAKE is not None
-        running.wait_for(re.escape(MISTAKE[1]))
+        assert ADDED is not None
+        edited.write_text(edited.read_text() + "\n".join([*ADDED.groups(), ""]))
+        running.wait_for(re.escape(REFUSED))
         assert '"content":"red"' in run(request.command, url)
+        edited.write_text(edited.read_text().replace("trackIntervall", "trackInterval"))
+        running.wait_for(re.escape(APPLIED))
 
 
 def test_each_screen_about_an_own_model_is_what_its_command_prints(tmp_path: Path) -> None:

@@ -1,4 +1,7 @@
-"""An ASGI application of ours at a real address, for browsers and scrapers; inside the test's event loop."""
+"""An ASGI application of ours at a real address, for browsers and scrapers; inside the test's event loop.
+
+`behind_prefix` puts it behind a path prefix, as an Ingress does that strips it.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -8,6 +11,18 @@ from typing import Any
 from eventually import until
 from mamba_edge.connection.http_server import HttpServer
 from mamba_edge.listener import listen, url_of
+
+PREFIX = "/behind/a/proxy"
+
+
+def behind_prefix(app: Any) -> Any:
+    """Wrap the application the way a proxy does that strips PREFIX; other addresses lead to it as well."""
+
+    async def behind(scope: Any, receive: Any, send: Any) -> None:
+        path = scope.get("path", "").removeprefix(PREFIX)
+        await app({**scope, "path": path, "raw_path": path.encode()}, receive, send)
+
+    return behind
 
 
 @asynccontextmanager

@@ -5,7 +5,7 @@ const follow = () => document.documentElement.classList.toggle("dark-mode", dark
 dark.addEventListener("change", follow);
 follow();
 
-SwaggerUIBundle({
+const ui = SwaggerUIBundle({
   url: "openapi.json",
   dom_id: "#swagger-ui",
   deepLinking: true,
@@ -13,4 +13,7 @@ SwaggerUIBundle({
   tryItOutEnabled: true,
   defaultModelsExpandDepth: 0, // a hundred schemas, folded
   validatorUrl: null, // it would send the document away
+  onComplete: () => {
+    document.title = `${ui.specSelectors.info().get("title")}: API`;
+  },
 });

@@ -24,9 +24,9 @@ from mamba_api.dialects.routes import ROUTES
 from mamba_api.openai import ErrorEnvelope
 from mamba_api.openai_examples import Examples
 from mamba_edge.api_keys import KeyFile, credential_of
-from mamba_edge.app.docs_page import add_docs_page
 from mamba_edge.app.openapi_document import Document, openapi_document
 from mamba_edge.app.validation import invalid
+from mamba_edge.docs_page import add_docs_page
 from mamba_edge.error_forms import form_of
 from mamba_edge.errors import ApiError, InvalidRequest, as_api_error
 from mamba_edge.exchange.request_body import ClientGone

@@ -63,6 +63,8 @@ def openapi_document(
         license_info=app.license_info,
         routes=[_without_head(route) for route in app.routes],
     )
+    # Relative to the document's own address, so that requests keep the path prefix that a proxy strips.
+    document["servers"] = [{"url": "."}]
     schemas = document.setdefault("components", {}).setdefault("schemas", {})
     for path in document["paths"].values():
         for operation in path.values():

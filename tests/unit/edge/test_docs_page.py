@@ -1,4 +1,4 @@
-"""The docs page: what it shows and sends in a browser, and that it asks nothing of any other machine."""
+"""The docs page: what it shows and sends in a browser, also behind a path prefix, and to no other machine."""
 
 import re
 from pathlib import Path
@@ -7,12 +7,12 @@ from urllib.parse import urljoin, urlsplit
 import pytest
 
 from asgi import ask
-from browser import BROWSER, browser_page
+from browser import BROWSER, Page, browser_page
 from eventually import PATIENCE
 from mamba_server import wire
 from matrix_size import LARGE
 from scripted_engine import Api
-from served_app import served
+from served_app import PREFIX, behind_prefix, served
 
 HERE = "http://127.0.0.1:8000/behind/a/proxy/"
 SHOWN = {
@@ -67,7 +67,7 @@ async def test_the_browser_is_told_to_refuse_other_servers_and_scripts_that_are_
 
 
 async def test_nothing_but_the_assets_is_served_beside_the_page() -> None:
-    for name in ("redoc.standalone.js", "../core.py", "%2e%2e/core.py", ""):
+    for name in ("redoc.standalone.js", "page.html", "../core.py", "%2e%2e/core.py"):
         assert (await ask(Api().app, "GET", f"/docs/{name}").done()).status == 404
 
 
@@ -89,16 +89,18 @@ async def test_a_browser_without_the_internet_shows_every_operation_and_sends_it
 
     def react(message: wire.ToEngine) -> None:
         if isinstance(message, wire.AddRequest):
-            api.engine.delta("green tea", finish_reason="stop")
+            api.engine.delta("green tea", of=len(api.engine.requests) - 1, finish_reason="stop")
 
     api.engine.process.react = react
-    async with served(app_of(api, which)) as url, browser_page(tmp_path) as page:
+    async with served(behind_prefix(app_of(api, which))) as host, browser_page(tmp_path) as page:
         await page.size(1280, 900)
-        await page.open(f"{url}/docs")
+        url = f"{host}{PREFIX}"
+        await page.open(f"{url}/docs/", lands=f"{url}/docs")
         await page.until("document.querySelectorAll('.opblock').length")
         text = str(await page.run("document.body.innerText")).replace("\u200b", "")
         for words in SHOWN[which]:
             assert words in text
+        assert "Servers" not in text
         by_day, _ = await page.run(BRIGHT)
         await page.size(1280, 900, "dark")
         await page.until("document.documentElement.classList.contains('dark-mode')")
@@ -106,12 +108,25 @@ async def test_a_browser_without_the_internet_shows_every_operation_and_sends_it
         assert by_day < 100 < by_night
         assert ground < 100
         if which == "public":
-            await page.run(f"{COMPLETION}.querySelector('.opblock-summary-control').click()")
-            # Nothing has to be filled in.
-            await page.until(f"{COMPLETION}.querySelector('.execute') !== null")
-            await page.run(f"{COMPLETION}.querySelector('.execute').click()")
-            await page.until(f"/green tea/.test({COMPLETION}.innerText)")
-        assert [one for one in page.asked if not one.startswith((f"{url}/", "data:"))] == []
+            await send_the_example_of_a_completion(page, url)
+            if LARGE:
+                await page.open(f"{host}/docs")
+                await page.until("document.querySelectorAll('.opblock').length")
+                await send_the_example_of_a_completion(page, host)
+        title = await page.run("document.querySelector('.info .title').firstChild.textContent")
+        assert await page.run("document.title") == f"{title}: API"
+        assert [one for one in page.asked if not one.startswith((f"{host}/", "data:"))] == []
         assert page.complaints == []
     paths = {urlsplit(one).path for one in page.asked}
-    assert paths >= {"/docs/swagger-ui.css", "/docs/page.js", "/openapi.json"}
+    assert paths >= {f"{PREFIX}/docs/swagger-ui.css", f"{PREFIX}/docs/page.js", f"{PREFIX}/openapi.json"}
+
+
+async def send_the_example_of_a_completion(page: Page, url: str) -> None:
+    """Open the operation and send what is filled in; the request and its curl command go to `url`."""
+    await page.run(f"{COMPLETION}.querySelector('.opblock-summary-control').click()")
+    # Nothing has to be filled in.
+    await page.until(f"{COMPLETION}.querySelector('.execute') !== null")
+    await page.run(f"{COMPLETION}.querySelector('.execute').click()")
+    await page.until(f"/green tea/.test({COMPLETION}.innerText)")
+    assert [one for one in page.asked if one.endswith("/v1/completions")][-1] == f"{url}/v1/completions"
+    assert f"'{url}/v1/completions'" in await page.run(f"{COMPLETION}.querySelector('.curl').innerText")

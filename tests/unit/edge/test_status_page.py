@@ -42,11 +42,6 @@ async def test_nothing_else_is_below_the_page() -> None:
         assert (await ask(Api().app, "GET", f"/ui/{name}").done()).status == 404
 
 
-async def test_with_a_slash_at_its_end_the_address_leads_back_to_the_page() -> None:
-    asked = await ask(Api().app, "GET", "/ui/").done()
-    assert urljoin("http://x/behind/a/prefix/ui/", asked.headers["location"]) == "http://x/behind/a/prefix/ui"
-
-
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
 async def test_the_bare_address_leads_to_the_page(method: str) -> None:
     asked = await ask(Api().app, method, "/").done()
