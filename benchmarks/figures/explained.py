@@ -258,11 +258,9 @@ EXPLAINED = (
       for slabs, pages in ((120, 547), (200, 547), (700, 62))),
     Figures("docs/explanation/tiers.md", "`python -m benchmarks.tier_store`",
             "python -m benchmarks.tier_store", ("2026-11-28-tier-store",), (plain_over_verified,)),
-    *(Figures(TRANSFER, begin, "python -m benchmarks.transfer", ("2026-11-29-transfer-busy",), bundles(key))
+    *(Figures(TRANSFER, begin, "python -m benchmarks.transfer", ("2026-11-29-transfer",), bundles(key))
       for begin, key in (("processor time of both sides", "bundle_cpu_ratio"),
                          ("processor time of the same, by Python", "python_cpu_ratio"),
                          ("throughput of a bundle", "bundle_median_ratio"),
                          ("throughput of the same, by Python", "python_median_ratio"))),
-    Figures(TRANSFER, "These are medians", "python -m benchmarks.transfer", ("2026-11-29-transfer",),
-            bundles("ratio_of_medians")),
 )  # fmt: skip
