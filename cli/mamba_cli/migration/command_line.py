@@ -29,10 +29,10 @@ def is_command(text: str) -> bool:
 
 def read_command(text: str) -> Migrated:
     """Return what the command line becomes. Raises `InvalidInput` for one without a model."""
-    found = _command(text)
-    if found is None:
+    launch = _command(text)
+    if launch is None:
         raise InvalidInput(f"{text[:60]!r} is no command line of another server: {LAUNCHERS} are known")
-    server, command, arguments = found
+    server, command, arguments = launch
     migrated = Migrated(server)
     for variable in command.variables:
         migrated.leave_out(variable.partition("=")[0], f"a variable of {server}")
@@ -47,8 +47,8 @@ def arguments_in(text: str) -> list[str] | None:
 
     Raises `InvalidInput` for a command that cannot be read.
     """
-    found = _command(text)
-    return None if found is None else found[2]
+    launch = _command(text)
+    return None if launch is None else launch[2]
 
 
 def read_arguments(migrated: Migrated, words: list[str]) -> None:
