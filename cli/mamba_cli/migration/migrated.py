@@ -79,8 +79,11 @@ def without(reason: str) -> Take:
 def model_of(migrated: Migrated, argument: str, value: str) -> None:
     """Set the model: a URI, a directory, or OWNER/NAME of the Hub."""
     uri = value
-    if "://" not in value:
-        uri = f"file://{value}" if value.startswith(("/", ".", "~")) else f"hf://{value}"
+    if "://" not in value and value.startswith(("/", ".", "~")):
+        uri = f"file://{value}"
+    elif "://" not in value:
+        # A name of the Hub has one slash at most, so others are paths.
+        uri = f"hf://{value}" if value.count("/") < 2 else f"file://./{value}"
     migrated.put(argument, "model.uri", uri)
 
 

@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 import yaml
+from typer.testing import CliRunner
 
 from mamba_api.v1alpha1.documents import load_documents
 from mamba_cli.errors import InvalidInput
 from mamba_cli.local.planning import PlanFlags
+from mamba_cli.main import application
 from mamba_cli.migration.command_line import read_command
 from mamba_cli.migration.manifests import read_manifests
 from mamba_cli.migration.migration_plan import migration_plans
@@ -158,6 +160,17 @@ def test_a_command_that_cannot_be_planned_is_refused_in_words(source: str, words
     with pytest.raises(InvalidInput) as refused:
         migration_plans(source, PlanFlags(None, None, None, {}))
     assert words in str(refused.value)
+
+
+def test_a_command_without_quotes_is_told_from_arguments_of_plan() -> None:
+    result = CliRunner().invoke(application(), ["plan", "vllm", "serve", "a/b", "--max-model-len", "2k"])
+    assert isinstance(result.exception, InvalidInput)
+    assert "mambaserve plan 'vllm serve …' --gpu H100" in str(result.exception)
+
+
+def test_a_path_of_a_model_is_no_name_of_the_hub() -> None:
+    assert read_command("vllm serve models/team/nano").spec["model"] == {"uri": "file://./models/team/nano"}
+    assert read_command("vllm serve team/nano").spec["model"] == {"uri": "hf://team/nano"}
 
 
 @pytest.mark.parametrize(
