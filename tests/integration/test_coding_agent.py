@@ -12,6 +12,7 @@ from matrix_size import LARGE
 from servers import Server
 from tiny_recall import longer_tiny_recall
 
+pytestmark = pytest.mark.slow
 PAGE = 16
 NAMES = tuple(PUBLISHED) if LARGE else ("Read", "ExitPlanMode")
 
