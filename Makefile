@@ -52,13 +52,16 @@ clients: setup ## the client libraries of other projects against a live server, 
 	  echo "import site; site.addsitedir('$$(echo $(CURDIR)/.venv/lib/python3*/site-packages)')" \
 	    > "$$(echo .venv-lm-eval/lib/python3*/site-packages)/mambaserve.pth"; }
 	@.venv-lm-eval/bin/python -m pip install --quiet --disable-pip-version-check accelerate "lm-eval>=0.4.11"
+	@[ -x .venv-guidellm/bin/python ] || $(PY) -m venv .venv-guidellm
+	@.venv-guidellm/bin/python -m pip install --quiet --disable-pip-version-check "guidellm>=0.8.1"
 	@! command -v npm >/dev/null || npm install --silent --no-audit --no-fund --ignore-scripts \
 	  --prefix .venv-clients/node ai @ai-sdk/openai @ai-sdk/openai-compatible @ai-sdk/anthropic zod
 	@MAMBASERVE_CLIENTS=$(CURDIR)/.venv-clients/bin/python MAMBASERVE_LM_EVAL=$(CURDIR)/.venv-lm-eval/bin/python \
 	  MAMBASERVE_LLAMA_INDEX=$(CURDIR)/.venv-llama-index/bin/python \
+	  MAMBASERVE_GUIDELLM=$(CURDIR)/.venv-guidellm/bin/guidellm \
 	  MAMBASERVE_NODE_CLIENTS=$$(command -v npm >/dev/null && echo $(CURDIR)/.venv-clients/node) \
 	  $(PYTEST) -m tools tests/integration/test_other_clients.py tests/integration/test_lm_eval.py \
-	  tests/conformance/test_new_routes_fuzz.py
+	  tests/integration/test_their_reports.py tests/conformance/test_new_routes_fuzz.py
 
 open-webui: setup ## Open WebUI in front of a live server, in an environment of its own (gigabytes, minutes the first time)
 	@[ -x .venv-open-webui/bin/open-webui ] || { $(PY) -m venv .venv-open-webui && \

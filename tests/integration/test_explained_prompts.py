@@ -13,11 +13,14 @@ from typing import Any
 import anthropic
 import openai
 import pytest
+from typer.testing import CliRunner
 
 from eventually import wait_until
 from mamba_api.dialects.messages_answer import MessagesResponse
 from mamba_api.dialects.responses_answer import ResponsesResponse
 from mamba_api.openai_responses import ChatCompletionChunk, ChatCompletionResponse, CompletionResponse
+from mamba_cli.errors import InvalidInput
+from mamba_cli.main import application
 from matrix_size import LARGE
 from servers import Command, Server, call
 
@@ -236,3 +239,17 @@ def test_the_command_shows_a_request_and_tries_a_prompt_for_which_nothing_is_com
     assert server.ledger() == before
     status, refusal = call(f"{server.admin}/admin/explanations/no-such-request")
     assert (status, refusal["error"]["code"]) == (404, "no_explanation")
+    post(server, "/v1/completions", {"prompt": "a", "max_tokens": 1}, **{"X-Request-Id": "team/../a:1"})
+    result = CliRunner().invoke(application(), ["why", "team/../a:1", "--url", server.admin])
+    assert result.exit_code == 0, result.exception
+    (other := tmp_path / "other.json").write_text('{"model": "other", "prompt": "a"}')
+    for arguments, words in (
+        (("a?b=1",), "is no identifier of a request"),
+        (("../explain",), "no explanation of '../explain' is kept here"),
+        (("",), "is no identifier of a request"),
+        (("no-such-request",), "no explanation of 'no-such-request' is kept here"),
+        (("--prompt", other), "other"),
+    ):
+        result = CliRunner().invoke(application(), ["why", *map(str, arguments), "--url", server.admin])
+        assert isinstance(result.exception, InvalidInput), arguments
+        assert words in str(result.exception)

@@ -1,4 +1,4 @@
-"""Models in a real S3 and a real registry, by the command line; a killed download that goes on."""
+"""Models in a real S3, also by the client of Google's buckets, and a real registry; downloads that go on."""
 
 import io
 import json
@@ -16,7 +16,7 @@ from mamba_planner.model_report import ModelReport
 from mamba_server.model.checkpoint.errors import DownloadFailed, SourceNotFound
 from mamba_server.model.checkpoint.source import facts_of_remote, resolve
 from matrix_size import LARGE
-from model_stores import Registry, registry, s3_server
+from model_stores import Registry, registry, request, s3_server
 from servers import Command, Server, call
 
 pytestmark = pytest.mark.slow
@@ -102,6 +102,23 @@ def test_objects_of_one_part_and_of_several_are_compared(monkeypatch: pytest.Mon
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     with pytest.raises(DownloadFailed, match=r"bucket models at http://127\.0\.0\.1:9 cannot be reached"):
         resolve("s3://models/other")
+
+
+@pytest.mark.usefixtures("cache")
+def test_a_bucket_of_google_s_is_read_by_the_xml_that_both_clouds_speak(
+    s3: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    everybody = {"x-amz-acl": "public-read", "Content-Type": "application/octet-stream"}
+    for name, data in FILES.items():
+        request("PUT", f"{s3}/models/public/{name}", data, everybody)
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", s3)
+    said: list[str] = []
+    assert content(resolve("gs://models/public", say=said.append)) == FILES
+    assert said == [], "every file had a checksum"
+    with pytest.raises(DownloadFailed, match=r"refuses the credentials .* check GOOGLE_APPLICATION_CRED"):
+        resolve("gs://models/team/tiny")
+    with pytest.raises(SourceNotFound, match="there is no bucket none-here at"):
+        resolve("gs://none-here/a")
 
 
 @pytest.mark.usefixtures("keys")

@@ -246,4 +246,30 @@ MUTANTS = (
         new="[]",
         tests=("tests/integration/test_document_examples.py",),
     ),
+    Mutant(
+        name="a model that has to call makes one call at most",
+        keeps="An answer may hold several calls unless the request forbids it or names one tool.",
+        where="api.forms.forced_calls:forced_calls",
+        old="request.parallel_tool_calls is False or request.names_one_tool",
+        new="True",
+        tests=("tests/integration/test_coding_agent.py",),
+    ),
+    Mutant(
+        name="all calls have the same id",
+        keeps="The id of a call is that of no other call, so that its result finds it.",
+        where="api.answers.chat_response:_call_id",
+        old="uuid.uuid4().hex[:24]",
+        new="'0' * 24",
+        tests=("tests/integration/test_coding_agent.py",),
+    ),
+    Mutant(
+        name="the usage of messages says that nothing was resumed",
+        keeps="input_tokens and cache_read_input_tokens divide the prompt into computed and resumed tokens.",
+        where="api.answers.messages_response:_usage",
+        old="{'input_tokens': usage.prompt_tokens - cached, 'cache_creation_input_tokens': 0, "
+        "'cache_read_input_tokens': cached, 'output_tokens': usage.completion_tokens, **_1, **other}",
+        new="{'input_tokens': usage.prompt_tokens, 'cache_creation_input_tokens': 0, "
+        "'cache_read_input_tokens': 0, 'output_tokens': usage.completion_tokens, **_1, **other}",
+        tests=("tests/integration/test_coding_agent.py",),
+    ),
 )

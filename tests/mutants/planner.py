@@ -91,4 +91,20 @@ MUTANTS = (
         new="False",
         tests=("tests/unit/planner/test_hostile_configs.py",),
     ),
+    Mutant(
+        name="what the shell does behind a command becomes the value of its last argument",
+        keeps="A migrated command has the arguments that the other server gets.",
+        where="mamba_cli.migration.shell_words:_split",
+        old="shlex.shlex(text, posix=True, punctuation_chars=True)",
+        new="shlex.shlex(text, posix=True)",
+        tests=("tests/unit/cli/test_plan_migration.py",),
+    ),
+    Mutant(
+        name="a served name without a value ends a plan with a traceback",
+        keeps="An argument that no field takes is left out with a reason.",
+        where="mamba_cli.migration.migrated:first_name",
+        old="value.split() or ['']",
+        new="value.split()",
+        tests=("tests/unit/cli/test_plan_migration.py",),
+    ),
 )

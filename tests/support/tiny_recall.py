@@ -1,5 +1,6 @@
-"""The shipped model with another chat template, and the official client of an engine that serves it."""
+"""The shipped model with another chat template or context, and the official client of its engine."""
 
+import json
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +18,15 @@ def tiny_recall(folder: Path, template: str) -> Path:
     model = folder / "tiny"
     shutil.copytree(BUILTIN, model)
     (model / "chat_template.jinja").write_text(template)
+    return model
+
+
+def longer_tiny_recall(folder: Path, tokens: int) -> Path:
+    """Copy the model below `folder`, with a context of `tokens`: it has no position embeddings."""
+    model = folder / "tiny"
+    shutil.copytree(BUILTIN, model)
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**config, "max_position_embeddings": tokens}))
     return model
 
 

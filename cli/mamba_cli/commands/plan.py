@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -17,7 +17,24 @@ if TYPE_CHECKING:
     from mamba_cli.fleet.size_search.trace_plan import TraceFlags
     from mamba_cli.local.planning import PlanFlags
 
-CLASS = CommandWithPanels
+_PROGRAMS = frozenset(("vllm", "sglang", "python", "python3", "docker", "podman", "sudo", "uv"))
+"""First words of commands of other servers."""
+
+
+class _PlanCommand(CommandWithPanels):
+    """The command `plan`, which says that the command of another server needs quotes."""
+
+    def parse_args(self, context: Any, args: list[str]) -> list[str]:
+        """Parse the arguments. Raises InvalidInput for a command that was given as several arguments."""
+        if len(args) > 1 and args[0] in _PROGRAMS and not Path(args[0]).exists():
+            raise InvalidInput(
+                "put the command of the other server into quotes: "
+                f"mambaserve plan '{' '.join(args[:2])} …' --gpu H100"
+            )
+        return super().parse_args(context, args)
+
+
+CLASS = _PlanCommand
 FLEET = "Fleet for a trace"
 
 

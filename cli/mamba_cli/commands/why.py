@@ -1,5 +1,6 @@
 """`mambaserve why`: why a prompt resumed no more, of a recent request or of a prompt that nobody sends."""
 
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -8,6 +9,8 @@ import typer
 from mamba_cli.errors import InvalidInput
 from mamba_cli.output import OutputFormat, print_document
 from mamba_cli.sessions.call_options import TokenFile, Url, admin_token, conversation_body
+
+_IDENTIFIER = re.compile(r"[A-Za-z0-9._:/+=@-]+")
 
 
 def command(
@@ -56,6 +59,11 @@ def command(
 
     if (request is None) == (prompt is None):
         raise InvalidInput("give the identifier of a request, or a prompt with --prompt FILE")
+    if request is not None and not _IDENTIFIER.fullmatch(request):
+        raise InvalidInput(
+            f"{request[:128]!r} is no identifier of a request: give the id of an answer or its X-Request-Id, "
+            "without blanks and without characters other than letters, digits and ._:/+=@-"
+        )
     if key and prompt is None:
         raise InvalidInput("--key counts with --prompt alone: the text that a request was shown is kept")
     client = ExplanationClient(admin_urls(url), admin_token(admin_token_file), timeout)

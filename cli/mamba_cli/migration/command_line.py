@@ -1,43 +1,54 @@
 """`read_command`: the arguments of `vllm serve` or of SGLang's server, one by one."""
 
 import re
-import shlex
 from collections.abc import Mapping
 
 from mamba_cli.errors import InvalidInput
 from mamba_cli.migration.migrated import Migrated, Take, model_of
 from mamba_cli.migration.sglang_arguments import SGLANG
+from mamba_cli.migration.shell_words import ShellWords, commands_in, is_typographic
 from mamba_cli.migration.vllm_arguments import VLLM
 
-_VARIABLE = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 _LAUNCHERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("vLLM", ("vllm", "serve")),
     ("vLLM", ("python", "-m", "vllm.entrypoints.openai.api_server")),
     ("SGLang", ("sglang", "serve")),
     ("SGLang", ("python", "-m", "sglang.launch_server")),
 )
+LAUNCHERS = "; ".join(" ".join(launcher) for _, launcher in _LAUNCHERS)
+"""The known commands, for messages."""
 _ARGUMENTS: Mapping[str, Mapping[str, Take]] = {"vLLM": VLLM, "SGLang": SGLANG}
+_ATTACHED = re.compile(r"(-[a-z]{1,2})(\d+)")
+"""A short flag with its number behind it, such as `-tp2`."""
 
 
 def is_command(text: str) -> bool:
-    """Return whether the text is the command line of another server."""
-    return _launcher(_words(text)) is not None
+    """Return whether the text is the command line of another server. Raises `InvalidInput`."""
+    return _command(text) is not None
 
 
 def read_command(text: str) -> Migrated:
     """Return what the command line becomes. Raises `InvalidInput` for one without a model."""
-    words = _words(text)
-    launch = _launcher(words)
+    launch = _command(text)
     if launch is None:
-        launchers = "; ".join(" ".join(launcher) for _, launcher in _LAUNCHERS)
-        raise InvalidInput(f"{text[:60]!r} is no command line of another server: {launchers} are known")
-    server, length = launch
-    variables = [word for word in words if _VARIABLE.fullmatch(word)]
+        raise InvalidInput(f"{text[:60]!r} is no command line of another server: {LAUNCHERS} are known")
+    server, command, arguments = launch
     migrated = Migrated(server)
-    for variable in variables[: len(words) - len(_plain(words))]:
+    for variable in command.variables:
         migrated.leave_out(variable.partition("=")[0], f"a variable of {server}")
-    read_arguments(migrated, _plain(words)[length:])
+    if command.rest:
+        migrated.leave_out(" ".join(command.rest), "words of the shell behind the command are not read")
+    read_arguments(migrated, arguments)
     return migrated
+
+
+def arguments_in(text: str) -> list[str] | None:
+    """Return the arguments of the server that a command line starts; None = it starts none.
+
+    Raises `InvalidInput` for a command that cannot be read.
+    """
+    launch = _command(text)
+    return None if launch is None else launch[2]
 
 
 def read_arguments(migrated: Migrated, words: list[str]) -> None:
@@ -49,10 +60,12 @@ def read_arguments(migrated: Migrated, words: list[str]) -> None:
     named: list[tuple[str, str]] = []
     while rest:
         word = rest.pop(0)
-        if not word.startswith("-"):
-            migrated.leave_out(word, "no argument stands before it")
+        if not word.startswith("-") or word == "-":
+            migrated.leave_out(word, _stray(word))
             continue
         flag, has_value, value = word.partition("=")
+        if attached := _ATTACHED.fullmatch(word):
+            flag, has_value, value = attached[1], "=", attached[2]
         if not has_value:
             values = []
             while rest and not _is_flag(rest[0]):
@@ -70,28 +83,20 @@ def read_arguments(migrated: Migrated, words: list[str]) -> None:
         raise InvalidInput(f"the {migrated.server} command names no model")
 
 
-def _words(text: str) -> list[str]:
-    try:
-        # A command copied from a page often continues behind backslashes.
-        return shlex.split(text.replace("\\\n", " "))
-    except ValueError as error:
-        raise InvalidInput(f"the command cannot be read: {error}") from error
+def _stray(word: str) -> str:
+    """Return why a word is left out that belongs to no argument."""
+    if is_typographic(word):
+        return "its quotes or dashes are those of a text processor: write ' and --"
+    return "no argument stands before it"
 
 
-def _plain(words: list[str]) -> list[str]:
-    """Return the words behind `NAME=value` and `env`."""
-    number = 0
-    while number < len(words) and (words[number] == "env" or _VARIABLE.fullmatch(words[number])):
-        number += 1
-    return words[number:]
-
-
-def _launcher(words: list[str]) -> tuple[str, int] | None:
-    """Return the server, and how many words start it; None if no known server is started."""
-    plain = [word.rpartition("/")[2].replace("python3", "python") for word in _plain(words)[:3]]
-    for server, launcher in _LAUNCHERS:
-        if tuple(plain[: len(launcher)]) == launcher:
-            return server, len(launcher)
+def _command(text: str) -> tuple[str, ShellWords, list[str]] | None:
+    """Return the server, the command that starts it, and its arguments; None = no known server is started."""
+    for command in commands_in(text):
+        plain = [re.sub(r"^python[\d.]+$", "python", word.rpartition("/")[2]) for word in command.words[:3]]
+        for server, launcher in _LAUNCHERS:
+            if tuple(plain[: len(launcher)]) == launcher:
+                return server, command, list(command.words[len(launcher) :])
     return None
 
 

@@ -1,15 +1,18 @@
 """`read_manifests`: objects of KServe, KubeAI and llm-d, and Deployments that run vLLM or SGLang."""
 
 import re
+import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import yaml
 
-from mamba_cli.migration.command_line import is_command, read_arguments, read_command
-from mamba_cli.migration.migrated import Migrated, model_of
+from mamba_cli.errors import InvalidInput
+from mamba_cli.migration.command_line import arguments_in, is_command, read_arguments, read_command
+from mamba_cli.migration.migrated import Migrated, model_of, one_gpu
 
 _GPU = re.compile(r"(?:^|/)gpu$")
+_PART_OF_GPU = re.compile(r"/(mig-|gpu-?mem|gpu-?cores|gpu\.shared|vgpu)")
 _PROFILE = re.compile(r"(nvidia-gpu-[\w-]+?):(\d+)")
 
 
@@ -23,22 +26,71 @@ def read_manifests(text: str) -> list[Migrated]:
     except yaml.YAMLError:
         return []
     objects: list[Migrated] = []
-    for document in documents:
-        reader = _READERS.get(
-            (str(document.get("apiVersion", "")).partition("/")[0], document.get("kind", ""))
-        )
-        if reader is not None and (migrated := reader(document)) is not None:
-            migrated.name = str((document.get("metadata") or {}).get("name") or "")
+    for document in _items(documents):
+        api = str(document.get("apiVersion", "")).partition("/")[0]
+        reader = _READERS.get((api, str(document.get("kind", ""))))
+        if reader is None and "modelArtifacts" in document:
+            reader = _chart_values
+        if reader is None:
+            continue
+        try:
+            name = str(_part(document, "metadata").get("name") or "")
+            migrated = reader(document)
+        except InvalidInput as error:
+            raise InvalidInput(f"{document.get('kind', 'the values')}: {error}") from error
+        if migrated is not None:
+            migrated.name = name
             objects.append(migrated)
     return objects
 
 
+def _items(documents: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield the objects, those of a List one by one."""
+    for document in documents:
+        if document.get("kind") == "List" and isinstance(document.get("items"), list):
+            yield from (item for item in document["items"] if isinstance(item, dict))
+        else:
+            yield document
+
+
+def _part(document: Mapping[str, Any], *path: str) -> Mapping[str, Any]:
+    """Return the object at a path; empty if there is none.
+
+    Raises `InvalidInput` if something else is there.
+    """
+    place: Any = document
+    for number, name in enumerate(path):
+        place = place.get(name)
+        if place is None:
+            return {}
+        if not isinstance(place, Mapping):
+            raise InvalidInput(f"{'.'.join(path[: number + 1])} must be an object, is {str(place)[:60]!r}")
+    return place  # type: ignore[no-any-return]
+
+
+def _containers(spec: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the containers of a pod's or pool's spec. Raises `InvalidInput`."""
+    containers = spec.get("containers") or []
+    if not isinstance(containers, list) or not all(isinstance(one, Mapping) for one in containers):
+        raise InvalidInput(f"containers must be a list of objects, is {str(containers)[:60]!r}")
+    return containers
+
+
+def _arguments(container: Mapping[str, Any], field: str = "args") -> list[str]:
+    """Return the words of a list. Raises `InvalidInput` for anything else."""
+    words = container.get(field) or []
+    if not isinstance(words, list):
+        raise InvalidInput(f"{field} must be a list with one argument in each item, is {str(words)[:60]!r}")
+    return [str(word) for word in words]
+
+
 def _kubeai(document: Mapping[str, Any]) -> Migrated:
     """Read a Model of KubeAI."""
-    spec = document.get("spec") or {}
+    spec = _part(document, "spec")
     migrated = Migrated("vLLM")
-    model_of(migrated, "spec.url", str(spec.get("url", "")))
-    read_arguments(migrated, [str(argument) for argument in spec.get("args") or ()])
+    if spec.get("url"):
+        model_of(migrated, "spec.url", str(spec["url"]))
+    read_arguments(migrated, _arguments(spec))
     engine = str(spec.get("engine", "VLLM"))
     if engine not in ("VLLM", ""):
         migrated.leave_out(f"spec.engine {engine}", "only the arguments of vLLM are read")
@@ -61,16 +113,16 @@ def _inference_service(document: Mapping[str, Any]) -> Migrated | None:
 
     The result is None if its predictor is no language model that vLLM or SGLang serves.
     """
-    predictor = (document.get("spec") or {}).get("predictor") or {}
-    model = predictor.get("model") or {}
+    predictor = _part(document, "spec", "predictor")
+    model = _part(predictor, "model")
     if not model:
-        return _first_container(predictor.get("containers"))
-    if str((model.get("modelFormat") or {}).get("name", "")) not in ("huggingface", "vllm"):
+        return _first_container(predictor)
+    if str(_part(model, "modelFormat").get("name", "")).lower() not in ("huggingface", "vllm"):
         return None
     migrated = Migrated("vLLM")
     if uri := str(model.get("storageUri") or ""):
         model_of(migrated, "storageUri", uri)
-    read_arguments(migrated, [_kserve(str(argument)) for argument in model.get("args") or ()])
+    read_arguments(migrated, [_kserve(argument) for argument in _arguments(model)])
     _replica_bounds(migrated, predictor)
     _resources(migrated, model)
     return migrated
@@ -84,16 +136,17 @@ def _kserve(argument: str) -> str:
 
 def _llm_inference_service(document: Mapping[str, Any]) -> Migrated:
     """Read an LLMInferenceService of KServe, which llm-d uses, too."""
-    spec = document.get("spec") or {}
+    spec = _part(document, "spec")
     migrated = Migrated("vLLM")
-    model = spec.get("model") or {}
-    model_of(migrated, "spec.model.uri", str(model.get("uri", "")))
+    model = _part(spec, "model")
+    if model.get("uri"):
+        model_of(migrated, "spec.model.uri", str(model["uri"]))
     if model.get("name"):
         migrated.put("spec.model.name", "model.servedName", model["name"])
-    containers = (spec.get("template") or {}).get("containers") or ()
-    arguments = [str(argument) for container in containers for argument in container.get("args") or ()]
-    read_arguments(migrated, [word for word in arguments if not word.startswith("/")])
-    _pools(migrated, spec)
+    containers = _containers(_part(spec, "template"))
+    _server_arguments(migrated, containers)
+    _pools(migrated, "spec", spec, spec.get("prefill"))
+    _parallelism(migrated, "spec", spec)
     if "router" in spec:
         migrated.leave_out("spec.router", "the gateway of the object routes by resumable prefix")
     for container in containers:
@@ -101,17 +154,58 @@ def _llm_inference_service(document: Mapping[str, Any]) -> Migrated:
     return migrated
 
 
-def _pools(migrated: Migrated, spec: Mapping[str, Any]) -> None:
-    """Take the replicas of an LLMInferenceService, which has two pools if it has a prefill part."""
-    if "prefill" not in spec:
-        if spec.get("replicas") is not None:
-            migrated.put("spec.replicas", "replicas", spec["replicas"])
+def _chart_values(document: Mapping[str, Any]) -> Migrated:
+    """Read the values of llm-d's chart for model services."""
+    migrated = Migrated("vLLM")
+    artifacts, decode = _part(document, "modelArtifacts"), _part(document, "decode")
+    if artifacts.get("uri"):
+        model_of(migrated, "modelArtifacts.uri", str(artifacts["uri"]))
+    if artifacts.get("name"):
+        migrated.put("modelArtifacts.name", "model.servedName", artifacts["name"])
+    containers = _containers(decode)
+    _server_arguments(migrated, containers)
+    prefill = document.get("prefill")
+    if isinstance(prefill, Mapping) and (prefill.get("create") is False or prefill.get("replicas") == 0):
+        prefill = None
+    _pools(migrated, "decode", decode, prefill)
+    _parallelism(migrated, "decode", decode)
+    for container in containers:
+        _resources(migrated, container)
+    if "routing" in document:
+        migrated.leave_out("routing", "the gateway of the object routes by resumable prefix")
+    return migrated
+
+
+def _server_arguments(migrated: Migrated, containers: list[Mapping[str, Any]]) -> None:
+    """Take the arguments of containers, which stand alone or behind the command of the server."""
+    arguments: list[str] = []
+    for container in containers:
+        own = arguments_in(" ".join(_quoted(container)))
+        # The model of the object is mounted, so the path behind the command names no other one.
+        skipped = own[1:] if own and not own[0].startswith("-") else own
+        arguments += _arguments(container) if skipped is None else skipped
+    read_arguments(migrated, arguments)
+
+
+def _pools(migrated: Migrated, path: str, decode: Mapping[str, Any], prefill: Any) -> None:
+    """Take the replicas: those of two pools if there is a prefill part, else those at `path`."""
+    if prefill is None:
+        if decode.get("replicas") is not None:
+            migrated.put(f"{path}.replicas", "replicas", decode["replicas"])
         return
     pools: dict[str, Any] = {"prefill": {}, "decode": {}}
-    for name, part in (("prefill", spec["prefill"] or {}), ("decode", spec)):
+    for name, part in (("prefill", _part({"prefill": prefill}, "prefill")), ("decode", decode)):
         if part.get("replicas") is not None:
             pools[name]["replicas"] = part["replicas"]
-    migrated.put("spec.prefill", "disaggregation", pools)
+    migrated.put("prefill", "disaggregation", pools)
+
+
+def _parallelism(migrated: Migrated, path: str, part: Mapping[str, Any]) -> None:
+    for name, number in _part(part, "parallelism").items():
+        if name in ("tensor", "pipeline", "expert"):
+            one_gpu(migrated, f"{path}.parallelism.{name}: {number}", str(number).removesuffix("False"))
+        elif str(number) != "1":
+            migrated.leave_out(f"{path}.parallelism.{name}: {number}", "set replicas for more engines")
 
 
 def _workload(document: Mapping[str, Any]) -> Migrated | None:
@@ -119,15 +213,15 @@ def _workload(document: Mapping[str, Any]) -> Migrated | None:
 
     The result is None if no container runs vLLM or SGLang.
     """
-    spec = document.get("spec") or {}
-    migrated = _first_container(((spec.get("template") or {}).get("spec") or spec).get("containers"))
+    spec = _part(document, "spec")
+    migrated = _first_container(_part(spec, "template", "spec") or spec)
     if migrated is not None and spec.get("replicas") is not None:
         migrated.put("spec.replicas", "replicas", spec["replicas"])
     return migrated
 
 
-def _first_container(containers: Any) -> Migrated | None:
-    for container in containers or ():
+def _first_container(spec: Mapping[str, Any]) -> Migrated | None:
+    for container in _containers(spec):
         command = " ".join(_quoted(container))
         image = str(container.get("image", ""))
         if "vllm" in image and not is_command(command):
@@ -141,10 +235,10 @@ def _first_container(containers: Any) -> Migrated | None:
 
 
 def _quoted(container: Mapping[str, Any]) -> Iterator[str]:
-    words = [str(word) for word in (*(container.get("command") or ()), *(container.get("args") or ()))]
+    """Yield the words of a container's command as a shell would read them; of a shell, its script."""
+    words = [*_arguments(container, "command"), *_arguments(container)]
     shell = len(words) > 1 and words[0].rpartition("/")[2] in ("sh", "bash")
-    for word in words[-1:] if shell else words:
-        yield word.removeprefix("exec ") if shell else f"'{word}'"
+    yield from words[-1:] if shell else map(shlex.quote, words)
 
 
 def _replica_bounds(migrated: Migrated, predictor: Mapping[str, Any]) -> None:
@@ -154,10 +248,14 @@ def _replica_bounds(migrated: Migrated, predictor: Mapping[str, Any]) -> None:
 
 
 def _resources(migrated: Migrated, container: Mapping[str, Any]) -> None:
-    limits = (container.get("resources") or {}).get("limits") or {}
-    for name, amount in limits.items():
-        if _GPU.search(name) and str(amount).isdigit() and int(amount) > 1:
-            migrated.leave_out(f"{name}: {amount}", "this version runs an engine on one GPU")
+    for name, amount in _part(container, "resources", "limits").items():
+        if _PART_OF_GPU.search(name):
+            reason = "a part of a GPU: plan with --device-memory, and name the resource in spec.resources"
+            migrated.leave_out(f"{name}: {amount}", reason)
+        elif _GPU.search(name) and str(amount) not in ("0", "1"):
+            whole = str(amount).isdigit()
+            reason = "this version runs an engine on one GPU" if whole else "an engine gets one whole GPU"
+            migrated.leave_out(f"{name}: {amount}", reason)
 
 
 _READERS = {

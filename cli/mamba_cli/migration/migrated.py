@@ -55,12 +55,20 @@ def field_of(path: str, convert: Callable[[str], Any] = str) -> Take:
     """Return the handler that sets a field to the converted value."""
 
     def take(migrated: Migrated, argument: str, value: str) -> None:
+        if not value:
+            migrated.leave_out(argument, "it has no value, so that the default holds")
+            return
         try:
             migrated.put(argument, path, convert(value))
         except ValueError as error:
             migrated.leave_out(argument, str(error))
 
     return take
+
+
+def switch(path: str, position: Any) -> Take:
+    """Return the handler of an argument without a value, which sets a field to `position`."""
+    return lambda migrated, argument, _value: migrated.put(argument, path, position)
 
 
 def without(reason: str) -> Take:
@@ -71,8 +79,11 @@ def without(reason: str) -> Take:
 def model_of(migrated: Migrated, argument: str, value: str) -> None:
     """Set the model: a URI, a directory, or OWNER/NAME of the Hub."""
     uri = value
-    if "://" not in value:
-        uri = f"file://{value}" if value.startswith(("/", ".", "~")) else f"hf://{value}"
+    if "://" not in value and value.startswith(("/", ".", "~")):
+        uri = f"file://{value}"
+    elif "://" not in value:
+        # A name of the Hub has one slash at most, so others are paths.
+        uri = f"hf://{value}" if value.count("/") < 2 else f"file://./{value}"
     migrated.put(argument, "model.uri", uri)
 
 
@@ -108,6 +119,35 @@ def tokens(value: str) -> int:
     if match is None:
         raise ValueError(f"{value} is no number of tokens, so that the default holds")
     return int(float(match[1]) * {"": 1, "k": 1000, "K": 1024, "m": 10**6, "M": 1 << 20}[match[2]])
+
+
+def whole_number(value: str) -> int:
+    """Return a whole number. Raises ValueError."""
+    if not re.fullmatch(r"-?\d{1,18}", value):
+        raise ValueError(f"{value} is no whole number, so that the default holds")
+    return int(value)
+
+
+def share(value: str) -> float:
+    """Return a share of the memory. Raises ValueError."""
+    try:
+        return float(value)
+    except ValueError:
+        raise ValueError(f"{value} is no number, so that the default holds") from None
+
+
+def first_name(migrated: Migrated, argument: str, value: str) -> None:
+    """Take the first name of the served model; the others have no field here."""
+    first, *others = value.split() or [""]
+    if not first:
+        migrated.leave_out(argument, "it has no value, so that the model's own name is served")
+        return
+    migrated.put(argument, "model.servedName", first)
+    if others:
+        migrated.leave_out(
+            f"{argument.split()[0]} {' '.join(others)}",
+            "one name is served; further names are aliases of a MambaGateway",
+        )
 
 
 def one_gpu(migrated: Migrated, argument: str, value: str) -> None:

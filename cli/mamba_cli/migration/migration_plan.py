@@ -17,7 +17,7 @@ from mamba_cli.errors import InvalidInput
 from mamba_cli.local.documents import LoadedDeployment
 from mamba_cli.local.plan_view import plan_view
 from mamba_cli.local.planning import PlanFlags, PlanOutcome, plan_pools
-from mamba_cli.migration.command_line import is_command, read_command
+from mamba_cli.migration.command_line import LAUNCHERS, is_command, read_command
 from mamba_cli.migration.manifests import read_manifests
 from mamba_cli.migration.migrated import Migrated
 
@@ -64,29 +64,52 @@ def migration_plans(source: str, flags: PlanFlags) -> list[MigrationPlan] | None
     The result is None, too, for a file that cannot be read or holds no such object. Raises `InvalidInput` for
     a command without a model or with values that no field takes, and `RunFailed`.
     """
-    # A relative path of a model means the current directory for a command, the file's own for a file.
-    place = Path("-")
-    if is_command(source):
-        return [_planned(read_command(source), place, flags)]
     path = Path(source)
-    if path.suffix not in (".yaml", ".yml") or not path.is_file():
+    if not _exists(path) and " " in source.strip():
+        if not is_command(source):
+            raise InvalidInput(
+                f"{source[:60]!r} is no file, and no command of a server that is read here. Known are: "
+                f"{LAUNCHERS}. Give the command from there on, in quotes"
+            )
+        # A relative path of a model means the current directory for a command, the file's own for a file.
+        return [_planned(read_command(source), Path("-"), "the command", flags)]
+    if path.suffix not in (".yaml", ".yml") or not _exists(path) or not path.is_file():
         return None
     try:
         objects = read_manifests(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError):
         return None  # the reader of MambaDeployments reports it
-    return [_planned(migrated, path, flags) for migrated in objects] or None
+    return [_planned(migrated, path, source, flags) for migrated in objects] or None
 
 
-def _planned(migrated: Migrated, place: Path, flags: PlanFlags) -> MigrationPlan:
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):  # a name that is too long, or that no file can have
+        return False
+
+
+def _planned(migrated: Migrated, place: Path, origin: str, flags: PlanFlags) -> MigrationPlan:
+    """Return the plan of an object. `origin` is what it was read from, for messages."""
     manifest = migrated.manifest()
     text = yaml.safe_dump(manifest)
     try:
-        [deployment] = load_documents(text, f"the {migrated.server} command")
+        [deployment] = load_documents(text, origin)
     except ContractError as error:
-        raise InvalidInput(str(error)) from error
+        raise InvalidInput(_with_arguments(str(error), migrated)) from error
     pools = plan_pools(LoadedDeployment(place, deployment), flags)
     return MigrationPlan(migrated, manifest, tuple(pool.outcome for pool in pools))
+
+
+def _with_arguments(message: str, migrated: Migrated) -> str:
+    """Return the message with the argument behind each line that is about its field."""
+    lines = []
+    for line in message.splitlines():
+        arguments = [
+            argument for argument, field in migrated.replaced if f": {field.partition(':')[0]}:" in line
+        ]
+        lines.append(f"{line} (from {arguments[-1]})" if arguments else line)
+    return "\n".join(lines)
 
 
 def titles_of_misfits(plans: Sequence[MigrationPlan]) -> list[str]:

@@ -25,6 +25,8 @@ PIECE = 1 << 20
 FORM = "application/vnd.mambaserve.session"
 NO_ADMIN = (404, 405)
 """Statuses of servers that are no admin servers."""
+NOT_FOUND = ("no_explanation", "model_not_found")
+"""Codes of the errors with which an admin server says that it does not have what was asked for."""
 
 
 def admin_urls(target: str) -> list[str]:
@@ -153,10 +155,12 @@ def clearest(refusals: list[CliError]) -> CliError:
 
 async def refusal_of(url: str, answer: aiohttp.ClientResponse) -> CliError:
     """Return the error for an answer of a server with a status of 400 or more."""
-    try:
-        message = (await answer.json(content_type=None))["error"]["message"]
-    except (ValueError, KeyError, TypeError):
-        message = f"status {answer.status}"
+    message, code = f"status {answer.status}", ""
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        error = (await answer.json(content_type=None))["error"]
+        message, code = str(error["message"]), str(error["code"])
+    if code in NOT_FOUND:
+        return InvalidInput(f"{url}: {message}")
     if answer.status in NO_ADMIN:
         return RunFailed(
             f"{url} is no admin server of an engine: give the admin URL that the engine prints when it is "

@@ -7,12 +7,10 @@ from urllib.parse import quote, urlencode
 import aiohttp
 
 from mamba_cli.endpoint import headers, unreachable
-from mamba_cli.errors import CliError, InvalidInput
+from mamba_cli.errors import CliError
 from mamba_cli.sessions.admin_calls import clearest, refusal_of
 
 Answer = dict[str, Any]
-NOT_KEPT = "no_explanation"
-"""Code of the error of an engine that keeps no explanation of a request."""
 
 
 class ExplanationClient:
@@ -59,17 +57,6 @@ class ExplanationClient:
             async with session.request(method, url + path, data=body, headers=fields) as answer:
                 if answer.status == 200:
                     return {"engine": url, **await answer.json()}
-                if answer.status == 404 and (message := await _not_kept(answer)):
-                    return InvalidInput(f"{url}: {message}")
                 return await refusal_of(url, answer)
         except (TimeoutError, aiohttp.ClientError) as error:
             return unreachable(url, error)
-
-
-async def _not_kept(answer: aiohttp.ClientResponse) -> str:
-    """Return the message of an engine that keeps no explanation; "" = the server is no admin server."""
-    try:
-        error = (await answer.json(content_type=None))["error"]
-        return str(error["message"]) if error["code"] == NOT_KEPT else ""
-    except (ValueError, KeyError, TypeError):
-        return ""

@@ -303,7 +303,8 @@ def _add_sessions(app: FastAPI, sessions: SessionEndpoints, guard: AdminGuard) -
 
 def _add_explanations(app: FastAPI, explanations: ExplanationEndpoints, guard: AdminGuard) -> None:
     app.add_api_route(
-        "/admin/explanations/{name}",
+        # An X-Request-Id may have slashes.
+        "/admin/explanations/{name:path}",
         explanations.recent,
         methods=["GET"],
         operation_id="recentExplanation",

@@ -7,10 +7,15 @@ from typing import Any
 
 import pytest
 import yaml
+from typer.testing import CliRunner
 
 from mamba_api.v1alpha1.documents import load_documents
+from mamba_cli.errors import InvalidInput
+from mamba_cli.local.planning import PlanFlags
+from mamba_cli.main import application
 from mamba_cli.migration.command_line import read_command
 from mamba_cli.migration.manifests import read_manifests
+from mamba_cli.migration.migration_plan import migration_plans
 from mamba_cli.migration.sglang_arguments import SGLANG
 from mamba_cli.migration.vllm_arguments import VLLM
 from prefork import FORK_SERVER
@@ -55,6 +60,7 @@ def test_a_command_of_vllm_becomes_an_object_that_is_planned(nano: Path) -> None
     reasons = {each["argument"]: each["reason"] for each in found["leftOut"]}
     assert list(reasons) == [
         "CUDA_VISIBLE_DEVICES", "--tensor-parallel-size 2", "--tool-call-parser hermes", "--no-such-flag",
+        "--served-model-name other",
     ]  # fmt: skip
     assert "one GPU" in reasons["--tensor-parallel-size 2"]
 
@@ -106,6 +112,125 @@ def test_every_known_argument_sets_a_field_that_exists_or_says_why_not(
 def test_a_value_that_no_field_takes_is_left_out_with_a_reason(value: str) -> None:
     migrated = read_command(f"vllm serve a/b {value}")
     assert [argument for argument, _ in migrated.left_out] == [value]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "sudo vllm serve a/b --max-model-len 2k",
+        "HF_HOME=/x uv run vllm serve a/b --max-model-len 2k",
+        "python3.12 -m vllm.entrypoints.openai.api_server --model a/b --max-model-len=2k",
+        "docker run --gpus all -v /m/vllm:/x vllm/vllm-openai:v0.11 --model a/b --max-model-len 2k",
+        "podman run lmsysorg/sglang:latest python3 -m sglang.launch_server --model a/b --context-length 2k",
+        "cd /x && exec vllm serve a/b --max-model-len 2k; sleep 9",
+        "bash -lc 'vllm serve a/b --max-model-len 2k > log 2>&1 &'",
+    ],
+)
+def test_a_command_is_found_behind_what_starts_it(command: str) -> None:
+    assert read_command(command).spec["model"] == {"uri": "hf://a/b", "maxModelLen": 2000}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ("--served-model-name", "it has no value"),
+        ("--served-model-name x y", "aliases of a MambaGateway"),
+        ("--max-num-seqs lots", "lots is no whole number"),
+        ("--gpu-memory-utilization most", "most is no number"),
+        ("--config x.yaml", "write its arguments into the command"),
+        ("-tp2", "one GPU"),
+        ("“--dtype” half", "text processor"),
+        ("--max-model-len 2048 && reboot", "words of the shell"),
+    ],
+)
+def test_an_odd_argument_is_left_out_for_a_reason_that_helps(arguments: str, reason: str) -> None:
+    assert reason in read_command(f"vllm serve a/b {arguments}").left_out[0][1]
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("vllm serve 'a/b", "close each quote"),
+        ("vllm bench serve a/b", "Known are: vllm serve"),
+        ("llama-server -m x.gguf", "in quotes"),
+        ("vllm serve a/b --max-num-seqs 0", "(from --max-num-seqs 0)"),
+    ],
+)
+def test_a_command_that_cannot_be_planned_is_refused_in_words(source: str, words: str) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        migration_plans(source, PlanFlags(None, None, None, {}))
+    assert words in str(refused.value)
+
+
+def test_a_command_without_quotes_is_told_from_arguments_of_plan() -> None:
+    result = CliRunner().invoke(application(), ["plan", "vllm", "serve", "a/b", "--max-model-len", "2k"])
+    assert isinstance(result.exception, InvalidInput)
+    assert "mambaserve plan 'vllm serve …' --gpu H100" in str(result.exception)
+
+
+def test_a_path_of_a_model_is_no_name_of_the_hub() -> None:
+    assert read_command("vllm serve models/team/nano").spec["model"] == {"uri": "file://./models/team/nano"}
+    assert read_command("vllm serve team/nano").spec["model"] == {"uri": "hf://team/nano"}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{apiVersion: serving.kserve.io/v1beta1, kind: InferenceService, spec: {predictor: [1]}}",
+         "InferenceService: spec.predictor must be an object"),
+        ("{apiVersion: kubeai.org/v1, kind: Model, metadata: [a], spec: {url: hf://a/b}}",
+         "Model: metadata must be an object"),
+        ("{apiVersion: kubeai.org/v1, kind: Model, spec: {url: hf://a/b, args: '--x 1'}}",
+         "args must be a list"),
+        ("{apiVersion: kubeai.org/v1, kind: Model, spec: null}", "names no model"),
+        ("{apiVersion: v1, kind: Pod, spec: {containers: {}}}", ""),
+        ("{apiVersion: [1], kind: {a: b}}", ""),
+    ],
+)  # fmt: skip
+def test_an_object_of_another_shape_is_refused_in_words_or_skipped(text: str, words: str) -> None:
+    if not words:
+        assert read_manifests(text) == []
+        return
+    with pytest.raises(InvalidInput, match=words):
+        read_manifests(text)
+
+
+VALUES = """
+modelArtifacts: {uri: "hf://a/b", name: nano}
+decode:
+  replicas: 2
+  parallelism: {tensor: 2}
+  containers: [{name: vllm, modelCommand: vllmServe, args: [--enforce-eager]}]
+prefill: {replicas: 1}
+---
+apiVersion: v1
+kind: List
+items:
+- apiVersion: serving.kserve.io/v1alpha1
+  kind: LLMInferenceService
+  metadata: {name: shell}
+  spec:
+    model: {uri: "hf://a/b"}
+    replicas: 3
+    prefill: null
+    template:
+      containers:
+      - args: [/bin/sh, -c, "exec vllm serve /mnt/models --max-model-len 2048"]
+        resources: {limits: {nvidia.com/gpu: "0.5", nvidia.com/mig-3g.20gb: 1}}
+"""
+
+
+def test_values_of_a_chart_and_items_of_a_list_become_objects() -> None:
+    chart, item = read_manifests(VALUES)
+    assert chart.spec == {
+        "model": {"uri": "hf://a/b", "servedName": "nano"}, "engine": {"decodeGraphs": "Off"},
+        "disaggregation": {"prefill": {"replicas": 1}, "decode": {"replicas": 2}},
+    }  # fmt: skip
+    assert [argument for argument, _ in chart.left_out] == ["decode.parallelism.tensor: 2"]
+    assert item.spec == {"model": {"uri": "hf://a/b", "maxModelLen": 2048}, "replicas": 3}
+    reasons = dict(item.left_out)
+    assert "one whole GPU" in reasons["nvidia.com/gpu: 0.5"]
+    assert "--device-memory" in reasons["nvidia.com/mig-3g.20gb: 1"]
 
 
 OBJECTS = """
