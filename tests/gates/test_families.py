@@ -63,9 +63,12 @@ FP8_ROWS = [
     for name in (FAMILIES if LARGE else EXACT[:1])
     for exact, cases in ((False, SQUARE if LARGE else []), (True, SQUARE[2:4] if LARGE else SQUARE[2:3]))
     for case in cases
-    if not exact or name in EXACT
+    if (name in EXACT or not exact) and (name, case.page_size) != ("kimi-linear", 1)
 ]
-"""Families whose pages are FP8, with their cases, and whether engine and transformers compute in float64."""
+"""Families whose pages are FP8, with their cases, and whether engine and transformers compute in float64.
+
+Pages of one latent row have an odd number of bytes, and are refused.
+"""
 
 
 def rounded_rows(x: torch.Tensor) -> torch.Tensor:

@@ -350,7 +350,7 @@ def calls(
             "paged_extend",
             device,
             _shape(group, width, kind, constants),
-            _extend_default(width, kind, warp_groups(device)),
+            _extend_default(width, kind, is_fp8, warp_groups(device)),
         )
         block = block_of(group, least=launch.blocks["M"])
         grid = (ceil_div(plan.longest_piece, block // group), kv_heads, sequences - plan.decodes)
@@ -411,8 +411,12 @@ def _decode_default(width: int, kind: torch.dtype) -> Launch:
     return Launch(4, 3, {"N": 64 if padded <= 128 else 32, "D": padded})
 
 
-def _extend_default(width: int, kind: torch.dtype, together: bool) -> Launch:
-    """Return the default tiles of a piece; `together` says whether warps multiply in groups."""
+def _extend_default(width: int, kind: torch.dtype, is_fp8: bool, together: bool) -> Launch:
+    """Return the default tiles of a piece.
+
+    `is_fp8` says whether pages are, whose numbers take registers while they are widened, and `together`
+    whether warps multiply in groups.
+    """
     padded = block_of(width, least=16)
     if padded > WIDE_HEAD:
         return Launch(8, 2, {"M": 16, "N": 16, "D": 64})
@@ -420,7 +424,8 @@ def _extend_default(width: int, kind: torch.dtype, together: bool) -> Launch:
         narrow = padded <= 128
         return Launch(4, 2, {"M": 16, "N": 32 if narrow else 16, "D": min(padded, 64 if narrow else 128)})
     if padded <= 128:
-        return Launch(4, 3, {"M": 64, "N": 64 if together or padded <= 64 else 32, "D": padded})
+        wide = together or (padded <= 64 and not is_fp8)
+        return Launch(4, 3, {"M": 64, "N": 64 if wide else 32, "D": padded})
     return Launch(8, 2, {"M": 64, "N": 32, "D": padded})
 
 

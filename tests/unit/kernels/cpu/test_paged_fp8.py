@@ -13,7 +13,7 @@ from testmodels.chunks import poisoned
 from testmodels.paged import SCALE, PagedBatch, fp8_pages
 
 pytestmark = pytest.mark.matrix_unit
-SHAPES = [(4, 2, 64, 16), (6, 2, 63, 1), (3, 1, 576, 16)]
+SHAPES = [(4, 2, 64, 16), (3, 1, 63, 1)]
 """Heads, KV heads, width of a head, tokens of a page."""
 
 
@@ -32,7 +32,7 @@ def test_attention_has_the_bits_of_wider_pages_with_the_same_numbers(
     library: Library, heads: int, kv_heads: int, width: int, page_size: int, dtype: torch.dtype
 ) -> None:
     batch = PagedBatch(
-        [1, 1, 3, 40], [1, 100, 70, 40], heads=heads, kv_heads=kv_heads, width=width, page_size=page_size,
+        [1, 1, 3, 20], [1, 100, 70, 20], heads=heads, kv_heads=kv_heads, width=width, page_size=page_size,
         dtype=dtype, fp8=True,
     )  # fmt: skip
     got = attended(library, batch)
@@ -41,7 +41,7 @@ def test_attention_has_the_bits_of_wider_pages_with_the_same_numbers(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("width", [64, 63, 5])
+@pytest.mark.parametrize("width", [64, 63])
 def test_rows_are_stored_as_the_same_bytes_as_by_the_reference(
     library: Library, width: int, dtype: torch.dtype
 ) -> None:
