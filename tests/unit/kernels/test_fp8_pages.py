@@ -9,7 +9,7 @@ from mamba_kernels.fp8_pages import NUMBER, Fp8Pages, rounded, written_back
 from mamba_kernels.invariant import attention_by_row
 from mamba_kernels.kv_write import kv_write
 from mamba_kernels.paged_attention import paged_attention
-from testmodels.paged import PagedBatch
+from testmodels.paged import SCALE, PagedBatch
 
 EDGES = [0.0, -0.0, 448.0, 449.0, 464.0, 500.0, 1.0, 1.0625, -1.1875, 2**-6, 2**-9, 2**-10, 3 * 2**-10, 1e-3]
 
@@ -56,9 +56,11 @@ def test_attention_over_fp8_pages_is_attention_over_what_they_hold(
     attend: Callable[..., None], page_size: int
 ) -> None:
     batch = PagedBatch([1, 1, 9], [17, 70, 30], page_size=page_size, width=8, dtype=torch.float32, fp8=True)
-    assert isinstance(batch.kv, Fp8Pages)
-    got, batch.kv = batch.attend(attend), whole(batch.kv, torch.float32)
-    assert torch.equal(got, batch.attend(attend))
+    narrow, plan = batch.kv, batch.plan()
+    got, expected = torch.empty_like(batch.query), torch.empty_like(batch.query)
+    attend(batch.query, narrow, SCALE, plan, got)
+    attend(batch.query, whole(narrow, torch.float32), SCALE, plan, expected)
+    assert torch.equal(got, expected)
     torch.testing.assert_close(got.double(), batch.expected(), rtol=0.2, atol=0.2)
 
 

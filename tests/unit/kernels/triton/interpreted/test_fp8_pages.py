@@ -26,7 +26,7 @@ def test_attention_equals_attention_over_wider_pages_with_the_same_numbers(
 ) -> None:
     monkeypatch.setattr(kernels, "PROGRAMS", 4)
     batch = PagedBatch(
-        [1, 1, 20], [300, 9, 30], heads=heads, kv_heads=kv_heads, page_size=page_size, width=width,
+        [1, 1, 12], [270, 9, 20], heads=heads, kv_heads=kv_heads, page_size=page_size, width=width,
         dtype=dtype, fp8=True,
     )  # fmt: skip
     assert isinstance(batch.kv, Fp8Pages)
