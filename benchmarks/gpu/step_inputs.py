@@ -141,6 +141,7 @@ class StepArena:
         slots, pages = (torch.from_numpy(places).to(self.device) for places in (self._slots, self._pages))
         for views, places in ((self.views.ssm, slots), (self.views.conv, slots), (self.views.kv, pages)):
             for view in views:
+                assert isinstance(view, torch.Tensor), "pages are of the activations' type here"
                 # Some at a time: all at once would take as much memory again.
                 for some in places.split(FILLED_TOGETHER):
                     shape = (len(some), *view.shape[1:])

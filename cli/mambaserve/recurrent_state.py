@@ -7,10 +7,11 @@ tokens, and the attention pages of these tokens.
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, get_args
 
 import numpy as np
 
+from mamba_api.choices import KvCacheDtype
 from mamba_planner.model_config import ModelConfig
 from mamba_prefix.adapter_salt import with_other_salt
 from mamba_tier.bundle_shape import BundleShape
@@ -62,9 +63,9 @@ class RecurrentState:
         layouts = (
             StateLayout.of(
                 config, fingerprint=header.fingerprint, state_dtype=state_dtype, dtype=dtype,
-                page_size=header.page_size,
+                page_size=header.page_size, kv_cache_dtype=kv_cache_dtype,
             )
-            for state_dtype in _DTYPES for dtype in _DTYPES
+            for state_dtype in _DTYPES for dtype in _DTYPES for kv_cache_dtype in get_args(KvCacheDtype)
         )  # fmt: skip
         layout = next((each for each in layouts if each.digest == header.layout), None)
         if layout is None:

@@ -24,6 +24,12 @@ rounded to FP8 with a scale for each token."""
 ON_CPUS: tuple[Quantization, ...] = ("int8",)
 """Quantizations that engines on GPUs refuse."""
 
+KvCacheDtype = Literal["auto", "fp8_e4m3"]
+"""Type of the keys and values in pages of attention: auto = that of the activations; fp8_e4m3 = one byte for
+each number, and one byte of scale for each head of each token's keys, and of its values."""
+FP8_PAGES: KvCacheDtype = "fp8_e4m3"
+"""The choice of pages in FP8."""
+
 Speculation = Literal["off", "auto", "ngram", "mtp"]
 """Drafts of tokens that a step checks together: off = none; ngram = by looking up what followed the last
 tokens earlier in the text; mtp = by the checkpoint's own head; auto = by whichever of the two is measured to

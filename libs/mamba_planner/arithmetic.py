@@ -7,7 +7,7 @@ true size of the weights takes precedence.
 
 from dataclasses import dataclass, replace
 
-from mamba_api.choices import Quantization
+from mamba_api.choices import FP8_PAGES, KvCacheDtype, Quantization
 from mamba_planner.errors import UnusableInput
 from mamba_planner.model_config import ModelConfig
 
@@ -23,6 +23,8 @@ INT4_ZEROS_BLOCK_BYTES = INT4_BLOCK_BYTES + 1
 """Bytes of a block of `INT4_BLOCK_BYTES` with the number that stands for zero."""
 FP8_SCALE_BYTES = 4
 """Bytes of one scale of an FP8 matrix, which belongs to an output or to 128 inputs of one."""
+PAGE_SCALE_BYTES = 1
+"""Bytes of the scale that a head's key or value of one token has in pages of FP8."""
 BLOCK_DTYPES = ("bfloat16", "float32")
 """Types of rows that the kernels of CPUs multiply by integers."""
 _ALIGNMENT = 256
@@ -113,12 +115,20 @@ def state_bytes(
     )
 
 
-def kv_bytes_per_token(model: ModelConfig, dtype: str, tensor_parallel: int = 1) -> int:
-    """Return the bytes of keys and values of one token on one device, over all layers that have any."""
+def kv_bytes_per_token(
+    model: ModelConfig, dtype: str, tensor_parallel: int = 1, kv_cache_dtype: KvCacheDtype = "auto"
+) -> int:
+    """Return the bytes of keys and values of one token on one device, over all layers that have any.
+
+    `dtype` is the type of the activations, and `kv_cache_dtype` the type of pages; scales count as well.
+    """
     if (attention := model.attention) is None:
         return 0
     heads = _split_or_replicate(attention.kv_heads, tensor_parallel, "key-value heads")
-    return attention.parts * model.kv_layers * heads * attention.head_dim * DTYPE_BYTES[dtype]
+    row = attention.head_dim * DTYPE_BYTES[dtype]
+    if kv_cache_dtype == FP8_PAGES:
+        row = attention.head_dim + PAGE_SCALE_BYTES
+    return attention.parts * model.kv_layers * heads * row
 
 
 def page_tail_bytes(model: ModelConfig, dtype: str) -> int:
@@ -130,9 +140,16 @@ def page_tail_bytes(model: ModelConfig, dtype: str) -> int:
     return model.hidden_size * DTYPE_BYTES[dtype] if model.draft_head else 0
 
 
-def page_bytes(model: ModelConfig, dtype: str, page_size: int, tensor_parallel: int = 1) -> int:
+def page_bytes(
+    model: ModelConfig,
+    dtype: str,
+    page_size: int,
+    tensor_parallel: int = 1,
+    kv_cache_dtype: KvCacheDtype = "auto",
+) -> int:
     """Return the bytes of a page of `page_size` tokens on one device; 0 without attention."""
-    return kv_bytes_per_token(model, dtype, tensor_parallel) * page_size + page_tail_bytes(model, dtype)
+    token = kv_bytes_per_token(model, dtype, tensor_parallel, kv_cache_dtype)
+    return token * page_size + page_tail_bytes(model, dtype)
 
 
 def weights_bytes(

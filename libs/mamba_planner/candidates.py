@@ -225,10 +225,10 @@ def slab_geometry(model: ModelConfig, constraints: Constraints, state_dtype: Sta
 
     Raises `UnusableInput` if tensor parallelism does not divide it.
     """
-    dtype = constraints.dtype or model.dtype
-    state = state_bytes(model, state_dtype, dtype, constraints.tensor_parallel).total
-    kv = kv_bytes_per_token(model, dtype, constraints.tensor_parallel)
-    page = page_bytes(model, dtype, constraints.page_size, constraints.tensor_parallel)
+    dtype, ways = constraints.dtype or model.dtype, constraints.tensor_parallel
+    state = state_bytes(model, state_dtype, dtype, ways).total
+    kv = kv_bytes_per_token(model, dtype, ways, constraints.kv_cache_dtype)
+    page = page_bytes(model, dtype, constraints.page_size, ways, constraints.kv_cache_dtype)
     return SlabGeometry(state, kv, constraints.page_size, page, slab_bytes(state, page))
 
 

@@ -6,7 +6,7 @@ A MambaDeployment reaches it through `spec_settings`, so that cluster, workstati
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from mamba_api.choices import Quantization, Role, Strategy
+from mamba_api.choices import KvCacheDtype, Quantization, Role, Strategy
 from mamba_api.v1alpha1 import Workload as DeclaredWorkload
 from mamba_planner.errors import UnusableInput
 from mamba_settings.engine_settings import EngineSettings
@@ -96,6 +96,8 @@ class Constraints:
     """Type of weights and activations; None = the checkpoint's type."""
     quantization: Quantization = "none"
     page_size: int = 16
+    kv_cache_dtype: KvCacheDtype = "auto"
+    """Type of the keys and values in pages; auto = that of the activations."""
     track_interval: int = 256
     max_model_len: int | None = None
     max_running_requests: int | None = None
@@ -156,6 +158,7 @@ class Constraints:
             dtype=None if settings.dtype == "auto" else settings.dtype,
             quantization=settings.quantization,
             page_size=settings.page_size,
+            kv_cache_dtype=settings.kv_cache_dtype,
             track_interval=settings.track_interval,
             max_model_len=settings.max_model_len,
             max_running_requests=settings.max_running_requests,

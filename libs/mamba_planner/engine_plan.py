@@ -8,7 +8,8 @@ The engine, the operator and the command line call it; `plan` below it decides.
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
-from mamba_api.choices import Role, Strategy
+from mamba_api.choices import FP8_PAGES, Role, Strategy
+from mamba_planner.arithmetic import DTYPE_BYTES, page_bytes, page_tail_bytes
 from mamba_planner.candidates import STATE_DTYPES, Candidate, evaluate
 from mamba_planner.cards.gpu_sizes import SIZES, one_size_down, one_size_up, sizes_up
 from mamba_planner.choice import choose, enough_in_full_precision
@@ -61,6 +62,8 @@ def plan_engine(
             "states but windows of a few tokens; set it to auto or off"
         )
 
+    _check_pages(model, constraints)
+
     def other_size(memory: int) -> OtherSize:
         other = device.resized(memory)
         try:
@@ -86,6 +89,26 @@ def plan_engine(
         one_size_down=None if down is None else other_size(down),
         one_size_up=None if up is None else other_size(up),
     )
+
+
+def _check_pages(model: ModelConfig, constraints: Constraints) -> None:
+    """Raise UnusableInput if pages of FP8 would have no keys, or leave what follows them misaligned."""
+    if constraints.kv_cache_dtype != FP8_PAGES:
+        return
+    if model.attention is None:
+        raise UnusableInput(
+            f"kv_cache_dtype {FP8_PAGES} is refused for this model, which has no attention and so no pages: "
+            "set it to auto"
+        )
+    dtype = constraints.dtype or model.dtype
+    keys = page_bytes(model, dtype, constraints.page_size, kv_cache_dtype=FP8_PAGES) - page_tail_bytes(
+        model, dtype
+    )
+    if keys % max(DTYPE_BYTES["float32"], DTYPE_BYTES[dtype]):
+        raise UnusableInput(
+            f"kv_cache_dtype {FP8_PAGES} is refused with pages of {constraints.page_size} tokens of this "
+            f"model, which have {keys:,} bytes: set page_size to a multiple of 4"
+        )
 
 
 def _on_other_size(

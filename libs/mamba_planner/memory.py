@@ -170,6 +170,7 @@ def _workspace(
             longest=constraints.max_model_len or model.max_position,
             chunk=CHUNK[device.kind],
             tensor_parallel=ways,
+            kv_cache_dtype=constraints.kv_cache_dtype,
         )
     running = constraints.max_running_requests or MOST_RUNNING[device.kind]
     workspace += RUNTIME_BYTES[device.kind]

@@ -6,7 +6,7 @@ Only the planner creates it.
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from mamba_api.choices import Role, Strategy
+from mamba_api.choices import KvCacheDtype, Role, Strategy
 from mamba_planner.candidates import Candidate
 from mamba_planner.constraints import StateDtype, Workload
 from mamba_settings.byte_size import binary_size, exact_size
@@ -162,6 +162,8 @@ class MemoryPlan:
     """Bytes of the places for adapters."""
     draft_model_bytes: int = 0
     """Bytes of a second model that drafts, with its states and pages."""
+    kv_cache_dtype: KvCacheDtype = "auto"
+    """Type of the keys and values in pages; auto = that of the activations."""
     role: Role = "unified"
     receptions: int = 0
     """States that a decode engine receives at once with `planned_running` sequences."""
@@ -228,6 +230,7 @@ class MemoryPlan:
             "slabs": self.slabs,
             "pageSize": self.page_size,
             "pageBytes": self.page_bytes,
+            "kvCacheDtype": self.kv_cache_dtype,
             "pagesPerSlab": self.pages_per_slab,
             "maxModelLen": self.max_model_len,
             "overlap": self.overlap,

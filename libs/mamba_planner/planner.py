@@ -6,11 +6,13 @@ computation, so that the plan shown is the plan that runs.
 
 from dataclasses import replace
 
+from mamba_api.choices import FP8_PAGES
 from mamba_planner.candidates import (
     CHECKPOINTS_PER_PATH,
     STATE_DTYPES,
     Candidate,
     evaluate,
+    slab_geometry,
 )
 from mamba_planner.choice import choose, reject, why
 from mamba_planner.constraints import Constraints, Workload
@@ -210,6 +212,7 @@ def _plan(
         ledger=ledger,
         rejected=rejected,
         notes=_notes(model, constraints, budget, traffic.of_role(candidate.role), candidate),
+        kv_cache_dtype=constraints.kv_cache_dtype,
         role=candidate.role,
         receptions=candidate.demand.receptions(candidate.planned),
         exports=candidate.demand.exports(candidate.planned),
@@ -345,4 +348,16 @@ def _notes(
             f"arena limited to {binary_size(arena)} of {binary_size(budget.arena)} free memory, {why}; set "
             "the arena size for more"
         )
+    if constraints.kv_cache_dtype == FP8_PAGES:
+        notes.append(_narrow_pages(model, constraints, candidate))
     return tuple(notes)
+
+
+def _narrow_pages(model: ModelConfig, constraints: Constraints, candidate: Candidate) -> str:
+    """Return the note on what pages of FP8 save."""
+    dtype, shape = constraints.dtype or model.dtype, candidate.shape
+    whole = slab_geometry(model, replace(constraints, kv_cache_dtype="auto"), candidate.state_dtype)
+    return (
+        f"pages in {FP8_PAGES}: {shape.kv:,} bytes of keys, values and scales for each token instead of "
+        f"{whole.kv:,} in {dtype}, so that the same memory holds {whole.kv / shape.kv:.2f} times the tokens"
+    )

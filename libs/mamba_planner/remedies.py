@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from math import ceil
 
-from mamba_api.choices import Quantization
+from mamba_api.choices import FP8_PAGES, Quantization
 from mamba_planner.constraints import Constraints, Workload
 from mamba_planner.errors import InsufficientMemory, UnusableInput
 from mamba_planner.memory import Device
@@ -61,6 +61,7 @@ def ways_to_fit(
         for lever in (
             _shorter(model, constraints),
             _leaner(constraints),
+            _narrower_pages(constraints),
             _smaller_steps(constraints),
             _larger_share(constraints, device),
             _other_arena(constraints, misfit, device),
@@ -101,6 +102,12 @@ def _leaner(constraints: Constraints) -> Lever:
         yield replace(constraints, strategy="NoBuffer"), "strategy NoBuffer"
     if constraints.state_dtype == "float32":
         yield replace(constraints, state_dtype="float16"), "state_dtype float16"
+
+
+def _narrower_pages(constraints: Constraints) -> Lever:
+    # Smaller pages may leave what follows them misaligned.
+    if constraints.kv_cache_dtype != FP8_PAGES and not constraints.page_size % 4:
+        yield replace(constraints, kv_cache_dtype=FP8_PAGES), f"kv_cache_dtype {FP8_PAGES}"
 
 
 def _smaller_steps(constraints: Constraints) -> Lever:

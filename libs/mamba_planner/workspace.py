@@ -6,6 +6,7 @@ measures both. A piece is the part of one prompt that a step computes, and a chu
 scanned as one.
 """
 
+from mamba_api.choices import FP8_PAGES, KvCacheDtype
 from mamba_planner.arithmetic import DTYPE_BYTES, layer_state, mixer_inputs, ring_inputs
 from mamba_planner.model_config import GatedDeltaConfig, MambaConfig, ModelConfig, ShortConvConfig
 
@@ -58,6 +59,7 @@ def workspace_bytes(
     longest: int,
     chunk: int,
     tensor_parallel: int = 1,
+    kv_cache_dtype: KvCacheDtype = "auto",
 ) -> int:
     """Return the peak bytes of one step.
 
@@ -69,6 +71,7 @@ def workspace_bytes(
         longest: maximum tokens of a sequence.
         chunk: tokens of a prefill chunk.
         tensor_parallel: number of devices.
+        kv_cache_dtype: type of pages.
     """
     size, d = DTYPE_BYTES[dtype], model.hidden_size
     stages = [3 * 4 * d * tokens]  # the norm in float32
@@ -78,9 +81,10 @@ def workspace_bytes(
         stages.append(_gated_delta(delta, size, tokens, min(running, tokens)))
     if (short := model.short_conv) is not None:
         stages.append(_short_conv(short, size, tokens, min(running, tokens)))
-    stages.append(_attention(model, size, tokens, longest))
+    narrow = _narrow_pages(model, dtype, tokens, longest) if kv_cache_dtype == FP8_PAGES else 0
+    stages.append(_attention(model, size, tokens, longest) + narrow)
     if model.shared is not None:
-        stages.append(_shared(model, size, tokens, longest))
+        stages.append(_shared(model, size, tokens, longest) + narrow)
     if "mamba_attention" in model.layers:
         stages.append(sum(stages))
     stages.append(_feed_forward(model) * size * tokens)
@@ -229,6 +233,15 @@ def _attention(model: ModelConfig, size: int, tokens: int, longest: int) -> int:
     # matrix unit, and the mask of a block of rows.
     context = longest * (2 * (keys + attention.head_dim) * size + _QUERY_BLOCK * (1 + size))
     return projections + context
+
+
+def _narrow_pages(model: ModelConfig, dtype: str, tokens: int, longest: int) -> int:
+    """Return the bytes in which keys or values are rounded to FP8 and read back, where torch does both."""
+    if (attention := model.attention) is None:
+        return 0
+    keys = attention.kv_heads * attention.head_dim
+    # Rows in float32, their sizes, the same divided by scales, and bytes. float16 is read back by float32.
+    return keys * (tokens * (3 * 4 + 1) + longest * (1 + (4 if dtype == "float16" else 0)))
 
 
 def _shared(model: ModelConfig, size: int, tokens: int, longest: int) -> int:

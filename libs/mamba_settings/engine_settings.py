@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import AfterValidator, BaseModel, ByteSize, ConfigDict, Field, model_validator
 
-from mamba_api.choices import DRAFT_MODEL, Quantization, Speculation, StateReplay
+from mamba_api.choices import DRAFT_MODEL, KvCacheDtype, Quantization, Speculation, StateReplay
 from mamba_api.v1alpha1 import Engine, Limits, Memory, Rollout, StateCache, Workload
 from mamba_settings.adapter_settings import AdapterSettings
 from mamba_settings.browser_origins import BrowserOrigins
@@ -59,6 +59,10 @@ class ModelSettings(SettingsGroup):
     quantization: Quantization = _default(Engine, "quantization")
     """Type of the matrices in memory: none = as dtype; int8 = half the bytes of bfloat16, on CPUs;
     int4 = nearly a quarter; fp8 = half, on GPUs from L4 and H100 on, and on CPUs slowly."""
+    kv_cache_dtype: KvCacheDtype = "auto"
+    """Type of the keys and values in pages of attention: auto = that of the activations; fp8_e4m3 = one byte
+    for each number and a scale for each head of each token, so that nearly twice as many tokens fit as with
+    bfloat16."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device that the model runs on; auto = cuda if there is one."""
     pooling: Literal["auto", "mean", "last"] = "auto"

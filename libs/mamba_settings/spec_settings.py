@@ -62,6 +62,8 @@ def engine_settings(
         "dtype": _auto(engine.dtype),
         "quantization": engine.quantization,
         "page_size": engine.page_size,
+        # Left out by default, so that a spec without it changes no pod.
+        "kv_cache_dtype": engine.kv_cache_dtype if engine.kv_cache_dtype != "Auto" else None,
         "step_time": engine.step_time.seconds if engine.step_time is not None else None,
         "chunked_prefill_tokens": engine.chunked_prefill_tokens,
         "max_running_requests": engine.max_running_requests,

@@ -14,7 +14,14 @@ from typing import Annotated, Literal, Self
 
 import msgspec
 
-from mamba_planner.arithmetic import DTYPE_BYTES, page_bytes, slab_bytes, state_bytes
+from mamba_api.choices import FP8_PAGES, KvCacheDtype
+from mamba_planner.arithmetic import (
+    DTYPE_BYTES,
+    PAGE_SCALE_BYTES,
+    page_bytes,
+    slab_bytes,
+    state_bytes,
+)
 from mamba_planner.model_config import ModelConfig
 from mamba_transfer.errors import IncompatibleLayouts
 
@@ -22,6 +29,10 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 32)]
 Name = Annotated[str, msgspec.Meta(max_length=256)]
 MOST_PARTS = 16
 MOST_RANKS = 1024
+_EXPONENT = "e8m0"
+"""Type of a scale, which is a power of two: its exponent plus 127."""
+_BYTES = {**DTYPE_BYTES, FP8_PAGES: 1, _EXPONENT: PAGE_SCALE_BYTES}
+"""Bytes of one element by type."""
 
 
 class TensorPart(msgspec.Struct, frozen=True):
@@ -34,7 +45,7 @@ class TensorPart(msgspec.Struct, frozen=True):
     name: Name
     """Name of the block; if the block has several parts, a dot and the name of this part follow."""
     place: Literal["state", "page"]
-    dtype: Literal["float64", "float32", "bfloat16", "float16"]
+    dtype: Literal["float64", "float32", "bfloat16", "float16", "fp8_e4m3", "e8m0"]
     layers: Count
     rows: Count
     """Number of rows in one layer: 1 for a recurrent state, K-1 for a convolution window, the number of
@@ -58,7 +69,7 @@ class TensorPart(msgspec.Struct, frozen=True):
     @property
     def unit_bytes(self) -> int:
         """Bytes of one head or group in one row."""
-        return self.width * DTYPE_BYTES[self.dtype]
+        return self.width * _BYTES[self.dtype]
 
     @property
     def row_bytes(self) -> int:
@@ -99,6 +110,7 @@ class StateLayout(msgspec.Struct, frozen=True):
         state_dtype: str,
         dtype: str,
         page_size: int,
+        kv_cache_dtype: KvCacheDtype = "auto",
         rank: int = 0,
         ranks: int = 1,
     ) -> Self:
@@ -110,6 +122,7 @@ class StateLayout(msgspec.Struct, frozen=True):
             state_dtype: type of the recurrent states.
             dtype: type of convolution windows, keys and values.
             page_size: number of tokens of a page.
+            kv_cache_dtype: type of keys and values in pages; auto = `dtype`.
             rank: number of the tensor-parallel rank.
             ranks: number of ranks.
 
@@ -117,8 +130,10 @@ class StateLayout(msgspec.Struct, frozen=True):
         """
         # The planner's message about an impossible split names the settings of the engine.
         state = state_bytes(model, state_dtype, dtype, ranks)
-        page = page_bytes(model, dtype, page_size, ranks)
-        parts = [part.at(rank, ranks) for part in _parts(model, state_dtype, dtype, page_size)]
+        page = page_bytes(model, dtype, page_size, ranks, kv_cache_dtype)
+        parts = [
+            part.at(rank, ranks) for part in _parts(model, state_dtype, dtype, page_size, kv_cache_dtype)
+        ]
         layout = cls(fingerprint=fingerprint, page_size=page_size, rank=rank, ranks=ranks, parts=tuple(parts))
         assert (layout.state_bytes, layout.page_bytes) == (state.total, page)
         return layout
@@ -185,7 +200,9 @@ def _difference(
     return None
 
 
-def _parts(model: ModelConfig, state_dtype: str, dtype: str, page_size: int) -> list[TensorPart]:
+def _parts(
+    model: ModelConfig, state_dtype: str, dtype: str, page_size: int, kv_cache_dtype: KvCacheDtype
+) -> list[TensorPart]:
     """Return the parts of the whole model, in the order in which they lie in the arena."""
     parts: list[TensorPart] = []
     layers = model.recurrent_layers
@@ -211,9 +228,14 @@ def _parts(model: ModelConfig, state_dtype: str, dtype: str, page_size: int) -> 
         add("window.x", "state", dtype, layers, short.conv_kernel - 1, short.channels, 1)
     if (attention := model.attention) is not None:
         # A row of latent attention is key and value at once.
-        for name in ("keys", "values") if attention.latent is None else ("latent",):
-            heads = attention.kv_heads
-            add(name, "page", dtype, model.kv_layers, page_size, heads, attention.head_dim)
+        names = ("keys", "values") if attention.latent is None else ("latent",)
+        rows, layers = attention.kv_heads, model.kv_layers
+        is_fp8 = kv_cache_dtype == FP8_PAGES
+        for name in names:
+            kind = FP8_PAGES if is_fp8 else dtype
+            add(name, "page", kind, layers, page_size, rows, attention.head_dim)
+        for name in names if is_fp8 else ():
+            add(f"{name}_scales", "page", _EXPONENT, layers, page_size, rows, PAGE_SCALE_BYTES)
     if model.draft_head:
         add("hidden", "page", dtype, 1, 1, 1, model.hidden_size)
     return parts

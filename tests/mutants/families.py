@@ -23,8 +23,8 @@ MUTANTS = (
         name="pages of latent attention have room for keys and values",
         keeps="The planner counts what pages hold to the byte.",
         where="mamba_planner.arithmetic:kv_bytes_per_token",
-        old="attention.parts * model.kv_layers * heads * attention.head_dim * DTYPE_BYTES[dtype]",
-        new="2 * model.kv_layers * heads * attention.head_dim * DTYPE_BYTES[dtype]",
+        old="attention.parts * model.kv_layers * heads * row",
+        new="2 * model.kv_layers * heads * row",
         tests=("tests/unit/planner/test_arithmetic.py",),
     ),
     Mutant(

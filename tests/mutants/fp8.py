@@ -3,6 +3,7 @@
 from seeded import Mutant
 
 NUMBERS = "tests/unit/kernels/test_fp8.py"
+PAGES = "tests/unit/kernels/test_fp8_pages.py"
 MODELS = "tests/unit/model/test_fp8_matrices.py"
 
 MUTANTS = (
@@ -53,5 +54,45 @@ MUTANTS = (
         old="moe.experts + bool(moe.shared_gate)",
         new="0",
         tests=(MODELS,),
+    ),
+    Mutant(
+        name="scales of pages are planned as if they took no memory",
+        keeps="The planner counts what pages hold to the byte.",
+        where="mamba_planner.arithmetic:kv_bytes_per_token",
+        old="attention.head_dim + PAGE_SCALE_BYTES",
+        new="attention.head_dim",
+        tests=("tests/unit/engine/test_fp8_pages_of_engines.py",),
+    ),
+    Mutant(
+        name="the largest number of a row of keys is saturated",
+        keeps="A row's scale is large enough for its largest number.",
+        where="mamba_kernels.fp8_pages:TOP",
+        old="0x1FFFFF",
+        new="0",
+        tests=(PAGES,),
+    ),
+    Mutant(
+        name="values have the scales of keys",
+        keeps="Each row of a page is read with its own scale.",
+        where="mamba_kernels.fp8_pages:stored_rows",
+        old="(kv.numbers, kv.scales)",
+        new="(kv.numbers, kv.scales[:, :1].expand_as(kv.scales))",
+        tests=(PAGES,),
+    ),
+    Mutant(
+        name="a model without attention is started with pages of FP8",
+        keeps="A field that nothing acts on is refused.",
+        where="mamba_planner.engine_plan:_check_pages",
+        old="model.attention is None",
+        new="False",
+        tests=("tests/unit/planner/test_constraints.py",),
+    ),
+    Mutant(
+        name="engines with wider pages take pages of FP8",
+        keeps="States and pages travel only between engines whose pages have one type.",
+        where="mamba_transfer.layout:_parts",
+        old="kv_cache_dtype == FP8_PAGES",
+        new="False",
+        tests=("tests/unit/engine/test_fp8_pages_of_engines.py",),
     ),
 )

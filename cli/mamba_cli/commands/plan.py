@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from mamba_api.choices import Quantization
+from mamba_api.choices import KvCacheDtype, Quantization
 from mamba_cli.bench.trace_units import TimeUnit, TraceUnits
 from mamba_cli.errors import InvalidInput, NoFittingPlan
 from mamba_cli.output import OutputFormat, print_document
@@ -77,6 +77,13 @@ def command(
         typer.Option(
             envvar="MAMBASERVE_QUANTIZATION",
             help="How the engine holds matrices, as in mambaserve serve; default: as in the file, else none.",
+        ),
+    ] = None,
+    kv_cache_dtype: Annotated[
+        KvCacheDtype | None,
+        typer.Option(
+            envvar="MAMBASERVE_KV_CACHE_DTYPE",
+            help="Type of keys and values in pages, as in mambaserve serve; default: as in the file.",
         ),
     ] = None,
     resource_profiles: ProfilesOption = None,
@@ -204,6 +211,7 @@ def command(
         gpus,
         known_profiles(resource_profiles),
         quantization=quantization,
+        kv_cache_dtype=kv_cache_dtype,
     )
     if trace is None:
         fleet_only = (slo_ttft, slo_tpot, plot, format_, block_tokens, time_unit)

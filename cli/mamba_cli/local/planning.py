@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from mamba_api.choices import ON_CPUS, Quantization, Role
+from mamba_api.choices import ON_CPUS, KvCacheDtype, Quantization, Role
 from mamba_api.errors import InvalidModelUri, InvalidQuantity
 from mamba_api.v1alpha1 import MambaDeployment
 from mamba_api.v1alpha1.profiles import Profiles, profile_in_words, profiled_pools
@@ -67,10 +67,16 @@ class PlanFlags:
     `ASSUMED_MEMORY`."""
     quantization: Quantization | None = None
     """How the engine holds its matrices."""
+    kv_cache_dtype: KvCacheDtype | None = None
+    """Type of the keys and values in pages."""
 
     def changed(self, settings: EngineSettings) -> EngineSettings:
         """Return the settings of an engine, changed by the options that were given."""
-        values = {"utilization": self.utilization, "quantization": self.quantization}
+        values = {
+            "utilization": self.utilization,
+            "quantization": self.quantization,
+            "kv_cache_dtype": self.kv_cache_dtype,
+        }
         return settings.model_copy(update={name: each for name, each in values.items() if each is not None})
 
 
@@ -120,7 +126,9 @@ class PlanOutcome:
                 "recurrentLayers": self.model.recurrent_layers,
                 "attentionLayers": self.model.attention_layers,
                 "stateBytes": state_bytes(self.model, planned, dtype).total,
-                "kvBytesPerToken": kv_bytes_per_token(self.model, dtype),
+                "kvBytesPerToken": kv_bytes_per_token(
+                    self.model, dtype, kv_cache_dtype=self.constraints.kv_cache_dtype
+                ),
                 "weightsBytes": self.weights,
                 "parameters": self.model.parameters,
             },

@@ -113,6 +113,14 @@ def state_dtype(value: str) -> str:
     return converted
 
 
+def kv_cache_dtype(value: str) -> str:
+    """Return the type of keys and values in pages in our words. Raises ValueError."""
+    types = {"auto": "Auto", "fp8": "fp8_e4m3", "fp8_e4m3": "fp8_e4m3"}
+    if value.lower() not in types:
+        raise ValueError(f"pages in {value} are not in this version: choose Auto or fp8_e4m3")
+    return types[value.lower()]
+
+
 def tokens(value: str) -> int:
     """Return a number of tokens, such as 8192, 8k (8,000) or 8K (8,192). Raises ValueError."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([kKmM]?)", value)

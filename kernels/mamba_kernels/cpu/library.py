@@ -55,6 +55,7 @@ class Library:
         self.rms_norm: Callable[..., None] = self._function("mamba_rms_norm", pointer)
         self.paged_decode: Callable[..., None] = self._function("mamba_paged_decode", pointer)
         self.paged_extend: Callable[..., None] = self._function("mamba_paged_extend", pointer)
+        self.kv_write: Callable[..., None] = self._function("mamba_kv_write", pointer)
         self.decode_step: Callable[..., None] = self._function("mamba_decode_step", pointer, pointer)
         self.draft: Callable[..., None] = self._function("mamba_draft", pointer, pointer)
         self.largest: Callable[..., None] = self._function(

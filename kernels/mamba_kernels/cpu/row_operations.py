@@ -1,4 +1,7 @@
-"""Operations on independent rows in one call each: largest number, sigmoid gate, changes by adapters."""
+"""Operations on independent rows in one call each.
+
+They are the largest number, the sigmoid gate, rounding into pages of FP8, and changes by adapters.
+"""
 
 import ctypes
 from collections.abc import Sequence
@@ -9,7 +12,10 @@ import torch
 from mamba_kernels.arguments import WrongArgument, check
 from mamba_kernels.cpu.library import Library
 from mamba_kernels.cpu.packed_linear import ACTIVATIONS, CPU, KINDS, PackedLinear
-from mamba_kernels.cpu.structures import AdapterChanges, AdapterPart, SigmoidGate
+from mamba_kernels.cpu.paged_decode import check_pages, set_pages
+from mamba_kernels.cpu.structures import AdapterChanges, AdapterPart, KvWrite, SigmoidGate
+from mamba_kernels.fp8_pages import Pages
+from mamba_kernels.kv_write import kv_write
 from mamba_kernels.slot_plan import IntArray
 
 
@@ -55,6 +61,39 @@ class RowGate:
             x=x.data_ptr(), gate=gate.data_ptr(), gate_stride=gate.stride(0), rows=rows, width=width,
             kind=KINDS[x.dtype],
         )  # fmt: skip
+        self._run(ctypes.addressof(call))
+
+
+class PageWriter:
+    """Writes keys and values of new tokens into their pages, which are FP8 or of the type of the rows."""
+
+    def __init__(self, library: Library) -> None:
+        self._run = library.kv_write
+
+    def __call__(
+        self, kv: Pages, key: torch.Tensor, value: torch.Tensor, page: torch.Tensor, offset: torch.Tensor
+    ) -> None:
+        """Store row t of key and value in kv[page[t], 0 | 1, offset[t]], as the reference `kv_write` does.
+
+        Pages of FP8 get the same bytes as from the reference, with any instruction set. Raises WrongArgument.
+        """
+        if isinstance(kv, torch.Tensor):
+            # Rows are copied, which torch does as fast.
+            kv_write(kv, key, value, page, offset)
+            return
+        rows, heads, width = key.shape
+        check_pages(kv, heads, width)
+        dtypes = tuple(KINDS)
+        for name, tensor in (("key", key), ("value", value)):
+            check(name, tensor, (rows, heads, width), dtypes=dtypes, device=CPU, dense_from=1)
+            dtypes = (key.dtype,)
+        key_row = (page * kv.shape[2] + offset).to(torch.int32)
+        call = KvWrite(
+            key=key.data_ptr(), key_stride=key.stride(0), value=value.data_ptr(),
+            value_stride=value.stride(0), key_row=key_row.data_ptr(), rows=rows, kv_heads=heads,
+            head_dim=width, kind=KINDS[key.dtype],
+        )  # fmt: skip
+        set_pages(call, kv)
         self._run(ctypes.addressof(call))
 
 

@@ -232,6 +232,9 @@ class PagedDecode(Structure):
         ("kv", c_void_p),
         ("page_stride", c_int64),
         ("value_offset", c_int64),
+        ("scales", c_void_p),
+        ("scale_stride", c_int64),
+        ("scale_offset", c_int64),
         ("page_table", c_void_p),
         ("page_table_stride", c_int64),
         ("table_row", c_void_p),
@@ -256,6 +259,9 @@ class PagedExtend(Structure):
         ("kv", c_void_p),
         ("page_stride", c_int64),
         ("value_offset", c_int64),
+        ("scales", c_void_p),
+        ("scale_stride", c_int64),
+        ("scale_offset", c_int64),
         ("page_table", c_void_p),
         ("page_table_stride", c_int64),
         ("table_row", c_void_p),
@@ -265,6 +271,29 @@ class PagedExtend(Structure):
         ("scale", c_float),
         ("pieces", c_int32),
         ("heads", c_int32),
+        ("kv_heads", c_int32),
+        ("head_dim", c_int32),
+        ("page_size", c_int32),
+        ("kind", c_int32),
+    )
+
+
+class KvWrite(Structure):
+    """Arguments of the kernel that rounds new keys and values into pages of FP8."""
+
+    _fields_ = (
+        ("key", c_void_p),
+        ("key_stride", c_int64),
+        ("value", c_void_p),
+        ("value_stride", c_int64),
+        ("kv", c_void_p),
+        ("page_stride", c_int64),
+        ("value_offset", c_int64),
+        ("scales", c_void_p),
+        ("scale_stride", c_int64),
+        ("scale_offset", c_int64),
+        ("key_row", c_void_p),
+        ("rows", c_int64),
         ("kv_heads", c_int32),
         ("head_dim", c_int32),
         ("page_size", c_int32),

@@ -17,6 +17,7 @@ from mamba_kernels.conv1d_update import conv1d_update
 from mamba_kernels.cpu.gated_delta import GatedDelta
 from mamba_kernels.cpu.library import Library
 from mamba_kernels.cpu.rope import RowRope
+from mamba_kernels.cpu.row_operations import PageWriter
 from mamba_kernels.delta_replay import gated_delta_replay
 from mamba_kernels.dispatch import signatures
 from mamba_kernels.dispatch.kernel_or_reference import (
@@ -161,6 +162,7 @@ def cpu_operators(library: Library) -> Operators:
         gated_delta_update=KernelOrReference(
             "gated_delta_update", delta.update, gated_delta_update, backend="C++"
         ),
+        kv_write=PageWriter(library),
         rope=KernelOrReference("rope", RowRope(library), rope, backend="C++"),
     )
 

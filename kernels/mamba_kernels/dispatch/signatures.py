@@ -10,6 +10,7 @@ import torch
 from mamba_kernels.activate import Function
 from mamba_kernels.four_bit import FourBitMatrix
 from mamba_kernels.fp8 import Fp8Matrix, Fp8Rows
+from mamba_kernels.fp8_pages import Pages
 from mamba_kernels.gated_delta import DeltaInputs
 from mamba_kernels.moe import Activation, ExpertWeights, Routing, SharedExpert
 from mamba_kernels.paged_attention import AttentionPlan
@@ -119,7 +120,7 @@ class GatedNorm(Protocol):
 class KvWrite(Protocol):
     """Signature of `kv_write`."""
 
-    def __call__(self, kv: Tensor, key: Tensor, value: Tensor, page: Tensor, offset: Tensor, /) -> None: ...
+    def __call__(self, kv: Pages, key: Tensor, value: Tensor, page: Tensor, offset: Tensor, /) -> None: ...
 
 
 class Moe(Protocol):
@@ -143,7 +144,7 @@ class PagedAttention(Protocol):
     """Signature of `paged_attention`."""
 
     def __call__(
-        self, query: Tensor, kv: Tensor, scale: float, plan: AttentionPlan, out: Tensor, /
+        self, query: Tensor, kv: Pages, scale: float, plan: AttentionPlan, out: Tensor, /
     ) -> None: ...
 
 

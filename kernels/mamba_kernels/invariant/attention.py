@@ -7,6 +7,7 @@ in tiles of a fixed width at absolute positions; a tile beyond a row's context a
 
 import torch
 
+from mamba_kernels.fp8_pages import Pages, stored_rows
 from mamba_kernels.paged_attention.plan import AttentionPiece, AttentionPlan, DecodeGroup
 from mamba_kernels.precision import accumulator
 
@@ -16,7 +17,7 @@ BLOCK_ELEMENTS = 1 << 20
 
 
 def attention_by_row(
-    query: torch.Tensor, kv: torch.Tensor, scale: float, plan: AttentionPlan, out: torch.Tensor
+    query: torch.Tensor, kv: Pages, scale: float, plan: AttentionPlan, out: torch.Tensor
 ) -> None:
     """Compute softmax(scale q K^T) V over each row's context, causal, with grouped query heads.
 
@@ -30,9 +31,7 @@ def attention_by_row(
         _extend(query, kv, scale, piece, most, out)
 
 
-def _decode(
-    query: torch.Tensor, kv: torch.Tensor, scale: float, group: DecodeGroup, most: int
-) -> torch.Tensor:
+def _decode(query: torch.Tensor, kv: Pages, scale: float, group: DecodeGroup, most: int) -> torch.Tensor:
     rows, length = group.pages.shape
     seen = torch.ones(rows, length, dtype=torch.bool, device=query.device)
     if group.mask is not None:
@@ -45,7 +44,7 @@ def _decode(
 
 
 def _extend(
-    query: torch.Tensor, kv: torch.Tensor, scale: float, piece: AttentionPiece, most: int, out: torch.Tensor
+    query: torch.Tensor, kv: Pages, scale: float, piece: AttentionPiece, most: int, out: torch.Tensor
 ) -> None:
     before = piece.context - (piece.end - piece.first)
     positions = torch.arange(piece.context, device=query.device)
@@ -60,7 +59,7 @@ def _extend(
 
 def _attend(
     query: torch.Tensor,
-    kv: torch.Tensor,
+    kv: Pages,
     scale: float,
     pages: torch.Tensor,
     offsets: torch.Tensor,
@@ -84,8 +83,8 @@ def _attend(
         page, offset = (_repeat_last(index[:, tile], missing) for index in (pages, offsets))
         hidden = torch.nn.functional.pad(~seen[:, tile], (0, missing), value=True)[:, None, None]
         # Gathered in a narrower type and widened here; contiguous, so that sums run over neighbours.
-        key = kv.select(1, 0)[page, offset].to(query.dtype).to(kind).transpose(1, 2).contiguous()
-        value = kv.select(1, 1)[page, offset].to(query.dtype).to(kind).permute(0, 2, 3, 1).contiguous()
+        key = stored_rows(kv, 0, page, offset, query.dtype).to(kind).transpose(1, 2).contiguous()
+        value = stored_rows(kv, 1, page, offset, query.dtype).to(kind).permute(0, 2, 3, 1).contiguous()
         scores = (q * key[:, :, None]).sum(-1).mul_(scale).masked_fill_(hidden, -torch.inf)
         higher = torch.maximum(best, scores.amax(-1, keepdim=True))
         weights = torch.exp(scores - higher)

@@ -2,14 +2,17 @@
 
 import torch
 
+from mamba_kernels.fp8_pages import Pages, store_rows
+
 
 def kv_write(
-    kv: torch.Tensor, key: torch.Tensor, value: torch.Tensor, page: torch.Tensor, offset: torch.Tensor
+    kv: Pages, key: torch.Tensor, value: torch.Tensor, page: torch.Tensor, offset: torch.Tensor
 ) -> None:
     """Store row t of key and value in kv[page[t], 0 | 1, offset[t]].
 
-    `kv` is [pages, 2, page_size, kv_heads, head_dim], any strides, written in place; `key` and `value` are
+    `kv` is [pages, 2, page_size, kv_heads, head_dim], any strides, written in place, and pages of FP8 take
+    rows rounded; `key` and `value` are
     [T, kv_heads, head_dim]; `page` and `offset` are [T] int32 or int64. Padding rows have page 0.
     """
-    kv.select(1, 0)[page, offset] = key.to(kv.dtype)
-    kv.select(1, 1)[page, offset] = value.to(kv.dtype)
+    store_rows(kv, 0, key, page, offset)
+    store_rows(kv, 1, value, page, offset)

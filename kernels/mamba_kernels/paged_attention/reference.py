@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from mamba_kernels.fp8_pages import Pages, stored_rows
 from mamba_kernels.paged_attention.plan import AttentionPiece, AttentionPlan, DecodeGroup
 from mamba_kernels.slot_plan import NoHostRoutes
 
@@ -20,7 +21,7 @@ QUERY_BLOCK = 256
 
 
 def paged_attention(
-    query: torch.Tensor, kv: torch.Tensor, scale: float, plan: AttentionPlan, out: torch.Tensor
+    query: torch.Tensor, kv: Pages, scale: float, plan: AttentionPlan, out: torch.Tensor
 ) -> None:
     """Compute softmax(scale q K^T) V over each row's context, causal, with grouped query heads.
 
@@ -44,15 +45,13 @@ def paged_attention(
 
 
 def _gather(
-    kv: torch.Tensor, pages: torch.Tensor, offsets: torch.Tensor, dtype: torch.dtype
+    kv: Pages, pages: torch.Tensor, offsets: torch.Tensor, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Gather keys and values [..., positions, kv_heads, head_dim]."""
-    return kv.select(1, 0)[pages, offsets].to(dtype), kv.select(1, 1)[pages, offsets].to(dtype)
+    return stored_rows(kv, 0, pages, offsets, dtype), stored_rows(kv, 1, pages, offsets, dtype)
 
 
-def _decode(
-    query: torch.Tensor, kv: torch.Tensor, scale: float, group: DecodeGroup, members: slice
-) -> torch.Tensor:
+def _decode(query: torch.Tensor, kv: Pages, scale: float, group: DecodeGroup, members: slice) -> torch.Tensor:
     """Attend for decodes: [g, heads, head_dim]. Query heads of one KV head are its query positions."""
     g, heads, width = query.shape
     # [g, L, kv_heads, width]
@@ -67,9 +66,7 @@ def _decode(
     return attended.reshape(g, heads, width)
 
 
-def _extend(
-    query: torch.Tensor, kv: torch.Tensor, scale: float, piece: AttentionPiece, out: torch.Tensor
-) -> None:
+def _extend(query: torch.Tensor, kv: Pages, scale: float, piece: AttentionPiece, out: torch.Tensor) -> None:
     key, value = _gather(kv, piece.pages, piece.offsets, query.dtype)
     key, value = key.transpose(0, 1)[None], value.transpose(0, 1)[None]  # [1, kv_heads, context, width]
     before = piece.context - (piece.end - piece.first)

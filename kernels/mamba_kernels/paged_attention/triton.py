@@ -15,6 +15,8 @@ import torch
 import triton
 import triton.language as tl
 
+from mamba_kernels.fp8_pages import Fp8Pages, Pages
+from mamba_kernels.kv_write.triton import scale_strides, stored_parts
 from mamba_kernels.paged_attention.plan import AttentionPlan
 from mamba_kernels.triton_support import (
     LOG2_E,
@@ -47,11 +49,35 @@ MOST_GROUP = 64
 
 
 @triton.jit
+def _widened(stored, scale, FP8: tl.constexpr, DOT: tl.constexpr):
+    """Return rows as numbers of the type DOT, which holds those of FP8 without a rounding."""
+    if FP8:
+        # The bits of e4m3 are those of a float16 of another bias, 2^8 times smaller, as scales expect it.
+        bits = stored.to(tl.uint16)
+        half = (((bits & 0x80) << 8) | ((bits & 0x7F) << 7)).to(tl.float16, bitcast=True)
+        wide = half.to(tl.float32) * scale[:, None]
+        if tl.float16 == DOT:
+            wide = tl.where(wide == wide, tl.minimum(tl.maximum(wide, -65504.0), 65504.0), wide)
+        return wide.to(DOT)
+    return stored.to(tl.float32).to(DOT)
+
+
+@triton.jit
+def _scales(scales, places, in_context, FP8: tl.constexpr):
+    """Return the factors of rows at `places`; 1 where pages are not FP8."""
+    if FP8:
+        exponent = tl.load(scales + places, mask=in_context, other=0).to(tl.int32)
+        return (exponent << 23).to(tl.float32, bitcast=True)
+    return in_context.to(tl.float32)
+
+
+@triton.jit
 def _attend(
-    query, kv, table, first_row, first_position, queries, begin, end, kv_head, scale,
+    query, kv, scales, table, first_row, first_position, queries, begin, end, kv_head, scale,
     query_row, query_head, kv_page, kv_value, kv_token, kv_head_stride,
+    scale_page, scale_value, scale_token, scale_head,
     GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr,
-    PART: tl.constexpr, PAGE: tl.constexpr, DOT: tl.constexpr,
+    PART: tl.constexpr, PAGE: tl.constexpr, DOT: tl.constexpr, FP8: tl.constexpr,
 ):  # fmt: skip
     """Attend with query rows r = (query r // GROUP, head r % GROUP) to positions begin..end.
 
@@ -79,11 +105,14 @@ def _attend(
         in_context = n < end
         page = tl.load(table + n // PAGE, mask=in_context, other=0).to(tl.int64)
         offsets = page * kv_page + (n % PAGE) * kv_token + kv_head * kv_head_stride
+        places = page * scale_page + (n % PAGE) * scale_token + kv_head * scale_head
+        key_scale = _scales(scales, places, in_context, FP8)
         scores = tl.zeros([BLOCK_M, BLOCK], tl.float32)
         for part in tl.static_range(parts):
             mask = in_context[:, None] & (part * PART + d < WIDTH)[None, :]
-            k = tl.load(kv + offsets[:, None] + (part * PART + d)[None, :], mask=mask, other=0).to(tl.float32)
-            scores = tl.dot(query_parts[part], tl.trans(k.to(DOT)), scores, input_precision="tf32x3")
+            k = tl.load(kv + offsets[:, None] + (part * PART + d)[None, :], mask=mask, other=0)
+            keys = _widened(k, key_scale, FP8, DOT)
+            scores = tl.dot(query_parts[part], tl.trans(keys), scores, input_precision="tf32x3")
         seen = in_context[None, :] & (n[None, :] <= position[:, None])
         scores = tl.where(seen, scores * scale, float("-inf"))
         higher = tl.maximum(top, tl.max(scores, 1))
@@ -92,13 +121,15 @@ def _attend(
         weight = weight * shrink + tl.sum(shares, 1)
         top = higher
         narrow = shares.to(DOT)
+        value_scale = _scales(scales, places + scale_value, in_context, FP8)
         following = ()
         for part in tl.static_range(parts):
             mask = in_context[:, None] & (part * PART + d < WIDTH)[None, :]
             column = kv_value + part * PART + d
-            v = tl.load(kv + offsets[:, None] + column[None, :], mask=mask, other=0).to(tl.float32)
+            v = tl.load(kv + offsets[:, None] + column[None, :], mask=mask, other=0)
+            values = _widened(v, value_scale, FP8, DOT)
             shrunk = totals[part] * shrink[:, None]
-            following = following + (tl.dot(narrow, v.to(DOT), shrunk, input_precision="tf32x3"),)
+            following = following + (tl.dot(narrow, values, shrunk, input_precision="tf32x3"),)
         totals = following
     return totals, top, weight
 
@@ -110,14 +141,17 @@ def _split_width(context, SPLITS: tl.constexpr, BLOCK: tl.constexpr, LEAST: tl.c
 
 
 @triton.jit(do_not_specialize=["query_row", "query_head", "table_stride", "out_row", "out_head",
-                               "kv_page", "kv_value", "kv_token", "kv_head_stride", "scale"])  # fmt: skip
+                               "kv_page", "kv_value", "kv_token", "kv_head_stride", "scale",
+                               "scale_page", "scale_value", "scale_token", "scale_head"])  # fmt: skip
 def decode_kernel(
-    query, kv, page_table, table_row, context_len, out, attended, logs, scale,
+    query, kv, scales, page_table, table_row, context_len, out, attended, logs, scale,
     query_row: tl.int64, query_head: tl.int64, table_stride: tl.int64, out_row: tl.int64, out_head: tl.int64,
     kv_page: tl.int64, kv_value: tl.int64, kv_token: tl.int64, kv_head_stride: tl.int64,
+    scale_page: tl.int64, scale_value: tl.int64, scale_token: tl.int64, scale_head: tl.int64,
     HEADS: tl.constexpr, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK: tl.constexpr,
     WIDTH: tl.constexpr, PART: tl.constexpr, PAGE: tl.constexpr, SPLITS: tl.constexpr,
     LEAST: tl.constexpr, QUERY_UNIT: tl.constexpr, KV_UNIT: tl.constexpr, DOT: tl.constexpr,
+    FP8: tl.constexpr,
 ):  # fmt: skip
     """Grid (kv_heads, rows, SPLITS): attend from the query of a row to one of SPLITS parts of its context.
 
@@ -138,11 +172,11 @@ def decode_kernel(
     offsets = row.to(tl.int64) * out_row + head * out_head
     if begin < end:
         totals, top, weight = _attend(
-            query, kv, page_table + tl.load(table_row + row) * table_stride, row, context - 1, 1,
+            query, kv, scales, page_table + tl.load(table_row + row) * table_stride, row, context - 1, 1,
             begin, end, kv_head, scale,
             query_row * QUERY_UNIT, query_head * QUERY_UNIT, kv_page * KV_UNIT, kv_value * KV_UNIT,
-            kv_token * KV_UNIT, kv_head_stride * KV_UNIT,
-            GROUP, BLOCK_M, BLOCK, WIDTH, PART, PAGE, DOT,
+            kv_token * KV_UNIT, kv_head_stride * KV_UNIT, scale_page, scale_value, scale_token, scale_head,
+            GROUP, BLOCK_M, BLOCK, WIDTH, PART, PAGE, DOT, FP8,
         )  # fmt: skip
         place = (row.to(tl.int64) * HEADS + head) * SPLITS + split
         if SPLITS > 1:
@@ -195,14 +229,16 @@ def combine_kernel(
 
 
 @triton.jit(do_not_specialize=["first", "query_row", "query_head", "table_stride", "out_row", "out_head",
-                               "kv_page", "kv_value", "kv_token", "kv_head_stride", "scale"])  # fmt: skip
+                               "kv_page", "kv_value", "kv_token", "kv_head_stride", "scale",
+                               "scale_page", "scale_value", "scale_token", "scale_head"])  # fmt: skip
 def extend_kernel(
-    query, kv, page_table, table_row, context_len, query_start, out, first, scale,
+    query, kv, scales, page_table, table_row, context_len, query_start, out, first, scale,
     query_row: tl.int64, query_head: tl.int64, table_stride: tl.int64, out_row: tl.int64, out_head: tl.int64,
     kv_page: tl.int64, kv_value: tl.int64, kv_token: tl.int64, kv_head_stride: tl.int64,
+    scale_page: tl.int64, scale_value: tl.int64, scale_token: tl.int64, scale_head: tl.int64,
     GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr,
     PART: tl.constexpr, PAGE: tl.constexpr, QUERY_UNIT: tl.constexpr, KV_UNIT: tl.constexpr,
-    DOT: tl.constexpr,
+    DOT: tl.constexpr, FP8: tl.constexpr,
 ):  # fmt: skip
     """Grid (blocks of queries of the longest piece, kv_heads, pieces); `first`: sequence of the first piece.
 
@@ -221,11 +257,11 @@ def extend_kernel(
         queries = tl.minimum(length - offset, QUERIES)
         position = context - length + offset
         totals, _, weight = _attend(
-            query, kv, page_table + tl.load(table_row + sequence) * table_stride, start + offset, position,
-            queries, 0, position + queries, kv_head, scale,
+            query, kv, scales, page_table + tl.load(table_row + sequence) * table_stride, start + offset,
+            position, queries, 0, position + queries, kv_head, scale,
             query_row * QUERY_UNIT, query_head * QUERY_UNIT, kv_page * KV_UNIT, kv_value * KV_UNIT,
-            kv_token * KV_UNIT, kv_head_stride * KV_UNIT,
-            GROUP, BLOCK_M, BLOCK, WIDTH, PART, PAGE, DOT,
+            kv_token * KV_UNIT, kv_head_stride * KV_UNIT, scale_page, scale_value, scale_token, scale_head,
+            GROUP, BLOCK_M, BLOCK, WIDTH, PART, PAGE, DOT, FP8,
         )  # fmt: skip
         r = tl.arange(0, BLOCK_M)
         d = tl.arange(0, PART)
@@ -257,7 +293,7 @@ def splits(kv_heads: int) -> int:
 
 
 def paged_attention(
-    query: torch.Tensor, kv: torch.Tensor, scale: float, plan: AttentionPlan, out: torch.Tensor
+    query: torch.Tensor, kv: Pages, scale: float, plan: AttentionPlan, out: torch.Tensor
 ) -> None:
     """Compute softmax(scale q K^T) V over each row's context, causal, with grouped query heads.
 
@@ -270,12 +306,12 @@ def paged_attention(
 
 
 def calls(
-    query: torch.Tensor, kv: torch.Tensor, scale: float, plan: AttentionPlan, out: torch.Tensor
+    query: torch.Tensor, kv: Pages, scale: float, plan: AttentionPlan, out: torch.Tensor
 ) -> list[KernelCall]:
     """Check the arguments of `paged_attention` and return its launches."""
-    check("kv", kv, [None, 2, None, None, None])
-    _, _, page_size, kv_heads, width = kv.shape
-    device = kv.device
+    numbers, scales = stored_parts(kv)
+    _, _, page_size, kv_heads, width = numbers.shape
+    device, is_fp8 = numbers.device, isinstance(kv, Fp8Pages)
     check("query", query, [None, None, width], device=device)
     check_plan("query", query, plan.tokens)
     rows, heads, _ = query.shape
@@ -288,31 +324,33 @@ def calls(
         ("query_start", plan.query_start, [sequences + 1]),
     ):
         check(f"plan.{name}", tensor, shape, dtypes=(torch.int32,), device=device)
-    if why := why_not(heads, kv_heads, width, kv.dtype):
+    kind = query.dtype if is_fp8 else numbers.dtype
+    if why := why_not(heads, kv_heads, width, kind):
         raise (WrongArgument if heads % kv_heads else UnsupportedArgument)(why)
     group = heads // kv_heads
-    query_unit, kv_unit = stride_unit(query.stride()[:2]), stride_unit(kv.stride()[:4])
-    page, half, token, head = (stride // kv_unit for stride in kv.stride()[:4])
+    query_unit, kv_unit = stride_unit(query.stride()[:2]), stride_unit(numbers.stride()[:4])
+    page, half, token, head = (stride // kv_unit for stride in numbers.stride()[:4])
     arguments = {
-        "query": query, "kv": kv, "page_table": plan.page_table, "table_row": plan.table_row,
-        "context_len": plan.context_len, "out": out, "scale": scale * LOG2_E,
+        "query": query, "kv": numbers, "scales": scales, "page_table": plan.page_table,
+        "table_row": plan.table_row, "context_len": plan.context_len, "out": out, "scale": scale * LOG2_E,
         "query_row": query.stride(0) // query_unit, "query_head": query.stride(1) // query_unit,
         "table_stride": plan.page_table.stride(0), "out_row": out.stride(0), "out_head": out.stride(1),
         "kv_page": page, "kv_value": half, "kv_token": token, "kv_head_stride": head,
+        **scale_strides(scales),
     }  # fmt: skip
     constants = {
         "GROUP": group, "WIDTH": width, "PAGE": page_size,
-        "QUERY_UNIT": query_unit, "KV_UNIT": kv_unit, "DOT": dot_dtype(kv.dtype),
+        "QUERY_UNIT": query_unit, "KV_UNIT": kv_unit, "DOT": dot_dtype(kind), "FP8": is_fp8,
     }  # fmt: skip
     launches = []
     if plan.decodes:
-        launches += _decode(plan, kv_heads, arguments, constants)
+        launches += _decode(plan, kv_heads, kind, arguments, constants)
     if plan.longest_piece:
         launch = launch_for(
             "paged_extend",
             device,
-            f"{group}x{width} {kv.dtype}",
-            _extend_default(width, kv.dtype, warp_groups(device)),
+            _shape(group, width, kind, constants),
+            _extend_default(width, kind, is_fp8, warp_groups(device)),
         )
         block = block_of(group, least=launch.blocks["M"])
         grid = (ceil_div(plan.longest_piece, block // group), kv_heads, sequences - plan.decodes)
@@ -325,12 +363,15 @@ def calls(
 
 
 def _decode(
-    plan: AttentionPlan, kv_heads: int, arguments: dict[str, Any], constants: dict[str, Any]
+    plan: AttentionPlan,
+    kv_heads: int,
+    kind: torch.dtype,
+    arguments: dict[str, Any],
+    constants: dict[str, Any],
 ) -> list[KernelCall]:
     out: torch.Tensor = arguments["out"]
     heads, count, width = out.shape[1], splits(kv_heads), constants["WIDTH"]
-    kind: torch.dtype = arguments["kv"].dtype
-    shape = f"{constants['GROUP']}x{width} {kind}"
+    shape = _shape(constants["GROUP"], width, kind, constants)
     launch = launch_for("paged_decode", out.device, shape, _decode_default(width, kind))
     cut = {"HEADS": heads, "SPLITS": count, "LEAST": LEAST_SPLIT, "BLOCK": launch.blocks["N"]}
     single = count == 1
@@ -370,8 +411,12 @@ def _decode_default(width: int, kind: torch.dtype) -> Launch:
     return Launch(4, 3, {"N": 64 if padded <= 128 else 32, "D": padded})
 
 
-def _extend_default(width: int, kind: torch.dtype, together: bool) -> Launch:
-    """Return the default tiles of a piece; `together` says whether warps multiply in groups."""
+def _extend_default(width: int, kind: torch.dtype, is_fp8: bool, together: bool) -> Launch:
+    """Return the default tiles of a piece.
+
+    `is_fp8` says whether pages are, whose numbers take registers while they are widened, and `together`
+    whether warps multiply in groups.
+    """
     padded = block_of(width, least=16)
     if padded > WIDE_HEAD:
         return Launch(8, 2, {"M": 16, "N": 16, "D": 64})
@@ -379,8 +424,14 @@ def _extend_default(width: int, kind: torch.dtype, together: bool) -> Launch:
         narrow = padded <= 128
         return Launch(4, 2, {"M": 16, "N": 32 if narrow else 16, "D": min(padded, 64 if narrow else 128)})
     if padded <= 128:
-        return Launch(4, 3, {"M": 64, "N": 64 if together or padded <= 64 else 32, "D": padded})
+        wide = together or (padded <= 64 and not is_fp8)
+        return Launch(4, 3, {"M": 64, "N": 64 if wide else 32, "D": padded})
     return Launch(8, 2, {"M": 64, "N": 32, "D": padded})
+
+
+def _shape(group: int, width: int, kind: torch.dtype, constants: dict[str, Any]) -> str:
+    """Return the name of such a shape in the table of launches."""
+    return f"{group}x{width} {'fp8, ' if constants['FP8'] else ''}{kind}"
 
 
 def _part(width: int, launch: Launch) -> int:

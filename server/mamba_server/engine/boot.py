@@ -247,8 +247,9 @@ def boot(settings: EngineSettings, report: Report, overrides: BootOverrides = NO
     counters = device_counters(device, model.backend)
     gauges, steps = device_gauges(runner, model.backend), runner.decode_step_counts
     state_layout = StateLayout.of(
-        config, fingerprint=fingerprint, state_dtype=plan.state_dtype, dtype=dtype, page_size=plan.page_size
-    )
+        config, fingerprint=fingerprint, state_dtype=plan.state_dtype, dtype=dtype,
+        page_size=plan.page_size, kv_cache_dtype=plan.kv_cache_dtype,
+    )  # fmt: skip
     assert state_layout.slab_bytes == layout.slab_bytes
     return Engine(
         core,
@@ -558,6 +559,7 @@ def _audits(
             dtype,
             plan.state_dtype,
             int8=settings.quantization in ("int8", "fp8")
+            or settings.kv_cache_dtype != "auto"
             or (device.type == "cpu" and _stores_integers(config)),
             experts=config.moe is not None,
             batch_invariant=settings.batch_invariant and device.type == "cpu",

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from mamba_kernels.fp8_pages import Pages
 from mamba_server.model.hidden_rows import HiddenMemory
 from mamba_server.model.replay import ReplayMemory
 
@@ -23,7 +24,7 @@ class CacheViews:
     """[slabs, K-1, C] per recurrent layer: inputs of the convolution before activation, oldest first."""
     ssm: list[torch.Tensor]
     """[slabs, H, P, N] per recurrent layer: states, without elements if the window is the whole state."""
-    kv: list[torch.Tensor]
+    kv: list[Pages]
     """[pages, 2 (key, value), page_size, kv_heads, head_dim] per attention layer. The last one belongs to a
     head for drafts, if there is one."""
     replay: ReplayMemory | None = None

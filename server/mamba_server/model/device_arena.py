@@ -5,6 +5,7 @@ The engine process creates one from the layout; nothing else allocates cache mem
 
 import torch
 
+from mamba_kernels.fp8_pages import Fp8Pages, Pages
 from mamba_planner.arithmetic import mixer_inputs, ring_inputs
 from mamba_planner.model_config import ModelConfig
 from mamba_server.model.cache_views import CacheViews
@@ -68,17 +69,29 @@ class DeviceArena:
             layout.attention_layers * layout.page_layer_bytes // size,
         )
 
-    def _pages(self, dtype: torch.dtype, layer: int, model: ModelConfig) -> torch.Tensor:
-        attention, layout, size = model.attention, self.layout, dtype.itemsize
+    def _pages(self, dtype: torch.dtype, layer: int, model: ModelConfig) -> Pages:
+        attention, layout = model.attention, self.layout
         assert attention is not None
-        heads, width = attention.kv_heads, attention.head_dim
-        row = heads * width
+        heads, width, first = attention.kv_heads, attention.head_dim, layer * layout.page_layer_bytes
+        # Where pages hold one row for key and value, both are the same memory.
+        parts = attention.parts
+        if not layout.scale_bytes:
+            return self._rows(dtype, first, heads, width, parts)
+        numbers = self._rows(torch.uint8, first, heads, width, parts)
+        behind = first + layout.page_layer_bytes - layout.scale_bytes
+        return Fp8Pages(numbers, self._rows(torch.uint8, behind, heads, 1, parts).squeeze(-1))
+
+    def _rows(self, dtype: torch.dtype, offset: int, heads: int, width: int, parts: int) -> torch.Tensor:
+        """Return a view of the rows of one layer in each page, [pages, 2, page_size, heads, width].
+
+        The rows begin at `offset` bytes of the page, and have keys and values, or one of `parts` for both.
+        """
+        layout, size, row = self.layout, dtype.itemsize, heads * width
         return torch.as_strided(
             self.memory.view(dtype),
             (layout.slabs * layout.pages_per_slab, 2, layout.page_size, heads, width),
-            # Where pages hold one row for key and value, both are the same memory.
-            (layout.page_bytes // size, layout.page_size * row * (attention.parts - 1), row, width, 1),
-            layer * layout.page_layer_bytes // size,
+            (layout.page_bytes // size, layout.page_size * row * (parts - 1), row, width, 1),
+            offset // size,
         )
 
 
@@ -118,7 +131,7 @@ def draft_model_views(
     ssm = [
         torch.zeros(states, *_ssm_shape(model), dtype=DTYPES[state_dtype], device=device) for _ in recurrent
     ]
-    kv = []
+    kv: list[torch.Tensor] = []
     if (attention := model.attention) is not None:
         shape = pages, attention.parts, page_size, attention.kv_heads, attention.head_dim
         kv = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(model.attention_layers)]

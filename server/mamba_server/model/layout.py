@@ -6,7 +6,8 @@ Python's, so nothing overflows.
 
 from dataclasses import dataclass
 
-from mamba_planner.arithmetic import DTYPE_BYTES, layer_state, page_tail_bytes
+from mamba_api.choices import FP8_PAGES
+from mamba_planner.arithmetic import DTYPE_BYTES, PAGE_SCALE_BYTES, layer_state, page_tail_bytes
 from mamba_planner.memory_plan import MemoryPlan
 from mamba_planner.model_config import ModelConfig
 
@@ -17,7 +18,8 @@ class CacheLayout:
 
     Within a slot all SSM parts come first, layer by layer, then all convolution windows, so that wide loads
     of the SSM part stay aligned whatever the window's size. Within a page, attention layer j has its keys and
-    values at `j * page_layer_bytes`; the layer of a head for drafts is the last one.
+    values at `j * page_layer_bytes`, and behind these their scales if pages are FP8; the layer of a head for
+    drafts is the last one.
     """
 
     recurrent_layers: int
@@ -31,13 +33,21 @@ class CacheLayout:
     page_size: int
     slab_bytes: int
     slabs: int
+    scale_bytes: int = 0
+    """Size of the scales of one page in one attention layer, part of `page_layer_bytes`; 0 = pages are not
+    FP8."""
     tail_bytes: int = 0
     """Size of the hidden state of a page's last token, which a page has behind keys and values for a head."""
 
     @classmethod
     def of(cls, model: ModelConfig, plan: MemoryPlan, dtype: str) -> "CacheLayout":
-        """Return the layout that `plan` assumes. `dtype`: type of activations, windows and KV."""
-        layer, tail = layer_state(model), page_tail_bytes(model, dtype)
+        """Return the layout that `plan` assumes. `dtype`: type of activations, windows and KV.
+
+        If the plan has pages of FP8, keys and values have that type.
+        """
+        layer, tail, scales = layer_state(model), page_tail_bytes(model, dtype), 0
+        if plan.kv_cache_dtype == FP8_PAGES and (attention := model.attention) is not None:
+            scales = attention.parts * plan.page_size * attention.kv_heads * PAGE_SCALE_BYTES
         return cls(
             recurrent_layers=model.recurrent_layers,
             ssm_bytes=layer.ssm * DTYPE_BYTES[plan.state_dtype],
@@ -47,6 +57,7 @@ class CacheLayout:
             page_size=plan.page_size,
             slab_bytes=plan.slab_bytes,
             slabs=plan.slabs,
+            scale_bytes=scales,
             tail_bytes=tail,
         )
 

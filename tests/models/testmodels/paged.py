@@ -1,10 +1,12 @@
 """Ragged batches over scattered pages, and what attention over them comes to by the textbook."""
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
 
+from mamba_kernels.fp8_pages import Fp8Pages, Pages
 from mamba_kernels.kv_write import kv_write
 from mamba_kernels.paged_attention import AttentionPlan, paged_attention
 from mamba_kernels.slot_plan import index_tensor
@@ -12,7 +14,7 @@ from testmodels.chunks import CPU, ints, poisoned, strided_cache
 from testmodels.no_sync import no_sync
 
 SCALE = 0.3
-Operator = Callable[[torch.Tensor, torch.Tensor, float, AttentionPlan, torch.Tensor], None]
+Operator = Callable[[torch.Tensor, Pages, float, AttentionPlan, torch.Tensor], None]
 
 
 def textbook(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:
@@ -25,13 +27,24 @@ def textbook(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale:
     return torch.einsum("hqk,khd->qhd", scores.masked_fill(future, -torch.inf).softmax(-1), value)
 
 
+def fp8_pages(pages: int, page_size: int, kv_heads: int, width: int) -> Fp8Pages:
+    """Return pages of FP8 in one allocation, as in the arena; what was never written is read as NaN."""
+    row, scales = 2 * page_size * kv_heads * width, 2 * page_size * kv_heads
+    memory = torch.full((pages, row + scales + 5), 255, dtype=torch.uint8)
+    shape = (2, page_size, kv_heads)
+    return Fp8Pages(
+        memory[:, :row].unflatten(1, (*shape, width)), memory[:, row : row + scales].unflatten(1, shape)
+    )
+
+
 class PagedBatch:
     """Sequences of `contexts` tokens of which the last `news` are this step's; decodes come first."""
 
     def __init__(
         self, news: list[int], contexts: list[int], *, heads: int = 4, kv_heads: int = 2, page_size: int = 4,
-        width: int = 6, dtype: torch.dtype = torch.float64, seed: int = 0,
+        width: int = 6, dtype: torch.dtype = torch.float64, seed: int = 0, fp8: bool = False,
     ) -> None:  # fmt: skip
+        """Write random keys and values to scattered pages of type `dtype`, or of FP8."""
         g = torch.Generator().manual_seed(seed)
         self.decodes = sum(n == 1 for n in news)
         self.query_start = np.cumsum([0, *news]).astype(np.int32)
@@ -45,7 +58,9 @@ class PagedBatch:
         def rand(*shape: int) -> torch.Tensor:
             return torch.randn(*shape, generator=g, dtype=torch.float64).to(dtype)
 
-        self.kv = strided_cache(sum(counts) + 1, 2, page_size, kv_heads, width, dtype=dtype)
+        self.kv: Any = strided_cache(sum(counts) + 1, 2, page_size, kv_heads, width, dtype=dtype)
+        if fp8:
+            self.kv = fp8_pages(sum(counts) + 1, page_size, kv_heads, width)
         self.query = rand(int(self.query_start[-1]), heads, width)
         self.keys = [rand(context, kv_heads, width) for context in contexts]
         self.values = [rand(context, kv_heads, width) for context in contexts]

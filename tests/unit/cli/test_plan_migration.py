@@ -100,7 +100,7 @@ def test_every_known_argument_sets_a_field_that_exists_or_says_why_not(
         "--gpu-memory-utilization": "0.5", "--mem-fraction-static": "0.5", "--page-size": "16",
         "--mamba-radix-cache-strategy": "auto", "--mamba-scheduler-strategy": "no_buffer",
         "--revision": "v2", "--model": "a/b", "--model-path": "a/b", "--disaggregation-mode": "decode",
-        "--mamba-track-interval": "512",
+        "--mamba-track-interval": "512", "--kv-cache-dtype": "fp8",
     }  # fmt: skip
     for flag in table:
         migrated = read_command(f"{launcher} a/b {flag} {values.get(flag, '2')}")
@@ -108,7 +108,9 @@ def test_every_known_argument_sets_a_field_that_exists_or_says_why_not(
         load_documents(yaml.safe_dump(migrated.manifest()), flag)
 
 
-@pytest.mark.parametrize("value", ["--dtype int3", "--max-model-len lots", "--max-num-seqs many"])
+@pytest.mark.parametrize(
+    "value", ["--dtype int3", "--max-model-len lots", "--max-num-seqs many", "--kv-cache-dtype fp8_e5m2"]
+)
 def test_a_value_that_no_field_takes_is_left_out_with_a_reason(value: str) -> None:
     migrated = read_command(f"vllm serve a/b {value}")
     assert [argument for argument, _ in migrated.left_out] == [value]

@@ -32,6 +32,7 @@ CHANGES: list[tuple[str, Any]] = [
     ("engine.image", "b"),
     ("engine.dtype", "float16"),
     ("engine.pageSize", 32),
+    ("engine.kvCacheDtype", "fp8_e4m3"),
     ("engine.chunkedPrefillTokens", 512),
     ("engine.stepTime", "1s"),
     ("engine.maxRunningRequests", 4),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +12,10 @@ from hypothesis import strategies as st
 
 from mamba_api.v1alpha1 import MambaDeployment, StateCache
 from mamba_planner import BudgetError, Constraints, UnusableInput, Workload
+from mamba_planner.engine_plan import plan_engine
+from mamba_planner.families import model_config_from_hf
+from mamba_planner.memory import Device
+from mamba_planner.model_config import ModelConfig
 from mamba_settings.engine_settings import EngineSettings
 from mamba_settings.spec_settings import engine_settings
 
@@ -161,3 +167,38 @@ def test_a_workload_is_declared_only_where_the_spec_has_one() -> None:
     workload = Workload.of(settings_of(workload={"promptTokens": 10, "outputTokens": 20}))
     assert (workload.prompt_tokens, workload.output_tokens, workload.declared) == (10, 20, True)
     assert workload.concurrency is None
+
+
+def published_model(name: str) -> ModelConfig:
+    return model_config_from_hf(json.loads(Path(f"libs/mamba_planner/published/{name}.json").read_text()))
+
+
+def test_pages_of_fp8_are_refused_where_there_are_none() -> None:
+    gpu = Device("cuda", 80 << 30)
+    for name, page_size, says in (
+        ("mamba2-2.7b", 16, "no attention and so no pages: set it to auto"),
+        (
+            "kimi-linear-48b-a3b",
+            2,
+            "pages of 2 tokens of this model, which have .* bytes: set page_size to a",
+        ),
+    ):
+        settings = EngineSettings(model="m", kv_cache_dtype="fp8_e4m3", page_size=page_size)
+        with pytest.raises(UnusableInput, match=says):
+            plan_engine(published_model(name), settings, gpu)
+
+
+def test_pages_of_fp8_hold_nearly_twice_the_tokens_in_the_same_memory() -> None:
+    model, gpu = published_model("qwen3.6-27b"), Device("cuda", 80 << 30)
+    wide, narrow = (
+        plan_engine(model, EngineSettings(model="m", kv_cache_dtype=each), gpu)
+        for each in ("auto", "fp8_e4m3")
+    )
+    attention = model.attention
+    assert attention is not None
+    ratio = 2 * attention.head_dim / (attention.head_dim + 1)
+    assert wide.page_bytes == ratio * narrow.page_bytes
+    assert narrow.kv_bytes_per_token * 16 == narrow.page_bytes
+    assert narrow.max_running_requests > 1.3 * wide.max_running_requests
+    assert f"so that the same memory holds {ratio:.2f} times the tokens" in narrow.notes[-1]
+    assert narrow.to_json()["kvCacheDtype"] == "fp8_e4m3"

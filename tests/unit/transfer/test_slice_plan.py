@@ -108,6 +108,7 @@ def broken(layout: StateLayout, name: str, **fields: object) -> StateLayout:
         (layout_of(mamba_model(2, 2), state_dtype="bfloat16"), "state.dtype"),
         (layout_of(mamba_model(2, 2), dtype="float32"), "window.x.dtype"),
         (layout_of(mamba_model(2, 2), fingerprint="others"), "fingerprint"),
+        (layout_of(mamba_model(2, 2), kv_cache_dtype="fp8_e4m3"), "parts"),
         (layout_of(mamba_model(1, 2)), "window.B.units"),
         (layout_of(mamba_model(2, 1)), "keys.units"),
         (layout_of(mamba_model(2, 2, ("mamba", "attention"))), "state.layers"),

@@ -128,7 +128,8 @@ void keep_states(const DecodeStep& step, const char* hidden, Left left) {
 // Leaves keys and values of zeros for the tokens of a step without drafts, and keeps their hidden states.
 void pass_over(const DecodeStep& step, const char* hidden) {
   const PagedDecode& call = step.head->step.blocks[0].attention;
-  const int64_t width = call.kind == kFloat32 ? 4 : 2, bytes = width * call.kv_heads * call.head_dim;
+  const int64_t width = call.scales != nullptr ? 1 : call.kind == kFloat32 ? 4 : 2;
+  const int64_t bytes = width * call.kv_heads * call.head_dim;
   char* pages = static_cast<char*>(const_cast<void*>(call.kv));
   const int32_t* key_rows = step.integers + kKeyRow * step.integers_stride;
   for (int64_t row = 0; row < step.rows; ++row) {
@@ -136,6 +137,11 @@ void pass_over(const DecodeStep& step, const char* hidden) {
     char* key = pages + page * call.page_stride * width + offset * bytes;
     std::memset(key, 0, static_cast<size_t>(bytes));
     std::memset(key + call.value_offset * width, 0, static_cast<size_t>(bytes));
+    if (call.scales == nullptr) continue;
+    // Any scale that is finite will do.
+    uint8_t* scale = const_cast<uint8_t*>(call.scales) + page * call.scale_stride + offset * call.kv_heads;
+    std::memset(scale, 0, static_cast<size_t>(call.kv_heads));
+    std::memset(scale + call.scale_offset, 0, static_cast<size_t>(call.kv_heads));
   }
   const int32_t* table_row = step.integers + kTableRow * step.integers_stride;
   keep_states(step, hidden, [&](int64_t row) { return table_row[row]; });

@@ -17,6 +17,11 @@ struct Half {
   uint16_t bits;
 };
 
+// A number of e4m3. Lanes hold it divided by 2^8, without its row's scale; to store it, they hold it whole.
+struct Fp8 {
+  uint8_t bits;
+};
+
 // Prefetches `bytes` bytes that lie kReadAhead bytes after `at`. Nothing is read, so an address outside the array is
 // no error; it is computed as a number, since a pointer must not leave its array.
 inline void ask_ahead(const void* at, size_t bytes) {
@@ -29,9 +34,11 @@ inline void ask_ahead(const void* at, size_t bytes) {
 inline Lanes load(const float* at) { return Lanes::load(at); }
 inline Lanes load(const uint16_t* at) { return Lanes::load_bfloat16(at); }
 inline Lanes load(const Half* at) { return Lanes::load_float16(&at->bits); }
+inline Lanes load(const Fp8* at) { return Lanes::load_e4m3(&at->bits); }
 inline void store(float* at, Lanes x) { x.store(at); }
 inline void store(uint16_t* at, Lanes x) { x.store_bfloat16(at); }
 inline void store(Half* at, Lanes x) { x.store_float16(&at->bits); }
+inline void store(Fp8* at, Lanes x) { x.store_e4m3(&at->bits); }
 
 // Reads the first `count` lanes; the others are zero.
 template <typename T>

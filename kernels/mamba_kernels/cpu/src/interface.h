@@ -224,9 +224,12 @@ struct RmsNorm {
 struct PagedDecode {
   const void* query;  // [rows, heads, head_dim] of `kind`
   int64_t query_stride;
-  const void* kv;
+  const void* kv;  // of `kind`, or bytes of e4m3 if there are scales
   int64_t page_stride;
   int64_t value_offset;       // distance of a page's values from its keys
+  const uint8_t* scales;      // [2, page_size, kv_heads] of each page: exponents of the rows' scales; or null
+  int64_t scale_stride;       // distance between the scales of two pages
+  int64_t scale_offset;       // distance of the scales of a page's values from those of its keys
   const int32_t* page_table;  // [any, pages]
   int64_t page_table_stride;
   const int32_t* table_row;    // [rows] the row of the table for each
@@ -245,9 +248,12 @@ struct PagedDecode {
 struct PagedExtend {
   const void* query;  // [rows, heads, head_dim] of `kind`, piece after piece
   int64_t query_stride;
-  const void* kv;
+  const void* kv;  // as in PagedDecode, like the fields that follow
   int64_t page_stride;
   int64_t value_offset;
+  const uint8_t* scales;
+  int64_t scale_stride;
+  int64_t scale_offset;
   const int32_t* page_table;  // [any, pages]
   int64_t page_table_stride;
   const int32_t* table_row;    // [pieces] the row of the table for each
@@ -257,6 +263,26 @@ struct PagedExtend {
   float scale;
   int32_t pieces;
   int32_t heads;
+  int32_t kv_heads;
+  int32_t head_dim;
+  int32_t page_size;
+  int32_t kind;
+};
+
+// Keys and values of new tokens, which are rounded into pages of e4m3.
+struct KvWrite {
+  const void* key;  // [rows, kv_heads, head_dim] of `kind`
+  int64_t key_stride;
+  const void* value;
+  int64_t value_stride;
+  uint8_t* kv;  // as in PagedDecode, like the fields that follow
+  int64_t page_stride;
+  int64_t value_offset;
+  uint8_t* scales;
+  int64_t scale_stride;
+  int64_t scale_offset;
+  const int32_t* key_row;  // [rows] page * page_size + offset
+  int64_t rows;
   int32_t kv_heads;
   int32_t head_dim;
   int32_t page_size;
@@ -507,6 +533,7 @@ struct KernelTable {
   void (*rms_norm)(const RmsNorm*);
   void (*paged_decode)(const PagedDecode*);
   void (*paged_extend)(const PagedExtend*);
+  void (*kv_write)(const KvWrite*);
   void (*moe)(const Experts*);
   void (*packed_rows)(const LinearLayer*, const int32_t* outputs, int64_t rows, void* out, int32_t out_kind);
   void (*largest)(const void* x, int64_t rows, int64_t columns, int32_t kind, int64_t* where, uint8_t* finite);

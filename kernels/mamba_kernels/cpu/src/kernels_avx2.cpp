@@ -9,6 +9,7 @@
 #include "gate.h"
 #include "gated_delta_prefill.h"
 #include "gated_delta_update.h"
+#include "kv_write.h"
 #include "largest.h"
 #include "mamba_decode.h"
 #include "mamba_prefill.h"
@@ -20,4 +21,4 @@
 #include "paged_extend.h"
 
 extern const KernelTable kernels_avx2;
-const KernelTable kernels_avx2 = {"avx2", linear, mamba_decode, mamba_prefill, rms_norm, paged_decode, paged_extend, moe<linear>, packed_rows, largest, multiply, add, scale, rope, gated_delta_update, gated_delta_prefill, delta_decode, delta_prefill, gate, short_conv_decode, short_conv_prefill, change_rows};
+const KernelTable kernels_avx2 = {"avx2", linear, mamba_decode, mamba_prefill, rms_norm, paged_decode, paged_extend, kv_write, moe<linear>, packed_rows, largest, multiply, add, scale, rope, gated_delta_update, gated_delta_prefill, delta_decode, delta_prefill, gate, short_conv_decode, short_conv_prefill, change_rows};

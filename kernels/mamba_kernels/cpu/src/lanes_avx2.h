@@ -21,6 +21,12 @@ struct Lanes {
     return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at))),
             _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at + 8)))};
   }
+  // Reads e4m3 divided by 2^8: its bits are those of a float16, whose exponents have that other bias.
+  static Lanes load_e4m3(const uint8_t* at) {
+    const __m256i wide = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at)));
+    const __m256i half = _mm256_and_si256(_mm256_slli_epi16(wide, 7), _mm256_set1_epi16(static_cast<short>(0xbfff)));
+    return {_mm256_cvtph_ps(_mm256_castsi256_si128(half)), _mm256_cvtph_ps(_mm256_extracti128_si256(half, 1))};
+  }
   void store(float* at) const {
     _mm256_storeu_ps(at, lo);
     _mm256_storeu_ps(at + 8, hi);
@@ -28,6 +34,15 @@ struct Lanes {
   void store_bfloat16(uint16_t* at) const {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(at), narrow(lo));
     _mm_storeu_si128(reinterpret_cast<__m128i*>(at + 8), narrow(hi));
+  }
+  // Rounds numbers of at most 448 to e4m3.
+  void store_e4m3(uint8_t* at) const {
+    const __m256i words = _mm256_packus_epi32(e4m3(lo), e4m3(hi));
+    const __m256i bytes = _mm256_packus_epi16(words, words);
+    // Each half of `words` holds four lanes of `lo`, then four of `hi`.
+    const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 0, 4, 1, 5);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(at),
+                     _mm256_castsi256_si128(_mm256_permutevar8x32_epi32(bytes, order)));
   }
   void store_float16(uint16_t* at) const {
     constexpr int nearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
@@ -111,6 +126,18 @@ struct Lanes {
   }
 
  private:
+  static __m256i e4m3(__m256 x) {
+    const __m256i bits = _mm256_castps_si256(x), size = _mm256_and_si256(bits, _mm256_set1_epi32(0x7fffffff));
+    const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(size, 20), _mm256_set1_epi32(1));
+    const __m256i near = _mm256_add_epi32(size, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7ffff)));
+    const __m256i normal = _mm256_sub_epi32(_mm256_srli_epi32(near, 20), _mm256_set1_epi32(120 << 3));
+    // Below the smallest normal number, 2^-6, numbers are multiples of 2^-9: a sum with 2^14 rounds to them.
+    const __m256 sum = _mm256_add_ps(_mm256_castsi256_ps(size), _mm256_set1_ps(16384.0f));
+    const __m256i small = _mm256_sub_epi32(_mm256_castps_si256(sum), _mm256_set1_epi32(0x46800000));
+    const __m256i below = _mm256_cmpgt_epi32(_mm256_set1_epi32(0x3c800000), size);
+    const __m256i sign = _mm256_and_si256(_mm256_srli_epi32(bits, 24), _mm256_set1_epi32(0x80));
+    return _mm256_or_si256(_mm256_blendv_epi8(normal, small, below), sign);
+  }
   static __m256 rounded_stochastically(__m256 x, uint32_t element, uint32_t noise) {
     const auto all32 = [](uint32_t each) { return _mm256_set1_epi32(static_cast<int>(each)); };
     constexpr uint32_t golden = 0x9e3779b9u;

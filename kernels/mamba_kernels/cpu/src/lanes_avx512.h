@@ -19,6 +19,11 @@ struct Lanes {
   static Lanes load_float16(const uint16_t* at) {
     return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(at)))};
   }
+  static Lanes load_e4m3(const uint8_t* at) {
+    const __m256i wide = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at)));
+    const __m256i sign_once = _mm256_set1_epi16(static_cast<short>(0xbfff));
+    return {_mm512_cvtph_ps(_mm256_and_si256(_mm256_slli_epi16(wide, 7), sign_once))};
+  }
   void store(float* at) const { _mm512_storeu_ps(at, x); }
   void store_bfloat16(uint16_t* at) const {
     const __m512i bits = _mm512_castps_si512(x);
@@ -27,6 +32,18 @@ struct Lanes {
     const __m512i nan = _mm512_or_si512(bits, _mm512_set1_epi32(0x400000));
     near = _mm512_mask_mov_epi32(near, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), nan);
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(at), _mm512_cvtepi32_epi16(_mm512_srli_epi32(near, 16)));
+  }
+  void store_e4m3(uint8_t* at) const {
+    const __m512i bits = _mm512_castps_si512(x), size = _mm512_and_si512(bits, _mm512_set1_epi32(0x7fffffff));
+    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(size, 20), _mm512_set1_epi32(1));
+    const __m512i near = _mm512_add_epi32(size, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7ffff)));
+    const __m512i normal = _mm512_sub_epi32(_mm512_srli_epi32(near, 20), _mm512_set1_epi32(120 << 3));
+    const __m512 sum = _mm512_add_ps(_mm512_castsi512_ps(size), _mm512_set1_ps(16384.0f));
+    const __m512i small = _mm512_sub_epi32(_mm512_castps_si512(sum), _mm512_set1_epi32(0x46800000));
+    const __mmask16 below = _mm512_cmplt_epi32_mask(size, _mm512_set1_epi32(0x3c800000));
+    const __m512i sign = _mm512_and_si512(_mm512_srli_epi32(bits, 24), _mm512_set1_epi32(0x80));
+    const __m512i number = _mm512_or_si512(_mm512_mask_mov_epi32(normal, below, small), sign);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(at), _mm512_cvtepi32_epi8(number));
   }
   void store_float16(uint16_t* at) const {
     constexpr int nearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;

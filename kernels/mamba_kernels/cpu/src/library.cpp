@@ -96,6 +96,7 @@ void mamba_prefill(const MambaPrefill* call) { table->mamba_prefill(call); }
 void mamba_rms_norm(const RmsNorm* call) { table->rms_norm(call); }
 void mamba_paged_decode(const PagedDecode* call) { table->paged_decode(call); }
 void mamba_paged_extend(const PagedExtend* call) { table->paged_extend(call); }
+void mamba_kv_write(const KvWrite* call) { table->kv_write(call); }
 void mamba_rope(const Rope* call) { table->rope(call); }
 void mamba_route(const Router* router, const float* logits, int64_t rows, int32_t* chosen, float* weights) {
   route(*router, logits, rows, chosen, weights);

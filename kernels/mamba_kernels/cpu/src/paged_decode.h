@@ -14,9 +14,18 @@ namespace {
 constexpr int kMostVectors = 36;     // vectors of a head: MOST_HEAD_DIM of ../paged_decode.py
 constexpr int32_t kPositions = 64;  // positions of a block: tens of kilobytes of keys, in the first or second cache
 
-// kVectors: vectors of a head, all of them whole; 0 = any number, of which the last may be partial. If the number is
+// Returns the power of two by which a row of FP8 is multiplied.
+inline float factor_of(uint8_t scale) {
+  const uint32_t bits = uint32_t{scale} << 23;
+  float out;
+  std::memcpy(&out, &bits, sizeof out);
+  return out;
+}
+
+// Stored: type of the pages' numbers, T or Fp8. A factor is a power of two, so a row of FP8 has the bits of a row of T
+// with the same numbers. kVectors: vectors of a head, all of them whole; 0 = any number, of which the last may be partial. If the number is
 // known, sums and queries stay in registers.
-template <typename T, int kVectors>
+template <typename T, typename Stored, int kVectors>
 class PagedDecodeCall {
  public:
   explicit PagedDecodeCall(const PagedDecode& call)
@@ -29,21 +38,28 @@ class PagedDecodeCall {
 
  private:
   static constexpr bool kWhole = kVectors > 0;
+  static constexpr bool kScaled = std::is_same_v<Stored, Fp8>;
 
   int vectors() const { return kWhole ? kVectors : any_; }
   int count(int vector) const { return call_.head_dim - vector * kLanes; }
 
-  // Calls body(position, key (which = 0) or value (which = 1)) for positions of a context; those of a page are
-  // contiguous.
+  // Calls body(position, key (which = 0) or value (which = 1), its factor) for positions of a context; those of a page
+  // are contiguous.
   template <typename Body>
   void by_pages(const int32_t* pages, int kv_head, int which, int32_t first, int32_t end, const Body& body) const {
     const int64_t step = int64_t{call_.kv_heads} * call_.head_dim;
     for (int32_t t = first; t < end;) {
       const int32_t page = t / call_.page_size, offset = t % call_.page_size;
       const int32_t stop = end - t < call_.page_size - offset ? end : t - offset + call_.page_size;
-      const T* at = static_cast<const T*>(call_.kv) + pages[page] * call_.page_stride + which * call_.value_offset +
-                    offset * step + int64_t{kv_head} * call_.head_dim;
-      for (; t < stop; ++t, at += step) body(t, at);
+      const Stored* at = static_cast<const Stored*>(call_.kv) + pages[page] * call_.page_stride +
+                         which * call_.value_offset + offset * step + int64_t{kv_head} * call_.head_dim;
+      if constexpr (kScaled) {
+        const uint8_t* scale = call_.scales + pages[page] * call_.scale_stride + which * call_.scale_offset +
+                               int64_t{offset} * call_.kv_heads + kv_head;
+        for (; t < stop; ++t, at += step, scale += call_.kv_heads) body(t, at, factor_of(*scale));
+      } else {
+        for (; t < stop; ++t, at += step) body(t, at, 1.0f);
+      }
     }
   }
 
@@ -85,12 +101,12 @@ class PagedDecodeCall {
   void score(const T* query, const int32_t* pages, int kv_head, int32_t first, int32_t end, float* scores) const {
     Lanes q[kWhole ? kVectors : kMostVectors];
     for (int v = 0; v < vectors(); ++v) q[v] = load_part<kWhole>(query + v * kLanes, count(v));
-    by_pages(pages, kv_head, 0, first, end, [&](int32_t t, const T* key) {
+    by_pages(pages, kv_head, 0, first, end, [&](int32_t t, const Stored* key, float factor) {
       Lanes sum = Lanes::zero();
       for (int v = 0; v < vectors(); ++v) {
         sum = Lanes::fused(q[v], load_part<kWhole>(key + v * kLanes, count(v)), sum);
       }
-      scores[t] = sum.sum() * call_.scale;
+      scores[t] = sum.sum() * factor * call_.scale;
     });
   }
 
@@ -98,8 +114,8 @@ class PagedDecodeCall {
                   float* sums) const {
     Lanes parts[kWhole ? kVectors : kMostVectors];
     for (int v = 0; v < vectors(); ++v) parts[v] = Lanes::load(sums + v * kLanes);
-    by_pages(pages, kv_head, 1, first, end, [&](int32_t t, const T* value) {
-      const Lanes weight = Lanes::all(weights[t]);
+    by_pages(pages, kv_head, 1, first, end, [&](int32_t t, const Stored* value, float factor) {
+      const Lanes weight = Lanes::all(weights[t] * factor);
       for (int v = 0; v < vectors(); ++v) {
         parts[v] = Lanes::fused(weight, load_part<kWhole>(value + v * kLanes, count(v)), parts[v]);
       }
@@ -129,13 +145,18 @@ class PagedDecodeCall {
   int any_;  // vectors of a head if kVectors is 0
 };
 
-template <typename T>
+template <typename T, typename Stored>
 void run_paged_decode(const PagedDecode& call) {
   switch (call.head_dim) {
-    case 64: return PagedDecodeCall<T, 4>(call).run();
-    case 128: return PagedDecodeCall<T, 8>(call).run();
-    default: return PagedDecodeCall<T, 0>(call).run();
+    case 64: return PagedDecodeCall<T, Stored, 4>(call).run();
+    case 128: return PagedDecodeCall<T, Stored, 8>(call).run();
+    default: return PagedDecodeCall<T, Stored, 0>(call).run();
   }
+}
+
+template <typename T>
+void run_paged_decode(const PagedDecode& call) {
+  call.scales == nullptr ? run_paged_decode<T, T>(call) : run_paged_decode<T, Fp8>(call);
 }
 
 void paged_decode(const PagedDecode* call) {

@@ -7,6 +7,7 @@
 // softmax: a row's bits depend on its own context alone.
 #pragma once
 #include "functions.h"
+#include "paged_decode.h"
 #include "products.h"
 #include "scratch.h"
 #include "worker_pool.h"
@@ -17,7 +18,8 @@ constexpr int32_t kBlockPositions = 64;  // keys and scores of a block stay in t
 constexpr int32_t kQueryRows = 96;       // most rows of a chunk: with so many, converting keys and values costs little
 constexpr float kNothing = -3e38f;       // below any score
 
-template <typename T>
+// Stored: as in paged_decode.h.
+template <typename T, typename Stored>
 class PagedExtendCall {
  public:
   explicit PagedExtendCall(const PagedExtend& call)
@@ -32,6 +34,8 @@ class PagedExtendCall {
   }
 
  protected:
+  static constexpr bool kScaled = std::is_same_v<Stored, Fp8>;
+
   // Calls body(piece, first token, end, KV head) for all chunks.
   template <typename Body>
   void for_each_part(const Body& body) const {
@@ -46,10 +50,16 @@ class PagedExtendCall {
     }
   }
 
-  const T* stored(const int32_t* pages, int32_t position, int kv_head, int which) const {
+  const Stored* stored(const int32_t* pages, int32_t position, int kv_head, int which) const {
     const int64_t page = pages[position / call_.page_size], offset = position % call_.page_size;
-    return static_cast<const T*>(call_.kv) + page * call_.page_stride + which * call_.value_offset +
+    return static_cast<const Stored*>(call_.kv) + page * call_.page_stride + which * call_.value_offset +
            (offset * call_.kv_heads + kv_head) * call_.head_dim;
+  }
+  // Returns the factor of a row of FP8.
+  Lanes factor(const int32_t* pages, int32_t position, int kv_head, int which) const {
+    const int64_t page = pages[position / call_.page_size], offset = position % call_.page_size;
+    return Lanes::all(factor_of(call_.scales[page * call_.scale_stride + which * call_.scale_offset +
+                                             offset * call_.kv_heads + kv_head]));
   }
   int64_t row_of(int piece, int token) const { return call_.piece_start[piece] - call_.piece_start[0] + token; }
 
@@ -126,9 +136,13 @@ class PagedExtendCall {
   // Converts keys (which = 0) or values (which = 1) of `count` positions to float32.
   void widen(const int32_t* pages, int32_t first, int32_t count, int kv_head, int which, float* out) const {
     for (int32_t t = 0; t < count; ++t) {
-      const T* from = stored(pages, first + t, kv_head, which);
+      const Stored* from = stored(pages, first + t, kv_head, which);
+      Lanes scale = Lanes::all(1.0f);
+      if constexpr (kScaled) scale = factor(pages, first + t, kv_head, which);
       for (int64_t d = 0; d < call_.head_dim; d += kLanes) {
-        load_some(from + d, static_cast<int>(call_.head_dim - d)).store(out + t * dim_tiled_ + d);
+        Lanes row = load_some(from + d, static_cast<int>(call_.head_dim - d));
+        if constexpr (kScaled) row = row * scale;
+        row.store(out + t * dim_tiled_ + d);
       }
     }
   }
@@ -176,12 +190,17 @@ class PagedExtendCall {
   int64_t rows_tiled_, dim_tiled_;
 };
 
-void paged_extend(const PagedExtend* call) {
-  if (call->kind == kBfloat16) {
-    PagedExtendCall<uint16_t>(*call).run();
+template <typename T>
+void run_paged_extend(const PagedExtend& call) {
+  if (call.scales == nullptr) {
+    PagedExtendCall<T, T>(call).run();
   } else {
-    PagedExtendCall<float>(*call).run();
+    PagedExtendCall<T, Fp8>(call).run();
   }
+}
+
+void paged_extend(const PagedExtend* call) {
+  call->kind == kBfloat16 ? run_paged_extend<uint16_t>(*call) : run_paged_extend<float>(*call);
 }
 
 }  // namespace

@@ -50,10 +50,15 @@ inline __m512i widened_bits(const uint16_t* at, int64_t count) {
 
 inline __m512i pairs_of(__m512i even, __m512i odd) { return _mm512_or_si512(even, _mm512_slli_epi32(odd, 16)); }
 
-class TileExtendCall : public PagedExtendCall<uint16_t> {
+template <typename Stored>
+class TileExtendCall : public PagedExtendCall<uint16_t, Stored> {
+  using Base = PagedExtendCall<uint16_t, Stored>;
+  using Base::call_, Base::factor, Base::for_each_part, Base::give, Base::group_, Base::hide, Base::kScaled,
+      Base::positions_before, Base::row_of, Base::rows_tiled_, Base::stored, Base::weigh;
+
  public:
   explicit TileExtendCall(const PagedExtend& call)
-      : PagedExtendCall<uint16_t>(call), deep_((call.head_dim + kTileInputs - 1) / kTileInputs * kTileInputs) {}
+      : Base(call), deep_((call.head_dim + kTileInputs - 1) / kTileInputs * kTileInputs) {}
 
   void run() const {
     for_each_part([this](int piece, int first, int end, int kv_head) { attend(piece, first, end, kv_head); });
@@ -133,7 +138,15 @@ class TileExtendCall : public PagedExtendCall<uint16_t> {
     const size_t all = static_cast<size_t>(deep_) * sizeof(uint16_t);
     for (int32_t t = 0; t < kBlockPositions; ++t, out += deep_) {
       if (t < count) {
-        std::memcpy(out, stored(pages, first + t, kv_head, 0), bytes);
+        if constexpr (kScaled) {
+          const Fp8* key = stored(pages, first + t, kv_head, 0);
+          const Lanes scale = factor(pages, first + t, kv_head, 0);
+          for_each_vector(0, call_.head_dim, [&](auto kWhole, int64_t d, int some) {
+            store_part<kWhole>(out + d, some, load_part<kWhole>(key + d, some) * scale);
+          });
+        } else {
+          std::memcpy(out, stored(pages, first + t, kv_head, 0), bytes);
+        }
         if (all > bytes) std::memset(out + call_.head_dim, 0, all - bytes);
       } else {
         std::memset(out, 0, all);
@@ -147,8 +160,15 @@ class TileExtendCall : public PagedExtendCall<uint16_t> {
       for (int64_t d = 0; d < deep_; d += kLanes) {
         const auto at = [&](int32_t position) {
           const int64_t there = position < count ? call_.head_dim - d : 0;
-          return there > 0 ? widened_bits(stored(pages, first + position, kv_head, 1) + d, there)
-                           : _mm512_setzero_si512();
+          if (there <= 0) return _mm512_setzero_si512();
+          const Stored* value = stored(pages, first + position, kv_head, 1) + d;
+          if constexpr (kScaled) {
+            // A number of FP8 times a power of two is a bfloat16.
+            const Lanes wide = load_some(value, static_cast<int>(there)) * factor(pages, first + position, kv_head, 1);
+            return _mm512_srli_epi32(_mm512_castps_si512(wide.x), 16);
+          } else {
+            return widened_bits(value, there);
+          }
         };
         __m512i lanes[kLanes];
         for (int pair = 0; pair < kLanes; ++pair) lanes[pair] = pairs_of(at(t + 2 * pair), at(t + 2 * pair + 1));
@@ -238,10 +258,11 @@ class TileExtendCall : public PagedExtendCall<uint16_t> {
 };
 
 void paged_extend_amx(const PagedExtend* call) {
-  if (call->kind == kBfloat16) {
-    TileExtendCall(*call).run();
+  if (call->kind != kBfloat16) return paged_extend(call);
+  if (call->scales == nullptr) {
+    TileExtendCall<uint16_t>(*call).run();
   } else {
-    paged_extend(call);
+    TileExtendCall<Fp8>(*call).run();
   }
 }
 

@@ -331,6 +331,7 @@ class Step {
   // Keys and values follow the queries of each row.
   void write_keys(const DecodeBlock& block) {
     const PagedDecode& call = block.attention;
+    if (call.scales != nullptr) return round_keys(block);
     const int64_t bytes = bytes_of(call.kind);
     const int64_t queries = int64_t{call.heads} * call.head_dim, keys = int64_t{call.kv_heads} * call.head_dim;
     // Pages are written before they are read: the caller owns them, as it owns the states.
@@ -342,6 +343,20 @@ class Step {
       std::memcpy(key, from, static_cast<size_t>(keys * bytes));
       std::memcpy(key + call.value_offset * bytes, from + keys * bytes, static_cast<size_t>(keys * bytes));
     }
+  }
+
+  // The same for pages of FP8.
+  void round_keys(const DecodeBlock& block) {
+    const PagedDecode& at = block.attention;
+    const int64_t bytes = bytes_of(at.kind), stride = block.attention_in_proj->outputs;
+    const int64_t queries = int64_t{at.heads} * at.head_dim, keys = int64_t{at.kv_heads} * at.head_dim;
+    const char* first = inner_ + queries * bytes;
+    // As for copies of rows, the caller owns the pages.
+    const KvWrite call{first, stride, first + keys * bytes, stride,
+                       static_cast<uint8_t*>(const_cast<void*>(at.kv)), at.page_stride, at.value_offset,
+                       const_cast<uint8_t*>(at.scales), at.scale_stride, at.scale_offset, field(kKeyRow), step_.rows,
+                       at.kv_heads, at.head_dim, at.page_size, at.kind};
+    kernels_.kv_write(&call);
   }
 
   void mlp(const DecodeBlock& block) {

@@ -14,7 +14,7 @@ from mamba_kernels.cpu.delta_mixer import GatedDeltaCalls
 from mamba_kernels.cpu.expert_router import ExpertRouter
 from mamba_kernels.cpu.experts import PackedExperts
 from mamba_kernels.cpu.mamba_decode import MambaDecoder
-from mamba_kernels.cpu.packed_linear import CPU, PackedLinear
+from mamba_kernels.cpu.packed_linear import CPU, KINDS, PackedLinear
 from mamba_kernels.cpu.paged_decode import PagedDecoder
 from mamba_kernels.cpu.rms_norm import RowNorm
 from mamba_kernels.cpu.short_conv import ShortConvCalls
@@ -29,6 +29,7 @@ from mamba_kernels.cpu.structures import (
     DecodeBlock,
     RmsNorm,
 )
+from mamba_kernels.fp8_pages import Pages
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +106,7 @@ class AttentionBlock:
     in_proj: PackedLinear
     attention: PagedDecoder
     out_proj: PackedLinear
-    kv: torch.Tensor
+    kv: Pages
     """Keys and values as for `PagedDecoder.__call__`; written."""
     head_norms: tuple[RowNorm, RowNorm] | None = None
     """Norms of queries and of keys, each of a head or of all heads, applied before their rotation."""
@@ -116,6 +117,7 @@ class AttentionBlock:
         call.kind = ATTENTION_BLOCK
         call.attention_in_proj, call.attention_out_proj = self.in_proj.address, self.out_proj.address
         self.attention.place(call.attention, self.kv)
+        call.attention.kind = KINDS[self.norm.dtype]
         call.output_gate = self.output_gate
         if self.head_norms is not None:
             call.query_norm, call.key_norm = (norm.call for norm in self.head_norms)

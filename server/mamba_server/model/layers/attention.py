@@ -13,6 +13,7 @@ from mamba_kernels.cpu.row_operations import RowGate
 from mamba_kernels.dispatch.kernel_or_reference import computes_by_reference
 from mamba_kernels.dispatch.operators import REFERENCE
 from mamba_kernels.dispatch.signatures import PagedAttention
+from mamba_kernels.fp8_pages import Pages
 from mamba_kernels.invariant import attention_by_row
 from mamba_planner.model_config import AttentionConfig
 from mamba_server.model.checkpoint.mapped_pages import give_back
@@ -120,11 +121,12 @@ class Attention:
         )
 
     def __call__(
-        self, x: torch.Tensor, kv: torch.Tensor, plans: StepPlans, turns: Turns | None = None
+        self, x: torch.Tensor, kv: Pages, plans: StepPlans, turns: Turns | None = None
     ) -> torch.Tensor:
         """Compute one step of the rows `x`, [T, d]; return [T, d].
 
-        Keys and values are written to `kv`, [pages, 2, page_size, kv_heads, head_dim]. `turns` is the
+        Keys and values are written to `kv`, [pages, 2, page_size, kv_heads, head_dim], and attention reads
+        them there, so that of FP8 pages all rows read what was rounded. `turns` is the
         rotation of queries and keys; None = attention uses no positions.
         """
         assert plans.attention is not None
@@ -152,7 +154,7 @@ class Attention:
     def remember(
         self,
         x: torch.Tensor,
-        kv: torch.Tensor,
+        kv: Pages,
         page: torch.Tensor,
         offset: torch.Tensor,
         turns: Turns | None,

@@ -5,6 +5,7 @@
 
 import torch
 
+from mamba_kernels.fp8_pages import Pages
 from mamba_server.model.layers.attention import Attention, Turns
 from mamba_server.model.layers.mamba2 import Mamba2Mixer
 from mamba_server.model.step_plans import StepPlans
@@ -21,7 +22,7 @@ class ParallelMixers:
         x: torch.Tensor,
         conv: torch.Tensor,
         ssm: torch.Tensor,
-        kv: torch.Tensor,
+        kv: Pages,
         plans: StepPlans,
         turns: Turns | None,
         ring: torch.Tensor | None = None,

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import torch
 
+from mamba_kernels.fp8_pages import Pages
 from mamba_planner.model_config import AttentionConfig, MlpConfig, SharedConfig
 from mamba_server.model.checkpoint.errors import WeightsError
 from mamba_server.model.checkpoint.tensor_names import SharedNames
@@ -81,7 +82,7 @@ class SharedUse:
         self,
         x: torch.Tensor,
         embedded: torch.Tensor,
-        kv: torch.Tensor,
+        kv: Pages,
         plans: StepPlans,
         turns: Turns | None,
     ) -> torch.Tensor:

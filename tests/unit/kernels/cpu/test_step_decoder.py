@@ -24,6 +24,7 @@ from mamba_kernels.cpu.whole_steps.blocks import (
     ParallelBlock,
 )
 from mamba_kernels.cpu.whole_steps.step_decoder import StepDecoder
+from mamba_kernels.fp8_pages import Fp8Pages, Pages, rounded
 from mamba_kernels.kv_write.reference import kv_write
 from mamba_kernels.paged_attention import AttentionPlan
 from mamba_kernels.rope import frequencies, turns
@@ -86,7 +87,8 @@ class Model:
         self.table = torch.tensor(pages, dtype=torch.int32)
         self.kv = strided_cache(len(ROWS) * WIDEST + 1, 2, PAGE, KV_HEADS, HEAD_DIM, dtype=dtype)
         self.kv.copy_(self.random(*self.kv.shape))
-        self.beside, self.of_gated = self.kv.clone(), self.kv.clone()
+        self.beside = self.kv.clone()
+        self.of_gated = Fp8Pages(*rounded(self.random(*self.kv.shape)))
         self.last_token = torch.tensor([3, 49, 16, 0, 31, 15], dtype=torch.int32)
         self.blocks: list[Block] = [
             self.mamba(self.mixers[0]),
@@ -127,15 +129,15 @@ class Model:
             self.linear(rows.values, WIDTH), rows.window, rows.state,
         )  # fmt: skip
 
-    def gated_attention(self, kv: torch.Tensor) -> AttentionBlock:
-        """Return attention with norms of queries and keys, and a gated output."""
+    def gated_attention(self, kv: Pages) -> AttentionBlock:
+        """Return attention with norms of queries and keys, and a gated output; its pages are FP8."""
         joined = self.linear(WIDTH, (2 * HEADS + 2 * KV_HEADS) * HEAD_DIM)
         of_queries, of_keys = (
             RowNorm(self._library, self.random(HEAD_DIM).float() + 1, 1e-6, self.dtype) for _ in range(2)
         )
         return replace(self.attention(kv), in_proj=joined, head_norms=(of_queries, of_keys), output_gate=True)
 
-    def attention(self, kv: torch.Tensor) -> AttentionBlock:
+    def attention(self, kv: Pages) -> AttentionBlock:
         decoder = PagedDecoder(
             self._library, heads=HEADS, kv_heads=KV_HEADS, head_dim=HEAD_DIM, scale=HEAD_DIM**-0.5
         )
@@ -148,7 +150,8 @@ class Model:
         return (
             self.kv,
             self.beside,
-            self.of_gated,
+            self.of_gated.numbers,
+            self.of_gated.scales,
             delta.window,
             delta.state,
             *(part for each in self.mixers for part in (each.window, each.state)),

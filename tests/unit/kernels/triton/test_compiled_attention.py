@@ -6,6 +6,7 @@ import torch
 
 from compile_matrix import SHARED
 from compiled_kernel import CAPABILITIES, compiled
+from mamba_kernels.fp8_pages import Fp8Pages
 from mamba_kernels.kv_write.triton import write_call
 from mamba_kernels.paged_attention import AttentionPlan
 from mamba_kernels.paged_attention import triton as kernels
@@ -82,6 +83,28 @@ def test_attention(
     kernel = compiled(combine, capability)
     assert kernel.stack == 0
     assert ".f64" not in kernel.ptx, "a constant that float32 has not makes doubles of all it meets"
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "width", "capability"),
+    [(32, 8, 128, 80), (16, 2, 256, 90), (32, 1, 576, 89), (12, 4, 64, 120)] if LARGE else [],
+)
+def test_pages_of_fp8(heads: int, kv_heads: int, width: int, capability: int) -> None:
+    """GPUs without instructions for FP8 have them, too."""
+    query, page = meta(98, heads, width), 2 * 16 * kv_heads * (width + 1)
+    memory = meta(64, 4, page, dtype=torch.uint8)[:, 1]
+    numbers = memory[:, : 2 * 16 * kv_heads * width].unflatten(1, (2, 16, kv_heads, width))
+    scales = memory[:, 2 * 16 * kv_heads * width :].unflatten(1, (2, 16, kv_heads))
+    pages = Fp8Pages(numbers, scales)
+    decode, _, extend = calls(query, pages, 0.1, plan(), torch.empty_like(query))
+    place = meta(98, dtype=torch.int64)
+    write = write_call(pages, query[:, :kv_heads], query[:, :kv_heads], place, place)
+    for call in (decode, extend, write):
+        kernel = compiled(call, capability)
+        assert kernel.stack == 0
+        assert kernel.shared <= SHARED[capability]
+        assert kernel.widest_load >= 64
+        assert kernel.tensor_cores or call is write
 
 
 @pytest.mark.parametrize("capability", CAPABILITIES)
