@@ -18,6 +18,7 @@ import signal
 import socket
 import sys
 import threading
+from types import ModuleType
 from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
@@ -77,17 +78,22 @@ def _collect(args: list[str], folder: str) -> Collection | None:
 
     lenders: list[shared_imports.Lender] = []
 
-    class Lending:
-        """A plugin that starts the imports of the fork servers when a test module needs them."""
+    class MoreImports:
+        """A plugin that starts the imports of fork servers, and imports what tests will import later."""
 
         def pytest_collectreport(self) -> None:
             if not lenders and "prefork" in sys.modules:
                 environment = {**os.environ, **warm_children.ONE_THREAD}
                 lenders.append(shared_imports.Lender(folder, environment))
 
+        def pytest_sessionfinish(self) -> None:
+            # Before the end of pytest, which has to rewrite its plugins among what is imported.
+            if checkpoints := sys.modules.get("testmodels.checkpoints"):
+                _import_families(checkpoints)
+
     alone = ["-n0", "--dist=no", "--collect-only", "-qqq", "-p", "no:cacheprovider"]
     collection = Collection()
-    code = pytest.main([*args, *alone], [Lending(), collection])
+    code = pytest.main([*args, *alone], [MoreImports(), collection])
     import cpu_times
 
     imports = sum(cpu_times.of_process(lender.wait()) for lender in lenders)
@@ -99,6 +105,19 @@ def _collect(args: list[str], folder: str) -> Collection | None:
     gc.collect()
     gc.freeze()
     return collection if code in (pytest.ExitCode.OK, pytest.ExitCode.INTERRUPTED) else None
+
+
+def _import_families(checkpoints: ModuleType) -> None:
+    """Import the models of transformers that `checkpoints` writes; each worker would take four seconds."""
+    import importlib
+
+    from transformers import AutoModelForCausalLM  # noqa: F401 - its first use imports more
+    from transformers.models.auto.configuration_auto import model_type_to_module_name
+
+    for name, fields in vars(checkpoints).items():
+        if name.startswith("SMALL") and "model_type" in fields:
+            family = model_type_to_module_name(fields["model_type"])
+            importlib.import_module(f"transformers.models.{family}.modeling_{family}")
 
 
 def _fork_on_request(controller: socket.socket, requests: socket.socket) -> list[int] | None:
